@@ -1,0 +1,37 @@
+# Two commands: `make serve` and `make test`. Everything else is for those who work on Gapless.
+PY := .venv/bin/python
+SETTINGS := $(if $(MODEL),--set model.directory=$(abspath $(MODEL))) $(if $(DEVICE),--set model.device=$(DEVICE)) \
+            $(if $(DTYPE),--set model.dtype=$(DTYPE)) $(if $(SLOTS),--set engine.slots=$(SLOTS)) $(foreach s,$(SET),--set $(s))
+SOURCES := python_backends client build benchmarks tests
+
+.PHONY: help serve test lint format size clean
+
+help:           ## this list
+	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
+
+serve:          ## serve the bundled model; MODEL=<checkpoint directory> DEVICE=cuda DTYPE=bfloat16 SLOTS=64 SET="section.field=value"
+	@build/set-up
+	@exec $(PY) -m python_backends.launcher $(SETTINGS)
+
+test:           ## all tests, the server tests against a real Triton; ARGS="-k streams" for some
+	@build/set-up dev
+	$(PY) -m pytest $(ARGS)
+
+lint:           ## ruff, mypy, codespell
+	@build/set-up dev
+	$(PY) -m ruff check $(SOURCES)
+	$(PY) -m ruff format --check $(SOURCES)
+	$(PY) -m mypy
+	$(PY) -m codespell_lib
+
+format:         ## let ruff format and mend what it can
+	@build/set-up dev
+	$(PY) -m ruff check --fix $(SOURCES)
+	$(PY) -m ruff format $(SOURCES)
+
+size:           ## lines per file and how long functions are
+	@build/set-up
+	@$(PY) build/size.py
+
+clean:          ## remove the environment and caches
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,60 @@
+"""Streams one answer to the terminal over gRPC: the smallest client there is.
+
+python client/stream.py "Convert to camelCase: read_all_lines"
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import queue
+import sys
+
+import numpy as np
+import tritonclient.grpc as triton
+
+
+def text(name: str, value: str) -> triton.InferInput:
+    tensor = triton.InferInput(name, [1, 1], "BYTES")
+    tensor.set_data_from_numpy(np.array([[value.encode()]], object))
+    return tensor
+
+
+def stream(url: str, prompt: str, max_tokens: int) -> None:
+    """Prints the answer to `prompt` as it comes. Raises InferenceServerException."""
+    limit = triton.InferInput("max_tokens", [1, 1], "INT32")
+    limit.set_data_from_numpy(np.array([[max_tokens]], np.int32))
+    streamed = triton.InferInput("stream", [1, 1], "BOOL")
+    streamed.set_data_from_numpy(np.array([[True]]))
+    messages = text("messages", json.dumps([{"role": "user", "content": prompt}]))
+    answers: queue.SimpleQueue = queue.SimpleQueue()
+    with triton.InferenceServerClient(url) as client:
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        client.async_stream_infer("ensemble", [messages, limit, streamed])
+        while True:
+            result, error = answers.get()
+            if error is not None:
+                raise error
+            print(result.as_numpy("text_output")[0, 0].decode(), end="", flush=True)
+            if result.as_numpy("finish_reason")[0, 0]:
+                print()
+                return
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("prompt", help="what to ask")
+    parser.add_argument("--host", default="127.0.0.1", help="where Gapless listens")
+    parser.add_argument("--port", type=int, default=8001, help="its gRPC port")
+    parser.add_argument("--max-tokens", type=int, default=256, help="longest answer")
+    asked = parser.parse_args()
+    try:
+        stream(f"{asked.host}:{asked.port}", asked.prompt, asked.max_tokens)
+    except triton.InferenceServerException as error:
+        print(f"\nerror: {error.message()}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+from python_backends.triton_models.detokenizer import TritonPythonModel as TritonPythonModel

@@ -1,0 +1,1 @@
+from python_backends.triton_models.tokenizer import TritonPythonModel as TritonPythonModel

@@ -1,0 +1,181 @@
+"""Every setting there is: one frozen dataclass per part of the house, read from `gapless.toml`, checked once, never written again.
+
+`load` reads the file and the overrides of the command line; the launcher writes the result to the run directory, and every process
+reads it back from there. The comments in `gapless.toml` explain each field; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class SettingsError(ValueError):
+    """A setting that can't be used: the message names it, its value and what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    directory: str = "models/bundled"
+    dtype: str = "float32"
+    device: str = "cpu"
+    max_model_tokens: int = 0
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    kind: str = "torch"
+    slots: int = 16
+    block_tokens: int = 16
+    kv_blocks: int = 0
+    kv_memory_gib: float = 1.0
+    token_budget: int = 256
+    threads: int = 0
+    toy_step_ms: float = 0.0
+    toy_poison_token: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingSettings:
+    policy: str = "fcfs"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSettings:
+    max_open: int = 1024
+    coalescing_ms: float = 40.0
+    sender_load: float = 0.1
+    probe_ms: float = 250.0
+    first_chunk_ms: float = 500.0
+    max_unacknowledged: int = 32
+    dead_after_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class LimitSettings:
+    default_max_tokens: int = 256
+    max_prompt_bytes: int = 1_000_000
+    max_stop_words: int = 16
+    max_stop_word_bytes: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    address: str = "127.0.0.1"
+    http_port: int = 8000
+    grpc_port: int = 8001
+    metrics_port: int = 8002
+    drain_s: float = 30.0
+    ready_s: float = 600.0
+    verbose: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    model: ModelSettings = ModelSettings()
+    engine: EngineSettings = EngineSettings()
+    scheduling: SchedulingSettings = SchedulingSettings()
+    streams: StreamSettings = StreamSettings()
+    limits: LimitSettings = LimitSettings()
+    server: ServerSettings = ServerSettings()
+
+    @property
+    def model_directory(self) -> Path:
+        path = Path(self.model.directory)
+        return path if path.is_absolute() else ROOT / path
+
+
+_CHOICES = {
+    "model.dtype": ("float32", "bfloat16"),
+    "engine.kind": ("torch", "toy"),
+}
+_RANGES = {
+    "engine.slots": (1, 4096),
+    "engine.block_tokens": (1, 1024),
+    "engine.token_budget": (1, 1 << 20),
+    "engine.kv_memory_gib": (0.001, 4096.0),
+    "streams.max_open": (1, 1 << 20),
+    "streams.coalescing_ms": (0.0, 40.0),
+    "streams.sender_load": (0.001, 1.0),
+    "streams.probe_ms": (10.0, 10_000.0),
+    "streams.max_unacknowledged": (1, 4096),
+    "streams.dead_after_s": (1.0, 3600.0),
+    "limits.default_max_tokens": (1, 1 << 20),
+    "server.http_port": (1, 65535),
+    "server.grpc_port": (1, 65535),
+    "server.metrics_port": (1, 65535),
+}
+
+
+def load(path: Path, overrides: dict[str, str] | None = None) -> Settings:
+    """Reads `path` (TOML), then applies `section.field = text` overrides. Raises SettingsError."""
+    try:
+        table: dict[str, dict[str, Any]] = tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"{path}: {error}") from error
+    for name, text in (overrides or {}).items():
+        section, _, field = name.partition(".")
+        table.setdefault(section, {})[field] = _parse(name, text)
+    return _settings(table)
+
+
+def dump(settings: Settings, path: Path) -> None:
+    path.write_text(json.dumps(dataclasses.asdict(settings), indent=1))
+
+
+def undump(path: Path) -> Settings:
+    """The settings that `dump` wrote."""
+    return _settings(json.loads(path.read_text()))
+
+
+def _settings(table: dict[str, dict[str, Any]]) -> Settings:
+    parts = typing.get_type_hints(Settings)
+    for section in table:
+        if section not in parts:
+            raise SettingsError(f"unknown section [{section}]; there are {', '.join(parts)}")
+    return Settings(**{name: _part(name, part, table.get(name, {})) for name, part in parts.items()})
+
+
+def _part(section: str, part: type[Any], values: dict[str, Any]) -> Any:
+    types = typing.get_type_hints(part)
+    checked = {}
+    for field, value in values.items():
+        if field not in types:
+            raise SettingsError(f"unknown setting {section}.{field}; there are {', '.join(types)}")
+        checked[field] = _checked(f"{section}.{field}", value, types[field])
+    return part(**checked)
+
+
+def _checked(name: str, value: Any, wanted: type[Any]) -> Any:
+    if wanted is float and type(value) is int:
+        value = float(value)
+    if type(value) is not wanted:
+        raise SettingsError(f"{name} = {value!r}: must be of type {wanted.__name__}")
+    if name in _CHOICES and value not in _CHOICES[name]:
+        raise SettingsError(f"{name} = {value!r}: must be one of {', '.join(_CHOICES[name])}")
+    low, high = _RANGES.get(name, (value, value))
+    if not low <= value <= high:
+        raise SettingsError(f"{name} = {value!r}: must be between {low} and {high}")
+    return value
+
+
+def _parse(name: str, text: str) -> Any:
+    section, _, field = name.partition(".")
+    parts = typing.get_type_hints(Settings)
+    wanted = typing.get_type_hints(parts[section]).get(field) if section in parts else None
+    if wanted is None:
+        raise SettingsError(f"unknown setting {name}")
+    if wanted is bool:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    try:
+        return wanted(text)
+    except ValueError as error:
+        raise SettingsError(f"{name} = {text!r}: must be of type {wanted.__name__}") from error

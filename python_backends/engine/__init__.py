@@ -1,0 +1,1 @@
+"""Engines compute and never decide: a plan in, tokens out."""

@@ -1,0 +1,25 @@
+"""What the instance loop asks of an engine. The loop is written once, against this; `ENGINES` in `instance.py` names them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from python_backends.request import ModelLimits
+from python_backends.step import StepOutput, StepPlan
+
+
+class Engine(Protocol):
+    """Runs step plans in the order of their launch.
+
+    `launch` takes one plan and may return before its tokens are there; `collect` waits for the oldest launched step and gives its
+    output. An engine keeps, per slot, everything but the waiting order: last token, position, block table row, sampling. A fault
+    in either call means that the engine is dead: the instance process ends and is started anew.
+    """
+
+    limits: ModelLimits
+
+    def launch(self, plan: StepPlan) -> None: ...
+
+    def collect(self) -> StepOutput: ...
+
+    def close(self) -> None: ...

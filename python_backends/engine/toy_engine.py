@@ -1,0 +1,142 @@
+"""An engine whose tokens can be worked out by hand: `next token = (Σ (i + 1) · token_i + 7) mod vocabulary`.
+
+The sum is taken over what stands in the KV blocks of the slot's block table row, so that a wrong block, a stale row, a lost or a
+doubled token changes the answer. It keeps the manners of a real engine (device-side rows, stop flags, steps launched ahead) and
+costs nothing, so tests of everything around an engine use it, and `engine.toy_step_ms` makes it as slow as a real one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from python_backends.config import Settings
+from python_backends.request import Finish, Ids, ModelLimits, Sampling
+from python_backends.step import Admit, Grow, SlotOperation, SpanKind, StepOutput, StepPlan
+
+DEFAULT_MODEL_TOKENS = 2048
+DEFAULT_BLOCKS_A_SLOT = 64
+
+
+def toy_next(tokens: Ids, sampling: Sampling, num_output_tokens: int, vocab_size: int) -> int:
+    """The token behind `tokens`. Stop ids are stepped over before min_tokens; sampling adds the seed once per output index."""
+    weights = np.arange(1, len(tokens) + 1, dtype=np.int64)
+    token = int(weights @ tokens.astype(np.int64)) + 7
+    if sampling.temperature > 0:
+        token += sampling.seed * (num_output_tokens + 1)
+    token %= vocab_size
+    while num_output_tokens < sampling.min_tokens and token in sampling.stop_ids:
+        token = (token + 1) % vocab_size
+    return token
+
+
+def toy_answer(prompt: Ids, sampling: Sampling, vocab_size: int) -> list[int]:
+    """The whole answer to `prompt`, as any undisturbed run gives it."""
+    tokens = [int(token) for token in prompt]
+    while len(tokens) < len(prompt) + sampling.max_tokens:
+        num_output = len(tokens) - len(prompt)
+        tokens.append(toy_next(np.array(tokens, np.int32), sampling, num_output, vocab_size))
+        if tokens[-1] in sampling.stop_ids and num_output + 1 > sampling.min_tokens:
+            break
+    return tokens[len(prompt) :]
+
+
+@dataclass(slots=True)
+class _Row:
+    """What a device would hold of one slot."""
+
+    sampling: Sampling
+    num_prompt: int
+    length: int  # tokens so far; the last one may not be computed
+    last_token: int = 0
+    ended: bool = False
+    blocks: list[int] = field(default_factory=list)
+
+
+class ToyEngine:
+    def __init__(self, settings: Settings) -> None:
+        engine = settings.engine
+        num_blocks = engine.kv_blocks or engine.slots * DEFAULT_BLOCKS_A_SLOT
+        self.limits = ModelLimits(
+            max_model_tokens=settings.model.max_model_tokens or DEFAULT_MODEL_TOKENS,
+            vocab_size=_vocab_size(settings),
+            num_slots=engine.slots,
+            num_blocks=num_blocks,
+            block_tokens=engine.block_tokens,
+            fingerprint="toy",
+        )
+        self._step_s = engine.toy_step_ms / 1000
+        self._poison = engine.toy_poison_token
+        self._rows: dict[int, _Row] = {}
+        self._kv: Ids = np.full((num_blocks, engine.block_tokens), -1, np.int32)
+        self._outputs: deque[StepOutput] = deque()
+
+    def launch(self, plan: StepPlan) -> None:
+        for operation in plan.operations:
+            self._operate(operation)
+        chunks = iter(np.split(plan.tokens, np.cumsum(plan.lengths[plan.kinds == SpanKind.PREFILL])[:-1]))
+        sampled = []
+        for slot, start, kind, samples in zip(plan.slots, plan.starts, plan.kinds, plan.samples, strict=True):
+            row = self._rows[int(slot)]
+            tokens = np.array([row.last_token], np.int32) if kind == SpanKind.DECODE else next(chunks)
+            if not row.ended:
+                self._compute(row, int(start), tokens)
+            if samples:
+                sampled.append(self._sample(row))
+        tokens, finishes = zip(*sampled, strict=True) if sampled else ((), ())
+        self._outputs.append(StepOutput(plan.number, np.array(tokens, np.int32), np.array(finishes, np.uint8)))
+
+    def collect(self) -> StepOutput:
+        if self._step_s:
+            time.sleep(self._step_s)
+        return self._outputs.popleft()
+
+    def close(self) -> None:
+        self._rows.clear()
+
+    def _operate(self, operation: SlotOperation) -> None:
+        if isinstance(operation, Admit):
+            length = operation.num_prompt_tokens + operation.num_output_tokens
+            row = _Row(operation.sampling, operation.num_prompt_tokens, length, blocks=operation.blocks.tolist())
+            self._rows[operation.slot] = row
+        elif isinstance(operation, Grow):
+            self._rows[operation.slot].blocks[operation.first :] = operation.blocks.tolist()
+        else:
+            del self._rows[operation.slot]
+
+    def _compute(self, row: _Row, start: int, tokens: Ids) -> None:
+        """Writes the "KV" of `tokens` at positions start, start + 1, …"""
+        if self._poison in tokens.tolist():
+            os._exit(86)  # a fault that takes the process along, as a device fault does
+        size = self.limits.block_tokens
+        for position, token in enumerate(tokens.tolist(), start):
+            self._kv[row.blocks[position // size], position % size] = token
+
+    def _sample(self, row: _Row) -> tuple[int, int]:
+        if row.ended:
+            return 0, Finish.RUNNING
+        tokens = self._kv[row.blocks].reshape(-1)[: row.length]
+        num_output = row.length - row.num_prompt
+        row.last_token = toy_next(tokens, row.sampling, num_output, self.limits.vocab_size)
+        row.length += 1
+        finish = self._finish(row, num_output + 1)
+        row.ended = finish != Finish.RUNNING
+        return row.last_token, finish
+
+    def _finish(self, row: _Row, num_output: int) -> Finish:
+        if row.last_token in row.sampling.stop_ids and num_output > row.sampling.min_tokens:
+            return Finish.STOP
+        full = num_output == row.sampling.max_tokens or row.length == self.limits.max_model_tokens
+        return Finish.LENGTH if full else Finish.RUNNING
+
+
+def _vocab_size(settings: Settings) -> int:
+    """One more than the greatest id of the model's tokenizer."""
+    table = json.loads((settings.model_directory / "tokenizer.json").read_text())
+    added = [token["id"] + 1 for token in table.get("added_tokens", [])]
+    return int(max(len(table["model"]["vocab"]), *added, 0))

@@ -1,0 +1,163 @@
+"""One instance: the loop over a slot scheduler and an engine, in a process of its own.
+
+Owns the waiting queue, the slots and the device; knows nothing of clients. The launcher starts it (`python -m python_backends.instance
+RUN_DIRECTORY NUMBER`), watches its state file and starts it anew when it ends or stops beating.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from enum import Enum
+from pathlib import Path
+
+import setproctitle
+
+from python_backends.config import Settings, undump
+from python_backends.engine.protocol import Engine
+from python_backends.links import InstanceEnd, NewSession
+from python_backends.messages import Cancel, Load, Message, Submit
+from python_backends.request import ModelLimits
+from python_backends.scheduling.scheduler import SlotScheduler
+
+log = logging.getLogger("gapless.instance")
+
+HEARTBEAT_S = 0.2
+
+
+class State(Enum):
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    DEAD = "dead"
+
+
+class Instance:
+    """The loop. `turn` is one step of it, and is the whole system: take, plan, launch, apply, publish."""
+
+    def __init__(self, scheduler: SlotScheduler, engine: Engine, link: InstanceEnd, beat: Callable[[], None]) -> None:
+        self.scheduler = scheduler
+        self.engine = engine
+        self._link = link
+        self._beat = beat
+        self._beaten_s = 0.0
+
+    def turn(self) -> None:
+        self._take_inbox(wait_s=HEARTBEAT_S if self.scheduler.is_idle else 0.0)
+        plan = self.scheduler.plan()
+        messages: list[Message] = [*self.scheduler.take_started()]
+        if plan is not None:
+            self.engine.launch(plan)
+            messages.append(self.scheduler.apply(plan, self.engine.collect()))
+        self._publish(messages)
+
+    def _take_inbox(self, wait_s: float) -> None:
+        for message in self._link.receive(wait_s):
+            if isinstance(message, Submit):
+                self.scheduler.submit(message.request, message.delivered, message.epoch)
+            elif isinstance(message, Cancel):
+                self.scheduler.cancel(message.request_id)
+            elif isinstance(message, NewSession):
+                self.scheduler.cancel_all()
+
+    def _publish(self, messages: list[Message]) -> None:
+        now_s = time.monotonic()
+        if self.scheduler.is_idle or now_s - self._beaten_s >= HEARTBEAT_S:
+            self._beaten_s = now_s
+            self._beat()
+            messages.append(self._load())
+        if self.scheduler.is_idle:
+            self.scheduler.check_integrity()
+        if messages:
+            self._link.publish(messages)
+
+    def _load(self) -> Load:
+        scheduler = self.scheduler
+        return Load(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_slots=scheduler.limits.num_slots,
+            num_used_blocks=scheduler.blocks.num_used,
+            num_retained_blocks=scheduler.blocks.num_retained,
+            num_blocks=scheduler.limits.num_blocks,
+            num_evictions=scheduler.num_evictions,
+        )
+
+
+class StateFile:
+    """What the launcher and the tokenizer may know of an instance: its state and what it can take. Its time is the heartbeat."""
+
+    def __init__(self, run_directory: Path, number: int) -> None:
+        self.path = run_directory / f"instance-{number}.json"
+
+    def write(self, state: State, limits: ModelLimits | None = None) -> None:
+        written = self.path.with_suffix(".new")
+        written.write_text(json.dumps({"state": state.value, "pid": os.getpid(), "limits": limits and asdict(limits)}))
+        written.replace(self.path)
+
+    def beat(self) -> None:
+        os.utime(self.path)
+
+    def read(self) -> tuple[State, ModelLimits | None]:
+        """DEAD if there is none."""
+        try:
+            written = json.loads(self.path.read_text())
+        except FileNotFoundError:
+            return State.DEAD, None
+        return State(written["state"]), written["limits"] and ModelLimits(**written["limits"])
+
+    def age_s(self) -> float:
+        return time.time() - self.path.stat().st_mtime
+
+
+def _torch_engine(settings: Settings) -> Engine:
+    from python_backends.engine.torch_engine import TorchEngine  # brings torch, which other engines don't need
+
+    return TorchEngine(settings)
+
+
+def _toy_engine(settings: Settings) -> Engine:
+    from python_backends.engine.toy_engine import ToyEngine
+
+    return ToyEngine(settings)
+
+
+ENGINES: dict[str, Callable[[Settings], Engine]] = {"torch": _torch_engine, "toy": _toy_engine}
+
+
+def build(settings: Settings) -> tuple[SlotScheduler, Engine]:
+    """The engine of the settings and a scheduler over it. Raises SettingsError where the model can't be served."""
+    engine = ENGINES[settings.engine.kind](settings)
+    limits = engine.limits
+    limits = replace(limits, max_model_tokens=min(limits.max_model_tokens, limits.kv_tokens))  # a lone request always fits
+    return SlotScheduler(limits, settings.engine.token_budget, settings.scheduling.policy), engine
+
+
+def main(run_directory: Path, number: int) -> None:
+    setproctitle.setproctitle(f"gapless-instance-{number}")
+    logging.basicConfig(level=logging.INFO, format=f"instance {number}: %(message)s", stream=sys.stderr)
+    stopping: list[int] = []
+    for name in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(name, lambda signum, _frame: stopping.append(signum))
+    state = StateFile(run_directory, number)
+    state.write(State.STARTING)
+    scheduler, engine = build(undump(run_directory / "settings.json"))
+    link = InstanceEnd(run_directory, f"instance-{number}", scheduler.limits)
+    state.write(State.READY, scheduler.limits)
+    instance = Instance(scheduler, engine, link, state.beat)
+    parent = os.getppid()
+    while not stopping and os.getppid() == parent:
+        instance.turn()
+    state.write(State.DRAINING, scheduler.limits)
+    link.close()
+    engine.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

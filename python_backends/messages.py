@@ -1,0 +1,126 @@
+"""What processes say to each other, and how it is written: msgpack, numpy arrays as raw bytes, one frame a message. Never pickle.
+
+Between scheduler model and instance every frame is (sender incarnation, receiver incarnation, messages): what an earlier life said
+or was told is dropped. The same writing carries a `Request` from tokenizer to scheduler and a `TokenWindow` to the detokenizer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from python_backends.request import Feedback, Finish, Ids, ModelLimits, Request, Sampling, TokenWindow
+from python_backends.step import Started, Tokens
+
+NOBODY = ""  # the receiver of a first hello
+
+
+class BadMessageError(ValueError):
+    """A frame that none of our processes wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Opens a connection, and answers a frame from or for somebody unknown. An instance says what it can take."""
+
+    limits: ModelLimits | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Submit:
+    """A request that is to go on behind the output tokens `delivered`, as life `epoch` of its stream."""
+
+    request: Request
+    delivered: Ids  # [n]
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Nobody waits for this request any more."""
+
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Heartbeat of an instance, and what it carries at the moment."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_slots: int = 0
+    num_used_blocks: int = 0
+    num_retained_blocks: int = 0
+    num_blocks: int = 0
+    num_evictions: int = 0
+    draining: bool = False
+
+
+Message = Hello | Submit | Cancel | Started | Tokens | Load
+
+_KINDS: tuple[type[Any], ...] = (
+    Sampling,
+    Request,
+    TokenWindow,
+    Feedback,
+    ModelLimits,
+    Hello,
+    Submit,
+    Cancel,
+    Tokens,
+    Started,
+    Load,
+)
+_TAGS = {kind: tag for tag, kind in enumerate(_KINDS)}
+_FIELDS: tuple[tuple[str, ...], ...] = tuple(tuple(field.name for field in dataclasses.fields(kind)) for kind in _KINDS)
+_DTYPES = ("<i4", "<i8", "|u1", "<f4")
+_ARRAY, _KIND = 1, 2  # msgpack extension types
+
+
+def new_incarnation() -> str:
+    """Names one life of a process."""
+    return secrets.token_hex(8)
+
+
+def pack(message: Any) -> bytes:
+    """A message, or a tuple of messages and plain values, as bytes."""
+    return msgpack.packb(message, default=_encode)  # type: ignore[no-any-return]
+
+
+def unpack(frame: bytes | memoryview) -> Any:
+    """What `pack` was given; arrays are read-only views. Raises BadMessageError."""
+    try:
+        return msgpack.unpackb(frame, ext_hook=_decode, use_list=False)
+    except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:
+        raise BadMessageError(f"not a message: {error}") from error
+
+
+def _encode(value: Any) -> msgpack.ExtType:
+    if isinstance(value, np.ndarray):
+        return msgpack.ExtType(_ARRAY, bytes([_DTYPES.index(value.dtype.str)]) + value.tobytes())
+    tag = _TAGS[type(value)]
+    fields = [getattr(value, name) for name in _FIELDS[tag]]
+    return msgpack.ExtType(_KIND, bytes([tag]) + msgpack.packb(fields, default=_encode))
+
+
+def _decode(code: int, data: bytes) -> Any:
+    if code == _ARRAY:
+        return np.frombuffer(data, _DTYPES[data[0]], offset=1)
+    tag = data[0]
+    return _KINDS[tag](*(_REVIVERS.get((tag, i), _same)(field) for i, field in enumerate(unpack(data[1:]))))
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+# fields whose type msgpack doesn't keep
+_REVIVERS: dict[tuple[int, int], Callable[[Any], Any]] = {
+    (tag, i): Finish for tag, names in enumerate(_FIELDS) for i, name in enumerate(names) if name == "finish"
+}

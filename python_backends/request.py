@@ -1,0 +1,115 @@
+"""The nouns of a request: what was asked, how it may end, and what travels between the three stages.
+
+Everything here is immutable and imports nothing of the project. The tokenizer makes a `Request`, the scheduler model turns
+its progress into `TokenWindow`s, the detokenizer turns those into text and answers with `Feedback`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int32]  # token ids, one dimension
+
+
+class RefusedError(ValueError):
+    """A request that can't be taken: the message names the field, the value and the limit, and is meant for the client."""
+
+
+class Finish(IntEnum):
+    """Why a sequence ended; `RUNNING` while it has not."""
+
+    RUNNING = 0
+    STOP = 1  # a stop id was generated, or a stop word completed
+    LENGTH = 2  # max_tokens, or the model's context, is used up
+    CANCELLED = 3
+    DEADLINE = 4
+    ERROR = 5
+
+    @property
+    def reason(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen and when to stop; checked at the door, so that nobody behind it checks again."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 0.0  # 0 is greedy
+    top_k: int = 0  # 0 keeps all tokens
+    top_p: float = 1.0
+    seed: int = 0  # token number i is drawn from (seed, i) alone
+    stop_ids: tuple[int, ...] = ()  # end the sequence, not before min_tokens; the model's EOS ids
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """One immutable ask, as the tokenizer lets it in."""
+
+    request_id: int
+    prompt: Ids  # [prompt]
+    sampling: Sampling
+    stop_words: tuple[str, ...] = ()
+    stream: bool = False
+    echo: str = ""  # text that goes before the answer (exclude_input_in_output = false)
+    wants_num_input_tokens: bool = False
+    wants_num_output_tokens: bool = False
+    arrival_ns: int = 0  # time.monotonic_ns() at the door
+    deadline_ns: int = 0  # same clock; 0 is none
+
+    @property
+    def max_total_tokens(self) -> int:
+        return len(self.prompt) + self.sampling.max_tokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenWindow:
+    """What the detokenizer needs to print the next piece of one answer without remembering anything.
+
+    `tokens` are the output tokens [start, start + len(tokens)). The text up to `num_sent` output tokens went out with earlier
+    responses; this window asks for the text of the rest. A probe brings nothing new: it only asks whether the client is there.
+    """
+
+    request_id: int
+    tokens: Ids  # [window]
+    start: int = 0
+    num_sent: int = 0
+    min_tokens: int = 0
+    stop_words: tuple[str, ...] = ()
+    finish: Finish = Finish.RUNNING
+    emit: bool = True  # send a response even if there is no new text (first chunks, last chunks); False may be swallowed
+    silent: bool = False  # swallow the text too: an answer that is not streamed, on its way
+    echo: str = ""
+    num_input_tokens: int = -1  # -1: not asked for
+    num_output_tokens: int = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Feedback:
+    """What the detokenizer tells the scheduler of one window it has dealt with."""
+
+    request_id: int
+    num_tokens: int  # output tokens that the window reached
+    stopped_at: int = 0  # output tokens up to and with the one that completed a stop word; 0: none did
+    gone: bool = False  # the client has cancelled or hung up
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What the loaded engine can take; the door checks against it."""
+
+    max_model_tokens: int  # prompt + output
+    vocab_size: int
+    num_slots: int
+    num_blocks: int
+    block_tokens: int
+    fingerprint: str = field(default="", compare=True)  # which weights and settings make the tokens
+
+    @property
+    def kv_tokens(self) -> int:
+        return self.num_blocks * self.block_tokens

@@ -1,0 +1,303 @@
+"""The slot scheduler: plans each step of one instance and applies its tokens.
+
+Owns the sequences, the slot table and the block pool; touches no tensor. The instance loop calls `submit` and `cancel` for what came
+in, `plan` for the next step, and `apply` with what the engine made of it; plans may be one step ahead of what has been applied. Work
+per step grows with what changes: a steady step makes no Python loop over the running sequences.
+"""
+
+from __future__ import annotations
+
+import bisect
+
+import numpy as np
+
+from python_backends.request import Finish, Ids, ModelLimits, Request
+from python_backends.scheduling.blocks import ROOT_KEY, BlockPool, block_key
+from python_backends.scheduling.policies import POLICIES, Reserve, View, reserve_max_tokens
+from python_backends.scheduling.sequence import Sequence, Status
+from python_backends.scheduling.slots import SlotTable
+from python_backends.step import Admit, Grow, Release, SlotOperation, SpanKind, Started, StepOutput, StepPlan, Tokens
+
+GROWTH_TOKENS = 128  # a slot gets blocks for so many tokens to come: an operation every 128 steps, not every 16
+
+
+class SlotScheduler:
+    def __init__(
+        self, limits: ModelLimits, token_budget: int = 256, policy: str = "fcfs", reserve: Reserve = reserve_max_tokens
+    ) -> None:
+        self.limits = limits
+        self.token_budget = max(token_budget, limits.num_slots + 1)  # room for a chunk beside all decodes
+        self.policy = POLICIES[policy]
+        self.reserve = reserve
+        self.slots = SlotTable(limits.num_slots, limits.max_model_tokens)
+        self.blocks = BlockPool(limits.num_blocks, limits.block_tokens)
+        self._started: list[Started] = []
+        self.num_evictions = 0
+        self._waiting: list[Sequence] = []  # in order of arrival
+        self._sequences: dict[int, Sequence] = {}  # waiting and running
+        self._operations: list[SlotOperation] = []  # for the next plan
+        self._promised = 0  # blocks reserved by running sequences that they don't hold yet
+        self._arrivals = 0
+        self._steps = 0
+        self._in_flight = 0
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return self.slots.num_busy
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._sequences and not self._in_flight
+
+    def submit(self, request: Request, delivered: Ids, epoch: int = 0) -> None:
+        """Takes a request that is to go on behind the output tokens `delivered`. It is checked already: it fits the model."""
+        self.cancel(request.request_id)  # an earlier life of the same request, if its scheduler had given us up
+        sequence = Sequence(request, delivered, self._arrivals, epoch)
+        self._arrivals += 1
+        self._sequences[request.request_id] = sequence
+        self._waiting.append(sequence)
+
+    def cancel(self, request_id: int) -> bool:
+        """Ends a request at once: its slot is free for the next plan. False if it isn't here (any more)."""
+        sequence = self._sequences.pop(request_id, None)
+        if sequence is None:
+            return False
+        if sequence.status is Status.WAITING:
+            self._waiting.remove(sequence)
+        else:
+            self._unseat(sequence)
+        sequence.status = Status.FINISHED
+        return True
+
+    def cancel_all(self) -> None:
+        for request_id in list(self._sequences):
+            self.cancel(request_id)
+
+    def plan(self) -> StepPlan | None:
+        """The next step, or None if there is nothing to do before more requests or outputs come."""
+        if self._in_flight >= self.policy.max_in_flight:
+            return None
+        evicted = self._grow()
+        if not evicted:  # an evicted sequence would only push the next one out
+            self._admit()
+        decodes = self.slots.decoding()
+        chunks = self._chunks(self.token_budget - len(decodes))
+        if not len(decodes) and not chunks:
+            return None  # operations wait for the next step that has work
+        self._in_flight += 1
+        return self._write_plan(decodes, chunks)
+
+    def apply(self, plan: StepPlan, output: StepOutput) -> Tokens:
+        """Books the tokens of the oldest launched step. Rows whose slot has changed hands since are dropped."""
+        self._in_flight -= 1
+        slots, epochs = plan.slots[plan.samples], plan.epochs[plan.samples]
+        current = self.slots.epochs[slots] == epochs
+        current &= self.slots.live[slots]
+        slots, tokens, finishes = slots[current], output.tokens[current], output.finishes[current]
+        table = self.slots
+        positions = table.known[slots]
+        table.tokens[slots, positions] = tokens
+        table.known[slots] += 1
+        indices = positions - table.prompts[slots]
+        events = Tokens(table.request_ids[slots], table.stream_epochs[slots], indices, tokens, finishes)
+        for slot in slots[finishes != Finish.RUNNING].tolist():
+            self._finish(slot)
+        return events
+
+    def take_started(self) -> list[Started]:
+        """Who got a slot since this was last asked."""
+        started, self._started = self._started, []
+        return started
+
+    def check_integrity(self) -> None:
+        """Slots and blocks add up, re-derived from the sequences. Raises AssertionError."""
+        running = self.slots.running()
+        self.blocks.check_integrity([sequence.blocks for sequence in running])
+        assert len(running) == self.slots.num_busy == int(self.slots.live.sum()), "busy slots differ from running sequences"
+        assert len(running) + len(self._waiting) == len(self._sequences), "a sequence is neither waiting nor running"
+        promised = sum(max(0, sequence.reserved_blocks - len(sequence.blocks)) for sequence in running)
+        assert promised == self._promised, "promised blocks are off"
+        assert all(self.slots.sequences[sequence.slot] is sequence for sequence in running), "a sequence sits in another's slot"
+
+    # --- growing and evicting
+
+    def _grow(self) -> bool:
+        """Blocks for the slots whose next token has no room. When none are left the youngest sequence makes way: True."""
+        before = self.num_evictions
+        table = self.slots
+        decodes = table.decoding()
+        for slot in sorted(decodes[table.planned[decodes] > table.capacity[decodes]].tolist(), key=table.arrival):
+            sequence = table.sequences[slot]
+            if sequence is not None:  # not evicted for an earlier one
+                self._grow_one(sequence)
+        return self.num_evictions > before
+
+    def _grow_one(self, sequence: Sequence) -> None:
+        slot, table = sequence.slot, self.slots
+        wanted = min(int(table.planned[slot]) + GROWTH_TOKENS, int(table.limits[slot]))
+        missing = self.blocks.blocks_for(wanted) - len(sequence.blocks)
+        while self.blocks.num_available == 0:
+            youngest = self.slots.running()[-1]
+            self._evict(youngest)
+            if youngest is sequence:
+                return
+        fresh = self.blocks.take(min(missing, max(1, self.blocks.num_available)))
+        self._operations.append(Grow(slot, int(table.epochs[slot]), len(sequence.blocks), np.array(fresh, np.int32)))
+        self._hold(sequence, fresh)
+
+    def _evict(self, sequence: Sequence) -> None:
+        """Back to waiting, at its old place; its tokens stay and are computed again."""
+        self._unseat(sequence)
+        sequence.status = Status.WAITING
+        bisect.insort(self._waiting, sequence, key=lambda waiting: waiting.arrival)
+        self.num_evictions += 1
+
+    # --- admission
+
+    def _admit(self) -> None:
+        if not self._waiting or not self.slots.num_free:
+            return
+        for sequence in self.policy.select(self._waiting, self._view()):
+            self._waiting.remove(sequence)
+            self._seat(sequence)
+
+    def _view(self) -> View:
+        return View(
+            num_free_slots=self.slots.num_free,
+            num_free_blocks=self.blocks.num_available - self._promised,
+            blocks_needed=self._blocks_needed,
+            max_blocks=lambda sequence: self.blocks.blocks_for(self._limit(sequence)),
+            running=self.slots.running(),
+            num_slots=self.limits.num_slots,
+            num_blocks=self.limits.num_blocks,
+        )
+
+    def _blocks_needed(self, sequence: Sequence) -> int:
+        shared, _ = self.blocks.match(sequence.tokens[:-1])
+        return self._reservation(sequence) - len(shared) + self.blocks.num_revived(shared)
+
+    def _reservation(self, sequence: Sequence) -> int:
+        """Blocks for the tokens it is expected to hold at its end, at least for one more than it has."""
+        expected = min(max(self.reserve(sequence), len(sequence.tokens) + 1), self._limit(sequence))
+        return self.blocks.blocks_for(expected)
+
+    def _limit(self, sequence: Sequence) -> int:
+        return min(sequence.request.max_total_tokens, self.limits.max_model_tokens)
+
+    def _seat(self, sequence: Sequence) -> None:
+        # at least one token is computed anew, so that there is a row to sample from
+        shared, keys = self.blocks.match(sequence.tokens[:-1])
+        self.blocks.share(shared)
+        limit = self._limit(sequence)
+        reserved = self._reservation(sequence)
+        first = self.blocks.blocks_for(min(len(sequence.tokens) + GROWTH_TOKENS, limit))
+        fresh = self.blocks.take(max(0, min(first, reserved) - len(shared)))
+        num_computed = len(shared) * self.limits.block_tokens
+        slot = self.slots.seat(sequence, num_computed, limit)
+        sequence.reserved_blocks, sequence.keys = reserved, keys
+        self._promised += reserved
+        self._hold(sequence, shared + fresh)
+        self._started.append(Started(sequence.request_id, sequence.epoch, num_computed))
+        self._operations.append(self._admission(sequence, slot))
+
+    def _admission(self, sequence: Sequence, slot: int) -> Admit:
+        return Admit(
+            slot=slot,
+            epoch=int(self.slots.epochs[slot]),
+            sampling=sequence.request.sampling,
+            num_prompt_tokens=sequence.num_prompt_tokens,
+            num_output_tokens=sequence.num_output_tokens,
+            blocks=np.array(sequence.blocks, np.int32),
+        )
+
+    def _hold(self, sequence: Sequence, blocks: list[int]) -> None:
+        """`sequence` holds `blocks` from now on: so many fewer are promised to it."""
+        before = max(0, sequence.reserved_blocks - len(sequence.blocks))
+        sequence.blocks += blocks
+        self._promised += max(0, sequence.reserved_blocks - len(sequence.blocks)) - before
+        self.slots.capacity[sequence.slot] = len(sequence.blocks) * self.limits.block_tokens
+
+    # --- leaving
+
+    def _finish(self, slot: int) -> None:
+        sequence = self.slots.sequences[slot]
+        assert sequence is not None
+        del self._sequences[sequence.request_id]
+        self._unseat(sequence)
+        sequence.status = Status.FINISHED
+
+    def _unseat(self, sequence: Sequence) -> None:
+        """Takes slot and blocks away; full blocks stay findable by their prefix."""
+        slot = sequence.slot
+        computed = min(int(self.slots.computed[slot]), int(self.slots.known[slot]))
+        epoch = int(self.slots.epochs[slot])
+        self.slots.leave(sequence)
+        self._publish_blocks(sequence, sequence.tokens[:computed])
+        self._operations.append(Release(slot, epoch))
+        self.blocks.drop(sequence.blocks)
+        self._promised -= max(0, sequence.reserved_blocks - len(sequence.blocks))
+        sequence.blocks, sequence.keys, sequence.reserved_blocks = [], [], 0
+
+    def _publish_blocks(self, sequence: Sequence, computed: Ids) -> None:
+        """Makes the full blocks among `computed` [tokens] findable."""
+        size = self.limits.block_tokens
+        for index in range(len(sequence.keys), len(computed) // size):
+            prefix = sequence.keys[-1] if sequence.keys else ROOT_KEY
+            key = block_key(prefix, computed[index * size : (index + 1) * size])
+            sequence.keys.append(key)
+            self.blocks.publish(sequence.blocks[index], key)
+
+    # --- writing the plan
+
+    def _chunks(self, budget: int) -> list[tuple[int, int, int]]:
+        """(slot, start, length) of this step's prefill chunks, in order of arrival, within the token budget."""
+        chunks = []
+        for slot in self.slots.prefilling():
+            start = int(self.slots.computed[slot])
+            length = int(self.slots.targets[slot]) - start
+            if self.policy.chunked_prefill:
+                length = min(length, budget)
+            if length <= 0:
+                break
+            budget -= length
+            chunks.append((slot, start, length))
+        return chunks
+
+    def _write_plan(self, decodes: Ids, chunks: list[tuple[int, int, int]]) -> StepPlan:
+        table, count = self.slots, len(decodes)
+        slots = np.concatenate([decodes, np.array([slot for slot, _, _ in chunks], np.int32)])
+        starts = np.concatenate([table.planned[decodes] - 1, np.array([start for _, start, _ in chunks], np.int32)])
+        lengths = np.concatenate([np.ones(count, np.int32), np.array([length for _, _, length in chunks], np.int32)])
+        table.computed[slots] = starts + lengths
+        samples = table.computed[slots] >= table.targets[slots]
+        table.planned[slots[samples]] += 1
+        plan = StepPlan(
+            number=self._steps,
+            operations=tuple(self._operations),
+            slots=slots,
+            epochs=table.epochs[slots],
+            starts=starts,
+            lengths=lengths,
+            kinds=np.repeat(np.array([SpanKind.DECODE, SpanKind.PREFILL], np.uint8), [count, len(chunks)]),
+            samples=samples,
+            tokens=self._prefill_tokens(chunks),
+        )
+        self._steps += 1
+        self._operations = []
+        return plan
+
+    def _prefill_tokens(self, chunks: list[tuple[int, int, int]]) -> Ids:
+        for slot, start, length in chunks:
+            self._publish_prefill(slot, start + length)
+        rows = [self.slots.tokens[slot, start : start + length] for slot, start, length in chunks]
+        return np.concatenate(rows) if rows else np.zeros(0, np.int32)
+
+    def _publish_prefill(self, slot: int, end: int) -> None:
+        """Full prompt blocks are shared from the next plan on: the device runs steps in order."""
+        sequence = self.slots.sequences[slot]
+        assert sequence is not None
+        self._publish_blocks(sequence, self.slots.tokens[slot, :end])

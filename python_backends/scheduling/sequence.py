@@ -1,0 +1,50 @@
+"""A sequence: the growing tokens of one request on this instance. The slot scheduler is its only writer."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+
+from python_backends.request import Ids, Request
+
+NO_SLOT = -1
+
+
+class Status(IntEnum):
+    WAITING = 0
+    RUNNING = 1
+    FINISHED = 2
+
+
+class Sequence:
+    """One request and where it stands.
+
+    While it runs, its tokens and counts live in its row of the slot table, where a step changes them for all slots at once; `tokens`
+    here is what it had when it last got or gave back a slot.
+    """
+
+    __slots__ = ("arrival", "blocks", "epoch", "keys", "request", "reserved_blocks", "slot", "status", "tokens")
+
+    def __init__(self, request: Request, delivered: Ids, arrival: int, epoch: int) -> None:
+        self.request = request
+        self.tokens: Ids = np.concatenate([request.prompt, delivered]).astype(np.int32)
+        self.arrival = arrival  # place in the order of arrival; kept when evicted
+        self.epoch = epoch  # which life of the request this is, in the eyes of its stream
+        self.slot = NO_SLOT
+        self.status = Status.WAITING
+        self.blocks: list[int] = []
+        self.keys: list[bytes] = []  # of the leading blocks that are full and published
+        self.reserved_blocks = 0
+
+    @property
+    def request_id(self) -> int:
+        return self.request.request_id
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.tokens) - self.num_prompt_tokens

@@ -1,0 +1,56 @@
+"""Which requests may enter an instance that has crashed under them.
+
+A crash names no culprit. After the first one everything re-enters together. Requests that were in a slot at two crashes are suspects:
+they re-enter one at a time with nobody beside them, each until it has come a few tokens past where it stood when the instance died,
+or has ended. A request that is alone at a crash is the culprit. Then everybody goes on together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from python_backends.request import Finish
+from python_backends.streams.stream import Stream
+
+SUSPECT_AFTER = 2  # crashes
+CLEARED_AFTER_TOKENS = 4  # past the mark of the last crash
+
+
+class Quarantine:
+    def __init__(self) -> None:
+        self.on_trial: Stream | None = None
+
+    def admissible(self, streams: Iterable[Stream]) -> list[Stream]:
+        """The streams that may be submitted now, in order; the trial takes place when nobody else is on the instance."""
+        waiting = [stream for stream in streams if not stream.submitted]
+        if self.on_trial is not None:
+            return []
+        suspects = [stream for stream in waiting if stream.crashes >= SUSPECT_AFTER]
+        if not suspects:
+            return waiting
+        if any(stream.submitted for stream in streams):
+            return []
+        self.on_trial = suspects[0]
+        return suspects[:1]
+
+    def acquitted(self) -> Stream | None:
+        """The stream on trial if it has passed; it must leave the instance so that the next one is alone."""
+        trial = self.on_trial
+        if trial is None or not _has_passed(trial):
+            return None
+        self.on_trial = None
+        trial.crashes = 0
+        return trial
+
+    def crashed(self, streams: Iterable[Stream]) -> Stream | None:
+        """Books a crash for all streams that held a slot. Returns the culprit if one was alone."""
+        on_trial, self.on_trial = self.on_trial, None
+        for stream in streams:
+            if stream.submitted and stream.started_ns:
+                stream.crashes += 1
+                stream.crash_mark = len(stream.tokens)
+        return on_trial if on_trial is not None and on_trial.submitted and on_trial.started_ns else None
+
+
+def _has_passed(trial: Stream) -> bool:
+    return trial.finish != Finish.RUNNING or len(trial.tokens) >= trial.crash_mark + CLEARED_AFTER_TOKENS

@@ -1,0 +1,128 @@
+"""One client stream: what the engine has delivered, what has been sent, what the detokenizer has confirmed.
+
+Written by the stream table alone. All times are nanoseconds of one monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from python_backends.request import Finish, Ids, Request, TokenWindow
+
+
+class Stream:
+    """Counts of output tokens, smallest first: num_acked ≤ num_sent ≤ len(tokens)."""
+
+    __slots__ = (
+        "chunked",
+        "context_tokens",
+        "crash_mark",
+        "crashes",
+        "early",
+        "epoch",
+        "error",
+        "finish",
+        "first_token_ns",
+        "last_sent_ns",
+        "num_acked",
+        "num_sent",
+        "request",
+        "sender",
+        "started_ns",
+        "submitted",
+        "tokens",
+        "unacked_ns",
+    )
+
+    def __init__(self, request: Request, sender: Any, context_tokens: int, now_ns: int) -> None:
+        self.request = request
+        self.sender = sender
+        self.context_tokens = context_tokens  # so many tokens before num_acked decide what follows
+        self.tokens: list[int] = []
+        self.early: dict[int, tuple[int, int]] = {}  # index -> (token, finish) that came before its turn
+        self.epoch = 0  # lives of the request: one more at every re-admission
+        self.submitted = False  # an instance has it
+        self.finish = Finish.RUNNING
+        self.error = ""
+        self.num_sent = 0
+        self.num_acked = 0
+        self.unacked_ns: deque[int] = deque()  # when each unconfirmed window was sent
+        self.last_sent_ns = now_ns
+        self.chunked = not request.stream  # a chunk has gone out, or none is wanted
+        self.started_ns = 0
+        self.first_token_ns = 0
+        self.crashes = 0  # instance deaths with this request in a slot
+        self.crash_mark = 0  # tokens that it had at the last of them
+
+    @property
+    def request_id(self) -> int:
+        return self.request.request_id
+
+    @property
+    def has_news(self) -> bool:
+        return len(self.tokens) > self.num_sent
+
+    @property
+    def awaits_first_token(self) -> bool:
+        return self.num_sent == 0
+
+    def append(self, index: int, token: int, finish: int) -> int:
+        """Takes token number `index` of the answer: a known one is dropped, an early one held. Returns how many were appended."""
+        if index < len(self.tokens) or self.finish != Finish.RUNNING:
+            return 0
+        self.early[index] = (token, finish)
+        count = 0
+        while len(self.tokens) in self.early:
+            token, finish = self.early.pop(len(self.tokens))
+            self.tokens.append(token)
+            self.finish = Finish(finish)
+            count += 1
+        return count
+
+    def end(self, finish: Finish, num_tokens: int | None = None) -> None:
+        """Ends the stream from our side, behind its first `num_tokens` tokens."""
+        self.finish = finish
+        if num_tokens is not None:
+            del self.tokens[num_tokens:]
+
+    def window(self, now_ns: int, emit: bool = False) -> TokenWindow:
+        """The next window of this stream, counted as sent. With `emit` a chunk goes out even if it has no text."""
+        ended = self.finish != Finish.RUNNING
+        whole = ended and not self.request.stream  # an answer in one piece
+        start = 0 if whole else max(0, min(self.num_acked, self.num_sent) - self.context_tokens)
+        window = self._window(start, 0 if whole else min(self.num_sent, len(self.tokens)), emit or ended)
+        self.num_sent = len(self.tokens)
+        self.unacked_ns.append(now_ns)
+        self.last_sent_ns = now_ns
+        self.chunked = self.chunked or emit
+        return window
+
+    def _window(self, start: int, num_sent: int, emit: bool) -> TokenWindow:
+        request = self.request
+        ended = self.finish != Finish.RUNNING
+        return TokenWindow(
+            request_id=request.request_id,
+            tokens=self._ids(start),
+            start=start,
+            num_sent=num_sent,
+            min_tokens=request.sampling.min_tokens,
+            stop_words=request.stop_words,
+            finish=self.finish,
+            emit=emit,
+            silent=not request.stream and not ended,
+            echo=self._echo(),
+            num_input_tokens=len(request.prompt) if request.wants_num_input_tokens else -1,
+            num_output_tokens=len(self.tokens) if request.wants_num_output_tokens else -1,
+        )
+
+    def _ids(self, start: int) -> Ids:
+        return np.array(self.tokens[start:], np.int32)
+
+    def _echo(self) -> str:
+        """The user's text goes before the first text of the answer, once."""
+        ended = self.finish != Finish.RUNNING
+        first = ended if not self.request.stream else (self.num_sent == 0 and (ended or bool(self.tokens)))
+        return self.request.echo if first else ""

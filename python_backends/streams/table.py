@@ -1,0 +1,254 @@
+"""The table of client streams: from "accepted" to the one final answer of each.
+
+Owns every open stream; one thread calls it. Tokens of instances and feedback of the detokenizer come in; what is to be sent, submitted
+and cancelled comes out. It knows neither sockets nor Triton: `sender` is only carried along, `clock` returns monotonic nanoseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from python_backends.config import StreamSettings
+from python_backends.messages import Cancel, Submit
+from python_backends.metrics import Metrics
+from python_backends.request import Feedback, Finish, Request, TokenWindow
+from python_backends.step import Started, Tokens
+from python_backends.streams.pacing import Pacing
+from python_backends.streams.quarantine import Quarantine
+from python_backends.streams.stream import Stream
+
+MS = 1_000_000
+S = 1_000_000_000
+SILENCE_NS = 5 * S  # a window unconfirmed for so long, while later ones of others were confirmed: the client is gone
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """One response of the scheduler model; `final` is the last of its stream. With `error` there is no window."""
+
+    sender: Any
+    window: TokenWindow | None
+    final: bool
+    error: str = ""
+
+
+class StreamTable:
+    def __init__(
+        self, settings: StreamSettings, clock: Callable[[], int], context_tokens: Callable[[tuple[str, ...]], int], metrics: Metrics
+    ) -> None:
+        self.pacing = Pacing(settings.coalescing_ms / 1000, settings.sender_load)
+        self.metrics = metrics
+        self._settings = settings
+        self._clock = clock
+        self._context_tokens = context_tokens
+        self._streams: dict[int, Stream] = {}  # in order of acceptance
+        self._quarantine = Quarantine()
+        self._cancels: list[Cancel] = []
+        self._instance_ready = False
+        self._unsubmitted = 0  # streams for which `submissions` may have something to do
+        self._next_flush_ns = 0
+        self._last_confirmed_ns = 0  # when the youngest confirmed window was sent
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    @property
+    def num_running(self) -> int:
+        return sum(bool(stream.started_ns) and stream.submitted for stream in self._streams.values())
+
+    # --- what comes in
+
+    def accept(self, request: Request, sender: Any) -> bool:
+        """Opens a stream; False if there are too many."""
+        if len(self._streams) >= self._settings.max_open:
+            self._count_outcome("refused")
+            return False
+        context = self._context_tokens(request.stop_words)
+        self._streams[request.request_id] = Stream(request, sender, context, self._clock())
+        self._unsubmitted += 1
+        self.metrics.count("gapless_prompt_tokens_total", len(request.prompt))
+        return True
+
+    def started(self, started: Started) -> None:
+        stream = self._streams.get(started.request_id)
+        if stream is None or stream.epoch != started.epoch:
+            return
+        first_time = stream.started_ns == 0
+        stream.started_ns = self._clock()
+        self.metrics.count("gapless_prefix_hit_tokens_total", started.num_prefix_hit_tokens)
+        if first_time:
+            self.metrics.observe("gapless_queue_time_seconds", (stream.started_ns - stream.request.arrival_ns) / S)
+
+    def tokens(self, tokens: Tokens) -> None:
+        """New tokens of one step. Those of an earlier life of a request are dropped."""
+        rows = zip(
+            tokens.request_ids.tolist(),
+            tokens.epochs.tolist(),
+            tokens.indices.tolist(),
+            tokens.tokens.tolist(),
+            tokens.finishes.tolist(),
+            strict=True,
+        )
+        for request_id, epoch, index, token, finish in rows:
+            stream = self._streams.get(request_id)
+            if stream is not None and stream.epoch == epoch:
+                self._append(stream, index, token, finish)
+
+    def feedback(self, feedback: Feedback) -> None:
+        """What the detokenizer found in a window: it is confirmed, and may have ended the stream."""
+        stream = self._streams.get(feedback.request_id)
+        if stream is None:
+            return
+        if stream.unacked_ns:
+            self._last_confirmed_ns = max(self._last_confirmed_ns, stream.unacked_ns.popleft())
+        stream.num_acked = max(stream.num_acked, feedback.num_tokens)
+        if feedback.stopped_at and stream.finish in (Finish.RUNNING, Finish.LENGTH, Finish.STOP):
+            self._end(stream, Finish.STOP, min(feedback.stopped_at, len(stream.tokens)))
+        elif feedback.gone:
+            self._end(stream, Finish.CANCELLED)
+
+    def instance_ready(self) -> None:
+        self._instance_ready = True
+
+    def instance_lost(self, crashed: bool = True) -> None:
+        """The instance is gone or has forgotten us: what it had is to be submitted again, behind what was delivered."""
+        self._instance_ready = False
+        culprit = self._quarantine.crashed(self._streams.values()) if crashed else None
+        if crashed:
+            self.metrics.count("gapless_instance_losses_total")
+        for stream in self._streams.values():
+            self._withdraw(stream)
+        if culprit is not None:
+            culprit.error = "the engine failed while it ran this request alone; it is not tried again"
+            culprit.end(Finish.ERROR)
+
+    def fail(self, request_id: int, error: str) -> None:
+        """Ends one stream with an error."""
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            stream.error = error
+            self._end(stream, Finish.ERROR)
+
+    def fail_all(self, error: str) -> None:
+        for request_id in list(self._streams):
+            self.fail(request_id, error)
+
+    # --- what goes out
+
+    def outbox(self) -> list[Cancel | Submit]:
+        """What the instance is to be told now."""
+        self._end_trial()
+        cancels, self._cancels = self._cancels, []
+        return [*cancels, *self._submissions()]
+
+    def due(self) -> list[Outgoing]:
+        """The responses that are to be sent now; every stream that has ended leaves the table here."""
+        now = self._clock()
+        flush = now >= self._next_flush_ns
+        if flush:
+            self._next_flush_ns = now + int(self.pacing.interval_s * S)
+        outgoing = [out for stream in list(self._streams.values()) if (out := self._due(stream, now, flush)) is not None]
+        self.metrics.count("gapless_responses_total", len(outgoing))
+        return outgoing
+
+    def wait_s(self) -> float:
+        """How long nothing will be due if nothing comes in."""
+        if self._cancels:
+            return 0.0
+        if not self._streams:
+            return 1.0
+        now = self._clock()
+        if any(stream.has_news for stream in self._streams.values()):
+            return max(0.0, (self._next_flush_ns - now) / S)
+        return min(self._settings.probe_ms, 50.0) / 1000
+
+    # --- inside
+
+    def _submissions(self) -> list[Submit]:
+        if not self._instance_ready or not self._unsubmitted:
+            return []
+        running = [stream for stream in self._streams.values() if stream.finish == Finish.RUNNING]
+        chosen = self._quarantine.admissible(running)
+        for stream in chosen:
+            stream.submitted = True
+        self._unsubmitted = sum(not stream.submitted for stream in running)
+        return [Submit(stream.request, np.array(stream.tokens, np.int32), stream.epoch) for stream in chosen]
+
+    def _append(self, stream: Stream, index: int, token: int, finish: int) -> None:
+        count = stream.append(index, token, finish)
+        if not count:
+            return
+        self.metrics.count("gapless_generated_tokens_total", count)
+        if stream.first_token_ns == 0:
+            stream.first_token_ns = self._clock()
+            waited_ns = stream.first_token_ns - stream.request.arrival_ns
+            self.metrics.observe("gapless_time_to_first_token_seconds", waited_ns / S)
+
+    def _end(self, stream: Stream, finish: Finish, num_tokens: int | None = None) -> None:
+        """Ends a stream from our side; its instance is told if it is still at work on it."""
+        if stream.submitted and stream.finish == Finish.RUNNING:
+            self._cancels.append(Cancel(stream.request_id))
+        stream.end(finish, num_tokens)
+
+    def _withdraw(self, stream: Stream) -> None:
+        """No instance has the request any more."""
+        stream.submitted = False
+        stream.epoch += 1
+        stream.early.clear()
+        self._unsubmitted += 1
+
+    def _end_trial(self) -> None:
+        stream = self._quarantine.acquitted()
+        if stream is not None and stream.finish == Finish.RUNNING:
+            self._cancels.append(Cancel(stream.request_id))
+            self._withdraw(stream)
+
+    def _due(self, stream: Stream, now: int, flush: bool) -> Outgoing | None:
+        request = stream.request
+        if request.deadline_ns and now >= request.deadline_ns and stream.finish == Finish.RUNNING:
+            self._end(stream, Finish.DEADLINE)
+        if stream.unacked_ns and stream.unacked_ns[0] + SILENCE_NS < self._last_confirmed_ns:
+            self._end(stream, Finish.CANCELLED)
+        if stream.finish != Finish.RUNNING:
+            return self._last(stream, now)
+        if len(stream.unacked_ns) >= self._settings.max_unacknowledged:
+            return None
+        if stream.has_news and (stream.awaits_first_token or (flush and self._wants_news(stream, now))):
+            return Outgoing(stream.sender, stream.window(now), final=False)
+        return self._probe(stream, now)
+
+    def _wants_news(self, stream: Stream, now: int) -> bool:
+        """Answers that aren't streamed are sent on their way only so that stop words and clients gone are seen."""
+        return stream.request.stream or bool(stream.request.stop_words) or self._is_quiet(stream, now)
+
+    def _is_quiet(self, stream: Stream, now: int) -> bool:
+        return now - stream.last_sent_ns >= self._settings.probe_ms * MS
+
+    def _probe(self, stream: Stream, now: int) -> Outgoing | None:
+        """An empty window for a stream that waits; after a while a chunk without text goes out, so that a broken connection shows."""
+        if not self._is_quiet(stream, now):
+            return None
+        waited_ms = (now - stream.request.arrival_ns) / MS
+        emit = not stream.chunked and waited_ms >= self._settings.first_chunk_ms
+        return Outgoing(stream.sender, stream.window(now, emit), final=False)
+
+    def _last(self, stream: Stream, now: int) -> Outgoing:
+        del self._streams[stream.request_id]
+        self._count_outcome(stream.finish.reason)
+        self._observe_end(stream, now)
+        if stream.finish == Finish.ERROR:
+            return Outgoing(stream.sender, None, final=True, error=stream.error)
+        return Outgoing(stream.sender, stream.window(now, emit=True), final=True)
+
+    def _observe_end(self, stream: Stream, now: int) -> None:
+        self.metrics.observe("gapless_e2e_latency_seconds", (now - stream.request.arrival_ns) / S)
+        if len(stream.tokens) > 1:
+            per_token_s = (now - stream.first_token_ns) / S / (len(stream.tokens) - 1)
+            self.metrics.observe("gapless_time_per_output_token_seconds", per_token_s)
+
+    def _count_outcome(self, outcome: str) -> None:
+        self.metrics.count("gapless_requests_total", labels=(("outcome", outcome),))

@@ -1,0 +1,85 @@
+"""The `detokenizer` model: token windows to text, and the only place that sees a client leave.
+
+It remembers no text. A window without new text is answered with FINAL alone and costs the client nothing. What it finds (a stop word, a
+client gone) goes to the scheduler model beside the ensemble, because the ensemble has no way back.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from python_backends.links import FeedbackEnd
+from python_backends.request import Feedback, Finish, TokenWindow
+from python_backends.text.checkpoint import read_checkpoint
+from python_backends.text.detokenizer import Detokenizer, Piece
+from python_backends.triton_models.tensors import effective_settings, failure, final, run_directory, unblob
+
+log = logging.getLogger("gapless.detokenizer")
+
+MAX_ENTRIES = 4096
+FORGET_AFTER_S = 10.0
+ASK_EVERY_S = 0.1  # is_cancelled() is a round trip: not for every window
+
+
+class TritonPythonModel:
+    def initialize(self, args: dict[str, str]) -> None:
+        self._detokenizer = Detokenizer(read_checkpoint(effective_settings().model_directory))
+        self._link = FeedbackEnd(run_directory())
+        self._asked_s: dict[int, float] = {}  # when each stream's client was last asked after
+
+    def execute(self, requests: list[Any]) -> None:
+        self._link.send([self._answer(request) for request in requests])
+
+    def finalize(self) -> None:
+        self._link.close()
+
+    def _answer(self, request: Any) -> Feedback:
+        window: TokenWindow = unblob(request, "token_window")
+        gone = self._is_gone(request, window)
+        sender = request.get_response_sender()
+        try:
+            piece = self._detokenizer.piece(window)
+        except Exception:
+            log.exception("a window could not be turned into text")
+            final(sender, failure("the answer could not be turned into text"))
+            return Feedback(window.request_id, window.start + len(window.tokens), gone=True)
+        final(sender, _response(window, piece) if piece.text or window.emit else None)
+        return Feedback(window.request_id, window.start + len(window.tokens), piece.stopped_at, gone)
+
+    def _is_gone(self, request: Any, window: TokenWindow) -> bool:
+        """Asked before FINAL is sent: afterwards it would bring the server down."""
+        if window.finish != Finish.RUNNING:
+            self._asked_s.pop(window.request_id, None)
+            return False
+        now_s = time.monotonic()
+        if now_s - self._asked_s.setdefault(window.request_id, now_s) < ASK_EVERY_S:
+            return False
+        self._asked_s[window.request_id] = now_s
+        self._forget(now_s)
+        return bool(request.is_cancelled())
+
+    def _forget(self, now_s: float) -> None:
+        """Streams that ended without a last window, as those that failed, leave their entry behind."""
+        if len(self._asked_s) > MAX_ENTRIES:
+            self._asked_s = {request: asked_s for request, asked_s in self._asked_s.items() if now_s - asked_s < FORGET_AFTER_S}
+
+
+def _response(window: TokenWindow, piece: Piece) -> Any:
+    """The ensemble's outputs; counts only for those who asked."""
+    finish, num_output = window.finish, window.num_output_tokens
+    if piece.stopped_at and finish in (Finish.STOP, Finish.LENGTH):
+        finish, num_output = Finish.STOP, min(num_output, piece.stopped_at)
+    reason = "" if finish == Finish.RUNNING else finish.reason
+    counts = {"num_input_tokens": window.num_input_tokens, "num_output_tokens": num_output}
+    return pb_utils.InferenceResponse(
+        [
+            pb_utils.Tensor("text_output", np.array([[piece.text.encode()]], object)),
+            pb_utils.Tensor("finish_reason", np.array([[reason.encode()]], object)),
+            *(pb_utils.Tensor(name, np.array([[count]], np.int32)) for name, count in counts.items() if count >= 0),
+        ]
+    )

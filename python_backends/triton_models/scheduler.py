@@ -1,0 +1,130 @@
+"""The `scheduler` model: owns the client streams, between the tokenizer before it and the instance beside it.
+
+`execute` only takes requests in. One thread does everything else, so that the stream table has one writer: it hears the instance and
+the detokenizer, submits and cancels, and sends what is due.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from python_backends.links import InstanceLost, InstanceReady, SchedulerEnd
+from python_backends.messages import Load
+from python_backends.metrics import Metrics
+from python_backends.request import Feedback, Request
+from python_backends.step import Started, Tokens
+from python_backends.streams.table import Outgoing, StreamTable
+from python_backends.text.detokenizer import context_tokens
+from python_backends.triton_models.metrics_export import MetricsExport
+from python_backends.triton_models.tensors import blob, effective_settings, failure, final, run_directory, unblob
+
+log = logging.getLogger("gapless.scheduler")
+
+EXPORT_EVERY_S = 0.2
+
+
+class TritonPythonModel:
+    def initialize(self, args: dict[str, str]) -> None:
+        settings = effective_settings().streams
+        self._metrics = Metrics()
+        self._table = StreamTable(settings, time.monotonic_ns, context_tokens, self._metrics)
+        self._link = SchedulerEnd(run_directory(), settings.dead_after_s)
+        self._export = MetricsExport(self._metrics)
+        self._max_open = settings.max_open
+        self._arrivals: SimpleQueue[tuple[Request, Any]] = SimpleQueue()
+        self._load = Load()
+        self._sending_s = 0.0
+        self._exported_s = time.monotonic()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="streams")
+        self._thread.start()
+
+    def execute(self, requests: list[Any]) -> None:
+        for request in requests:
+            self._arrivals.put((unblob(request, "request"), request.get_response_sender()))
+        self._link.wake()
+
+    def finalize(self) -> None:
+        self._stopping = True
+        self._link.wake()
+        self._thread.join()
+        self._link.close()
+
+    # --- the streams thread
+
+    def _run(self) -> None:
+        while not self._stopping:
+            try:
+                self._turn()
+            except Exception:
+                log.exception("a turn of the streams failed; open streams end with an error")
+                self._table.fail_all("the scheduler failed inside")
+
+    def _turn(self) -> None:
+        for news in self._link.receive(self._table.wait_s()):
+            self._take(news)
+        self._accept()
+        self._link.send(self._table.outbox())
+        started_s = time.monotonic()
+        for outgoing in self._table.due():
+            self._send(outgoing)
+        now_s = time.monotonic()
+        self._sending_s += now_s - started_s
+        if now_s - self._exported_s >= EXPORT_EVERY_S:
+            self._keep_books(now_s)
+
+    def _take(self, news: Any) -> None:
+        if isinstance(news, Tokens):
+            self._table.tokens(news)
+        elif isinstance(news, Feedback):
+            self._table.feedback(news)
+        elif isinstance(news, Started):
+            self._table.started(news)
+        elif isinstance(news, Load):
+            self._load = news
+        elif isinstance(news, InstanceReady):
+            self._table.instance_ready()
+        elif isinstance(news, InstanceLost):
+            self._load = Load()
+            self._table.instance_lost()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                request, sender = self._arrivals.get_nowait()
+            except Empty:
+                return
+            if not self._table.accept(request, sender):
+                message = f"too many open requests: {self._max_open} are open, which is the limit (streams.max_open)"
+                final(sender, failure(message, "UNAVAILABLE"))
+
+    def _send(self, outgoing: Outgoing) -> None:
+        if outgoing.window is None:
+            response = failure(outgoing.error)
+        else:
+            response = pb_utils.InferenceResponse([blob("token_window", outgoing.window)])
+        if outgoing.final:
+            final(outgoing.sender, response)
+        else:
+            outgoing.sender.send(response)
+
+    def _keep_books(self, now_s: float) -> None:
+        self._table.pacing.adjust(self._sending_s, now_s - self._exported_s)
+        self._sending_s, self._exported_s = 0.0, now_s
+        load, gauge = self._load, self._metrics.gauge
+        gauge("gapless_requests_running", load.num_running)
+        gauge("gapless_requests_waiting", max(0, len(self._table) - load.num_running))
+        gauge("gapless_slots_busy", load.num_running)
+        gauge("gapless_slots_total", load.num_slots)
+        gauge("gapless_kv_blocks_used", load.num_used_blocks)
+        gauge("gapless_kv_blocks_retained", load.num_retained_blocks)
+        gauge("gapless_kv_blocks_total", load.num_blocks)
+        gauge("gapless_evictions", load.num_evictions)
+        gauge("gapless_coalescing_seconds", self._table.pacing.interval_s)
+        self._export.flush()

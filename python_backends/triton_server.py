@@ -1,0 +1,186 @@
+"""The tritonserver process: its command line, its health and its end.
+
+Uses the server and the Python backend that the wheel `nvidia-pytriton` carries, or `tritonserver` of a container where there is one. Knows
+how a dead stub shows (its process is gone while the server goes on saying "ready") and what brings its model back. The launcher decides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import logging
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+from python_backends.config import ROOT, ServerSettings
+
+log = logging.getLogger("gapless")
+
+MODELS = ("tokenizer", "scheduler", "detokenizer", "ensemble")
+STUB = "triton_python_backend_stub"
+RESTRICTED = "shared-memory,model-repository,statistics,trace,logging"  # what only the launcher may use
+WITHOUT_GPU = ("CUDA driver version is insufficient", "CudaDriverHelper", "NVML", "DCGM", "pinned memory pool", "pinned system memory")
+CONTAINER_SERVER = Path("/opt/tritonserver")
+
+
+class TritonServer:
+    def __init__(self, settings: ServerSettings, run_directory: Path) -> None:
+        self._settings = settings
+        self._run_directory = run_directory
+        self._key = ("gapless-key", secrets.token_hex(16))
+        self._shm_prefix = f"{run_directory.name}-"
+        self._process: subprocess.Popen[str] | None = None
+        self._binary, self._backends, self._libraries = _locate(run_directory)
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            self._command(), env=self._environment(), start_new_session=True, stderr=subprocess.PIPE, text=True, errors="replace"
+        )
+        threading.Thread(target=_relay, args=[self._process.stderr], name="server log", daemon=True).start()
+
+    def is_ready(self) -> bool:
+        return self._get("/v2/health/ready") == 200
+
+    def dead_stubs(self) -> set[str]:
+        """Names of the models whose stub process is gone."""
+        assert self._process is not None
+        try:
+            children = psutil.Process(self._process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return set()
+        alive = {model for child in children for model in _models_of(child)}
+        return set(MODELS) - {"ensemble"} - alive
+
+    def reload(self, model: str) -> bool:
+        """Brings a model whose stub has died back; the others don't notice. `load` alone would do nothing."""
+        return self._post(f"/v2/repository/models/{model}/unload") == 200 and self._post(f"/v2/repository/models/{model}/load") == 200
+
+    def begin_drain(self) -> None:
+        """Refuses new requests, lets open ones end, then exits by itself."""
+        if self._process is not None and self.is_running:
+            self._process.send_signal(signal.SIGTERM)
+
+    def stop(self) -> None:
+        """Ends everything that is left of the server."""
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # orphaned stubs are in its group
+        self._process.wait()
+        self._remove_shared_memory()
+
+    def _remove_shared_memory(self) -> None:
+        for path in Path("/dev/shm").glob(f"{self._shm_prefix}*"):
+            path.unlink(missing_ok=True)
+
+    def _command(self) -> list[str]:
+        settings, (header, value) = self._settings, self._key
+        return [
+            str(self._binary),
+            f"--model-repository={ROOT / 'model_repository'}",
+            f"--backend-directory={self._backends}",
+            "--model-control-mode=explicit",  # so that one model can be brought back
+            *(f"--load-model={model}" for model in MODELS),
+            f"--http-address={settings.address}",
+            f"--http-port={settings.http_port}",
+            f"--grpc-address={settings.address}",
+            f"--grpc-port={settings.grpc_port}",
+            f"--metrics-address={settings.address}",
+            f"--metrics-port={settings.metrics_port}",
+            f"--http-restricted-api={RESTRICTED}:{header}={value}",
+            f"--grpc-restricted-protocol={RESTRICTED}:{header}={value}",
+            "--grpc-keepalive-time=10000",  # ms; finds dead connections
+            "--grpc-keepalive-timeout=5000",
+            "--pinned-memory-pool-byte-size=0",  # tensors here are small and stay on the host
+            "--allow-gpu-metrics=false",  # needs DCGM, which few hosts have
+            f"--exit-timeout-secs={int(settings.drain_s)}",
+            f"--log-info={str(settings.verbose).lower()}",
+            f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
+            f"--backend-config=python,stub-timeout-seconds={int(settings.ready_s)}",
+        ]
+
+    def _environment(self) -> dict[str, str]:
+        libraries = [str(path) for path in self._libraries] + os.environ.get("LD_LIBRARY_PATH", "").split(":")
+        return {
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "LD_LIBRARY_PATH": ":".join(filter(None, libraries)),
+            "PYTHONPATH": str(ROOT),
+            "GAPLESS_RUN_DIRECTORY": str(self._run_directory),
+            "OMP_NUM_THREADS": "1",  # the processors belong to the engine
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+
+    def _get(self, path: str) -> int:
+        return self._ask("GET", path)
+
+    def _post(self, path: str) -> int:
+        return self._ask("POST", path, json.dumps({}))
+
+    def _ask(self, method: str, path: str, body: str | None = None) -> int:
+        """HTTP status, or 0 if the server can't be reached."""
+        connection = http.client.HTTPConnection(self._settings.address, self._settings.http_port, timeout=60)
+        try:
+            connection.request(method, path, body, dict([self._key]))
+            return connection.getresponse().status
+        except OSError:
+            return 0
+        finally:
+            connection.close()
+
+
+def _relay(lines: Iterable[str]) -> None:
+    """Passes the server's log on, without what it says about every machine that has no GPU."""
+    for line in lines:
+        if not any(noise in line for noise in WITHOUT_GPU):
+            sys.stderr.write(line)
+
+
+def _models_of(process: psutil.Process) -> list[str]:
+    """The model that a stub serves, by its command line."""
+    try:
+        line = process.cmdline() if process.status() != psutil.STATUS_ZOMBIE else []
+    except psutil.Error:
+        return []
+    if not line or STUB not in line[0]:
+        return []
+    return [model for model in MODELS if any(f"/{model}/" in word for word in line)]
+
+
+def _locate(run_directory: Path) -> tuple[Path, Path, list[Path]]:
+    """(server, backend directory, library directories)."""
+    if CONTAINER_SERVER.exists():
+        return CONTAINER_SERVER / "bin/tritonserver", CONTAINER_SERVER / "backends", [CONTAINER_SERVER / "lib"]
+    site = Path(sysconfig.get_path("purelib"))
+    wheel = site / "pytriton/tritonserver"
+    backends = run_directory / "backends"
+    _assemble_backend(wheel, backends / "python")
+    return wheel / "bin/tritonserver", backends, [Path(sysconfig.get_config_var("LIBDIR")), site / "nvidia_pytriton.libs"]
+
+
+def _assemble_backend(wheel: Path, directory: Path) -> None:
+    """The Python backend with the stub of *this* Python, linked together from the wheel."""
+    directory.mkdir(parents=True, exist_ok=True)
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stub = wheel / "python_backend_stubs" / version / STUB
+    for source in [*(wheel / "backends/python").iterdir(), stub]:
+        target = directory / source.name
+        if source.is_dir():
+            shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+        elif not target.exists():
+            target.symlink_to(source)

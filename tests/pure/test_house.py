@@ -1,0 +1,162 @@
+"""The house keeps its floors: imports go downward only, heavy libraries stay in their rooms, the wiring fits, settings are explained."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from python_backends.config import Settings, SettingsError, dump, load, undump
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "python_backends"
+FLOORS = {
+    "request": 0,
+    "step": 0,
+    "messages": 0,
+    "config": 0,
+    "metrics": 0,
+    "text": 1,
+    "scheduling": 1,
+    "engine": 1,
+    "links": 1,
+    "streams": 2,
+    "instance": 3,
+    "triton_models": 5,
+    "triton_server": 5,
+    "launcher": 5,
+}
+ROOMS_OF = {  # libraries that stay in their rooms
+    "torch": {"engine"},
+    "transformers": {"engine"},
+    "zmq": {"links"},
+    "msgpack": {"messages"},
+    "tokenizers": {"text"},
+    "jinja2": {"text"},
+    "triton_python_backend_utils": {"triton_models"},
+    "psutil": {"triton_server"},
+}
+FORBIDDEN_WORDS = ("manager", "handler", "helper", "util", "factory", "driver", "controller")
+
+
+def room(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return found
+
+
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_downward_only(path: Path) -> None:
+    for name in imports(path):
+        if name.startswith("python_backends."):
+            below = name.split(".")[1]
+            assert below == room(path) or FLOORS[below] < FLOORS[room(path)] or FLOORS[below] == FLOORS[room(path)] in (0, 5), name
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_libraries_stay_in_their_rooms(path: Path) -> None:
+    for name in imports(path):
+        assert room(path) in ROOMS_OF.get(name.split(".")[0], {room(path)}), name
+
+
+def test_the_stubs_import_no_torch() -> None:
+    """Rooms that the three models use, all the way down."""
+    for path in MODULES:
+        if room(path) not in ("engine", "instance", "launcher", "triton_server"):
+            reached = {name.split(".")[1] for name in imports(path) if name.startswith("python_backends.")}
+            assert "engine" not in reached
+            assert "torch" not in imports(path)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_names_are_the_fields_own(path: Path) -> None:
+    nodes = ast.walk(ast.parse(path.read_text()))
+    names = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)} | {path.stem}
+    assert not [name for name in names for word in FORBIDDEN_WORDS if word in name.lower().split("_")]
+
+
+def config(model: str) -> ModelConfig:
+    return text_format.Parse((ROOT / "model_repository" / model / "config.pbtxt").read_text(), ModelConfig())
+
+
+def test_the_wiring_of_the_ensemble_fits_names_and_types() -> None:
+    ensemble = config("ensemble")
+    known = {tensor.name: tensor.data_type for tensor in ensemble.input}
+    for step in ensemble.ensemble_scheduling.step:
+        model = config(step.model_name)
+        inputs = {tensor.name: tensor for tensor in model.input}
+        outputs = {tensor.name: tensor for tensor in model.output}
+        assert set(step.input_map) == set(inputs)
+        assert all(known[source] == inputs[name].data_type for name, source in step.input_map.items())
+        known |= {target: outputs[name].data_type for name, target in step.output_map.items()}
+    assert all(known[tensor.name] == tensor.data_type for tensor in ensemble.output)
+
+
+@pytest.mark.parametrize("model", ["ensemble", "tokenizer", "scheduler", "detokenizer"])
+def test_every_model_takes_batches_of_64_and_is_one_import(model: str) -> None:
+    written = config(model)
+    assert written.name == model
+    assert written.max_batch_size == 64
+    assert written.model_transaction_policy.decoupled == (model in ("scheduler", "detokenizer"))
+    source = ROOT / "model_repository" / model / "1/model.py"
+    assert model == "ensemble" or len(ast.parse(source.read_text()).body) == 1
+
+
+def test_client_tensors_are_the_same_at_the_ensemble_and_the_tokenizer() -> None:
+    assert list(config("ensemble").input) == [strip(tensor) for tensor in config("tokenizer").input]
+    assert all(tensor.optional for tensor in config("ensemble").input)
+
+
+def strip(tensor):  # type: ignore[no-untyped-def]
+    """Ragged batches are the tokenizer's own affair."""
+    tensor.allow_ragged_batch = False
+    return tensor
+
+
+def test_gapless_toml_explains_every_setting_with_its_default() -> None:
+    text = (ROOT / "gapless.toml").read_text()
+    assert tomllib.loads(text) == dataclasses.asdict(Settings())
+    lines = [line for line in text.splitlines() if re.match(r"^\w+ = ", line)]
+    assert [line for line in lines if "#" not in line] == ["max_stop_words = 16", "max_stop_word_bytes = 256", "http_port = 8000"] + [
+        "grpc_port = 8001",
+        "metrics_port = 8002",
+    ]
+
+
+def test_settings_survive_the_run_directory(tmp_path: Path) -> None:
+    settings = load(ROOT / "gapless.toml", {"engine.slots": "64", "model.trust_remote_code": "true"})
+    assert settings.engine.slots == 64
+    dump(settings, tmp_path / "settings.json")
+    assert undump(tmp_path / "settings.json") == settings
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ({"engine.slots": "0"}, "engine.slots = 0: must be between 1 and 4096"),
+        ({"engine.slots": "many"}, "must be of type int"),
+        ({"engine.slot": "1"}, "unknown setting engine.slot"),
+        ({"machine.slots": "1"}, "unknown setting machine.slots"),
+        ({"model.dtype": "int3"}, "must be one of float32, bfloat16"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_value_and_what_is_allowed(override: dict[str, str], message: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(message)):
+        load(ROOT / "gapless.toml", override)

@@ -1,0 +1,55 @@
+"""What is packed comes out the same, and what nobody of ours wrote is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from python_backends.messages import BadMessageError, Hello, Load, Submit, pack, unpack
+from python_backends.request import Feedback, Finish, ModelLimits, Request, Sampling, TokenWindow
+from python_backends.step import Started, Tokens
+
+
+def same(a: object, b: object) -> bool:
+    if dataclasses.is_dataclass(a):
+        return type(a) is type(b) and all(same(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a))
+    if isinstance(a, np.ndarray):
+        return isinstance(b, np.ndarray) and a.dtype == b.dtype and a.tolist() == b.tolist()
+    return type(a) is type(b) and a == b
+
+
+REQUEST = Request(
+    request_id=(1 << 62) + 1,
+    prompt=np.array([1, 2, 3], np.int32),
+    sampling=Sampling(max_tokens=5, temperature=0.5, seed=(1 << 63) - 1, stop_ids=(2, 7)),
+    stop_words=("\n", "हिन्दी"),
+)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        REQUEST,
+        TokenWindow(1, np.array([], np.int32), finish=Finish.STOP),
+        Feedback(1, 5, stopped_at=3, gone=True),
+        Hello(ModelLimits(2048, 512, 16, 100, 16, "x")),
+        Hello(),
+        Submit(REQUEST, np.array([4], np.int32), 2),
+        Started(1, 0, 16),
+        Tokens(*(np.array([1, 2], kind) for kind in (np.int64, np.int32, np.int32, np.int32, np.uint8))),
+        Load(num_running=3),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_a_message_comes_out_as_it_went_in(message: object) -> None:
+    assert same(unpack(pack(message)), message)
+
+
+@pytest.mark.parametrize("frame", [b"", b"\xc1", b"\xc7\x01\x02\xff", pack(REQUEST)[:-3], b"GET / HTTP/1.1"])
+def test_a_frame_that_nobody_of_ours_wrote_is_refused_or_harmless(frame: bytes) -> None:
+    try:
+        assert not dataclasses.is_dataclass(unpack(frame))
+    except BadMessageError:
+        pass

@@ -1,0 +1,261 @@
+"""The slot scheduler over the toy engine: whatever happens around a request, its tokens are those of an undisturbed run."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from python_backends.config import EngineSettings, ModelSettings, Settings
+from python_backends.engine.toy_engine import ToyEngine, toy_answer, toy_next
+from python_backends.request import Finish, Request, Sampling
+from python_backends.scheduling.policies import POLICIES
+from python_backends.scheduling.scheduler import SlotScheduler
+
+VOCAB = 97
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("toy")
+    vocab = {f"t{i}": i for i in range(VOCAB)}
+    (directory / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
+    return directory
+
+
+class Instance:
+    """Scheduler and toy engine, turned by hand; `depth` steps are launched before the oldest is read."""
+
+    def __init__(self, model: Path, depth: int = 1, slots: int = 4, blocks: int = 64, **options: object) -> None:
+        engine = EngineSettings(kind="toy", slots=slots, kv_blocks=blocks, block_tokens=4)
+        self.engine = ToyEngine(Settings(model=ModelSettings(str(model), max_model_tokens=120), engine=engine))
+        self.scheduler = SlotScheduler(self.engine.limits, **options)  # type: ignore[arg-type]
+        self.depth = depth
+        self.launched: deque = deque()
+        self.answers: dict[int, list[int]] = {}
+        self.finishes: dict[int, Finish] = {}
+        self.steps = 0
+
+    def submit(self, request: Request, delivered: tuple[int, ...] = ()) -> None:
+        self.answers[request.request_id] = list(delivered)
+        self.scheduler.submit(request, np.array(delivered, np.int32))
+
+    def turn(self) -> bool:
+        plan = self.scheduler.plan()
+        if plan is not None:
+            self.engine.launch(plan)
+            self.launched.append(plan)
+        reads = bool(self.launched) and (plan is None or len(self.launched) >= self.depth)
+        if reads:
+            self._read()
+        self.steps += 1
+        return plan is not None or reads
+
+    def _read(self) -> None:
+        events = self.scheduler.apply(self.launched.popleft(), self.engine.collect())
+        rows = zip(events.request_ids, events.indices, events.tokens, events.finishes, strict=True)
+        for request_id, index, token, finish in rows:
+            answer = self.answers[int(request_id)]
+            assert index == len(answer), "tokens come in order, none twice"
+            answer.append(int(token))
+            if finish != Finish.RUNNING:
+                self.finishes[int(request_id)] = Finish(int(finish))
+
+    def run(self) -> None:
+        while self.turn():
+            assert self.steps < 20_000
+        assert self.scheduler.is_idle
+        self.scheduler.check_integrity()
+
+
+def request(number: int, prompt: list[int], **sampling: object) -> Request:
+    return Request(number, np.array(prompt, np.int32), Sampling(**{"max_tokens": 20, **sampling}))  # type: ignore[arg-type]
+
+
+def answer(ask: Request) -> list[int]:
+    return toy_answer(ask.prompt, ask.sampling, VOCAB)
+
+
+def test_the_toy_engine_can_be_worked_out_by_hand() -> None:
+    # 1·3 + 2·5 + 7 = 20, then 20 + 3·20 = 80
+    assert toy_answer(np.array([3, 5], np.int32), Sampling(max_tokens=2), VOCAB) == [20, 80]
+    assert toy_next(np.array([3, 5], np.int32), Sampling(max_tokens=9, min_tokens=1, stop_ids=(20, 21)), 0, VOCAB) == 22
+
+
+def test_one_request_gets_its_answer_and_ends_by_length(model: Path) -> None:
+    instance = Instance(model)
+    ask = request(1, [3, 5, 8])
+    instance.submit(ask)
+    instance.run()
+    assert instance.answers[1] == answer(ask)
+    assert instance.finishes[1] is Finish.LENGTH
+
+
+def test_a_stop_id_ends_the_answer_but_not_before_min_tokens(model: Path) -> None:
+    plain = answer(request(0, [3, 5, 8]))
+    stop = plain[3]
+    asks = [request(1, [3, 5, 8], stop_ids=(stop,)), request(2, [3, 5, 8], stop_ids=(stop,), min_tokens=6)]
+    instance = Instance(model, depth=2)
+    for ask in asks:
+        instance.submit(ask)
+    instance.run()
+    assert instance.answers[1] == plain[:4]
+    assert instance.finishes[1] is Finish.STOP
+    assert instance.answers[2] == answer(asks[1])
+    assert len(instance.answers[2]) >= 6
+
+
+def test_a_new_request_waits_at_most_one_step_for_a_free_slot(model: Path) -> None:
+    instance = Instance(model, slots=2)
+    instance.submit(request(1, [1], max_tokens=30))
+    for _ in range(5):
+        instance.turn()
+    instance.submit(request(2, [2]))
+    instance.turn()
+    assert len(instance.answers[2]) == 1
+
+
+def test_a_cancelled_request_gives_slot_and_blocks_back_before_the_next_step(model: Path) -> None:
+    instance = Instance(model, slots=1)
+    instance.submit(request(1, [1] * 9, max_tokens=40))
+    instance.submit(request(2, [2]))
+    for _ in range(3):
+        instance.turn()
+    assert instance.answers[2] == []
+    assert instance.scheduler.cancel(1)
+    assert not instance.scheduler.cancel(1)
+    instance.turn()
+    assert len(instance.answers[2]) == 1
+    instance.run()
+    assert instance.scheduler.blocks.num_used == 0
+
+
+def test_the_second_turn_of_a_chat_computes_its_new_suffix_and_at_most_one_block(model: Path) -> None:
+    instance = Instance(model)
+    first = request(1, list(range(10, 30)))
+    instance.submit(first)
+    instance.run()
+    turn_2 = [*first.prompt.tolist(), *instance.answers[1], 5, 6, 7]
+    instance.scheduler.take_started()
+    second = request(2, turn_2)
+    instance.submit(second)
+    instance.run()
+    known = len(first.prompt) + len(instance.answers[1])
+    assert instance.scheduler.take_started()[0].num_prefix_hit_tokens > known - instance.engine.limits.block_tokens - 1
+    assert instance.answers[2] == answer(second)
+
+
+def test_when_blocks_run_out_the_youngest_is_evicted_and_every_answer_stays_the_same(model: Path) -> None:
+    instance = Instance(model, slots=4, blocks=30, reserve=lambda sequence: 0)
+    asks = [request(i, [i + 1] * 8, max_tokens=60) for i in range(4)]
+    for ask in asks:
+        instance.submit(ask)
+    instance.run()
+    assert instance.scheduler.num_evictions > 0
+    assert all(instance.answers[ask.request_id] == answer(ask) for ask in asks)
+
+
+def test_reserving_max_tokens_never_evicts(model: Path) -> None:
+    instance = Instance(model, slots=4, blocks=30)
+    asks = [request(i, [i + 1] * 8, max_tokens=60) for i in range(6)]
+    for ask in asks:
+        instance.submit(ask)
+    instance.run()
+    assert instance.scheduler.num_evictions == 0
+
+
+def test_a_restarted_request_goes_on_behind_what_was_delivered(model: Path) -> None:
+    ask = request(1, [3, 5, 8], temperature=1.0, seed=12345)
+    instance = Instance(model)
+    instance.submit(ask, delivered=tuple(answer(ask)[:7]))
+    instance.run()
+    assert instance.answers[1] == answer(ask)
+
+
+def test_a_long_prompt_does_not_stall_decodes(model: Path) -> None:
+    instance = Instance(model, token_budget=8)
+    instance.submit(request(1, [1], max_tokens=60))
+    instance.turn()
+    instance.submit(request(2, [2] * 60))
+    for _ in range(5):
+        before = len(instance.answers[1])
+        instance.turn()
+        assert len(instance.answers[1]) == before + 1
+    assert instance.answers[2] == []
+
+
+def test_orca_reserves_max_tokens_and_its_head_blocks_all_behind_it(model: Path) -> None:
+    """30 blocks of 4 hold 120 tokens: 2 × (5 + 40) fit, the third of that size waits, and so does the tiny one behind it."""
+    instance = Instance(model, blocks=30, policy="orca")
+    for number in range(3):
+        instance.submit(request(number, [number + 1] * 5, max_tokens=40))
+    instance.submit(request(9, [9], max_tokens=2))
+    instance.turn()
+    assert [len(instance.answers[number]) for number in (0, 1, 2, 9)] == [1, 1, 0, 0]
+    instance.run()
+    assert len(instance.answers[9]) == 2
+
+
+events = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("submit"),
+            st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=40),
+            st.integers(1, 60),
+            st.integers(0, 3),
+            st.booleans(),
+        ),
+        st.tuples(st.just("cancel"), st.integers(0, 30)),
+        st.tuples(st.just("turn"), st.integers(1, 12)),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    events,
+    st.sampled_from(sorted(POLICIES)),
+    st.integers(1, 3),
+    st.sampled_from([1, 8, 32]),
+    st.sampled_from([0, 500]),
+    st.integers(1, 4),
+)
+def test_random_arrivals_cancels_and_evictions_never_change_an_answer(
+    model: Path, happenings: list, policy: str, depth: int, budget: int, reserved: int, slots: int
+) -> None:
+    instance = Instance(model, depth, slots, blocks=26, policy=policy, token_budget=budget, reserve=lambda sequence: reserved)
+    asks: dict[int, Request] = {}
+    cancelled = set()
+    for happening in happenings:
+        if happening[0] == "submit":
+            _, prompt, max_tokens, shared, sampled = happening
+            prompt = [7] * (shared * 4) + prompt  # prefixes in common
+            ask = request(len(asks), prompt, max_tokens=max_tokens, stop_ids=(3, 4), temperature=float(sampled), seed=len(asks))
+            asks[ask.request_id] = ask
+            instance.submit(ask)
+        elif happening[0] == "cancel" and instance.scheduler.cancel(happening[1]):
+            cancelled.add(happening[1])
+        elif happening[0] == "turn":
+            for _ in range(happening[1]):
+                instance.turn()
+                instance.scheduler.check_integrity()
+    instance.run()
+    for request_id, ask in asks.items():
+        if request_id in cancelled:
+            assert answer(ask)[: len(instance.answers[request_id])] == instance.answers[request_id]
+        else:
+            assert instance.answers[request_id] == answer(ask)
+    assert instance.scheduler.blocks.num_used == 0
+
+
+def test_limits_are_refused_at_construction(model: Path) -> None:
+    limits = replace(Instance(model).engine.limits, num_slots=2)
+    with pytest.raises(KeyError):
+        SlotScheduler(limits, policy="unknown")

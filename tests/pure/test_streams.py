@@ -1,0 +1,337 @@
+"""The stream table with a fake clock: every stream gets each token once, in order, and exactly one last answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from python_backends.config import StreamSettings
+from python_backends.messages import Cancel, Submit
+from python_backends.metrics import Metrics
+from python_backends.request import Feedback, Finish, Request, Sampling, TokenWindow
+from python_backends.step import Started, Tokens
+from python_backends.streams.pacing import Pacing
+from python_backends.streams.table import Outgoing, StreamTable
+
+MS = 1_000_000
+
+
+@dataclass
+class House:
+    """A stream table, a clock that we turn, and what came out of the table so far."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    now_ns: int = 1_000_000_000
+
+    def __post_init__(self) -> None:
+        settings = StreamSettings(**self.options)
+        self.metrics = Metrics()
+        self.table = StreamTable(settings, lambda: self.now_ns, lambda words: max([len(w) for w in words], default=0) + 4, self.metrics)
+        self.sent: dict[Any, list[Outgoing]] = {}
+        self.submitted: list[Submit] = []
+        self.cancelled: list[int] = []
+
+    def accept(self, number: int, **options: Any) -> bool:
+        sampling = Sampling(max_tokens=options.pop("max_tokens", 100))
+        options = {"stream": True, "arrival_ns": self.now_ns, **options}
+        accepted = self.table.accept(Request(number, np.arange(3, dtype=np.int32), sampling, **options), sender=number)
+        self.turn()
+        return accepted
+
+    def turn(self, ms: float = 0.0) -> None:
+        self.now_ns += int(ms * MS)
+        self.post()
+        for outgoing in self.table.due():
+            self.sent.setdefault(outgoing.sender, []).append(outgoing)
+        self.post()
+
+    def post(self) -> None:
+        for message in self.table.outbox():
+            if isinstance(message, Cancel):
+                self.cancelled.append(message.request_id)
+            else:
+                self.submitted.append(message)
+
+    def tokens(self, *rows: tuple[int, int, int, int, Finish]) -> None:
+        """Rows of (request, epoch, index, token, finish)."""
+        columns = list(zip(*rows, strict=True))
+        kinds = (np.int64, np.int32, np.int32, np.int32, np.uint8)
+        self.table.tokens(Tokens(*(np.array(column, kind) for column, kind in zip(columns, kinds, strict=True))))
+
+    def start(self, number: int, epoch: int = 0) -> None:
+        self.table.started(Started(number, epoch, 0))
+
+    def windows(self, number: int) -> list[TokenWindow]:
+        return [outgoing.window for outgoing in self.sent.get(number, []) if outgoing.window is not None]
+
+    def received(self, number: int) -> list[int]:
+        """The tokens as a reader of the windows puts them together."""
+        tokens: list[int] = []
+        for window in self.windows(number):
+            assert window.start <= window.num_sent == len(tokens) or window.start == 0
+            tokens = tokens[: window.num_sent] + window.tokens[window.num_sent - window.start :].tolist()
+        return tokens
+
+    def finals(self, number: int) -> int:
+        return sum(outgoing.final for outgoing in self.sent.get(number, []))
+
+
+def running(number: int = 1, **options: Any) -> House:
+    house = House(options)
+    house.table.instance_ready()
+    house.accept(number)
+    house.start(number)
+    return house
+
+
+def test_the_first_token_is_sent_at_once_and_the_last_ends_the_stream() -> None:
+    house = running()
+    house.tokens((1, 0, 0, 50, Finish.RUNNING))
+    house.turn()
+    assert house.received(1) == [50]
+    house.tokens((1, 0, 1, 51, Finish.LENGTH))
+    house.turn()
+    assert house.received(1) == [50, 51]
+    assert house.finals(1) == 1
+    assert house.windows(1)[-1].finish is Finish.LENGTH
+    assert len(house.table) == 0
+
+
+def test_early_tokens_are_held_and_known_ones_dropped() -> None:
+    house = running()
+    house.tokens((1, 0, 1, 51, Finish.RUNNING))
+    house.turn()
+    assert house.received(1) == []
+    house.tokens((1, 0, 0, 50, Finish.RUNNING), (1, 0, 0, 99, Finish.RUNNING))
+    house.turn()
+    assert house.received(1) == [50, 51]
+
+
+def test_tokens_of_an_earlier_life_are_dropped_and_the_request_goes_on_behind_what_was_delivered() -> None:
+    house = running()
+    house.tokens((1, 0, 0, 50, Finish.RUNNING))
+    house.table.instance_lost()
+    house.table.instance_ready()
+    house.turn()
+    again = house.submitted[-1]
+    assert (again.epoch, again.delivered.tolist()) == (1, [50])
+    house.tokens((1, 0, 1, 99, Finish.RUNNING))
+    house.tokens((1, 1, 1, 51, Finish.STOP))
+    house.turn()
+    assert house.received(1) == [50, 51]
+
+
+def test_one_request_too_many_is_refused_and_costs_the_others_nothing() -> None:
+    house = running(max_open=1)
+    assert not house.accept(2)
+    house.tokens((1, 0, 0, 50, Finish.STOP))
+    house.turn()
+    assert house.finals(1) == 1
+    assert house.accept(3)
+
+
+def test_a_stop_word_ends_the_answer_where_the_detokenizer_found_it() -> None:
+    house = running()
+    house.tokens(*[(1, 0, index, 50 + index, Finish.RUNNING) for index in range(5)])
+    house.turn()
+    house.table.feedback(Feedback(1, 5, stopped_at=3))
+    house.turn()
+    assert house.cancelled == [1]
+    assert house.windows(1)[-1].finish is Finish.STOP
+    assert house.windows(1)[-1].tokens.tolist()[-1] == 52
+    assert house.finals(1) == 1
+
+
+def test_a_client_that_is_gone_frees_its_slot_and_still_gets_one_last_answer() -> None:
+    house = running()
+    house.turn(ms=300)  # a probe
+    house.table.feedback(Feedback(1, 0, gone=True))
+    house.turn()
+    assert house.cancelled == [1]
+    assert house.finals(1) == 1
+    assert house.windows(1)[-1].finish is Finish.CANCELLED
+
+
+def test_a_client_whose_windows_are_no_longer_dispatched_is_gone() -> None:
+    """Newer servers don't run the later steps of a cancelled request: its silence while others are confirmed is the only sign."""
+    house = running()
+    house.accept(2)
+    for number in (1, 2):
+        house.tokens((number, 0, 0, 50, Finish.RUNNING))
+    house.turn()
+    for index in range(1, 8):
+        house.turn(ms=1000)
+        house.tokens((2, 0, index, 50, Finish.RUNNING))
+        house.turn()
+        house.table.feedback(Feedback(2, index))
+        house.table.feedback(Feedback(2, index))
+    house.turn()
+    assert house.cancelled == [1]
+    assert house.finals(1) == 1
+    assert house.finals(2) == 0
+
+
+def test_a_deadline_ends_a_request_that_waits_as_well_as_one_that_runs() -> None:
+    house = House()
+    house.accept(1, deadline_ns=house.now_ns + 100 * MS)
+    house.table.instance_ready()
+    house.accept(2, deadline_ns=house.now_ns + 200 * MS)
+    house.tokens((2, 0, 0, 50, Finish.RUNNING))
+    house.turn(ms=99)
+    assert house.finals(1) == 0
+    house.turn(ms=2)
+    assert house.windows(1)[-1].finish is Finish.DEADLINE
+    house.turn(ms=100)
+    assert house.received(2) == [50]
+    assert house.windows(2)[-1].finish is Finish.DEADLINE
+    assert 2 in house.cancelled
+
+
+def test_a_stream_that_waits_is_probed_and_gets_one_empty_chunk() -> None:
+    house = running()
+    for _ in range(8):
+        house.turn(ms=125)
+        house.table.feedback(Feedback(1, 0))
+    windows = house.windows(1)
+    assert len(windows) == 4
+    assert [window.emit for window in windows].count(True) == 1
+    assert all(len(window.tokens) == 0 for window in windows)
+
+
+def test_an_answer_that_is_not_streamed_comes_in_one_piece() -> None:
+    house = House()
+    house.table.instance_ready()
+    house.accept(1, stream=False, stop_words=("x",), echo="user text")
+    for index in range(9):
+        house.tokens((1, 0, index, 50 + index, Finish.LENGTH if index == 8 else Finish.RUNNING))
+        house.turn(ms=50)
+    windows = house.windows(1)
+    assert all(window.silent and not window.emit for window in windows[:-1])
+    assert windows[-1].tokens.tolist() == list(range(50, 59))
+    assert windows[-1].num_sent == 0
+    assert [window.echo for window in windows if window.echo] == ["user text"]
+
+
+def test_tokens_are_put_together_only_while_the_sender_is_busy() -> None:
+    pacing = Pacing(max_interval_s=0.040, wanted_load=0.1)
+    pacing.adjust(busy_s=0.001, elapsed_s=0.1)
+    assert pacing.interval_s == 0
+    for _ in range(100):
+        pacing.adjust(busy_s=0.05, elapsed_s=0.1)
+    assert pacing.interval_s == 0.040
+    for _ in range(100):
+        pacing.adjust(busy_s=0.001, elapsed_s=0.1)
+    assert pacing.interval_s == 0
+
+
+def test_a_slow_reader_gets_its_tokens_in_fewer_and_larger_windows() -> None:
+    house = running(max_unacknowledged=2)
+    for index in range(10):
+        house.tokens((1, 0, index, 50 + index, Finish.RUNNING))
+        house.turn(ms=1)
+    assert len(house.windows(1)) == 2
+    house.table.feedback(Feedback(1, 1))
+    house.turn()
+    assert house.received(1) == list(range(50, 60))
+
+
+def test_only_a_request_that_was_alone_in_a_crash_is_failed() -> None:
+    """Requests 1, 2 and 3; whoever computes beside or is 2 sees the instance die."""
+    house = House()
+    house.table.instance_ready()
+    for number in (1, 2, 3):
+        house.accept(number)
+        house.start(number)
+    crash(house)
+    assert [submit.request.request_id for submit in house.submitted[-3:]] == [1, 2, 3], "after one crash all re-enter together"
+    for number in (1, 2, 3):
+        house.start(number, epoch=1)
+    crash(house)
+    assert house.submitted[-1].request.request_id == 1, "after two, one at a time"
+    house.start(1, epoch=2)
+    house.tokens(*[(1, 2, index, 50, Finish.RUNNING) for index in range(4)])
+    house.turn()
+    assert 1 in house.cancelled, "it has passed and makes room for the next"
+    assert house.submitted[-1].request.request_id == 2
+    house.start(2, epoch=2)
+    crash(house)
+    assert house.sent[2][-1].error
+    assert house.finals(2) == 1
+    house.start(3, epoch=3)
+    house.tokens(*[(3, 3, index, 50, Finish.RUNNING) for index in range(4)])
+    house.turn()
+    house.turn()
+    last = {submit.request.request_id: submit.epoch for submit in house.submitted}
+    for number in (1, 3):
+        house.start(number, last[number])
+        house.tokens(*[(number, last[number], index, 50, Finish.LENGTH) for index in range(4, 5)])
+    house.turn()
+    assert house.finals(1) == house.finals(3) == 1
+    assert len(house.received(1)) == 5
+
+
+def crash(house: House) -> None:
+    house.table.instance_lost()
+    house.turn()
+    house.table.instance_ready()
+    house.turn()
+
+
+happenings = st.lists(
+    st.one_of(
+        st.tuples(st.just("accept"), st.booleans()),
+        st.tuples(st.just("step"), st.integers(0, 40)),
+        st.tuples(st.just("gone"), st.integers(0, 8)),
+        st.tuples(st.just("stop"), st.integers(0, 8)),
+        st.tuples(st.just("confirm"), st.integers(0, 8)),
+        st.tuples(st.just("crash"), st.just(0)),
+        st.tuples(st.just("wait"), st.integers(1, 600)),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(happenings)
+def test_whatever_happens_every_stream_gets_its_tokens_in_order_and_one_last_answer(story: list[tuple[str, Any]]) -> None:
+    house = House({"coalescing_ms": 20.0})
+    house.table.instance_ready()
+    accepted = 0
+    for what, value in story:
+        if what == "accept":
+            house.accept(accepted, stream=value)
+            accepted += 1
+        elif what == "step":
+            step(house, value)
+        elif what == "crash":
+            crash(house)
+        elif what == "wait":
+            house.turn(ms=value)
+        else:
+            house.table.feedback(Feedback(value, 0, stopped_at=int(what == "stop"), gone=what == "gone"))
+        house.turn()
+    for _ in range(300):
+        step(house, 15)
+        house.turn(ms=50)
+    assert len(house.table) == 0
+    for number in range(accepted):
+        assert house.finals(number) == 1
+        assert house.sent[number][-1].final
+        assert house.received(number) == list(range(len(house.received(number))))
+
+
+def step(house: House, ends: int) -> None:
+    """The instance makes one token for everything it was given last; token i of an answer is i, and `ends` ends it."""
+    lives = {submit.request.request_id: submit for submit in house.submitted}
+    for number, submit in lives.items():
+        house.start(number, submit.epoch)
+        made = house.__dict__.setdefault("made", {})
+        index = made.get((number, submit.epoch), len(submit.delivered))
+        made[number, submit.epoch] = index + 1
+        house.tokens((number, submit.epoch, index, index, Finish.LENGTH if index >= ends else Finish.RUNNING))
+        for _ in range(4):
+            house.table.feedback(Feedback(number, 0))

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.server.serving import Gapless
+from tests.server.toy_model import write_toy_model
+
+
+@pytest.fixture(scope="session")
+def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_toy_model(tmp_path_factory.mktemp("toy-model"))
+
+
+@pytest.fixture(scope="session")
+def gapless(toy_model: Path) -> Iterator[Gapless]:
+    """Gapless over the toy engine, as slow as a small model: 5 ms a step, 16 slots."""
+    served = Gapless(
+        **{
+            "model.directory": toy_model,
+            "engine.kind": "toy",
+            "engine.toy_step_ms": 5,
+            "engine.toy_poison_token": 511,
+            "streams.dead_after_s": 3,
+        }
+    )
+    yield served
+    assert served.stop() == 0, served.log

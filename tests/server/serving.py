@@ -1,0 +1,262 @@
+"""A running Gapless for tests: the launcher as a user starts it, and clients that speak to it as users do."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import queue
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import tritonclient.grpc as triton
+
+ROOT = Path(__file__).resolve().parents[2]
+DTYPES = {"max_tokens": "INT32", "min_tokens": "INT32", "top_k": "INT32", "temperature": "FP32", "top_p": "FP32", "seed": "UINT64"}
+NUMPY = {"INT32": np.int32, "FP32": np.float32, "UINT64": np.uint64}
+
+
+class Gapless:
+    """One launcher with everything below it."""
+
+    def __init__(self, **settings: Any) -> None:
+        ports = free_ports(3)
+        settings = {**dict(zip(("server.http_port", "server.grpc_port", "server.metrics_port"), ports, strict=True)), **settings}
+        self.http_port, self.grpc_port, self.metrics_port = ports
+        command = [sys.executable, "-m", "python_backends.launcher"]
+        for name, value in settings.items():
+            command += ["--set", f"{name}={value}"]
+        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self._log: list[str] = []
+        self._await_invitation()
+
+    @property
+    def log(self) -> str:
+        return "".join(self._log)
+
+    def _await_invitation(self) -> None:
+        import threading
+
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        threading.Thread(target=lambda: self._log.extend(self.process.stderr or []), daemon=True).start()
+        for line in self.process.stdout:
+            if "Ctrl-C ends it" in line:
+                return
+        raise AssertionError(f"Gapless did not start:\n{self.log}")
+
+    def stop(self, timeout_s: float = 45) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+        return self.process.wait(timeout_s)
+
+    def processes(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def instance_pid(self) -> int:
+        return self._pid(lambda line: "gapless-instance-0" in line)
+
+    def stub_pid(self, model: str) -> int:
+        return self._pid(lambda line: "triton_python_backend_stub" in line and f"/{model}/" in line)
+
+    def server_pid(self) -> int:
+        return self._pid(lambda line: "bin/tritonserver" in line)
+
+    def _pid(self, wanted: Callable[[str], bool]) -> int:
+        def find() -> int:
+            for process in self.processes():
+                with contextlib.suppress(psutil.Error):
+                    if wanted(" ".join(process.cmdline())):
+                        return process.pid
+            return 0
+
+        return wait_for(find, 30)
+
+    def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
+        os.kill(pid, number)
+
+    def metrics(self) -> dict[str, float]:
+        """Our metrics by name with labels, as /metrics shows them."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.metrics_port, timeout=10)
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+        connection.close()
+        return {name: float(value) for name, value in re.findall(r"^(gapless_\S+) (\S+)$", text, re.MULTILINE)}
+
+    def is_idle(self) -> bool:
+        metrics = self.metrics()
+        names = ("gapless_slots_busy", "gapless_requests_waiting", "gapless_kv_blocks_used")
+        return all(metrics[name] == 0 for name in names)
+
+    # --- clients
+
+    def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=120)
+        connection.request("POST", path, json.dumps(body), headers or {})
+        response = connection.getresponse()
+        text = response.read().decode()
+        connection.close()
+        return response.status, text
+
+    def generate(self, **inputs: Any) -> dict[str, Any]:
+        status, text = self.post("/v2/models/ensemble/generate", inputs)
+        return {"status": status, **json.loads(text)}
+
+    def generate_stream(self, **inputs: Any) -> Answer:
+        answer = Answer()
+        status, text = self.post("/v2/models/ensemble/generate_stream", {"stream": True, **inputs})
+        answer.status = status
+        for line in text.splitlines():
+            if line.startswith("data: "):
+                answer.add_json(json.loads(line[len("data: ") :]))
+        if status != 200:
+            answer.error = text
+        return answer
+
+    def grpc(self) -> GrpcClient:
+        return GrpcClient(f"127.0.0.1:{self.grpc_port}")
+
+
+@dataclass
+class Answer:
+    """What a client received: the text so far, and how often the answer ended."""
+
+    text: str = ""
+    chunks: int = 0
+    reasons: list[str] = field(default_factory=list)
+    error: str = ""
+    status: int = 0
+    num_output_tokens: int = 0
+    first_text_s: float = 0.0
+
+    @property
+    def num_ends(self) -> int:
+        return len(self.reasons) + bool(self.error)
+
+    def add_json(self, chunk: dict[str, Any]) -> None:
+        if "error" in chunk:
+            self.error = chunk["error"]
+            return
+        self.add(chunk["text_output"], chunk["finish_reason"], chunk.get("num_output_tokens", 0))
+
+    def add(self, text: str, reason: str, num_output_tokens: int) -> None:
+        if text and not self.text:
+            self.first_text_s = time.monotonic()
+        self.text += text
+        self.chunks += 1
+        if reason:
+            self.reasons.append(reason)
+            self.num_output_tokens = num_output_tokens
+
+
+class GrpcClient:
+    """One gRPC stream to the ensemble; answers are told apart by request id."""
+
+    def __init__(self, url: str) -> None:
+        self._client = triton.InferenceServerClient(url)
+        self.answers: dict[str, Answer] = {}
+        self._news: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._client.start_stream(lambda result, error: self._news.put((result, error)))
+
+    def ask(self, name: str = "1", timeout_us: int | None = None, **inputs: Any) -> Answer:
+        inputs = {"stream": True, "return_num_output_tokens": True, **inputs}
+        self.answers[name] = Answer()
+        tensors = [tensor(key, value) for key, value in inputs.items()]
+        self._client.async_stream_infer("ensemble", tensors, request_id=name, timeout=timeout_us, enable_empty_final_response=True)
+        return self.answers[name]
+
+    def finish(self, timeout_s: float = 60) -> None:
+        """Waits until every answer of this stream has ended."""
+        while any(not answer.num_ends for answer in self.answers.values()):
+            self._take(timeout_s)
+
+    def read_until(self, condition: Callable[[], bool], timeout_s: float = 30) -> None:
+        while not condition():
+            self._take(timeout_s)
+
+    def drain(self, seconds: float) -> None:
+        """Reads on for a while, to see what should not come."""
+        end_s = time.monotonic() + seconds
+        while (left_s := end_s - time.monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                self._take(left_s)
+
+    def cancel(self) -> None:
+        self._client.stop_stream(cancel_requests=True)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _take(self, timeout_s: float) -> None:
+        result, error = self._news.get(timeout=timeout_s)
+        if error is not None:
+            self._fail(error)
+            return
+        response = result.get_response()
+        answer = self.answers[response.id]
+        if not response.outputs:
+            return  # the empty final response of the transport
+        texts = {name: result.as_numpy(name)[0, 0] for name in ("text_output", "finish_reason", "num_output_tokens")}
+        answer.add(texts["text_output"].decode(), texts["finish_reason"].decode(), int(texts["num_output_tokens"]))
+
+    def _fail(self, error: triton.InferenceServerException) -> None:
+        """An error names no request where several share a stream; tests that expect errors use one stream a request."""
+        for answer in self.answers.values():
+            if not answer.num_ends:
+                answer.error = error.message() or str(error)
+
+
+def tensor(name: str, value: Any) -> triton.InferInput:
+    if isinstance(value, bool):
+        data, kind = np.array([[value]]), "BOOL"
+    elif isinstance(value, str):
+        data, kind = np.array([[value.encode()]], object), "BYTES"
+    elif isinstance(value, list):
+        data, kind = np.array([[word.encode() for word in value]], object), "BYTES"
+    else:
+        kind = DTYPES[name]
+        data = np.array([[value]], NUMPY[kind])
+    made = triton.InferInput(name, list(data.shape), kind)
+    made.set_data_from_numpy(data)
+    return made
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def wait_for(condition: Callable[[], Any], timeout_s: float) -> Any:
+    """The first true value of `condition`. Raises AssertionError after `timeout_s`."""
+    end_s = time.monotonic() + timeout_s
+    while True:
+        with contextlib.suppress(OSError, KeyError):
+            value = condition()
+            if value:
+                return value
+        assert time.monotonic() < end_s, f"did not come true within {timeout_s} s"
+        time.sleep(0.05)
+
+
+def leftovers(run_name: str) -> Iterator[str]:
+    """Processes, sockets and shared memory that a Gapless has left behind."""
+    for process in psutil.process_iter(["cmdline"]):
+        line = " ".join(process.info["cmdline"] or [])
+        if run_name in line:
+            yield line
+    for directory in (Path("/dev/shm"), Path("/tmp")):
+        yield from (str(path) for path in directory.glob(f"{run_name}*"))

@@ -1,0 +1,192 @@
+"""What survives: cancels, crashes and kills around streams whose text stays the same."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.server.serving import Answer, Gapless, GrpcClient, leftovers, wait_for
+from tests.server.test_serving import PROMPT, Expected
+
+LONG = {"max_tokens": 400, "min_tokens": 400}
+
+
+@pytest.fixture(scope="session")
+def expected(toy_model: Path) -> Expected:
+    return Expected(toy_model)
+
+
+def sixteen_streams(gapless: Gapless) -> tuple[GrpcClient, dict[str, Answer]]:
+    client = gapless.grpc()
+    answers = {f"{n}": client.ask(f"{n}", text_input=f"{PROMPT} {n}", **LONG) for n in range(16)}
+    client.read_until(lambda: all(answer.chunks > 2 for answer in answers.values()))
+    return client, answers
+
+
+def check_sixteen(client: GrpcClient, answers: dict[str, Answer], expected: Expected) -> None:
+    client.finish()
+    client.close()
+    for n in range(16):
+        assert answers[f"{n}"].error == ""
+        assert answers[f"{n}"].text == expected.text(f"{PROMPT} {n}", **LONG)
+        assert answers[f"{n}"].reasons == ["length"]
+
+
+def test_streams_go_on_with_the_same_text_when_the_instance_is_killed(gapless: Gapless, expected: Expected) -> None:
+    client, answers = sixteen_streams(gapless)
+    gapless.kill(gapless.instance_pid())
+    check_sixteen(client, answers, expected)
+
+
+def test_streams_go_on_when_the_instance_stalls(gapless: Gapless, expected: Expected) -> None:
+    client, answers = sixteen_streams(gapless)
+    gapless.kill(gapless.instance_pid(), signal.SIGSTOP)
+    check_sixteen(client, answers, expected)
+
+
+def test_only_the_request_that_kills_every_instance_is_failed(gapless: Gapless, expected: Expected, toy_model: Path) -> None:
+    """Token 511 kills the toy engine's process. Its neighbours see two crashes, re-enter one at a time, and end with their text."""
+    poison = expected._tokenizer.decode([511])
+    assert 511 in expected.ids(poison)
+    client = gapless.grpc()
+    answers = {f"{n}": client.ask(f"{n}", text_input=f"{PROMPT} {n}", **LONG) for n in range(4)}
+    client.read_until(lambda: all(answer.chunks > 2 for answer in answers.values()))
+    culprit = gapless.generate_stream(text_input=f"x{poison}", max_tokens=5)
+    assert "alone" in culprit.error
+    client.finish(120)
+    client.close()
+    for n in range(4):
+        tokens = expected.tokens(f"{PROMPT} {n}", **LONG)
+        assert 511 not in tokens, "the test needs prompts whose answers don't kill"
+        assert answers[f"{n}"].text == expected.text(f"{PROMPT} {n}", **LONG)
+
+
+@pytest.mark.parametrize("model", ["tokenizer", "detokenizer"])
+def test_a_killed_stub_is_loaded_again_within_ten_seconds(gapless: Gapless, expected: Expected, model: str) -> None:
+    server = gapless.server_pid()
+    gapless.kill(gapless.stub_pid(model))
+    started = time.monotonic()
+    answer = wait_for(lambda: gapless.generate(text_input=PROMPT, max_tokens=20).get("text_output"), 10)
+    assert time.monotonic() - started < 10
+    assert answer == expected.text(PROMPT, max_tokens=20)
+    assert gapless.server_pid() == server, "the others did not notice"
+
+
+def test_a_killed_scheduler_stub_restarts_the_server_within_thirty_seconds(gapless: Gapless, expected: Expected) -> None:
+    server, instance = gapless.server_pid(), gapless.instance_pid()
+    client, answers = sixteen_streams(gapless)
+    gapless.kill(gapless.stub_pid("scheduler"))
+    answer = wait_for(lambda: gapless.generate(text_input=PROMPT, max_tokens=20).get("text_output"), 30)
+    assert answer == expected.text(PROMPT, max_tokens=20)
+    assert gapless.server_pid() != server
+    assert gapless.instance_pid() == instance, "the instance stays, and drops what it had"
+    wait_for(gapless.is_idle, 5)
+    client.drain(0.2)
+    assert all(answer.num_ends <= 1 for answer in answers.values())
+    client.cancel()
+
+
+def test_two_hundred_requests_a_third_of_them_abandoned_leave_nothing_behind(gapless: Gapless, expected: Expected) -> None:
+    """Lengths, seeds and stop words at random; cancelled by gRPC, by breaking an HTTP stream, or by deadline."""
+    rng = random.Random(20)
+    jobs = [Job(rng, number) for number in range(200)]
+    threads = [threading.Thread(target=work, args=[gapless, expected, jobs[i::25]]) for i in range(25)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    problems = [job.problem for job in jobs if job.problem]
+    assert not problems, problems[:5]
+    assert all(job.done for job in jobs)
+    wait_for(gapless.is_idle, 2)
+    assert gapless.metrics()["gapless_kv_blocks_retained"] <= gapless.metrics()["gapless_kv_blocks_total"]
+
+
+class Job:
+    """One random request, how it is to be abandoned if at all, and what was wrong with its answer."""
+
+    def __init__(self, rng: random.Random, number: int) -> None:
+        self.prompt = (
+            " ".join(rng.choices(["def", "self", "return", "x", "size", "read", "(", ")"], k=rng.randint(1, 30))) + f" {number}"
+        )
+        self.max_tokens = rng.randint(1, 250)
+        self.sampled = rng.random() < 0.3
+        self.seed = rng.randrange(1 << 40)
+        self.with_stop_word = rng.random() < 0.3
+        self.how = rng.choice(["grpc", "http", "deadline"]) if rng.random() < 1 / 3 else "whole"
+        self.moment_s = rng.uniform(0.0, 0.8)
+        self.problem = ""
+        self.done = False
+
+
+def work(gapless: Gapless, expected: Expected, jobs: list[Job]) -> None:
+    for job in jobs:
+        try:
+            run(gapless, expected, job)
+            job.done = True
+        except Exception as error:
+            job.problem = f"{job.how}: {error!r}"
+
+
+def run(gapless: Gapless, expected: Expected, job: Job) -> None:
+    sampling = {"temperature": 1.0, "seed": job.seed} if job.sampled else {}
+    whole = expected.text(job.prompt, max_tokens=job.max_tokens, **sampling)
+    inputs = {"text_input": job.prompt, "max_tokens": job.max_tokens, **sampling}
+    if job.with_stop_word and len(whole) > 12:
+        inputs["stop_words"] = [whole[10:12]]
+        whole = whole.split(whole[10:12])[0]
+    if job.how == "http":
+        break_off(gapless, inputs, job.moment_s)
+        return
+    client = gapless.grpc()
+    answer = client.ask(timeout_us=int(job.moment_s * 1e6) + 1000 if job.how == "deadline" else None, **inputs)
+    if job.how == "grpc":
+        time.sleep(job.moment_s)
+        client.cancel()
+        client.close()
+        return
+    client.finish()
+    client.drain(0.05)
+    client.close()
+    judge(job, answer, whole)
+
+
+def judge(job: Job, answer: Answer, whole: str) -> None:
+    if answer.num_ends != 1 or answer.error:
+        job.problem = f"{answer.num_ends} ends, {answer.error}"
+    elif job.how == "deadline" and answer.reasons == ["deadline"]:
+        # the last character may be cut in half by the deadline, and is then shown as U+FFFD
+        job.problem = "" if whole.startswith(answer.text.rstrip("\ufffd")) else "wrong text before the deadline"
+    elif answer.text != whole:
+        job.problem = f"wrong text: {answer.text!r} instead of {whole!r}"
+
+
+def break_off(gapless: Gapless, inputs: dict[str, object], after_s: float) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", gapless.http_port, timeout=30)
+    connection.request("POST", "/v2/models/ensemble/generate_stream", json.dumps({"stream": True, **inputs}))
+    time.sleep(after_s)
+    connection.close()
+
+
+def test_ctrl_c_drains_and_leaves_no_process_socket_or_shared_memory(toy_model: Path, expected: Expected) -> None:
+    served = Gapless(**{"model.directory": toy_model, "engine.kind": "toy", "engine.toy_step_ms": 5})
+    run_name = next(word for process in served.processes() for word in process.cmdline() if "/gapless-" in word)
+    run_name = Path(run_name).parts[2]
+    client = served.grpc()
+    answer = client.ask(text_input=PROMPT, max_tokens=300, min_tokens=300)
+    client.read_until(lambda: answer.chunks > 2)
+    stopper = threading.Thread(target=served.stop)
+    stopper.start()
+    client.finish()
+    assert answer.text == expected.text(PROMPT, max_tokens=300, min_tokens=300), "an open request may end"
+    client.close()
+    stopper.join(45)
+    assert served.process.returncode == 0
+    assert not list(leftovers(run_name))

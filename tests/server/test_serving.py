@@ -1,0 +1,190 @@
+"""What a client sees of a real Triton server: answers, errors, stops, limits, closed doors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from python_backends.engine.toy_engine import toy_answer
+from python_backends.request import Sampling
+from tests.server.serving import Gapless, wait_for
+from tests.server.toy_model import VOCAB_SIZE
+
+PROMPT = "def read(self, size=-1):"
+
+
+class Expected:
+    """The toy engine's answers as text, worked out here."""
+
+    def __init__(self, model: Path) -> None:
+        self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        self._eos = self._tokenizer.token_to_id("<|end|>")
+
+    def tokens(self, prompt: str, **sampling: Any) -> list[int]:
+        chosen = Sampling(**{"max_tokens": 256, "stop_ids": (self._eos,), **sampling})
+        return toy_answer(np.array(self.ids(prompt), np.int32), chosen, VOCAB_SIZE)
+
+    def ids(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def text(self, prompt: str, **sampling: Any) -> str:
+        return self._tokenizer.decode(self.tokens(prompt, **sampling), skip_special_tokens=True)
+
+    def before(self, stop_word: str, prompt: str, **sampling: Any) -> str:
+        return self.text(prompt, **sampling).split(stop_word)[0]
+
+
+@pytest.fixture(scope="session")
+def expected(toy_model: Path) -> Expected:
+    return Expected(toy_model)
+
+
+def test_generate_answers_in_one_piece(gapless: Gapless, expected: Expected) -> None:
+    answer = gapless.generate(text_input=PROMPT, max_tokens=40, return_num_output_tokens=True, return_num_input_tokens=True)
+    assert answer["text_output"] == expected.text(PROMPT, max_tokens=40)
+    assert answer["finish_reason"] == "length"
+    assert answer["num_output_tokens"] == 40
+    assert answer["num_input_tokens"] == len(expected.ids(PROMPT))
+
+
+def test_generate_stream_sends_the_same_text_in_pieces(gapless: Gapless, expected: Expected) -> None:
+    answer = gapless.generate_stream(text_input=PROMPT, max_tokens=40)
+    assert answer.text == expected.text(PROMPT, max_tokens=40)
+    assert answer.chunks > 5
+    assert answer.reasons == ["length"]
+
+
+def test_grpc_streams_the_same_text(gapless: Gapless, expected: Expected) -> None:
+    client = gapless.grpc()
+    answers = {f"{n}": client.ask(f"{n}", text_input=f"{PROMPT} # {n}", max_tokens=30 + n) for n in range(20)}
+    client.finish()
+    client.close()
+    for n in range(20):
+        assert answers[f"{n}"].text == expected.text(f"{PROMPT} # {n}", max_tokens=30 + n)
+        assert answers[f"{n}"].reasons == ["length"]
+
+
+def test_a_chat_is_rendered_with_the_models_own_template(gapless: Gapless, expected: Expected) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    answer = gapless.generate(messages=json.dumps(messages), max_tokens=20)
+    assert answer["text_output"] == expected.text("<|user|>hello<|end|><|assistant|>", max_tokens=20)
+
+
+def test_input_text_goes_before_the_answer_when_asked_for(gapless: Gapless, expected: Expected) -> None:
+    whole = PROMPT + expected.text(PROMPT, max_tokens=10)
+    assert gapless.generate(text_input=PROMPT, max_tokens=10, exclude_input_in_output=False)["text_output"] == whole
+    assert gapless.generate_stream(text_input=PROMPT, max_tokens=10, exclude_input_in_output=False).text == whole
+
+
+def test_the_same_seed_gives_the_same_text_and_another_another(gapless: Gapless) -> None:
+    def text(seed: int) -> str:
+        return str(gapless.generate(text_input=PROMPT, max_tokens=20, temperature=0.8, seed=seed)["text_output"])
+
+    assert text(7) == text(7) != text(8)
+
+
+def test_a_stop_word_ends_the_answer_and_is_never_sent(gapless: Gapless, expected: Expected) -> None:
+    text = expected.text(PROMPT, max_tokens=60)
+    stop_word = text[20:23]
+    for answer in (
+        gapless.generate(text_input=PROMPT, max_tokens=60, stop_words=[stop_word])["text_output"],
+        gapless.generate_stream(text_input=PROMPT, max_tokens=60, stop_words=[stop_word, "never there"]).text,
+    ):
+        assert answer == text.split(stop_word)[0]
+
+
+def test_a_deadline_ends_an_answer_with_what_there_is(gapless: Gapless, expected: Expected) -> None:
+    answer = gapless.generate_stream(text_input=PROMPT, max_tokens=1500, min_tokens=1500, timeout=300_000)
+    assert answer.reasons == ["deadline"]
+    assert answer.text
+    assert expected.text(PROMPT, max_tokens=1500, min_tokens=1500).startswith(answer.text[:-3])
+    client = gapless.grpc()
+    asked = client.ask(text_input=PROMPT, max_tokens=1500, min_tokens=1500, timeout_us=300_000)
+    client.finish()
+    client.close()
+    assert asked.reasons == ["deadline"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "field", "limit"),
+    [
+        ({"text_input": "", "max_tokens": 5}, "text_input", "1 token"),
+        ({"text_input": "x", "max_tokens": 0}, "max_tokens", "1"),
+        ({"text_input": "x", "max_tokens": 100_000}, "max_tokens", "2048"),
+        ({"text_input": "x", "max_tokens": 5, "min_tokens": 6}, "min_tokens", "5"),
+        ({"text_input": "x", "temperature": -1.0}, "temperature", "0"),
+        ({"text_input": "x", "top_p": 1.5}, "top_p", "1"),
+        ({"text_input": "x", "top_k": -2}, "top_k", "0"),
+        ({"text_input": "x", "stop_words": [""]}, "stop_words", "empty"),
+        ({"text_input": "x", "beam_width": 4}, "beam_width", "1"),
+        ({"text_input": "x", "lora_name": "law"}, "lora_name", "law"),
+        ({"messages": "not json"}, "messages", "JSON"),
+        ({}, "text_input", "messages"),
+    ],
+)
+def test_bad_input_is_refused_at_the_door_by_name_and_limit(gapless: Gapless, inputs: dict[str, Any], field: str, limit: str) -> None:
+    before = gapless.metrics()["gapless_prompt_tokens_total"]
+    answer = gapless.generate(**inputs)
+    assert answer["status"] >= 400
+    assert field in answer["error"]
+    assert limit in answer["error"]
+    assert "python_backends" not in answer["error"]
+    assert gapless.metrics()["gapless_prompt_tokens_total"] == before
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v2/repository/index",
+        "/v2/repository/models/tokenizer/unload",
+        "/v2/systemsharedmemory/region/x/register",
+        "/v2/cudasharedmemory/region/x/register",
+        "/v2/trace/setting",
+        "/v2/logging",
+    ],
+)
+def test_doors_that_only_the_launcher_needs_are_closed(gapless: Gapless, path: str) -> None:
+    status, text = gapless.post(path, {})
+    assert status == 403
+    assert "restricted" in text
+
+
+def test_the_server_listens_on_loopback_only(gapless: Gapless) -> None:
+    import psutil
+
+    listening = [
+        connection.laddr.ip
+        for process in gapless.processes()
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert listening
+    assert set(listening) == {"127.0.0.1"}
+
+
+def test_metrics_are_there_and_count(gapless: Gapless) -> None:
+    before = gapless.metrics()
+    gapless.generate(text_input=PROMPT, max_tokens=30)
+    wait_for(lambda: gapless.metrics()["gapless_generated_tokens_total"] == before["gapless_generated_tokens_total"] + 30, 3)
+    after = gapless.metrics()
+    for name in (
+        "gapless_requests_running",
+        "gapless_requests_waiting",
+        "gapless_slots_busy",
+        "gapless_kv_blocks_used",
+        "gapless_prompt_tokens_total",
+        "gapless_prefix_hit_tokens_total",
+        'gapless_requests_total{outcome="length"}',
+        "gapless_time_to_first_token_seconds_count",
+        "gapless_time_per_output_token_seconds_sum",
+        'gapless_e2e_latency_seconds_bucket{le="+Inf"}',
+        "gapless_queue_time_seconds_count",
+    ):
+        assert name in after
+    assert after["gapless_slots_total"] == 16
+    assert after["gapless_kv_blocks_total"] > 0
