@@ -6,36 +6,27 @@ RUN_DIRECTORY NUMBER`), watches its state file and starts it anew when it ends o
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, replace
-from enum import Enum
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import setproctitle
 
 from python_backends.config import Settings, undump
 from python_backends.engine.protocol import Engine
+from python_backends.instance_state import State, StateFile
 from python_backends.links import InstanceEnd, NewSession
 from python_backends.messages import Cancel, Load, Message, Submit
-from python_backends.request import ModelLimits
 from python_backends.scheduling.scheduler import SlotScheduler
 
 log = logging.getLogger("gapless.instance")
 
 HEARTBEAT_S = 0.2
-
-
-class State(Enum):
-    STARTING = "starting"
-    READY = "ready"
-    DRAINING = "draining"
-    DEAD = "dead"
 
 
 class Instance:
@@ -51,11 +42,11 @@ class Instance:
     def turn(self) -> None:
         self._take_inbox(wait_s=HEARTBEAT_S if self.scheduler.is_idle else 0.0)
         plan = self.scheduler.plan()
-        messages: list[Message] = [*self.scheduler.take_started()]
+        self._publish(self.scheduler.take_started())  # before the launch: if that is the end of us, they were in it
         if plan is not None:
             self.engine.launch(plan)
-            messages.append(self.scheduler.apply(plan, self.engine.collect()))
-        self._publish(messages)
+            self._publish([self.scheduler.apply(plan, self.engine.collect())])
+        self._beat_if_due()
 
     def _take_inbox(self, wait_s: float) -> None:
         for message in self._link.receive(wait_s):
@@ -66,16 +57,20 @@ class Instance:
             elif isinstance(message, NewSession):
                 self.scheduler.cancel_all()
 
-    def _publish(self, messages: list[Message]) -> None:
-        now_s = time.monotonic()
-        if self.scheduler.is_idle or now_s - self._beaten_s >= HEARTBEAT_S:
-            self._beaten_s = now_s
-            self._beat()
-            messages.append(self._load())
-        if self.scheduler.is_idle:
-            self.scheduler.check_integrity()
+    def _publish(self, messages: Sequence[Message]) -> None:
         if messages:
             self._link.publish(messages)
+
+    def _beat_if_due(self) -> None:
+        """Says that we live and what we carry: while at work a few times a second, at once when the last request has ended."""
+        now_s = time.monotonic()
+        if not self.scheduler.is_idle and now_s - self._beaten_s < HEARTBEAT_S:
+            return
+        self._beaten_s = now_s
+        self._beat()
+        self._publish([self._load()])
+        if self.scheduler.is_idle:
+            self.scheduler.check_integrity()
 
     def _load(self) -> Load:
         scheduler = self.scheduler
@@ -88,32 +83,6 @@ class Instance:
             num_blocks=scheduler.limits.num_blocks,
             num_evictions=scheduler.num_evictions,
         )
-
-
-class StateFile:
-    """What the launcher and the tokenizer may know of an instance: its state and what it can take. Its time is the heartbeat."""
-
-    def __init__(self, run_directory: Path, number: int) -> None:
-        self.path = run_directory / f"instance-{number}.json"
-
-    def write(self, state: State, limits: ModelLimits | None = None) -> None:
-        written = self.path.with_suffix(".new")
-        written.write_text(json.dumps({"state": state.value, "pid": os.getpid(), "limits": limits and asdict(limits)}))
-        written.replace(self.path)
-
-    def beat(self) -> None:
-        os.utime(self.path)
-
-    def read(self) -> tuple[State, ModelLimits | None]:
-        """DEAD if there is none."""
-        try:
-            written = json.loads(self.path.read_text())
-        except FileNotFoundError:
-            return State.DEAD, None
-        return State(written["state"]), written["limits"] and ModelLimits(**written["limits"])
-
-    def age_s(self) -> float:
-        return time.time() - self.path.stat().st_mtime
 
 
 def _torch_engine(settings: Settings) -> Engine:

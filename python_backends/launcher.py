@@ -23,7 +23,7 @@ from pathlib import Path
 import setproctitle
 
 from python_backends.config import ROOT, Settings, SettingsError, dump, load
-from python_backends.instance import State, StateFile
+from python_backends.instance_state import DRAINING, State, StateFile
 from python_backends.triton_server import TritonServer
 
 log = logging.getLogger("gapless")
@@ -31,6 +31,7 @@ log = logging.getLogger("gapless")
 WATCH_EVERY_S = 0.2
 MAX_RESTARTS = 5  # within RESTART_WINDOW_S; more means that something is wrong for good
 RESTART_WINDOW_S = 60.0
+SETTLE_S = 0.5  # until what is under way has reached the metrics, or the client
 
 
 class GiveUpError(RuntimeError):
@@ -111,6 +112,7 @@ class InstanceProcess:
 class Launcher:
     def __init__(self, settings: Settings, run_directory: Path) -> None:
         self._settings = settings
+        self._run_directory = run_directory
         self._instance = InstanceProcess(settings, run_directory, 0)
         self._server = TritonServer(settings.server, run_directory)
         self._server_restarts = Restarts("tritonserver")
@@ -126,7 +128,7 @@ class Launcher:
                 self._instance.heal()
                 self._heal_server()
                 time.sleep(WATCH_EVERY_S)
-            log.info("draining: open requests may end (at most %.0f s; Ctrl-C again ends at once)", self._settings.server.drain_s)
+            self._drain()
         finally:
             self._stop()
 
@@ -168,17 +170,23 @@ class Launcher:
     def _restart_server(self, why: str) -> None:
         log.warning("%s; starting the server again", why)
         self._server_restarts.count()
-        self._server.stop()
+        self._server.kill()
         self._server.start()
         self._await(self._server.is_ready, "tritonserver")
         log.info("serving again")
 
+    def _drain(self) -> None:
+        """New requests are refused at the door; open ones may end. A second signal cuts it short."""
+        drain_s, signals = self._settings.server.drain_s, self._signals
+        log.info("draining: open requests may end (at most %.0f s; Ctrl-C again ends at once)", drain_s)
+        (self._run_directory / DRAINING).touch()
+        end_s = time.monotonic() + drain_s
+        time.sleep(SETTLE_S)
+        while self._server.num_open_requests() and time.monotonic() < end_s and self._signals == signals:
+            time.sleep(WATCH_EVERY_S)
+        time.sleep(SETTLE_S)
+
     def _stop(self) -> None:
-        signals = self._signals
-        self._server.begin_drain()
-        end_s = time.monotonic() + self._settings.server.drain_s + 2
-        while self._server.is_running and time.monotonic() < end_s and self._signals <= max(1, signals):
-            time.sleep(0.05)
         self._server.stop()
         self._instance.stop(wait_s=3)
         log.info("stopped")
@@ -191,7 +199,7 @@ class Launcher:
         url = f"http://{server.address}:{server.http_port}/v2/models/ensemble/generate_stream"
         messages = r'"messages": "[{\"role\": \"user\", \"content\": \"Convert to camelCase: read_all_lines\"}]"'
         return f"""
-Gapless is ready: HTTP {server.address}:{server.http_port}, gRPC {server.address}:{server.grpc_port}, metrics :{server.metrics_port}/metrics
+Gapless is ready on {server.address}: HTTP {server.http_port}, gRPC {server.grpc_port}, metrics {server.metrics_port}
 Try it in another terminal:
 
   curl -sN {url} -d '{{{messages}, "stream": true}}'

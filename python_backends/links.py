@@ -180,7 +180,7 @@ class FeedbackEnd:
 
 
 def _socket(context: zmq.Context[Any], kind: int) -> zmq.Socket[Any]:
-    socket = context.socket(kind)
+    socket: zmq.Socket[Any] = context.socket(kind)
     socket.setsockopt(zmq.SNDHWM, SEND_LIMIT)
     socket.setsockopt(zmq.RCVHWM, SEND_LIMIT)
     socket.setsockopt(zmq.LINGER, 0)

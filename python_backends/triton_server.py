@@ -1,7 +1,7 @@
 """The tritonserver process: its command line, its health and its end.
 
-Uses the server and the Python backend that the wheel `nvidia-pytriton` carries, or `tritonserver` of a container where there is one. Knows
-how a dead stub shows (its process is gone while the server goes on saying "ready") and what brings its model back. The launcher decides.
+Uses the server and the Python backend that the wheel `nvidia-pytriton` carries, or those of a container where there are some. Knows how a
+dead stub shows (its process is gone while the server goes on saying "ready") and what brings its model back. The launcher decides.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
+import urllib.request
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -31,6 +32,8 @@ MODELS = ("tokenizer", "scheduler", "detokenizer", "ensemble")
 STUB = "triton_python_backend_stub"
 RESTRICTED = "shared-memory,model-repository,statistics,trace,logging"  # what only the launcher may use
 WITHOUT_GPU = ("CUDA driver version is insufficient", "CudaDriverHelper", "NVML", "DCGM", "pinned memory pool", "pinned system memory")
+OPEN_REQUESTS = ("gapless_requests_running ", "gapless_requests_waiting ")
+EXIT_TIMEOUT_S = 3  # Triton refuses the later steps of an ensemble while it exits: it is asked to only when nothing is open
 CONTAINER_SERVER = Path("/opt/tritonserver")
 
 
@@ -70,13 +73,27 @@ class TritonServer:
         """Brings a model whose stub has died back; the others don't notice. `load` alone would do nothing."""
         return self._post(f"/v2/repository/models/{model}/unload") == 200 and self._post(f"/v2/repository/models/{model}/load") == 200
 
-    def begin_drain(self) -> None:
-        """Refuses new requests, lets open ones end, then exits by itself."""
-        if self._process is not None and self.is_running:
-            self._process.send_signal(signal.SIGTERM)
+    def num_open_requests(self) -> int:
+        """As /metrics says; 0 if it can't be read."""
+        address = f"http://{self._settings.address}:{self._settings.metrics_port}/metrics"
+        try:
+            with urllib.request.urlopen(address, timeout=5) as response:
+                lines = response.read().decode().splitlines()
+        except OSError:
+            return 0
+        return sum(int(float(line.split()[-1])) for line in lines if line.startswith(OPEN_REQUESTS))
 
     def stop(self) -> None:
-        """Ends everything that is left of the server."""
+        """Ends the server, nicely if it will, and everything that is left of it."""
+        if self._process is None:
+            return
+        if self.is_running:
+            self._process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(EXIT_TIMEOUT_S + 1)
+        self.kill()
+
+    def kill(self) -> None:
         if self._process is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -108,7 +125,7 @@ class TritonServer:
             "--grpc-keepalive-timeout=5000",
             "--pinned-memory-pool-byte-size=0",  # tensors here are small and stay on the host
             "--allow-gpu-metrics=false",  # needs DCGM, which few hosts have
-            f"--exit-timeout-secs={int(settings.drain_s)}",
+            f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
             f"--log-info={str(settings.verbose).lower()}",
             f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
             f"--backend-config=python,stub-timeout-seconds={int(settings.ready_s)}",

@@ -88,8 +88,8 @@ class ToyEngine:
                 self._compute(row, int(start), tokens)
             if samples:
                 sampled.append(self._sample(row))
-        tokens, finishes = zip(*sampled, strict=True) if sampled else ((), ())
-        self._outputs.append(StepOutput(plan.number, np.array(tokens, np.int32), np.array(finishes, np.uint8)))
+        rows = np.array(sampled, np.int32).reshape(-1, 2)
+        self._outputs.append(StepOutput(plan.number, rows[:, 0], rows[:, 1].astype(np.uint8)))
 
     def collect(self) -> StepOutput:
         if self._step_s:
@@ -112,7 +112,8 @@ class ToyEngine:
     def _compute(self, row: _Row, start: int, tokens: Ids) -> None:
         """Writes the "KV" of `tokens` at positions start, start + 1, …"""
         if self._poison in tokens.tolist():
-            os._exit(86)  # a fault that takes the process along, as a device fault does
+            time.sleep(0.05)  # a device fault shows a while after the launch
+            os._exit(86)  # and takes the process along
         size = self.limits.block_tokens
         for position, token in enumerate(tokens.tolist(), start):
             self._kv[row.blocks[position // size], position % size] = token

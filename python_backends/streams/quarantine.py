@@ -45,11 +45,14 @@ class Quarantine:
     def crashed(self, streams: Iterable[Stream]) -> Stream | None:
         """Books a crash for all streams that held a slot. Returns the culprit if one was alone."""
         on_trial, self.on_trial = self.on_trial, None
-        for stream in streams:
-            if stream.submitted and stream.started_ns:
-                stream.crashes += 1
-                stream.crash_mark = len(stream.tokens)
-        return on_trial if on_trial is not None and on_trial.submitted and on_trial.started_ns else None
+        if on_trial is not None and on_trial.submitted:
+            return on_trial
+        present = [stream for stream in streams if stream.submitted]
+        # the word of who got a slot may have died with the instance
+        for stream in [stream for stream in present if stream.seated] or present:
+            stream.crashes += 1
+            stream.crash_mark = len(stream.tokens)
+        return None
 
 
 def _has_passed(trial: Stream) -> bool:

@@ -30,6 +30,7 @@ class Stream:
         "num_acked",
         "num_sent",
         "request",
+        "seated",
         "sender",
         "started_ns",
         "submitted",
@@ -45,6 +46,7 @@ class Stream:
         self.early: dict[int, tuple[int, int]] = {}  # index -> (token, finish) that came before its turn
         self.epoch = 0  # lives of the request: one more at every re-admission
         self.submitted = False  # an instance has it
+        self.seated = False  # in a slot there
         self.finish = Finish.RUNNING
         self.error = ""
         self.num_sent = 0
@@ -68,6 +70,11 @@ class Stream:
     @property
     def awaits_first_token(self) -> bool:
         return self.num_sent == 0
+
+    @property
+    def is_followed(self) -> bool:
+        """Its tokens are sent as they come: somebody reads along, or a stop word may end it. Other answers go out whole."""
+        return self.request.stream or bool(self.request.stop_words)
 
     def append(self, index: int, token: int, finish: int) -> int:
         """Takes token number `index` of the answer: a known one is dropped, an early one held. Returns how many were appended."""

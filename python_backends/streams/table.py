@@ -23,6 +23,7 @@ from python_backends.streams.stream import Stream
 
 MS = 1_000_000
 S = 1_000_000_000
+MAX_WAIT_NS = S
 SILENCE_NS = 5 * S  # a window unconfirmed for so long, while later ones of others were confirmed: the client is gone
 
 
@@ -56,10 +57,6 @@ class StreamTable:
     def __len__(self) -> int:
         return len(self._streams)
 
-    @property
-    def num_running(self) -> int:
-        return sum(bool(stream.started_ns) and stream.submitted for stream in self._streams.values())
-
     # --- what comes in
 
     def accept(self, request: Request, sender: Any) -> bool:
@@ -77,10 +74,10 @@ class StreamTable:
         stream = self._streams.get(started.request_id)
         if stream is None or stream.epoch != started.epoch:
             return
-        first_time = stream.started_ns == 0
-        stream.started_ns = self._clock()
+        stream.seated = True
         self.metrics.count("gapless_prefix_hit_tokens_total", started.num_prefix_hit_tokens)
-        if first_time:
+        if stream.started_ns == 0:
+            stream.started_ns = self._clock()
             self.metrics.observe("gapless_queue_time_seconds", (stream.started_ns - stream.request.arrival_ns) / S)
 
     def tokens(self, tokens: Tokens) -> None:
@@ -159,12 +156,9 @@ class StreamTable:
         """How long nothing will be due if nothing comes in."""
         if self._cancels:
             return 0.0
-        if not self._streams:
-            return 1.0
         now = self._clock()
-        if any(stream.has_news for stream in self._streams.values()):
-            return max(0.0, (self._next_flush_ns - now) / S)
-        return min(self._settings.probe_ms, 50.0) / 1000
+        wakes = (self._wake_ns(stream) for stream in self._streams.values())
+        return max(0.0, min(wakes, default=now + MAX_WAIT_NS) - now) / S
 
     # --- inside
 
@@ -196,7 +190,7 @@ class StreamTable:
 
     def _withdraw(self, stream: Stream) -> None:
         """No instance has the request any more."""
-        stream.submitted = False
+        stream.submitted = stream.seated = False
         stream.epoch += 1
         stream.early.clear()
         self._unsubmitted += 1
@@ -215,18 +209,27 @@ class StreamTable:
             self._end(stream, Finish.CANCELLED)
         if stream.finish != Finish.RUNNING:
             return self._last(stream, now)
-        if len(stream.unacked_ns) >= self._settings.max_unacknowledged:
+        if self._is_full(stream):
             return None
-        if stream.has_news and (stream.awaits_first_token or (flush and self._wants_news(stream, now))):
+        if stream.has_news and stream.is_followed and (flush or stream.awaits_first_token):
             return Outgoing(stream.sender, stream.window(now), final=False)
         return self._probe(stream, now)
 
-    def _wants_news(self, stream: Stream, now: int) -> bool:
-        """Answers that aren't streamed are sent on their way only so that stop words and clients gone are seen."""
-        return stream.request.stream or bool(stream.request.stop_words) or self._is_quiet(stream, now)
-
     def _is_quiet(self, stream: Stream, now: int) -> bool:
         return now - stream.last_sent_ns >= self._settings.probe_ms * MS
+
+    def _is_full(self, stream: Stream) -> bool:
+        return len(stream.unacked_ns) >= self._settings.max_unacknowledged
+
+    def _wake_ns(self, stream: Stream) -> int:
+        """When something is next due for this stream if nothing comes in."""
+        request = stream.request
+        wake = request.deadline_ns or stream.last_sent_ns + MAX_WAIT_NS
+        if self._is_full(stream):
+            return wake
+        if stream.has_news and stream.is_followed:
+            return min(wake, self._next_flush_ns)
+        return min(wake, stream.last_sent_ns + int(self._settings.probe_ms * MS))
 
     def _probe(self, stream: Stream, now: int) -> Outgoing | None:
         """An empty window for a stream that waits; after a while a chunk without text goes out, so that a broken connection shows."""

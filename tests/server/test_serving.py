@@ -16,6 +16,7 @@ from tests.server.serving import Gapless, wait_for
 from tests.server.toy_model import VOCAB_SIZE
 
 PROMPT = "def read(self, size=-1):"
+FORTY = {"max_tokens": 40, "min_tokens": 40}
 
 
 class Expected:
@@ -29,14 +30,22 @@ class Expected:
         chosen = Sampling(**{"max_tokens": 256, "stop_ids": (self._eos,), **sampling})
         return toy_answer(np.array(self.ids(prompt), np.int32), chosen, VOCAB_SIZE)
 
+    def decode(self, tokens: list[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=True)
+
     def ids(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def text(self, prompt: str, **sampling: Any) -> str:
-        return self._tokenizer.decode(self.tokens(prompt, **sampling), skip_special_tokens=True)
+        return self.decode(self.tokens(prompt, **sampling))
 
     def before(self, stop_word: str, prompt: str, **sampling: Any) -> str:
         return self.text(prompt, **sampling).split(stop_word)[0]
+
+
+def some_word(text: str) -> str:
+    """Three characters out of the middle of a text, of those that were not cut out of a character."""
+    return next(text[i : i + 3] for i in range(len(text) // 3, len(text)) if "\ufffd" not in text[i : i + 3])
 
 
 @pytest.fixture(scope="session")
@@ -45,27 +54,27 @@ def expected(toy_model: Path) -> Expected:
 
 
 def test_generate_answers_in_one_piece(gapless: Gapless, expected: Expected) -> None:
-    answer = gapless.generate(text_input=PROMPT, max_tokens=40, return_num_output_tokens=True, return_num_input_tokens=True)
-    assert answer["text_output"] == expected.text(PROMPT, max_tokens=40)
+    answer = gapless.generate(text_input=PROMPT, **FORTY, return_num_output_tokens=True, return_num_input_tokens=True)
+    assert answer["text_output"] == expected.text(PROMPT, **FORTY)
     assert answer["finish_reason"] == "length"
     assert answer["num_output_tokens"] == 40
     assert answer["num_input_tokens"] == len(expected.ids(PROMPT))
 
 
 def test_generate_stream_sends_the_same_text_in_pieces(gapless: Gapless, expected: Expected) -> None:
-    answer = gapless.generate_stream(text_input=PROMPT, max_tokens=40)
-    assert answer.text == expected.text(PROMPT, max_tokens=40)
+    answer = gapless.generate_stream(text_input=PROMPT, **FORTY)
+    assert answer.text == expected.text(PROMPT, **FORTY)
     assert answer.chunks > 5
     assert answer.reasons == ["length"]
 
 
 def test_grpc_streams_the_same_text(gapless: Gapless, expected: Expected) -> None:
     client = gapless.grpc()
-    answers = {f"{n}": client.ask(f"{n}", text_input=f"{PROMPT} # {n}", max_tokens=30 + n) for n in range(20)}
+    answers = {f"{n}": client.ask(f"{n}", text_input=f"{PROMPT} # {n}", max_tokens=30 + n, min_tokens=30 + n) for n in range(20)}
     client.finish()
     client.close()
     for n in range(20):
-        assert answers[f"{n}"].text == expected.text(f"{PROMPT} # {n}", max_tokens=30 + n)
+        assert answers[f"{n}"].text == expected.text(f"{PROMPT} # {n}", max_tokens=30 + n, min_tokens=30 + n)
         assert answers[f"{n}"].reasons == ["length"]
 
 
@@ -89,11 +98,11 @@ def test_the_same_seed_gives_the_same_text_and_another_another(gapless: Gapless)
 
 
 def test_a_stop_word_ends_the_answer_and_is_never_sent(gapless: Gapless, expected: Expected) -> None:
-    text = expected.text(PROMPT, max_tokens=60)
-    stop_word = text[20:23]
+    text = expected.text(PROMPT, max_tokens=60, min_tokens=1)
+    stop_word = some_word(text)
     for answer in (
-        gapless.generate(text_input=PROMPT, max_tokens=60, stop_words=[stop_word])["text_output"],
-        gapless.generate_stream(text_input=PROMPT, max_tokens=60, stop_words=[stop_word, "never there"]).text,
+        gapless.generate(text_input=PROMPT, max_tokens=60, min_tokens=1, stop_words=[stop_word])["text_output"],
+        gapless.generate_stream(text_input=PROMPT, max_tokens=60, min_tokens=1, stop_words=[stop_word, "never there"]).text,
     ):
         assert answer == text.split(stop_word)[0]
 
@@ -113,18 +122,18 @@ def test_a_deadline_ends_an_answer_with_what_there_is(gapless: Gapless, expected
 @pytest.mark.parametrize(
     ("inputs", "field", "limit"),
     [
-        ({"text_input": "", "max_tokens": 5}, "text_input", "1 token"),
+        ({"text_input": "", "max_tokens": 5}, "text_input", "at least 1"),
         ({"text_input": "x", "max_tokens": 0}, "max_tokens", "1"),
         ({"text_input": "x", "max_tokens": 100_000}, "max_tokens", "2048"),
         ({"text_input": "x", "max_tokens": 5, "min_tokens": 6}, "min_tokens", "5"),
         ({"text_input": "x", "temperature": -1.0}, "temperature", "0"),
         ({"text_input": "x", "top_p": 1.5}, "top_p", "1"),
         ({"text_input": "x", "top_k": -2}, "top_k", "0"),
-        ({"text_input": "x", "stop_words": [""]}, "stop_words", "empty"),
+        ({"text_input": "x", "stop_words": ["ok", ""]}, "stop_words[1]", "256"),
         ({"text_input": "x", "beam_width": 4}, "beam_width", "1"),
         ({"text_input": "x", "lora_name": "law"}, "lora_name", "law"),
         ({"messages": "not json"}, "messages", "JSON"),
-        ({}, "text_input", "messages"),
+        ({"max_tokens": 5}, "text_input", "messages"),
     ],
 )
 def test_bad_input_is_refused_at_the_door_by_name_and_limit(gapless: Gapless, inputs: dict[str, Any], field: str, limit: str) -> None:
@@ -164,12 +173,13 @@ def test_the_server_listens_on_loopback_only(gapless: Gapless) -> None:
         if connection.status == psutil.CONN_LISTEN
     ]
     assert listening
-    assert set(listening) == {"127.0.0.1"}
+    assert {address.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
 
 
 def test_metrics_are_there_and_count(gapless: Gapless) -> None:
+    wait_for(gapless.is_idle, 10)
     before = gapless.metrics()
-    gapless.generate(text_input=PROMPT, max_tokens=30)
+    gapless.generate(text_input=PROMPT, max_tokens=30, min_tokens=30)
     wait_for(lambda: gapless.metrics()["gapless_generated_tokens_total"] == before["gapless_generated_tokens_total"] + 30, 3)
     after = gapless.metrics()
     for name in (

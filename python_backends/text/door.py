@@ -1,0 +1,142 @@
+"""The door: raw values of one request in, an immutable `Request` or a `RefusedError` out. Behind it nobody checks again.
+
+Built once by the tokenizer model from checkpoint and settings; `admit` takes whole batches. What the values mean by themselves is
+checked in `fields`; what needs the model (tokens, context, vocabulary) here.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from python_backends.config import LimitSettings
+from python_backends.request import Ids, RefusedError, Request, Sampling
+from python_backends.text.chat_template import ChatTemplate
+from python_backends.text.checkpoint import Checkpoint, CheckpointError
+from python_backends.text.encoder import Encoder
+from python_backends.text.fields import Ask, read_ask
+from python_backends.text.special_tokens import SpecialTokens
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """An ask whose prompt is ready to be encoded."""
+
+    ask: Ask
+    prompt: str
+    arrival_ns: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Door:
+    encoder: Encoder
+    special: SpecialTokens
+    template: ChatTemplate | None
+    limits: LimitSettings
+    max_model_tokens: int
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    clock: Callable[[], int] = time.monotonic_ns
+
+    def admit(self, batch: Sequence[Mapping[str, Any]]) -> list[Request | RefusedError]:
+        """One answer for each request's fields (name to value, absent if not given), in order."""
+        drafts = [self._draft(fields) for fields in batch]
+        ready = [draft for draft in drafts if isinstance(draft, _Draft)]
+        prompts = iter(self.encoder.encode([draft.prompt for draft in ready]))
+        return [self._finish(draft, next(prompts)) if isinstance(draft, _Draft) else draft for draft in drafts]
+
+    def _draft(self, fields: Mapping[str, Any]) -> _Draft | RefusedError:
+        arrival_ns = self.clock()
+        try:
+            ask = read_ask(fields, self.limits, self.vocab_size)
+            return _Draft(ask, self._prompt(ask), arrival_ns)
+        except RefusedError as refused:
+            return refused
+
+    def _prompt(self, ask: Ask) -> str:
+        if ask.text is not None:
+            return ask.text
+        if self.template is None:
+            raise RefusedError("messages: this model has no chat template; send text_input")
+        return self.template.render(ask.messages)
+
+    def _finish(self, draft: _Draft, prompt: Ids | RefusedError) -> Request | RefusedError:
+        if isinstance(prompt, RefusedError):
+            return prompt
+        try:
+            return self._request(draft, prompt if draft.ask.text is None else self.encoder.framed(prompt))
+        except RefusedError as refused:
+            return refused
+
+    def _request(self, draft: _Draft, prompt: Ids) -> Request:
+        ask = draft.ask
+        return Request(
+            request_id=1 + secrets.randbelow((1 << 63) - 1),
+            prompt=prompt,
+            sampling=self._sampling(ask, len(prompt)),
+            stop_words=ask.stop_words,
+            stream=ask.stream,
+            echo=self.special.readable(draft.prompt) if ask.wants_echo else "",
+            wants_num_input_tokens=ask.wants_num_input_tokens,
+            wants_num_output_tokens=ask.wants_num_output_tokens,
+            arrival_ns=draft.arrival_ns,
+            deadline_ns=draft.arrival_ns + ask.timeout_us * 1000 if ask.timeout_us else 0,
+        )
+
+    def _sampling(self, ask: Ask, num_prompt: int) -> Sampling:
+        max_tokens = self._max_tokens(ask, num_prompt)
+        if ask.min_tokens > max_tokens:
+            raise RefusedError(f"min_tokens = {ask.min_tokens}: must be at most max_tokens, which is {max_tokens} here")
+        return Sampling(
+            max_tokens=max_tokens,
+            min_tokens=ask.min_tokens,
+            temperature=ask.temperature,
+            top_k=ask.top_k,
+            top_p=ask.top_p,
+            seed=secrets.randbits(63) if ask.seed is None else ask.seed,
+            stop_ids=tuple(sorted({*self.eos_ids, *ask.stop_ids})),
+        )
+
+    def _max_tokens(self, ask: Ask, num_prompt: int) -> int:
+        name = "messages" if ask.text is None else "text_input"
+        left = self.max_model_tokens - num_prompt
+        if num_prompt < 1:
+            raise RefusedError(f"{name} = 0 tokens: must have at least 1")
+        if left < 1:
+            raise RefusedError(
+                f"{name} = {num_prompt} tokens: must be at most {self.max_model_tokens - 1}, "
+                f"one less than this model's context of {self.max_model_tokens}"
+            )
+        if ask.max_tokens is None:
+            return min(self.limits.default_max_tokens, left)
+        if ask.max_tokens > left:
+            raise RefusedError(
+                f"max_tokens = {ask.max_tokens}: must be at most {left}, "
+                f"because {name} has {num_prompt} tokens and this model's context is {self.max_model_tokens}"
+            )
+        return ask.max_tokens
+
+
+def open_door(checkpoint: Checkpoint, limits: LimitSettings, max_model_tokens: int = 0) -> Door:
+    """With `max_model_tokens` 0 the checkpoint's own context is the limit. Raises CheckpointError."""
+    special = SpecialTokens(checkpoint.tokenizer, checkpoint.special_tokens)
+    source = checkpoint.chat_template
+    return Door(
+        encoder=Encoder(checkpoint.tokenizer, special),
+        special=special,
+        template=ChatTemplate(source, checkpoint.named_tokens, special) if source else None,
+        limits=limits,
+        max_model_tokens=_context(checkpoint, max_model_tokens),
+        vocab_size=checkpoint.vocab_size,
+        eos_ids=checkpoint.eos_ids,
+    )
+
+
+def _context(checkpoint: Checkpoint, wanted: int) -> int:
+    most = wanted or checkpoint.max_model_tokens
+    if most < 1:
+        raise CheckpointError(f"{checkpoint.directory}/config.json doesn't say how long the context is: set model.max_model_tokens")
+    return most

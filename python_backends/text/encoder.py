@@ -1,0 +1,74 @@
+"""Prompts to token ids. A special token counts only where the chat template means it, never in what users write.
+
+The tokenizer here is a copy that passes special tokens by and finds them under the secret spelling of `SpecialTokens` instead.
+Everything is encoded as one string, so that ordinary content gets exactly the ids that transformers gives it. Called by the door.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import AddedToken, Tokenizer
+
+from python_backends.request import Ids, RefusedError
+from python_backends.text.special_tokens import SpecialTokens
+
+
+class Encoder:
+    def __init__(self, tokenizer: Tokenizer, special: SpecialTokens) -> None:
+        self._special = special
+        self._tokenizer = _copy(tokenizer, special)
+        self._true_ids, self._forbidden = self._tables()
+        self._before, self._behind = self._frame()
+
+    def encode(self, texts: Sequence[str]) -> list[Ids | RefusedError]:
+        """The ids of each text, in one call for all of them; without those that open or close a prompt."""
+        encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        return [self._checked(np.array(encoding.ids, np.int32)) for encoding in encodings]
+
+    def framed(self, ids: Ids) -> Ids:
+        """With the ids that the tokenizer puts around a plain prompt (BOS); a chat template writes its own."""
+        return np.concatenate([self._before, ids, self._behind])
+
+    def _checked(self, raw: Ids) -> Ids | RefusedError:
+        """Some vocabularies (Unigram) hold special tokens as words, and find them where the search for added tokens passed by."""
+        if self._forbidden[raw].any():
+            token = self._tokenizer.id_to_token(int(raw[self._forbidden[raw]][0]))
+            return RefusedError(f"{token!r} in the prompt: this model's tokenizer can't take it as plain text")
+        return self._true_ids[raw]
+
+    def _tables(self) -> tuple[Ids, NDArray[np.bool_]]:
+        """By id of the copy: the model's id, and whether it must not come from plain text."""
+        size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        true_ids, forbidden = np.arange(size, dtype=np.int32), np.zeros(size, np.bool_)
+        unknown = getattr(self._tokenizer.model, "unk_token", None)
+        for text in self._special.tokens:
+            true_id = self._tokenizer.token_to_id(text)
+            true_ids[self._tokenizer.token_to_id(self._special.meant(text))] = true_id
+            forbidden[true_id] = text != unknown  # what a vocabulary lacks becomes "unknown" in all innocence
+        return true_ids, forbidden
+
+    def _frame(self) -> tuple[Ids, Ids]:
+        bare = self._tokenizer.encode("a", add_special_tokens=False).ids
+        full = self._tokenizer.encode("a", add_special_tokens=True).ids
+        at = next(i for i in range(len(full)) if full[i : i + len(bare)] == bare) if bare else len(full)
+        return np.array(full[:at], np.int32), np.array(full[at + len(bare) :], np.int32)
+
+
+def _copy(tokenizer: Tokenizer, special: SpecialTokens) -> Tokenizer:
+    copy = Tokenizer.from_str(tokenizer.to_str())
+    copy.no_padding()
+    copy.no_truncation()
+    copy.add_special_tokens(list(special.tokens.values()))  # those that only the configuration calls special become so
+    copy.encode_special_tokens = True  # the library's name for: encode their text, don't look for them
+    copy.add_tokens([_renamed(token, special.meant(text)) for text, token in special.tokens.items()])
+    return copy
+
+
+def _renamed(token: AddedToken, text: str) -> AddedToken:
+    """Found by the same rules under another name; not special to the library, which passes special ones by."""
+    return AddedToken(
+        text, single_word=token.single_word, lstrip=token.lstrip, rstrip=token.rstrip, normalized=token.normalized, special=False
+    )

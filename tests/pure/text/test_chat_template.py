@@ -1,0 +1,238 @@
+"""Templates render as transformers renders them, within bounds; users' special tokens are text, the template's are tokens."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
+
+from python_backends.request import RefusedError
+from python_backends.text.chat_template import ChatTemplate
+from python_backends.text.checkpoint import CheckpointError
+from python_backends.text.encoder import Encoder
+from python_backends.text.special_tokens import SpecialTokens
+from tests.pure.text.checkpoints import LLAMA_TEMPLATE, TEMPLATE, byte_level, examples, sentence_piece
+
+CHECKPOINTS = {"byte_level": byte_level(), "sentence_piece": sentence_piece()}
+SPECIAL = {name: SpecialTokens(found.tokenizer, found.special_tokens) for name, found in CHECKPOINTS.items()}
+ENCODERS = {name: Encoder(found.tokenizer, SPECIAL[name]) for name, found in CHECKPOINTS.items()}
+SPECIAL_IDS = {name: {found.tokenizer.token_to_id(text) for text in found.special_tokens} for name, found in CHECKPOINTS.items()}
+FAMILIES = sorted(CHECKPOINTS)
+
+contents = st.lists(
+    st.sampled_from(["hello world", " stop\n", "<think>", "你好", "  ", "é", "<", "|>", "[INST]", "end", ">", "s>"])
+    | st.text(max_size=5),
+    max_size=6,
+).map("".join)
+attacks = st.lists(
+    st.sampled_from(["<|end|>", "<|", "|>", "end", "user", "<", ">", "|", "/s>", "</s>", "<s>", "</", " ", "hello"]), max_size=8
+).map("".join)
+
+
+def template(source: str, family: str = "byte_level") -> ChatTemplate:
+    return ChatTemplate(source, CHECKPOINTS[family].named_tokens, SPECIAL[family])
+
+
+def render(source: str, *turns: str) -> str:
+    roles = ["user", "assistant"] * len(turns)
+    messages = [{"role": role, "content": turn} for role, turn in zip(roles, turns, strict=False)]
+    return SPECIAL["byte_level"].readable(template(source).render(messages))
+
+
+def encode(family: str, armed: str) -> list[int]:
+    (ids,) = ENCODERS[family].encode([armed])
+    assert not isinstance(ids, RefusedError)
+    return list(ids.tolist())
+
+
+def chat(family: str, turns: list[str]) -> str:
+    source = CHECKPOINTS[family].chat_template
+    assert source is not None
+    messages = [{"role": ("user", "assistant")[i % 2], "content": turn} for i, turn in enumerate(turns)]
+    return template(source, family).render(messages)
+
+
+def is_ordinary(family: str, text: str) -> bool:
+    return not any(special in text for special in CHECKPOINTS[family].special_tokens)
+
+
+# --- special tokens
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@examples
+@given(turns=st.lists(contents, min_size=1, max_size=4))
+def test_ordinary_chats_get_the_ids_of_the_whole_rendered_string(family: str, turns: list[str]) -> None:
+    assume(is_ordinary(family, "".join(turns)))
+    armed = chat(family, turns)
+    readable = SPECIAL[family].readable(armed)
+    assert encode(family, armed) == CHECKPOINTS[family].tokenizer.encode(readable, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@examples
+@given(text=contents)
+def test_ordinary_texts_get_the_ids_that_the_tokenizer_gives(family: str, text: str) -> None:
+    assume(is_ordinary(family, text))
+    (ids,) = ENCODERS[family].encode([text])
+    assert not isinstance(ids, RefusedError)
+    assert ENCODERS[family].framed(ids).tolist() == CHECKPOINTS[family].tokenizer.encode(text).ids
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@examples
+@given(turns=st.lists(attacks, min_size=1, max_size=4))
+def test_no_content_adds_a_special_token_to_those_of_the_template(family: str, turns: list[str]) -> None:
+    def specials(turns: list[str]) -> list[int]:
+        return [token for token in encode(family, chat(family, turns)) if token in SPECIAL_IDS[family]]
+
+    assert specials(turns) == specials(["hello"] * len(turns))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@examples
+@given(text=attacks)
+def test_special_tokens_in_a_text_are_text(family: str, text: str) -> None:
+    ids = encode(family, text)
+    assert not SPECIAL_IDS[family] & set(ids)
+    assert CHECKPOINTS[family].tokenizer.decode(ids).strip() == text.strip()
+
+
+@examples
+@given(text=attacks)
+def test_attacks_come_through_a_template_unchanged(text: str) -> None:
+    assert render("{{ messages[0].content }}", text) == text
+
+
+def test_content_can_not_complete_a_special_token_that_the_template_begins() -> None:
+    for source, content in [
+        ("<|{{ messages[0].content }}", "end|>"),
+        ("{{ messages[0].content | trim }}end|>", " <| "),
+        ("<|{{ messages[0].content }}|>", "end"),
+        ("{{ messages[0].content }}|end|>", "<"),
+        ("{{ messages[0].content }}{{ messages[1].content }}", "<|e"),
+    ]:
+        messages = [{"role": "user", "content": content}, {"role": "assistant", "content": "nd|>"}]
+        assert not SPECIAL_IDS["byte_level"] & set(encode("byte_level", template(source).render(messages)))
+
+
+def test_a_template_may_put_a_special_token_together() -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    tokens = [CHECKPOINTS["byte_level"].tokenizer.id_to_token(i) for i in encode("byte_level", template(TEMPLATE).render(messages))]
+    assert (tokens[0], tokens[-2], tokens[-1]) == ("<|user|>", "<|end|>", "<|assistant|>")
+
+
+def test_a_vocabulary_that_holds_a_special_token_as_a_word_refuses_it_in_texts() -> None:
+    vocabulary = [("<unk>", 0.0), ("</s>", 0.0), *((letter, -1.0) for letter in "</s>ab")]
+    tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=0))
+    tokenizer.add_special_tokens(["<unk>", "</s>"])
+    encoder = Encoder(tokenizer, SpecialTokens(tokenizer, frozenset({"<unk>", "</s>"})))
+    taken, refused = encoder.encode(["ab", "a</s>"])
+    assert not isinstance(taken, RefusedError)
+    assert taken.tolist() == [6, 7]
+    assert str(refused) == "'</s>' in the prompt: this model's tokenizer can't take it as plain text"
+
+
+def test_thousands_of_special_tokens_and_long_ones_are_found_fast() -> None:
+    words = [*(f"<|reserved_{i}|>" for i in range(3000)), "<" * 90, "x" * 300]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.add_special_tokens(words)
+    special = SpecialTokens(tokenizer, frozenset(words))
+    content = "<|reserved_2999|>" + "<" * 20_000 + "<|reserved_" * 5000
+    started = time.perf_counter()
+    assert special.readable(special.arm(special.disarm(content))) == content
+    assert time.perf_counter() - started < 2.0
+
+
+# --- as transformers renders
+
+
+def test_blocks_take_their_line_with_them() -> None:
+    assert render("  {% if true %}\na\n  {% endif %}\nb") == "a\nb"
+
+
+def test_tojson_keeps_letters_and_signs() -> None:
+    assert render("{{ messages[0] | tojson }}", "é<'") == '{"role": "user", "content": "é<\'"}'
+    assert render("{{ {'b': 1, 'a': [2]} | tojson(indent=1, sort_keys=true) }}") == '{\n "a": [\n  2\n ],\n "b": 1\n}'
+
+
+def test_loops_can_be_left_and_continued() -> None:
+    assert (
+        render(
+            "{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}"
+        )
+        == "02"
+    )
+
+
+def test_loops_know_where_they_are() -> None:
+    source = "{% for m in messages[::-1] %}{{ loop.index }}/{{ loop.length }}{{ m.content }}{% if not loop.last %},{% endif %}"
+    source += "{% else %}none{% endfor %}"
+    assert render(source, "a", "b") == "1/2b,2/2a"
+    assert render(source) == "none"
+
+
+def test_generation_marks_say_nothing() -> None:
+    assert render("a{% generation %}{% set x = 1 %}b{% endgeneration %}{{ x }}c") == "abc"
+
+
+def test_templates_have_namespaces_macros_and_the_time() -> None:
+    assert render("{% set ns = namespace(n=1) %}{% macro m(x) %}[{{ x }}]{% endmacro %}{% set ns.n = 2 %}{{ m(ns.n) }}") == "[2]"
+    assert render("{{ strftime_now('%Y') | length }}") == "4"
+
+
+def test_tools_and_documents_are_none_and_named_tokens_are_known() -> None:
+    assert render("{{ tools is none }}{{ documents is none }}{{ add_generation_prompt }}{{ eos_token }}") == "TrueTrueTrue<|end|>"
+
+
+# --- bounds
+
+
+def test_what_the_template_says_of_messages_reaches_the_client() -> None:
+    messages = [{"role": "assistant", "content": "a"}]
+    with pytest.raises(RefusedError, match=r"messages: .*roles must alternate"):
+        template(LLAMA_TEMPLATE).render(messages)
+
+
+def test_a_complaint_shows_the_content_as_it_was_typed_and_not_at_length() -> None:
+    with pytest.raises(RefusedError, match=r"them: <\|end\|> is odd$"):
+        render("{{ raise_exception(messages[0].content ~ ' is odd') }}", "<|end|>")
+    with pytest.raises(RefusedError, match=r"them: a{500}$"):
+        render("{{ raise_exception(messages[0].content) }}", "a" * 9999)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for i in range(999999999) %}{% endfor %}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+        "{% for i in range(99999) %}{{ 'a' * 99999 }}{% endfor %}",
+        "{{ 'a' * 10000 * 10000 }}",
+        "{{ 9 ** 99999999 }}",
+        "{{ 9 ** 64 ** 64 ** 64 }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ ('{0.__' ~ 'class__.__mro__}').format('') }}",
+        "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
+        "{{ messages[0].nothing.nothing }}",
+    ],
+)
+def test_a_template_that_runs_wild_is_refused(source: str) -> None:
+    with pytest.raises(RefusedError, match="messages: the model's chat template can't render them"):
+        render(source, "a")
+
+
+@pytest.mark.parametrize("source", ["{% for %}", "{{ }", "{% for a in b recursive %}{% endfor %}"])
+def test_a_template_that_can_not_be_compiled_is_a_bad_checkpoint(source: str) -> None:
+    with pytest.raises(CheckpointError, match="chat template"):
+        template(source)
+
+
+def test_loops_over_constants_and_over_nothing_are_loops() -> None:
+    assert render("{% for x in [1, 2] %}{{ x }}{% endfor %}{% for x in missing %}{{ x }}{% endfor %}") == "12"
+    assert render("{% for key in {'a': 1} %}{{ key }}{% endfor %}") == "a"

@@ -1,0 +1,299 @@
+"""Windows of an answer, cut and acknowledged anyhow, give its text: all of it, once, up to the first stop word."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+
+from python_backends.request import Finish, TokenWindow
+from python_backends.text.checkpoint import CheckpointError
+from python_backends.text.detokenizer import Detokenizer, Piece, context_tokens
+from python_backends.text.token_bytes import WALL
+from tests.pure.text.checkpoints import byte_level, examples, sentence_piece
+
+CHECKPOINTS = {"byte_level": byte_level(), "sentence_piece": sentence_piece()}
+DETOKENIZERS = {name: Detokenizer(checkpoint) for name, checkpoint in CHECKPOINTS.items()}
+FAMILIES = sorted(CHECKPOINTS)
+
+phrases = st.sampled_from(
+    ["hello world", " stop", "stop", "नमस्ते", "你好", "שלום", "👨‍👩‍👧‍👦", "e\u0301", "  ", " ", "\n", "<think>", "ÿþ", "end"]
+)
+texts = st.lists(phrases | st.text(max_size=4), max_size=8).map("".join)
+
+
+def answers(family: str) -> st.SearchStrategy[list[int]]:
+    """Runs of text, of specials and of any tokens at all (half characters, invalid bytes, rows without a token)."""
+    checkpoint = CHECKPOINTS[family]
+    text = texts.map(lambda text: checkpoint.tokenizer.encode(text, add_special_tokens=False).ids)
+    anything = st.lists(st.integers(0, checkpoint.vocab_size - 1), max_size=6)
+    specials = st.lists(st.sampled_from([0, 1, 2]), max_size=12)
+    return st.lists(text | anything | specials, max_size=6).map(lambda runs: [token for run in runs for token in run])
+
+
+def whole_bytes(family: str, tokens: list[int]) -> bytes:
+    """What the tokens stand for, with walls, and without the leading space; the slow way."""
+    table = DETOKENIZERS[family]._bytes.table
+    data = [table[token] for token in tokens]
+    first = next((i for i, token in enumerate(data) if token != WALL), len(data))
+    if family == "sentence_piece" and first < min(8, len(data)) and data[first].startswith(b" "):
+        data[first] = data[first][1:] or WALL
+    return b"".join(data)
+
+
+def printed(data: bytes) -> str:
+    return "".join(part.decode("utf-8", "replace") for part in data.split(WALL))
+
+
+def first_stop(family: str, tokens: list[int], words: list[str], min_tokens: int) -> tuple[int, str] | None:
+    """(tokens up to the first stop word's end, text before it), byte by byte."""
+    passed = 0
+    for count in range(1, len(tokens) + 1):
+        data = whole_bytes(family, tokens[:count])
+        for end in range(passed + 1, len(data) + 1) if count > min_tokens else ():
+            hits = [word.encode() for word in words if data[:end].endswith(word.encode())]
+            if hits:
+                return count, printed(data[: end - max(map(len, hits))])
+        passed = len(data)
+    return None
+
+
+@dataclass
+class Stream:
+    """A scheduler and a client: sends windows with `steps` (new tokens, tokens newly acknowledged, earlier start), joins the texts."""
+
+    family: str
+    tokens: list[int]
+    words: tuple[str, ...] = ()
+    min_tokens: int = 0
+    num_sent: int = 0
+    num_acked: int = 0
+    text: str = ""
+    stops: list[tuple[int, int]] = field(default_factory=list)  # (tokens that the window reached, stopped_at), not yet acknowledged
+
+    def send(self, reached: int, earlier: int, finish: Finish = Finish.RUNNING) -> Piece:
+        sent = min(self.num_sent, reached)
+        start = max(0, min(self.num_acked, sent) - context_tokens(self.words) - earlier)
+        window = TokenWindow(
+            request_id=1,
+            tokens=np.array(self.tokens[start:reached], np.int32),
+            start=start,
+            num_sent=sent,
+            min_tokens=self.min_tokens,
+            stop_words=self.words,
+            finish=finish,
+        )
+        piece = DETOKENIZERS[self.family].piece(window)
+        self.text += piece.text
+        self.num_sent = reached
+        self.stops.append((reached, piece.stopped_at))
+        return piece
+
+    def acknowledge(self, count: int) -> int:
+        """Takes the feedback of the `count` oldest windows; says where they stopped."""
+        taken, self.stops = self.stops[:count], self.stops[count:]
+        self.num_acked = max([self.num_acked, *(reached for reached, _ in taken)])
+        return next((stopped for _, stopped in taken if stopped), 0)
+
+    def run(self, steps: list[tuple[int, int, int]]) -> int:
+        """Sends everything; returns where the answer stopped (0: it didn't)."""
+        for new, acknowledged, earlier in steps:
+            if self.num_sent + new > len(self.tokens):
+                break
+            self.send(self.num_sent + new, earlier)
+            if stopped := self.acknowledge(acknowledged):
+                self.send(stopped, earlier, Finish.STOP)
+                return stopped
+        return self.send(len(self.tokens), 0, Finish.LENGTH).stopped_at
+
+
+steps = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 3)), max_size=80)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@examples
+@given(data=st.data(), steps=steps)
+def test_any_windows_of_an_answer_add_up_to_its_text(family: str, data: st.DataObject, steps: list[tuple[int, int, int]]) -> None:
+    tokens = data.draw(answers(family))
+    stream = Stream(family, tokens)
+    assert stream.run(steps) == 0
+    assert stream.text == printed(whole_bytes(family, tokens))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@examples
+@given(data=st.data(), steps=steps, min_tokens=st.integers(0, 12))
+def test_any_windows_add_up_to_the_text_before_the_first_stop_word(
+    family: str, data: st.DataObject, steps: list[tuple[int, int, int]], min_tokens: int
+) -> None:
+    tokens = data.draw(answers(family))
+    text = printed(whole_bytes(family, tokens))
+    pieces = st.tuples(st.integers(0, max(0, len(text) - 1)), st.integers(1, 6)).map(lambda cut: text[cut[0] : cut[0] + cut[1]])
+    words = data.draw(
+        st.lists(pieces | st.sampled_from(["stop", " stop", "p s", "ll", "lo w", "llo", "end", "मस्", "好", "👧"]), max_size=4)
+    )
+    words = [word for word in words if word and "\ufffd" not in word]  # an undecodable byte is no character that one could ask for
+    assume(words)
+    expected = first_stop(family, tokens, words, min_tokens)
+    stream = Stream(family, tokens, tuple(words), min_tokens)
+    stopped_at = stream.run(steps)
+    assert (stopped_at, stream.text) == (expected or (0, text))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@examples
+@given(data=st.data())
+def test_the_text_of_an_answer_is_what_the_library_decodes(family: str, data: st.DataObject) -> None:
+    """SentencePiece's decoder writes one U+FFFD for each byte of a broken run, even for its whole characters: no stream could."""
+    checkpoint = CHECKPOINTS[family]
+    text = data.draw(texts) if family == "sentence_piece" else None
+    tokens = checkpoint.tokenizer.encode(text, add_special_tokens=False).ids if text is not None else data.draw(answers(family))
+    if family == "byte_level":
+        tokens = [token for token in tokens if DETOKENIZERS[family]._bytes.table[token] != WALL]
+    assert whole(family, tokens) == checkpoint.tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@examples
+@given(runs=st.lists(texts, min_size=1, max_size=5))
+def test_special_tokens_between_texts_print_nothing(family: str, runs: list[str]) -> None:
+    checkpoint = CHECKPOINTS[family]
+    tokens = [token for text in runs for token in [*checkpoint.tokenizer.encode(text, add_special_tokens=False).ids, 0, 1]]
+    assert whole(family, tokens) == checkpoint.tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def whole(family: str, tokens: list[int]) -> str:
+    return window_piece(family, tokens, finish=Finish.STOP).text
+
+
+def window_piece(family: str, tokens: list[int], **fields: object) -> Piece:
+    return DETOKENIZERS[family].piece(TokenWindow(1, np.array(tokens, np.int32), **fields))  # type: ignore[arg-type]
+
+
+def encoded(family: str, text: str) -> list[int]:
+    return CHECKPOINTS[family].tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def byte_tokens(data: bytes) -> list[int]:
+    return [3 + byte for byte in data]  # of the SentencePiece vocabulary
+
+
+@examples
+@given(steps=steps, num_specials=st.integers(0, 40))
+@example(steps=[(4, 4, 0)] * 20, num_specials=39)
+def test_a_long_run_of_special_tokens_hides_nothing_from_a_short_window(steps: list[tuple[int, int, int]], num_specials: int) -> None:
+    """Specials have no text but count as context: a window must not need to look beyond them."""
+    tokens = [*encoded("sentence_piece", "hello stop"), *[2] * num_specials, *encoded("sentence_piece", " world stop")]
+    stream = Stream("sentence_piece", tokens, ("stop world", "world stop"))
+    assert stream.run(steps) == len(tokens)
+    assert stream.text == "hello stop  "
+
+
+def test_a_window_does_not_take_the_answers_dropped_space_for_the_start_of_a_stop_word() -> None:
+    """Cut off from the special token before it, " hello" looks as if its space were text: what is acknowledged is not searched."""
+    tokens = [2, *encoded("sentence_piece", "hello"), *byte_tokens(b"x" * 20)]
+    stream = Stream("sentence_piece", tokens, (" hello",))
+    stream.send(1 + context_tokens((" hello",)), 0)
+    stream.acknowledge(1)
+    assert stream.send(len(tokens), 0) == Piece("x" * 7)
+
+
+def test_half_a_character_waits_for_its_other_half() -> None:
+    tokens = byte_tokens("a€".encode())
+    stream = Stream("sentence_piece", tokens)
+    assert [stream.send(count, 0).text for count in range(1, 5)] == ["a", "", "", "€"]
+
+
+def test_half_a_character_at_the_end_is_replaced() -> None:
+    assert whole("sentence_piece", byte_tokens("a€".encode()[:-1])) == "a\ufffd"
+
+
+def test_the_start_of_a_stop_word_is_held_back_until_it_is_none() -> None:
+    stream = Stream("sentence_piece", byte_tokens(b"a stable"), ("stop",))
+    assert [stream.send(count, 0).text for count in range(1, 9)] == ["a", " ", "", "", "sta", "b", "l", "e"]
+
+
+def test_what_was_held_back_goes_out_with_the_end() -> None:
+    tokens = byte_tokens(b"sto")
+    stream = Stream("sentence_piece", tokens, ("stop",))
+    assert stream.send(3, 0).text == ""
+    assert stream.send(3, 0, Finish.DEADLINE).text == "sto"
+
+
+def test_a_stop_word_within_min_tokens_is_text_and_the_next_one_stops() -> None:
+    tokens = byte_tokens(b"stop stop stop")
+    assert window_piece("sentence_piece", tokens, stop_words=("stop",), min_tokens=4) == Piece("stop ", 9)
+
+
+def test_a_stop_word_that_begins_within_min_tokens_and_ends_behind_them_stops() -> None:
+    assert window_piece("sentence_piece", byte_tokens(b"a stop"), stop_words=("stop",), min_tokens=5) == Piece("a ", 6)
+
+
+def test_of_two_stop_words_the_one_complete_first_counts() -> None:
+    assert window_piece("sentence_piece", byte_tokens(b"abcd"), stop_words=("abcd", "bc")) == Piece("a", 3)
+
+
+def test_of_two_stop_words_complete_together_the_longer_one_is_cut() -> None:
+    assert window_piece("sentence_piece", byte_tokens(b"xabc"), stop_words=("bc", "abc")) == Piece("x", 4)
+
+
+def test_nothing_is_printed_behind_a_stop_word_that_ends_in_what_was_sent() -> None:
+    tokens = byte_tokens(b"a stop, and more")
+    assert window_piece("sentence_piece", tokens, num_sent=8, stop_words=("stop",)) == Piece("", 6)
+
+
+def test_a_silent_window_only_looks_for_stop_words() -> None:
+    assert window_piece("sentence_piece", byte_tokens(b"a stop"), stop_words=("stop",), silent=True) == Piece("", 6)
+
+
+def test_the_end_of_an_answer_that_is_not_streamed_has_the_whole_text() -> None:
+    stopped = window_piece("sentence_piece", byte_tokens(b"hello stop"), stop_words=("stop",), finish=Finish.STOP)
+    assert stopped == Piece("hello ", 10)
+
+
+def test_an_end_token_prints_nothing() -> None:
+    assert whole("byte_level", [*encoded("byte_level", "the end"), 0]) == "the end"
+
+
+def test_the_answers_leading_space_is_dropped_for_sentence_piece_only() -> None:
+    assert whole("sentence_piece", encoded("sentence_piece", "hello world")) == "hello world"
+    assert whole("byte_level", encoded("byte_level", " hello world")) == " hello world"
+
+
+def test_echo_goes_before_the_answer_with_the_space_between_them() -> None:
+    tokens = encoded("sentence_piece", "world")
+    assert window_piece("sentence_piece", tokens, echo="hello").text == "hello world"
+    assert window_piece("byte_level", encoded("byte_level", " world"), echo="hello").text == "hello world"
+
+
+def test_a_window_that_ends_before_what_was_sent_prints_nothing() -> None:
+    """The scheduler has cut the answer at a stop word: later tokens were on their way already."""
+    window = {"start": 20, "num_sent": 9, "stop_words": ("stop",), "finish": Finish.STOP}
+    assert window_piece("sentence_piece", [], **window) == Piece("")
+
+
+def test_a_probe_prints_nothing() -> None:
+    assert window_piece("byte_level", [], start=0) == Piece("")
+
+
+def test_a_response_costs_microseconds() -> None:
+    tokens = encoded("byte_level", "The quick brown fox jumps over the lazy dog. " * 2)[:23]
+    window = TokenWindow(1, np.array(tokens, np.int32), start=40, num_sent=60, stop_words=("\n\n", "User:"))
+    detokenizer = DETOKENIZERS["byte_level"]
+    started = time.perf_counter()
+    for _ in range(2000):
+        detokenizer.piece(window)
+    assert (time.perf_counter() - started) / 2000 < 200e-6  # 20 µs where nothing else runs
+
+
+def test_a_decoder_of_another_family_is_refused_by_name() -> None:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.decoder = decoders.WordPiece()
+    other = replace(CHECKPOINTS["byte_level"], tokenizer=tokenizer)
+    with pytest.raises(CheckpointError, match="WordPiece"):
+        Detokenizer(other)

@@ -1,0 +1,255 @@
+"""What comes through the door, and what each refusal says: field, value, limit."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from python_backends.config import LimitSettings
+from python_backends.request import RefusedError, Request
+from python_backends.text.checkpoint import CheckpointError
+from python_backends.text.door import open_door
+from python_backends.text.fields import SUPPORTED
+from tests.pure.text.checkpoints import byte_level, examples, sentence_piece
+
+LIMITS = LimitSettings(default_max_tokens=100, max_prompt_bytes=2000, max_stop_words=3, max_stop_word_bytes=8)
+DOOR = open_door(byte_level(), LIMITS)  # 128 tokens of context, 448 ids
+TEXT = "hello world"
+NUM_TEXT = len(byte_level().tokenizer.encode(TEXT).ids)
+
+
+def admit(**fields: Any) -> Request | RefusedError:
+    if "messages" not in fields:
+        fields = {"text_input": TEXT, **fields}
+    (answer,) = DOOR.admit([fields])
+    return answer
+
+
+def taken(**fields: Any) -> Request:
+    answer = admit(**fields)
+    assert isinstance(answer, Request), answer
+    return answer
+
+
+def refused(**fields: Any) -> str:
+    answer = admit(**fields)
+    assert isinstance(answer, RefusedError), answer
+    return str(answer)
+
+
+def tensor(value: Any, dtype: Any) -> np.ndarray[Any, Any]:
+    return np.array([[value]], dtype)
+
+
+def test_a_bare_text_is_a_greedy_request() -> None:
+    request = taken()
+    assert request.prompt.tolist() == byte_level().tokenizer.encode(TEXT).ids
+    assert request.prompt.dtype == np.int32
+    assert (request.sampling.temperature, request.sampling.top_k, request.sampling.top_p) == (0.0, 0, 1.0)
+    assert (request.sampling.max_tokens, request.sampling.min_tokens) == (100, 0)
+    assert request.sampling.stop_ids == (0,)
+    assert (request.stream, request.echo, request.stop_words, request.deadline_ns) == (False, "", (), 0)
+
+
+def test_fields_come_as_tensors() -> None:
+    request = taken(
+        text_input=tensor(TEXT.encode(), object),
+        max_tokens=tensor(7, np.int32),
+        min_tokens=tensor(2, np.int32),
+        temperature=tensor(0.5, np.float32),
+        top_k=tensor(3, np.int32),
+        top_p=tensor(0.25, np.float32),
+        seed=tensor((1 << 64) - 1, np.uint64),
+        stop_words=np.array([[b"a", "é".encode()]], object),
+        stream=tensor(True, np.bool_),
+        exclude_input_in_output=tensor(False, np.bool_),
+        return_num_input_tokens=tensor(True, np.bool_),
+        return_num_output_tokens=tensor(True, np.bool_),
+        end_id=tensor(9, np.int32),
+        pad_id=tensor(-5, np.int32),
+        beam_width=tensor(1, np.int32),
+        bad_words=np.array([[b""]], object),
+    )
+    sampling = request.sampling
+    assert (sampling.max_tokens, sampling.min_tokens, sampling.temperature, sampling.top_k, sampling.top_p) == (7, 2, 0.5, 3, 0.25)
+    assert (sampling.seed, sampling.stop_ids) == ((1 << 64) - 1, (0, 9))
+    assert (request.stop_words, request.stream, request.echo) == (("a", "é"), True, TEXT)
+    assert request.wants_num_input_tokens
+    assert request.wants_num_output_tokens
+
+
+def test_ids_and_seeds_are_drawn() -> None:
+    requests = [taken() for _ in range(50)]
+    assert len({request.request_id for request in requests}) == 50
+    assert len({request.sampling.seed for request in requests}) == 50
+    assert all(0 < request.request_id < 1 << 63 and 0 <= request.sampling.seed < 1 << 63 for request in requests)
+
+
+def test_messages_are_rendered_and_echoed_as_people_read_them() -> None:
+    request = taken(messages=json.dumps([{"role": "user", "content": "<|end|>"}]), exclude_input_in_output=False)
+    assert request.echo == "<|user|><|end|><|end|><|assistant|>"
+    assert request.prompt.tolist().count(0) == 1
+
+
+def test_special_tokens_in_a_text_are_text() -> None:
+    assert 0 not in taken(text_input="<|end|>").prompt
+
+
+def test_a_plain_prompt_gets_the_tokens_that_open_it_and_a_chat_has_its_own() -> None:
+    door = open_door(sentence_piece(), LIMITS)
+    plain, chat = door.admit([{"text_input": "hello"}, {"messages": '[{"role": "user", "content": "hello"}]'}])
+    assert isinstance(plain, Request)
+    assert isinstance(chat, Request)
+    assert plain.prompt.tolist() == sentence_piece().tokenizer.encode("hello").ids
+    assert [request.prompt.tolist().count(1) for request in (plain, chat)] == [1, 1]
+
+
+def test_a_deadline_counts_from_arrival() -> None:
+    request = taken(timeout_us=5)
+    assert request.deadline_ns == request.arrival_ns + 5000
+    assert taken(timeout_us=0).deadline_ns == 0
+
+
+def test_one_bad_request_of_a_batch_harms_no_other() -> None:
+    answers = DOOR.admit([{"text_input": "a"}, {"text_input": ""}, {"text_input": 5}, {"text_input": "b"}])
+    assert [isinstance(answer, Request) for answer in answers] == [True, False, False, True]
+    assert DOOR.admit([]) == []
+
+
+def test_what_is_left_of_the_context_bounds_the_answer() -> None:
+    assert taken(text_input="0" * 100).sampling.max_tokens == 28
+    assert taken(text_input="0" * 127).sampling.max_tokens == 1
+    assert refused(text_input="0" * 128).startswith("text_input = 128 tokens: must be at most 127")
+    assert taken(max_tokens=128 - NUM_TEXT).sampling.max_tokens == 128 - NUM_TEXT
+    message = refused(max_tokens=129 - NUM_TEXT)
+    assert message.startswith(
+        f"max_tokens = {129 - NUM_TEXT}: must be at most {128 - NUM_TEXT}, because text_input has {NUM_TEXT} tokens"
+    )
+
+
+def test_min_tokens_must_fit_in_max_tokens() -> None:
+    assert refused(min_tokens=5, max_tokens=4) == "min_tokens = 5: must be at most max_tokens, which is 4 here"
+    assert taken(min_tokens=4, max_tokens=4).sampling.min_tokens == 4
+
+
+REFUSALS: list[tuple[str, Any, str]] = [
+    ("temperature", float("nan"), "temperature = nan: must be a finite number between 0 and 100"),
+    ("temperature", np.float32("inf"), "temperature = inf: must be a finite number between 0 and 100"),
+    ("temperature", -0.5, "temperature = -0.5: must be a finite number between 0 and 100"),
+    ("temperature", "hot", "temperature = 'hot': must be a finite number between 0 and 100"),
+    ("temperature", True, "temperature = True: must be a finite number between 0 and 100"),
+    ("temperature", [0.5], "temperature = [0.5]: must be a finite number between 0 and 100"),
+    ("temperature", np.zeros([2, 1], np.float32), "temperature has the shape [2, 1]: exactly one value is allowed"),
+    ("temperature", np.zeros([0], np.float32), "temperature has the shape [0]: exactly one value is allowed"),
+    ("top_p", 0.0, "top_p = 0.0: must be above 0 and at most 1"),
+    ("top_p", 1.5, "top_p = 1.5: must be a finite number between 0 and 1"),
+    ("top_k", -1, "top_k = -1: must be a whole number between 0 and 448"),
+    ("top_k", 449, "top_k = 449: must be a whole number between 0 and 448"),
+    ("top_k", 1.0, "top_k = 1.0: must be a whole number between 0 and 448"),
+    ("max_tokens", 0, "max_tokens = 0: must be a whole number between 1 and 2147483647"),
+    ("max_tokens", True, "max_tokens = True: must be a whole number between 1 and 2147483647"),
+    ("max_tokens", 10**30, "max_tokens = 1000000000000000000000000000000: must be a whole number between 1 and 2147483647"),
+    ("max_tokens", 10**9999, "max_tokens = an integer of 33216 bits: must be a whole number between 1 and 2147483647"),
+    ("min_tokens", -1, "min_tokens = -1: must be a whole number between 0 and 2147483647"),
+    ("seed", -1, "seed = -1: must be a whole number between 0 and 18446744073709551615"),
+    ("timeout_us", -1, "timeout_us = -1: must be a whole number between 0 and 1000000000000000"),
+    ("end_id", 448, "end_id = 448: must be a whole number between -1 and 447"),
+    ("stream", 1, "stream = 1: must be true or false"),
+    ("stream", "yes", "stream = 'yes': must be true or false"),
+    ("stop_words", ["a", ""], "stop_words[1] = 0 bytes: must have 1 to 8"),
+    ("stop_words", ["ééééé"], "stop_words[0] = 10 bytes: must have 1 to 8"),
+    ("stop_words", ["a", "b", "c", "d"], "stop_words = 4 words: must be at most 3"),
+    ("stop_words", [5], "stop_words = 5: must be strings"),
+    ("stop_words", [b"\xff"], "stop_words = b'\\xff': must be UTF-8, byte 0 is not"),
+    ("stop_words", np.array([["a"], ["b"]], object), "stop_words has the shape [2, 1]: one row is allowed"),
+    ("text_input", 5, "text_input = 5: must be a string"),
+    ("text_input", "", "text_input = 0 tokens: must have at least 1"),
+    ("text_input", b"a\xff", "text_input = b'a\\xff': must be UTF-8, byte 1 is not"),
+    ("text_input", "a\ud800", "text_input = 'a\\ud800': must be Unicode, character 1 is half of a pair"),
+    ("text_input", "a" * 2001, "text_input = 2001 bytes: must be at most 2000"),
+    ("text_input", np.array([["a"], ["b"]], object), "text_input has the shape [2, 1]: exactly one value is allowed"),
+    ("beam_width", 2, "beam_width = 2: not supported yet, must be 1 or absent"),
+    ("bad_words", ["a"], "bad_words = ['a']: not supported yet, must be empty or absent"),
+    ("min_p", 0.5, "min_p = 0.5: not supported yet, must be 0 or absent"),
+    ("min_p", float("nan"), "min_p = nan: not supported yet, must be 0 or absent"),
+    ("repetition_penalty", 2.0, "repetition_penalty = 2.0: not supported yet, must be 1 or absent"),
+    ("presence_penalty", 0.5, "presence_penalty = 0.5: not supported yet, must be 0 or absent"),
+    ("frequency_penalty", -0.5, "frequency_penalty = -0.5: not supported yet, must be 0 or absent"),
+    ("request_priority", 3, "request_priority = 3: not supported yet, must be 0 or absent"),
+    ("return_log_probs", True, "return_log_probs = True: not supported yet, must be False or absent"),
+    ("lora_name", "mine", "lora_name = 'mine': not supported yet, must be '' or absent"),
+    ("lora_task_id", 0, "lora_task_id = 0: not supported yet, must be absent"),
+    ("tempreature", 1.0, "'tempreature': there is no such field"),
+    ("messages", "{", "messages = '{': must be JSON (Expecting property name enclosed in double quotes: line 1 column 2 (char 1))"),
+    ("messages", "[]", "messages = '[]': must be a JSON list of at least one message"),
+    ("messages", '"a"', "messages = '\"a\"': must be a JSON list of at least one message"),
+    ("messages", '[{"role": "user"}]', "messages[0] = {'role': 'user'}: must be an object with role and content, and nothing else"),
+    (
+        "messages",
+        '[{"role": "end", "content": "a"}]',
+        "messages[0].role = 'end': must be one of system, developer, user, assistant, tool",
+    ),
+    ("messages", '[{"role": "user", "content": null}]', "messages[0].content = None: must be a string"),
+    (
+        "messages",
+        '[{"role": "user", "content": "\\ud800"}]',
+        "messages[0].content = '\\ud800': must be Unicode, character 0 is half of a pair",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "message"), REFUSALS, ids=[f"{name}-{i}" for i, (name, _, _) in enumerate(REFUSALS)])
+def test_a_refusal_names_the_field_the_value_and_the_limit(name: str, value: Any, message: str) -> None:
+    assert refused(**{name: value}) == message
+
+
+def test_a_prompt_is_a_text_or_messages() -> None:
+    (neither,) = DOOR.admit([{}])
+    assert str(neither) == "text_input, messages: exactly one of them must be given, neither was"
+    assert refused(text_input="a", messages="[]") == "text_input, messages: exactly one of them must be given, both were"
+
+
+def test_json_nested_beyond_reason_is_refused() -> None:
+    assert refused(messages="[" * 1900).startswith("messages = '[[[[")
+
+
+def test_existing_clients_say_no_words_with_one_empty_string() -> None:
+    assert taken(stop_words="", bad_words="").stop_words == ()
+    assert taken(stop_words=[], bad_words=[b""]).stop_words == ()
+
+
+def test_a_model_without_a_template_takes_texts_only() -> None:
+    door = open_door(replace(byte_level(), chat_template=None), LIMITS)
+    (answer,) = door.admit([{"messages": '[{"role": "user", "content": "a"}]'}])
+    assert str(answer) == "messages: this model has no chat template; send text_input"
+
+
+def test_a_context_must_be_known() -> None:
+    with pytest.raises(CheckpointError, match="max_model_tokens"):
+        open_door(replace(byte_level(), max_model_tokens=0), LIMITS)
+
+
+values = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=3),
+    st.binary(max_size=3),
+    st.lists(st.integers(), max_size=2),
+)
+
+
+@examples
+@given(fields=st.dictionaries(st.sampled_from(SUPPORTED), values, max_size=4))
+def test_nothing_gets_past_the_door_but_requests_and_refusals(fields: dict[str, Any]) -> None:
+    (answer,) = DOOR.admit([fields])
+    assert isinstance(answer, Request | RefusedError)
+    if isinstance(answer, RefusedError):
+        assert any(str(answer).startswith(name) for name in [*fields, "text_input"])
