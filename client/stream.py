@@ -9,6 +9,7 @@ import argparse
 import json
 import queue
 import sys
+from typing import Any
 
 import numpy as np
 import tritonclient.grpc as triton
@@ -27,7 +28,7 @@ def stream(url: str, prompt: str, max_tokens: int) -> None:
     streamed = triton.InferInput("stream", [1, 1], "BOOL")
     streamed.set_data_from_numpy(np.array([[True]]))
     messages = text("messages", json.dumps([{"role": "user", "content": prompt}]))
-    answers: queue.SimpleQueue = queue.SimpleQueue()
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
     with triton.InferenceServerClient(url) as client:
         client.start_stream(lambda result, error: answers.put((result, error)))
         client.async_stream_infer("ensemble", [messages, limit, streamed])

@@ -97,6 +97,7 @@ class Feedback:
     num_tokens: int  # output tokens that the window reached
     stopped_at: int = 0  # output tokens up to and with the one that completed a stop word; 0: none did
     gone: bool = False  # the client has cancelled or hung up
+    answered: bool = False  # a chunk went out to it
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The tritonserver process: its command line, its health and its end.
 
-Uses the server and the Python backend that the wheel `nvidia-pytriton` carries, or those of a container where there are some. Knows how a
+Uses the server and the Python backend that the wheel `nvidia-pytriton` carries, or those of a container where there is one. Knows how a
 dead stub shows (its process is gone while the server goes on saying "ready") and what brings its model back. The launcher decides.
 """
 

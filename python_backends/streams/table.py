@@ -103,6 +103,7 @@ class StreamTable:
         if stream.unacked_ns:
             self._last_confirmed_ns = max(self._last_confirmed_ns, stream.unacked_ns.popleft())
         stream.num_acked = max(stream.num_acked, feedback.num_tokens)
+        stream.chunked |= feedback.answered
         if feedback.stopped_at and stream.finish in (Finish.RUNNING, Finish.LENGTH, Finish.STOP):
             self._end(stream, Finish.STOP, min(feedback.stopped_at, len(stream.tokens)))
         elif feedback.gone:

@@ -48,8 +48,9 @@ class TritonPythonModel:
             log.exception("a window could not be turned into text")
             final(sender, failure("the answer could not be turned into text"))
             return Feedback(window.request_id, window.start + len(window.tokens), gone=True)
-        final(sender, _response(window, piece) if piece.text or window.emit else None)
-        return Feedback(window.request_id, window.start + len(window.tokens), piece.stopped_at, gone)
+        answered = bool(piece.text) or window.emit
+        final(sender, _response(window, piece) if answered else None)
+        return Feedback(window.request_id, window.start + len(window.tokens), piece.stopped_at, gone, answered)
 
     def _is_gone(self, request: Any, window: TokenWindow) -> bool:
         """Asked before FINAL is sent: afterwards it would bring the server down."""

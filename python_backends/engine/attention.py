@@ -1,0 +1,96 @@
+"""Attention of one layer over the flat batch: decode rows in groups of similar length, prefill chunks span by span.
+
+Owns no state; what to read where comes ready from the step batch. The query heads that share a KV head are taken as query positions
+(decode: one call for all rows and heads) or as heads over a KV head repeated without copying (prefill). Called by the decoder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from python_backends.engine.kv_cache import KVCache
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """Rows [first, last) of the flat batch, decode rows all, read up to the longest of them."""
+
+    first: int
+    last: int
+    gather: Tensor  # [layers, 2 · rows · blocks] rows of the KV cache
+    mask: Tensor  # [rows, 1, 1, blocks · block_tokens] 0 or −inf
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSpan:
+    """Rows [first, last) of the flat batch: one chunk. Without `gather` it starts at token 0 and sees itself alone."""
+
+    first: int
+    last: int
+    gather: Tensor | None  # [layers, 2 · blocks]
+    mask: Tensor | None  # [chunk, blocks · block_tokens]
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    num_query_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+
+    @property
+    def group(self) -> int:
+        return self.num_query_heads // self.num_kv_heads
+
+    @property
+    def query_width(self) -> int:
+        return self.num_query_heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+
+def rotate(qk: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Rotary embedding in place: qk [tokens, heads, dim]; cos, sin [tokens, 1, dim], the first half of sin negated."""
+    rolled = qk.roll(qk.shape[-1] // 2, -1)
+    qk.mul_(cos).addcmul_(rolled, sin)
+
+
+def decode_attention(q: Tensor, group: DecodeGroup, layer: int, cache: KVCache, heads: Heads) -> Tensor:
+    """q [rows, heads · dim] of a decode group → the same shape."""
+    rows = group.last - group.first
+    q = q.view(rows, heads.num_kv_heads, heads.group, heads.head_dim)
+    keys, values = cache.gather(group.gather[layer], rows)
+    out = functional.scaled_dot_product_attention(q, keys, values, attn_mask=group.mask, scale=heads.scale)
+    return out.reshape(rows, heads.query_width)
+
+
+def prefill_attention(qkv: Tensor, span: PrefillSpan, layer: int, cache: KVCache, heads: Heads) -> Tensor:
+    """qkv [chunk, (heads + 2 kv_heads) · dim] of one chunk, already written to the cache → [chunk, heads · dim]."""
+    q, k, v = torch.split(qkv, [heads.query_width, heads.kv_width, heads.kv_width], dim=1)
+    q = q.view(len(q), heads.num_kv_heads, heads.group, heads.head_dim).permute(1, 2, 0, 3)  # [kv_heads, group, chunk, dim]
+    if span.gather is None:
+        keys, values = (x.view(len(x), heads.num_kv_heads, heads.head_dim).transpose(0, 1) for x in (k, v))
+    else:
+        gathered = cache.gather(span.gather[layer], 1)
+        keys, values = gathered[0][0], gathered[1][0]  # [kv_heads, tokens, dim]
+    shape = (heads.num_kv_heads, heads.group, keys.shape[1], heads.head_dim)
+    keys, values = keys[:, None].expand(shape), values[:, None].expand(shape)
+    causal = span.mask is None
+    out = functional.scaled_dot_product_attention(q, keys, values, attn_mask=span.mask, is_causal=causal, scale=heads.scale)
+    return out.permute(2, 0, 1, 3).reshape(-1, heads.query_width)
+
+
+def attend(
+    qkv: Tensor, layer: int, cache: KVCache, heads: Heads, spans: tuple[tuple[DecodeGroup, ...], tuple[PrefillSpan, ...]]
+) -> Tensor:
+    """The attention of all rows of qkv [tokens, (heads + 2 kv_heads) · dim], rotated and written to the cache."""
+    groups, prefills = spans
+    outs = [decode_attention(qkv[g.first : g.last, : heads.query_width], g, layer, cache, heads) for g in groups]
+    outs += [prefill_attention(qkv[s.first : s.last], s, layer, cache, heads) for s in prefills]
+    return outs[0] if len(outs) == 1 else torch.cat(outs)

@@ -1,0 +1,118 @@
+"""Chooses the next token of every sampling row, on the device, for all rows at once.
+
+Owns nothing. Rows of temperature 0 take the greatest logit, the lowest id among equals. The others draw by inverse CDF over the ids in
+their order, with one uniform number hashed from (seed, output index) alone: the same request gives the same text in any batch and
+after a restart. Equal probabilities at the edge of top_k or top_p are kept together. Called by the torch engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+UNIFORM_BITS = 48  # so that u · total < total in float64 for every u < 1
+CANDIDATES = (64, 1024)  # sizes tried before sorting a whole vocabulary, which costs as much as a small model's step
+
+
+@dataclass(frozen=True, slots=True)
+class Restrictions:
+    top_k: Tensor  # [rows] 0: all
+    top_p: Tensor  # [rows] 1: all
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    temperature: Tensor  # [rows] 0: greedy
+    seeds: Tensor  # [rows] int64
+    indices: Tensor  # [rows] output index of the token to be drawn
+    restrictions: Restrictions | None  # None: no row has any
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    draws: Draws | None  # None: all rows are greedy
+    banned: Tensor | None  # [rows, most] ids that may not come yet, −1 is none; None: nothing is banned
+
+
+def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """Tokens [rows] for logits [rows, vocabulary]."""
+    if rows.banned is not None:
+        logits = logits.masked_fill(_marked(rows.banned, logits.shape[1]), float("-inf"))
+    if rows.draws is None:
+        return logits.float().argmax(-1)
+    return _draw(logits.float(), rows.draws)
+
+
+def uniform(seeds: Tensor, indices: Tensor) -> Tensor:
+    """One number in [0, 1) per row, float64, of (seed, index): two rounds of splitmix64's mixing in wrapping int64."""
+    bits = _mix(_mix(seeds) + indices * _GOLDEN)
+    return _shifted(bits, 64 - UNIFORM_BITS).double() * 2.0**-UNIFORM_BITS
+
+
+def probabilities(logits: Tensor, temperature: Tensor) -> Tensor:
+    """[rows, vocabulary] float32; rows of temperature 0 are computed as if it were 1, their draw is not used."""
+    divisor = torch.where(temperature > 0, temperature, 1.0)
+    return torch.softmax(logits / divisor[:, None], -1)
+
+
+def restricted(probs: Tensor, limits: Restrictions) -> Tensor:
+    """`probs` with everything outside top_k, and then outside the smallest set of mass top_p of what is left, set to 0."""
+    return probs.masked_fill(probs < _least_kept(probs, limits)[:, None], 0.0)
+
+
+def _draw(logits: Tensor, draws: Draws) -> Tensor:
+    probs = probabilities(logits, draws.temperature)
+    if draws.restrictions is not None:
+        probs = restricted(probs, draws.restrictions)
+    cumulative = probs.cumsum(-1, dtype=torch.float64)
+    target = uniform(draws.seeds, draws.indices)[:, None] * cumulative[:, -1:]
+    drawn = torch.searchsorted(cumulative, target, right=True)[:, 0]
+    return torch.where(draws.temperature > 0, drawn, logits.argmax(-1))
+
+
+_GOLDEN = -0x61C8864680B583EB  # splitmix64's constants, as signed numbers
+_MIX = ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15), (31, 1))
+
+
+def _mix(bits: Tensor) -> Tensor:
+    bits = bits + _GOLDEN
+    for shift, factor in _MIX:
+        bits = (bits ^ _shifted(bits, shift)) * factor
+    return bits
+
+
+def _shifted(bits: Tensor, count: int) -> Tensor:
+    """Logical right shift of int64."""
+    return (bits >> count) & ((1 << (64 - count)) - 1)
+
+
+def _marked(ids: Tensor, vocabulary: int) -> Tensor:
+    """[rows, vocabulary] True at `ids` [rows, n]; −1 marks nothing."""
+    marks = torch.zeros((len(ids), vocabulary + 1), dtype=torch.bool, device=ids.device)
+    return marks.scatter_(1, torch.where(ids < 0, vocabulary, ids), True)[:, :vocabulary]
+
+
+def _least_kept(probs: Tensor, limits: Restrictions) -> Tensor:
+    """The smallest probability [rows] that stays. Looks at the few most probable ids first; more are needed for flat rows."""
+    sizes = [size for size in CANDIDATES if size < probs.shape[1]]
+    for size in sizes:
+        least, enough = _least_among(probs, size, limits)
+        if bool(enough.all()):
+            return least
+    return _least_among(probs, probs.shape[1], limits)[0]
+
+
+def _least_among(probs: Tensor, size: int, limits: Restrictions) -> tuple[Tensor, Tensor]:
+    """(smallest probability that stays, whether the `size` most probable ids were enough to know it), each [rows]."""
+    top = probs.topk(size).values  # [rows, size], descending
+    kth = top.gather(1, (limits.top_k.clamp(1, size) - 1)[:, None])
+    kth = torch.where(limits.top_k[:, None] > 0, kth, 0.0)  # [rows, 1]
+    total = probs.masked_fill(probs < kth, 0.0).sum(-1, dtype=torch.float64)
+    mass = top.masked_fill(top < kth, 0.0).cumsum(-1, dtype=torch.float64)
+    wanted = (limits.top_p * total)[:, None]
+    last = torch.searchsorted(mass, wanted).clamp(max=size - 1)  # the one that reaches the wanted mass
+    nucleus = limits.top_p < 1
+    least = torch.where(nucleus, torch.maximum(top.gather(1, last), kth)[:, 0], kth[:, 0])
+    return least, (limits.top_k <= size) & (~nucleus | (mass[:, -1] >= wanted[:, 0]))

@@ -1,0 +1,160 @@
+"""What the device holds of each slot: last token, counts, limits, sampling parameters, stop ids and the row of the block table.
+
+Owns these tensors; the slot operations of a plan are gathered into one write per kind, whatever their number. After sampling, tokens
+are appended and ends are detected here, on the device, for all rows at once: the next step's inputs are this step's outputs. A row
+that ended stays as it is, so a step launched before its end was read does no harm. Called by the torch engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from python_backends.engine.sampler import Draws, Restrictions, SamplingRows
+from python_backends.request import Finish, Ids, ModelLimits
+from python_backends.step import Admit, Grow, Release, SlotOperation, StepPlan
+
+NO_STOP_ID = -1
+
+
+class Column(IntEnum):
+    """Of the table of whole numbers, one row a slot."""
+
+    LAST_TOKEN = 0
+    LENGTH = 1  # tokens so far; the KV of the last one is not computed yet
+    OUTPUTS = 2  # output tokens so far
+    MAX_LENGTH = 3
+    MIN_TOKENS = 4
+    SEED = 5
+    TOP_K = 6
+    ENDED = 7
+
+
+class SlotState:
+    def __init__(self, limits: ModelLimits, device: torch.device) -> None:
+        slots, self._limits, self.device = limits.num_slots, limits, device
+        max_blocks = -(-limits.max_model_tokens // limits.block_tokens)
+        self.table = torch.zeros((slots, max_blocks), dtype=torch.int64, device=device)
+        self._counts = torch.zeros((slots, len(Column)), dtype=torch.int64, device=device)
+        self._shares = torch.ones((slots, 2), dtype=torch.float32, device=device)  # temperature, top_p
+        self._stop_ids = torch.full((slots, 1), NO_STOP_ID, dtype=torch.int64, device=device)  # [slots, most stop ids]
+        # What the host knows, to leave work out: a step of greedy rows is one arg-max.
+        self._draws: NDArray[np.bool_] = np.zeros(slots, np.bool_)
+        self._restricts: NDArray[np.bool_] = np.zeros(slots, np.bool_)
+        self._stop_from: Ids = np.zeros(slots, np.int32)  # tokens, with the prompt, before which no stop id may come
+
+    def apply(self, operations: Sequence[SlotOperation]) -> None:
+        """The operations of one plan, in order: of a slot's lives within it, the last one counts."""
+        lives: dict[int, Admit | Release] = {}
+        blocks: dict[int, list[tuple[int, Ids]]] = {}
+        for operation in operations:
+            if isinstance(operation, Grow):
+                blocks.setdefault(operation.slot, []).append((operation.first, operation.blocks))
+                continue
+            lives[operation.slot] = operation
+            blocks[operation.slot] = [(0, operation.blocks)] if isinstance(operation, Admit) else []
+        self._admit([life for life in lives.values() if isinstance(life, Admit)])
+        self._release([slot for slot, life in lives.items() if isinstance(life, Release)])
+        self._write_table(blocks)
+
+    def decode_inputs(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Last tokens and their positions, each [rows], of `slots` [rows].
+
+        A row that ended gives its last token again and again: what a step launched before the end was read writes is the KV that
+        belongs there, in blocks that are still its own.
+        """
+        counts = self._counts[slots]
+        return counts[:, Column.LAST_TOKEN], counts[:, Column.LENGTH] - 1
+
+    def sampling_rows(self, slots: Tensor, plan: StepPlan) -> SamplingRows:
+        """The parameters of the rows that sample, in the order of `slots` [sampled]; only those that some row needs."""
+        host = plan.slots[plan.samples]
+        lengths = (plan.starts + plan.lengths)[plan.samples]
+        draws = self._drawing_rows(slots, bool(self._restricts[host].any())) if self._draws[host].any() else None
+        banned = self._banned_ids(slots) if (lengths < self._stop_from[host]).any() else None
+        return SamplingRows(draws, banned)
+
+    def append(self, slots: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Appends `tokens` [sampled] to `slots` and ends those that are done. Tokens and finishes; 0, RUNNING where a row had ended."""
+        counts = self._counts[slots]
+        live = 1 - counts[:, Column.ENDED]
+        stops = (self._stop_ids[slots] == tokens[:, None]).any(1) & (counts[:, Column.OUTPUTS] >= counts[:, Column.MIN_TOKENS])
+        full = counts[:, Column.LENGTH] + 1 >= counts[:, Column.MAX_LENGTH]
+        finishes = torch.where(stops, int(Finish.STOP), full * int(Finish.LENGTH)) * live
+        counts[:, Column.LAST_TOKEN] = torch.where(live > 0, tokens, counts[:, Column.LAST_TOKEN])
+        counts[:, Column.LENGTH] += live
+        counts[:, Column.OUTPUTS] += live
+        counts[:, Column.ENDED] |= finishes != Finish.RUNNING
+        self._counts[slots] = counts
+        return tokens * live, finishes
+
+    def _drawing_rows(self, slots: Tensor, restricted: bool) -> Draws:
+        counts, shares = self._counts[slots], self._shares[slots]
+        restrictions = Restrictions(counts[:, Column.TOP_K], shares[:, 1]) if restricted else None
+        return Draws(shares[:, 0], counts[:, Column.SEED], counts[:, Column.OUTPUTS], restrictions)
+
+    def _banned_ids(self, slots: Tensor) -> Tensor:  # [sampled, most stop ids]
+        counts = self._counts[slots]
+        early = counts[:, Column.OUTPUTS] < counts[:, Column.MIN_TOKENS]
+        return torch.where(early[:, None], self._stop_ids[slots], NO_STOP_ID)
+
+    def _admit(self, admits: list[Admit]) -> None:
+        if not admits:
+            return
+        host = np.array([admit.slot for admit in admits])
+        slots = self._put(host)
+        self._counts[slots] = self._put(np.array([self._row(admit) for admit in admits], np.int64))
+        shares = [(admit.sampling.temperature, admit.sampling.top_p) for admit in admits]
+        self._shares[slots] = self._put(np.array(shares, np.float32))
+        self._stop_ids_of(slots, [self._known_ids(admit.sampling.stop_ids) for admit in admits])
+        self._draws[host] = [admit.sampling.temperature > 0 for admit in admits]
+        self._restricts[host] = [admit.sampling.top_k > 0 or admit.sampling.top_p < 1 for admit in admits]
+        early = [admit.num_prompt_tokens + admit.sampling.min_tokens if admit.sampling.stop_ids else 0 for admit in admits]
+        self._stop_from[host] = np.minimum(early, self._limits.max_model_tokens)
+
+    def _row(self, admit: Admit) -> list[int]:
+        sampling, outputs = admit.sampling, admit.num_output_tokens
+        max_length = min(admit.num_prompt_tokens + sampling.max_tokens, self._limits.max_model_tokens)
+        length = admit.num_prompt_tokens + outputs
+        top_k = min(sampling.top_k, self._limits.vocab_size)
+        return [0, length, outputs, max_length, sampling.min_tokens, _as_int64(sampling.seed), top_k, 0]
+
+    def _known_ids(self, stop_ids: tuple[int, ...]) -> list[int]:
+        return [stop for stop in stop_ids if 0 <= stop < self._limits.vocab_size]
+
+    def _stop_ids_of(self, slots: Tensor, stop_ids: list[list[int]]) -> None:
+        width = max(map(len, stop_ids))
+        missing = width - self._stop_ids.shape[1]
+        if missing > 0:
+            self._stop_ids = functional.pad(self._stop_ids, (0, missing), value=NO_STOP_ID)
+        width = self._stop_ids.shape[1]
+        rows = [ids + [NO_STOP_ID] * (width - len(ids)) for ids in stop_ids]
+        self._stop_ids[slots] = self._put(np.array(rows, np.int64))
+
+    def _release(self, slots: list[int]) -> None:
+        if slots:
+            self._counts[self._put(np.array(slots)), Column.ENDED] = 1
+
+    def _write_table(self, blocks: dict[int, list[tuple[int, Ids]]]) -> None:
+        entries = [
+            np.stack([np.full(len(run), slot), first + np.arange(len(run)), run])
+            for slot, runs in blocks.items()
+            for first, run in runs
+        ]
+        if entries:
+            slots, columns, values = self._put(np.concatenate(entries, axis=1))
+            self.table[slots, columns] = values
+
+    def _put(self, values: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(values).to(self.device)
+
+
+def _as_int64(seed: int) -> int:
+    """The low 64 bits of a seed of any size, with a sign."""
+    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)

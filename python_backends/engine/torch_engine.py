@@ -1,0 +1,86 @@
+"""The torch engine: runs step plans with PyTorch's own operators, on a CPU or a CUDA device by the same code.
+
+Owns model, KV cache and slot state; decides nothing. `launch` puts a whole step on the device (batch, forward pass, sampling, append),
+`collect` reads its tokens. Nothing of a step needs the tokens of the one before on the host, so a step may be launched before the
+last one was collected. Called by the instance loop.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from python_backends.config import Settings
+from python_backends.engine.checkpoint import block_shape, load_model, model_limits, read_config
+from python_backends.engine.decoder import Decoder
+from python_backends.engine.kv_cache import KVCache
+from python_backends.engine.sampler import sample
+from python_backends.engine.slot_state import SlotState
+from python_backends.engine.step_batch import StepBatcher
+from python_backends.step import StepOutput, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    number: int
+    order: NDArray[np.intp]  # [sampled] of the plan's spans that sample
+    result: Tensor  # [2, sampled] tokens and finishes, on the host once `done`
+    done: torch.cuda.Event | None
+
+
+class TorchEngine:
+    @torch.inference_mode()
+    def __init__(self, settings: Settings) -> None:
+        set_threads(settings.engine.threads)
+        config = read_config(settings)
+        self.limits = model_limits(settings, config)
+        self.device = torch.device(settings.model.device)
+        self.decoder = Decoder(load_model(settings, config), self.limits.max_model_tokens)
+        self.cache = KVCache(block_shape(settings, config), self.limits.num_blocks, self.device)
+        self.state = SlotState(self.limits, self.device)
+        self._batcher = StepBatcher(self.state, self.cache)
+        self._launched: deque[_Launched] = deque()
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> None:
+        self.state.apply(plan.operations)
+        if not len(plan.slots):
+            self._launched.append(_Launched(plan.number, np.zeros(0, np.intp), torch.zeros((2, 0), dtype=torch.int64), None))
+            return
+        batch = self._batcher.batch(plan)
+        logits = self.decoder.forward(batch, self.cache)  # [sampled, vocabulary]
+        rows = self.state.sampling_rows(batch.sampling_slots, plan)
+        tokens, finishes = self.state.append(batch.sampling_slots, sample(logits, rows))
+        self._launched.append(self._sent(plan.number, batch.order, torch.stack((tokens, finishes))))
+
+    def collect(self) -> StepOutput:
+        step = self._launched.popleft()
+        if step.done is not None:
+            step.done.synchronize()
+        result = np.empty_like(step.result.numpy())
+        result[:, step.order] = step.result.numpy()
+        return StepOutput(step.number, result[0].astype(np.int32), result[1].astype(np.uint8))
+
+    def close(self) -> None:
+        self._launched.clear()
+
+    def _sent(self, number: int, order: NDArray[np.intp], result: Tensor) -> _Launched:
+        """Starts the way of `result` to the host."""
+        if self.device.type == "cpu":
+            return _Launched(number, order, result, None)
+        host = torch.empty(result.shape, dtype=result.dtype, pin_memory=True)
+        host.copy_(result, non_blocking=True)
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record()
+        return _Launched(number, order, host, done)
+
+
+def set_threads(threads: int) -> None:
+    """Once, at the start: torch takes no other number later."""
+    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
