@@ -21,7 +21,7 @@ class DecodeGroup:
 
     first: int
     last: int
-    gather: Tensor  # [layers, 2 · rows · blocks] rows of the KV cache
+    gather: Tensor  # [2 · rows · kv_heads · blocks] rows of the KV cache
     mask: Tensor  # [rows, 1, 1, blocks · block_tokens] 0 or −inf
 
 
@@ -31,7 +31,7 @@ class PrefillSpan:
 
     first: int
     last: int
-    gather: Tensor | None  # [layers, 2 · blocks]
+    gather: Tensor | None  # [2 · kv_heads · blocks]
     mask: Tensor | None  # [chunk, blocks · block_tokens]
 
 
@@ -65,7 +65,7 @@ def decode_attention(q: Tensor, group: DecodeGroup, layer: int, cache: KVCache, 
     """q [rows, heads · dim] of a decode group → the same shape."""
     rows = group.last - group.first
     q = q.view(rows, heads.num_kv_heads, heads.group, heads.head_dim)
-    keys, values = cache.gather(group.gather[layer], rows)
+    keys, values = cache.gather(layer, group.gather, rows)
     out = functional.scaled_dot_product_attention(q, keys, values, attn_mask=group.mask, scale=heads.scale)
     return out.reshape(rows, heads.query_width)
 
@@ -77,7 +77,7 @@ def prefill_attention(qkv: Tensor, span: PrefillSpan, layer: int, cache: KVCache
     if span.gather is None:
         keys, values = (x.view(len(x), heads.num_kv_heads, heads.head_dim).transpose(0, 1) for x in (k, v))
     else:
-        gathered = cache.gather(span.gather[layer], 1)
+        gathered = cache.gather(layer, span.gather, 1)
         keys, values = gathered[0][0], gathered[1][0]  # [kv_heads, tokens, dim]
     shape = (heads.num_kv_heads, heads.group, keys.shape[1], heads.head_dim)
     keys, values = keys[:, None].expand(shape), values[:, None].expand(shape)

@@ -48,7 +48,7 @@ class FusedBlock:
         heads, tokens = self.heads, len(qkv)
         turned = heads.query_width + heads.kv_width
         rotate(qkv[:, :turned].view(tokens, -1, heads.head_dim), *cos_sin)
-        cache.write(batch.write[self.index], qkv[:, heads.query_width :].view(tokens, 2, heads.kv_width))
+        cache.write(self.index, batch.write, qkv[:, heads.query_width :].view(tokens, 2, -1, heads.head_dim))
         return attend(qkv, self.index, cache, heads, (batch.groups, batch.prefills))
 
 

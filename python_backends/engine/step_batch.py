@@ -27,7 +27,7 @@ MIN_SAVING = 0.2  # of what the padded rows read; a second call for less costs m
 class StepBatch:
     tokens: Tensor  # [tokens]
     positions: Tensor  # [tokens]
-    write: Tensor  # [layers, tokens, 2] rows of the KV cache
+    write: Tensor  # [tokens, 2, kv_heads] rows of the KV cache
     groups: tuple[DecodeGroup, ...]
     prefills: tuple[PrefillSpan, ...]
     sampling_rows: Tensor | None  # [sampled] of the batch; None: all rows
@@ -112,7 +112,7 @@ class StepBatcher:
             return PrefillSpan(last - length, last, None, None)
         num_blocks = -(-(start + length) // self._block_tokens)
         positions = torch.arange(start, start + length, device=self._state.device)
-        gather = self._cache.gather_rows(self._state.table[slot, :num_blocks])
+        gather = self._cache.gather_rows(self._state.table[slot, None, :num_blocks])
         return PrefillSpan(last - length, last, gather, self._mask(positions, num_blocks))
 
     def _sampling(self, plan: StepPlan, count: int, slots: Tensor) -> tuple[Tensor, Tensor]:

@@ -99,7 +99,7 @@ class Stream:
         """The next window of this stream, counted as sent. With `emit` a chunk goes out even if it has no text."""
         ended = self.finish != Finish.RUNNING
         whole = ended and not self.request.stream  # an answer in one piece
-        start = 0 if whole else max(0, min(self.num_acked, self.num_sent) - self.context_tokens)
+        start = 0 if whole else max(0, min(self.num_acked, self.num_sent, len(self.tokens)) - self.context_tokens)
         window = self._window(start, 0 if whole else min(self.num_sent, len(self.tokens)), emit or ended)
         self.num_sent = len(self.tokens)
         self.unacked_ns.append(now_ns)
