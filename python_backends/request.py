@@ -89,7 +89,7 @@ class TokenWindow:
     num_output_tokens: int = -1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Feedback:
     """What the detokenizer tells the scheduler of one window it has dealt with."""
 

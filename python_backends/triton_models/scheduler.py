@@ -39,6 +39,7 @@ class TritonPythonModel:
         self._max_open = settings.max_open
         self._arrivals: SimpleQueue[tuple[Request, Any]] = SimpleQueue()
         self._load = Load()
+        self._fingerprint = ""  # of the model that the instance runs
         self._sending_s = 0.0
         self._exported_s = time.monotonic()
         self._stopping = False
@@ -89,10 +90,16 @@ class TritonPythonModel:
         elif isinstance(news, Load):
             self._load = news
         elif isinstance(news, InstanceReady):
-            self._table.instance_ready()
+            self._meet(news.limits.fingerprint)
         elif isinstance(news, InstanceLost):
             self._load = Load()
             self._table.instance_lost()
+
+    def _meet(self, fingerprint: str) -> None:
+        if self._fingerprint not in ("", fingerprint) and len(self._table):
+            log.warning("the instance came back with another model or settings: open streams go on with it")
+        self._fingerprint = fingerprint
+        self._table.instance_ready()
 
     def _accept(self) -> None:
         while True:

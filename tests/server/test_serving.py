@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tritonclient.grpc as triton
 from tokenizers import Tokenizer
 
 from python_backends.engine.toy_engine import toy_answer
@@ -161,6 +162,20 @@ def test_doors_that_only_the_launcher_needs_are_closed(gapless: Gapless, path: s
     status, text = gapless.post(path, {})
     assert status == 403
     assert "restricted" in text
+
+
+def test_grpc_closes_them_too(gapless: Gapless) -> None:
+    with triton.InferenceServerClient(f"127.0.0.1:{gapless.grpc_port}") as client:
+        for knock in (
+            client.get_model_repository_index,
+            lambda: client.unload_model("tokenizer"),
+            lambda: client.register_system_shared_memory("x", "/x", 64),
+            client.get_inference_statistics,
+            client.get_log_settings,
+            client.get_trace_settings,
+        ):
+            with pytest.raises(triton.InferenceServerException, match="restricted"):
+                knock()
 
 
 def test_the_server_listens_on_loopback_only(gapless: Gapless) -> None:

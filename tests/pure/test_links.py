@@ -1,0 +1,138 @@
+"""The wires between scheduler model, instance and detokenizer: who may start, die and come back in which order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from python_backends.links import FeedbackEnd, InstanceEnd, InstanceLost, InstanceReady, NewSession, SchedulerEnd
+from python_backends.messages import Cancel, Load, Submit
+from python_backends.request import Feedback, ModelLimits, Request, Sampling
+
+LIMITS = ModelLimits(100, 50, 4, 20, 16, "x")
+
+
+class Wires:
+    """Both ends in one process, opened and closed as a test likes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._open: list[Any] = []
+        self.heard: dict[Any, list[Any]] = {}
+
+    def hear(self, end: Any, kind: type) -> list[Any]:
+        """All ends listen until `end` has heard a message of `kind`. What it heard since it was last asked."""
+        until_s = time.monotonic() + 5
+        while not any(isinstance(message, kind) for message in self.heard[end]):
+            assert time.monotonic() < until_s, f"no {kind.__name__} in {self.heard[end]}"
+            for each in self._open:
+                self.heard[each] += each.receive(0.01)
+        heard, self.heard[end] = self.heard[end], []
+        return heard
+
+    def scheduler(self, dead_after_s: float = 60.0) -> SchedulerEnd:
+        return self._kept(SchedulerEnd(self.directory, dead_after_s))
+
+    def instance(self) -> InstanceEnd:
+        return self._kept(InstanceEnd(self.directory, "instance-0", LIMITS))
+
+    def kill(self, end: Any) -> None:
+        self._open.remove(end)
+        end.close()
+
+    def close(self) -> None:
+        for end in self._open:
+            end.close()
+
+    def _kept(self, end: Any) -> Any:
+        self._open.append(end)
+        self.heard[end] = []
+        return end
+
+
+@pytest.fixture
+def wires(tmp_path: Path) -> Iterator[Wires]:
+    made = Wires(tmp_path)
+    yield made
+    made.close()
+
+
+def a_submit() -> Submit:
+    return Submit(Request(7, np.array([1, 2], np.int32), Sampling(max_tokens=3)), np.zeros(0, np.int32), 0)
+
+
+@pytest.mark.parametrize("instance_first", [True, False])
+def test_both_ends_may_start_first(wires: Wires, instance_first: bool) -> None:
+    if instance_first:
+        instance, scheduler = wires.instance(), wires.scheduler()
+    else:
+        scheduler, instance = wires.scheduler(), wires.instance()
+    ready = wires.hear(scheduler, InstanceReady)
+    assert ready[-1].limits == LIMITS
+    scheduler.send([a_submit(), Cancel(7)])
+    heard = wires.hear(instance, Cancel)
+    assert [type(message) for message in heard if not isinstance(message, NewSession)] == [Submit, Cancel]
+
+
+def test_an_instance_that_is_silent_is_lost_and_forgets_everything_when_it_wakes(wires: Wires) -> None:
+    scheduler, instance = wires.scheduler(dead_after_s=0.5), wires.instance()
+    wires.hear(scheduler, InstanceReady)
+    scheduler.send([a_submit()])
+    wires.hear(scheduler, InstanceLost)
+    instance.publish([Load(num_running=1)])  # it wakes up, and doesn't know yet
+    wires.heard[instance].clear()
+    wires.hear(instance, NewSession)
+    heard = wires.hear(scheduler, InstanceReady)
+    assert not any(isinstance(message, Load) for message in heard), "what it did for the old session counts no more"
+
+
+def test_a_restarted_instance_takes_the_place_of_the_dead_one(wires: Wires) -> None:
+    scheduler, first = wires.scheduler(), wires.instance()
+    wires.hear(scheduler, InstanceReady)
+    wires.kill(first)
+    second = wires.instance()
+    heard = wires.hear(scheduler, InstanceReady)
+    assert [type(message) for message in heard] == [InstanceLost, InstanceReady]
+    scheduler.send([a_submit()])
+    wires.hear(second, Submit)
+
+
+def test_a_restarted_scheduler_finds_the_instance_and_the_instance_drops_what_it_had(wires: Wires) -> None:
+    first, instance = wires.scheduler(), wires.instance()
+    wires.hear(first, InstanceReady)
+    wires.kill(first)
+    second = wires.scheduler()
+    instance.publish([Load(num_running=1)])
+    wires.hear(instance, NewSession)
+    heard = wires.hear(second, InstanceReady)
+    assert not any(isinstance(message, Load) for message in heard)
+
+
+def test_feedback_and_wakes_arrive(wires: Wires) -> None:
+    scheduler, detokenizer = wires.scheduler(), FeedbackEnd(wires.directory)
+    detokenizer.send([Feedback(1, 2), Feedback(3, 4, gone=True)])
+    assert wires.hear(scheduler, Feedback) == [Feedback(1, 2), Feedback(3, 4, gone=True)]
+    detokenizer.close()
+    scheduler.wake()
+    started = time.monotonic()
+    assert scheduler.receive(5.0) == []
+    assert time.monotonic() - started < 4
+
+
+def test_a_frame_from_a_stranger_is_passed_over(wires: Wires) -> None:
+    import zmq
+
+    scheduler, instance = wires.scheduler(), wires.instance()
+    wires.hear(scheduler, InstanceReady)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.connect(f"ipc://{wires.directory}/scheduler.sock")
+        for frame in (b"", b"\xc1", b"hello"):
+            stranger.send(frame)
+        time.sleep(0.05)
+        instance.publish([Load(num_running=2)])
+        assert wires.hear(scheduler, Load) == [Load(num_running=2)]
