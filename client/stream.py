@@ -32,14 +32,21 @@ def stream(url: str, prompt: str, max_tokens: int) -> None:
     with triton.InferenceServerClient(url) as client:
         client.start_stream(lambda result, error: answers.put((result, error)))
         client.async_stream_infer("ensemble", [messages, limit, streamed])
-        while True:
-            result, error = answers.get()
-            if error is not None:
-                raise error
-            print(result.as_numpy("text_output")[0, 0].decode(), end="", flush=True)
-            if result.as_numpy("finish_reason")[0, 0]:
-                print()
-                return
+        try:
+            read(answers)
+        finally:
+            client.stop_stream(cancel_requests=True)  # Ctrl-C gives the slot back at once
+
+
+def read(answers: queue.SimpleQueue[Any]) -> None:
+    while True:
+        result, error = answers.get()
+        if error is not None:
+            raise error
+        print(result.as_numpy("text_output")[0, 0].decode(), end="", flush=True)
+        if result.as_numpy("finish_reason")[0, 0]:
+            print()
+            return
 
 
 def main() -> int:
@@ -54,6 +61,9 @@ def main() -> int:
     except triton.InferenceServerException as error:
         print(f"\nerror: {error.message()}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print()
+        return 130
     return 0
 
 

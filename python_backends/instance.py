@@ -21,12 +21,13 @@ from python_backends.config import Settings, undump
 from python_backends.engine.protocol import Engine
 from python_backends.instance_state import State, StateFile
 from python_backends.links import InstanceEnd, NewSession
-from python_backends.messages import Cancel, Load, Message, Submit
+from python_backends.messages import Cancel, Failed, Load, Message, Submit
 from python_backends.scheduling.scheduler import SlotScheduler
 
 log = logging.getLogger("gapless.instance")
 
 HEARTBEAT_S = 0.2
+SLOW_TURN_S = 3.0
 
 
 class Instance:
@@ -37,7 +38,7 @@ class Instance:
         self.engine = engine
         self._link = link
         self._beat = beat
-        self._beaten_s = 0.0
+        self._beaten_s = time.monotonic()
 
     def turn(self) -> None:
         self._take_inbox(wait_s=HEARTBEAT_S if self.scheduler.is_idle else 0.0)
@@ -51,11 +52,17 @@ class Instance:
     def _take_inbox(self, wait_s: float) -> None:
         for message in self._link.receive(wait_s):
             if isinstance(message, Submit):
-                self.scheduler.submit(message.request, message.delivered, message.epoch)
+                self._submit(message)
             elif isinstance(message, Cancel):
                 self.scheduler.cancel(message.request_id)
             elif isinstance(message, NewSession):
                 self.scheduler.cancel_all()
+
+    def _submit(self, message: Submit) -> None:
+        try:
+            self.scheduler.submit(message.request, message.delivered, message.epoch)
+        except ValueError as error:
+            self._publish([Failed(message.request.request_id, str(error))])
 
     def _publish(self, messages: Sequence[Message]) -> None:
         if messages:
@@ -64,6 +71,11 @@ class Instance:
     def _beat_if_due(self) -> None:
         """Says that we live and what we carry: while at work a few times a second, at once when the last request has ended."""
         now_s = time.monotonic()
+        if now_s - self._beaten_s > SLOW_TURN_S:
+            log.warning(
+                "a step took %.1f s: an instance is given up after streams.dead_after_s; a smaller token_budget helps",
+                now_s - self._beaten_s,
+            )
         if not self.scheduler.is_idle and now_s - self._beaten_s < HEARTBEAT_S:
             return
         self._beaten_s = now_s
@@ -109,18 +121,18 @@ def build(settings: Settings) -> tuple[SlotScheduler, Engine]:
 
 
 def main(run_directory: Path, number: int) -> None:
+    parent = os.getppid()
     setproctitle.setproctitle(f"gapless-instance-{number}")
     logging.basicConfig(level=logging.INFO, format=f"instance {number}: %(message)s", stream=sys.stderr)
     stopping: list[int] = []
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, lambda signum, _frame: stopping.append(signum))
     state = StateFile(run_directory, number)
-    state.write(State.STARTING)
+    state.write_starting()
     scheduler, engine = build(undump(run_directory / "settings.json"))
     link = InstanceEnd(run_directory, f"instance-{number}", scheduler.limits)
     state.write(State.READY, scheduler.limits)
     instance = Instance(scheduler, engine, link, state.beat)
-    parent = os.getppid()
     while not stopping and os.getppid() == parent:
         instance.turn()
     state.write(State.DRAINING, scheduler.limits)

@@ -11,7 +11,10 @@ from pathlib import Path
 
 from python_backends.request import ModelLimits
 
-DRAINING = "draining"  # a file of this name in the run directory: nobody new is let in
+# files in the run directory by which the launcher speaks to the Triton models
+DRAINING = "draining"  # nobody new is let in
+CLOSING = "closing"  # whatever is still open ends now
+KEY = "key"  # only who can read it may speak for another of our processes
 
 
 class State(Enum):
@@ -25,13 +28,19 @@ class StateFile:
     def __init__(self, run_directory: Path, number: int) -> None:
         self.path = run_directory / f"instance-{number}.json"
 
+    def write_starting(self) -> None:
+        """What an earlier life could take stays readable: the same settings give the same limits."""
+        self.write(State.STARTING, self.read()[1])
+
     def write(self, state: State, limits: ModelLimits | None = None) -> None:
         written = self.path.with_suffix(".new")
         written.write_text(json.dumps({"state": state.value, "pid": os.getpid(), "limits": limits and asdict(limits)}))
         written.replace(self.path)
+        self.beat()
 
     def beat(self) -> None:
-        os.utime(self.path)
+        now_ns = time.monotonic_ns()  # the wall clock jumps, after a suspend for one
+        os.utime(self.path, ns=(now_ns, now_ns))
 
     def read(self) -> tuple[State, ModelLimits | None]:
         """DEAD if there is none."""
@@ -42,4 +51,4 @@ class StateFile:
         return State(written["state"]), written["limits"] and ModelLimits(**written["limits"])
 
     def age_s(self) -> float:
-        return time.time() - self.path.stat().st_mtime
+        return (time.monotonic_ns() - self.path.stat().st_mtime_ns) / 1e9

@@ -11,26 +11,26 @@ import argparse
 import contextlib
 import logging
 import os
+import secrets
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 import setproctitle
 
 from python_backends.config import ROOT, Settings, SettingsError, dump, load
-from python_backends.instance_state import DRAINING, State, StateFile
-from python_backends.triton_server import TritonServer
+from python_backends.instance_state import CLOSING, DRAINING, KEY, State, StateFile
+from python_backends.triton_server import DIES_WITH_PARENT, TritonServer
 
 log = logging.getLogger("gapless")
 
 WATCH_EVERY_S = 0.2
-MAX_RESTARTS = 5  # within RESTART_WINDOW_S; more means that something is wrong for good
-RESTART_WINDOW_S = 60.0
+MAX_FAILED_STARTS = 5  # one after the other, without ever getting ready: something is wrong for good
 SETTLE_S = 0.5  # until what is under way has reached the metrics, or the client
 
 
@@ -38,18 +38,17 @@ class GiveUpError(RuntimeError):
     """Something that has to run does not stay up."""
 
 
-class Restarts:
-    """Counts how often something had to be started again lately."""
+class FailedStarts:
+    """Counts starts that led to nothing. What was ready and died later may be started again as often as it takes."""
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._times: deque[float] = deque(maxlen=MAX_RESTARTS)
+        self._count = 0
 
-    def count(self) -> None:
-        now_s = time.monotonic()
-        if len(self._times) == MAX_RESTARTS and now_s - self._times[0] < RESTART_WINDOW_S:
-            raise GiveUpError(f"{self._what} was started {MAX_RESTARTS} times within {RESTART_WINDOW_S:.0f} s and does not stay up")
-        self._times.append(now_s)
+    def book(self, was_ready: bool) -> None:
+        self._count = 0 if was_ready else self._count + 1
+        if self._count == MAX_FAILED_STARTS:
+            raise GiveUpError(f"{self._what} was started {MAX_FAILED_STARTS} times and never got ready; what it said stands above")
 
 
 class InstanceProcess:
@@ -60,7 +59,7 @@ class InstanceProcess:
         self._settings = settings
         self._command = [sys.executable, "-m", "python_backends.instance", str(run_directory), str(number)]
         self._state = StateFile(run_directory, number)
-        self._restarts = Restarts(self.name)
+        self._failed_starts = FailedStarts(self.name)
         self._process: subprocess.Popen[bytes] | None = None
         self._started_s = 0.0
 
@@ -69,9 +68,9 @@ class InstanceProcess:
         return self._state.read()[0] is State.READY
 
     def start(self) -> None:
-        self._state.write(State.STARTING)
+        self._state.write_starting()
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        self._process = subprocess.Popen(self._command, env=environment, cwd=ROOT, start_new_session=True)
+        self._process = subprocess.Popen([*DIES_WITH_PARENT, *self._command], env=environment, cwd=ROOT, start_new_session=True)
         self._started_s = time.monotonic()
 
     def heal(self) -> None:
@@ -80,7 +79,7 @@ class InstanceProcess:
         if self._process.poll() is None and not self._is_stalled():
             return
         log.warning("%s %s; starting it again", self.name, self._what_happened())
-        self._restarts.count()
+        self._failed_starts.book(was_ready=self.is_ready)
         self.stop(0)
         self.start()
 
@@ -95,7 +94,7 @@ class InstanceProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
-    def has_failed_to_start(self) -> bool:
+    def has_ended(self) -> bool:
         return self._process is not None and self._process.poll() is not None
 
     def _is_stalled(self) -> bool:
@@ -115,43 +114,57 @@ class Launcher:
         self._run_directory = run_directory
         self._instance = InstanceProcess(settings, run_directory, 0)
         self._server = TritonServer(settings.server, run_directory)
-        self._server_restarts = Restarts("tritonserver")
+        self._server_failures = FailedStarts("tritonserver")
         self._signals = 0
 
     def serve(self) -> None:
         """Runs until a signal comes. Raises GiveUpError."""
-        for name in (signal.SIGINT, signal.SIGTERM):
+        for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(name, self._count_signal)
         try:
-            self._start()
-            while not self._signals:
-                self._instance.heal()
-                self._heal_server()
-                time.sleep(WATCH_EVERY_S)
-            self._drain()
+            if self._start():
+                self._watch()
+                self._drain()
         finally:
             self._stop()
 
-    def _start(self) -> None:
+    def _start(self) -> bool:
+        """False if a signal came before everything was ready."""
         started_s = time.monotonic()
         log.info("loading %s (%s engine, %s)", self._settings.model_directory, self._settings.engine.kind, self._settings.model.device)
+        self._server.check_ports()
         self._instance.start()
-        self._await(lambda: self._instance.is_ready, "the instance")
+        self._await(lambda: self._instance.is_ready, "the instance", self._check_first_start)
         log.info("model loaded after %.1f s; starting tritonserver", time.monotonic() - started_s)
-        self._server.start()
-        self._await(self._server.is_ready, "tritonserver")
+        if not self._signals:
+            self._server.start()
+            self._await(self._server.is_ready, "tritonserver", self._check_first_start)
+        if self._signals:
+            return False
         log.info("ready after %.1f s", time.monotonic() - started_s)
         print(self._invitation(), flush=True)
+        return True
 
-    def _await(self, ready: object, what: str) -> None:
-        assert callable(ready)
+    def _watch(self) -> None:
+        while not self._signals:
+            self._instance.heal()
+            self._heal_server()
+            time.sleep(WATCH_EVERY_S)
+
+    def _await(self, ready: Callable[[], bool], what: str, check: Callable[[], None]) -> None:
+        """Until `ready`, or a signal. `check` looks after everything else meanwhile."""
         end_s = time.monotonic() + self._settings.server.ready_s
-        while not ready() and not self._signals:
-            if self._instance.has_failed_to_start() or (what == "tritonserver" and not self._server.is_running):
-                raise GiveUpError(f"{what} did not start; what it said stands above")
+        while not self._signals and not ready():
+            check()
             if time.monotonic() > end_s:
                 raise GiveUpError(f"{what} was not ready within {self._settings.server.ready_s:.0f} s (server.ready_s)")
             time.sleep(0.05)
+
+    def _check_first_start(self) -> None:
+        if self._instance.has_ended():
+            raise GiveUpError("the instance did not start; what it said stands above")
+        if self._server.was_started and not self._server.is_running:
+            raise GiveUpError("tritonserver did not start; what it said stands above")
 
     def _heal_server(self) -> None:
         if not self._server.is_running:
@@ -169,11 +182,20 @@ class Launcher:
 
     def _restart_server(self, why: str) -> None:
         log.warning("%s; starting the server again", why)
-        self._server_restarts.count()
+        self._start_server()
+        self._await(self._server.is_ready, "tritonserver", self._check_restart)
+        self._server_failures.book(was_ready=True)
+        log.info("serving again")
+
+    def _start_server(self) -> None:
         self._server.kill()
         self._server.start()
-        self._await(self._server.is_ready, "tritonserver")
-        log.info("serving again")
+
+    def _check_restart(self) -> None:
+        self._instance.heal()
+        if not self._server.is_running:
+            self._server_failures.book(was_ready=False)
+            self._start_server()
 
     def _drain(self) -> None:
         """New requests are refused at the door; open ones may end. A second signal cuts it short."""
@@ -182,8 +204,10 @@ class Launcher:
         (self._run_directory / DRAINING).touch()
         end_s = time.monotonic() + drain_s
         time.sleep(SETTLE_S)
-        while self._server.num_open_requests() and time.monotonic() < end_s and self._signals == signals:
+        while self._server.has_open_requests() and time.monotonic() < end_s and self._signals == signals:
+            self._instance.heal()
             time.sleep(WATCH_EVERY_S)
+        (self._run_directory / CLOSING).touch()  # what is open still gets its last answer
         time.sleep(SETTLE_S)
 
     def _stop(self) -> None:
@@ -236,6 +260,7 @@ def main() -> int:
     try:
         settings = load(asked.settings, dict(item.partition("=")[::2] for item in asked.overrides))
         dump(settings, run_directory / "settings.json")
+        (run_directory / KEY).write_bytes(secrets.token_bytes(16))
         Launcher(settings, run_directory).serve()
     except (SettingsError, GiveUpError) as error:
         log.error("%s", error)

@@ -10,6 +10,7 @@ session, so that an instance that was only asleep forgets what it had.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -69,7 +70,7 @@ class SchedulerEnd:
 
     def receive(self, timeout_s: float) -> list[Any]:
         """Waits for news. Returns messages, Feedback, InstanceReady and InstanceLost in the order of their arrival."""
-        self._poller.poll(max(0, int(timeout_s * 1000)))
+        self._poller.poll(max(0, math.ceil(timeout_s * 1000)))
         self._clear_wake()
         news: list[Any] = []
         for name, frame in _messages(self._instances):
@@ -157,10 +158,7 @@ class InstanceEnd:
 
     def _send(self, messages: Sequence[Message]) -> None:
         frame = pack((self._incarnation, self._session, tuple(messages)))
-        try:
-            self._socket.send(frame, zmq.NOBLOCK)
-        except zmq.ZMQError:
-            return  # nobody has read for a very long time; the next session starts over anyway
+        self._socket.send(frame, zmq.NOBLOCK)  # raises when SEND_LIMIT frames wait: a lost one would leave a stream waiting for ever
 
 
 class FeedbackEnd:

@@ -49,6 +49,14 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class Failed:
+    """An instance can't take this request."""
+
+    request_id: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """Heartbeat of an instance, and what it carries at the moment."""
 
@@ -62,7 +70,7 @@ class Load:
     draining: bool = False
 
 
-Message = Hello | Submit | Cancel | Started | Tokens | Load
+Message = Hello | Submit | Cancel | Started | Tokens | Load | Failed
 
 _KINDS: tuple[type[Any], ...] = (
     Sampling,
@@ -76,6 +84,7 @@ _KINDS: tuple[type[Any], ...] = (
     Tokens,
     Started,
     Load,
+    Failed,
 )
 _TAGS = {kind: tag for tag, kind in enumerate(_KINDS)}
 _FIELDS: tuple[tuple[str, ...], ...] = tuple(tuple(field.name for field in dataclasses.fields(kind)) for kind in _KINDS)

@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import json
 import logging
 import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
 import threading
-import urllib.request
 from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
 
-from python_backends.config import ROOT, ServerSettings
+from python_backends.config import ROOT, ServerSettings, SettingsError
 
 log = logging.getLogger("gapless")
 
@@ -33,6 +32,7 @@ STUB = "triton_python_backend_stub"
 RESTRICTED = "shared-memory,model-repository,statistics,trace,logging"  # what only the launcher may use
 WITHOUT_GPU = ("CUDA driver version is insufficient", "CudaDriverHelper", "NVML", "DCGM", "pinned memory pool", "pinned system memory")
 OPEN_REQUESTS = ("gapless_requests_running ", "gapless_requests_waiting ")
+DIES_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")  # killed as soon as the launcher is gone, however that ended
 EXIT_TIMEOUT_S = 3  # Triton refuses the later steps of an ensemble while it exits: it is asked to only when nothing is open
 CONTAINER_SERVER = Path("/opt/tritonserver")
 
@@ -47,17 +47,37 @@ class TritonServer:
         self._binary, self._backends, self._libraries = _locate(run_directory)
 
     @property
+    def was_started(self) -> bool:
+        return self._process is not None
+
+    @property
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
         self._process = subprocess.Popen(
-            self._command(), env=self._environment(), start_new_session=True, stderr=subprocess.PIPE, text=True, errors="replace"
+            [*DIES_WITH_PARENT, *self._command()],
+            env=self._environment(),
+            start_new_session=True,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
         )
         threading.Thread(target=_relay, args=[self._process.stderr], name="server log", daemon=True).start()
 
+    def check_ports(self) -> None:
+        """Raises SettingsError if somebody else listens on one of them: it would answer for us."""
+        for name in ("http_port", "grpc_port", "metrics_port"):
+            port = getattr(self._settings, name)
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind((self._settings.address, port))
+                except OSError as error:
+                    raise SettingsError(f"server.{name} = {port}: {error.strerror or error} on {self._settings.address}") from error
+
     def is_ready(self) -> bool:
-        return self._get("/v2/health/ready") == 200
+        return self.is_running and self._get("/v2/health/ready")[0] == 200 and not self.dead_stubs()
 
     def dead_stubs(self) -> set[str]:
         """Names of the models whose stub process is gone."""
@@ -71,17 +91,14 @@ class TritonServer:
 
     def reload(self, model: str) -> bool:
         """Brings a model whose stub has died back; the others don't notice. `load` alone would do nothing."""
-        return self._post(f"/v2/repository/models/{model}/unload") == 200 and self._post(f"/v2/repository/models/{model}/load") == 200
+        return all(self._post(f"/v2/repository/models/{model}/{verb}") == 200 for verb in ("unload", "load"))
 
-    def num_open_requests(self) -> int:
-        """As /metrics says; 0 if it can't be read."""
-        address = f"http://{self._settings.address}:{self._settings.metrics_port}/metrics"
-        try:
-            with urllib.request.urlopen(address, timeout=5) as response:
-                lines = response.read().decode().splitlines()
-        except OSError:
-            return 0
-        return sum(int(float(line.split()[-1])) for line in lines if line.startswith(OPEN_REQUESTS))
+    def has_open_requests(self) -> bool:
+        """As /metrics says. A server that can't be asked may have some."""
+        status, text = self._get("/metrics", self._settings.metrics_port)
+        if status != 200:
+            return self.is_running
+        return any(float(line.split()[-1]) > 0 for line in text.splitlines() if line.startswith(OPEN_REQUESTS))
 
     def stop(self) -> None:
         """Ends the server, nicely if it will, and everything that is left of it."""
@@ -143,20 +160,21 @@ class TritonServer:
             "TOKENIZERS_PARALLELISM": "false",
         }
 
-    def _get(self, path: str) -> int:
-        return self._ask("GET", path)
+    def _get(self, path: str, port: int = 0) -> tuple[int, str]:
+        return self._ask("GET", path, port or self._settings.http_port)
 
     def _post(self, path: str) -> int:
-        return self._ask("POST", path, json.dumps({}))
+        return self._ask("POST", path, self._settings.http_port)[0]
 
-    def _ask(self, method: str, path: str, body: str | None = None) -> int:
-        """HTTP status, or 0 if the server can't be reached."""
-        connection = http.client.HTTPConnection(self._settings.address, self._settings.http_port, timeout=60)
+    def _ask(self, method: str, path: str, port: int) -> tuple[int, str]:
+        """HTTP status and text; status 0 if nobody answers sensibly."""
+        connection = http.client.HTTPConnection(self._settings.address, port, timeout=60)
         try:
-            connection.request(method, path, body, dict([self._key]))
-            return connection.getresponse().status
-        except OSError:
-            return 0
+            connection.request(method, path, "{}" if method == "POST" else None, dict([self._key]))
+            response = connection.getresponse()
+            return response.status, response.read().decode(errors="replace")
+        except (OSError, http.client.HTTPException):
+            return 0, ""
         finally:
             connection.close()
 

@@ -36,6 +36,14 @@ class PrefillSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class Spans:
+    """All rows of the flat batch, in order."""
+
+    decodes: tuple[DecodeGroup, ...]
+    prefills: tuple[PrefillSpan, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Heads:
     num_query_heads: int
     num_kv_heads: int
@@ -86,11 +94,9 @@ def prefill_attention(qkv: Tensor, span: PrefillSpan, layer: int, cache: KVCache
     return out.permute(2, 0, 1, 3).reshape(-1, heads.query_width)
 
 
-def attend(
-    qkv: Tensor, layer: int, cache: KVCache, heads: Heads, spans: tuple[tuple[DecodeGroup, ...], tuple[PrefillSpan, ...]]
-) -> Tensor:
-    """The attention of all rows of qkv [tokens, (heads + 2 kv_heads) · dim], rotated and written to the cache."""
-    groups, prefills = spans
-    outs = [decode_attention(qkv[g.first : g.last, : heads.query_width], g, layer, cache, heads) for g in groups]
-    outs += [prefill_attention(qkv[s.first : s.last], s, layer, cache, heads) for s in prefills]
+def attend(qkv: Tensor, spans: Spans, layer: int, cache: KVCache, heads: Heads) -> Tensor:
+    """The attention [tokens, heads · dim] of all rows of qkv [tokens, (heads + 2 kv_heads) · dim], rotated and written to the cache."""
+    width = heads.query_width
+    outs = [decode_attention(qkv[group.first : group.last, :width], group, layer, cache, heads) for group in spans.decodes]
+    outs += [prefill_attention(qkv[span.first : span.last], span, layer, cache, heads) for span in spans.prefills]
     return outs[0] if len(outs) == 1 else torch.cat(outs)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging
 
 from python_backends.config import Settings, SettingsError
 from python_backends.engine.kv_cache import BlockShape
@@ -34,6 +35,7 @@ def read_config(settings: Settings) -> Any:
 
 def load_model(settings: Settings, config: Any) -> Any:
     """transformers' causal language model, in evaluation mode, on the device."""
+    logging.disable_progress_bar()  # it would fill the instance's log
     model = AutoModelForCausalLM.from_pretrained(
         settings.model_directory,
         config=config,

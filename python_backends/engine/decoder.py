@@ -49,7 +49,7 @@ class FusedBlock:
         turned = heads.query_width + heads.kv_width
         rotate(qkv[:, :turned].view(tokens, -1, heads.head_dim), *cos_sin)
         cache.write(self.index, batch.write, qkv[:, heads.query_width :].view(tokens, 2, -1, heads.head_dim))
-        return attend(qkv, self.index, cache, heads, (batch.groups, batch.prefills))
+        return attend(qkv, batch.spans, self.index, cache, heads)
 
 
 class Decoder:

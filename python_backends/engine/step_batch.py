@@ -14,13 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from python_backends.engine.attention import DecodeGroup, PrefillSpan
+from python_backends.engine.attention import DecodeGroup, PrefillSpan, Spans
 from python_backends.engine.kv_cache import KVCache
 from python_backends.engine.slot_state import SlotState
 from python_backends.request import Ids
 from python_backends.step import StepPlan
 
-MIN_SAVING = 0.2  # of what the padded rows read; a second call for less costs more than it saves
+MIN_SAVING = 256  # tokens read in vain; another group for less costs more than it saves
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,7 @@ class StepBatch:
     tokens: Tensor  # [tokens]
     positions: Tensor  # [tokens]
     write: Tensor  # [tokens, 2, kv_heads] rows of the KV cache
-    groups: tuple[DecodeGroup, ...]
-    prefills: tuple[PrefillSpan, ...]
+    spans: Spans
     sampling_rows: Tensor | None  # [sampled] of the batch; None: all rows
     sampling_slots: Tensor  # [sampled]
     order: NDArray[np.intp]  # [sampled] sampled row i is the plan's order[i]-th span that samples
@@ -67,7 +66,7 @@ class StepBatcher:
             sampling_rows, slots = self._sampling(plan, count, slots)
         write = self._cache.write_rows(rows.blocks, rows.positions % self._block_tokens)
         order = np.concatenate([order, np.arange(count, np.count_nonzero(plan.samples))])
-        return StepBatch(rows.tokens, rows.positions, write, groups, prefills, sampling_rows, slots, order)
+        return StepBatch(rows.tokens, rows.positions, write, Spans(groups, prefills), sampling_rows, slots, order)
 
     def _decode_slots(self, slots: Ids) -> Tensor:
         if not np.array_equal(slots, self._host_slots):
@@ -128,13 +127,15 @@ class StepBatcher:
 
 
 def group_ends(lengths: Ids) -> list[int]:
-    """Where groups of decode rows end, for `lengths` ascending: one group, or two if that saves enough of what is read."""
+    """Where groups of decode rows end, for `lengths` ascending: split in two wherever that saves enough reading."""
     count = len(lengths)
     if count == 0:
         return []
-    padded = np.arange(1, count + 1) * lengths + np.arange(count - 1, -1, -1) * lengths[-1]  # [rows] split behind row i
-    split = int(padded.argmin())
-    return [split + 1, count] if padded[split] < (1 - MIN_SAVING) * padded[-1] else [count]
+    saved = np.arange(1, count + 1) * (lengths[-1] - lengths)  # [rows] by a split behind row i
+    split = int(saved.argmax()) + 1
+    if saved[split - 1] < MIN_SAVING:
+        return [count]
+    return group_ends(lengths[:split]) + [split + end for end in group_ends(lengths[split:])]
 
 
 def _joined(first: _Rows, second: _Rows) -> _Rows:

@@ -35,7 +35,7 @@ class _Launched:
 
 
 class TorchEngine:
-    @torch.inference_mode()
+    @torch.no_grad()
     def __init__(self, settings: Settings) -> None:
         set_threads(settings.engine.threads)
         config = read_config(settings)

@@ -54,7 +54,12 @@ class SlotScheduler:
         return not self._sequences and not self._in_flight
 
     def submit(self, request: Request, delivered: Ids, epoch: int = 0) -> None:
-        """Takes a request that is to go on behind the output tokens `delivered`. It is checked already: it fits the model."""
+        """Takes a request that is to go on behind the output tokens `delivered`. The door has checked that it fits the model.
+
+        Raises ValueError if it doesn't after all.
+        """
+        if request.max_total_tokens > self.limits.max_model_tokens or len(delivered) >= request.sampling.max_tokens:
+            raise ValueError(f"{request.max_total_tokens} tokens don't fit into {self.limits.max_model_tokens}")
         self.cancel(request.request_id)  # an earlier life of the same request, if its scheduler had given us up
         sequence = Sequence(request, delivered, self._arrivals, epoch)
         self._arrivals += 1

@@ -24,6 +24,7 @@ from python_backends.streams.stream import Stream
 MS = 1_000_000
 S = 1_000_000_000
 MAX_WAIT_NS = S
+LONG_SILENCE_NS = 30 * S  # a window unconfirmed for so long, whatever others see
 SILENCE_NS = 5 * S  # a window unconfirmed for so long, while later ones of others were confirmed: the client is gone
 
 
@@ -31,6 +32,7 @@ SILENCE_NS = 5 * S  # a window unconfirmed for so long, while later ones of othe
 class Outgoing:
     """One response of the scheduler model; `final` is the last of its stream. With `error` there is no window."""
 
+    request_id: int
     sender: Any
     window: TokenWindow | None
     final: bool
@@ -61,7 +63,7 @@ class StreamTable:
 
     def accept(self, request: Request, sender: Any) -> bool:
         """Opens a stream; False if there are too many."""
-        if len(self._streams) >= self._settings.max_open:
+        if len(self._streams) >= self._settings.max_open or request.request_id in self._streams:
             self._count_outcome("refused")
             return False
         context = self._context_tokens(request.stop_words)
@@ -112,12 +114,11 @@ class StreamTable:
     def instance_ready(self) -> None:
         self._instance_ready = True
 
-    def instance_lost(self, crashed: bool = True) -> None:
-        """The instance is gone or has forgotten us: what it had is to be submitted again, behind what was delivered."""
+    def instance_lost(self) -> None:
+        """The instance died or stalled: what it had is to be submitted again, behind what was delivered."""
         self._instance_ready = False
-        culprit = self._quarantine.crashed(self._streams.values()) if crashed else None
-        if crashed:
-            self.metrics.count("gapless_instance_losses_total")
+        culprit = self._quarantine.crashed(self._streams.values())
+        self.metrics.count("gapless_instance_losses_total")
         for stream in self._streams.values():
             self._withdraw(stream)
         if culprit is not None:
@@ -158,7 +159,7 @@ class StreamTable:
         if self._cancels:
             return 0.0
         now = self._clock()
-        wakes = (self._wake_ns(stream) for stream in self._streams.values())
+        wakes = (self._wake_ns(stream, now) for stream in self._streams.values())
         return max(0.0, min(wakes, default=now + MAX_WAIT_NS) - now) / S
 
     # --- inside
@@ -206,31 +207,40 @@ class StreamTable:
         request = stream.request
         if request.deadline_ns and now >= request.deadline_ns and stream.finish == Finish.RUNNING:
             self._end(stream, Finish.DEADLINE)
-        if stream.unacked_ns and stream.unacked_ns[0] + SILENCE_NS < self._last_confirmed_ns:
+        if self._is_silent(stream, now):
             self._end(stream, Finish.CANCELLED)
         if stream.finish != Finish.RUNNING:
             return self._last(stream, now)
         if self._is_full(stream):
             return None
         if stream.has_news and stream.is_followed and (flush or stream.awaits_first_token):
-            return Outgoing(stream.sender, stream.window(now), final=False)
+            return Outgoing(stream.request_id, stream.sender, stream.window(now), final=False)
         return self._probe(stream, now)
 
+    def _is_silent(self, stream: Stream, now: int) -> bool:
+        """Its windows are no longer confirmed: they are not dispatched any more, or were lost with a detokenizer."""
+        if not stream.unacked_ns:
+            return False
+        return stream.unacked_ns[0] + SILENCE_NS < max(self._last_confirmed_ns, now - LONG_SILENCE_NS + SILENCE_NS)
+
     def _is_quiet(self, stream: Stream, now: int) -> bool:
-        return now - stream.last_sent_ns >= self._settings.probe_ms * MS
+        return now - stream.last_sent_ns >= self._probe_every_ns()
+
+    def _probe_every_ns(self) -> int:
+        """At most a thousand probes a second over all streams."""
+        return max(int(self._settings.probe_ms * MS), len(self._streams) * MS)
 
     def _is_full(self, stream: Stream) -> bool:
         return len(stream.unacked_ns) >= self._settings.max_unacknowledged
 
-    def _wake_ns(self, stream: Stream) -> int:
+    def _wake_ns(self, stream: Stream, now: int) -> int:
         """When something is next due for this stream if nothing comes in."""
-        request = stream.request
-        wake = request.deadline_ns or stream.last_sent_ns + MAX_WAIT_NS
+        wake = min(stream.request.deadline_ns or now + MAX_WAIT_NS, now + MAX_WAIT_NS)
         if self._is_full(stream):
             return wake
         if stream.has_news and stream.is_followed:
             return min(wake, self._next_flush_ns)
-        return min(wake, stream.last_sent_ns + int(self._settings.probe_ms * MS))
+        return min(wake, stream.last_sent_ns + self._probe_every_ns())
 
     def _probe(self, stream: Stream, now: int) -> Outgoing | None:
         """An empty window for a stream that waits; after a while a chunk without text goes out, so that a broken connection shows."""
@@ -238,15 +248,15 @@ class StreamTable:
             return None
         waited_ms = (now - stream.request.arrival_ns) / MS
         emit = not stream.chunked and waited_ms >= self._settings.first_chunk_ms
-        return Outgoing(stream.sender, stream.window(now, emit), final=False)
+        return Outgoing(stream.request_id, stream.sender, stream.window(now, emit), final=False)
 
     def _last(self, stream: Stream, now: int) -> Outgoing:
         del self._streams[stream.request_id]
         self._count_outcome(stream.finish.reason)
         self._observe_end(stream, now)
         if stream.finish == Finish.ERROR:
-            return Outgoing(stream.sender, None, final=True, error=stream.error)
-        return Outgoing(stream.sender, stream.window(now, emit=True), final=True)
+            return Outgoing(stream.request_id, stream.sender, None, final=True, error=stream.error)
+        return Outgoing(stream.request_id, stream.sender, stream.window(now, emit=True), final=True)
 
     def _observe_end(self, stream: Stream, now: int) -> None:
         self.metrics.observe("gapless_e2e_latency_seconds", (now - stream.request.arrival_ns) / S)

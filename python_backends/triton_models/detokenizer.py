@@ -17,7 +17,7 @@ from python_backends.links import FeedbackEnd
 from python_backends.request import Feedback, Finish, TokenWindow
 from python_backends.text.checkpoint import read_checkpoint
 from python_backends.text.detokenizer import Detokenizer, Piece
-from python_backends.triton_models.tensors import effective_settings, failure, final, run_directory, unblob
+from python_backends.triton_models.tensors import Blobs, ForgedError, effective_settings, failure, final, run_directory
 
 log = logging.getLogger("gapless.detokenizer")
 
@@ -29,17 +29,28 @@ ASK_EVERY_S = 0.1  # is_cancelled() is a round trip: not for every window
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         self._detokenizer = Detokenizer(read_checkpoint(effective_settings().model_directory))
+        self._blobs = Blobs()
         self._link = FeedbackEnd(run_directory())
         self._asked_s: dict[int, float] = {}  # when each stream's client was last asked after
 
     def execute(self, requests: list[Any]) -> None:
-        self._link.send([self._answer(request) for request in requests])
+        answers = [self._try_to_answer(request) for request in requests]
+        self._link.send([feedback for feedback in answers if feedback is not None])
 
     def finalize(self) -> None:
         self._link.close()
 
-    def _answer(self, request: Any) -> Feedback:
-        window: TokenWindow = unblob(request, "token_window")
+    def _try_to_answer(self, request: Any) -> Feedback | None:
+        """None if the window is none of ours, or can't be answered: its stream ends when it is missed."""
+        try:
+            return self._answer(request, self._blobs.message(request, "token_window"))
+        except ForgedError as error:
+            final(request.get_response_sender(), failure(str(error), "INVALID_ARG"))
+        except Exception:
+            log.exception("a window could not be answered")
+        return None
+
+    def _answer(self, request: Any, window: TokenWindow) -> Feedback:
         gone = self._is_gone(request, window)
         sender = request.get_response_sender()
         try:

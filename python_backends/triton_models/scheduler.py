@@ -6,6 +6,7 @@ the detokenizer, submits and cancels, and sends what is due.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -14,15 +15,16 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
+from python_backends.instance_state import CLOSING
 from python_backends.links import InstanceLost, InstanceReady, SchedulerEnd
-from python_backends.messages import Load
+from python_backends.messages import Failed, Load
 from python_backends.metrics import Metrics
 from python_backends.request import Feedback, Request
 from python_backends.step import Started, Tokens
 from python_backends.streams.table import Outgoing, StreamTable
 from python_backends.text.detokenizer import context_tokens
 from python_backends.triton_models.metrics_export import MetricsExport
-from python_backends.triton_models.tensors import blob, effective_settings, failure, final, run_directory, unblob
+from python_backends.triton_models.tensors import Blobs, ForgedError, effective_settings, failure, final, run_directory
 
 log = logging.getLogger("gapless.scheduler")
 
@@ -32,6 +34,8 @@ EXPORT_EVERY_S = 0.2
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         settings = effective_settings().streams
+        self._blobs = Blobs()
+        self._closing = run_directory() / CLOSING
         self._metrics = Metrics()
         self._table = StreamTable(settings, time.monotonic_ns, context_tokens, self._metrics)
         self._link = SchedulerEnd(run_directory(), settings.dead_after_s)
@@ -48,7 +52,11 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
-            self._arrivals.put((unblob(request, "request"), request.get_response_sender()))
+            sender = request.get_response_sender()
+            try:
+                self._arrivals.put((self._blobs.message(request, "request"), sender))
+            except ForgedError as error:
+                final(sender, failure(str(error), "INVALID_ARG"))
         self._link.wake()
 
     def finalize(self) -> None:
@@ -74,7 +82,7 @@ class TritonPythonModel:
         self._link.send(self._table.outbox())
         started_s = time.monotonic()
         for outgoing in self._table.due():
-            self._send(outgoing)
+            self._try_to_send(outgoing)
         now_s = time.monotonic()
         self._sending_s += now_s - started_s
         if now_s - self._exported_s >= EXPORT_EVERY_S:
@@ -87,6 +95,8 @@ class TritonPythonModel:
             self._table.feedback(news)
         elif isinstance(news, Started):
             self._table.started(news)
+        elif isinstance(news, Failed):
+            self._table.fail(news.request_id, news.error)
         elif isinstance(news, Load):
             self._load = news
         elif isinstance(news, InstanceReady):
@@ -111,17 +121,31 @@ class TritonPythonModel:
                 message = f"too many open requests: {self._max_open} are open, which is the limit (streams.max_open)"
                 final(sender, failure(message, "UNAVAILABLE"))
 
+    def _try_to_send(self, outgoing: Outgoing) -> None:
+        """A response that can't be sent ends its own stream and touches no other."""
+        try:
+            self._send(outgoing)
+        except Exception:
+            log.exception("a response could not be sent")
+            if outgoing.final:
+                with contextlib.suppress(Exception):
+                    final(outgoing.sender)
+            else:
+                self._table.fail(outgoing.request_id, "a part of the answer could not be sent")
+
     def _send(self, outgoing: Outgoing) -> None:
         if outgoing.window is None:
             response = failure(outgoing.error)
         else:
-            response = pb_utils.InferenceResponse([blob("token_window", outgoing.window)])
+            response = pb_utils.InferenceResponse([self._blobs.tensor("token_window", outgoing.window)])
         if outgoing.final:
             final(outgoing.sender, response)
         else:
             outgoing.sender.send(response)
 
     def _keep_books(self, now_s: float) -> None:
+        if self._closing.exists():
+            self._table.fail_all("the server is shutting down")
         self._table.pacing.adjust(self._sending_s, now_s - self._exported_s)
         self._sending_s, self._exported_s = 0.0, now_s
         load, gauge = self._load, self._metrics.gauge

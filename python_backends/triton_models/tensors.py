@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import os
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,14 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from python_backends.config import Settings, undump
+from python_backends.instance_state import KEY
 from python_backends.messages import pack, unpack
 
 RUN_DIRECTORY = "GAPLESS_RUN_DIRECTORY"  # environment variable, set by the launcher
+
+
+class ForgedError(ValueError):
+    """A tensor that only our own processes may write, from somebody else."""
 
 
 def run_directory() -> Path:
@@ -23,14 +29,23 @@ def effective_settings() -> Settings:
     return undump(run_directory() / "settings.json")
 
 
-def blob(name: str, message: Any) -> Any:
-    """One of our messages as a tensor [1, bytes]."""
-    return pb_utils.Tensor(name, np.frombuffer(pack(message), np.uint8).reshape(1, -1))
+class Blobs:
+    """Our messages as tensors [1, bytes]. Each begins with a key that only our processes know: clients can call every model of the
+    repository, and nobody but the tokenizer checks what they say.
+    """
 
+    def __init__(self) -> None:
+        self._key = (run_directory() / KEY).read_bytes()
 
-def unblob(request: Any, name: str) -> Any:
-    """The message in input `name` of a Triton request."""
-    return unpack(pb_utils.get_input_tensor_by_name(request, name).as_numpy().tobytes())
+    def tensor(self, name: str, message: Any) -> Any:
+        return pb_utils.Tensor(name, np.frombuffer(self._key + pack(message), np.uint8).reshape(1, -1))
+
+    def message(self, request: Any, name: str) -> Any:
+        """The message in input `name` of a Triton request. Raises ForgedError if none of our processes wrote it."""
+        data = pb_utils.get_input_tensor_by_name(request, name).as_numpy().tobytes()
+        if not hmac.compare_digest(data[: len(self._key)], self._key):
+            raise ForgedError("this model is not for clients; ask the model `ensemble`")
+        return unpack(data[len(self._key) :])
 
 
 def failure(message: str, code: str = "INTERNAL") -> Any:

@@ -255,6 +255,16 @@ def test_random_arrivals_cancels_and_evictions_never_change_an_answer(
     assert instance.scheduler.blocks.num_used == 0
 
 
+def test_a_request_that_does_not_fit_after_all_is_refused_and_costs_nobody_else_anything(model: Path) -> None:
+    instance = Instance(model)
+    ask = request(1, [3, 5, 8])
+    instance.submit(ask)
+    with pytest.raises(ValueError, match="don't fit into 120"):
+        instance.submit(request(2, [1] * 119))
+    instance.run()
+    assert instance.answers[1] == answer(ask)
+
+
 def test_limits_are_refused_at_construction(model: Path) -> None:
     limits = replace(Instance(model).engine.limits, num_slots=2)
     with pytest.raises(KeyError):

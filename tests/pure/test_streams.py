@@ -239,6 +239,30 @@ def test_a_slow_reader_gets_its_tokens_in_fewer_and_larger_windows() -> None:
     assert house.received(1) == list(range(50, 60))
 
 
+def test_windows_that_nobody_confirms_end_their_stream_and_keep_nobody_busy() -> None:
+    """As after a detokenizer that died with windows inside."""
+    house = running(max_unacknowledged=1)
+    house.tokens((1, 0, 0, 50, Finish.RUNNING))
+    house.turn()
+    house.tokens((1, 0, 1, 51, Finish.RUNNING))
+    for _ in range(29):
+        house.turn(ms=1000)
+        assert house.table.wait_s() == 1.0
+    assert house.finals(1) == 0
+    house.turn(ms=2000)
+    assert house.cancelled == [1]
+    assert house.finals(1) == 1
+
+
+def test_many_waiting_streams_are_probed_less_often() -> None:
+    house = House({"max_open": 2000})
+    for number in range(1000):
+        house.accept(number)
+    for _ in range(10):
+        house.turn(ms=100)
+    assert sum(map(len, house.sent.values())) <= 1000
+
+
 def test_only_a_request_that_was_alone_in_a_crash_is_failed() -> None:
     """Requests 1, 2 and 3; whoever computes beside or is 2 sees the instance die."""
     house = House()

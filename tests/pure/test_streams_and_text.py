@@ -1,8 +1,6 @@
-"""Stream table and detokenizer together: however windows and confirmations fall, the client's text is the whole text up to a stop word."""
+"""Stream table and detokenizer together: however windows fall, the client has the whole text up to a stop word."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import pytest

@@ -53,6 +53,7 @@ class Gapless:
         for line in self.process.stdout:
             if "Ctrl-C ends it" in line:
                 return
+        self.stop()
         raise AssertionError(f"Gapless did not start:\n{self.log}")
 
     def stop(self, timeout_s: float = 45) -> int:

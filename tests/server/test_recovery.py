@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import random
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -173,6 +175,42 @@ def break_off(gapless: Gapless, inputs: dict[str, object], after_s: float) -> No
     connection.request("POST", "/v2/models/ensemble/generate_stream", json.dumps({"stream": True, **inputs}))
     time.sleep(after_s)
     connection.close()
+
+
+def test_the_instance_may_die_while_the_server_restarts(gapless: Gapless, expected: Expected) -> None:
+    gapless.kill(gapless.stub_pid("scheduler"))
+    time.sleep(0.4)
+    gapless.kill(gapless.instance_pid())
+    answer = wait_for(lambda: gapless.generate(text_input=PROMPT, max_tokens=20).get("text_output"), 30)
+    assert answer == expected.text(PROMPT, max_tokens=20)
+
+
+def test_the_door_keeps_its_limits_when_tokenizer_and_instance_die_together(gapless: Gapless) -> None:
+    before = gapless.generate(text_input=PROMPT, max_tokens=5000)["error"]
+    gapless.kill(gapless.instance_pid())
+    gapless.kill(gapless.stub_pid("tokenizer"))
+    wait_for(lambda: gapless.generate(text_input=PROMPT, max_tokens=5).get("text_output"), 15)
+    assert gapless.generate(text_input=PROMPT, max_tokens=5000)["error"] == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
+def test_when_the_launcher_goes_everything_goes(toy_model: Path, number: int) -> None:
+    served = Gapless(**{"model.directory": toy_model, "engine.kind": "toy"})
+    processes = served.processes()
+    assert len(processes) >= 5
+    os.kill(served.process.pid, number)
+    served.process.wait(20)
+    wait_for(lambda: not any(process.is_running() and process.status() != "zombie" for process in processes), 20)
+    served.stop()
+
+
+def test_a_port_in_use_is_named(toy_model: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(AssertionError, match=f"server.http_port = {port}: [Aa]ddress already in use"):
+            Gapless(**{"model.directory": toy_model, "engine.kind": "toy", "server.http_port": port})
 
 
 def test_ctrl_c_drains_and_leaves_no_process_socket_or_shared_memory(toy_model: Path, expected: Expected) -> None:

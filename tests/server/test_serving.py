@@ -178,6 +178,14 @@ def test_grpc_closes_them_too(gapless: Gapless) -> None:
                 knock()
 
 
+@pytest.mark.parametrize(("model", "name"), [("scheduler", "request"), ("detokenizer", "token_window")])
+def test_the_models_behind_the_door_take_nothing_from_clients(gapless: Gapless, model: str, name: str) -> None:
+    status, text = gapless.post(f"/v2/models/{model}/generate", {name: [1] * 40})
+    assert "not for clients" in text
+    assert "python_backends" not in text
+    assert status >= 400
+
+
 def test_the_server_listens_on_loopback_only(gapless: Gapless) -> None:
     import psutil
 
