@@ -2,8 +2,8 @@
 
     python benchmarks/triton_cost.py --rounds 5 --json benchmarks/results/triton_cost.json
 
-Shape S with random weights (see peers.py), the lengths of `workload.json` with text as prompts, closed loop, 16 streams, greedy, EOS ignored.
-The client runs on the same processors. A stream's time to first token runs from its submission to its first token, or first text.
+Shape S with random weights (see peers.py), the lengths of `workload.json` with text as prompts, closed loop, 16 streams, greedy, EOS
+ignored. The client runs on the same processors. A stream's time to first token runs from its submission to its first token or text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import peers
+from benchmarks import peer_engines, peers
 from tests.server.serving import Gapless, tensor
 
 MODES = ("loop", "ensemble")
@@ -50,13 +50,13 @@ class Ensemble:
         self._client.start_stream(lambda result, error: self._news.put((time.perf_counter(), result, error)))
         self.num_chunks = 0
 
-    def run(self, texts: list[str], work: peers.Work) -> list[peers.Timing]:
-        timings: list[peers.Timing] = []
+    def run(self, texts: list[str], work: peer_engines.Work) -> list[peer_engines.Timing]:
+        timings: list[peer_engines.Timing] = []
         running = 0
         while running or len(timings) < len(texts):
             for _ in range(min(work.in_flight - running, len(texts) - len(timings))):
                 self._submit(len(timings), texts[len(timings)], work.jobs[len(timings)].max_tokens)
-                timings.append(peers.Timing(time.perf_counter(), []))
+                timings.append(peer_engines.Timing(time.perf_counter(), []))
                 running += 1
             running -= self._take(timings)
         return timings
@@ -66,7 +66,7 @@ class Ensemble:
         tensors = [tensor(name, value) for name, value in inputs.items()]
         self._client.async_stream_infer("ensemble", tensors, request_id=str(index))
 
-    def _take(self, timings: list[peers.Timing]) -> int:
+    def _take(self, timings: list[peer_engines.Timing]) -> int:
         """One response. How many requests ended with it."""
         now, result, error = self._news.get(timeout=120)
         if error is not None:
@@ -99,28 +99,28 @@ def sources() -> list[Path]:
     return sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
 
 
-def make_texts(tokenizer: Tokenizer, work: peers.Work) -> tuple[list[str], peers.Work]:
+def make_texts(tokenizer: Tokenizer, work: peer_engines.Work) -> tuple[list[str], peer_engines.Work]:
     """Texts about as long as the workload's prompts, and the work with their ids."""
     ids = tokenizer.encode("\n".join(path.read_text() for path in sources()[:40])).ids
     rng = random.Random(0)
     starts = [rng.randrange(len(ids) - 512) for _ in work.jobs]
     texts = [tokenizer.decode(ids[start : start + len(job.prompt)]) for start, job in zip(starts, work.jobs, strict=True)]
-    jobs = [peers.Job(tokenizer.encode(text).ids, job.max_tokens) for text, job in zip(texts, work.jobs, strict=True)]
-    return texts, peers.Work(jobs, work.in_flight)
+    jobs = [peer_engines.Job(tokenizer.encode(text).ids, job.max_tokens) for text, job in zip(texts, work.jobs, strict=True)]
+    return texts, peer_engines.Work(jobs, work.in_flight)
 
 
-def row_of(mode: str, work: peers.Work, timings: list[peers.Timing], num_chunks: int) -> Row:
+def row_of(mode: str, work: peer_engines.Work, timings: list[peer_engines.Timing], num_chunks: int) -> Row:
     wall = max(timing.ended for timing in timings) - min(timing.submitted for timing in timings)
     num_tokens = sum(job.max_tokens for job in work.jobs)
     first = [(timing.tokens[0] - timing.submitted) * 1e3 for timing in timings if timing.tokens]
     return Row(mode, num_tokens / wall, float(np.median(first)), float(np.percentile(first, 99)), num_chunks / num_tokens)
 
 
-def measure(directory: Path, dtype: str, rounds: int, work: peers.Work, settings: dict[str, Any]) -> dict[str, list[Row]]:
+def measure(directory: Path, dtype: str, rounds: int, work: peer_engines.Work, settings: dict[str, Any]) -> dict[str, list[Row]]:
     peers.make_model("S", dtype, directory)
     texts, work = make_texts(make_tokenizer(directory), work)
     loop = peers.EngineProcess("gapless", directory, dtype, work.in_flight)
-    budget = {"engine.token_budget": peers.TOKEN_BUDGET, "model.max_model_tokens": peers.MAX_MODEL_TOKENS}
+    budget = {"engine.token_budget": peer_engines.TOKEN_BUDGET, "model.max_model_tokens": peer_engines.MAX_MODEL_TOKENS}
     served = Gapless(**{"model.directory": directory, "model.dtype": dtype, **budget, **settings})
     ensemble = Ensemble(f"127.0.0.1:{served.grpc_port}")
     rows: dict[str, list[Row]] = {mode: [] for mode in MODES}
@@ -137,7 +137,7 @@ def measure(directory: Path, dtype: str, rounds: int, work: peers.Work, settings
     return rows
 
 
-def one_round(loop: peers.EngineProcess, ensemble: Ensemble, texts: list[str], work: peers.Work) -> list[Row]:
+def one_round(loop: peers.EngineProcess, ensemble: Ensemble, texts: list[str], work: peer_engines.Work) -> list[Row]:
     timings, _ = loop.run(work)
     alone = row_of("loop", work, timings, 0)
     ensemble.num_chunks = 0
@@ -149,7 +149,10 @@ def summary(rows: dict[str, list[Row]]) -> dict[str, Any]:
     """Medians of each figure, and of the two figures round by round."""
     pairs = list(zip(rows["loop"], rows["ensemble"], strict=True))
     medians = [
-        {"mode": mode, **{name: float(np.median([asdict(row)[name] for row in rows[mode]])) for name in list(asdict(rows[mode][0]))[1:]}}
+        {
+            "mode": mode,
+            **{name: float(np.median([asdict(row)[name] for row in rows[mode]])) for name in list(asdict(rows[mode][0]))[1:]},
+        }
         for mode in MODES
     ]
     return {
@@ -179,7 +182,11 @@ def main() -> None:
         arguments.json.write_text(json.dumps({**about, "rounds": rounds, **result}, indent=1) + "\n")
     print(f"ensemble / loop: {result['tok_s_ratio']:.2f} of the tokens per second, first token {result['ttft_p50_more_ms']:+.1f} ms")
     names = list(result["rows"][0])
-    for line in [names, ["---"] * len(names), *([f"{v:.2f}" if isinstance(v, float) else v for v in row.values()] for row in result["rows"])]:
+    for line in [
+        names,
+        ["---"] * len(names),
+        *([f"{v:.2f}" if isinstance(v, float) else v for v in row.values()] for row in result["rows"]),
+    ]:
         print("| " + " | ".join(line) + " |")
 
 

@@ -34,7 +34,7 @@ class ModelSettings:
 class EngineSettings:
     kind: str = "torch"
     slots: int = 16
-    block_tokens: int = 16
+    block_tokens: int = 32
     kv_blocks: int = 0
     kv_memory_gib: float = 1.0
     token_budget: int = 256
@@ -96,12 +96,16 @@ class Settings:
 _CHOICES = {
     "model.dtype": ("float32", "bfloat16"),
     "engine.kind": ("torch", "toy"),
+    "scheduling.policy": ("fcfs", "orca"),
 }
 _RANGES = {
     "engine.slots": (1, 4096),
     "engine.block_tokens": (1, 1024),
     "engine.token_budget": (1, 1 << 20),
     "engine.kv_memory_gib": (0.001, 4096.0),
+    "engine.kv_blocks": (0, 1 << 30),
+    "engine.threads": (0, 4096),
+    "model.max_model_tokens": (0, 1 << 24),
     "streams.max_open": (1, 1 << 20),
     "streams.coalescing_ms": (0.0, 40.0),
     "streams.sender_load": (0.001, 1.0),
@@ -109,6 +113,12 @@ _RANGES = {
     "streams.max_unacknowledged": (1, 4096),
     "streams.dead_after_s": (1.0, 3600.0),
     "limits.default_max_tokens": (1, 1 << 20),
+    "limits.max_prompt_bytes": (1, 1 << 30),
+    "limits.max_stop_words": (0, 1024),
+    "limits.max_stop_word_bytes": (1, 1 << 16),
+    "streams.first_chunk_ms": (10.0, 600_000.0),
+    "server.drain_s": (0.0, 86_400.0),
+    "server.ready_s": (1.0, 86_400.0),
     "server.http_port": (1, 65535),
     "server.grpc_port": (1, 65535),
     "server.metrics_port": (1, 65535),

@@ -17,12 +17,13 @@ from pathlib import Path
 
 import setproctitle
 
-from python_backends.config import Settings, undump
+from python_backends.config import Settings, SettingsError, undump
 from python_backends.engine.protocol import Engine
 from python_backends.instance_state import State, StateFile
 from python_backends.links import InstanceEnd, NewSession
 from python_backends.messages import Cancel, Failed, Load, Message, Submit
 from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.text.checkpoint import CheckpointError, read_checkpoint
 
 log = logging.getLogger("gapless.instance")
 
@@ -129,7 +130,9 @@ def main(run_directory: Path, number: int) -> None:
         signal.signal(name, lambda signum, _frame: stopping.append(signum))
     state = StateFile(run_directory, number)
     state.write_starting()
-    scheduler, engine = build(undump(run_directory / "settings.json"))
+    settings = undump(run_directory / "settings.json")
+    read_checkpoint(settings.model_directory)  # what the stubs could not read is better said here, once
+    scheduler, engine = build(settings)
     link = InstanceEnd(run_directory, f"instance-{number}", scheduler.limits)
     state.write(State.READY, scheduler.limits)
     instance = Instance(scheduler, engine, link, state.beat)
@@ -141,4 +144,8 @@ def main(run_directory: Path, number: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    try:
+        main(Path(sys.argv[1]), int(sys.argv[2]))
+    except (SettingsError, CheckpointError) as refused:
+        log.error("%s", refused)
+        sys.exit(1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import logging
 import os
 import secrets
@@ -20,17 +21,20 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import setproctitle
 
 from python_backends.config import ROOT, Settings, SettingsError, dump, load
 from python_backends.instance_state import CLOSING, DRAINING, KEY, State, StateFile
-from python_backends.triton_server import DIES_WITH_PARENT, TritonServer
+from python_backends.triton_server import DIES_WITH_PARENT, TritonServer, remove_shared_memory
 
 log = logging.getLogger("gapless")
 
 WATCH_EVERY_S = 0.2
 MAX_FAILED_STARTS = 5  # one after the other, without ever getting ready: something is wrong for good
+SPIN_COUNT = "10000"  # turns that an idle thread of the engine waits awake: the default is seconds of them, beside Triton's processes
+PREFIX = "gapless-"  # of run directories
 SETTLE_S = 0.5  # until what is under way has reached the metrics, or the client
 
 
@@ -69,7 +73,7 @@ class InstanceProcess:
 
     def start(self) -> None:
         self._state.write_starting()
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        environment = {"GOMP_SPINCOUNT": SPIN_COUNT, **os.environ, "PYTHONPATH": str(ROOT)}
         self._process = subprocess.Popen([*DIES_WITH_PARENT, *self._command], env=environment, cwd=ROOT, start_new_session=True)
         self._started_s = time.monotonic()
 
@@ -252,12 +256,30 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def hold(run_directory: Path) -> IO[str]:
+    """A lock on the run directory for as long as this process lives, however it ends."""
+    held = (run_directory / "launcher").open("w")
+    fcntl.flock(held, fcntl.LOCK_EX)
+    return held
+
+
+def sweep(parent: Path) -> None:
+    """Removes what launchers that were killed have left behind: run directories that nobody holds, and their shared memory."""
+    for lock in parent.glob(f"{PREFIX}*/launcher"):
+        with contextlib.suppress(OSError), lock.open() as held:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove_shared_memory(lock.parent)
+            shutil.rmtree(lock.parent, ignore_errors=True)
+
+
 def main() -> int:
     setproctitle.setproctitle("gapless-launcher")
     logging.basicConfig(level=logging.INFO, format="gapless: %(message)s", stream=sys.stderr)
     asked = arguments()
-    run_directory = Path(tempfile.mkdtemp(prefix="gapless-"))  # 0700
+    sweep(Path(tempfile.gettempdir()))
+    run_directory = Path(tempfile.mkdtemp(prefix=PREFIX))  # 0700
     try:
+        held = hold(run_directory)
         settings = load(asked.settings, dict(item.partition("=")[::2] for item in asked.overrides))
         dump(settings, run_directory / "settings.json")
         (run_directory / KEY).write_bytes(secrets.token_bytes(16))
@@ -267,6 +289,7 @@ def main() -> int:
         return 1
     finally:
         shutil.rmtree(run_directory, ignore_errors=True)
+    held.close()
     return 0
 
 

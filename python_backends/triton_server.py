@@ -30,6 +30,7 @@ log = logging.getLogger("gapless")
 MODELS = ("tokenizer", "scheduler", "detokenizer", "ensemble")
 STUB = "triton_python_backend_stub"
 RESTRICTED = "shared-memory,model-repository,statistics,trace,logging"  # what only the launcher may use
+NOISE = ("Signal (15) received",)
 WITHOUT_GPU = ("CUDA driver version is insufficient", "CudaDriverHelper", "NVML", "DCGM", "pinned memory pool", "pinned system memory")
 OPEN_REQUESTS = ("gapless_requests_running ", "gapless_requests_waiting ")
 DIES_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")  # killed as soon as the launcher is gone, however that ended
@@ -42,7 +43,6 @@ class TritonServer:
         self._settings = settings
         self._run_directory = run_directory
         self._key = ("gapless-key", secrets.token_hex(16))
-        self._shm_prefix = f"{run_directory.name}-"
         self._process: subprocess.Popen[str] | None = None
         self._binary, self._backends, self._libraries = _locate(run_directory)
 
@@ -59,11 +59,12 @@ class TritonServer:
             [*DIES_WITH_PARENT, *self._command()],
             env=self._environment(),
             start_new_session=True,
-            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
         )
-        threading.Thread(target=_relay, args=[self._process.stderr], name="server log", daemon=True).start()
+        threading.Thread(target=_relay, args=[self._process.stdout], name="server log", daemon=True).start()
 
     def check_ports(self) -> None:
         """Raises SettingsError if somebody else listens on one of them: it would answer for us."""
@@ -116,11 +117,7 @@ class TritonServer:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)  # orphaned stubs are in its group
         self._process.wait()
-        self._remove_shared_memory()
-
-    def _remove_shared_memory(self) -> None:
-        for path in Path("/dev/shm").glob(f"{self._shm_prefix}*"):
-            path.unlink(missing_ok=True)
+        remove_shared_memory(self._run_directory)
 
     def _command(self) -> list[str]:
         settings, (header, value) = self._settings, self._key
@@ -144,7 +141,7 @@ class TritonServer:
             "--allow-gpu-metrics=false",  # needs DCGM, which few hosts have
             f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
             f"--log-info={str(settings.verbose).lower()}",
-            f"--backend-config=python,shm-region-prefix-name={self._shm_prefix}",
+            f"--backend-config=python,shm-region-prefix-name={self._run_directory.name}-",
             f"--backend-config=python,stub-timeout-seconds={int(settings.ready_s)}",
         ]
 
@@ -179,11 +176,18 @@ class TritonServer:
             connection.close()
 
 
+def remove_shared_memory(run_directory: Path) -> None:
+    """What the stubs of the server in this run directory have left."""
+    for path in Path("/dev/shm").glob(f"{run_directory.name}-*"):
+        path.unlink(missing_ok=True)
+
+
 def _relay(lines: Iterable[str]) -> None:
     """Passes the server's log on, without what it says about every machine that has no GPU."""
     for line in lines:
-        if not any(noise in line for noise in WITHOUT_GPU):
-            sys.stderr.write(line)
+        if not any(noise in line for noise in (*NOISE, *WITHOUT_GPU)):
+            with contextlib.suppress(OSError):  # the terminal is gone
+                sys.stderr.write(line)
 
 
 def _models_of(process: psutil.Process) -> list[str]:

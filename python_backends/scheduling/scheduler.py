@@ -238,7 +238,8 @@ class SlotScheduler:
     def _unseat(self, sequence: Sequence) -> None:
         """Takes slot and blocks away; full blocks stay findable by their prefix."""
         slot = sequence.slot
-        computed = min(int(self.slots.computed[slot]), int(self.slots.known[slot]))
+        # the last known token may be a stop that no engine has computed, although a step launched ahead was planned to
+        computed = min(int(self.slots.computed[slot]), int(self.slots.known[slot]) - 1)
         epoch = int(self.slots.epochs[slot])
         self.slots.leave(sequence)
         self._publish_blocks(sequence, sequence.tokens[:computed])

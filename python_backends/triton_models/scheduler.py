@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from queue import Empty, SimpleQueue
@@ -47,6 +48,7 @@ class TritonPythonModel:
         self._sending_s = 0.0
         self._exported_s = time.monotonic()
         self._stopping = False
+        threading.Thread(target=_leave_with, args=[os.getppid()], name="server watch", daemon=True).start()
         self._thread = threading.Thread(target=self._run, name="streams")
         self._thread.start()
 
@@ -159,3 +161,10 @@ class TritonPythonModel:
         gauge("gapless_evictions", load.num_evictions)
         gauge("gapless_coalescing_seconds", self._table.pacing.interval_s)
         self._export.flush()
+
+
+def _leave_with(server: int) -> None:
+    """Ends this process when the server is gone: a stub with open streams would stay, and wait in a send for ever."""
+    while os.getppid() == server:
+        time.sleep(1.0)
+    os._exit(1)

@@ -86,7 +86,7 @@ class Gapless:
                         return process.pid
             return 0
 
-        return wait_for(find, 30)
+        return int(wait_for(find, 30))
 
     def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
         os.kill(pid, number)
@@ -242,7 +242,7 @@ def free_ports(count: int) -> list[int]:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
             each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        return [int(each.getsockname()[1]) for each in sockets]
 
 
 def wait_for(condition: Callable[[], Any], timeout_s: float) -> Any:

@@ -10,7 +10,7 @@ import pytest
 from tests.server.serving import Gapless, wait_for
 
 INSTRUCTION = "Convert to camelCase: read_all_lines"
-BLOCK_TOKENS = 16
+BLOCK_TOKENS = 32
 
 
 @pytest.fixture(scope="module")

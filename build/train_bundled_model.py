@@ -1,0 +1,103 @@
+"""Owns the command line that trains, exports and evaluates the bundled model."""
+
+import argparse
+from pathlib import Path
+from random import Random
+
+import torch
+from bundled.corpus import Corpus, load_corpora
+from bundled.evaluation import Evaluation, table
+from bundled.examples import ExampleStream
+from bundled.tasks import Task, all_tasks
+from bundled.tokenizer import train_tokenizer
+from bundled.training import Budget, Training, export, new_model
+from bundled.velin import build_lexicon
+from tqdm import tqdm
+from transformers import PreTrainedTokenizerFast
+
+OUTPUT = Path(__file__).resolve().parents[1] / "models" / "bundled"
+TOKENIZER_EXAMPLES = 24_000
+
+EPILOG = """\
+examples:
+  train for an hour on one thread, then write models/bundled:
+    python build/train_bundled_model.py --minutes 60 --checkpoint /tmp/bundled --threads 1
+  stop it with Ctrl-C whenever you like; the same command goes on from the last checkpoint (one a minute).
+  write what the checkpoint has learned so far as a model directory, without training on:
+    python build/train_bundled_model.py --export --checkpoint /tmp/bundled
+  measure the model in models/bundled on held-out prompts:
+    python build/train_bundled_model.py --evaluate --prompts 100
+
+The text is the standard library of the Python that runs this; nothing is downloaded. One source file in twenty, chosen
+by the hash of its name, is held out for --evaluate. With the budget in --minutes, the learning rate decays and the
+examples grow longer by the share of the time that is used up, so set the budget before you start.
+"""
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line's arguments."""
+    parser = argparse.ArgumentParser(
+        description="Train the small Llama that Gapless carries, on a CPU (or a CUDA device when there is one).",
+        epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--evaluate", action="store_true", help="print a table of scores on held-out prompts, do not train")
+    mode.add_argument("--export", action="store_true", help="only write the checkpoint's weights to --output")
+    budget = parser.add_mutually_exclusive_group()
+    budget.add_argument("--minutes", type=float, help="training time, over all runs together (default: 60)")
+    budget.add_argument("--steps", type=int, help="optimiser steps instead of a time (4096 tokens a step)")
+    parser.add_argument("--checkpoint", type=Path, default=Path("bundled-checkpoint"), metavar="DIR",
+                        help="folder of the tokenizer and the checkpoint (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--output", type=Path, default=OUTPUT, metavar="DIR",
+                        help="model directory to write or to evaluate (default: models/bundled)")  # fmt: skip
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of the matrix products (default: 1)")
+    parser.add_argument("--rate", type=float, default=2.5e-3, help="highest learning rate (default: %(default)s)")
+    parser.add_argument("--vocabulary", type=int, default=4096, help="tokens of a new tokenizer (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of weights and examples (default: %(default)s)")
+    parser.add_argument("--prompts", type=int, default=100, help="held-out prompts a task for --evaluate (default: 100)")
+    return parser.parse_args()
+
+
+def load_tokenizer(folder: Path, corpus: Corpus, tasks: list[Task], size: int) -> PreTrainedTokenizerFast:
+    """The checkpoint's tokenizer, trained first if there is none yet."""
+    path = folder / "tokenizer"
+    if not path.exists():
+        rng = Random(0)
+        examples = [rng.choice(tasks).example(corpus, rng) for _ in range(TOKENIZER_EXAMPLES)]
+        tokenizer = train_tokenizer((text for pair in tqdm(examples, desc="tokenizer") for text in pair), size)
+        tokenizer.save_pretrained(path)
+    return PreTrainedTokenizerFast.from_pretrained(path)
+
+
+def evaluate(arguments: argparse.Namespace, tasks: list[Task], held_out: Corpus) -> None:
+    """Prints a table for chat prompts and one for plain prompts."""
+    evaluation = Evaluation(arguments.output, held_out)
+    for chat in (True, False):
+        results = [evaluation.measure(task, arguments.prompts, chat) for task in tasks]
+        print(f"\n{'Chat' if chat else 'Plain'} prompts\n\n{table(results)}", flush=True)
+
+
+def main() -> None:
+    """Trains and exports, or only exports, or evaluates."""
+    arguments = parse_arguments()
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(arguments.seed)
+    corpus, held_out = load_corpora()
+    lexicon = build_lexicon(sentence for sentences in corpus.prose for sentence in sentences)
+    tasks = all_tasks(lexicon)
+    if arguments.evaluate:
+        evaluate(arguments, tasks, held_out)
+        return
+    arguments.checkpoint.mkdir(parents=True, exist_ok=True)
+    tokenizer = load_tokenizer(arguments.checkpoint, corpus, tasks, arguments.vocabulary)
+    model = new_model(tokenizer).to("cuda" if torch.cuda.is_available() else "cpu")
+    stream = ExampleStream(corpus, tasks, tokenizer, arguments.seed)
+    budget = Budget(arguments.steps, None if arguments.steps else arguments.minutes or 60)
+    training = Training(model, stream, budget, arguments.checkpoint, arguments.rate)
+    if not arguments.export:
+        training.run()
+    export(model, tokenizer, lexicon, arguments.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""The tiny models, made once a session, and the account of how well tokens agreed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.cpu.tiny_models import TINY, Agreement, TinyModel, build
+
+_AGREEMENT = Agreement()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """The models are too small for two threads."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def agreement() -> Agreement:
+    return _AGREEMENT
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory, agreement: Agreement) -> Callable[[str], TinyModel]:
+    """The tiny model of a name."""
+    made: dict[str, TinyModel] = {}
+
+    def make(name: str) -> TinyModel:
+        if name not in made:
+            model, directory = build(name), tmp_path_factory.mktemp(name)
+            model.save_pretrained(directory)
+            made[name] = TinyModel(directory, model, agreement)
+        return made[name]
+
+    return make
+
+
+@pytest.fixture(params=sorted(TINY))
+def each(request: pytest.FixtureRequest, tiny: Callable[[str], TinyModel]) -> TinyModel:
+    """Every tiny model in turn."""
+    return tiny(request.param)
+
+
+@pytest.fixture
+def one(tiny: Callable[[str], TinyModel]) -> TinyModel:
+    """One model, where the architecture doesn't matter."""
+    return tiny("llama_grouped")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _AGREEMENT.num_tokens:
+        terminalreporter.write_line(
+            f"tokens compared with transformers: {_AGREEMENT.num_tokens}, ties: {_AGREEMENT.num_ties}, "
+            f"smallest gap between the two best logits: {_AGREEMENT.smallest_gap:.1e}"
+        )
+    for note in _AGREEMENT.notes:
+        terminalreporter.write_line(note)

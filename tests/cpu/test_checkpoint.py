@@ -1,0 +1,91 @@
+"""Which checkpoints are loaded, how they are refused, and what the engine says it can take."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from python_backends.config import ModelSettings, Settings, SettingsError
+from python_backends.engine.checkpoint import fingerprint, model_limits, read_config
+from python_backends.engine.torch_engine import TorchEngine
+from tests.cpu.tiny_models import Serving, TinyModel, random_requests
+
+
+def test_a_checkpoint_in_many_files_gives_the_same_answers(each: TinyModel, tmp_path: Path) -> None:
+    each.model.save_pretrained(tmp_path, max_shard_size="100KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    requests = random_requests(4)
+    answers = Serving(TorchEngine(Settings(model=ModelSettings(directory=str(tmp_path))))).run(requests)
+    for request in requests:
+        each.check(request, answers[request.request_id])
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}, "GPT2LMHeadModel"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
+        ({"hidden_act": "gelu"}, "gelu"),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(one: TinyModel, tmp_path: Path, change: dict[str, Any], named: str) -> None:
+    settings = _changed(one, tmp_path, change)
+    with pytest.raises(SettingsError, match=named):
+        TorchEngine(settings)
+
+
+def test_sliding_windows_are_refused(tiny: Any, tmp_path: Path) -> None:
+    change = {"use_sliding_window": True, "sliding_window": 16, "layer_types": ["sliding_attention"] * 3}
+    with pytest.raises(SettingsError, match="sliding window"):
+        TorchEngine(_changed(tiny("qwen2"), tmp_path, change))
+
+
+def test_a_directory_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"config\.json"):
+        TorchEngine(Settings(model=ModelSettings(directory=str(tmp_path))))
+
+
+def test_limits_come_from_settings_checkpoint_and_memory(one: TinyModel) -> None:
+    block_bytes = 3 * 2 * 8 * 2 * 16 * 4
+    assert _limits(one, kv_blocks=77).num_blocks == 77
+    assert _limits(one).num_blocks == 2 * 4 * 384 // 8  # no more than the slots can use, and as much again to keep
+    assert _limits(one).max_model_tokens == 384
+    assert _limits(one, max_model_tokens=100).max_model_tokens == 100
+    small = _limits(one, kv_memory_gib=20.5 * block_bytes / 2**30)
+    assert (small.num_blocks, small.max_model_tokens) == (20, 160)
+
+
+@pytest.mark.parametrize(
+    ("engine", "named"),
+    [
+        ({"max_model_tokens": 385}, "max_model_tokens = 385"),
+        ({"max_model_tokens": 200, "kv_blocks": 10}, "only 80 tokens"),
+        ({"kv_memory_gib": 1e-9}, "one block takes"),
+    ],
+)
+def test_limits_that_can_not_be_met_are_refused(one: TinyModel, engine: dict[str, Any], named: str) -> None:
+    with pytest.raises(SettingsError, match=named):
+        _limits(one, **engine)
+
+
+def test_the_fingerprint_tells_weights_and_dtypes_apart(one: TinyModel, tiny: Any) -> None:
+    prints = {fingerprint(one.settings()), fingerprint(one.settings(dtype="bfloat16")), fingerprint(tiny("qwen2").settings())}
+    assert len(prints) == 3
+    assert fingerprint(one.settings()) == fingerprint(one.settings(slots=9))
+
+
+def _limits(tiny: TinyModel, **engine: Any) -> Any:
+    settings = tiny.settings(**engine)
+    return model_limits(settings, read_config(settings))
+
+
+def _changed(tiny: TinyModel, directory: Path, change: dict[str, Any]) -> Settings:
+    shutil.copytree(tiny.directory, directory, dirs_exist_ok=True)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | change))
+    return Settings(model=ModelSettings(directory=str(directory)))

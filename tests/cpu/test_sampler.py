@@ -1,0 +1,160 @@
+"""Drawn tokens follow the model's probabilities, stay inside top_k and top_p, and depend on (seed, output index) alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from python_backends.engine.sampler import (
+    CANDIDATES,
+    Draws,
+    Restrictions,
+    SamplingRows,
+    probabilities,
+    restricted,
+    sample,
+    uniform,
+)
+from python_backends.request import Request
+from tests.cpu.tiny_models import Serving, TinyModel, random_requests
+
+MASK = (1 << 64) - 1
+
+
+def _draws(rows: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Draws:
+    restrictions = Restrictions(torch.full((rows,), top_k), torch.full((rows,), top_p)) if top_k or top_p < 1 else None
+    return Draws(torch.full((rows,), temperature), torch.arange(rows) * 7919, torch.arange(rows) % 13, restrictions)
+
+
+def _logits(rows: int, vocabulary: int, wide: float = 2.0) -> Tensor:
+    return torch.randn((rows, vocabulary), generator=torch.Generator().manual_seed(5)) * wide
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.5, 0, 1.0), (1.7, 9, 1.0), (1.0, 0, 0.8), (1.3, 20, 0.7)]
+)
+def test_frequencies_are_the_probabilities(temperature: float, top_k: int, top_p: float) -> None:
+    """A chi-square test over 40,000 seeds, which are fixed; its bound is five standard deviations."""
+    rows, logits = 40_000, _logits(1, 50)
+    draws = _draws(rows, temperature, top_k, top_p)
+    counts = sample(logits.expand(rows, -1), SamplingRows(draws, None)).bincount(minlength=50).double()
+    expected = torch.from_numpy(_plain(logits[0], temperature, top_k, top_p)) * rows
+    assert (counts[expected == 0] == 0).all()
+    kept = expected >= 5
+    chi_square = float(((counts - expected)[kept] ** 2 / expected[kept]).sum())
+    freedom = int(kept.sum()) - 1
+    assert chi_square < freedom + 5 * (2 * freedom) ** 0.5
+
+
+@pytest.mark.parametrize("wide", [0.01, 1.0, 6.0])
+@pytest.mark.parametrize(("top_k", "top_p"), [(1, 1.0), (40, 1.0), (700, 1.0), (0, 0.0), (0, 0.3), (0, 0.99), (50, 0.9), (1999, 0.999)])
+def test_support_is_that_of_a_plain_reference(wide: float, top_k: int, top_p: float) -> None:
+    """Flat and steep rows, so that each number of candidates tried is the one that is enough somewhere."""
+    assert max(CANDIDATES) < 2000
+    logits = _logits(4, 2000, wide)
+    probs = restricted(probabilities(logits, torch.ones(4)), Restrictions(torch.full((4,), top_k), torch.full((4,), top_p)))
+    for row in range(4):
+        assert np.array_equal(probs[row].numpy() > 0, _plain(logits[row], 1.0, top_k, top_p) > 0)
+
+
+def test_rows_without_restrictions_are_left_alone_beside_rows_with_them() -> None:
+    probs = probabilities(_logits(3, 100), torch.ones(3))
+    out = restricted(probs, Restrictions(torch.tensor([0, 5, 0]), torch.tensor([1.0, 1.0, 0.5])))
+    assert torch.equal(out[0], probs[0])
+    assert [int((row > 0).sum()) for row in out[1:]] == [5, int((_plain(_logits(3, 100)[2], 1.0, 0, 0.5) > 0).sum())]
+
+
+def test_equal_probabilities_at_the_edge_stay_together() -> None:
+    logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]])
+    probs = probabilities(logits, torch.ones(1))
+    for limits in (Restrictions(torch.tensor([2]), torch.ones(1)), Restrictions(torch.tensor([0]), torch.tensor([0.6]))):
+        assert (restricted(probs, limits)[0] > 0).tolist() == [True, True, True, True, False]
+
+
+def test_greedy_takes_the_lowest_id_among_equals_also_beside_rows_that_draw() -> None:
+    logits = torch.tensor([[0.0, 3.0, 3.0, 1.0], [0.0, 3.0, 3.0, 1.0]])
+    assert sample(logits, SamplingRows(None, None)).tolist() == [1, 1]
+    mixed = replace(_draws(2), temperature=torch.tensor([0.0, 1.0]))
+    assert sample(logits, SamplingRows(mixed, None))[0] == 1
+
+
+def test_banned_ids_are_never_taken() -> None:
+    logits = torch.tensor([[0.0, 3.0, 2.0], [0.0, 3.0, 2.0]])
+    assert sample(logits, SamplingRows(None, torch.tensor([[1, -1], [-1, -1]]))).tolist() == [2, 1]
+
+
+def test_the_uniform_number_is_splitmix64_as_written_in_plain_integers() -> None:
+    seeds, indices = [0, 1, -5, 2**63 - 1], [0, 1, 77, 2**31]
+    got = uniform(torch.tensor(seeds), torch.tensor(indices)).tolist()
+    assert got == [_plain_uniform(seed, index) for seed, index in zip(seeds, indices, strict=True)]
+
+
+def test_uniform_numbers_of_neighbouring_seeds_and_indices_are_flat_and_unrelated() -> None:
+    seeds, indices = torch.arange(200).repeat_interleave(200), torch.arange(200).repeat(200)
+    numbers = uniform(seeds, indices)
+    counts = torch.histc(numbers.float(), 100, 0, 1)
+    assert float(((counts - 400) ** 2 / 400).sum()) < 99 + 5 * 198**0.5
+    table = numbers.view(200, 200).numpy()
+    for neighbours in ((table[1:].ravel(), table[:-1].ravel()), (table[:, 1:].ravel(), table[:, :-1].ravel())):
+        assert abs(np.corrcoef(*neighbours)[0, 1]) < 0.025
+
+
+def test_the_same_seed_gives_the_same_text_in_any_batch(each: TinyModel) -> None:
+    requests = _drawing_requests()
+    alone = {request.request_id: Serving(each.engine(slots=1)).run([request])[request.request_id] for request in requests}
+    assert Serving(each.engine(slots=5), token_budget=7).run(requests) == alone
+    assert Serving(each.engine(slots=3), ahead=1).run(requests[::-1]) == alone
+
+
+def test_the_same_seed_gives_the_same_text_after_a_restart(one: TinyModel) -> None:
+    """The output index counts on, so token i is drawn with the number of (seed, i) again."""
+    requests = _drawing_requests()
+    whole = Serving(one.engine()).run(requests)
+    serving = Serving(one.engine())
+    for request in requests:
+        serving.submit(request, whole[request.request_id][:9])
+    assert serving.run() == whole
+
+
+def test_other_seeds_give_other_texts(one: TinyModel) -> None:
+    request = _drawing_requests()[0]
+    seeds = (0, 1, 2, 2**64 - 1, 10**30)
+    others = [Request(i, request.prompt, replace(request.sampling, seed=seed)) for i, seed in enumerate(seeds)]
+    answers = Serving(one.engine()).run(others)
+    assert len({tuple(answer) for answer in answers.values()}) == len(others)
+
+
+def _drawing_requests() -> list[Request]:
+    """A mixed batch: plain draws, top_k, top_p, both, greedy."""
+    kinds = [{}, {"top_k": 20}, {"top_p": 0.8}, {"top_k": 100, "top_p": 0.9}, {"temperature": 0.0}]
+    requests = random_requests(10, seed=9, temperature=2.0)
+    return [
+        replace(request, sampling=replace(request.sampling, seed=100 + index, **kinds[index % 5]))
+        for index, request in enumerate(requests)
+    ]
+
+
+def _plain(logits: Tensor, temperature: float, top_k: int, top_p: float) -> np.ndarray:
+    """Probabilities [vocabulary] by sorting one row; equals are kept together. The float32 of top_p is what counts."""
+    probs = torch.softmax(logits / temperature, -1).double().numpy()
+    if top_k:
+        probs = np.where(probs >= np.sort(probs)[::-1][top_k - 1], probs, 0.0)
+    if top_p < 1:
+        ordered = np.sort(probs)[::-1]
+        needed = int(np.searchsorted(np.cumsum(ordered), np.float32(top_p) * probs.sum()))
+        probs = np.where(probs >= ordered[needed], probs, 0.0)
+    return probs / probs.sum()
+
+
+def _plain_uniform(seed: int, index: int) -> float:
+    def mix(bits: int) -> int:
+        bits = (bits + 0x9E3779B97F4A7C15) & MASK
+        bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+        bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & MASK
+        return bits ^ (bits >> 31)
+
+    return (mix(mix(seed & MASK) + index * 0x9E3779B97F4A7C15 & MASK) >> 16) / 2**48

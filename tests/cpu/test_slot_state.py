@@ -1,0 +1,81 @@
+"""The device's slot state: operations in order, append and stop detection for all rows at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from python_backends.engine.slot_state import SlotState
+from python_backends.request import Finish, ModelLimits, Sampling
+from python_backends.step import Admit, Grow, Release
+
+LIMITS = ModelLimits(max_model_tokens=40, vocab_size=100, num_slots=4, num_blocks=40, block_tokens=4)
+
+
+@pytest.fixture
+def state() -> SlotState:
+    return SlotState(LIMITS, torch.device("cpu"))
+
+
+def _admit(slot: int, prompt: int, outputs: int = 0, first_block: int = 0, **sampling: object) -> Admit:
+    blocks = np.arange(first_block, first_block + 3, dtype=np.int32)
+    return Admit(slot, 1, Sampling(**{"max_tokens": 10} | sampling), prompt, outputs, blocks)  # type: ignore[arg-type]
+
+
+def _append(state: SlotState, slots: list[int], tokens: list[int]) -> tuple[list[int], list[int]]:
+    out, finishes = state.append(torch.tensor(slots), torch.tensor(tokens))
+    return out.tolist(), finishes.tolist()
+
+
+def test_the_next_input_is_the_token_just_appended(state: SlotState) -> None:
+    state.apply([_admit(2, prompt=5), _admit(0, prompt=9)])
+    _append(state, [0, 2], [77, 55])
+    tokens, positions = state.decode_inputs(torch.tensor([2, 0]))
+    assert (tokens.tolist(), positions.tolist()) == ([55, 77], [5, 9])
+
+
+def test_rows_end_by_stop_id_by_max_tokens_and_by_the_models_length(state: SlotState) -> None:
+    state.apply([_admit(0, 5, stop_ids=(7, 8)), _admit(1, 5, outputs=9), _admit(2, 39), _admit(3, 5, stop_ids=(9,))])
+    assert _append(state, [0, 1, 2, 3], [8, 7, 7, 7])[1] == [Finish.STOP, Finish.LENGTH, Finish.LENGTH, Finish.RUNNING]
+
+
+def test_a_stop_id_at_the_last_token_is_a_stop(state: SlotState) -> None:
+    state.apply([_admit(0, 5, outputs=9, stop_ids=(7,))])
+    assert _append(state, [0], [7])[1] == [Finish.STOP]
+
+
+def test_a_row_that_ended_stays_as_it_is(state: SlotState) -> None:
+    state.apply([_admit(1, 5, stop_ids=(7,))])
+    _append(state, [1], [7])
+    assert _append(state, [1], [3]) == ([0], [Finish.RUNNING])
+    tokens, positions = state.decode_inputs(torch.tensor([1]))
+    assert (tokens.tolist(), positions.tolist()) == ([7], [5])
+
+
+def test_blocks_of_admissions_and_growth_stand_in_the_table_row(state: SlotState) -> None:
+    state.apply([_admit(3, 5, first_block=10), Grow(3, 1, 3, np.array([30, 31], np.int32))])
+    state.apply([Grow(3, 1, 5, np.array([32], np.int32))])
+    assert state.table[3, :6].tolist() == [10, 11, 12, 30, 31, 32]
+
+
+def test_of_several_lives_of_a_slot_in_one_plan_the_last_counts(state: SlotState) -> None:
+    state.apply([_admit(0, 5, stop_ids=(1,))])
+    grow = Grow(0, 1, 3, np.array([9], np.int32))
+    state.apply([grow, Release(0, 1), _admit(0, 20, first_block=4, stop_ids=(2, 3, 4)), Grow(0, 2, 3, np.array([8], np.int32))])
+    assert state.table[0, :4].tolist() == [4, 5, 6, 8]
+    assert state.decode_inputs(torch.tensor([0]))[1].tolist() == [19]
+    assert _append(state, [0], [1])[1] == [Finish.RUNNING]
+    assert _append(state, [0], [4])[1] == [Finish.STOP]
+
+
+def test_a_released_slot_appends_nothing(state: SlotState) -> None:
+    state.apply([_admit(0, 5)])
+    state.apply([Release(0, 1)])
+    assert _append(state, [0], [9]) == ([0], [Finish.RUNNING])
+
+
+def test_a_new_tenant_inherits_no_stop_ids(state: SlotState) -> None:
+    state.apply([_admit(0, 5, stop_ids=(1, 2, 3))])
+    state.apply([Release(0, 1), _admit(0, 5, stop_ids=(4,))])
+    assert _append(state, [0], [2])[1] == [Finish.RUNNING]
