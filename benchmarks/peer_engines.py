@@ -132,8 +132,6 @@ class _StepTimes:
         pass
 
 
-# of an engine's own process; ours as the launcher sets it
-ENVIRONMENT: dict[str, dict[str, str]] = {"gapless": {"GOMP_SPINCOUNT": "10000"}}
 ENGINES: dict[str, Callable[..., PeerEngine]] = {"gapless": Gapless, "transformers": Transformers}
 
 

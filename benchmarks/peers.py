@@ -23,13 +23,12 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.peer_engines import ENGINES, ENVIRONMENT, Job, Timing, Work, num_cores
+from benchmarks.peer_engines import ENGINES, Job, Timing, Work, num_cores
 
 SHAPES: dict[str, dict[str, int]] = {
     "S": {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 1536},
@@ -84,8 +83,7 @@ class EngineProcess:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_engine_process, args=(name, directory, dtype, in_flight, theirs), daemon=True)
-        with mock.patch.dict(os.environ, ENVIRONMENT.get(name, {})):
-            self._process.start()
+        self._process.start()
         theirs.close()
         self._connection.recv()
 

@@ -1,22 +1,27 @@
-"""What Triton costs: the same work through the bare engine loop and through the ensemble, streaming over gRPC, in turn in one run.
+"""What Triton costs: the same work through the engine, the instance and the ensemble, in turn in one run.
 
     python benchmarks/triton_cost.py --rounds 5 --json benchmarks/results/triton_cost.json
 
-Shape S with random weights (see peers.py), the lengths of `workload.json` with text as prompts, closed loop, 16 streams, greedy, EOS
-ignored. The client runs on the same processors. A stream's time to first token runs from its submission to its first token or text.
+`engine` is the torch engine behind the slot scheduler in one process, which takes new requests exactly between two steps; `instance` is
+the instance process, its loop driven over its own wire, as the scheduler model drives it; `ensemble` is the whole way through Triton,
+streaming over gRPC. Shape S with random weights (see peers.py), the lengths of `workload.json` with text as prompts, closed loop, 16
+streams, greedy, EOS ignored; the client runs on the same processors. Time to first token: from submission to the first token or text.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import queue
 import random
+import subprocess
 import sys
 import sysconfig
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +32,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import peer_engines, peers
+from python_backends.config import ROOT, Settings, dump, load
+from python_backends.links import InstanceReady, SchedulerEnd
+from python_backends.messages import Submit
+from python_backends.request import Request, Sampling
+from python_backends.step import Tokens
 from tests.server.serving import Gapless, tensor
 
-MODES = ("loop", "ensemble")
+MODES = ("engine", "instance", "ensemble")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +49,50 @@ class Row:
     ttft_p50_ms: float
     ttft_p99_ms: float
     chunks_a_token: float
+
+
+class Instance:
+    """The instance process without Triton; this side is what the scheduler model is to it."""
+
+    def __init__(self, settings: Settings, directory: Path) -> None:
+        dump(settings, directory / "settings.json")
+        self._link = SchedulerEnd(directory, dead_after_s=600)
+        command = [sys.executable, "-m", "python_backends.instance", str(directory), "0"]
+        self._process = subprocess.Popen(command, cwd=ROOT)
+        while not any(isinstance(news, InstanceReady) for news in self._link.receive(1.0)):
+            pass
+        self._num_asked = 0
+
+    def run(self, work: peer_engines.Work) -> list[peer_engines.Timing]:
+        timings: dict[int, peer_engines.Timing] = {}
+        running = 0
+        while running or len(timings) < len(work.jobs):
+            count = min(work.in_flight - running, len(work.jobs) - len(timings))
+            submits = [self._submit(job) for job in work.jobs[len(timings) : len(timings) + count]]
+            timings |= {submit.request.request_id: peer_engines.Timing(time.perf_counter(), []) for submit in submits}
+            self._link.send(submits)
+            running += count - sum(self._book(news, timings) for news in self._link.receive(1.0) if isinstance(news, Tokens))
+        return list(timings.values())
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+        self._link.close()
+
+    def _submit(self, job: peer_engines.Job) -> Submit:
+        self._num_asked += 1
+        request = Request(self._num_asked, np.array(job.prompt, np.int32), Sampling(max_tokens=job.max_tokens))
+        return Submit(request, np.zeros(0, np.int32), 0)
+
+    def _book(self, tokens: Tokens, timings: dict[int, peer_engines.Timing]) -> int:
+        """How many requests ended."""
+        now, ended = time.perf_counter(), 0
+        for number, finish in zip(tokens.request_ids.tolist(), tokens.finishes.tolist(), strict=True):
+            timings[number].tokens.append(now)
+            if finish:
+                timings[number].ended = now
+                ended += 1
+        return ended
 
 
 class Ensemble:
@@ -62,7 +116,7 @@ class Ensemble:
         return timings
 
     def _submit(self, index: int, text: str, max_tokens: int) -> None:
-        inputs = {"text_input": text, "max_tokens": max_tokens, "min_tokens": max_tokens, "stream": True}
+        inputs = {"text_input": text, "max_tokens": max_tokens, "stream": True}
         tensors = [tensor(name, value) for name, value in inputs.items()]
         self._client.async_stream_infer("ensemble", tensors, request_id=str(index))
 
@@ -77,7 +131,7 @@ class Ensemble:
         self.num_chunks += 1
         if len(contents["text_output"]) > 4:  # its length comes first
             timing.tokens.append(now)
-        if len(contents["finish_reason"]) > 4:
+        if "finish_reason" in contents:
             timing.ended = now
             return 1
         return 0
@@ -99,10 +153,10 @@ def sources() -> list[Path]:
     return sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
 
 
-def make_texts(tokenizer: Tokenizer, work: peer_engines.Work) -> tuple[list[str], peer_engines.Work]:
-    """Texts about as long as the workload's prompts, and the work with their ids."""
+def make_texts(tokenizer: Tokenizer, work: peer_engines.Work, number: int) -> tuple[list[str], peer_engines.Work]:
+    """Texts about as long as the workload's prompts, others in every round so that no prefix is known, and the work with their ids."""
     ids = tokenizer.encode("\n".join(path.read_text() for path in sources()[:40])).ids
-    rng = random.Random(0)
+    rng = random.Random(number)
     starts = [rng.randrange(len(ids) - 512) for _ in work.jobs]
     texts = [tokenizer.decode(ids[start : start + len(job.prompt)]) for start, job in zip(starts, work.jobs, strict=True)]
     jobs = [peer_engines.Job(tokenizer.encode(text).ids, job.max_tokens) for text, job in zip(texts, work.jobs, strict=True)]
@@ -116,50 +170,53 @@ def row_of(mode: str, work: peer_engines.Work, timings: list[peer_engines.Timing
     return Row(mode, num_tokens / wall, float(np.median(first)), float(np.percentile(first, 99)), num_chunks / num_tokens)
 
 
-def measure(directory: Path, dtype: str, rounds: int, work: peer_engines.Work, settings: dict[str, Any]) -> dict[str, list[Row]]:
+def measure(directory: Path, dtype: str, rounds: int, work: peer_engines.Work, overrides: dict[str, str]) -> dict[str, list[Row]]:
     peers.make_model("S", dtype, directory)
-    texts, work = make_texts(make_tokenizer(directory), work)
-    loop = peers.EngineProcess("gapless", directory, dtype, work.in_flight)
-    budget = {"engine.token_budget": peer_engines.TOKEN_BUDGET, "model.max_model_tokens": peer_engines.MAX_MODEL_TOKENS}
-    served = Gapless(**{"model.directory": directory, "model.dtype": dtype, **budget, **settings})
-    ensemble = Ensemble(f"127.0.0.1:{served.grpc_port}")
+    tokenizer = make_tokenizer(directory)
+    settings = {
+        "model.directory": str(directory),
+        "model.dtype": dtype,
+        "model.max_model_tokens": str(peer_engines.MAX_MODEL_TOKENS),
+        "engine.token_budget": str(peer_engines.TOKEN_BUDGET),
+        **overrides,
+    }
     rows: dict[str, list[Row]] = {mode: [] for mode in MODES}
-    try:
+    with contextlib.ExitStack() as stack:
+        engine = stack.enter_context(contextlib.closing(peers.EngineProcess("gapless", directory, dtype, work.in_flight)))
+        instance = stack.enter_context(contextlib.closing(Instance(load(ROOT / "gapless.toml", settings), directory)))
+        served = Gapless(**settings)
+        stack.callback(served.stop)
+        ensemble = Ensemble(f"127.0.0.1:{served.grpc_port}")
         for number in range(rounds + 1):
-            pair = one_round(loop, ensemble, texts, work)
-            said = ", ".join(f"{row.mode} {row.tok_s:.0f} tokens/s, first token {row.ttft_p50_ms:.0f} ms" for row in pair)
+            texts, round_work = make_texts(tokenizer, work, number)
+            timings = {
+                "engine": engine.run(round_work)[0],
+                "instance": instance.run(round_work),
+                "ensemble": ensemble.run(texts, round_work),
+            }
+            made = {mode: row_of(mode, round_work, timings[mode], ensemble.num_chunks) for mode in MODES}
+            ensemble.num_chunks = 0
+            said = ", ".join(f"{row.mode} {row.tok_s:.0f} tokens/s, first token {row.ttft_p50_ms:.0f} ms" for row in made.values())
             print(f"{'round ' + str(number) if number else 'warm-up'}: {said}", flush=True)
-            for row in pair if number else []:
-                rows[row.mode].append(row)
-    finally:
-        served.stop()
-        loop.close()
+            for mode in MODES if number else ():
+                rows[mode].append(made[mode])
     return rows
 
 
-def one_round(loop: peers.EngineProcess, ensemble: Ensemble, texts: list[str], work: peer_engines.Work) -> list[Row]:
-    timings, _ = loop.run(work)
-    alone = row_of("loop", work, timings, 0)
-    ensemble.num_chunks = 0
-    through = row_of("ensemble", work, ensemble.run(texts, work), ensemble.num_chunks)
-    return [alone, through]
-
-
 def summary(rows: dict[str, list[Row]]) -> dict[str, Any]:
-    """Medians of each figure, and of the two figures round by round."""
-    pairs = list(zip(rows["loop"], rows["ensemble"], strict=True))
-    medians = [
-        {
-            "mode": mode,
-            **{name: float(np.median([asdict(row)[name] for row in rows[mode]])) for name in list(asdict(rows[mode][0]))[1:]},
-        }
-        for mode in MODES
-    ]
-    return {
-        "rows": medians,
-        "tok_s_ratio": float(np.median([through.tok_s / alone.tok_s for alone, through in pairs])),
-        "ttft_p50_more_ms": float(np.median([through.ttft_p50_ms - alone.ttft_p50_ms for alone, through in pairs])),
-    }
+    """Medians of each figure, and of the ensemble's beside the others' round by round."""
+    figures = [field.name for field in fields(Row)][1:]
+    medians = [{"mode": mode, **{name: median(getattr(row, name) for row in rows[mode]) for name in figures}} for mode in MODES]
+    result: dict[str, Any] = {"rows": medians}
+    for mode in MODES[:-1]:
+        pairs = list(zip(rows[mode], rows["ensemble"], strict=True))
+        result[f"tok_s_of_{mode}"] = median(through.tok_s / alone.tok_s for alone, through in pairs)
+        result[f"ttft_p50_ms_more_than_{mode}"] = median(through.ttft_p50_ms - alone.ttft_p50_ms for alone, through in pairs)
+    return result
+
+
+def median(values: Iterable[float]) -> float:
+    return float(np.median(list(values)))
 
 
 def main() -> None:
@@ -180,7 +237,9 @@ def main() -> None:
         command = " ".join(["python", *sys.argv])
         about = {"machine": peers.machine(), "versions": peers.versions(), "date": time.strftime("%Y-%m-%d"), "command": command}
         arguments.json.write_text(json.dumps({**about, "rounds": rounds, **result}, indent=1) + "\n")
-    print(f"ensemble / loop: {result['tok_s_ratio']:.2f} of the tokens per second, first token {result['ttft_p50_more_ms']:+.1f} ms")
+    for mode in MODES[:-1]:
+        share, more = result[f"tok_s_of_{mode}"], result[f"ttft_p50_ms_more_than_{mode}"]
+        print(f"ensemble beside {mode}: {share:.2f} of the tokens per second, first token {more:+.1f} ms")
     names = list(result["rows"][0])
     for line in [
         names,

@@ -44,7 +44,7 @@ def read(answers: queue.SimpleQueue[Any]) -> None:
         if error is not None:
             raise error
         print(result.as_numpy("text_output")[0, 0].decode(), end="", flush=True)
-        if result.as_numpy("finish_reason")[0, 0]:
+        if result.as_numpy("finish_reason") is not None:
             print()
             return
 

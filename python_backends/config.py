@@ -52,7 +52,7 @@ class SchedulingSettings:
 class StreamSettings:
     max_open: int = 1024
     coalescing_ms: float = 40.0
-    sender_load: float = 0.1
+    sender_load: float = 0.05
     probe_ms: float = 250.0
     first_chunk_ms: float = 500.0
     max_unacknowledged: int = 32

@@ -33,7 +33,6 @@ log = logging.getLogger("gapless")
 
 WATCH_EVERY_S = 0.2
 MAX_FAILED_STARTS = 5  # one after the other, without ever getting ready: something is wrong for good
-SPIN_COUNT = "10000"  # turns that an idle thread of the engine waits awake: the default is seconds of them, beside Triton's processes
 PREFIX = "gapless-"  # of run directories
 SETTLE_S = 0.5  # until what is under way has reached the metrics, or the client
 
@@ -73,7 +72,7 @@ class InstanceProcess:
 
     def start(self) -> None:
         self._state.write_starting()
-        environment = {"GOMP_SPINCOUNT": SPIN_COUNT, **os.environ, "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         self._process = subprocess.Popen([*DIES_WITH_PARENT, *self._command], env=environment, cwd=ROOT, start_new_session=True)
         self._started_s = time.monotonic()
 
@@ -225,14 +224,14 @@ class Launcher:
     def _invitation(self) -> str:
         server = self._settings.server
         url = f"http://{server.address}:{server.http_port}/v2/models/ensemble/generate_stream"
-        messages = r'"messages": "[{\"role\": \"user\", \"content\": \"Convert to camelCase: read_all_lines\"}]"'
+        messages = r'"messages": "[{\"role\": \"user\", \"content\": \"Convert to camelCase: def read_all_lines(file_name): pass\"}]"'
         return f"""
 Gapless is ready on {server.address}: HTTP {server.http_port}, gRPC {server.grpc_port}, metrics {server.metrics_port}
 Try it in another terminal:
 
   curl -sN {url} -d '{{{messages}, "stream": true}}'
 
-  {_shown(sys.executable)} client/stream.py --port {server.grpc_port} "Convert to camelCase: read_all_lines"
+  {_shown(sys.executable)} client/stream.py --port {server.grpc_port} "Convert to camelCase: def read_all_lines(file_name): pass"
 
 Ctrl-C ends it.
 """

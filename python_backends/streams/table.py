@@ -53,7 +53,7 @@ class StreamTable:
         self._cancels: list[Cancel] = []
         self._instance_ready = False
         self._unsubmitted = 0  # streams for which `submissions` may have something to do
-        self._next_flush_ns = 0
+        self._flush_ns = 0  # when the oldest token that waits for company is sent; 0: none waits
         self._last_confirmed_ns = 0  # when the youngest confirmed window was sent
 
     def __len__(self) -> int:
@@ -147,9 +147,9 @@ class StreamTable:
     def due(self) -> list[Outgoing]:
         """The responses that are to be sent now; every stream that has ended leaves the table here."""
         now = self._clock()
-        flush = now >= self._next_flush_ns
+        flush = now >= self._flush_ns
         if flush:
-            self._next_flush_ns = now + int(self.pacing.interval_s * S)
+            self._flush_ns = 0
         outgoing = [out for stream in list(self._streams.values()) if (out := self._due(stream, now, flush)) is not None]
         self.metrics.count("gapless_responses_total", len(outgoing))
         return outgoing
@@ -179,6 +179,8 @@ class StreamTable:
         if not count:
             return
         self.metrics.count("gapless_generated_tokens_total", count)
+        if self._flush_ns == 0:
+            self._flush_ns = self._clock() + int(self.pacing.interval_s * S)
         if stream.first_token_ns == 0:
             stream.first_token_ns = self._clock()
             waited_ns = stream.first_token_ns - stream.request.arrival_ns
@@ -239,7 +241,7 @@ class StreamTable:
         if self._is_full(stream):
             return wake
         if stream.has_news and stream.is_followed:
-            return min(wake, self._next_flush_ns)
+            return min(wake, self._flush_ns)
         return min(wake, stream.last_sent_ns + self._probe_every_ns())
 
     def _probe(self, stream: Stream, now: int) -> Outgoing | None:

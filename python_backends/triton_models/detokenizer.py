@@ -82,16 +82,14 @@ class TritonPythonModel:
 
 
 def _response(window: TokenWindow, piece: Piece) -> Any:
-    """The ensemble's outputs; counts only for those who asked."""
+    """The ensemble's outputs: why it ended with the last one only, counts only for those who asked. What is left out costs nothing."""
+    outputs = [pb_utils.Tensor("text_output", np.array([[piece.text.encode()]], object))]
     finish, num_output = window.finish, window.num_output_tokens
     if piece.stopped_at and finish in (Finish.STOP, Finish.LENGTH):
         finish, num_output = Finish.STOP, min(num_output, piece.stopped_at)
-    reason = "" if finish == Finish.RUNNING else finish.reason
-    counts = {"num_input_tokens": window.num_input_tokens, "num_output_tokens": num_output}
-    return pb_utils.InferenceResponse(
-        [
-            pb_utils.Tensor("text_output", np.array([[piece.text.encode()]], object)),
-            pb_utils.Tensor("finish_reason", np.array([[reason.encode()]], object)),
-            *(pb_utils.Tensor(name, np.array([[count]], np.int32)) for name, count in counts.items() if count >= 0),
-        ]
-    )
+    if finish != Finish.RUNNING:
+        outputs.append(pb_utils.Tensor("finish_reason", np.array([[finish.reason.encode()]], object)))
+    for name, count in (("num_input_tokens", window.num_input_tokens), ("num_output_tokens", num_output)):
+        if count >= 0:
+            outputs.append(pb_utils.Tensor(name, np.array([[count]], np.int32)))
+    return pb_utils.InferenceResponse(outputs)

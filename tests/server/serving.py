@@ -153,7 +153,7 @@ class Answer:
         if "error" in chunk:
             self.error = chunk["error"]
             return
-        self.add(chunk["text_output"], chunk["finish_reason"], chunk.get("num_output_tokens", 0))
+        self.add(chunk["text_output"], chunk.get("finish_reason", ""), chunk.get("num_output_tokens", 0))
 
     def add(self, text: str, reason: str, num_output_tokens: int) -> None:
         if text and not self.text:
@@ -212,8 +212,9 @@ class GrpcClient:
         answer = self.answers[response.id]
         if not response.outputs:
             return  # the empty final response of the transport
-        texts = {name: result.as_numpy(name)[0, 0] for name in ("text_output", "finish_reason", "num_output_tokens")}
-        answer.add(texts["text_output"].decode(), texts["finish_reason"].decode(), int(texts["num_output_tokens"]))
+        outputs = {output.name: result.as_numpy(output.name)[0, 0] for output in response.outputs}
+        reason = outputs.get("finish_reason", b"").decode()
+        answer.add(outputs["text_output"].decode(), reason, int(outputs.get("num_output_tokens", 0)))
 
     def _fail(self, error: triton.InferenceServerException) -> None:
         """An error names no request where several share a stream; tests that expect errors use one stream a request."""

@@ -204,12 +204,28 @@ def test_when_the_launcher_goes_everything_goes(toy_model: Path, number: int) ->
     served.stop()
 
 
+def test_one_request_too_many_is_refused_at_once_and_costs_the_open_one_nothing(toy_model: Path, expected: Expected) -> None:
+    served = Gapless(**{"model.directory": toy_model, "engine.kind": "toy", "engine.toy_step_ms": 5, "streams.max_open": 1})
+    client = served.grpc()
+    answer = client.ask(text_input=PROMPT, **LONG)
+    client.read_until(lambda: answer.chunks > 2)
+    refused = served.generate(text_input=PROMPT)
+    assert refused["status"] >= 400
+    assert "too many open requests: 1 are open, which is the limit (streams.max_open)" in refused["error"]
+    client.finish()
+    client.close()
+    assert answer.text == expected.text(PROMPT, **LONG)
+    assert served.generate(text_input=PROMPT, max_tokens=5)["status"] == 200
+    print("status", refused["status"])
+    assert served.stop() == 0
+
+
 def test_a_port_in_use_is_named(toy_model: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(AssertionError, match=f"server.http_port = {port}: [Aa]ddress already in use"):
+        with pytest.raises(AssertionError, match=f"server.http_port = {port}: (?i:address already in use)"):
             Gapless(**{"model.directory": toy_model, "engine.kind": "toy", "server.http_port": port})
 
 
