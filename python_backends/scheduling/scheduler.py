@@ -58,8 +58,9 @@ class SlotScheduler:
 
         Raises ValueError if it doesn't after all.
         """
-        if request.max_total_tokens > self.limits.max_model_tokens or len(delivered) >= request.sampling.max_tokens:
-            raise ValueError(f"{request.max_total_tokens} tokens don't fit into {self.limits.max_model_tokens}")
+        num_tokens = len(request.prompt) + len(delivered)
+        if num_tokens >= self.limits.max_model_tokens or len(delivered) >= request.sampling.max_tokens:
+            raise ValueError(f"one more token than {num_tokens} doesn't fit into {self.limits.max_model_tokens}")
         self.cancel(request.request_id)  # an earlier life of the same request, if its scheduler had given us up
         sequence = Sequence(request, delivered, self._arrivals, epoch)
         self._arrivals += 1
@@ -107,6 +108,8 @@ class SlotScheduler:
         positions = table.known[slots]
         table.tokens[slots, positions] = tokens
         table.known[slots] += 1
+        full = (finishes == Finish.RUNNING) & (table.known[slots] >= table.limits[slots])  # our limit may be lower than the engine's
+        finishes = np.where(full, np.uint8(Finish.LENGTH), finishes)
         indices = positions - table.prompts[slots]
         events = Tokens(table.request_ids[slots], table.stream_epochs[slots], indices, tokens, finishes)
         for slot in slots[finishes != Finish.RUNNING].tolist():

@@ -29,7 +29,7 @@ from python_backends.triton_models.tensors import Blobs, ForgedError, effective_
 
 log = logging.getLogger("gapless.scheduler")
 
-EXPORT_EVERY_S = 0.5
+EXPORT_EVERY_S = 0.2
 
 
 class TritonPythonModel:

@@ -259,10 +259,20 @@ def test_a_request_that_does_not_fit_after_all_is_refused_and_costs_nobody_else_
     instance = Instance(model)
     ask = request(1, [3, 5, 8])
     instance.submit(ask)
-    with pytest.raises(ValueError, match="don't fit into 120"):
-        instance.submit(request(2, [1] * 119))
+    with pytest.raises(ValueError, match="doesn't fit into 120"):
+        instance.submit(request(2, [1] * 120))
     instance.run()
     assert instance.answers[1] == answer(ask)
+
+
+def test_a_limit_below_the_engines_own_ends_a_sequence_all_the_same(model: Path) -> None:
+    instance = Instance(model)
+    instance.scheduler = SlotScheduler(replace(instance.engine.limits, max_model_tokens=12))
+    ask = request(1, [3, 5, 8])
+    instance.submit(ask)
+    instance.run()
+    assert instance.answers[1] == answer(ask)[:9]
+    assert instance.finishes[1] is Finish.LENGTH
 
 
 def test_limits_are_refused_at_construction(model: Path) -> None:
