@@ -6,12 +6,16 @@ Owns no state; what to read where comes ready from the step batch. The query hea
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from python_backends.engine.description import Heads
 from python_backends.engine.kv_cache import KVCache
 
 
@@ -44,23 +48,10 @@ class Spans:
 
 
 @dataclass(frozen=True, slots=True)
-class Heads:
-    num_query_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scale: float
-
-    @property
-    def group(self) -> int:
-        return self.num_query_heads // self.num_kv_heads
-
-    @property
-    def query_width(self) -> int:
-        return self.num_query_heads * self.head_dim
-
-    @property
-    def kv_width(self) -> int:
-        return self.num_kv_heads * self.head_dim
+class LayerAttention:
+    index: int
+    heads: Heads
+    scores: Callable[..., Tensor]  # with the arguments of scaled_dot_product_attention
 
 
 def rotate(qk: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -69,34 +60,48 @@ def rotate(qk: Tensor, cos: Tensor, sin: Tensor) -> None:
     qk.mul_(cos).addcmul_(rolled, sin)
 
 
-def decode_attention(q: Tensor, group: DecodeGroup, layer: int, cache: KVCache, heads: Heads) -> Tensor:
+def decode_attention(q: Tensor, group: DecodeGroup, layer: LayerAttention, cache: KVCache) -> Tensor:
     """q [rows, heads · dim] of a decode group → the same shape."""
-    rows = group.last - group.first
+    rows, heads = group.last - group.first, layer.heads
     q = q.view(rows, heads.num_kv_heads, heads.group, heads.head_dim)
-    keys, values = cache.gather(layer, group.gather, rows)
-    out = functional.scaled_dot_product_attention(q, keys, values, attn_mask=group.mask, scale=heads.scale)
+    keys, values = cache.gather(layer.index, group.gather, rows)
+    out = layer.scores(q, keys, values, attn_mask=group.mask, scale=heads.scale)
     return out.reshape(rows, heads.query_width)
 
 
-def prefill_attention(qkv: Tensor, span: PrefillSpan, layer: int, cache: KVCache, heads: Heads) -> Tensor:
+def prefill_attention(qkv: Tensor, span: PrefillSpan, layer: LayerAttention, cache: KVCache) -> Tensor:
     """qkv [chunk, (heads + 2 kv_heads) · dim] of one chunk, already written to the cache → [chunk, heads · dim]."""
+    heads = layer.heads
     q, k, v = torch.split(qkv, [heads.query_width, heads.kv_width, heads.kv_width], dim=1)
     q = q.view(len(q), heads.num_kv_heads, heads.group, heads.head_dim).permute(1, 2, 0, 3)  # [kv_heads, group, chunk, dim]
     if span.gather is None:
         keys, values = (x.view(len(x), heads.num_kv_heads, heads.head_dim).transpose(0, 1) for x in (k, v))
     else:
-        gathered = cache.gather(layer, span.gather, 1)
+        gathered = cache.gather(layer.index, span.gather, 1)
         keys, values = gathered[0][0], gathered[1][0]  # [kv_heads, tokens, dim]
     shape = (heads.num_kv_heads, heads.group, keys.shape[1], heads.head_dim)
     keys, values = keys[:, None].expand(shape), values[:, None].expand(shape)
-    causal = span.mask is None
-    out = functional.scaled_dot_product_attention(q, keys, values, attn_mask=span.mask, is_causal=causal, scale=heads.scale)
+    out = layer.scores(q, keys, values, attn_mask=span.mask, is_causal=span.mask is None, scale=heads.scale)
     return out.permute(2, 0, 1, 3).reshape(-1, heads.query_width)
 
 
-def attend(qkv: Tensor, spans: Spans, layer: int, cache: KVCache, heads: Heads) -> Tensor:
+def attend(qkv: Tensor, spans: Spans, layer: LayerAttention, cache: KVCache) -> Tensor:
     """The attention [tokens, heads · dim] of all rows of qkv [tokens, (heads + 2 kv_heads) · dim], rotated and written to the cache."""
-    width = heads.query_width
-    outs = [decode_attention(qkv[group.first : group.last, :width], group, layer, cache, heads) for group in spans.decodes]
-    outs += [prefill_attention(qkv[span.first : span.last], span, layer, cache, heads) for span in spans.prefills]
+    width = layer.heads.query_width
+    outs = [decode_attention(qkv[group.first : group.last, :width], group, layer, cache) for group in spans.decodes]
+    outs += [prefill_attention(qkv[span.first : span.last], span, layer, cache) for span in spans.prefills]
     return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+
+def score_operator(softcap: float | None) -> Callable[..., Tensor]:
+    """Attention over given keys and values, as scaled_dot_product_attention is called."""
+    return functional.scaled_dot_product_attention if softcap is None else partial(_capped_attention, softcap=softcap)
+
+
+def _capped_attention(q: Tensor, k: Tensor, v: Tensor, *, softcap: float, scale: float, **mask: Any) -> Tensor:
+    """With scores ← softcap · tanh(scores / softcap), which the fused operator does not know; softmax in float32."""
+    scores = (q @ k.transpose(-1, -2)).mul_(scale / softcap).tanh_().mul_(softcap)
+    hidden = mask["attn_mask"]
+    if hidden is None:  # causal
+        hidden = scores.new_full(scores.shape[-2:], float("-inf")).triu_(1)
+    return scores.add_(hidden).softmax(-1, dtype=torch.float32).to(v.dtype) @ v

@@ -6,6 +6,7 @@ Owns nothing; refuses with a SettingsError that names what is wrong. Called once
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from python_backends.config import Settings, SettingsError
+from python_backends.engine.families import ACTIVATIONS, FAMILIES, family_of, head_dim, layer_types, num_kv_heads, rope_parameters
 from python_backends.engine.kv_cache import BlockShape
 from python_backends.request import ModelLimits
 
-ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM")
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # those whose angles don't depend on the length of the sequence
+# Rotary types whose angles don't depend on the request: "dynamic" changes beyond max_position_embeddings only, where nothing is
+# served, and for "longrope" `weights.describe` chooses once.
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+LAYER_TYPES = ("full_attention", "sliding_attention")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 RETENTION = 2  # blocks for finished prefixes: as many again as all slots can use
 
@@ -50,10 +54,15 @@ def block_shape(settings: Settings, config: Any) -> BlockShape:
     return BlockShape(
         num_layers=config.num_hidden_layers,
         block_tokens=settings.engine.block_tokens,
-        num_kv_heads=config.num_key_value_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        num_kv_heads=num_kv_heads(config),
+        head_dim=head_dim(config),
         dtype=DTYPES[settings.model.dtype],
     )
+
+
+def declared_tokens(settings: Settings, config: Any) -> int:
+    """The longest sequence that settings and checkpoint allow, whatever fits in memory."""
+    return int(settings.model.max_model_tokens or config.max_position_embeddings)
 
 
 def model_limits(settings: Settings, config: Any) -> ModelLimits:
@@ -62,7 +71,7 @@ def model_limits(settings: Settings, config: Any) -> ModelLimits:
     if wanted > config.max_position_embeddings:
         most = config.max_position_embeddings
         raise SettingsError(f"model.max_model_tokens = {wanted}: the checkpoint was made for at most {most}")
-    max_tokens = wanted or config.max_position_embeddings
+    max_tokens = declared_tokens(settings, config)
     num_blocks = _num_blocks(settings, block_shape(settings, config), -(-max_tokens // size))
     if wanted > num_blocks * size:
         raise SettingsError(f"model.max_model_tokens = {wanted}: only {num_blocks * size} tokens fit engine.kv_memory_gib")
@@ -95,15 +104,22 @@ def _num_blocks(settings: Settings, shape: BlockShape, blocks_a_slot: int) -> in
 
 def _check_architecture(config: Any) -> None:
     architecture = (config.architectures or ["none"])[0]
-    if architecture not in ARCHITECTURES:
-        raise SettingsError(f"architecture {architecture}: this engine computes {', '.join(ARCHITECTURES)}")
-    rope = config.rope_parameters["rope_type"]
-    if rope not in ROPE_TYPES:
-        raise SettingsError(f"rope_type {rope}: this engine computes {', '.join(ROPE_TYPES)}")
-    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
-        raise SettingsError(f"architecture {architecture}: sliding window attention is not computed by this engine")
-    if config.hidden_act != "silu":
-        raise SettingsError(f"hidden_act {config.hidden_act}: this engine computes silu")
+    if architecture not in FAMILIES:
+        raise SettingsError(f"architecture {architecture}: this engine computes {', '.join(FAMILIES)}")
+    family = family_of(config)
+    for parameters in rope_parameters(config).values():
+        _check_value("rope_type", parameters["rope_type"], ROPE_TYPES)
+    for kind in layer_types(config):
+        _check_value("layer type", kind, LAYER_TYPES)
+    _check_value(family.activation, getattr(config, family.activation), ACTIVATIONS)
+    for field in family.refused:
+        if getattr(config, field, None):
+            raise SettingsError(f"{field} of architecture {architecture} is not computed by this engine")
+
+
+def _check_value(name: str, value: str, known: Iterable[str]) -> None:
+    if value not in known:
+        raise SettingsError(f"{name} {value}: this engine computes {', '.join(known)}")
 
 
 def _weight_files(directory: Path) -> list[Path]:

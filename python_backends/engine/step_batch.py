@@ -2,11 +2,13 @@
 
 Made from a plan and the slot state, once a step, for all layers. Decode rows stand first, in order of their length, so that rows of
 similar length are neighbours and are padded to their own longest; prefill chunks follow. In a steady step nothing comes from the
-host: the order of the slots stays as it is. Called by the torch engine.
+host: the order of the slots stays as it is. Layers with a sliding window read only the blocks that it touches, row by row; blocks
+behind it stay with their sequence. Called by the torch engine.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +30,7 @@ class StepBatch:
     tokens: Tensor  # [tokens]
     positions: Tensor  # [tokens]
     write: Tensor  # [tokens, 2, kv_heads] rows of the KV cache
-    spans: Spans
+    spans: Mapping[int | None, Spans]  # by sliding window
     sampling_rows: Tensor | None  # [sampled] of the batch; None: all rows
     sampling_slots: Tensor  # [sampled]
     order: NDArray[np.intp]  # [sampled] sampled row i is the plan's order[i]-th span that samples
@@ -44,11 +46,12 @@ class _Rows:
 
 
 class StepBatcher:
-    """Keeps the device's list of decoding slots from step to step."""
+    """Keeps the device's list of decoding slots from step to step. `windows` are those of the model's layers, each once."""
 
-    def __init__(self, state: SlotState, cache: KVCache) -> None:
+    def __init__(self, state: SlotState, cache: KVCache, windows: tuple[int | None, ...] = (None,)) -> None:
         self._state = state
         self._cache = cache
+        self._windows = windows
         self._block_tokens = cache.shape.block_tokens
         self._host_slots: Ids = np.zeros(0, np.int32)
         self._slots = self._put(self._host_slots)
@@ -57,41 +60,68 @@ class StepBatcher:
         count = plan.num_decodes
         order = np.argsort(plan.starts[:count], kind="stable")
         slots = self._decode_slots(plan.slots[order])
-        rows, groups = self._decodes(slots, plan.starts[order])
+        tokens, positions = self._state.decode_inputs(slots)
+        table = self._state.table[slots]  # [rows, blocks]
+        rows = _Rows(tokens, positions, table.gather(1, (positions // self._block_tokens)[:, None])[:, 0])
+        spans = self._spans(plan, table, positions, plan.starts[order])
         sampling_rows: Tensor | None = None
-        prefills: tuple[PrefillSpan, ...] = ()
         if len(plan.slots) > count:
             rows = _joined(rows, self._chunks(plan, count))
-            prefills = self._prefills(plan, count)
             sampling_rows, slots = self._sampling(plan, count, slots)
         write = self._cache.write_rows(rows.blocks, rows.positions % self._block_tokens)
         order = np.concatenate([order, np.arange(count, np.count_nonzero(plan.samples))])
-        return StepBatch(rows.tokens, rows.positions, write, Spans(groups, prefills), sampling_rows, slots, order)
+        return StepBatch(rows.tokens, rows.positions, write, spans, sampling_rows, slots, order)
 
     def _decode_slots(self, slots: Ids) -> Tensor:
         if not np.array_equal(slots, self._host_slots):
             self._host_slots, self._slots = slots, self._put(slots)
         return self._slots
 
-    def _decodes(self, slots: Tensor, starts: Ids) -> tuple[_Rows, tuple[DecodeGroup, ...]]:
-        """`starts` [rows] ascending: the positions as the plan knows them, no less than those of the device."""
-        tokens, positions = self._state.decode_inputs(slots)
-        table = self._state.table[slots]  # [rows, blocks]
-        rows = _Rows(tokens, positions, table.gather(1, (positions // self._block_tokens)[:, None])[:, 0])
-        ends = group_ends(starts + 1)
-        return rows, tuple(self._group(first, last, table, positions, starts) for first, last in zip([0, *ends], ends, strict=False))
+    def _spans(self, plan: StepPlan, table: Tensor, positions: Tensor, starts: Ids) -> dict[int | None, Spans]:
+        """What layers of each window read; `starts` [rows] ascending: positions as the plan knows them, no less than the device's."""
+        longest = int((plan.starts + plan.lengths).max())
+        made: dict[int | None, Spans] = {}
+        for window in self._windows:
+            effective = None if window is None or window >= longest else window
+            if effective not in made:
+                decodes = self._decodes(table, positions, starts, effective)
+                made[effective] = Spans(decodes, self._prefills(plan, effective))
+            made[window] = made[effective]
+        return made
+
+    def _decodes(self, table: Tensor, positions: Tensor, starts: Ids, window: int | None) -> tuple[DecodeGroup, ...]:
+        ends = group_ends(starts + 1 if window is None else np.minimum(starts + 1, window))
+        groups = zip([0, *ends], ends, strict=False)
+        if window is None:
+            return tuple(self._group(first, last, table, positions, starts) for first, last in groups)
+        return tuple(self._window_group(first, last, table, positions, starts, window) for first, last in groups)
 
     def _group(self, first: int, last: int, table: Tensor, positions: Tensor, starts: Ids) -> DecodeGroup:
         num_blocks = int(starts[last - 1]) // self._block_tokens + 1
         gather = self._cache.gather_rows(table[first:last, :num_blocks])
-        mask = self._mask(positions[first:last], num_blocks)[:, None, None]
+        mask = self._mask(positions[first:last], self._arange(num_blocks * self._block_tokens))[:, None, None]
         return DecodeGroup(first, last, gather, mask)
 
-    def _mask(self, positions: Tensor, num_blocks: int) -> Tensor:
-        """[rows, tokens]: 0 up to and with its own position, −inf behind."""
-        tokens = torch.arange(num_blocks * self._block_tokens, device=positions.device)
-        mask = torch.zeros((len(positions), len(tokens)), dtype=self._cache.shape.dtype, device=positions.device)
-        return mask.masked_fill_(tokens > positions[:, None], float("-inf"))
+    def _window_group(self, first: int, last: int, table: Tensor, positions: Tensor, starts: Ids, window: int) -> DecodeGroup:
+        """Each row reads from the block on in which its own window begins."""
+        size, rows = self._block_tokens, slice(first, last)
+        num_blocks = min(int(starts[last - 1]) // size, (window + size - 2) // size) + 1
+        begins = (positions[rows] - (window - 1)).clamp_(min=0)[:, None] // size  # [rows, 1]
+        columns = (begins + self._arange(num_blocks)).clamp_(max=table.shape[1] - 1)
+        gather = self._cache.gather_rows(table[rows].gather(1, columns))
+        mask = self._mask(positions[rows], begins * size + self._arange(num_blocks * size), window)[:, None, None]
+        return DecodeGroup(first, last, gather, mask)
+
+    def _mask(self, positions: Tensor, tokens: Tensor, window: int | None = None) -> Tensor:
+        """[rows, tokens]: 0 up to and with its own position, as far back as the window goes; −inf elsewhere."""
+        positions = positions[:, None]
+        hidden = tokens > positions
+        if window is not None:
+            hidden |= tokens <= positions - window
+        return torch.zeros(hidden.shape, dtype=self._cache.shape.dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
+
+    def _arange(self, count: int, first: int = 0) -> Tensor:
+        return torch.arange(first, first + count, device=self._state.device)
 
     def _chunks(self, plan: StepPlan, count: int) -> _Rows:
         starts, lengths = plan.starts[count:], plan.lengths[count:]
@@ -101,18 +131,19 @@ class StepBatcher:
         device = self._put(np.stack([plan.tokens, positions, slots]))
         return _Rows(device[0], device[1], self._state.table[device[2], device[1] // self._block_tokens])
 
-    def _prefills(self, plan: StepPlan, count: int) -> tuple[PrefillSpan, ...]:
+    def _prefills(self, plan: StepPlan, window: int | None) -> tuple[PrefillSpan, ...]:
         lasts = np.cumsum(plan.lengths)
         spans = zip(plan.slots.tolist(), plan.starts.tolist(), plan.lengths.tolist(), lasts.tolist(), strict=True)
-        return tuple(self._prefill(*span) for span in list(spans)[count:])
+        return tuple(self._prefill(*span, window) for span in list(spans)[plan.num_decodes :])
 
-    def _prefill(self, slot: int, start: int, length: int, last: int) -> PrefillSpan:
-        if start == 0:
+    def _prefill(self, slot: int, start: int, length: int, last: int, window: int | None) -> PrefillSpan:
+        if start == 0 and (window is None or length <= window):
             return PrefillSpan(last - length, last, None, None)
-        num_blocks = -(-(start + length) // self._block_tokens)
-        positions = torch.arange(start, start + length, device=self._state.device)
-        gather = self._cache.gather_rows(self._state.table[slot, None, :num_blocks])
-        return PrefillSpan(last - length, last, gather, self._mask(positions, num_blocks))
+        size = self._block_tokens
+        begin, end = max(0, start - window + 1) // size if window else 0, -(-(start + length) // size)
+        gather = self._cache.gather_rows(self._state.table[slot, None, begin:end])
+        mask = self._mask(self._arange(length, start), self._arange((end - begin) * size, begin * size), window)
+        return PrefillSpan(last - length, last, gather, mask)
 
     def _sampling(self, plan: StepPlan, count: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Rows of the batch and slots that sample; `slots` are those of the decode rows, which all do."""

@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from python_backends.config import Settings
-from python_backends.engine.checkpoint import block_shape, load_model, model_limits, read_config
+from python_backends.engine.checkpoint import block_shape, declared_tokens, load_model, model_limits, read_config
 from python_backends.engine.decoder import Decoder
 from python_backends.engine.kv_cache import KVCache
 from python_backends.engine.sampler import sample
 from python_backends.engine.slot_state import SlotState
 from python_backends.engine.step_batch import StepBatcher
+from python_backends.engine.weights import describe, take_layers
 from python_backends.step import StepOutput, StepPlan
 
 
@@ -41,10 +42,12 @@ class TorchEngine:
         config = read_config(settings)
         self.limits = model_limits(settings, config)
         self.device = torch.device(settings.model.device)
-        self.decoder = Decoder(load_model(settings, config), self.limits.max_model_tokens)
+        model = load_model(settings, config)
+        description = describe(model, declared_tokens(settings, config))
+        self.decoder = Decoder(description, take_layers(model), self.limits.max_model_tokens)
         self.cache = KVCache(block_shape(settings, config), self.limits.num_blocks, self.device)
         self.state = SlotState(self.limits, self.device)
-        self._batcher = StepBatcher(self.state, self.cache)
+        self._batcher = StepBatcher(self.state, self.cache, self.decoder.windows)
         self._launched: deque[_Launched] = deque()
 
     @torch.inference_mode()

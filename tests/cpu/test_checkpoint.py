@@ -29,8 +29,8 @@ def test_a_checkpoint_in_many_files_gives_the_same_answers(each: TinyModel, tmp_
     [
         ({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}, "GPT2LMHeadModel"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
-        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "dynamic"),
-        ({"hidden_act": "gelu"}, "gelu"),
+        ({"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4, "factor": 2.0}}, "rope_type proportional"),
+        ({"hidden_act": "quick_gelu"}, "hidden_act quick_gelu"),
     ],
 )
 def test_what_is_not_computed_is_refused_by_name(one: TinyModel, tmp_path: Path, change: dict[str, Any], named: str) -> None:
@@ -39,10 +39,19 @@ def test_what_is_not_computed_is_refused_by_name(one: TinyModel, tmp_path: Path,
         TorchEngine(settings)
 
 
-def test_sliding_windows_are_refused(tiny: Any, tmp_path: Path) -> None:
-    change = {"use_sliding_window": True, "sliding_window": 16, "layer_types": ["sliding_attention"] * 3}
-    with pytest.raises(SettingsError, match="sliding window"):
-        TorchEngine(_changed(tiny("qwen2"), tmp_path, change))
+@pytest.mark.parametrize(
+    ("name", "change", "named"),
+    [
+        ("qwen2", {"layer_types": ["full_attention", "linear_attention", "full_attention"]}, "layer type linear_attention"),
+        ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention of architecture Gemma3ForCausalLM"),
+        ("phi", {"qk_layernorm": True}, "qk_layernorm"),
+    ],
+)
+def test_what_one_family_alone_may_ask_for_is_refused_by_name(
+    tiny: Any, tmp_path: Path, name: str, change: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(SettingsError, match=named):
+        TorchEngine(_changed(tiny(name), tmp_path, change))
 
 
 def test_a_directory_without_a_checkpoint_is_refused(tmp_path: Path) -> None:

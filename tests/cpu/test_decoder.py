@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from python_backends.engine.decoder import Decoder, rotary_tables
+from python_backends.engine.families import head_dim, num_kv_heads
 from python_backends.engine.kv_cache import BlockShape, KVCache
 from python_backends.engine.projection import Projection, can_pack
 from python_backends.engine.slot_state import SlotState
 from python_backends.engine.step_batch import StepBatch, StepBatcher, group_ends
+from python_backends.engine.weights import describe, take_layers
 from python_backends.request import ModelLimits, Sampling
 from python_backends.step import Admit, SpanKind, StepPlan
 from tests.cpu.tiny_models import VOCABULARY, TinyModel
@@ -30,12 +31,13 @@ def test_the_fused_block_is_the_block_of_transformers(each: TinyModel) -> None:
     """Three prompts in one flat batch, with exactly the hidden states that transformers' block gets, layer by layer."""
     model = copy.deepcopy(each.model)
     prompts = [torch.randint(0, VOCABULARY, (1, length), generator=torch.Generator().manual_seed(length)) for length in LENGTHS]
-    states = [model.model(prompt, output_hidden_states=True).hidden_states for prompt in prompts]
-    decoder, (batch, cache) = Decoder(model, 64), _flat_batch(each, prompts)
-    cos_sin = (decoder.cos[batch.positions, None], decoder.sin[batch.positions, None])
+    states = [model.base_model(prompt, output_hidden_states=True).hidden_states for prompt in prompts]
+    decoder = _decoder(model)
+    batch, cache = _flat_batch(each, prompts, decoder.windows)
+    rotations = decoder.rotations(batch.positions)
     for index, block in enumerate(decoder.blocks[:-1]):  # transformers gives the last block's output behind the norm
         x = torch.cat([state[index][0] for state in states])
-        block.forward(x, batch, cos_sin, cache, None)
+        block.forward(x, batch, rotations, cache, None)
         torch.testing.assert_close(x, torch.cat([state[index + 1][0] for state in states]), rtol=1e-4, atol=1e-4)
 
 
@@ -43,8 +45,9 @@ def test_the_fused_block_is_the_block_of_transformers(each: TinyModel) -> None:
 def test_logits_are_those_of_transformers_and_only_of_rows_that_sample(each: TinyModel) -> None:
     prompts = [torch.randint(0, VOCABULARY, (1, length), generator=torch.Generator().manual_seed(length)) for length in LENGTHS]
     expected = torch.cat([each.model(prompt).logits[:, -1] for prompt in prompts])
-    batch, cache = _flat_batch(each, prompts)
-    logits = Decoder(copy.deepcopy(each.model), 64).forward(batch, cache)
+    decoder = _decoder(copy.deepcopy(each.model))
+    batch, cache = _flat_batch(each, prompts, decoder.windows)
+    logits = decoder.forward(batch, cache)
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-3)
 
 
@@ -66,10 +69,11 @@ def test_a_packed_product_is_the_plain_one_and_the_plain_weight_comes_back(dtype
 
 def test_rotary_tables_are_transformers_angles_with_the_first_half_of_sin_negated() -> None:
     rope = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
-    config = LlamaConfig(hidden_size=64, num_attention_heads=4, max_position_embeddings=256, rope_parameters=rope)
-    rotary = LlamaRotaryEmbedding(config)
-    cos, sin = rotary_tables(rotary, 256, torch.float32)
-    expected_cos, expected_sin = rotary(torch.zeros(1), torch.arange(256)[None])
+    config = LlamaConfig(hidden_size=64, num_attention_heads=4, num_hidden_layers=1, max_position_embeddings=256, rope_parameters=rope)
+    model = LlamaForCausalLM(config)
+    model.config.architectures = ["LlamaForCausalLM"]
+    cos, sin = rotary_tables(describe(model, 256).rotaries[0], 256, torch.float32)
+    expected_cos, expected_sin = model.model.rotary_emb(torch.zeros(1), torch.arange(256)[None])
     assert torch.equal(cos, expected_cos[0])
     assert torch.equal(torch.cat((-sin[:, :8], sin[:, 8:]), 1), expected_sin[0])
 
@@ -82,11 +86,14 @@ def test_rows_of_very_different_length_are_read_in_groups_of_their_own() -> None
     assert group_ends(np.array([10, 20, 30, 400, 410, 4000], np.int32)) == [3, 5, 6]
 
 
-def _flat_batch(tiny: TinyModel, prompts: list[Tensor]) -> tuple[StepBatch, KVCache]:
+def _decoder(model: Any) -> Decoder:
+    return Decoder(describe(model, 64), take_layers(model), 64)
+
+
+def _flat_batch(tiny: TinyModel, prompts: list[Tensor], windows: tuple[int | None, ...]) -> tuple[StepBatch, KVCache]:
     """A step that prefills all `prompts` at once into blocks that lie scattered."""
     config: Any = tiny.model.config
-    head_dim = tiny.model.model.layers[0].self_attn.head_dim
-    shape = BlockShape(config.num_hidden_layers, BLOCK_TOKENS, config.num_key_value_heads, head_dim, torch.float32)
+    shape = BlockShape(config.num_hidden_layers, BLOCK_TOKENS, num_kv_heads(config), head_dim(config), torch.float32)
     limits = ModelLimits(64, VOCABULARY, len(prompts), 48, BLOCK_TOKENS)
     cache, state = KVCache(shape, limits.num_blocks, torch.device("cpu")), SlotState(limits, torch.device("cpu"))
     blocks = np.random.default_rng(0).permutation(48).reshape(len(prompts), 16).astype(np.int32)
@@ -105,4 +112,4 @@ def _flat_batch(tiny: TinyModel, prompts: list[Tensor]) -> tuple[StepBatch, KVCa
         samples=np.ones(count, np.bool_),
         tokens=torch.cat(prompts, 1)[0].numpy().astype(np.int32),
     )
-    return StepBatcher(state, cache).batch(plan), cache
+    return StepBatcher(state, cache, windows).batch(plan), cache

@@ -5,14 +5,44 @@ The weights are drawn wide, so that answers have many different tokens and a mis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    ArceeConfig,
+    AutoModelForCausalLM,
+    Cohere2Config,
+    CohereConfig,
+    CwmConfig,
+    Ernie4_5Config,
+    Exaone4Config,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    Glm4Config,
+    GlmConfig,
+    GPTNeoXConfig,
+    GraniteConfig,
+    HeliumConfig,
+    LlamaConfig,
+    MinistralConfig,
+    MistralConfig,
+    NemotronConfig,
+    Olmo2Config,
+    Olmo3Config,
+    Phi3Config,
+    PhiConfig,
+    Qwen2Config,
+    Qwen3Config,
+    SeedOssConfig,
+    SmolLM3Config,
+    StableLmConfig,
+    Starcoder2Config,
+)
 
 from python_backends.config import EngineSettings, ModelSettings, Settings
 from python_backends.engine.torch_engine import TorchEngine
@@ -31,7 +61,12 @@ _SHAPE = {
     "initializer_range": 0.3,
     "eos_token_id": None,
     "bos_token_id": None,
+    "pad_token_id": None,
 }
+_GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2}
+_WIDE_HEADS = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16}  # wider than hidden / heads
+_GROUPED_WIDE = {**_GROUPED, "head_dim": 32}
+_SLIDING = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10_000.0,
@@ -41,37 +76,98 @@ _LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 _LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0}
+_PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
+_ROPE_BY_LAYER = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1_000.0},
+    "full_attention": {"rope_type": "linear", "rope_theta": 100_000.0, "factor": 4.0},
+}
 
 
-def _llama_grouped() -> Any:
-    """Llama 3: grouped KV heads, untied head, llama3 rope."""
-    config = LlamaConfig(**_SHAPE, num_attention_heads=4, num_key_value_heads=2, rope_parameters=_LLAMA3_ROPE)
-    return LlamaForCausalLM(config)
+def _long_rope(original: int) -> dict[str, Any]:
+    """transformers takes the long factors for sequences of more than `original` tokens."""
+    factors = {"short_factor": [1.0, 1.1, 1.3, 1.8], "long_factor": [1.0, 2.0, 5.0, 9.0], "attention_factor": 1.2}
+    return {**_PARTIAL_ROPE, **factors, "rope_type": "longrope", "original_max_position_embeddings": original}
 
 
-def _llama_tied() -> Any:
-    """One KV head a query head, tied head, biases everywhere, linear rope scaling."""
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True}
-    return LlamaForCausalLM(LlamaConfig(**_SHAPE, **heads, tie_word_embeddings=True, rope_parameters=_LINEAR_ROPE))
+# Models that every scenario is run with: what their configuration has beyond the shape.
+TINY: dict[str, tuple[type, dict[str, Any]]] = {
+    "llama_grouped": (LlamaConfig, {**_GROUPED, "rope_parameters": _LLAMA3_ROPE}),
+    "llama_tied": (
+        LlamaConfig,
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "rope_parameters": _LINEAR_ROPE,
+        },
+    ),
+    "qwen2": (Qwen2Config, {**_WIDE_HEADS, "tie_word_embeddings": True}),
+    "qwen3": (Qwen3Config, _WIDE_HEADS),
+    "mistral": (MistralConfig, {**_GROUPED, "sliding_window": 16}),
+    "gemma2": (
+        Gemma2Config,
+        {**_GROUPED_WIDE, **_SLIDING, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 8.0, "final_logit_softcapping": 20.0},
+    ),
+    "gemma3": (Gemma3TextConfig, {**_GROUPED_WIDE, **_SLIDING, "query_pre_attn_scalar": 24, "rope_parameters": _ROPE_BY_LAYER}),
+    "phi3": (Phi3Config, {**_GROUPED, "rope_parameters": _long_rope(2)}),
+    "gpt_neox": (GPTNeoXConfig, {"num_attention_heads": 4, "rope_parameters": _PARTIAL_ROPE}),
+}
 
-
-def _qwen2() -> Any:
-    """Qwen2: biases on q, k and v, an explicit head_dim that is not hidden / heads, tied head."""
-    heads = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16}
-    return Qwen2ForCausalLM(Qwen2Config(**_SHAPE, **heads, tie_word_embeddings=True))
-
-
-TINY: dict[str, Callable[[], Any]] = {"llama_grouped": _llama_grouped, "llama_tied": _llama_tied, "qwen2": _qwen2}
+# Models that share the mechanisms of those above, compared in fewer scenarios.
+RELATIVES: dict[str, tuple[type, dict[str, Any]]] = {
+    "arcee": (ArceeConfig, _GROUPED),
+    "cohere": (CohereConfig, {**_GROUPED, "logit_scale": 0.25}),
+    "cohere2": (Cohere2Config, {**_GROUPED, **_SLIDING, "logit_scale": 0.25}),
+    "cwm": (CwmConfig, {**_GROUPED_WIDE, **_SLIDING, "bos_token_id": 1, "rope_parameters": _LLAMA3_ROPE}),
+    "ernie4_5": (Ernie4_5Config, {**_WIDE_HEADS, "use_bias": True}),
+    "exaone4": (Exaone4Config, {**_GROUPED, **_SLIDING}),
+    "exaone4_full": (Exaone4Config, {**_GROUPED, "sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "gemma": (GemmaConfig, _WIDE_HEADS),
+    "glm": (GlmConfig, _WIDE_HEADS),
+    "glm4": (Glm4Config, _WIDE_HEADS),
+    "gpt_neox_sequential": (
+        GPTNeoXConfig,
+        {"num_attention_heads": 4, "use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_fast"},
+    ),
+    "granite": (
+        GraniteConfig,
+        {
+            **_GROUPED,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.6,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 2.5,
+        },
+    ),
+    "helium": (HeliumConfig, {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}),
+    "ministral": (MinistralConfig, {**_GROUPED_WIDE, **_SLIDING}),
+    "nemotron": (NemotronConfig, _GROUPED),
+    "olmo2": (Olmo2Config, _GROUPED),
+    "olmo3": (Olmo3Config, {**_GROUPED, **_SLIDING, "rope_parameters": _ROPE_BY_LAYER}),
+    "phi": (PhiConfig, _GROUPED),
+    "phi3_short": (Phi3Config, {**_GROUPED, "rope_parameters": _long_rope(384), "sliding_window": 16}),
+    "qwen3_sliding": (Qwen3Config, {**_WIDE_HEADS, "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}),
+    "seed_oss": (SeedOssConfig, {**_WIDE_HEADS, "attention_out_bias": True}),
+    "smollm3": (SmolLM3Config, {**_GROUPED, "no_rope_layers": [1, 0, 1]}),
+    "stablelm": (StableLmConfig, {**_GROUPED, "use_qkv_bias": True}),
+    "stablelm_parallel": (StableLmConfig, {**_GROUPED, "use_parallel_residual": True}),
+    "starcoder2": (Starcoder2Config, {**_GROUPED, "sliding_window": 16}),
+}
 
 
 def build(name: str) -> Any:
+    """transformers' model with weights drawn wide, biases and norms too, which it starts at 0 and 1."""
     torch.manual_seed(17)
-    model = TINY[name]().eval()
+    config_type, options = (TINY | RELATIVES)[name]
+    model = AutoModelForCausalLM.from_config(config_type(**_SHAPE | options)).eval()
     for key, parameter in model.named_parameters():
-        if key.endswith("bias"):  # transformers starts them at zero, which would hide them
+        if key.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.3)
         if key.endswith("norm.weight"):
-            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+            middle = float(parameter.detach().mean())  # 0 where a family adds one
+            torch.nn.init.uniform_(parameter, middle - 0.5, middle + 0.5)
     return model
 
 
