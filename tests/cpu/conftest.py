@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.cpu.tiny_models import TINY, Agreement, TinyModel, build
+from tests.cpu.tiny_models import RELATIVES, TINY, Agreement, TinyModel, build
 
 _AGREEMENT = Agreement()
 
@@ -40,7 +40,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory, agreement: Agreement) -> Call
 
 @pytest.fixture(params=sorted(TINY))
 def each(request: pytest.FixtureRequest, tiny: Callable[[str], TinyModel]) -> TinyModel:
-    """Every tiny model in turn."""
+    """Every tiny model in turn, but for relatives."""
+    return tiny(request.param)
+
+
+@pytest.fixture(params=sorted(RELATIVES))
+def relative(request: pytest.FixtureRequest, tiny: Callable[[str], TinyModel]) -> TinyModel:
+    """Every relative in turn."""
     return tiny(request.param)
 
 

@@ -86,7 +86,7 @@ _ROPE_BY_LAYER = {
 def _long_rope(original: int) -> dict[str, Any]:
     """transformers takes the long factors for sequences of more than `original` tokens."""
     factors = {"short_factor": [1.0, 1.1, 1.3, 1.8], "long_factor": [1.0, 2.0, 5.0, 9.0], "attention_factor": 1.2}
-    return {**_PARTIAL_ROPE, **factors, "rope_type": "longrope", "original_max_position_embeddings": original}
+    return {"original_max_position_embeddings": original, "rope_parameters": {**_PARTIAL_ROPE, **factors, "rope_type": "longrope"}}
 
 
 # Models that every scenario is run with: what their configuration has beyond the shape.
@@ -108,11 +108,21 @@ TINY: dict[str, tuple[type, dict[str, Any]]] = {
     "mistral": (MistralConfig, {**_GROUPED, "sliding_window": 16}),
     "gemma2": (
         Gemma2Config,
-        {**_GROUPED_WIDE, **_SLIDING, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 8.0, "final_logit_softcapping": 20.0},
+        {
+            **_GROUPED_WIDE,
+            **_SLIDING,
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": 8.0,
+            "final_logit_softcapping": 20.0,
+            "tie_word_embeddings": False,
+        },
     ),
-    "gemma3": (Gemma3TextConfig, {**_GROUPED_WIDE, **_SLIDING, "query_pre_attn_scalar": 24, "rope_parameters": _ROPE_BY_LAYER}),
-    "phi3": (Phi3Config, {**_GROUPED, "rope_parameters": _long_rope(2)}),
-    "gpt_neox": (GPTNeoXConfig, {"num_attention_heads": 4, "rope_parameters": _PARTIAL_ROPE}),
+    "gemma3": (
+        Gemma3TextConfig,
+        {**_GROUPED_WIDE, **_SLIDING, "query_pre_attn_scalar": 24, "rope_parameters": _ROPE_BY_LAYER, "tie_word_embeddings": False},
+    ),
+    "phi3": (Phi3Config, {**_GROUPED, **_long_rope(2)}),
+    "gpt_neox": (GPTNeoXConfig, {"num_attention_heads": 4, "rope_parameters": _PARTIAL_ROPE, "initializer_range": 0.6}),
 }
 
 # Models that share the mechanisms of those above, compared in fewer scenarios.
@@ -123,7 +133,10 @@ RELATIVES: dict[str, tuple[type, dict[str, Any]]] = {
     "cwm": (CwmConfig, {**_GROUPED_WIDE, **_SLIDING, "bos_token_id": 1, "rope_parameters": _LLAMA3_ROPE}),
     "ernie4_5": (Ernie4_5Config, {**_WIDE_HEADS, "use_bias": True}),
     "exaone4": (Exaone4Config, {**_GROUPED, **_SLIDING}),
-    "exaone4_full": (Exaone4Config, {**_GROUPED, "sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "exaone4_full": (
+        Exaone4Config,
+        {**_GROUPED, "sliding_window": None, "layer_types": ["full_attention"] * 3, "initializer_range": 1.0},
+    ),
     "gemma": (GemmaConfig, _WIDE_HEADS),
     "glm": (GlmConfig, _WIDE_HEADS),
     "glm4": (Glm4Config, _WIDE_HEADS),
@@ -142,12 +155,13 @@ RELATIVES: dict[str, tuple[type, dict[str, Any]]] = {
         },
     ),
     "helium": (HeliumConfig, {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}),
+    "llama_dynamic": (LlamaConfig, {**_GROUPED, "rope_parameters": {**_LINEAR_ROPE, "rope_type": "dynamic"}}),
     "ministral": (MinistralConfig, {**_GROUPED_WIDE, **_SLIDING}),
     "nemotron": (NemotronConfig, _GROUPED),
     "olmo2": (Olmo2Config, _GROUPED),
     "olmo3": (Olmo3Config, {**_GROUPED, **_SLIDING, "rope_parameters": _ROPE_BY_LAYER}),
-    "phi": (PhiConfig, _GROUPED),
-    "phi3_short": (Phi3Config, {**_GROUPED, "rope_parameters": _long_rope(384), "sliding_window": 16}),
+    "phi": (PhiConfig, {**_GROUPED, "initializer_range": 0.6}),
+    "phi3_short": (Phi3Config, {**_GROUPED, **_long_rope(384), "sliding_window": 16}),
     "qwen3_sliding": (Qwen3Config, {**_WIDE_HEADS, "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}),
     "seed_oss": (SeedOssConfig, {**_WIDE_HEADS, "attention_out_bias": True}),
     "smollm3": (SmolLM3Config, {**_GROUPED, "no_rope_layers": [1, 0, 1]}),
@@ -156,15 +170,20 @@ RELATIVES: dict[str, tuple[type, dict[str, Any]]] = {
     "starcoder2": (Starcoder2Config, {**_GROUPED, "sliding_window": 16}),
 }
 
+# Embeddings of unlike length than other weights, where a model would repeat a token otherwise.
+_EMBEDDING_STD = {"exaone4": 1.2, "exaone4_full": 4.0, "gemma2": 0.1, "gemma3": 0.1, "olmo2": 1.2, "olmo3": 1.2}
+
 
 def build(name: str) -> Any:
     """transformers' model with weights drawn wide, biases and norms too, which it starts at 0 and 1."""
     torch.manual_seed(17)
     config_type, options = (TINY | RELATIVES)[name]
     model = AutoModelForCausalLM.from_config(config_type(**_SHAPE | options)).eval()
+    if name in _EMBEDDING_STD:
+        torch.nn.init.normal_(model.get_input_embeddings().weight, std=_EMBEDDING_STD[name])
     for key, parameter in model.named_parameters():
         if key.endswith("bias"):
-            torch.nn.init.normal_(parameter, std=0.3)
+            torch.nn.init.normal_(parameter, std=0.1)
         if key.endswith("norm.weight"):
             middle = float(parameter.detach().mean())  # 0 where a family adds one
             torch.nn.init.uniform_(parameter, middle - 0.5, middle + 0.5)
