@@ -142,7 +142,7 @@ def measure_steps(shape: str, directory: Path, device: str, num_steps: int) -> I
 def measure_work(shape: str, directory: Path, device: str, rounds: int, quick: bool) -> list[peers.Row]:
     """Medians of our engine and of transformers, in turn, in this process."""
     work = peers.load_work(quick)
-    engines = {name: ENGINES[name](directory, "bfloat16", work.in_flight, device) for name in ("gapless", "transformers")}
+    engines = {name: ENGINES[name](directory, "bfloat16", work.in_flight, device) for name in ("gapless_torch", "transformers")}
     rows: dict[str, list[peers.Row]] = {name: [] for name in engines}
     for number in range(rounds + 1):
         for name, engine in engines.items():

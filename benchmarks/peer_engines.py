@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -45,14 +46,15 @@ class PeerEngine(Protocol):
 
 
 class Gapless:
-    """This project's torch engine behind its slot scheduler, in one process, without the inference server."""
+    """One of this project's engines behind its slot scheduler, in one process, without the inference server."""
 
-    def __init__(self, directory: Path, dtype: str, in_flight: int, device: str = "cpu") -> None:
+    def __init__(self, directory: Path, dtype: str, in_flight: int, device: str = "cpu", kind: str = "torch") -> None:
         from python_backends.config import EngineSettings, ModelSettings, Settings
-        from python_backends.engine.torch_engine import TorchEngine
+        from python_backends.instance import ENGINES as OURS
 
         model = ModelSettings(directory=str(directory), dtype=dtype, device=device, max_model_tokens=MAX_MODEL_TOKENS)
-        self._engine = TorchEngine(Settings(model=model, engine=EngineSettings(slots=in_flight, block_tokens=BLOCK_TOKENS)))
+        engine = EngineSettings(kind=kind, slots=in_flight, block_tokens=BLOCK_TOKENS)
+        self._engine = OURS[kind](Settings(model=model, engine=engine))
 
     def run(self, work: Work) -> list[Timing]:
         from python_backends.scheduling.scheduler import SlotScheduler
@@ -132,7 +134,11 @@ class _StepTimes:
         pass
 
 
-ENGINES: dict[str, Callable[..., PeerEngine]] = {"gapless": Gapless, "transformers": Transformers}
+ENGINES: dict[str, Callable[..., PeerEngine]] = {
+    "gapless": partial(Gapless, kind="openvino"),
+    "gapless_torch": Gapless,
+    "transformers": Transformers,
+}
 
 
 def num_cores() -> int:

@@ -95,7 +95,7 @@ class Settings:
 
 _CHOICES = {
     "model.dtype": ("float32", "bfloat16"),
-    "engine.kind": ("torch", "toy"),
+    "engine.kind": ("torch", "openvino", "toy"),
     "scheduling.policy": ("fcfs", "orca"),
 }
 _RANGES = {

@@ -104,13 +104,19 @@ def _torch_engine(settings: Settings) -> Engine:
     return TorchEngine(settings)
 
 
+def _openvino_engine(settings: Settings) -> Engine:
+    from python_backends.engine.openvino_engine import OpenVINOEngine
+
+    return OpenVINOEngine(settings)
+
+
 def _toy_engine(settings: Settings) -> Engine:
     from python_backends.engine.toy_engine import ToyEngine
 
     return ToyEngine(settings)
 
 
-ENGINES: dict[str, Callable[[Settings], Engine]] = {"torch": _torch_engine, "toy": _toy_engine}
+ENGINES: dict[str, Callable[[Settings], Engine]] = {"torch": _torch_engine, "openvino": _openvino_engine, "toy": _toy_engine}
 
 
 def build(settings: Settings) -> tuple[SlotScheduler, Engine]:

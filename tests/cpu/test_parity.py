@@ -167,7 +167,7 @@ def test_bfloat16_runs_and_its_agreement_is_measured(each: TinyModel) -> None:
     """Prefill and batched decode round differently in bfloat16: how much is agreed on is printed, not promised."""
     requests = random_requests(8, seed=8)
     answers = Serving(each.engine(dtype="bfloat16")).run(requests)
-    same = [_same_prefix(each, request, answers[request.request_id]) for request in requests]
+    same = [each.agreeing(request, answers[request.request_id]) for request in requests]
     each.agreement.notes.append(f"bfloat16, {each.directory.name}: {np.mean(same):.0%} of an answer as in float32, on average")
     assert all(len(answers[request.request_id]) == request.sampling.max_tokens for request in requests)
 
@@ -180,9 +180,3 @@ def _stopping(tiny: TinyModel, request: Request, index: int) -> Request:
 
 def _reserve_little(sequence: Sequence) -> int:
     return len(sequence.tokens) + 1
-
-
-def _same_prefix(tiny: TinyModel, request: Request, answer: list[int]) -> float:
-    expected, _ = tiny.reference(request.prompt, request.sampling.max_tokens)
-    equal = np.array(answer) == np.array(expected)
-    return float(equal.cumprod().mean())

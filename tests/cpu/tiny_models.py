@@ -45,6 +45,7 @@ from transformers import (
 )
 
 from python_backends.config import EngineSettings, ModelSettings, Settings
+from python_backends.engine.openvino_engine import OpenVINOEngine
 from python_backends.engine.torch_engine import TorchEngine
 from python_backends.request import Finish, Ids, Request, Sampling
 from python_backends.scheduling.policies import Reserve, reserve_max_tokens
@@ -230,12 +231,21 @@ class TinyModel:
 
     def settings(self, **engine: Any) -> Settings:
         dtype = engine.pop("dtype", "float32")
+        device = engine.pop("device", "cpu")
         max_model_tokens = engine.pop("max_model_tokens", 0)
-        model = ModelSettings(directory=str(self.directory), dtype=dtype, max_model_tokens=max_model_tokens)
+        model = ModelSettings(directory=str(self.directory), dtype=dtype, device=device, max_model_tokens=max_model_tokens)
         return Settings(model=model, engine=EngineSettings(**{"slots": 4, "block_tokens": 8, "threads": 1} | engine))
 
     def engine(self, **engine: Any) -> TorchEngine:
         return TorchEngine(self.settings(**engine))
+
+    def openvino_engine(self, **engine: Any) -> OpenVINOEngine:
+        return OpenVINOEngine(self.settings(**{"kind": "openvino", "block_tokens": 32} | engine))
+
+    def agreeing(self, request: Request, answer: list[int]) -> float:
+        """The share of an answer up to the first token that transformers has otherwise."""
+        expected, _ = self.reference(request.prompt, request.sampling.max_tokens)
+        return float((np.array(answer) == np.array(expected)).cumprod().mean())
 
 
 def generate(model: Any, prompt: Ids, count: int, **options: Any) -> tuple[list[int], list[float]]:
