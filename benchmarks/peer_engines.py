@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -46,48 +46,62 @@ class PeerEngine(Protocol):
 
 
 class Gapless:
-    """One of this project's engines behind its slot scheduler, in one process, without the inference server."""
+    """This project's own loop over one of its engines, in one process: the instance without the wire and the inference server."""
 
-    def __init__(self, directory: Path, dtype: str, in_flight: int, device: str = "cpu", kind: str = "torch") -> None:
+    def __init__(self, directory: Path, dtype: str, in_flight: int, device: str = "cpu", kind: str = "openvino", **engine: Any) -> None:
         from python_backends.config import EngineSettings, ModelSettings, Settings
-        from python_backends.instance import ENGINES as OURS
+        from python_backends.instance import build
 
         model = ModelSettings(directory=str(directory), dtype=dtype, device=device, max_model_tokens=MAX_MODEL_TOKENS)
-        engine = EngineSettings(kind=kind, slots=in_flight, block_tokens=BLOCK_TOKENS)
-        self._engine = OURS[kind](Settings(model=model, engine=engine))
+        chosen = EngineSettings(kind=kind, slots=in_flight, block_tokens=BLOCK_TOKENS, token_budget=TOKEN_BUDGET)
+        self._settings = Settings(model=model, engine=replace(chosen, **engine))
+        _, self._engine = build(self._settings)
 
     def run(self, work: Work) -> list[Timing]:
+        from python_backends.instance import Instance, steps_ahead
         from python_backends.scheduling.scheduler import SlotScheduler
 
         scheduler = SlotScheduler(self._engine.limits, TOKEN_BUDGET)  # a new one: no prefix is left from an earlier round
-        timings: list[Timing] = []
-        running = 0
-        while running or len(timings) < len(work.jobs):
-            for _ in range(min(work.in_flight - running, len(work.jobs) - len(timings))):
-                self._submit(scheduler, len(timings), work.jobs[len(timings)])
-                timings.append(Timing(time.perf_counter(), []))
-                running += 1
-            running -= self._step(scheduler, timings)
-        return timings
+        clients = _Clients(work)
+        instance = Instance(scheduler, self._engine, clients, lambda: None, steps_ahead(self._settings))
+        while clients.num_ended < len(work.jobs):
+            instance.turn()
+        return clients.timings
 
-    def _submit(self, scheduler: Any, index: int, job: Job) -> None:
+
+class _Clients:
+    """In place of the instance's link: submits the work in a closed loop and notes when its tokens come."""
+
+    def __init__(self, work: Work) -> None:
+        self.timings: list[Timing] = []
+        self.num_ended = 0
+        self._work = work
+
+    def receive(self, timeout_s: float) -> list[Any]:
+        count = min(self._work.in_flight - (len(self.timings) - self.num_ended), len(self._work.jobs) - len(self.timings))
+        if not count:
+            time.sleep(timeout_s)
+        return [self._submit(len(self.timings)) for _ in range(count)]
+
+    def publish(self, messages: Sequence[Any]) -> None:
+        from python_backends.step import Tokens
+
+        now = time.perf_counter()
+        for tokens in [message for message in messages if isinstance(message, Tokens)]:
+            for index, finish in zip(tokens.request_ids.tolist(), tokens.finishes.tolist(), strict=True):
+                self.timings[index].tokens.append(now)
+                if finish:
+                    self.timings[index].ended = now
+                    self.num_ended += 1
+
+    def _submit(self, index: int) -> Any:
+        from python_backends.messages import Submit
         from python_backends.request import Request, Sampling
 
+        job = self._work.jobs[index]
+        self.timings.append(Timing(time.perf_counter(), []))
         request = Request(index, np.array(job.prompt, np.int32), Sampling(max_tokens=job.max_tokens))
-        scheduler.submit(request, np.zeros(0, np.int32))
-
-    def _step(self, scheduler: Any, timings: list[Timing]) -> int:
-        """One turn of the loop. How many requests ended."""
-        plan = scheduler.plan()
-        self._engine.launch(plan)
-        events = scheduler.apply(plan, self._engine.collect())
-        now, ended = time.perf_counter(), 0
-        for index, finish in zip(events.request_ids.tolist(), events.finishes.tolist(), strict=True):
-            timings[index].tokens.append(now)
-            if finish:
-                timings[index].ended = now
-                ended += 1
-        return ended
+        return Submit(request, np.zeros(0, np.int32), 0)
 
 
 class Transformers:
@@ -135,8 +149,9 @@ class _StepTimes:
 
 
 ENGINES: dict[str, Callable[..., PeerEngine]] = {
-    "gapless": partial(Gapless, kind="openvino"),
-    "gapless_torch": Gapless,
+    "gapless": Gapless,
+    "gapless_async": partial(Gapless, steps_ahead=1),
+    "gapless_torch": partial(Gapless, kind="torch"),
     "transformers": Transformers,
 }
 

@@ -40,6 +40,7 @@ from python_backends.step import Tokens
 from tests.server.serving import Gapless, tensor
 
 MODES = ("engine", "instance", "ensemble")
+PEERS = {"openvino": "gapless", "torch": "gapless_torch"}  # engine.kind -> its name in peer_engines
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,11 +179,14 @@ def measure(directory: Path, dtype: str, rounds: int, work: peer_engines.Work, o
         "model.dtype": dtype,
         "model.max_model_tokens": str(peer_engines.MAX_MODEL_TOKENS),
         "engine.token_budget": str(peer_engines.TOKEN_BUDGET),
+        "engine.kind": "openvino",
         **overrides,
     }
     rows: dict[str, list[Row]] = {mode: [] for mode in MODES}
     with contextlib.ExitStack() as stack:
-        engine = stack.enter_context(contextlib.closing(peers.EngineProcess("gapless", directory, dtype, work.in_flight)))
+        engine = stack.enter_context(
+            contextlib.closing(peers.EngineProcess(PEERS[settings["engine.kind"]], directory, dtype, work.in_flight))
+        )
         instance = stack.enter_context(contextlib.closing(Instance(load(ROOT / "gapless.toml", settings), directory)))
         served = Gapless(**settings)
         stack.callback(served.stop)

@@ -38,6 +38,7 @@ class EngineSettings:
     kv_blocks: int = 0
     kv_memory_gib: float = 1.0
     token_budget: int = 256
+    steps_ahead: int = -1
     threads: int = 0
     toy_step_ms: float = 0.0
     toy_poison_token: int = -1
@@ -52,7 +53,7 @@ class SchedulingSettings:
 class StreamSettings:
     max_open: int = 1024
     coalescing_ms: float = 40.0
-    sender_load: float = 0.05
+    sender_load: float = 0.0075
     probe_ms: float = 250.0
     first_chunk_ms: float = 500.0
     max_unacknowledged: int = 32
@@ -102,13 +103,14 @@ _RANGES = {
     "engine.slots": (1, 4096),
     "engine.block_tokens": (1, 1024),
     "engine.token_budget": (1, 1 << 20),
+    "engine.steps_ahead": (-1, 2),
     "engine.kv_memory_gib": (0.001, 4096.0),
     "engine.kv_blocks": (0, 1 << 30),
     "engine.threads": (0, 4096),
     "model.max_model_tokens": (0, 1 << 24),
     "streams.max_open": (1, 1 << 20),
     "streams.coalescing_ms": (0.0, 40.0),
-    "streams.sender_load": (0.001, 1.0),
+    "streams.sender_load": (0.0001, 1.0),
     "streams.probe_ms": (10.0, 10_000.0),
     "streams.max_unacknowledged": (1, 4096),
     "streams.dead_after_s": (1.0, 3600.0),

@@ -11,53 +11,109 @@ import os
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any, Protocol
 
 import setproctitle
 
 from python_backends.config import Settings, SettingsError, undump
+from python_backends.engine.engine_thread import EngineThread
 from python_backends.engine.protocol import Engine
 from python_backends.instance_state import State, StateFile
 from python_backends.links import InstanceEnd, NewSession
 from python_backends.messages import Cancel, Failed, Load, Message, Submit
 from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.step_time import StepTime
+from python_backends.step import StepPlan
 from python_backends.text.checkpoint import CheckpointError, read_checkpoint
+from python_backends.time_slice import USUAL, ask_for_slice
 
 log = logging.getLogger("gapless.instance")
 
 HEARTBEAT_S = 0.2
 SLOW_TURN_S = 3.0
+EARLY_S = 0.001  # the next plan is made so long before the running step ends
+EARLY_SHARE = 0.9  # of what the step should take, because that is a guess
+
+
+class Link(Protocol):
+    """Where requests come from and tokens go: `links.InstanceEnd`, or whoever drives the loop without a server."""
+
+    def receive(self, timeout_s: float) -> list[Any]: ...
+
+    def publish(self, messages: Sequence[Message]) -> None: ...
 
 
 class Instance:
-    """The loop. `turn` is one step of it, and is the whole system: take, plan, launch, apply, publish."""
+    """The loop. `turn` is one step of it, and is the whole system: take, plan, launch, collect, publish.
 
-    def __init__(self, scheduler: SlotScheduler, engine: Engine, link: InstanceEnd, beat: Callable[[], None]) -> None:
+    `steps_ahead` steps are launched before the oldest is read, so the engine has the next plan when it has done with one. The next
+    plan is made as late as that allows: what comes in while a step runs is in the one behind it.
+    """
+
+    def __init__(self, scheduler: SlotScheduler, engine: Engine, link: Link, beat: Callable[[], None], steps_ahead: int = 0) -> None:
         self.scheduler = scheduler
         self.engine = engine
         self._link = link
         self._beat = beat
         self._beaten_s = time.monotonic()
+        self._steps_ahead = steps_ahead
+        self._launched: deque[StepPlan] = deque()
+        self._running_since_s = 0.0  # the oldest launched step
+        self._step_time = StepTime()
 
     def turn(self) -> None:
-        self._take_inbox(wait_s=HEARTBEAT_S if self.scheduler.is_idle else 0.0)
+        self._take_inbox()
         plan = self.scheduler.plan()
         self._publish(self.scheduler.take_started())  # before the launch: if that is the end of us, they were in it
         if plan is not None:
-            self.engine.launch(plan)
-            self._publish([self.scheduler.apply(plan, self.engine.collect())])
+            self._launch(plan)
+        if self._launched and (plan is None or len(self._launched) > self._steps_ahead):
+            self._collect()
         self._beat_if_due()
 
-    def _take_inbox(self, wait_s: float) -> None:
-        for message in self._link.receive(wait_s):
-            if isinstance(message, Submit):
-                self._submit(message)
-            elif isinstance(message, Cancel):
-                self.scheduler.cancel(message.request_id)
-            elif isinstance(message, NewSession):
-                self.scheduler.cancel_all()
+    def _launch(self, plan: StepPlan) -> None:
+        if not self._launched:
+            self._running_since_s = time.monotonic()
+        self._launched.append(plan)
+        self.engine.launch(plan)
+
+    def _collect(self) -> None:
+        output = self.engine.collect()
+        plan, now_s = self._launched.popleft(), time.monotonic()
+        self._step_time.observe(plan, now_s - self._running_since_s)
+        self._running_since_s = now_s
+        self._publish([self.scheduler.apply(plan, output)])
+
+    def _take_inbox(self) -> None:
+        """What has come, and what comes before it is time for the next plan."""
+        while True:
+            wait_s = self._patience_s()
+            news = self._link.receive(wait_s)
+            for message in news:
+                self._take(message)
+            if not news or not wait_s:
+                return
+
+    def _patience_s(self) -> float:
+        if self.scheduler.is_idle:
+            return HEARTBEAT_S
+        if not self._launched:
+            return 0.0
+        expected_s = self._step_time.expected_s(self._launched[0]) * EARLY_SHARE - EARLY_S
+        return max(0.0, self._running_since_s + expected_s - time.monotonic())
+
+    def _take(self, message: Message | NewSession) -> None:
+        if isinstance(message, Submit):
+            self._submit(message)
+        elif isinstance(message, Cancel):
+            self.scheduler.cancel(message.request_id)
+        elif isinstance(message, NewSession):
+            self.scheduler.cancel_all()
 
     def _submit(self, message: Submit) -> None:
         try:
@@ -119,9 +175,15 @@ def _toy_engine(settings: Settings) -> Engine:
 ENGINES: dict[str, Callable[[Settings], Engine]] = {"torch": _torch_engine, "openvino": _openvino_engine, "toy": _toy_engine}
 
 
+def steps_ahead(settings: Settings) -> int:
+    chosen = settings.engine.steps_ahead
+    return chosen if chosen >= 0 else int(settings.model.device != "cpu")
+
+
 def build(settings: Settings) -> tuple[SlotScheduler, Engine]:
     """The engine of the settings and a scheduler over it. Raises SettingsError where the model can't be served."""
-    engine = ENGINES[settings.engine.kind](settings)
+    make = partial(ENGINES[settings.engine.kind], settings)
+    engine = EngineThread(make) if settings.model.device == "cpu" and steps_ahead(settings) else make()
     limits = engine.limits
     limits = replace(limits, max_model_tokens=min(limits.max_model_tokens, limits.kv_tokens))  # a lone request always fits
     return SlotScheduler(limits, settings.engine.token_budget, settings.scheduling.policy), engine
@@ -130,6 +192,7 @@ def build(settings: Settings) -> tuple[SlotScheduler, Engine]:
 def main(run_directory: Path, number: int) -> None:
     parent = os.getppid()
     setproctitle.setproctitle(f"gapless-instance-{number}")
+    ask_for_slice(USUAL)  # it is the one that others interrupt
     logging.basicConfig(level=logging.INFO, format=f"instance {number}: %(message)s", stream=sys.stderr)
     stopping: list[int] = []
     for name in (signal.SIGTERM, signal.SIGINT):
@@ -141,7 +204,7 @@ def main(run_directory: Path, number: int) -> None:
     scheduler, engine = build(settings)
     link = InstanceEnd(run_directory, f"instance-{number}", scheduler.limits)
     state.write(State.READY, scheduler.limits)
-    instance = Instance(scheduler, engine, link, state.beat)
+    instance = Instance(scheduler, engine, link, state.beat, steps_ahead(settings))
     while not stopping and os.getppid() == parent:
         instance.turn()
     state.write(State.DRAINING, scheduler.limits)

@@ -27,6 +27,7 @@ import setproctitle
 
 from python_backends.config import ROOT, Settings, SettingsError, dump, load
 from python_backends.instance_state import CLOSING, DRAINING, KEY, State, StateFile
+from python_backends.time_slice import SHORT_NS, ask_for_slice
 from python_backends.triton_server import DIES_WITH_PARENT, TritonServer, remove_shared_memory
 
 log = logging.getLogger("gapless")
@@ -275,6 +276,7 @@ def main() -> int:
     setproctitle.setproctitle("gapless-launcher")
     logging.basicConfig(level=logging.INFO, format="gapless: %(message)s", stream=sys.stderr)
     asked = arguments()
+    ask_for_slice(SHORT_NS)  # for the server and its models as well; instances ask otherwise
     sweep(Path(tempfile.gettempdir()))
     run_directory = Path(tempfile.mkdtemp(prefix=PREFIX))  # 0700
     try:

@@ -93,6 +93,8 @@ class StepOutput:
     number: int
     tokens: Ids  # [sampled]
     finishes: NDArray[np.uint8]  # [sampled] Finish: RUNNING, STOP (a stop id) or LENGTH
+    busy_s: float = 0.0  # that the engine worked on it; 0: not measured
+    gap_s: float = 0.0  # that the engine had waited before it
 
 
 @dataclass(frozen=True, slots=True)

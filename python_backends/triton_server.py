@@ -27,7 +27,8 @@ from python_backends.config import ROOT, ServerSettings, SettingsError
 
 log = logging.getLogger("gapless")
 
-MODELS = ("tokenizer", "scheduler", "detokenizer", "ensemble")
+STUBS = ("tokenizer", "scheduler", "detokenizer")
+MODELS = (*STUBS, "ensemble")
 STUB = "triton_python_backend_stub"
 RESTRICTED = "shared-memory,model-repository,statistics,trace,logging"  # what only the launcher may use
 NOISE = ("Signal (15) received",)
@@ -44,6 +45,7 @@ class TritonServer:
         self._run_directory = run_directory
         self._key = ("gapless-key", secrets.token_hex(16))
         self._process: subprocess.Popen[str] | None = None
+        self._stubs: dict[str, psutil.Process] = {}
         self._binary, self._backends, self._libraries = _locate(run_directory)
 
     @property
@@ -82,13 +84,18 @@ class TritonServer:
 
     def dead_stubs(self) -> set[str]:
         """Names of the models whose stub process is gone."""
+        missing = set(STUBS) - {model for model, stub in self._stubs.items() if stub.is_running() and _models_of(stub)}
+        if missing:  # only then are all processes of the machine looked through
+            self._stubs = self._find_stubs()
+        return set(STUBS) - self._stubs.keys()
+
+    def _find_stubs(self) -> dict[str, psutil.Process]:
         assert self._process is not None
         try:
             children = psutil.Process(self._process.pid).children(recursive=True)
         except psutil.NoSuchProcess:
-            return set()
-        alive = {model for child in children for model in _models_of(child)}
-        return set(MODELS) - {"ensemble"} - alive
+            return {}
+        return {model: child for child in children for model in _models_of(child)}
 
     def reload(self, model: str) -> bool:
         """Brings a model whose stub has died back; the others don't notice. `load` alone would do nothing."""

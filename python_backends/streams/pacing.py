@@ -8,7 +8,7 @@ when it is not: a lone stream gets every token at once.
 from __future__ import annotations
 
 GROWTH = 2.0
-FIRST_STEP_S = 0.002
+FIRST_STEP_S = 0.010
 
 
 class Pacing:

@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 import time
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -35,6 +36,7 @@ EXPORT_EVERY_S = 0.2
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         settings = effective_settings().streams
+        settings = replace(settings, sender_load=settings.sender_load * len(os.sched_getaffinity(0)))  # of one processor
         self._blobs = Blobs()
         self._closing = run_directory() / CLOSING
         self._metrics = Metrics()

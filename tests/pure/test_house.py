@@ -23,6 +23,7 @@ FLOORS = {
     "config": 0,
     "metrics": 0,
     "instance_state": 0,
+    "time_slice": 0,
     "text": 1,
     "scheduling": 1,
     "engine": 1,

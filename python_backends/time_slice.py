@@ -1,0 +1,29 @@
+"""How long the kernel lets a thread run before another one's turn.
+
+Whatever passes a request on works for a tenth of a millisecond and sleeps again; an engine that computes on a CPU never sleeps. Since
+Linux 6.12 a thread that asks for a short slice may interrupt one with a longer slice at once, instead of waiting up to 3 ms at every
+hop between client and engine. Other kernels take no notice.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import struct
+
+SHORT_NS = 100_000  # the least that the kernel takes
+USUAL = 0
+
+_SET_ATTRIBUTES = {"x86_64": 314, "aarch64": 274}  # the number of sched_setattr(2), for which there is no function in C libraries
+_LAYOUT = "IIQiIQQQII"  # size, policy, flags, nice, priority, runtime, deadline, period, least and most utilisation
+
+
+def ask_for_slice(nanoseconds: int) -> None:
+    """For this thread and everything that it starts from now on. Keeps its nice value."""
+    number = _SET_ATTRIBUTES.get(platform.machine())
+    if number is None:
+        return
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    attributes = struct.pack(_LAYOUT, struct.calcsize(_LAYOUT), os.SCHED_OTHER, 0, nice, 0, nanoseconds, 0, 0, 0, 0)
+    ctypes.CDLL(None).syscall(number, 0, attributes, 0)

@@ -1,0 +1,116 @@
+"""The instance's loop: the same tokens however many steps are launched ahead, and faults that are heard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from python_backends.config import EngineSettings, ModelSettings, Settings
+from python_backends.engine.engine_thread import EngineThread
+from python_backends.instance import Instance, build
+from python_backends.messages import Cancel, Submit
+from python_backends.request import Request, Sampling
+from python_backends.scheduling.step_time import StepTime
+from python_backends.step import StepOutput, StepPlan, Tokens
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Link:
+    """Gives the loop `inbox`, a list at a time, and keeps what it publishes."""
+
+    def __init__(self, inbox: Sequence[list[Any]]) -> None:
+        self._inbox = list(inbox)
+        self.answers: dict[int, list[int]] = {}
+        self.num_ended = 0
+
+    def receive(self, timeout_s: float) -> list[Any]:
+        return self._inbox.pop(0) if self._inbox else []
+
+    def publish(self, messages: Sequence[Any]) -> None:
+        for tokens in [message for message in messages if isinstance(message, Tokens)]:
+            for request_id, token in zip(tokens.request_ids.tolist(), tokens.tokens.tolist(), strict=True):
+                self.answers.setdefault(request_id, []).append(token)
+            self.num_ended += int(np.count_nonzero(tokens.finishes))
+
+
+def submit(number: int, length: int, **sampling: Any) -> Submit:
+    prompt = np.arange(number, number + length, dtype=np.int32)
+    return Submit(Request(number, prompt, Sampling(**sampling)), np.zeros(0, np.int32), 0)
+
+
+def serve(steps_ahead: int, inbox: Sequence[list[Any]], num_ends: int) -> dict[int, list[int]]:
+    engine = EngineSettings(kind="toy", slots=3, block_tokens=4, token_budget=16, steps_ahead=steps_ahead)
+    scheduler, running = build(Settings(model=ModelSettings(directory=str(ROOT / "models/bundled")), engine=engine))
+    link = Link(inbox)
+    instance = Instance(scheduler, running, link, lambda: None, steps_ahead)
+    while link.num_ended < num_ends:
+        instance.turn()
+    running.close()
+    return link.answers
+
+
+def test_tokens_are_the_same_however_many_steps_are_launched_ahead() -> None:
+    inbox = [[submit(number, 5 + 3 * number, max_tokens=10 + number)] for number in range(8)]
+    expected = serve(0, inbox, 8)
+    assert [len(expected[number]) for number in range(8)] == [10 + number for number in range(8)]
+    assert serve(1, inbox, 8) == serve(2, inbox, 8) == expected
+
+
+def test_a_stop_that_is_read_late_gives_no_token_more() -> None:
+    free = serve(0, [[submit(0, 9, max_tokens=20)]], 1)[0]
+    stopping = submit(0, 9, max_tokens=20, stop_ids=(free[6],))
+    inbox: list[list[Any]] = [[stopping], [], [], [], [], [submit(7, 4, max_tokens=5)]]
+    for steps_ahead in (0, 1, 2):
+        assert serve(steps_ahead, inbox, 2)[0] == free[:7]
+
+
+def test_others_go_undisturbed_when_one_is_cancelled_while_steps_are_under_way() -> None:
+    alone = serve(1, [[submit(5, 12, max_tokens=30)]], 1)[5]
+    inbox = [[submit(4, 8, max_tokens=40), submit(5, 12, max_tokens=30)], [], [], [], [Cancel(4)]]
+    assert serve(1, inbox, 1)[5] == alone
+
+
+def test_a_fault_in_the_engine_thread_comes_out_of_collect() -> None:
+    class Faulty:
+        limits: Any = build(Settings(engine=EngineSettings(kind="toy")))[0].limits
+
+        def launch(self, plan: StepPlan) -> None:
+            raise RuntimeError("the device is gone")
+
+        def collect(self) -> StepOutput:
+            raise AssertionError
+
+        def close(self) -> None: ...
+
+    engine = EngineThread(Faulty)
+    engine.launch(StepPlan(0, (), *[np.zeros(0, np.int32)] * 7))  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        engine.collect()
+
+
+def test_an_engine_that_can_not_be_made_says_why() -> None:
+    def make() -> Any:
+        raise ValueError("no such model")
+
+    with pytest.raises(ValueError, match="no such model"):
+        EngineThread(make)
+
+
+def test_a_step_is_expected_to_take_what_steps_like_it_took() -> None:
+    times, decode, prefill = StepTime(), _plan(0), _plan(100)
+    assert times.expected_s(decode) == 0
+    for _ in range(30):
+        times.observe(decode, 0.010)
+        times.observe(prefill, 0.030)
+    assert times.expected_s(decode) == pytest.approx(0.010)
+    assert times.expected_s(_plan(200)) == pytest.approx(0.050)
+
+
+def _plan(num_prefill_tokens: int) -> StepPlan:
+    empty: Any = np.zeros(0, np.int32)
+    return StepPlan(0, (), empty, empty, empty, empty, empty, empty, np.zeros(num_prefill_tokens, np.int32))
