@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -133,12 +134,15 @@ def test_other_seeds_give_other_texts(one: TinyModel) -> None:
 
 
 def _drawing_requests() -> list[Request]:
-    """A mixed batch: plain draws, top_k, top_p, both, greedy."""
-    kinds = [{}, {"top_k": 20}, {"top_p": 0.8}, {"top_k": 100, "top_p": 0.9}, {"temperature": 0.0}]
-    requests = random_requests(10, seed=9, temperature=2.0)
+    """A mixed batch: plain draws, greedy, and everything else that may be asked for."""
+    kinds: list[dict[str, Any]] = [
+        *({}, {"top_k": 20}, {"top_p": 0.8}, {"top_k": 100, "top_p": 0.9}, {"temperature": 0.0}),
+        *({"min_p": 0.05}, {"repetition_penalty": 1.5}, {"presence_penalty": 1.0, "frequency_penalty": 0.5, "top_k": 50}),
+        *({"bad_words": tuple((token,) for token in range(0, 512, 3))}, {"log_probs": True, "num_top_log_probs": 3}),
+    ]
+    requests = random_requests(len(kinds), seed=9, temperature=2.0)
     return [
-        replace(request, sampling=replace(request.sampling, seed=100 + index, **kinds[index % 5]))
-        for index, request in enumerate(requests)
+        replace(request, sampling=replace(request.sampling, seed=100 + index, **kinds[index])) for index, request in enumerate(requests)
     ]
 
 

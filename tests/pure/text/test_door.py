@@ -109,9 +109,8 @@ def test_a_bare_request_pays_for_nothing() -> None:
     assert not sampling.penalizes
     assert not sampling.looks_back
     assert not sampling.log_probs
-    assert (
-        taken(repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0, min_p=0.0, bad_words=[]).sampling.looks_back is False
-    )
+    neutral = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "min_p": 0.0, "bad_words": []}
+    assert not taken(**neutral).sampling.looks_back
 
 
 @pytest.mark.parametrize(("word", "spellings"), [("hello", ["hello", " hello"]), (" hello", [" hello"]), ("\n", ["\n"])])
@@ -123,7 +122,7 @@ def test_a_bad_word_is_banned_as_it_stands_and_behind_a_space(word: str, spellin
 
 def test_a_special_token_as_a_bad_word_is_its_text() -> None:
     assert all(0 not in word for word in taken(bad_words=["<|"]).sampling.bad_words)
-    assert refused(bad_words=["<|end|>"]).startswith("bad_words[0] = ")
+    assert all(0 not in word for word in taken(bad_words=["<|end|>"]).sampling.bad_words)
 
 
 def test_ids_and_seeds_are_drawn() -> None:
