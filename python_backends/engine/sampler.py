@@ -29,10 +29,13 @@ class Restrictions:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    temperature: Tensor  # [rows] 0: greedy
-    seeds: Tensor  # [rows] int64
-    indices: Tensor  # [rows] output index of the token to be drawn
+    """Of the rows that draw."""
+
+    temperature: Tensor  # [drawing] 0: greedy, where `rows` is None
+    seeds: Tensor  # [drawing] int64
+    indices: Tensor  # [drawing] output index of the token to be drawn
     restrictions: Restrictions | None  # None: no row has any
+    rows: Tensor | None = None  # [drawing] of the batch; None: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +77,21 @@ def restricted(probs: Tensor, limits: Restrictions) -> Tensor:
 
 
 def _draw(logits: Tensor, draws: Draws) -> Tensor:
+    greedy = logits.argmax(-1)
+    if draws.rows is None:
+        return torch.where(draws.temperature > 0, _drawn(logits, draws), greedy)
+    return greedy.index_copy_(0, draws.rows, _drawn(logits[draws.rows], draws))
+
+
+def _drawn(logits: Tensor, draws: Draws) -> Tensor:
+    """Tokens [drawing] for the logits [drawing, vocabulary] of the rows that draw."""
     probs = probabilities(logits, draws.temperature)
     if draws.restrictions is not None:
         probs = restricted(probs, draws.restrictions)
     cumulative = probs.cumsum(-1, dtype=torch.float64)
     target = uniform(draws.seeds, draws.indices)[:, None] * cumulative[:, -1:]
     drawn = torch.searchsorted(cumulative, target, right=True)[:, 0]
-    return torch.where(draws.temperature > 0, drawn, logits.argmax(-1))
+    return drawn.clamp(max=logits.shape[1] - 1)  # logits that are not numbers end nobody but their row
 
 
 _GOLDEN = -0x61C8864680B583EB  # splitmix64's constants, as signed numbers

@@ -67,7 +67,7 @@ class SamplingState:
         self._shares = torch.ones((limits.num_slots, len(Share)), dtype=torch.float32, device=device)
         self._bad_words = BadWords(limits.num_slots, device)
         self.history = History(limits, device)
-        self._penalized, self._worded, self._scored = (RowIndex(device) for _ in range(3))
+        self._drawing, self._penalized, self._worded, self._scored = (RowIndex(device) for _ in range(4))
         self._asked = _Asked(limits.num_slots)
 
     def admit(self, slots: Tensor, admits: list[Admit]) -> None:
@@ -84,18 +84,22 @@ class SamplingState:
         """The parameters of the rows of `batch`; only those that some row needs."""
         asked, host = self._asked, batch.host
         return SamplingRows(
-            draws=self._draws(batch) if asked.draws[host].any() else None,
+            draws=self._draws(batch, np.flatnonzero(asked.draws[host])),
             banned=self._banned(batch),
             penalties=self._penalties(batch, np.flatnonzero(asked.penalizes[host])),
             asks=self._log_probs(batch, np.flatnonzero(asked.log_probs[host])),
         )
 
-    def _draws(self, batch: Batch) -> Draws:
-        shares = self._shares[batch.slots]
+    def _draws(self, batch: Batch, host_rows: NDArray[np.int64]) -> Draws | None:
+        if not len(host_rows):
+            return None
+        rows = self._drawing.of(host_rows)
+        slots = batch.slots[rows]
+        shares, counts = self._shares[slots], batch.table[slots]
         restrictions = None
-        if self._asked.restricts[batch.host].any():
-            restrictions = Restrictions(batch.counts(Column.TOP_K), shares[:, Share.TOP_P], shares[:, Share.MIN_P])
-        return Draws(shares[:, Share.TEMPERATURE], batch.counts(Column.SEED), batch.counts(Column.OUTPUTS), restrictions)
+        if self._asked.restricts[batch.host[host_rows]].any():
+            restrictions = Restrictions(counts[:, Column.TOP_K], shares[:, Share.TOP_P], shares[:, Share.MIN_P])
+        return Draws(shares[:, Share.TEMPERATURE], counts[:, Column.SEED], counts[:, Column.OUTPUTS], restrictions, rows)
 
     def _banned(self, batch: Batch) -> Tensor | None:
         """[sampled, most] stop ids before min_tokens, and what would complete a bad word."""

@@ -82,17 +82,19 @@ def test_streams_bring_each_log_probability_once_although_the_instance_dies(gapl
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_stop_word_ends_log_probabilities_with_the_answer(gapless: Gapless, expected: Expected, stream: bool) -> None:
-    whole = expected.text(PROMPT, **FORTY)
-    word = next(whole[i : i + 3] for i in range(20, len(whole)) if "\ufffd" not in whole[i : i + 3])
+    prompt = max((f"{PROMPT} {n}" for n in range(50)), key=lambda text: len(expected.tokens(text, max_tokens=40)))
+    tokens = expected.tokens(prompt, max_tokens=40)
+    whole = expected.text(prompt, max_tokens=40)
+    word = next(whole[i : i + 3] for i in range(len(whole) // 2, len(whole)) if "\ufffd" not in whole[i : i + 3])
     client = gapless.grpc()
-    answer = client.ask(text_input=PROMPT, max_tokens=40, stop_words=[word], stream=stream, **ASKS)
+    answer = client.ask(text_input=prompt, max_tokens=40, stop_words=[word], stream=stream, **ASKS)
     client.finish()
     client.close()
     assert answer.text == whole.split(word)[0]
     assert answer.reasons == ["stop"]
     ids = flat(answer, "output_ids")
-    assert len(ids) == len(flat(answer, "output_log_probs")) == answer.num_output_tokens < 40
-    assert ids == expected.tokens(PROMPT, **FORTY)[: len(ids)]
+    assert len(ids) == len(flat(answer, "output_log_probs")) == answer.num_output_tokens < len(tokens)
+    assert ids == tokens[: len(ids)]
     assert word in expected.decode(ids)
 
 
@@ -110,8 +112,8 @@ def test_a_bad_word_is_never_completed(gapless: Gapless, expected: Expected) -> 
 
 def test_a_stop_token_id_ends_the_answer(gapless: Gapless, expected: Expected) -> None:
     tokens = expected.tokens(PROMPT, max_tokens=40)
-    last = tokens.index(tokens[25])
-    asked = {"text_input": PROMPT, "max_tokens": 40, "stop_token_ids": [tokens[25], 3], "return_num_output_tokens": True}
+    last = tokens.index(tokens[5])
+    asked = {"text_input": PROMPT, "max_tokens": 40, "stop_token_ids": [tokens[5], 3], "return_num_output_tokens": True}
     answer = gapless.generate(**asked)
     assert (answer["finish_reason"], answer["num_output_tokens"]) == ("stop", last + 1)
     client = gapless.grpc()

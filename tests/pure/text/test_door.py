@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from python_backends.config import LimitSettings
 from python_backends.request import RefusedError, Request
 from python_backends.text.checkpoint import CheckpointError
 from python_backends.text.door import open_door
-from python_backends.text.fields import SUPPORTED
+from python_backends.text.fields import KNOWN, SUPPORTED
 from tests.pure.text.checkpoints import byte_level, examples, sentence_piece
 
 LIMITS = LimitSettings(
@@ -287,6 +288,11 @@ def test_a_prompt_is_a_text_or_messages() -> None:
     (neither,) = DOOR.admit([{}])
     assert str(neither) == "text_input, messages: exactly one of them must be given, neither was"
     assert refused(text_input="a", messages="[]") == "text_input, messages: exactly one of them must be given, both were"
+
+
+def test_every_field_is_explained_in_the_docs() -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "parameters.md").read_text()
+    assert [name for name in KNOWN - {"timeout_us"} if f"`{name}`" not in text] == []
 
 
 def test_json_nested_beyond_reason_is_refused() -> None:
