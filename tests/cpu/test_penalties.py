@@ -266,10 +266,14 @@ def test_penalties_and_bad_words_rebuild_exactly_after_a_restart_and_an_eviction
     again = Serving(one.engine())
     for request in requests:
         again.submit(request, whole[request.request_id][:11])
-    assert again.run() == whole
+    _check_each(again.run(), whole)
     crowded = Serving(one.engine(slots=6, kv_blocks=24), reserve=lambda sequence: len(sequence.tokens) + 1)
-    assert crowded.run(requests) == whole
+    _check_each(crowded.run(requests), whole)
     assert crowded.scheduler.num_evictions > 0
+
+
+def _check_each(answers: dict[int, list[int]], whole: dict[int, list[int]]) -> None:
+    assert [number for number, answer in whole.items() if answers[number] != answer] == []
 
 
 def test_prefix_blocks_that_are_found_count_as_prompt(one: TinyModel) -> None:
