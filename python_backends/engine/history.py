@@ -63,11 +63,14 @@ class History:
 class BadWords:
     """The bad words of each slot, up to MAX_BAD_WORD_TOKENS tokens each, with gaps of NO_TOKEN in front of the shorter ones."""
 
-    def __init__(self, num_slots: int, device: torch.device) -> None:
-        shape = (num_slots, 1, MAX_BAD_WORD_TOKENS)
+    def __init__(self, limits: ModelLimits, device: torch.device) -> None:
+        self._vocab_size = limits.vocab_size
+        shape = (limits.num_slots, 1, MAX_BAD_WORD_TOKENS)
         self._words = torch.full(shape, NO_TOKEN, dtype=torch.int64, device=device)  # [slots, most words, tokens]
 
     def admit(self, slots: Tensor, words: list[tuple[tuple[int, ...], ...]]) -> None:
+        """`words` [slots]; those with a token that only the tokenizer knows can't come anyway."""
+        words = [tuple(word for word in each if max(word) < self._vocab_size) for each in words]
         missing = max(map(len, words)) - self._words.shape[1]
         if missing > 0:
             self._words = functional.pad(self._words, (0, 0, 0, missing), value=NO_TOKEN)

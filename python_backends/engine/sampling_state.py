@@ -65,7 +65,7 @@ class SamplingState:
     def __init__(self, limits: ModelLimits, device: torch.device) -> None:
         self._limits = limits
         self._shares = torch.ones((limits.num_slots, len(Share)), dtype=torch.float32, device=device)
-        self._bad_words = BadWords(limits.num_slots, device)
+        self._bad_words = BadWords(limits, device)
         self.history = History(limits, device)
         self._drawing, self._penalized, self._worded, self._scored = (RowIndex(device) for _ in range(4))
         self._asked = _Asked(limits.num_slots)

@@ -70,4 +70,5 @@ class StreamLogProbs:
 
 
 def _filled(values: Any, size: int, filler: float) -> Any:
-    return values if len(values) == size else np.full(size, filler, values.dtype)
+    """A copy, which doesn't keep the frame alive in which `values` came."""
+    return values.copy() if len(values) == size else np.full(size, filler, values.dtype)

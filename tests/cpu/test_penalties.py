@@ -139,6 +139,23 @@ def test_bad_words_are_those_of_transformers(tokens: tuple[int, ...]) -> None:
         assert banned == set(torch.isinf(theirs[0]).nonzero()[:, 0].tolist())
 
 
+def test_a_bad_word_with_a_token_that_the_model_does_not_have_harms_nobody() -> None:
+    state = SlotState(LIMITS, CPU)
+    prompt = _random_tokens(1, 5)
+    state.apply([_admit(0, prompt, prompt[:0], bad_words=((VOCABULARY,), (VOCABULARY + 7, 3), (40,)))])
+    logits = torch.zeros(1, VOCABULARY)
+    logits[0, 40] = 9.0
+    assert sample(logits, state.sampling_rows(torch.tensor([0]), _plan([0], [5]))).tolist() == [0]
+
+
+def test_logits_that_are_not_numbers_give_some_token_of_the_vocabulary() -> None:
+    state = SlotState(LIMITS, CPU)
+    prompt = _random_tokens(1, 5)
+    state.apply([_admit(0, prompt, prompt[:0], temperature=1.0), _admit(1, prompt, prompt[:0], temperature=1.0, top_k=3, min_p=0.1)])
+    rows = state.sampling_rows(torch.tensor([0, 1]), _plan([0, 1], [5, 5]))
+    assert all(0 <= token < VOCABULARY for token in sample(torch.full((2, VOCABULARY), float("nan")), rows).tolist())
+
+
 def test_stop_ids_before_min_tokens_and_bad_words_are_banned_together() -> None:
     state = SlotState(LIMITS, CPU)
     prompt = _random_tokens(1, 5)
