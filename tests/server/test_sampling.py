@@ -148,16 +148,18 @@ def test_penalties_survive_a_killed_instance_with_the_same_text(bundled: Gapless
         {"bad_words": ["self"]},
         {},
     ]
-    inputs = [{"text_input": f"def read_{n}(self, size", "max_tokens": 100, "min_tokens": 100, **kinds[n % 4]} for n in range(8)]
-    undisturbed = [bundled.generate(**each)["text_output"] for each in inputs]
+    inputs = [{"text_input": f"def read_{n}(self, size", "max_tokens": 80, "min_tokens": 80, **kinds[n % 4]} for n in range(8)]
     client = bundled.grpc()
+    before = [client.ask(f"before {n}", **each) for n, each in enumerate(inputs)]
+    client.finish(120)
+    undisturbed = [answer.text for answer in before]
     answers = [client.ask(f"{n}", **each, return_log_probs=True) for n, each in enumerate(inputs)]
-    client.read_until(lambda: all(answer.chunks > 2 for answer in answers))
+    client.read_until(lambda: all(answer.chunks > 2 for answer in answers), 120)
     bundled.kill(bundled.instance_pid())
-    client.finish()
+    client.finish(120)
     client.close()
     assert [answer.text for answer in answers] == undisturbed
-    assert all(len(flat(answer, "output_log_probs")) == 100 for answer in answers)
+    assert all(len(flat(answer, "output_log_probs")) == 80 for answer in answers)
     assert all("self" not in undisturbed[n] for n in (2, 6))
 
 
