@@ -66,6 +66,8 @@ class LimitSettings:
     max_prompt_bytes: int = 1_000_000
     max_stop_words: int = 16
     max_stop_word_bytes: int = 256
+    max_bad_words: int = 64
+    max_top_log_probs: int = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,8 @@ _RANGES = {
     "limits.max_prompt_bytes": (1, 1 << 30),
     "limits.max_stop_words": (0, 1024),
     "limits.max_stop_word_bytes": (1, 1 << 16),
+    "limits.max_bad_words": (0, 1024),
+    "limits.max_top_log_probs": (0, 1024),
     "streams.first_chunk_ms": (10.0, 600_000.0),
     "server.drain_s": (0.0, 86_400.0),
     "server.ready_s": (1.0, 86_400.0),

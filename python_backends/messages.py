@@ -15,8 +15,8 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from python_backends.request import Feedback, Finish, Ids, ModelLimits, Request, Sampling, TokenWindow
-from python_backends.step import Started, Tokens
+from python_backends.request import Feedback, Finish, Ids, LogProbs, ModelLimits, Request, Sampling, TokenWindow
+from python_backends.step import RowLogProbs, Started, Tokens
 
 NOBODY = ""  # the receiver of a first hello
 
@@ -85,6 +85,8 @@ _KINDS: tuple[type[Any], ...] = (
     Started,
     Load,
     Failed,
+    LogProbs,
+    RowLogProbs,
 )
 _TAGS = {kind: tag for tag, kind in enumerate(_KINDS)}
 _FIELDS: tuple[tuple[str, ...], ...] = tuple(tuple(field.name for field in dataclasses.fields(kind)) for kind in _KINDS)

@@ -13,6 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int32]  # token ids, one dimension
+Floats = NDArray[np.float32]
+
+MAX_BAD_WORD_TOKENS = 4
 
 
 class RefusedError(ValueError):
@@ -43,8 +46,24 @@ class Sampling:
     temperature: float = 0.0  # 0 is greedy
     top_k: int = 0  # 0 keeps all tokens
     top_p: float = 1.0
+    min_p: float = 0.0  # tokens less probable than this share of the most probable one are left out
     seed: int = 0  # token number i is drawn from (seed, i) alone
     stop_ids: tuple[int, ...] = ()  # end the sequence, not before min_tokens; the model's EOS ids
+    repetition_penalty: float = 1.0  # of tokens in prompt and output
+    presence_penalty: float = 0.0  # of tokens in the output
+    frequency_penalty: float = 0.0  # of tokens in the output, once for each time
+    bad_words: tuple[tuple[int, ...], ...] = ()  # of 1 to MAX_BAD_WORD_TOKENS tokens: none of them is ever completed
+    log_probs: bool = False  # report the log-probability of each token
+    num_top_log_probs: int = 0  # and of so many of the most probable ones in its place
+
+    @property
+    def penalizes(self) -> bool:
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether the tokens so far change what may come next, other than by the model."""
+        return self.penalizes or bool(self.bad_words)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +87,24 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LogProbs:
+    """Natural logarithms of the probabilities that the model itself gave: before penalties, bans and temperature."""
+
+    chosen: Floats  # [tokens]
+    top_ids: Ids  # [tokens · num_top] the most probable ids in each token's place, best first; one token behind the other
+    top: Floats  # [tokens · num_top] theirs
+
+    @property
+    def num_top(self) -> int:
+        return len(self.top) // max(1, len(self.chosen))
+
+    def first(self, count: int) -> LogProbs:
+        """Of the first `count` tokens."""
+        top = count * self.num_top
+        return LogProbs(self.chosen[:count], self.top_ids[:top], self.top[:top])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class TokenWindow:
     """What the detokenizer needs to print the next piece of one answer without remembering anything.
 
@@ -87,6 +124,8 @@ class TokenWindow:
     echo: str = ""
     num_input_tokens: int = -1  # -1: not asked for
     num_output_tokens: int = -1
+    log_probs: LogProbs | None = None  # of the tokens from num_sent on; None: not asked for
+    cum_log_prob: float = 0.0  # sum over the first num_sent tokens
 
 
 @dataclass(frozen=True, slots=True)

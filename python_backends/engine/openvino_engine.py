@@ -19,6 +19,7 @@ from torch import Tensor
 from python_backends.config import Settings, SettingsError
 from python_backends.engine.checkpoint import block_shape, declared_tokens, load_model, model_limits, read_config
 from python_backends.engine.kv_cache import BlockShape
+from python_backends.engine.log_probs import log_probs, row_log_probs
 from python_backends.engine.openvino_graph import BLOCK_TOKENS, STEP_INPUTS, TYPES, build_graph, cache_name
 from python_backends.engine.sampler import sample
 from python_backends.engine.slot_state import SlotState
@@ -50,12 +51,15 @@ class OpenVINOEngine:
     def launch(self, plan: StepPlan) -> None:
         self.state.apply(plan.operations)
         slots = torch.from_numpy(plan.slots[plan.samples].astype(np.int64))
-        tokens = finishes = slots  # empty where nothing samples
-        if len(plan.slots):
-            logits = self._logits(self._inputs(plan))
-            if len(slots):
-                tokens, finishes = self.state.append(slots, sample(logits, self.state.sampling_rows(slots, plan)))
-        self._outputs.append(StepOutput(plan.number, tokens.numpy().astype(np.int32), finishes.numpy().astype(np.uint8)))
+        logits = self._logits(self._inputs(plan)) if len(plan.slots) else None
+        if logits is None or not len(slots):
+            self._outputs.append(StepOutput(plan.number, np.zeros(0, np.int32), np.zeros(0, np.uint8)))
+            return
+        rows = self.state.sampling_rows(slots, plan)
+        chosen = sample(logits, rows)
+        scores = row_log_probs(log_probs(logits, chosen, rows.asks).numpy(), rows.asks.host_rows) if rows.asks is not None else None
+        tokens, finishes = self.state.append(slots, chosen)
+        self._outputs.append(StepOutput(plan.number, tokens.numpy().astype(np.int32), finishes.numpy().astype(np.uint8), scores))
 
     def collect(self) -> StepOutput:
         return self._outputs.popleft()

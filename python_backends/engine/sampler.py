@@ -1,8 +1,9 @@
 """Chooses the next token of every sampling row, on the device, for all rows at once.
 
-Owns nothing. Rows of temperature 0 take the greatest logit, the lowest id among equals. The others draw by inverse CDF over the ids in
-their order, with one uniform number hashed from (seed, output index) alone: the same request gives the same text in any batch and
-after a restart. Equal probabilities at the edge of top_k or top_p are kept together. Called by the torch engine.
+Owns nothing. In this order: penalties, bans, temperature, top_k, top_p, min_p, the draw; what no row asks for is not done. Rows of
+temperature 0 take the greatest logit, the lowest id among equals. The others draw by inverse CDF over the ids in their order, with one
+uniform number hashed from (seed, output index) alone: the same request gives the same text in any batch and after a restart. Equal
+probabilities at the edge of top_k or top_p are kept together. Called by the engines.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from python_backends.engine.log_probs import LogProbRows
+from python_backends.engine.penalties import Penalties, penalized
+
 UNIFORM_BITS = 48  # so that u · total < total in float64 for every u < 1
 CANDIDATES = (64, 1024)  # sizes tried before sorting a whole vocabulary, which costs as much as a small model's step
 
@@ -20,24 +24,32 @@ CANDIDATES = (64, 1024)  # sizes tried before sorting a whole vocabulary, which 
 class Restrictions:
     top_k: Tensor  # [rows] 0: all
     top_p: Tensor  # [rows] 1: all
+    min_p: Tensor  # [rows] 0: all
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    temperature: Tensor  # [rows] 0: greedy
-    seeds: Tensor  # [rows] int64
-    indices: Tensor  # [rows] output index of the token to be drawn
+    """Of the rows that draw."""
+
+    temperature: Tensor  # [drawing] 0: greedy, where `rows` is None
+    seeds: Tensor  # [drawing] int64
+    indices: Tensor  # [drawing] output index of the token to be drawn
     restrictions: Restrictions | None  # None: no row has any
+    rows: Tensor | None = None  # [drawing] of the batch; None: all
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
     draws: Draws | None  # None: all rows are greedy
-    banned: Tensor | None  # [rows, most] ids that may not come yet, −1 is none; None: nothing is banned
+    banned: Tensor | None  # [rows, most] ids that may not come now, −1 is none; None: nothing is banned
+    penalties: Penalties | None = None  # None: no row has any
+    asks: LogProbRows | None = None  # for log-probabilities, which change no token; None: nobody asks
 
 
 def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
-    """Tokens [rows] for logits [rows, vocabulary]."""
+    """Tokens [rows] for logits [rows, vocabulary], whatever made them."""
+    if rows.penalties is not None:
+        logits = penalized(logits, rows.penalties)
     if rows.banned is not None:
         logits = logits.masked_fill(_marked(rows.banned, logits.shape[1]), float("-inf"))
     if rows.draws is None:
@@ -58,18 +70,28 @@ def probabilities(logits: Tensor, temperature: Tensor) -> Tensor:
 
 
 def restricted(probs: Tensor, limits: Restrictions) -> Tensor:
-    """`probs` with everything outside top_k, and then outside the smallest set of mass top_p of what is left, set to 0."""
+    """`probs` with everything set to 0 that is outside top_k, then outside the smallest set of mass top_p of what is left, or less
+    probable than min_p times the most probable.
+    """
     return probs.masked_fill(probs < _least_kept(probs, limits)[:, None], 0.0)
 
 
 def _draw(logits: Tensor, draws: Draws) -> Tensor:
+    greedy = _best(logits)
+    if draws.rows is None:
+        return torch.where(draws.temperature > 0, _drawn(logits, draws), greedy)
+    return greedy.index_copy_(0, draws.rows, _drawn(logits[draws.rows], draws))
+
+
+def _drawn(logits: Tensor, draws: Draws) -> Tensor:
+    """Tokens [drawing] for the logits [drawing, vocabulary] of the rows that draw."""
     probs = probabilities(logits, draws.temperature)
     if draws.restrictions is not None:
         probs = restricted(probs, draws.restrictions)
     cumulative = probs.cumsum(-1, dtype=torch.float64)
     target = uniform(draws.seeds, draws.indices)[:, None] * cumulative[:, -1:]
     drawn = torch.searchsorted(cumulative, target, right=True)[:, 0]
-    return torch.where(draws.temperature > 0, drawn, _best(logits))
+    return drawn.clamp(max=logits.shape[1] - 1)  # logits that are not numbers end nobody but their row
 
 
 def _best(logits: Tensor) -> Tensor:
@@ -120,4 +142,5 @@ def _least_among(probs: Tensor, size: int, limits: Restrictions) -> tuple[Tensor
     last = torch.searchsorted(mass, wanted).clamp(max=size - 1)  # the one that reaches the wanted mass
     nucleus = limits.top_p < 1
     least = torch.where(nucleus, torch.maximum(top.gather(1, last), kth)[:, 0], kth[:, 0])
+    least = torch.maximum(least, limits.min_p * top[:, 0])
     return least, (limits.top_k <= size) & (~nucleus | (mass[:, -1] >= wanted[:, 0]))

@@ -1,14 +1,13 @@
-"""What the device holds of each slot: last token, counts, limits, sampling parameters, stop ids and the row of the block table.
+"""What the device holds of each slot: last token, counts, limits, stop ids, its row of the block table, and how its tokens are chosen.
 
-Owns these tensors; the slot operations of a plan are gathered into one write per kind, whatever their number. After sampling, tokens
-are appended and ends are detected here, on the device, for all rows at once: the next step's inputs are this step's outputs. A row
-that ended stays as it is, so a step launched before its end was read does no harm. Called by the torch engine.
+Owns these tensors, the last kind in `SamplingState`. The slot operations of a plan are gathered into one write per kind, whatever their
+number. After sampling, tokens are appended and ends are detected here, on the device, for all rows at once: the next step's inputs are
+this step's outputs. A row that ended stays as it is, so a step launched before its end was read does no harm. Called by the engines.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import IntEnum
 
 import numpy as np
 import torch
@@ -16,24 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from python_backends.engine.sampler import Draws, Restrictions, SamplingRows
+from python_backends.engine.sampler import SamplingRows
+from python_backends.engine.sampling_state import Batch, Column, SamplingState
 from python_backends.request import Finish, Ids, ModelLimits
 from python_backends.step import Admit, Grow, Release, SlotOperation, StepPlan
 
 NO_STOP_ID = -1
-
-
-class Column(IntEnum):
-    """Of the table of whole numbers, one row a slot."""
-
-    LAST_TOKEN = 0
-    LENGTH = 1  # tokens so far; the KV of the last one is not computed yet
-    OUTPUTS = 2  # output tokens so far
-    MAX_LENGTH = 3
-    MIN_TOKENS = 4
-    SEED = 5
-    TOP_K = 6
-    ENDED = 7
 
 
 class SlotState:
@@ -42,12 +29,8 @@ class SlotState:
         max_blocks = -(-limits.max_model_tokens // limits.block_tokens)
         self.table = torch.zeros((slots, max_blocks), dtype=torch.int64, device=device)
         self._counts = torch.zeros((slots, len(Column)), dtype=torch.int64, device=device)
-        self._shares = torch.ones((slots, 2), dtype=torch.float32, device=device)  # temperature, top_p
         self._stop_ids = torch.full((slots, 1), NO_STOP_ID, dtype=torch.int64, device=device)  # [slots, most stop ids]
-        # What the host knows, to leave work out: a step of greedy rows is one arg-max.
-        self._draws: NDArray[np.bool_] = np.zeros(slots, np.bool_)
-        self._restricts: NDArray[np.bool_] = np.zeros(slots, np.bool_)
-        self._stop_from: Ids = np.zeros(slots, np.int32)  # tokens, with the prompt, before which no stop id may come
+        self._sampling = SamplingState(limits, device)
 
     def apply(self, operations: Sequence[SlotOperation]) -> None:
         """The operations of one plan, in order: of a slot's lives within it, the last one counts."""
@@ -72,13 +55,15 @@ class SlotState:
         counts = self._counts[slots]
         return counts[:, Column.LAST_TOKEN], counts[:, Column.LENGTH] - 1
 
-    def sampling_rows(self, slots: Tensor, plan: StepPlan) -> SamplingRows:
-        """The parameters of the rows that sample, in the order of `slots` [sampled]; only those that some row needs."""
-        host = plan.slots[plan.samples]
-        lengths = (plan.starts + plan.lengths)[plan.samples]
-        draws = self._drawing_rows(slots, bool(self._restricts[host].any())) if self._draws[host].any() else None
-        banned = self._banned_ids(slots) if (lengths < self._stop_from[host]).any() else None
-        return SamplingRows(draws, banned)
+    def sampling_rows(self, slots: Tensor, plan: StepPlan, order: NDArray[np.intp] | None = None) -> SamplingRows:
+        """The parameters of the rows that sample, in the order of `slots` [sampled]; only those that some row needs.
+
+        Row i is the `order[i]`-th span of `plan` that samples; without `order` the i-th.
+        """
+        host, lengths = plan.slots[plan.samples], (plan.starts + plan.lengths)[plan.samples]
+        if order is not None:
+            host, lengths = host[order], lengths[order]
+        return self._sampling.rows(Batch(slots, host, lengths, self._counts, self._stop_ids))
 
     def append(self, slots: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Appends `tokens` [sampled] to `slots` and ends those that are done. Tokens and finishes; 0, RUNNING where a row had ended."""
@@ -87,6 +72,7 @@ class SlotState:
         stops = (self._stop_ids[slots] == tokens[:, None]).any(1) & (counts[:, Column.OUTPUTS] >= counts[:, Column.MIN_TOKENS])
         full = counts[:, Column.LENGTH] + 1 >= counts[:, Column.MAX_LENGTH]
         finishes = torch.where(stops, int(Finish.STOP), full * int(Finish.LENGTH)) * live
+        self._sampling.history.append(slots, counts[:, Column.LENGTH], tokens)
         counts[:, Column.LAST_TOKEN] = torch.where(live > 0, tokens, counts[:, Column.LAST_TOKEN])
         counts[:, Column.LENGTH] += live
         counts[:, Column.OUTPUTS] += live
@@ -94,29 +80,13 @@ class SlotState:
         self._counts[slots] = counts
         return tokens * live, finishes
 
-    def _drawing_rows(self, slots: Tensor, restricted: bool) -> Draws:
-        counts, shares = self._counts[slots], self._shares[slots]
-        restrictions = Restrictions(counts[:, Column.TOP_K], shares[:, 1]) if restricted else None
-        return Draws(shares[:, 0], counts[:, Column.SEED], counts[:, Column.OUTPUTS], restrictions)
-
-    def _banned_ids(self, slots: Tensor) -> Tensor:  # [sampled, most stop ids]
-        counts = self._counts[slots]
-        early = counts[:, Column.OUTPUTS] < counts[:, Column.MIN_TOKENS]
-        return torch.where(early[:, None], self._stop_ids[slots], NO_STOP_ID)
-
     def _admit(self, admits: list[Admit]) -> None:
         if not admits:
             return
-        host = np.array([admit.slot for admit in admits])
-        slots = self._put(host)
+        slots = self._put(np.array([admit.slot for admit in admits]))
         self._counts[slots] = self._put(np.array([self._row(admit) for admit in admits], np.int64))
-        shares = [(admit.sampling.temperature, admit.sampling.top_p) for admit in admits]
-        self._shares[slots] = self._put(np.array(shares, np.float32))
         self._stop_ids_of(slots, [self._known_ids(admit.sampling.stop_ids) for admit in admits])
-        self._draws[host] = [admit.sampling.temperature > 0 for admit in admits]
-        self._restricts[host] = [admit.sampling.top_k > 0 or admit.sampling.top_p < 1 for admit in admits]
-        early = [admit.num_prompt_tokens + admit.sampling.min_tokens if admit.sampling.stop_ids else 0 for admit in admits]
-        self._stop_from[host] = np.minimum(early, self._limits.max_model_tokens)
+        self._sampling.admit(slots, admits)
 
     def _row(self, admit: Admit) -> list[int]:
         sampling, outputs = admit.sampling, admit.num_output_tokens
@@ -139,6 +109,7 @@ class SlotState:
 
     def _release(self, slots: list[int]) -> None:
         if slots:
+            self._sampling.history.release(slots)
             self._counts[self._put(np.array(slots)), Column.ENDED] = 1
 
     def _write_table(self, blocks: dict[int, list[tuple[int, Ids]]]) -> None:

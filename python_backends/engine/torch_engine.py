@@ -20,6 +20,7 @@ from python_backends.config import Settings
 from python_backends.engine.checkpoint import block_shape, declared_tokens, load_model, model_limits, read_config
 from python_backends.engine.decoder import Decoder
 from python_backends.engine.kv_cache import KVCache
+from python_backends.engine.log_probs import log_probs, row_log_probs
 from python_backends.engine.sampler import sample
 from python_backends.engine.slot_state import SlotState
 from python_backends.engine.step_batch import StepBatcher
@@ -32,6 +33,8 @@ class _Launched:
     number: int
     order: NDArray[np.intp]  # [sampled] of the plan's spans that sample
     result: Tensor  # [2, sampled] tokens and finishes, on the host once `done`
+    log_probs: Tensor | None  # [asking, …] as the device packed them, on the host once `done`
+    asking: NDArray[np.intp]  # [asking] of the plan's spans that sample
     done: torch.cuda.Event | None
 
 
@@ -54,13 +57,17 @@ class TorchEngine:
     def launch(self, plan: StepPlan) -> None:
         self.state.apply(plan.operations)
         if not len(plan.slots):
-            self._launched.append(_Launched(plan.number, np.zeros(0, np.intp), torch.zeros((2, 0), dtype=torch.int64), None))
+            nothing = np.zeros(0, np.intp)
+            self._launched.append(_Launched(plan.number, nothing, torch.zeros((2, 0), dtype=torch.int64), None, nothing, None))
             return
         batch = self._batcher.batch(plan)
         logits = self.decoder.forward(batch, self.cache)  # [sampled, vocabulary]
-        rows = self.state.sampling_rows(batch.sampling_slots, plan)
-        tokens, finishes = self.state.append(batch.sampling_slots, sample(logits, rows))
-        self._launched.append(self._sent(plan.number, batch.order, torch.stack((tokens, finishes))))
+        rows = self.state.sampling_rows(batch.sampling_slots, plan, batch.order)
+        chosen = sample(logits, rows)
+        scores = log_probs(logits, chosen, rows.asks) if rows.asks is not None else None
+        tokens, finishes = self.state.append(batch.sampling_slots, chosen)
+        asking = batch.order[rows.asks.host_rows] if rows.asks is not None else batch.order[:0]
+        self._launched.append(self._sent(plan.number, batch.order, torch.stack((tokens, finishes)), scores, asking))
 
     def collect(self) -> StepOutput:
         step = self._launched.popleft()
@@ -68,20 +75,26 @@ class TorchEngine:
             step.done.synchronize()
         result = np.empty_like(step.result.numpy())
         result[:, step.order] = step.result.numpy()
-        return StepOutput(step.number, result[0].astype(np.int32), result[1].astype(np.uint8))
+        scores = None if step.log_probs is None else row_log_probs(step.log_probs.numpy(), step.asking)
+        return StepOutput(step.number, result[0].astype(np.int32), result[1].astype(np.uint8), scores)
 
     def close(self) -> None:
         self._launched.clear()
 
-    def _sent(self, number: int, order: NDArray[np.intp], result: Tensor) -> _Launched:
-        """Starts the way of `result` to the host."""
+    def _sent(self, number: int, order: NDArray[np.intp], result: Tensor, scores: Tensor | None, asking: NDArray[np.intp]) -> _Launched:
+        """Starts the way of `result` and `scores` to the host."""
         if self.device.type == "cpu":
-            return _Launched(number, order, result, None)
-        host = torch.empty(result.shape, dtype=result.dtype, pin_memory=True)
-        host.copy_(result, non_blocking=True)
+            return _Launched(number, order, result, scores, asking, None)
+        host, host_scores = _on_the_way(result), None if scores is None else _on_the_way(scores)
         done = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done.record()
-        return _Launched(number, order, host, done)
+        return _Launched(number, order, host, host_scores, asking, done)
+
+
+def _on_the_way(tensor: Tensor) -> Tensor:
+    """A copy on the host, complete once the device has come so far."""
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
 
 
 def set_threads(threads: int) -> None:

@@ -1,8 +1,9 @@
 """An engine whose tokens can be worked out by hand: `next token = (Σ (i + 1) · token_i + 7) mod vocabulary`.
 
 The sum is taken over what stands in the KV blocks of the slot's block table row, so that a wrong block, a stale row, a lost or a
-doubled token changes the answer. It keeps the manners of a real engine (device-side rows, stop flags, steps launched ahead) and
-costs nothing, so tests of everything around an engine use it, and `engine.toy_step_ms` makes it as slow as a real one.
+doubled token changes the answer. Bad words and log-probabilities are there, by rules as simple; penalties and what restricts a draw
+change nothing. It keeps the manners of a real engine (device-side rows, stop flags, steps launched ahead) and costs nothing, so tests
+of everything around an engine use it, and `engine.toy_step_ms` makes it as slow as a real one.
 """
 
 from __future__ import annotations
@@ -16,23 +17,36 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from python_backends.config import Settings
-from python_backends.request import Finish, Ids, ModelLimits, Sampling
-from python_backends.step import Admit, Grow, SlotOperation, SpanKind, StepOutput, StepPlan
+from python_backends.request import Finish, Ids, LogProbs, ModelLimits, Sampling
+from python_backends.step import Admit, Grow, RowLogProbs, SlotOperation, SpanKind, StepOutput, StepPlan
 
 DEFAULT_MODEL_TOKENS = 2048
 DEFAULT_BLOCKS_A_SLOT = 64
 
 
 def toy_next(tokens: Ids, sampling: Sampling, num_output_tokens: int, vocab_size: int) -> int:
-    """The token behind `tokens`. Stop ids are stepped over before min_tokens; sampling adds the seed once per output index."""
+    """The token behind `tokens`. What may not come now is stepped over: stop ids before min_tokens, what would complete a bad word.
+
+    Sampling adds the seed once per output index.
+    """
     weights = np.arange(1, len(tokens) + 1, dtype=np.int64)
     token = int(weights @ tokens.astype(np.int64)) + 7
     if sampling.temperature > 0:
         token += sampling.seed * (num_output_tokens + 1)
     token %= vocab_size
-    while num_output_tokens < sampling.min_tokens and token in sampling.stop_ids:
+    barred = {word[-1] for word in sampling.bad_words if tokens[len(tokens) - len(word) + 1 :].tolist() == list(word[:-1])}
+    if num_output_tokens < sampling.min_tokens:
+        barred.update(sampling.stop_ids)
+    while token in barred:
         token = (token + 1) % vocab_size
     return token
+
+
+def toy_log_probs(token: int, num_top: int, vocab_size: int) -> LogProbs:
+    """Of one token: −(token mod 64) / 8, and one less for each of the ids from it on."""
+    chosen = -(token % 64) / 8
+    places = np.arange(num_top, dtype=np.int32)
+    return LogProbs(np.array([chosen], np.float32), (token + places) % vocab_size, (chosen - places).astype(np.float32))
 
 
 def toy_answer(prompt: Ids, sampling: Sampling, vocab_size: int) -> list[int]:
@@ -89,7 +103,8 @@ class ToyEngine:
             if samples:
                 sampled.append(self._sample(row))
         rows = np.array(sampled, np.int32).reshape(-1, 2)
-        self._outputs.append(StepOutput(plan.number, rows[:, 0], rows[:, 1].astype(np.uint8)))
+        scores = self._log_probs(plan, rows[:, 0])
+        self._outputs.append(StepOutput(plan.number, rows[:, 0], rows[:, 1].astype(np.uint8), scores))
 
     def collect(self) -> StepOutput:
         if self._step_s:
@@ -128,6 +143,17 @@ class ToyEngine:
         finish = self._finish(row, num_output + 1)
         row.ended = finish != Finish.RUNNING
         return row.last_token, finish
+
+    def _log_probs(self, plan: StepPlan, tokens: Ids) -> RowLogProbs | None:
+        samplings = [self._rows[int(slot)].sampling for slot in plan.slots[plan.samples]]
+        asking = [row for row, sampling in enumerate(samplings) if sampling.log_probs]
+        if not asking:
+            return None
+        num_top = max(samplings[row].num_top_log_probs for row in asking)
+        parts = [toy_log_probs(int(tokens[row]), num_top, self.limits.vocab_size) for row in asking]
+        chosen, top_ids, top = zip(*((part.chosen, part.top_ids, part.top) for part in parts), strict=True)
+        values = LogProbs(np.concatenate(chosen), np.concatenate(top_ids), np.concatenate(top))
+        return RowLogProbs(np.array(asking, np.int32), values)
 
     def _finish(self, row: _Row, num_output: int) -> Finish:
         if row.last_token in row.sampling.stop_ids and num_output > row.sampling.min_tokens:

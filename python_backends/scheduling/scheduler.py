@@ -111,7 +111,8 @@ class SlotScheduler:
         full = (finishes == Finish.RUNNING) & (table.known[slots] >= table.limits[slots])  # our limit may be lower than the engine's
         finishes = np.where(full, np.uint8(Finish.LENGTH), finishes)
         indices = positions - table.prompts[slots]
-        events = Tokens(table.request_ids[slots], table.stream_epochs[slots], indices, tokens, finishes)
+        log_probs = None if output.log_probs is None else output.log_probs.kept(current)
+        events = Tokens(table.request_ids[slots], table.stream_epochs[slots], indices, tokens, finishes, log_probs)
         for slot in slots[finishes != Finish.RUNNING].tolist():
             self._finish(slot)
         return events
@@ -220,6 +221,7 @@ class SlotScheduler:
             num_prompt_tokens=sequence.num_prompt_tokens,
             num_output_tokens=sequence.num_output_tokens,
             blocks=np.array(sequence.blocks, np.int32),
+            tokens=sequence.tokens,
         )
 
     def _hold(self, sequence: Sequence, blocks: list[int]) -> None:

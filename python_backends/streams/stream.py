@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from python_backends.request import Finish, Ids, Request, TokenWindow
+from python_backends.streams.log_probs import UNKNOWN, StreamLogProbs, TokenLogProbs
 
 
 class Stream:
@@ -27,6 +28,7 @@ class Stream:
         "finish",
         "first_token_ns",
         "last_sent_ns",
+        "log_probs",
         "num_acked",
         "num_sent",
         "request",
@@ -43,7 +45,8 @@ class Stream:
         self.sender = sender
         self.context_tokens = context_tokens  # so many tokens before num_acked decide what follows
         self.tokens: list[int] = []
-        self.early: dict[int, tuple[int, int]] = {}  # index -> (token, finish) that came before its turn
+        self.log_probs = StreamLogProbs(request.sampling.num_top_log_probs) if request.sampling.log_probs else None
+        self.early: dict[int, tuple[int, int, TokenLogProbs]] = {}  # index -> token, finish and more that came before its turn
         self.epoch = 0  # lives of the request: one more at every re-admission
         self.submitted = False  # an instance has it
         self.seated = False  # in a slot there
@@ -76,15 +79,17 @@ class Stream:
         """Its tokens are sent as they come: somebody reads along, or a stop word may end it. Other answers go out whole."""
         return self.request.stream or bool(self.request.stop_words)
 
-    def append(self, index: int, token: int, finish: int) -> int:
+    def append(self, index: int, token: int, finish: int, scores: TokenLogProbs = UNKNOWN) -> int:
         """Takes token number `index` of the answer: a known one is dropped, an early one held. Returns how many were appended."""
         if index < len(self.tokens) or self.finish != Finish.RUNNING:
             return 0
-        self.early[index] = (token, finish)
+        self.early[index] = (token, finish, scores)
         count = 0
         while len(self.tokens) in self.early:
-            token, finish = self.early.pop(len(self.tokens))
+            token, finish, scores = self.early.pop(len(self.tokens))
             self.tokens.append(token)
+            if self.log_probs is not None:
+                self.log_probs.append(scores)
             self.finish = Finish(finish)
             count += 1
         return count
@@ -94,6 +99,8 @@ class Stream:
         self.finish = finish
         if num_tokens is not None:
             del self.tokens[num_tokens:]
+            if self.log_probs is not None:
+                self.log_probs.cut(num_tokens)
 
     def window(self, now_ns: int, emit: bool = False) -> TokenWindow:
         """The next window of this stream, counted as sent. With `emit` a chunk goes out even if it has no text."""
@@ -110,6 +117,8 @@ class Stream:
     def _window(self, start: int, num_sent: int, emit: bool) -> TokenWindow:
         request = self.request
         ended = self.finish != Finish.RUNNING
+        silent = not request.stream and not ended
+        scores = None if silent else self.log_probs
         return TokenWindow(
             request_id=request.request_id,
             tokens=self._ids(start),
@@ -119,10 +128,12 @@ class Stream:
             stop_words=request.stop_words,
             finish=self.finish,
             emit=emit,
-            silent=not request.stream and not ended,
+            silent=silent,
             echo=self._echo(),
             num_input_tokens=len(request.prompt) if request.wants_num_input_tokens else -1,
             num_output_tokens=len(self.tokens) if request.wants_num_output_tokens else -1,
+            log_probs=None if scores is None else scores.since(num_sent),
+            cum_log_prob=0.0 if scores is None else scores.sum(num_sent),
         )
 
     def _ids(self, start: int) -> Ids:

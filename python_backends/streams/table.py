@@ -17,6 +17,7 @@ from python_backends.messages import Cancel, Submit
 from python_backends.metrics import Metrics
 from python_backends.request import Feedback, Finish, Request, TokenWindow
 from python_backends.step import Started, Tokens
+from python_backends.streams.log_probs import UNKNOWN, TokenLogProbs, by_row
 from python_backends.streams.pacing import Pacing
 from python_backends.streams.quarantine import Quarantine
 from python_backends.streams.stream import Stream
@@ -92,10 +93,11 @@ class StreamTable:
             tokens.finishes.tolist(),
             strict=True,
         )
-        for request_id, epoch, index, token, finish in rows:
+        scores = by_row(tokens.log_probs)
+        for row, (request_id, epoch, index, token, finish) in enumerate(rows):
             stream = self._streams.get(request_id)
             if stream is not None and stream.epoch == epoch:
-                self._append(stream, index, token, finish)
+                self._append(stream, index, token, finish, scores.get(row, UNKNOWN))
 
     def feedback(self, feedback: Feedback) -> None:
         """What the detokenizer found in a window: it is confirmed, and may have ended the stream."""
@@ -174,8 +176,8 @@ class StreamTable:
         self._unsubmitted = sum(not stream.submitted for stream in running)
         return [Submit(stream.request, np.array(stream.tokens, np.int32), stream.epoch) for stream in chosen]
 
-    def _append(self, stream: Stream, index: int, token: int, finish: int) -> None:
-        count = stream.append(index, token, finish)
+    def _append(self, stream: Stream, index: int, token: int, finish: int, scores: TokenLogProbs) -> None:
+        count = stream.append(index, token, finish, scores)
         if not count:
             return
         self.metrics.count("gapless_generated_tokens_total", count)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
-from python_backends.request import Finish, TokenWindow
+from python_backends.request import Finish, LogProbs, TokenWindow
 from python_backends.text.checkpoint import Checkpoint
 from python_backends.text.token_bytes import WALL, token_bytes
 
@@ -62,6 +62,16 @@ class Detokenizer:
                 tokens[i] = self._bytes.first(token)
                 return " " if tokens[i] != token else ""
         return ""
+
+
+def new_log_probs(window: TokenWindow, piece: Piece) -> LogProbs | None:
+    """Of the tokens that `window` brings for the first time, up to and with the one that completed a stop word.
+
+    Their text may come later, when it is certain. None if they were not asked for.
+    """
+    if window.log_probs is None or not piece.stopped_at:
+        return window.log_probs
+    return window.log_probs.first(max(0, min(piece.stopped_at - window.num_sent, len(window.log_probs.chosen))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from python_backends.config import LimitSettings
-from python_backends.request import Ids, RefusedError, Request, Sampling
+from python_backends.request import MAX_BAD_WORD_TOKENS, Ids, RefusedError, Request, Sampling
 from python_backends.text.chat_template import ChatTemplate
 from python_backends.text.checkpoint import Checkpoint, CheckpointError
 from python_backends.text.encoder import Encoder
@@ -96,9 +96,24 @@ class Door:
             temperature=ask.temperature,
             top_k=ask.top_k,
             top_p=ask.top_p,
+            min_p=ask.min_p,
             seed=secrets.randbits(63) if ask.seed is None else ask.seed,
             stop_ids=tuple(sorted({*self.eos_ids, *ask.stop_ids})),
+            repetition_penalty=ask.repetition_penalty,
+            presence_penalty=ask.presence_penalty,
+            frequency_penalty=ask.frequency_penalty,
+            bad_words=self._bad_words(ask.bad_words),
+            log_probs=ask.log_probs,
+            num_top_log_probs=ask.num_top_log_probs,
         )
+
+    def _bad_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        """Their tokens: of each word as it stands, and behind a space, where most vocabularies have other tokens for it."""
+        if not words:
+            return ()
+        spellings = [[word] if word[0].isspace() else [word, f" {word}"] for word in words]
+        tokens = [self.encoder.encode(each) for each in spellings]
+        return tuple(dict.fromkeys(_bad_word(i, ids) for i, each in enumerate(tokens) for ids in each))
 
     def _max_tokens(self, ask: Ask, num_prompt: int) -> int:
         name = "messages" if ask.text is None else "text_input"
@@ -118,6 +133,14 @@ class Door:
                 f"because {name} has {num_prompt} tokens and this model's context is {self.max_model_tokens}"
             )
         return ask.max_tokens
+
+
+def _bad_word(index: int, ids: Ids | RefusedError) -> tuple[int, ...]:
+    if isinstance(ids, RefusedError):
+        raise RefusedError(f"bad_words[{index}]: {ids}")
+    if not 1 <= len(ids) <= MAX_BAD_WORD_TOKENS:
+        raise RefusedError(f"bad_words[{index}] = {len(ids)} tokens: must have 1 to {MAX_BAD_WORD_TOKENS}, also behind a space")
+    return tuple(ids.tolist())
 
 
 def open_door(checkpoint: Checkpoint, limits: LimitSettings, max_model_tokens: int = 0) -> Door:

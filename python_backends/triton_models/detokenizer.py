@@ -14,9 +14,9 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from python_backends.links import FeedbackEnd
-from python_backends.request import Feedback, Finish, TokenWindow
+from python_backends.request import Feedback, Finish, LogProbs, TokenWindow
 from python_backends.text.checkpoint import read_checkpoint
-from python_backends.text.detokenizer import Detokenizer, Piece
+from python_backends.text.detokenizer import Detokenizer, Piece, new_log_probs
 from python_backends.triton_models.tensors import Blobs, ForgedError, effective_settings, failure, final, run_directory
 
 log = logging.getLogger("gapless.detokenizer")
@@ -59,8 +59,9 @@ class TritonPythonModel:
             log.exception("a window could not be turned into text")
             final(sender, failure("the answer could not be turned into text"))
             return Feedback(window.request_id, window.start + len(window.tokens), gone=True)
-        answered = bool(piece.text) or window.emit
-        final(sender, _response(window, piece) if answered else None)
+        scores = new_log_probs(window, piece)
+        answered = bool(piece.text) or window.emit or (scores is not None and len(scores.chosen) > 0)
+        final(sender, _response(window, piece, scores) if answered else None)
         return Feedback(window.request_id, window.start + len(window.tokens), piece.stopped_at, gone, answered)
 
     def _is_gone(self, request: Any, window: TokenWindow) -> bool:
@@ -81,7 +82,7 @@ class TritonPythonModel:
             self._asked_s = {request: asked_s for request, asked_s in self._asked_s.items() if now_s - asked_s < FORGET_AFTER_S}
 
 
-def _response(window: TokenWindow, piece: Piece) -> Any:
+def _response(window: TokenWindow, piece: Piece, scores: LogProbs | None) -> Any:
     """The ensemble's outputs: why it ended with the last one only, counts only for those who asked. What is left out costs nothing."""
     outputs = [pb_utils.Tensor("text_output", np.array([[piece.text.encode()]], object))]
     finish, num_output = window.finish, window.num_output_tokens
@@ -92,4 +93,18 @@ def _response(window: TokenWindow, piece: Piece) -> Any:
     for name, count in (("num_input_tokens", window.num_input_tokens), ("num_output_tokens", num_output)):
         if count >= 0:
             outputs.append(pb_utils.Tensor(name, np.array([[count]], np.int32)))
-    return pb_utils.InferenceResponse(outputs)
+    return pb_utils.InferenceResponse(outputs if scores is None else [*outputs, *_log_probs(window, scores)])
+
+
+def _log_probs(window: TokenWindow, scores: LogProbs) -> list[Any]:
+    """Of the tokens of this response, and the sum so far. An answer has one beam: the first dimension of each but the sum's."""
+    count = len(scores.chosen)
+    tensors: dict[str, Any] = {"cum_log_probs": np.array([window.cum_log_prob + scores.chosen.sum(dtype=np.float64)], np.float32)}
+    if count:
+        first = max(0, window.num_sent - window.start)
+        tensors["output_ids"] = window.tokens[None, first : first + count]
+        tensors["output_log_probs"] = scores.chosen[None]
+    if count and scores.num_top:
+        tensors["top_ids"] = scores.top_ids.reshape(count, -1)
+        tensors["top_log_probs"] = scores.top.reshape(count, -1)
+    return [pb_utils.Tensor(name, np.ascontiguousarray(values[None])) for name, values in tensors.items()]

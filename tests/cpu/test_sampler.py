@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,8 +26,12 @@ from tests.cpu.tiny_models import Serving, TinyModel, random_requests
 MASK = (1 << 64) - 1
 
 
-def _draws(rows: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Draws:
-    restrictions = Restrictions(torch.full((rows,), top_k), torch.full((rows,), top_p)) if top_k or top_p < 1 else None
+def _restrictions(rows: int, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Restrictions:
+    return Restrictions(torch.full((rows,), top_k), torch.full((rows,), top_p), torch.full((rows,), min_p))
+
+
+def _draws(rows: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Draws:
+    restrictions = _restrictions(rows, top_k, top_p, min_p) if top_k or top_p < 1 or min_p else None
     return Draws(torch.full((rows,), temperature), torch.arange(rows) * 7919, torch.arange(rows) % 13, restrictions)
 
 
@@ -56,14 +61,14 @@ def test_support_is_that_of_a_plain_reference(wide: float, top_k: int, top_p: fl
     """Flat and steep rows, so that each number of candidates tried is the one that is enough somewhere."""
     assert max(CANDIDATES) < 2000
     logits = _logits(4, 2000, wide)
-    probs = restricted(probabilities(logits, torch.ones(4)), Restrictions(torch.full((4,), top_k), torch.full((4,), top_p)))
+    probs = restricted(probabilities(logits, torch.ones(4)), _restrictions(4, top_k, top_p))
     for row in range(4):
         assert np.array_equal(probs[row].numpy() > 0, _plain(logits[row], 1.0, top_k, top_p) > 0)
 
 
 def test_rows_without_restrictions_are_left_alone_beside_rows_with_them() -> None:
     probs = probabilities(_logits(3, 100), torch.ones(3))
-    out = restricted(probs, Restrictions(torch.tensor([0, 5, 0]), torch.tensor([1.0, 1.0, 0.5])))
+    out = restricted(probs, Restrictions(torch.tensor([0, 5, 0]), torch.tensor([1.0, 1.0, 0.5]), torch.zeros(3)))
     assert torch.equal(out[0], probs[0])
     assert [int((row > 0).sum()) for row in out[1:]] == [5, int((_plain(_logits(3, 100)[2], 1.0, 0, 0.5) > 0).sum())]
 
@@ -71,7 +76,7 @@ def test_rows_without_restrictions_are_left_alone_beside_rows_with_them() -> Non
 def test_equal_probabilities_at_the_edge_stay_together() -> None:
     logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]])
     probs = probabilities(logits, torch.ones(1))
-    for limits in (Restrictions(torch.tensor([2]), torch.ones(1)), Restrictions(torch.tensor([0]), torch.tensor([0.6]))):
+    for limits in (_restrictions(1, top_k=2), _restrictions(1, top_p=0.6)):
         assert (restricted(probs, limits)[0] > 0).tolist() == [True, True, True, True, False]
 
 
@@ -129,12 +134,15 @@ def test_other_seeds_give_other_texts(one: TinyModel) -> None:
 
 
 def _drawing_requests() -> list[Request]:
-    """A mixed batch: plain draws, top_k, top_p, both, greedy."""
-    kinds = [{}, {"top_k": 20}, {"top_p": 0.8}, {"top_k": 100, "top_p": 0.9}, {"temperature": 0.0}]
-    requests = random_requests(10, seed=9, temperature=2.0)
+    """A mixed batch: plain draws, greedy, and everything else that may be asked for."""
+    kinds: list[dict[str, Any]] = [
+        *({}, {"top_k": 20}, {"top_p": 0.8}, {"top_k": 100, "top_p": 0.9}, {"temperature": 0.0}),
+        *({"min_p": 0.05}, {"repetition_penalty": 1.5}, {"presence_penalty": 1.0, "frequency_penalty": 0.5, "top_k": 50}),
+        *({"bad_words": tuple((token,) for token in range(0, 512, 3))}, {"log_probs": True, "num_top_log_probs": 3}),
+    ]
+    requests = random_requests(len(kinds), seed=9, temperature=2.0)
     return [
-        replace(request, sampling=replace(request.sampling, seed=100 + index, **kinds[index % 5]))
-        for index, request in enumerate(requests)
+        replace(request, sampling=replace(request.sampling, seed=100 + index, **kinds[index])) for index, request in enumerate(requests)
     ]
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from python_backends.messages import BadMessageError, Hello, Load, Submit, pack, unpack
-from python_backends.request import Feedback, Finish, ModelLimits, Request, Sampling, TokenWindow
-from python_backends.step import Started, Tokens
+from python_backends.request import Feedback, Finish, LogProbs, ModelLimits, Request, Sampling, TokenWindow
+from python_backends.step import RowLogProbs, Started, Tokens
 
 
 def same(a: object, b: object) -> bool:
@@ -24,8 +24,14 @@ def same(a: object, b: object) -> bool:
 REQUEST = Request(
     request_id=(1 << 62) + 1,
     prompt=np.array([1, 2, 3], np.int32),
-    sampling=Sampling(max_tokens=5, temperature=0.5, seed=(1 << 63) - 1, stop_ids=(2, 7)),
+    sampling=Sampling(max_tokens=5, temperature=0.5, seed=(1 << 63) - 1, stop_ids=(2, 7), bad_words=((5,), (1, 2))),
     stop_words=("\n", "हिन्दी"),
+)
+
+
+SCORES = RowLogProbs(
+    np.array([1], np.int32),
+    LogProbs(np.array([-0.5], np.float32), np.array([3, 4], np.int32), np.array([-0.5, -1.5], np.float32)),
 )
 
 
@@ -34,12 +40,14 @@ REQUEST = Request(
     [
         REQUEST,
         TokenWindow(1, np.array([], np.int32), finish=Finish.STOP),
+        TokenWindow(1, np.array([5], np.int32), log_probs=SCORES.values, cum_log_prob=-0.25),
         Feedback(1, 5, stopped_at=3, gone=True),
         Hello(ModelLimits(2048, 512, 16, 100, 16, "x")),
         Hello(),
         Submit(REQUEST, np.array([4], np.int32), 2),
         Started(1, 0, 16),
         Tokens(*(np.array([1, 2], kind) for kind in (np.int64, np.int32, np.int32, np.int32, np.uint8))),
+        Tokens(*(np.array([1, 2], kind) for kind in (np.int64, np.int32, np.int32, np.int32, np.uint8)), SCORES),
         Load(num_running=3),
     ],
     ids=lambda message: type(message).__name__,

@@ -36,7 +36,7 @@ class House:
         self.cancelled: list[int] = []
 
     def accept(self, number: int, **options: Any) -> bool:
-        sampling = Sampling(max_tokens=options.pop("max_tokens", 100))
+        sampling = Sampling(max_tokens=options.pop("max_tokens", 100), **options.pop("sampling", {}))
         options = {"stream": True, "arrival_ns": self.now_ns, **options}
         accepted = self.table.accept(Request(number, np.arange(3, dtype=np.int32), sampling, **options), sender=number)
         self.turn()

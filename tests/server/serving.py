@@ -25,6 +25,8 @@ import tritonclient.grpc as triton
 
 ROOT = Path(__file__).resolve().parents[2]
 DTYPES = {"max_tokens": "INT32", "min_tokens": "INT32", "top_k": "INT32", "temperature": "FP32", "top_p": "FP32", "seed": "UINT64"}
+DTYPES |= dict.fromkeys(("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"), "FP32")
+DTYPES |= {"num_top_log_probs": "INT32"}
 NUMPY = {"INT32": np.int32, "FP32": np.float32, "UINT64": np.uint64}
 
 
@@ -144,6 +146,7 @@ class Answer:
     status: int = 0
     num_output_tokens: int = 0
     first_text_s: float = 0.0
+    results: list[Any] = field(default_factory=list)  # each response of gRPC, as its client has it
 
     @property
     def num_ends(self) -> int:
@@ -212,6 +215,7 @@ class GrpcClient:
         answer = self.answers[response.id]
         if not response.outputs:
             return  # the empty final response of the transport
+        answer.results.append(result)
         outputs = {output.name: result.as_numpy(output.name)[0, 0] for output in response.outputs}
         reason = outputs.get("finish_reason", b"").decode()
         answer.add(outputs["text_output"].decode(), reason, int(outputs.get("num_output_tokens", 0)))
@@ -228,6 +232,8 @@ def tensor(name: str, value: Any) -> triton.InferInput:
         data, kind = np.array([[value]]), "BOOL"
     elif isinstance(value, str):
         data, kind = np.array([[value.encode()]], object), "BYTES"
+    elif isinstance(value, list) and all(type(item) is int for item in value):
+        data, kind = np.array([value], np.int32), "INT32"
     elif isinstance(value, list):
         data, kind = np.array([[word.encode() for word in value]], object), "BYTES"
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,12 @@ from python_backends.config import LimitSettings
 from python_backends.request import RefusedError, Request
 from python_backends.text.checkpoint import CheckpointError
 from python_backends.text.door import open_door
-from python_backends.text.fields import SUPPORTED
+from python_backends.text.fields import KNOWN, SUPPORTED
 from tests.pure.text.checkpoints import byte_level, examples, sentence_piece
 
-LIMITS = LimitSettings(default_max_tokens=100, max_prompt_bytes=2000, max_stop_words=3, max_stop_word_bytes=8)
+LIMITS = LimitSettings(
+    default_max_tokens=100, max_prompt_bytes=2000, max_stop_words=3, max_stop_word_bytes=8, max_bad_words=4, max_top_log_probs=5
+)
 DOOR = open_door(byte_level(), LIMITS)  # 128 tokens of context, 448 ids
 TEXT = "hello world"
 NUM_TEXT = len(byte_level().tokenizer.encode(TEXT).ids)
@@ -82,6 +85,45 @@ def test_fields_come_as_tensors() -> None:
     assert (request.stop_words, request.stream, request.echo) == (("a", "é"), True, TEXT)
     assert request.wants_num_input_tokens
     assert request.wants_num_output_tokens
+
+
+def test_everything_about_sampling_comes_as_tensors() -> None:
+    sampling = taken(
+        min_p=tensor(0.25, np.float32),
+        repetition_penalty=tensor(1.5, np.float32),
+        presence_penalty=tensor(-2.0, np.float32),
+        frequency_penalty=tensor(2.0, np.float32),
+        stop_token_ids=np.array([[7, 300]], np.int32),
+        bad_words=np.array([[b"hello"]], object),
+        return_log_probs=tensor(True, np.bool_),
+        num_top_log_probs=tensor(5, np.int32),
+    ).sampling
+    assert (sampling.min_p, sampling.repetition_penalty) == (0.25, 1.5)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (-2.0, 2.0)
+    assert sampling.stop_ids == (0, 7, 300)
+    assert sampling.bad_words
+    assert (sampling.log_probs, sampling.num_top_log_probs) == (True, 5)
+
+
+def test_a_bare_request_pays_for_nothing() -> None:
+    sampling = taken().sampling
+    assert not sampling.penalizes
+    assert not sampling.looks_back
+    assert not sampling.log_probs
+    neutral = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "min_p": 0.0, "bad_words": []}
+    assert not taken(**neutral).sampling.looks_back
+
+
+@pytest.mark.parametrize(("word", "spellings"), [("hello", ["hello", " hello"]), (" hello", [" hello"]), ("\n", ["\n"])])
+def test_a_bad_word_is_banned_as_it_stands_and_behind_a_space(word: str, spellings: list[str]) -> None:
+    tokenizer = byte_level().tokenizer
+    words = taken(bad_words=[word]).sampling.bad_words
+    assert words == tuple(tuple(tokenizer.encode(spelling).ids) for spelling in spellings)
+
+
+def test_a_special_token_as_a_bad_word_is_its_text() -> None:
+    assert all(0 not in word for word in taken(bad_words=["<|"]).sampling.bad_words)
+    assert all(0 not in word for word in taken(bad_words=["<|end|>"]).sampling.bad_words)
 
 
 def test_ids_and_seeds_are_drawn() -> None:
@@ -175,14 +217,47 @@ REFUSALS: list[tuple[str, Any, str]] = [
     ("text_input", "a" * 2001, "text_input = 2001 bytes: must be at most 2000"),
     ("text_input", np.array([["a"], ["b"]], object), "text_input has the shape [2, 1]: exactly one value is allowed"),
     ("beam_width", 2, "beam_width = 2: not supported yet, must be 1 or absent"),
-    ("bad_words", ["a"], "bad_words = ['a']: not supported yet, must be empty or absent"),
-    ("min_p", 0.5, "min_p = 0.5: not supported yet, must be 0 or absent"),
-    ("min_p", float("nan"), "min_p = nan: not supported yet, must be 0 or absent"),
-    ("repetition_penalty", 2.0, "repetition_penalty = 2.0: not supported yet, must be 1 or absent"),
-    ("presence_penalty", 0.5, "presence_penalty = 0.5: not supported yet, must be 0 or absent"),
-    ("frequency_penalty", -0.5, "frequency_penalty = -0.5: not supported yet, must be 0 or absent"),
+    ("bad_words", ["a", ""], "bad_words[1] = 0 bytes: must have 1 to 8"),
+    ("bad_words", ["aaaabbbbb"], "bad_words[0] = 9 bytes: must have 1 to 8"),
+    ("bad_words", ["a", "hello", "qxzjk"], "bad_words[2] = 5 tokens: must have 1 to 4, also behind a space"),
+    ("bad_words", ["a", "b", "c", "d", "e"], "bad_words = 5 words: must be at most 4"),
+    ("bad_words", 5, "bad_words = 5: must be strings"),
+    ("bad_words", [b"\xff"], "bad_words = b'\\xff': must be UTF-8, byte 0 is not"),
+    ("bad_words", np.array([["a"], ["b"]], object), "bad_words has the shape [2, 1]: one row is allowed"),
+    *[
+        (name, value, f"{name} = {shown}: must be a finite number between {limits}")
+        for name, limits, least, most in (
+            ("min_p", "0 and 1", -0.01, 1.01),
+            ("repetition_penalty", "0.0625 and 16", 0.0, 16.5),
+            ("presence_penalty", "-2 and 2", -2.5, 2.5),
+            ("frequency_penalty", "-2 and 2", -2.5, 2.5),
+        )
+        for value, shown in (
+            (least, f"{least}"),
+            (most, f"{most}"),
+            (float("nan"), "nan"),
+            (float("inf"), "inf"),
+            (-float("inf"), "-inf"),
+            (1e300, "1e+300"),
+            ("1", "'1'"),
+            (True, "True"),
+            ([1.0], "[1.0]"),
+        )
+    ],
+    ("min_p", np.zeros([2, 1], np.float32), "min_p has the shape [2, 1]: exactly one value is allowed"),
+    ("repetition_penalty", np.zeros([0], np.float32), "repetition_penalty has the shape [0]: exactly one value is allowed"),
+    ("stop_token_ids", [5, 448], "stop_token_ids[1] = 448: must be a whole number between 0 and 447"),
+    ("stop_token_ids", [-1], "stop_token_ids[0] = -1: must be a whole number between 0 and 447"),
+    ("stop_token_ids", [1.0], "stop_token_ids[0] = 1.0: must be a whole number between 0 and 447"),
+    ("stop_token_ids", [True], "stop_token_ids[0] = True: must be a whole number between 0 and 447"),
+    ("stop_token_ids", "5", "stop_token_ids[0] = '5': must be a whole number between 0 and 447"),
+    ("stop_token_ids", [1, 2, 3, 4], "stop_token_ids = 4 ids: must be at most 3"),
+    ("stop_token_ids", np.zeros([2, 2], np.int32), "stop_token_ids has the shape [2, 2]: one row is allowed"),
+    ("return_log_probs", 1, "return_log_probs = 1: must be true or false"),
+    ("num_top_log_probs", 6, "num_top_log_probs = 6: must be a whole number between 0 and 5"),
+    ("num_top_log_probs", -1, "num_top_log_probs = -1: must be a whole number between 0 and 5"),
+    ("num_top_log_probs", 2, "num_top_log_probs = 2: needs return_log_probs = true, must be 0 or absent without"),
     ("request_priority", 3, "request_priority = 3: not supported yet, must be 0 or absent"),
-    ("return_log_probs", True, "return_log_probs = True: not supported yet, must be False or absent"),
     ("lora_name", "mine", "lora_name = 'mine': not supported yet, must be '' or absent"),
     ("lora_task_id", 0, "lora_task_id = 0: not supported yet, must be absent"),
     ("tempreature", 1.0, "'tempreature': there is no such field"),
@@ -215,6 +290,11 @@ def test_a_prompt_is_a_text_or_messages() -> None:
     assert refused(text_input="a", messages="[]") == "text_input, messages: exactly one of them must be given, both were"
 
 
+def test_every_field_is_explained_in_the_docs() -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "parameters.md").read_text()
+    assert [name for name in KNOWN - {"timeout_us"} if f"`{name}`" not in text] == []
+
+
 def test_json_nested_beyond_reason_is_refused() -> None:
     assert refused(messages="[" * 1900).startswith("messages = '[[[[")
 
@@ -222,6 +302,7 @@ def test_json_nested_beyond_reason_is_refused() -> None:
 def test_existing_clients_say_no_words_with_one_empty_string() -> None:
     assert taken(stop_words="", bad_words="").stop_words == ()
     assert taken(stop_words=[], bad_words=[b""]).stop_words == ()
+    assert taken(bad_words="").sampling.bad_words == ()
 
 
 def test_a_model_without_a_template_takes_texts_only() -> None:

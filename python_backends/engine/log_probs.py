@@ -1,0 +1,46 @@
+"""Log-probabilities of the tokens that were chosen and of the most probable ones, for the rows that ask, as the model gave them.
+
+They are taken from the logits before penalties, bans and temperature, in float32. Owns nothing. On the way to the host all of it is one
+float32 tensor, ids as their bits. Called by the engines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from python_backends.request import Floats, LogProbs
+from python_backends.step import RowLogProbs
+
+
+@dataclass(frozen=True, slots=True)
+class LogProbRows:
+    rows: Tensor  # [asking] of the batch
+    host_rows: NDArray[np.int64]  # [asking] the same
+    num_top: int  # the most that any of them asks for
+
+
+def log_probs(logits: Tensor, tokens: Tensor, asks: LogProbRows) -> Tensor:
+    """For logits [rows, vocabulary] and the `tokens` [rows] that were chosen: theirs, the top ones', the top ids as bits.
+
+    [asking, 1 + 2 · num_top]
+    """
+    some = logits[asks.rows].float()
+    total = some.logsumexp(-1, keepdim=True)
+    chosen = some.gather(1, tokens[asks.rows, None])
+    top = some.topk(asks.num_top, -1)
+    return torch.cat((chosen - total, top.values - total, top.indices.int().view(torch.float32)), 1)
+
+
+def row_log_probs(packed: Floats, rows: NDArray[np.int64]) -> RowLogProbs:
+    """What `log_probs` made, on the host: its row i belongs to token `rows[i]` of the step."""
+    order = np.argsort(rows)
+    packed = packed[order]
+    num_top = packed.shape[1] // 2
+    top_ids = np.ascontiguousarray(packed[:, 1 + num_top :]).view(np.int32)
+    values = LogProbs(packed[:, 0].copy(), top_ids.ravel(), packed[:, 1 : 1 + num_top].ravel())
+    return RowLogProbs(rows[order].astype(np.int32), values)

@@ -1,0 +1,23 @@
+"""Some rows of a batch as a device tensor, which is sent again only when they change: a steady step sends nothing.
+
+Called by the slot state, once for each thing that only some rows ask for.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class RowIndex:
+    def __init__(self, device: torch.device) -> None:
+        self._host: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._rows = torch.from_numpy(self._host).to(device)
+
+    def of(self, rows: NDArray[np.int64]) -> Tensor:
+        """`rows` [n] on the device."""
+        if not np.array_equal(rows, self._host):
+            self._host, self._rows = rows, torch.from_numpy(rows).to(self._rows.device)
+        return self._rows

@@ -1,0 +1,166 @@
+"""How each slot's tokens are chosen: its parameters on the device, and what the host must know to leave work out.
+
+Owns the fractions, bad words and token history of all slots; counts and stop ids belong to the slot state, which calls this. In a
+steady step nothing comes from the host; what no row of a step asks for is not done in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from python_backends.engine.history import NO_TOKEN, BadWords, History
+from python_backends.engine.log_probs import LogProbRows
+from python_backends.engine.penalties import Penalties
+from python_backends.engine.row_index import RowIndex
+from python_backends.engine.sampler import Draws, Restrictions, SamplingRows
+from python_backends.request import Ids, ModelLimits, Sampling
+from python_backends.step import Admit
+
+
+class Column(IntEnum):
+    """Of the slot state's table of whole numbers, one row a slot."""
+
+    LAST_TOKEN = 0
+    LENGTH = 1  # tokens so far; the KV of the last one is not computed yet
+    OUTPUTS = 2  # output tokens so far
+    MAX_LENGTH = 3
+    MIN_TOKENS = 4
+    SEED = 5
+    TOP_K = 6
+    ENDED = 7
+
+
+class Share(IntEnum):
+    """Of the table of fractions, one row a slot."""
+
+    TEMPERATURE = 0
+    TOP_P = 1
+    MIN_P = 2
+    REPETITION = 3
+    PRESENCE = 4
+    FREQUENCY = 5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """The rows that sample in one step."""
+
+    slots: Tensor  # [sampled]
+    host: Ids  # [sampled] the same
+    lengths: Ids  # [sampled] tokens so far, no less than those of the device
+    table: Tensor  # [slots, columns] of the slot state
+    stop_ids: Tensor  # [slots, most]
+
+    def counts(self, column: Column) -> Tensor:  # [sampled]
+        return self.table[self.slots, column]
+
+
+class SamplingState:
+    def __init__(self, limits: ModelLimits, device: torch.device) -> None:
+        self._limits = limits
+        self._shares = torch.ones((limits.num_slots, len(Share)), dtype=torch.float32, device=device)
+        self._bad_words = BadWords(limits, device)
+        self.history = History(limits, device)
+        self._drawing, self._penalized, self._worded, self._scored = (RowIndex(device) for _ in range(4))
+        self._asked = _Asked(limits.num_slots)
+
+    def admit(self, slots: Tensor, admits: list[Admit]) -> None:
+        """`slots` [admits] are theirs."""
+        shares = np.array([_shares(admit.sampling) for admit in admits], np.float32)
+        self._shares[slots] = torch.from_numpy(shares).to(slots.device)
+        self.history.admit(admits)
+        if any(admit.sampling.bad_words for admit in admits):
+            self._bad_words.admit(slots, [admit.sampling.bad_words for admit in admits])
+        for admit in admits:
+            self._asked.admit(admit, self._limits.max_model_tokens)
+
+    def rows(self, batch: Batch) -> SamplingRows:
+        """The parameters of the rows of `batch`; only those that some row needs."""
+        asked, host = self._asked, batch.host
+        return SamplingRows(
+            draws=self._draws(batch, np.flatnonzero(asked.draws[host])),
+            banned=self._banned(batch),
+            penalties=self._penalties(batch, np.flatnonzero(asked.penalizes[host])),
+            asks=self._log_probs(batch, np.flatnonzero(asked.log_probs[host])),
+        )
+
+    def _draws(self, batch: Batch, host_rows: NDArray[np.int64]) -> Draws | None:
+        if not len(host_rows):
+            return None
+        rows = self._drawing.of(host_rows)
+        slots = batch.slots[rows]
+        shares, counts = self._shares[slots], batch.table[slots]
+        restrictions = None
+        if self._asked.restricts[batch.host[host_rows]].any():
+            restrictions = Restrictions(counts[:, Column.TOP_K], shares[:, Share.TOP_P], shares[:, Share.MIN_P])
+        return Draws(shares[:, Share.TEMPERATURE], counts[:, Column.SEED], counts[:, Column.OUTPUTS], restrictions, rows)
+
+    def _banned(self, batch: Batch) -> Tensor | None:
+        """[sampled, most] stop ids before min_tokens, and what would complete a bad word."""
+        banned = []
+        if (batch.lengths < self._asked.stop_from[batch.host]).any():
+            early = batch.counts(Column.OUTPUTS) < batch.counts(Column.MIN_TOKENS)
+            banned.append(torch.where(early[:, None], batch.stop_ids[batch.slots], NO_TOKEN))
+        worded = np.flatnonzero(self._asked.bad_words[batch.host])
+        if len(worded):
+            banned.append(self._completing(batch, self._worded.of(worded)))
+        return torch.cat(banned, 1) if banned else None
+
+    def _completing(self, batch: Batch, rows: Tensor) -> Tensor:
+        slots = batch.slots[rows]
+        ids = self._bad_words.completing(slots, self.history, batch.table[slots, Column.LENGTH])
+        return ids.new_full((len(batch.slots), ids.shape[1]), NO_TOKEN).index_copy_(0, rows, ids)
+
+    def _penalties(self, batch: Batch, host_rows: NDArray[np.int64]) -> Penalties | None:
+        if not len(host_rows):
+            return None
+        rows = self._penalized.of(host_rows)
+        slots, width = batch.slots[rows], int(batch.lengths[host_rows].max())
+        lengths, outputs = batch.table[slots, Column.LENGTH], batch.table[slots, Column.OUTPUTS]
+        places = torch.arange(width, device=slots.device)
+        is_output = (places >= (lengths - outputs)[:, None]) & (places < lengths[:, None])
+        shares = self._shares[slots]
+        parts = (shares[:, share] for share in (Share.REPETITION, Share.PRESENCE, Share.FREQUENCY))
+        return Penalties(rows, self.history.first(slots, lengths, width), is_output, *parts)
+
+    def _log_probs(self, batch: Batch, host_rows: NDArray[np.int64]) -> LogProbRows | None:
+        if not len(host_rows):
+            return None
+        num_top = int(self._asked.num_top[batch.host[host_rows]].max())
+        return LogProbRows(self._scored.of(host_rows), host_rows, min(num_top, self._limits.vocab_size))
+
+
+class _Asked:
+    """What the host knows of each slot: a step of plain greedy rows is one arg-max."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.draws: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
+        self.restricts: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
+        self.penalizes: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
+        self.bad_words: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
+        self.log_probs: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
+        self.num_top: Ids = np.zeros(num_slots, np.int32)
+        self.stop_from: Ids = np.zeros(num_slots, np.int32)  # tokens, with the prompt, before which no stop id may come
+
+    def admit(self, admit: Admit, max_model_tokens: int) -> None:
+        sampling, slot = admit.sampling, admit.slot
+        self.draws[slot] = sampling.temperature > 0
+        self.restricts[slot] = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
+        self.penalizes[slot] = sampling.penalizes
+        self.bad_words[slot] = bool(sampling.bad_words)
+        self.log_probs[slot] = sampling.log_probs
+        self.num_top[slot] = sampling.num_top_log_probs
+        early = admit.num_prompt_tokens + sampling.min_tokens if sampling.stop_ids else 0
+        self.stop_from[slot] = min(early, max_model_tokens)
+
+
+def _shares(sampling: Sampling) -> tuple[float, ...]:
+    """In the order of `Share`."""
+    penalties = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty)
+    return (sampling.temperature, sampling.top_p, sampling.min_p, *penalties)
