@@ -38,7 +38,7 @@ def read_config(settings: Settings) -> Any:
     except (
         ValueError,
         StrictDataclassError,
-    ) as error:  # a model_type that transformers doesn't know, values that contradict each other
+    ) as error:  # unknown model_type, values that contradict each other
         raise SettingsError(f"model.directory = {str(directory)!r}: config.json: {error}") from error
     _check_architecture(config)
     return config
