@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
@@ -32,7 +33,13 @@ def read_config(settings: Settings) -> Any:
     directory = settings.model_directory
     if not (directory / "config.json").is_file():
         raise SettingsError(f"model.directory = {str(directory)!r}: there is no config.json")
-    config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=settings.model.trust_remote_code)
+    try:
+        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=settings.model.trust_remote_code)
+    except (
+        ValueError,
+        StrictDataclassError,
+    ) as error:  # unknown model_type, values that contradict each other
+        raise SettingsError(f"model.directory = {str(directory)!r}: config.json: {error}") from error
     _check_architecture(config)
     return config
 
@@ -106,6 +113,8 @@ def _check_architecture(config: Any) -> None:
     architecture = (config.architectures or ["none"])[0]
     if architecture not in FAMILIES:
         raise SettingsError(f"architecture {architecture}: this engine computes {', '.join(FAMILIES)}")
+    if getattr(config, "quantization_config", None):
+        raise SettingsError(f"quantization_config of architecture {architecture}: this engine takes float weights only")
     family = family_of(config)
     for parameters in rope_parameters(config).values():
         _check_value("rope_type", parameters["rope_type"], ROPE_TYPES)

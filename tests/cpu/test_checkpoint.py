@@ -9,19 +9,20 @@ from typing import Any
 
 import pytest
 
-from python_backends.config import ModelSettings, Settings, SettingsError
+from python_backends.config import EngineSettings, ModelSettings, Settings, SettingsError
 from python_backends.engine.checkpoint import fingerprint, model_limits, read_config
 from python_backends.engine.torch_engine import TorchEngine
 from tests.cpu.tiny_models import Serving, TinyModel, random_requests
 
 
-def test_a_checkpoint_in_many_files_gives_the_same_answers(each: TinyModel, tmp_path: Path) -> None:
-    each.model.save_pretrained(tmp_path, max_shard_size="100KB")
+def test_a_checkpoint_in_many_files_gives_the_same_answers(one: TinyModel, tmp_path: Path) -> None:
+    one.model.save_pretrained(tmp_path, max_shard_size="100KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    settings = Settings(model=ModelSettings(directory=str(tmp_path)), engine=EngineSettings(threads=1))
     requests = random_requests(4)
-    answers = Serving(TorchEngine(Settings(model=ModelSettings(directory=str(tmp_path))))).run(requests)
+    answers = Serving(TorchEngine(settings)).run(requests)
     for request in requests:
-        each.check(request, answers[request.request_id])
+        one.check(request, answers[request.request_id])
 
 
 @pytest.mark.parametrize(
@@ -31,6 +32,9 @@ def test_a_checkpoint_in_many_files_gives_the_same_answers(each: TinyModel, tmp_
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
         ({"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4, "factor": 2.0}}, "rope_type proportional"),
         ({"hidden_act": "quick_gelu"}, "hidden_act quick_gelu"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config of architecture LlamaForCausalLM"),
+        ({"model_type": "unheard_of"}, "unheard_of"),
+        ({"hidden_size": 65}, "hidden size"),
     ],
 )
 def test_what_is_not_computed_is_refused_by_name(one: TinyModel, tmp_path: Path, change: dict[str, Any], named: str) -> None:

@@ -17,12 +17,20 @@ def test_answers_have_many_different_tokens(each: TinyModel) -> None:
         assert len(set(tokens)) >= 20
 
 
-@pytest.mark.parametrize(("slots", "token_budget"), [(1, 256), (3, 5), (4, 24), (8, 256)])
+@pytest.mark.parametrize(("slots", "token_budget"), [(3, 5), (8, 256)])
 def test_answers_do_not_depend_on_slots_and_chunk_size(each: TinyModel, slots: int, token_budget: int) -> None:
     requests = random_requests(10)
     answers = Serving(each.engine(slots=slots), token_budget).run(requests)
     for request in requests:
         each.check(request, answers[request.request_id])
+
+
+@pytest.mark.parametrize("slots", [1, 2, 5])
+def test_answers_do_not_depend_on_the_number_of_slots(one: TinyModel, slots: int) -> None:
+    requests = random_requests(10)
+    answers = Serving(one.engine(slots=slots)).run(requests)
+    for request in requests:
+        one.check(request, answers[request.request_id])
 
 
 @pytest.mark.parametrize("block_tokens", [1, 5, 16, 100])
@@ -85,12 +93,12 @@ def test_cancelled_requests_leave_no_trace_in_their_slots(each: TinyModel) -> No
         each.check(request, answers[request.request_id])
 
 
-@pytest.mark.parametrize("cut", [1, 7, 19])
-def test_a_restarted_request_goes_on_as_if_nothing_had_happened(each: TinyModel, cut: int) -> None:
+def test_a_restarted_request_goes_on_as_if_nothing_had_happened(each: TinyModel) -> None:
     """Prompt + output so far are prefilled in a new engine; limits count on."""
-    requests = random_requests(5, seed=5)
+    requests = random_requests(6, seed=5)
     serving = Serving(each.engine())
     for request in requests:
+        cut = (1, 7, 19)[request.request_id % 3]
         serving.submit(request, each.reference(request.prompt, request.sampling.max_tokens)[0][:cut])
     answers = serving.run()
     for request in requests:
@@ -108,7 +116,7 @@ def test_evicted_requests_go_on_where_they_were(one: TinyModel) -> None:
         one.check(request, answers[request.request_id])
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 2])
+@pytest.mark.parametrize("ahead", [0, 2])
 def test_steps_launched_ahead_of_a_stop_change_nothing(each: TinyModel, ahead: int) -> None:
     """The host learns of a stop id `ahead` steps late; meanwhile the row was launched again, and its slot goes to another request."""
     requests = [_stopping(each, request, 5 + request.request_id) for request in random_requests(12, seed=7)]
@@ -173,9 +181,10 @@ def test_bfloat16_runs_and_its_agreement_is_measured(each: TinyModel) -> None:
 
 
 def _stopping(tiny: TinyModel, request: Request, index: int) -> Request:
-    """`request` with token `index` of its answer as stop id."""
+    """`request` with token `index` of its answer as stop id, and one that does not come."""
     expected, _ = tiny.reference(request.prompt, 50)
-    return Request(request.request_id, request.prompt, Sampling(max_tokens=50, stop_ids=(expected[index], VOCABULARY - 1)))
+    absent = next(token for token in range(VOCABULARY) if token not in expected)
+    return Request(request.request_id, request.prompt, Sampling(max_tokens=50, stop_ids=(expected[index], absent)))
 
 
 def _reserve_little(sequence: Sequence) -> int:
