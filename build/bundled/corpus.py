@@ -17,6 +17,7 @@ MAX_TEST_FUNCTIONS_PER_FILE = 8
 
 _SENTENCE = re.compile(r"[A-Z][^.!?]*(?:[.!?](?=\S)[^.!?]*)*[.!?](?=\s|$)")
 _PROSE = re.compile(r"[A-Z][A-Za-z0-9_,'() /-]*[.!?]")
+_RULE = re.compile(r"([^A-Za-z0-9])\1\1")  # the line under a heading
 _COMMENT_BLOCK = re.compile(r"(?:^[ \t]*# .*\n)+", re.MULTILINE)
 
 
@@ -85,8 +86,12 @@ def _sentences(text: str, tree: ast.AST) -> Iterator[str]:
     for block in _prose_blocks(text, tree):
         for paragraph in re.split(r"\n\s*\n", block):
             for sentence in _SENTENCE.findall(re.sub(r"\s+", " ", paragraph)):
-                if _PROSE.fullmatch(sentence) and 3 <= len(sentence.split()) <= 40:
+                if _is_prose(sentence):
                     yield sentence
+
+
+def _is_prose(sentence: str) -> bool:
+    return bool(_PROSE.fullmatch(sentence)) and not _RULE.search(sentence) and 3 <= len(sentence.split()) <= 40
 
 
 def _prose_blocks(text: str, tree: ast.AST) -> Iterator[str]:
