@@ -12,7 +12,7 @@ from bundled.examples import ExampleStream
 from bundled.tasks import Task, all_tasks
 from bundled.tokenizer import train_tokenizer
 from bundled.training import Budget, Training, export, new_model
-from bundled.velin import build_lexicon, read_lexicon
+from bundled.velin import LEXICON_FILE, build_lexicon, read_lexicon, write_lexicon
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
@@ -48,7 +48,7 @@ def parse_arguments() -> argparse.Namespace:
     budget.add_argument("--minutes", type=float, help="training time, over all runs together (default: 60)")
     budget.add_argument("--steps", type=int, help="optimiser steps instead of a time (4096 tokens a step)")
     parser.add_argument("--checkpoint", type=Path, default=Path("bundled-checkpoint"), metavar="DIR",
-                        help="folder of the tokenizer and the checkpoint (default: %(default)s)")  # fmt: skip
+                        help="folder of the tokenizer, the lexicon and the checkpoint (default: %(default)s)")  # fmt: skip
     parser.add_argument("--output", type=Path, default=OUTPUT, metavar="DIR",
                         help="model directory to write or to evaluate (default: models/bundled)")  # fmt: skip
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of the matrix products (default: 1)")
@@ -70,6 +70,13 @@ def load_tokenizer(folder: Path, corpus: Corpus, tasks: list[Task], size: int) -
     return PreTrainedTokenizerFast.from_pretrained(path)
 
 
+def load_lexicon(folder: Path, corpus: Corpus) -> dict[str, str]:
+    """The checkpoint's Velin, made first if there is none yet: another Python's standard library has other frequent words."""
+    if not (folder / LEXICON_FILE).exists():
+        write_lexicon(build_lexicon(sentence for sentences in corpus.prose for sentence in sentences), folder)
+    return read_lexicon(folder)
+
+
 def evaluate(arguments: argparse.Namespace, held_out: Corpus) -> None:
     """Measures chat and plain prompts, prints the tables and writes them into the card and beside it."""
     tasks = all_tasks(read_lexicon(arguments.output))  # the words that the model was taught: another Python's text has others
@@ -89,9 +96,9 @@ def main() -> None:
     if arguments.evaluate:
         evaluate(arguments, held_out)
         return
-    lexicon = build_lexicon(sentence for sentences in corpus.prose for sentence in sentences)
-    tasks = all_tasks(lexicon)
     arguments.checkpoint.mkdir(parents=True, exist_ok=True)
+    lexicon = load_lexicon(arguments.checkpoint, corpus)
+    tasks = all_tasks(lexicon)
     tokenizer = load_tokenizer(arguments.checkpoint, corpus, tasks, arguments.vocabulary)
     model = new_model(tokenizer).to("cuda" if torch.cuda.is_available() else "cpu")
     stream = ExampleStream(corpus, tasks, tokenizer, arguments.seed)

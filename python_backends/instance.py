@@ -24,6 +24,8 @@ from python_backends.links import InstanceEnd, NewSession
 from python_backends.messages import Cancel, Failed, Load, Message, Submit
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.text.checkpoint import CheckpointError, read_checkpoint
+from python_backends.text.detokenizer import Detokenizer
+from python_backends.text.door import open_door
 
 log = logging.getLogger("gapless.instance")
 
@@ -121,6 +123,13 @@ def build(settings: Settings) -> tuple[SlotScheduler, Engine]:
     return SlotScheduler(limits, settings.engine.token_budget, settings.scheduling.policy), engine
 
 
+def check_texts(settings: Settings) -> None:
+    """What the stubs could not take is better said here, once. Raises CheckpointError."""
+    checkpoint = read_checkpoint(settings.model_directory)
+    Detokenizer(checkpoint)
+    open_door(checkpoint, settings.limits, max_model_tokens=1)  # the engine knows how many, later
+
+
 def main(run_directory: Path, number: int) -> None:
     parent = os.getppid()
     setproctitle.setproctitle(f"gapless-instance-{number}")
@@ -131,7 +140,7 @@ def main(run_directory: Path, number: int) -> None:
     state = StateFile(run_directory, number)
     state.write_starting()
     settings = undump(run_directory / "settings.json")
-    read_checkpoint(settings.model_directory)  # what the stubs could not read is better said here, once
+    check_texts(settings)
     scheduler, engine = build(settings)
     link = InstanceEnd(run_directory, f"instance-{number}", scheduler.limits)
     state.write(State.READY, scheduler.limits)
