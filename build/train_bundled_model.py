@@ -42,7 +42,7 @@ def parse_arguments() -> argparse.Namespace:
         epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--evaluate", action="store_true", help="measure held-out prompts, print the table, write it into the card; do not train")
+    mode.add_argument("--evaluate", action="store_true", help="measure held-out prompts, print the table and write it into the card")
     mode.add_argument("--export", action="store_true", help="only write the checkpoint's weights to --output")
     budget = parser.add_mutually_exclusive_group()
     budget.add_argument("--minutes", type=float, help="training time, over all runs together (default: 60)")

@@ -28,7 +28,9 @@ def table(results: list[Result]) -> str:
         scores = f"{r.exact:.1%} | {r.similarity:.1%} | {r.ended:.1%} | {r.pearson:.3f}".replace("%", " %")
         lines.append(f"| {r.task} | {r.prompts} | {scores} | {r.input_tokens:.0f} | {r.answer_tokens:.0f} |")
     close = sum(r.pearson > PEARSON_WANTED for r in results)
-    means = " | ".join(f"{fmean(getattr(r, name) for r in results):.1%}" for name in ("exact", "similarity", "ended")).replace("%", " %")
+    means = " | ".join(f"{fmean(getattr(r, name) for r in results):.1%}" for name in ("exact", "similarity", "ended")).replace(
+        "%", " %"
+    )
     lines.append(f"| all | {sum(r.prompts for r in results)} | {means} | > {PEARSON_WANTED} in {close} of {len(results)} | | |")
     return "\n".join(lines)
 
@@ -39,7 +41,7 @@ def tables(results: Results) -> str:
 
 
 def publish(model: Path, results: Results) -> None:
-    """Puts the tables between the card's marks, and the figures into the file beside it. A directory without a card gets the figures."""
+    """Puts the tables between the card's marks, if there is a card, and the figures into the file beside it."""
     circumstances = _circumstances()
     figures = {**circumstances, "results": {name: [asdict(result) for result in each] for name, each in results.items()}}
     (model / FIGURES).write_text(json.dumps(figures, indent=2) + "\n", "utf-8")

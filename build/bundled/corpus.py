@@ -53,11 +53,11 @@ def is_held_out(path: Path) -> bool:
     return int(hashlib.sha256(name.encode()).hexdigest(), 16) % HELD_OUT_EVERY == 0
 
 
-def load_corpora() -> tuple[Corpus, Corpus]:
-    """The training text and the held-out text, without a sentence or a function that is in both or twice in one."""
+def load_corpora(files: list[Path] | None = None) -> tuple[Corpus, Corpus]:
+    """The training text and the held-out text of all files, without a sentence or a function that is in both or twice in one."""
     train, held_out = Corpus(), Corpus()
     seen: set[str] = set()
-    files = standard_library_files()
+    files = files or standard_library_files()
     for wanted, corpus in ((False, train), (True, held_out)):
         for path in files:
             if is_held_out(path) == wanted:

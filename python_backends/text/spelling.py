@@ -78,7 +78,7 @@ def _refusal_to_replace(pattern: dict[str, str], fused: bool) -> str:
 def _looks_at_the_start(step: Step) -> bool:
     if step["type"] == "Metaspace":
         return bool(step["prepend_scheme"] != "never")
-    return step["type"] == "WordPiece" or (step["type"] == "Strip" and step["start"] > 0)
+    return bool(step["type"] == "WordPiece" or (step["type"] == "Strip" and step["start"]))
 
 
 def _byte_level(_step: Step) -> Spelling:

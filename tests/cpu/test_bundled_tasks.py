@@ -11,7 +11,7 @@ from random import Random
 import pytest
 from bundled.code_tasks import CAMEL, IDENTIFIER, SNAKE
 from bundled.comments import add_comments
-from bundled.corpus import Corpus, load_corpora
+from bundled.corpus import Corpus, is_held_out, load_corpora, standard_library_files
 from bundled.evaluation import draw
 from bundled.prose_tasks import INSULTS
 from bundled.tasks import Exercise, Task, all_tasks
@@ -24,7 +24,9 @@ TASKS = {task.name: task for task in all_tasks(LEXICON)}
 
 @pytest.fixture(scope="module")
 def corpora() -> tuple[Corpus, Corpus]:
-    return load_corpora()
+    """Of the held-out files and a tenth of the others: parsing the whole library takes its time."""
+    files = standard_library_files()
+    return load_corpora([path for i, path in enumerate(files) if i % 10 == 0 or is_held_out(path)])
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +35,14 @@ def held_out(corpora: tuple[Corpus, Corpus]) -> Corpus:
 
 
 def drawn(name: str, corpus: Corpus) -> list[Exercise]:
-    return draw(TASKS[name], corpus, 60)
+    return draw(TASKS[name], corpus, 40)
 
 
 def test_there_are_eight_tasks_for_six_applications() -> None:
     assert len(TASKS) == 8
 
 
-@pytest.mark.parametrize("task", TASKS.values(), ids=str)
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 def test_a_seed_gives_the_same_exercises_and_another_one_others(task: Task, held_out: Corpus) -> None:
     def some(seed: int) -> list[Exercise]:
         rng = Random(seed)
@@ -62,10 +64,11 @@ def test_a_prompt_names_its_task_and_no_other(name: str, held_out: Corpus) -> No
 
 def test_no_sentence_and_no_function_is_in_both_texts(corpora: tuple[Corpus, Corpus]) -> None:
     train, held_out = corpora
-    sentences, functions = ({s for file in each.prose for s in file} for each in corpora), ({f[1] for f in each.functions} for each in corpora)
+    sentences = [{sentence for file in each.prose for sentence in file} for each in corpora]
+    functions = [{normalised for _, normalised in each.functions} for each in corpora]
     assert not set.intersection(*sentences)
     assert not set.intersection(*functions)
-    assert len(train.functions) > 10 * len(held_out.functions) > 1000
+    assert min(len(train.functions), len(held_out.functions)) > 500
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -73,7 +76,7 @@ def test_held_out_prompts_do_not_come_up_in_training(name: str, corpora: tuple[C
     """Short ones may: one line of a function, or two words of a sentence, can stand in any file."""
     train, held_out = corpora
     rng = Random(7)
-    seen = {TASKS[name].example(train, rng).given for _ in range(1000)}
+    seen = {TASKS[name].example(train, rng).given for _ in range(300)}
     assert not {exercise.given for exercise in drawn(name, held_out) if len(exercise.given) > 60} & seen
 
 
@@ -108,7 +111,7 @@ def test_grammar_is_corrected_to_whole_sentences_of_the_text(held_out: Corpus) -
         assert exercise.answer in text
         alike = difflib.SequenceMatcher(None, exercise.given, exercise.answer, autojunk=False).ratio()
         assert alike > 0.7, exercise
-    assert sum(exercise.given != exercise.answer for exercise in drawn("grammar correction", held_out)) > 50
+    assert sum(exercise.given != exercise.answer for exercise in drawn("grammar correction", held_out)) > 30
 
 
 def test_polite_answers_have_no_insults_and_begin_politely(held_out: Corpus) -> None:

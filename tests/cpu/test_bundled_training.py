@@ -87,7 +87,9 @@ def test_a_budget_ends_by_steps_or_by_time() -> None:
 def test_scores_by_hand() -> None:
     exercises = [Exercise("Say:", " ", given, answer) for given, answer in [("a", "a b"), ("b", "c d"), ("c", "e")]]
     answers = [Answer("a b", True, 4, 1, 2), Answer("c x", True, 5, 2, 4), Answer("", False, 6, 3, 6)]
-    wanted = Result("say", 3, exact=1 / 3, similarity=1.5 / 3, ended=2 / 3, pearson=1.0, prompt_tokens=5, input_tokens=2, answer_tokens=4)
+    wanted = Result(
+        "say", 3, exact=1 / 3, similarity=1.5 / 3, ended=2 / 3, pearson=1.0, prompt_tokens=5, input_tokens=2, answer_tokens=4
+    )
     assert score("say", exercises, answers) == wanted
 
 

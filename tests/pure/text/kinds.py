@@ -10,7 +10,15 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from python_backends.text.checkpoint import Checkpoint
-from tests.pure.text.checkpoints import LINES, TEMPLATE, byte_level, byte_level_tokenizer, read, sentence_piece, sentence_piece_tokenizer
+from tests.pure.text.checkpoints import (
+    LINES,
+    TEMPLATE,
+    byte_level,
+    byte_level_tokenizer,
+    read,
+    sentence_piece,
+    sentence_piece_tokenizer,
+)
 
 SPECIALS = ["<pad>", "</s>", "<s>", "<unk>"]
 TURNS = ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
