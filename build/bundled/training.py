@@ -143,7 +143,7 @@ class Training:
         partial.replace(self._file)
 
     def _restore(self) -> None:
-        state = torch.load(self._file, weights_only=False)
+        state = torch.load(self._file, weights_only=False, map_location="cpu")  # it may come from a GPU
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)

@@ -122,7 +122,7 @@ def test_any_windows_of_an_answer_add_up_to_what_is_decoded_whole(
 def test_any_windows_add_up_to_the_text_before_the_first_stop_word(
     kind: str, data: st.DataObject, steps: list[tuple[int, int, int]]
 ) -> None:
-    tokens = data.draw(answers(kind))
+    tokens = data.draw(answers(kind))[:80]  # the slow way below is slow
     text = decoded(kind, tokens)
     cuts = st.tuples(st.integers(0, max(0, len(text) - 1)), st.integers(1, 6)).map(lambda cut: text[cut[0] : cut[0] + cut[1]])
     drawn = data.draw(st.lists(cuts | st.sampled_from(["stop", " stop", "lo w", "👧", "\u0301", "好"]), min_size=1, max_size=3))
