@@ -23,7 +23,8 @@ MODEL = Path(__file__).resolve().parents[2] / "models" / "bundled"
 TASKS = all_tasks(read_lexicon(MODEL))
 SENTENCES = ["Return the number of lines in the file.", "This method is called when the connection is lost.", "The file is closed."]
 FUNCTION = "def read_all_lines(file_name):\n    with open(file_name) as text_file:\n        return text_file.readlines()"
-CORPUS = Corpus([SENTENCES], [(FUNCTION, FUNCTION), (FUNCTION.replace("lines", "words"), FUNCTION.replace("lines", "words"))])
+SHORT = "def f(a_b):\n    return a_b"  # the first examples of a training are short
+CORPUS = Corpus([SENTENCES], [(SHORT, SHORT), (FUNCTION, FUNCTION)])
 STEPS = 5
 
 
