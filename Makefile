@@ -4,10 +4,10 @@ SETTINGS := $(if $(MODEL),--set model.directory=$(abspath $(MODEL))) $(if $(DEVI
             $(if $(DTYPE),--set model.dtype=$(DTYPE)) $(if $(SLOTS),--set engine.slots=$(SLOTS)) $(foreach s,$(SET),--set $(s))
 SOURCES := python_backends client build benchmarks tests
 
-.PHONY: help serve test lint format size clean
+.PHONY: help serve test lint format model-card size clean
 
 help:           ## this list
-	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
+	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
 
 serve:          ## serve the bundled model; MODEL=<checkpoint directory> DEVICE=cuda DTYPE=bfloat16 SLOTS=64 SET="section.field=value"
 	@build/set-up
@@ -28,6 +28,10 @@ format:         ## let ruff format and mend what it can
 	@build/set-up dev
 	$(PY) -m ruff check --fix $(SOURCES)
 	$(PY) -m ruff format $(SOURCES)
+
+model-card:     ## measure the bundled model on held-out prompts and write the table into its card; ARGS="--prompts 50" for fewer
+	@build/set-up
+	$(PY) build/train_bundled_model.py --evaluate $(ARGS)
 
 size:           ## lines per file and how long functions are
 	@build/set-up

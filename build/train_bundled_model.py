@@ -5,13 +5,14 @@ from pathlib import Path
 from random import Random
 
 import torch
+from bundled.card import publish, tables
 from bundled.corpus import Corpus, load_corpora
-from bundled.evaluation import Evaluation, table
+from bundled.evaluation import Evaluation
 from bundled.examples import ExampleStream
 from bundled.tasks import Task, all_tasks
 from bundled.tokenizer import train_tokenizer
 from bundled.training import Budget, Training, export, new_model
-from bundled.velin import build_lexicon
+from bundled.velin import LEXICON_FILE, build_lexicon, read_lexicon, write_lexicon
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
@@ -25,8 +26,8 @@ examples:
   stop it with Ctrl-C whenever you like; the same command goes on from the last checkpoint (one a minute).
   write what the checkpoint has learned so far as a model directory, without training on:
     python build/train_bundled_model.py --export --checkpoint /tmp/bundled
-  measure the model in models/bundled on held-out prompts:
-    python build/train_bundled_model.py --evaluate --prompts 100
+  measure the model in models/bundled on held-out prompts, as `make model-card` does:
+    python build/train_bundled_model.py --evaluate
 
 The text is the standard library of the Python that runs this; nothing is downloaded. One source file in twenty, chosen
 by the hash of its name, is held out for --evaluate. With the budget in --minutes, the learning rate decays and the
@@ -41,20 +42,20 @@ def parse_arguments() -> argparse.Namespace:
         epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--evaluate", action="store_true", help="print a table of scores on held-out prompts, do not train")
+    mode.add_argument("--evaluate", action="store_true", help="measure held-out prompts, print the table and write it into the card")
     mode.add_argument("--export", action="store_true", help="only write the checkpoint's weights to --output")
     budget = parser.add_mutually_exclusive_group()
     budget.add_argument("--minutes", type=float, help="training time, over all runs together (default: 60)")
     budget.add_argument("--steps", type=int, help="optimiser steps instead of a time (4096 tokens a step)")
     parser.add_argument("--checkpoint", type=Path, default=Path("bundled-checkpoint"), metavar="DIR",
-                        help="folder of the tokenizer and the checkpoint (default: %(default)s)")  # fmt: skip
+                        help="folder of the tokenizer, the lexicon and the checkpoint (default: %(default)s)")  # fmt: skip
     parser.add_argument("--output", type=Path, default=OUTPUT, metavar="DIR",
                         help="model directory to write or to evaluate (default: models/bundled)")  # fmt: skip
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of the matrix products (default: 1)")
     parser.add_argument("--rate", type=float, default=2.5e-3, help="highest learning rate (default: %(default)s)")
     parser.add_argument("--vocabulary", type=int, default=4096, help="tokens of a new tokenizer (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="seed of weights and examples (default: %(default)s)")
-    parser.add_argument("--prompts", type=int, default=100, help="held-out prompts a task for --evaluate (default: 100)")
+    parser.add_argument("--prompts", type=int, default=200, help="held-out prompts a task for --evaluate (default: 200)")
     return parser.parse_args()
 
 
@@ -63,18 +64,27 @@ def load_tokenizer(folder: Path, corpus: Corpus, tasks: list[Task], size: int) -
     path = folder / "tokenizer"
     if not path.exists():
         rng = Random(0)
-        examples = [rng.choice(tasks).example(corpus, rng) for _ in range(TOKENIZER_EXAMPLES)]
-        tokenizer = train_tokenizer((text for pair in tqdm(examples, desc="tokenizer") for text in pair), size)
+        exercises = [rng.choice(tasks).example(corpus, rng) for _ in range(TOKENIZER_EXAMPLES)]
+        tokenizer = train_tokenizer((text for each in tqdm(exercises, desc="tokenizer") for text in (each.prompt, each.answer)), size)
         tokenizer.save_pretrained(path)
     return PreTrainedTokenizerFast.from_pretrained(path)
 
 
-def evaluate(arguments: argparse.Namespace, tasks: list[Task], held_out: Corpus) -> None:
-    """Prints a table for chat prompts and one for plain prompts."""
+def load_lexicon(folder: Path, corpus: Corpus) -> dict[str, str]:
+    """The checkpoint's Velin, made first if there is none yet: another Python's standard library has other frequent words."""
+    if not (folder / LEXICON_FILE).exists():
+        write_lexicon(build_lexicon(sentence for sentences in corpus.prose for sentence in sentences), folder)
+    return read_lexicon(folder)
+
+
+def evaluate(arguments: argparse.Namespace, held_out: Corpus) -> None:
+    """Measures chat and plain prompts, prints the tables and writes them into the card and beside it."""
+    tasks = all_tasks(read_lexicon(arguments.output))  # the words that the model was taught: another Python's text has others
     evaluation = Evaluation(arguments.output, held_out)
-    for chat in (True, False):
-        results = [evaluation.measure(task, arguments.prompts, chat) for task in tasks]
-        print(f"\n{'Chat' if chat else 'Plain'} prompts\n\n{table(results)}", flush=True)
+    formats = {"chat": True, "plain": False}
+    results = {name: [evaluation.measure(task, arguments.prompts, chat) for task in tasks] for name, chat in formats.items()}
+    print(tables(results))
+    publish(arguments.output, results)
 
 
 def main() -> None:
@@ -83,12 +93,12 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(arguments.seed)
     corpus, held_out = load_corpora()
-    lexicon = build_lexicon(sentence for sentences in corpus.prose for sentence in sentences)
-    tasks = all_tasks(lexicon)
     if arguments.evaluate:
-        evaluate(arguments, tasks, held_out)
+        evaluate(arguments, held_out)
         return
     arguments.checkpoint.mkdir(parents=True, exist_ok=True)
+    lexicon = load_lexicon(arguments.checkpoint, corpus)
+    tasks = all_tasks(lexicon)
     tokenizer = load_tokenizer(arguments.checkpoint, corpus, tasks, arguments.vocabulary)
     model = new_model(tokenizer).to("cuda" if torch.cuda.is_available() else "cpu")
     stream = ExampleStream(corpus, tasks, tokenizer, arguments.seed)

@@ -30,6 +30,8 @@ from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.step_time import StepTime
 from python_backends.step import StepPlan
 from python_backends.text.checkpoint import CheckpointError, read_checkpoint
+from python_backends.text.detokenizer import Detokenizer
+from python_backends.text.door import open_door
 from python_backends.time_slice import USUAL, ask_for_slice
 
 log = logging.getLogger("gapless.instance")
@@ -189,6 +191,13 @@ def build(settings: Settings) -> tuple[SlotScheduler, Engine]:
     return SlotScheduler(limits, settings.engine.token_budget, settings.scheduling.policy), engine
 
 
+def check_texts(settings: Settings) -> None:
+    """What the stubs could not take is better said here, once. Raises CheckpointError."""
+    checkpoint = read_checkpoint(settings.model_directory)
+    Detokenizer(checkpoint)
+    open_door(checkpoint, settings.limits, max_model_tokens=1)  # the engine knows how many, later
+
+
 def main(run_directory: Path, number: int) -> None:
     parent = os.getppid()
     setproctitle.setproctitle(f"gapless-instance-{number}")
@@ -200,7 +209,7 @@ def main(run_directory: Path, number: int) -> None:
     state = StateFile(run_directory, number)
     state.write_starting()
     settings = undump(run_directory / "settings.json")
-    read_checkpoint(settings.model_directory)  # what the stubs could not read is better said here, once
+    check_texts(settings)
     scheduler, engine = build(settings)
     link = InstanceEnd(run_directory, f"instance-{number}", scheduler.limits)
     state.write(State.READY, scheduler.limits)

@@ -17,6 +17,7 @@ MAX_TEST_FUNCTIONS_PER_FILE = 8
 
 _SENTENCE = re.compile(r"[A-Z][^.!?]*(?:[.!?](?=\S)[^.!?]*)*[.!?](?=\s|$)")
 _PROSE = re.compile(r"[A-Z][A-Za-z0-9_,'() /-]*[.!?]")
+_RULE = re.compile(r"([^A-Za-z0-9])\1\1")  # the line under a heading
 _COMMENT_BLOCK = re.compile(r"(?:^[ \t]*# .*\n)+", re.MULTILINE)
 
 
@@ -52,11 +53,11 @@ def is_held_out(path: Path) -> bool:
     return int(hashlib.sha256(name.encode()).hexdigest(), 16) % HELD_OUT_EVERY == 0
 
 
-def load_corpora() -> tuple[Corpus, Corpus]:
-    """The training text and the held-out text, without a sentence or a function that is in both or twice in one."""
+def load_corpora(files: list[Path] | None = None) -> tuple[Corpus, Corpus]:
+    """The training text and the held-out text of all files, without a sentence or a function that is in both or twice in one."""
     train, held_out = Corpus(), Corpus()
     seen: set[str] = set()
-    files = standard_library_files()
+    files = files or standard_library_files()
     for wanted, corpus in ((False, train), (True, held_out)):
         for path in files:
             if is_held_out(path) == wanted:
@@ -85,8 +86,12 @@ def _sentences(text: str, tree: ast.AST) -> Iterator[str]:
     for block in _prose_blocks(text, tree):
         for paragraph in re.split(r"\n\s*\n", block):
             for sentence in _SENTENCE.findall(re.sub(r"\s+", " ", paragraph)):
-                if _PROSE.fullmatch(sentence) and 3 <= len(sentence.split()) <= 40:
+                if _is_prose(sentence):
                     yield sentence
+
+
+def _is_prose(sentence: str) -> bool:
+    return bool(_PROSE.fullmatch(sentence)) and not _RULE.search(sentence) and 3 <= len(sentence.split()) <= 40
 
 
 def _prose_blocks(text: str, tree: ast.AST) -> Iterator[str]:

@@ -1,32 +1,47 @@
-"""Owns the evaluation: answers to held-out prompts, and per task how many are exact, close and ended."""
+"""Owns the evaluation: answers to held-out prompts, and per task how many are exact, close and ended, and how lengths go together."""
 
 import difflib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from statistics import StatisticsError, correlation, fmean
 
 import torch
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from .corpus import Corpus
-from .tasks import Task
+from .tasks import Exercise, Task
 
 SEED = 20
-ROWS = 25
-ROOM = 1.5
+ROWS = 50
+MAX_ANSWER = 512  # tokens: an answer that has not ended by then does not end; the longest wanted one has about 400
 
 
-@dataclass
+@dataclass(frozen=True)
+class Answer:
+    """What the model wrote, and lengths in tokens."""
+
+    text: str
+    ended: bool
+    prompt_tokens: int
+    input_tokens: int  # of the prompt without its instruction
+    answer_tokens: int  # without the end
+
+
+@dataclass(frozen=True)
 class Result:
-    """A task's scores over its prompts, in percent, and the mean lengths in tokens."""
+    """A task's scores over its prompts; shares from 0 to 1, mean lengths in tokens."""
 
     task: str
     prompts: int
     exact: float
     similarity: float
     ended: float
+    pearson: float  # of the input's length with the answer's; 0 where one of them never changes
     prompt_tokens: float
+    input_tokens: float
     answer_tokens: float
 
 
@@ -40,38 +55,52 @@ class Evaluation:
 
     def measure(self, task: Task, prompts: int, chat: bool) -> Result:
         """The task's scores on that many held-out prompts, in the chat format or as plain text."""
-        rng = Random(f"{SEED} {task.name}")
-        pairs = [task.example(self._held_out, rng) for _ in range(prompts)]
-        pairs.sort(key=lambda pair: len(pair[0]))
-        answers: list[tuple[str, bool, int, int]] = []
+        exercises = sorted(draw(task, self._held_out, prompts), key=lambda exercise: len(exercise.prompt))
+        answers: list[Answer] = []
         for start in tqdm(range(0, prompts, ROWS), desc=task.name, leave=False):
-            answers += self._answer([prompt for prompt, _ in pairs[start : start + ROWS]], chat)
-        count = len(answers)
-        exact = sum(answer == wanted for (_, wanted), (answer, *_) in zip(pairs, answers, strict=True))
-        close = sum(similarity(wanted, answer) for (_, wanted), (answer, *_) in zip(pairs, answers, strict=True))
-        return Result(
-            task.name, count, 100 * exact / count, 100 * close / count, 100 * sum(a[1] for a in answers) / count,
-            sum(a[2] for a in answers) / count, sum(a[3] for a in answers) / count,
-        )  # fmt: skip
+            answers += self._answer(exercises[start : start + ROWS], chat)
+        return score(task.name, exercises, answers)
 
-    def _answer(self, prompts: list[str], chat: bool) -> list[tuple[str, bool, int, int]]:
-        """For each prompt the answer, whether it ended by itself, and the lengths of prompt and answer."""
-        texts = [self._as_chat(prompt) if chat else prompt + "\n" for prompt in prompts]
+    def _answer(self, exercises: list[Exercise], chat: bool) -> Iterator[Answer]:
+        texts = [self._as_chat(exercise.prompt) if chat else exercise.prompt + "\n" for exercise in exercises]
         inputs = self._tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
-        width = inputs["input_ids"].shape[1]
         with torch.inference_mode():
-            output = self._model.generate(**inputs, max_new_tokens=round(ROOM * width) + 32, do_sample=False)
-        results = []
-        for row, mask in zip(output[:, width:].tolist(), inputs["attention_mask"], strict=True):
-            end = self._tokenizer.eos_token_id
-            ended = end in row
-            tokens = row[: row.index(end)] if ended else row
-            results.append((self._tokenizer.decode(tokens), ended, int(mask.sum()), len(tokens)))
-        return results
+            output = self._model.generate(**inputs, max_new_tokens=MAX_ANSWER, do_sample=False)
+        end = self._tokenizer.eos_token_id
+        rows = output[:, inputs["input_ids"].shape[1] :].tolist()
+        for exercise, row, mask in zip(exercises, rows, inputs["attention_mask"], strict=True):
+            tokens = row[: row.index(end)] if end in row else row
+            text, given = self._tokenizer.decode(tokens), self._tokenizer.encode(exercise.given, add_special_tokens=False)
+            yield Answer(text, end in row, int(mask.sum()), len(given), len(tokens))
 
     def _as_chat(self, prompt: str) -> str:
         messages = [{"role": "user", "content": prompt}]
         return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+
+def draw(task: Task, corpus: Corpus, prompts: int) -> list[Exercise]:
+    """Different prompts, always the same ones for the same corpus."""
+    rng, drawn = Random(f"{SEED} {task.name}"), dict[str, Exercise]()
+    while len(drawn) < prompts:
+        exercise = task.example(corpus, rng)
+        drawn.setdefault(exercise.prompt, exercise)
+    return list(drawn.values())
+
+
+def score(task: str, exercises: list[Exercise], answers: list[Answer]) -> Result:
+    """The scores of answers to these exercises, in the same order."""
+    pairs = [(exercise.answer, answer.text) for exercise, answer in zip(exercises, answers, strict=True)]
+    return Result(
+        task,
+        len(pairs),
+        exact=fmean(wanted == written for wanted, written in pairs),
+        similarity=fmean(similarity(wanted, written) for wanted, written in pairs),
+        ended=fmean(answer.ended for answer in answers),
+        pearson=pearson([answer.input_tokens for answer in answers], [answer.answer_tokens for answer in answers]),
+        prompt_tokens=fmean(answer.prompt_tokens for answer in answers),
+        input_tokens=fmean(answer.input_tokens for answer in answers),
+        answer_tokens=fmean(answer.answer_tokens for answer in answers),
+    )
 
 
 def similarity(wanted: str, answer: str) -> float:
@@ -79,13 +108,9 @@ def similarity(wanted: str, answer: str) -> float:
     return difflib.SequenceMatcher(None, wanted.split(" "), answer.split(" "), autojunk=False).ratio()
 
 
-def table(results: list[Result]) -> str:
-    """The results as a Markdown table."""
-    lines = [
-        "| task | prompts | exact match | similarity | ended by itself | prompt tokens | answer tokens |",
-        "| --- | --: | --: | --: | --: | --: | --: |",
-    ]
-    for r in results:
-        scores = f"{r.exact:.1f} % | {r.similarity:.1f} % | {r.ended:.1f} %"
-        lines.append(f"| {r.task} | {r.prompts} | {scores} | {r.prompt_tokens:.0f} | {r.answer_tokens:.0f} |")
-    return "\n".join(lines)
+def pearson(inputs: list[int], answers: list[int]) -> float:
+    """Pearson's correlation of two lists of lengths; 0 if one of them is constant or too short."""
+    try:
+        return correlation(inputs, answers)
+    except StatisticsError:
+        return 0.0

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from .corpus import Corpus
-from .tasks import Task, repetition
+from .tasks import Exercise, Task, repetition
 from .tokenizer import ASSISTANT, END, PAD, SYSTEM, USER
 
 LENGTHS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -75,14 +75,14 @@ class ExampleStream:
             return self._plain_text()
         if draw < (0.27 if progress < 0.1 else 0.05):
             return self._chat([repetition(self._corpus, self._rng, reach)])
-        turns = [self._pair(reach)]
+        turns = [self._exercise(reach)]
         if self._rng.random() < 0.3:
-            return self._instruction(*turns[0])
+            return self._instruction(turns[0])
         while progress > 0.1 and len(turns) < 4 and self._rng.random() < 0.2:
-            turns.append(self._pair(reach))
+            turns.append(self._exercise(reach))
         return self._chat(turns)
 
-    def _pair(self, reach: float) -> tuple[str, str]:
+    def _exercise(self, reach: float) -> Exercise:
         task = self._rng.choices(self._tasks, self._weights)[0]
         return task.example(self._corpus, self._rng, reach)
 
@@ -96,21 +96,21 @@ class ExampleStream:
         ids = [*self._encode(text), self._special[END]]
         return ids, [True] * len(ids)
 
-    def _instruction(self, prompt: str, answer: str) -> Example:
+    def _instruction(self, exercise: Exercise) -> Example:
         """The plain format: the prompt as it is, nearly always with a line break at its end, then the answer."""
-        before = self._encode(prompt + ("\n" if self._rng.random() < 0.9 else ""))
-        after = [*self._encode(answer), self._special[END]]
+        before = self._encode(exercise.prompt + ("\n" if self._rng.random() < 0.9 else ""))
+        after = [*self._encode(exercise.answer), self._special[END]]
         return before + after, [False] * len(before) + [True] * len(after)
 
-    def _chat(self, turns: list[tuple[str, str]]) -> Example:
+    def _chat(self, turns: list[Exercise]) -> Example:
         ids: list[int] = []
         if self._rng.random() < 0.15:
             ids += [self._special[SYSTEM], *self._encode(self._corpus.passage(self._rng, 60)), self._special[END]]
         learn = [False] * len(ids)
-        for prompt, answer in turns:
-            prompt += "\n" if self._rng.random() < 0.15 else ""
+        for turn in turns:
+            prompt = turn.prompt + ("\n" if self._rng.random() < 0.15 else "")
             before = [self._special[USER], *self._encode(prompt), self._special[END], self._special[ASSISTANT]]
-            after = [*self._encode(answer), self._special[END]]
+            after = [*self._encode(turn.answer), self._special[END]]
             ids += before + after
             learn += [False] * len(before) + [True] * len(after)
         return ids, learn

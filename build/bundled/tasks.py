@@ -14,6 +14,21 @@ Generator = Callable[[Corpus, Random, int], tuple[str, str] | None]
 
 
 @dataclass(frozen=True)
+class Exercise:
+    """One prompt of a task, and its answer."""
+
+    instruction: str
+    separator: str
+    given: str  # what users put in: what the instruction is about
+    answer: str
+
+    @property
+    def prompt(self) -> str:
+        """The instruction with its input."""
+        return f"{self.instruction}{self.separator}{self.given}"
+
+
+@dataclass(frozen=True)
 class Task:
     """A task: its instruction lines (the first is the usual one), its generator and its share of the training."""
 
@@ -23,8 +38,8 @@ class Task:
     sizes: tuple[int, int]
     weight: float = 1.0
 
-    def example(self, corpus: Corpus, rng: Random, reach: float = 1.0) -> tuple[str, str]:
-        """An instruction with its input, and the answer; reach (0 to 1) says how far up the range of sizes it goes."""
+    def example(self, corpus: Corpus, rng: Random, reach: float = 1.0) -> Exercise:
+        """A random exercise; reach (0 to 1) says how far up the range of sizes it goes."""
         instruction = self.instructions[0] if rng.random() < 0.8 else rng.choice(self.instructions)
         separator = "\n" if rng.random() < 0.75 else " "
         while True:
@@ -32,7 +47,7 @@ class Task:
             size = round(math.exp(low + (high - low) * reach * rng.random() ** 0.6))
             pair = self.generate(corpus, rng, size)
             if pair is not None:
-                return f"{instruction}{separator}{pair[0]}", pair[1]
+                return Exercise(instruction, separator, *pair)
 
 
 def all_tasks(lexicon: dict[str, str]) -> list[Task]:
@@ -56,9 +71,9 @@ def all_tasks(lexicon: dict[str, str]) -> list[Task]:
     ]
 
 
-def repetition(corpus: Corpus, rng: Random, reach: float) -> tuple[str, str]:
-    """A warm-up example: random words to be repeated as they are, which teaches to copy."""
+def repetition(corpus: Corpus, rng: Random, reach: float) -> Exercise:
+    """A warm-up exercise: random words to be repeated as they are, which teaches to copy."""
     words = " ".join(corpus.passage(rng, 40) for _ in range(3)).split()
     count = rng.randint(1, max(2, round(60 * reach)))
     text = " ".join(rng.choices(words, k=count))
-    return f"Repeat:\n{text}", text
+    return Exercise("Repeat:", "\n", text, text)

@@ -12,6 +12,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 
 from .examples import IGNORED, Batch, ExampleStream
 from .tokenizer import CONTEXT_LENGTH, TOKENIZER_CONFIG
+from .velin import write_lexicon
 
 BATCHES_PER_STEP = 2
 WARM_UP_STEPS = 100
@@ -142,7 +143,7 @@ class Training:
         partial.replace(self._file)
 
     def _restore(self) -> None:
-        state = torch.load(self._file, weights_only=False)
+        state = torch.load(self._file, weights_only=False, map_location="cpu")  # it may come from a GPU
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
@@ -167,7 +168,7 @@ def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, lexicon:
     stored.to(torch.bfloat16).save_pretrained(partial)
     tokenizer.save_pretrained(partial)
     (partial / "tokenizer_config.json").write_text(json.dumps(TOKENIZER_CONFIG, indent=2) + "\n")
-    (partial / "velin.json").write_text(json.dumps(lexicon, indent=0, ensure_ascii=False) + "\n")
+    write_lexicon(lexicon, partial)
     output.mkdir(parents=True, exist_ok=True)
     for file in sorted(partial.iterdir()):
         file.chmod(0o644)

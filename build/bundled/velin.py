@@ -5,10 +5,13 @@ outside the lexicon (a name, a number, an identifier) stays as it is.
 """
 
 import hashlib
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
+LEXICON_FILE = "velin.json"
 LEXICON_SIZE = 480
 PLURAL = "ri"
 
@@ -28,6 +31,17 @@ def build_lexicon(sentences: Iterable[str]) -> dict[str, str]:
             break
         if not (word.endswith("s") and word[:-1] in lexicon and len(word) > 3):
             lexicon[word] = _invent(word, taken)
+    return lexicon
+
+
+def write_lexicon(lexicon: Mapping[str, str], model: Path) -> None:
+    """Beside the weights that were taught it."""
+    (model / LEXICON_FILE).write_text(json.dumps(lexicon, indent=0, ensure_ascii=False) + "\n", "utf-8")
+
+
+def read_lexicon(model: Path) -> dict[str, str]:
+    """The words that a stored model was taught."""
+    lexicon: dict[str, str] = json.loads((model / LEXICON_FILE).read_text("utf-8"))
     return lexicon
 
 

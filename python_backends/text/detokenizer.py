@@ -16,9 +16,7 @@ from itertools import accumulate
 
 from python_backends.request import Finish, LogProbs, TokenWindow
 from python_backends.text.checkpoint import Checkpoint
-from python_backends.text.token_bytes import WALL, token_bytes
-
-MAX_LEAD_TOKENS = 8  # an answer's leading space is dropped if it comes within so many tokens
+from python_backends.text.token_bytes import MAX_LEAD_TOKENS, WALL, token_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +41,9 @@ class Detokenizer:
 
     def piece(self, window: TokenWindow) -> Piece:
         """The new text of `window`, which starts at 0, or at least context_tokens before the first unacknowledged token."""
-        table = self._bytes.table
-        tokens = [table[token] for token in window.tokens.tolist()]
-        space = "" if window.start else self._drop_space(tokens)
+        table, ids = self._bytes.table, window.tokens.tolist()
+        tokens = [table[token] for token in ids]
+        space = "" if window.start else self._bytes.begin(ids, tokens)
         data = b"".join(tokens)
         ends = [0, *accumulate(map(len, tokens))]  # the window's first i tokens end at byte ends[i]
         stop = _first_stop(data, ends, window) if window.stop_words else None
@@ -54,14 +52,6 @@ class Detokenizer:
             return Piece("", stopped_at)
         echo = window.echo + space if window.echo else ""
         return Piece(echo + _new_text(data, ends, window, stop), stopped_at)
-
-    def _drop_space(self, tokens: list[bytes]) -> str:
-        """Takes the space off the start of an answer, as the decoder of SentencePiece models does; returns it."""
-        for i, token in enumerate(tokens[:MAX_LEAD_TOKENS]):
-            if token != WALL:
-                tokens[i] = self._bytes.first(token)
-                return " " if tokens[i] != token else ""
-        return ""
 
 
 def new_log_probs(window: TokenWindow, piece: Piece) -> LogProbs | None:

@@ -6,6 +6,7 @@ Everything is encoded as one string, so that ordinary content gets exactly the i
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,11 +14,14 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer
 
 from python_backends.request import Ids, RefusedError
+from python_backends.text.checkpoint import CheckpointError
 from python_backends.text.special_tokens import SpecialTokens
 
 
 class Encoder:
     def __init__(self, tokenizer: Tokenizer, special: SpecialTokens) -> None:
+        """Raises CheckpointError if the tokenizer would not tell our spelling of special tokens from users'."""
+        _check_normalizer(tokenizer, special)
         self._special = special
         self._tokenizer = _copy(tokenizer, special)
         self._true_ids, self._forbidden = self._tables()
@@ -43,7 +47,7 @@ class Encoder:
         """By id of the copy: the model's id, and whether it must not come from plain text."""
         size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         true_ids, forbidden = np.arange(size, dtype=np.int32), np.zeros(size, np.bool_)
-        unknown = getattr(self._tokenizer.model, "unk_token", None)
+        unknown = _unknown(self._tokenizer)
         for text in self._special.tokens:
             true_id = self._tokenizer.token_to_id(text)
             true_ids[self._tokenizer.token_to_id(self._special.meant(text))] = true_id
@@ -55,6 +59,22 @@ class Encoder:
         full = self._tokenizer.encode("a", add_special_tokens=True).ids
         at = next(i for i in range(len(full)) if full[i : i + len(bare)] == bare) if bare else len(full)
         return np.array(full[:at], np.int32), np.array(full[at + len(bare) :], np.int32)
+
+
+def _check_normalizer(tokenizer: Tokenizer, special: SpecialTokens) -> None:
+    """Most added tokens are found before the text is normalized, where nothing can happen to their spelling."""
+    for text, token in special.tokens.items():
+        if not (token.normalized and tokenizer.normalizer):
+            continue
+        if special.meant("") not in tokenizer.normalizer.normalize_str(special.meant(text)):
+            raise CheckpointError(f"tokenizer.json: its normalizer changes private-use characters, and finds {text!r} only behind that")
+
+
+def _unknown(tokenizer: Tokenizer) -> str | None:
+    """The token for what the vocabulary lacks."""
+    model = json.loads(tokenizer.model.__getstate__())  # its JSON; the library shows a Unigram's no other way
+    unknown_id = model.get("unk_id")
+    return tokenizer.id_to_token(unknown_id) if unknown_id is not None else model.get("unk_token")
 
 
 def _copy(tokenizer: Tokenizer, special: SpecialTokens) -> Tokenizer:

@@ -80,7 +80,7 @@ def write_checkpoint(directory: Path, tokenizer: Tokenizer, texts: dict[str, Any
     return directory
 
 
-def _read(tokenizer: Tokenizer, texts: dict[str, Any], **files: dict[str, Any]) -> Checkpoint:
+def read(tokenizer: Tokenizer, texts: dict[str, Any], **files: dict[str, Any]) -> Checkpoint:
     with TemporaryDirectory() as directory:
         return read_checkpoint(write_checkpoint(Path(directory), tokenizer, texts, **files))
 
@@ -88,10 +88,10 @@ def _read(tokenizer: Tokenizer, texts: dict[str, Any], **files: dict[str, Any]) 
 @cache
 def byte_level() -> Checkpoint:
     texts = {"eos_token": "<|end|>", "pad_token": {"content": "<|pad|>"}, "chat_template": TEMPLATE}
-    return _read(byte_level_tokenizer(), texts, config={"max_position_embeddings": 128, "vocab_size": 448, "eos_token_id": 0})
+    return read(byte_level_tokenizer(), texts, config={"max_position_embeddings": 128, "vocab_size": 448, "eos_token_id": 0})
 
 
 @cache
 def sentence_piece() -> Checkpoint:
     texts = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "chat_template": LLAMA_TEMPLATE}
-    return _read(sentence_piece_tokenizer(), texts, config={"max_position_embeddings": 128})
+    return read(sentence_piece_tokenizer(), texts, config={"max_position_embeddings": 128})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from python_backends.text.checkpoint import CheckpointError
 from python_backends.text.detokenizer import Detokenizer, Piece, context_tokens
 from python_backends.text.token_bytes import WALL
 from tests.pure.text.checkpoints import byte_level, examples, sentence_piece
+from tests.pure.text.windows import Stream, steps
 
 CHECKPOINTS = {"byte_level": byte_level(), "sentence_piece": sentence_piece()}
 DETOKENIZERS = {name: Detokenizer(checkpoint) for name, checkpoint in CHECKPOINTS.items()}
@@ -63,56 +64,8 @@ def first_stop(family: str, tokens: list[int], words: list[str], min_tokens: int
     return None
 
 
-@dataclass
-class Stream:
-    """A scheduler and a client: sends windows with `steps` (new tokens, tokens newly acknowledged, earlier start), joins the texts."""
-
-    family: str
-    tokens: list[int]
-    words: tuple[str, ...] = ()
-    min_tokens: int = 0
-    num_sent: int = 0
-    num_acked: int = 0
-    text: str = ""
-    stops: list[tuple[int, int]] = field(default_factory=list)  # (tokens that the window reached, stopped_at), not yet acknowledged
-
-    def send(self, reached: int, earlier: int, finish: Finish = Finish.RUNNING) -> Piece:
-        sent = min(self.num_sent, reached)
-        start = max(0, min(self.num_acked, sent) - context_tokens(self.words) - earlier)
-        window = TokenWindow(
-            request_id=1,
-            tokens=np.array(self.tokens[start:reached], np.int32),
-            start=start,
-            num_sent=sent,
-            min_tokens=self.min_tokens,
-            stop_words=self.words,
-            finish=finish,
-        )
-        piece = DETOKENIZERS[self.family].piece(window)
-        self.text += piece.text
-        self.num_sent = reached
-        self.stops.append((reached, piece.stopped_at))
-        return piece
-
-    def acknowledge(self, count: int) -> int:
-        """Takes the feedback of the `count` oldest windows; says where they stopped."""
-        taken, self.stops = self.stops[:count], self.stops[count:]
-        self.num_acked = max([self.num_acked, *(reached for reached, _ in taken)])
-        return next((stopped for _, stopped in taken if stopped), 0)
-
-    def run(self, steps: list[tuple[int, int, int]]) -> int:
-        """Sends everything; returns where the answer stopped (0: it didn't)."""
-        for new, acknowledged, earlier in steps:
-            if self.num_sent + new > len(self.tokens):
-                break
-            self.send(self.num_sent + new, earlier)
-            if stopped := self.acknowledge(acknowledged):
-                self.send(stopped, earlier, Finish.STOP)
-                return stopped
-        return self.send(len(self.tokens), 0, Finish.LENGTH).stopped_at
-
-
-steps = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 3)), max_size=80)
+def stream_of(family: str, tokens: list[int], words: tuple[str, ...] = (), min_tokens: int = 0) -> Stream:
+    return Stream(DETOKENIZERS[family], tokens, words, min_tokens)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -120,7 +73,7 @@ steps = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 
 @given(data=st.data(), steps=steps)
 def test_any_windows_of_an_answer_add_up_to_its_text(family: str, data: st.DataObject, steps: list[tuple[int, int, int]]) -> None:
     tokens = data.draw(answers(family))
-    stream = Stream(family, tokens)
+    stream = stream_of(family, tokens)
     assert stream.run(steps) == 0
     assert stream.text == printed(whole_bytes(family, tokens))
 
@@ -140,7 +93,7 @@ def test_any_windows_add_up_to_the_text_before_the_first_stop_word(
     words = [word for word in words if word and "\ufffd" not in word]  # an undecodable byte is no character that one could ask for
     assume(words)
     expected = first_stop(family, tokens, words, min_tokens)
-    stream = Stream(family, tokens, tuple(words), min_tokens)
+    stream = stream_of(family, tokens, tuple(words), min_tokens)
     stopped_at = stream.run(steps)
     assert (stopped_at, stream.text) == (expected or (0, text))
 
@@ -190,7 +143,7 @@ def byte_tokens(data: bytes) -> list[int]:
 def test_a_long_run_of_special_tokens_hides_nothing_from_a_short_window(steps: list[tuple[int, int, int]], num_specials: int) -> None:
     """Specials have no text but count as context: a window must not need to look beyond them."""
     tokens = [*encoded("sentence_piece", "hello stop"), *[2] * num_specials, *encoded("sentence_piece", " world stop")]
-    stream = Stream("sentence_piece", tokens, ("stop world", "world stop"))
+    stream = stream_of("sentence_piece", tokens, ("stop world", "world stop"))
     assert stream.run(steps) == len(tokens)
     assert stream.text == "hello stop  "
 
@@ -198,7 +151,7 @@ def test_a_long_run_of_special_tokens_hides_nothing_from_a_short_window(steps: l
 def test_a_window_does_not_take_the_answers_dropped_space_for_the_start_of_a_stop_word() -> None:
     """Cut off from the special token before it, " hello" looks as if its space were text: what is acknowledged is not searched."""
     tokens = [2, *encoded("sentence_piece", "hello"), *byte_tokens(b"x" * 20)]
-    stream = Stream("sentence_piece", tokens, (" hello",))
+    stream = stream_of("sentence_piece", tokens, (" hello",))
     stream.send(1 + context_tokens((" hello",)), 0)
     stream.acknowledge(1)
     assert stream.send(len(tokens), 0) == Piece("x" * 7)
@@ -206,7 +159,7 @@ def test_a_window_does_not_take_the_answers_dropped_space_for_the_start_of_a_sto
 
 def test_half_a_character_waits_for_its_other_half() -> None:
     tokens = byte_tokens("a€".encode())
-    stream = Stream("sentence_piece", tokens)
+    stream = stream_of("sentence_piece", tokens)
     assert [stream.send(count, 0).text for count in range(1, 5)] == ["a", "", "", "€"]
 
 
@@ -220,13 +173,13 @@ def test_every_invalid_byte_is_replaced_even_the_one_that_walls_are_made_of() ->
 
 
 def test_the_start_of_a_stop_word_is_held_back_until_it_is_none() -> None:
-    stream = Stream("sentence_piece", byte_tokens(b"a stable"), ("stop",))
+    stream = stream_of("sentence_piece", byte_tokens(b"a stable"), ("stop",))
     assert [stream.send(count, 0).text for count in range(1, 9)] == ["a", " ", "", "", "sta", "b", "l", "e"]
 
 
 def test_what_was_held_back_goes_out_with_the_end() -> None:
     tokens = byte_tokens(b"sto")
-    stream = Stream("sentence_piece", tokens, ("stop",))
+    stream = stream_of("sentence_piece", tokens, ("stop",))
     assert stream.send(3, 0).text == ""
     assert stream.send(3, 0, Finish.DEADLINE).text == "sto"
 
@@ -303,7 +256,7 @@ def test_a_response_costs_microseconds() -> None:
 
 def test_a_decoder_of_another_family_is_refused_by_name() -> None:
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.decoder = decoders.CTC()
     other = replace(CHECKPOINTS["byte_level"], tokenizer=tokenizer)
-    with pytest.raises(CheckpointError, match="WordPiece"):
+    with pytest.raises(CheckpointError, match="CTC"):
         Detokenizer(other)
