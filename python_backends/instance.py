@@ -118,7 +118,7 @@ def build(settings: Settings) -> tuple[SlotScheduler, Engine]:
     engine = ENGINES[settings.engine.kind](settings)
     limits = engine.limits
     limits = replace(limits, max_model_tokens=min(limits.max_model_tokens, limits.kv_tokens))  # a lone request always fits
-    return SlotScheduler(limits, settings.engine.token_budget, settings.scheduling.policy), engine
+    return SlotScheduler(limits, settings.engine.token_budget, settings.scheduling), engine
 
 
 def main(run_directory: Path, number: int) -> None:

@@ -32,13 +32,12 @@ NEUTRAL: dict[str, float | str] = {
     "repetition_penalty": 1,
     "presence_penalty": 0,
     "frequency_penalty": 0,
-    "request_priority": 0,
     "return_log_probs": False,
     "lora_name": "",
 }
 SUPPORTED = (
     *("text_input", "messages", "max_tokens", "min_tokens", "temperature", "top_k", "top_p", "seed", "stop_words", "end_id", "pad_id"),
-    *("stream", "exclude_input_in_output", "return_num_input_tokens", "return_num_output_tokens", "timeout_us"),
+    *("stream", "exclude_input_in_output", "return_num_input_tokens", "return_num_output_tokens", "timeout_us", "request_priority"),
 )
 KNOWN = frozenset((*SUPPORTED, *NEUTRAL, "lora_task_id", "bad_words"))
 
@@ -62,6 +61,7 @@ class Ask:
     wants_num_input_tokens: bool
     wants_num_output_tokens: bool
     timeout_us: int
+    priority: int
 
 
 def read_ask(fields: Fields, limits: LimitSettings, vocab_size: int) -> Ask:
@@ -83,6 +83,7 @@ def read_ask(fields: Fields, limits: LimitSettings, vocab_size: int) -> Ask:
         wants_num_input_tokens=_flag(fields, "return_num_input_tokens", default=False),
         wants_num_output_tokens=_flag(fields, "return_num_output_tokens", default=False),
         timeout_us=_integer(fields, "timeout_us", 0, MAX_TIMEOUT_US) or 0,
+        priority=_integer(fields, "request_priority", -MAX_INT, MAX_INT) or 0,
     )
 
 
