@@ -135,11 +135,9 @@ def main() -> None:
 def provenance() -> dict[str, Any]:
     """Where the numbers come from."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
+    processor = next(line.partition(": ")[2] for line in lines if line.startswith("model name"))
     return {
-        "machine": {
-            "processor": next(line.partition(": ")[2] for line in lines if line.startswith("model name")),
-            "cores": os.cpu_count(),
-        },
+        "machine": {"processor": processor, "cores": os.cpu_count()},
         "versions": {"python": platform.python_version(), "numpy": np.__version__},
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "command": " ".join(["python", *sys.argv]),

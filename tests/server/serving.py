@@ -25,6 +25,7 @@ import tritonclient.grpc as triton
 
 ROOT = Path(__file__).resolve().parents[2]
 DTYPES = {"max_tokens": "INT32", "min_tokens": "INT32", "top_k": "INT32", "temperature": "FP32", "top_p": "FP32", "seed": "UINT64"}
+DTYPES |= {"request_priority": "INT32"}
 NUMPY = {"INT32": np.int32, "FP32": np.float32, "UINT64": np.uint64}
 
 
