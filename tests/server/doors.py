@@ -117,11 +117,10 @@ class GrpcDoor:
     def __exit__(self, *_: object) -> None:
         self._channel.close()
 
-    def ask(self, content: bytes, cancel_after_s: float | None = None, with_codes: bool = False) -> Outcome:
-        """With `cancel_after_s` the call is cancelled then, unless all came before. `with_codes` has errors come as gRPC's own."""
+    def ask(self, content: bytes, cancel_after_s: float | None = None) -> Outcome:
+        """With `cancel_after_s` the call is cancelled then, unless all came before."""
         outcome = Outcome()
-        metadata = (("triton_grpc_error", "true"),) if with_codes else ()
-        call = self._call(iter([content]), timeout=TIMEOUT_S, metadata=metadata)
+        call = self._call(iter([content]), timeout=TIMEOUT_S)
         cancel = threading.Timer(cancel_after_s, call.cancel) if cancel_after_s is not None else None
         if cancel:
             cancel.start()

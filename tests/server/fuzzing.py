@@ -108,7 +108,7 @@ class Fuzz:
         return {"tritonserver": self._gapless.server_pid(), **stubs, "instance": self._gapless.instance_pid()}
 
     def _measure(self, pids: dict[str, int]) -> None:
-        self.report.memory.append({name: psutil.Process(pid).memory_info().rss / 2**20 for name, pid in pids.items()})
+        self.report.memory.append({name: _resident_mib(pid) for name, pid in pids.items()})
 
     def _shoot(self) -> None:
         with GrpcDoor(self._gapless.grpc_port) as door:
@@ -132,9 +132,17 @@ class Fuzz:
                 self.report.problems.append(f"request {number} ({made}): {verdict}; {outcome}")
 
 
+def _resident_mib(pid: int) -> float:
+    """0 if the process is gone: that is told elsewhere."""
+    try:
+        return float(psutil.Process(pid).memory_info().rss) / 2**20
+    except psutil.NoSuchProcess:
+        return 0.0
+
+
 def fire(made: Shot, http_port: int, door: GrpcDoor) -> Outcome:
     if made.door == "grpc":
-        return door.ask(made.content, cancel_after_s=made.leave_after_s, with_codes=made.with_codes)
+        return door.ask(made.content, cancel_after_s=made.leave_after_s)
     return doors.post(http_port, made.door, made.content, cut_after_s=made.leave_after_s)
 
 

@@ -57,7 +57,6 @@ class Shot:
     kind: str
     is_valid: bool | None = None  # None: may be either
     leave_after_s: float | None = None
-    with_codes: bool = False
 
     @property
     def is_request(self) -> bool:
@@ -75,7 +74,7 @@ def shot(rng: random.Random) -> Shot:
     if door == "generate" and leave is not None:
         door = "generate_stream"  # a client that hangs up on plain `generate` can't be seen
     content = make(rng, door)
-    return Shot(door, content, kind, is_valid, leave, with_codes=rng.random() < 0.3)
+    return Shot(door, content, kind, is_valid, leave)
 
 
 def _is_message(content: bytes) -> bool:
