@@ -162,7 +162,8 @@ def _odd_message(rng: random.Random) -> bytes:
     if rng.random() < 0.1:
         request.parameters[rng.choice(["timeout", "sequence_id"])].string_param = "x"
     if rng.random() < 0.2:
-        request.outputs.add(name=rng.choice(["text_output", "nonsense"]))
+        for name in rng.choice([("finish_reason", "text_output"), ("nonsense",)]):  # an answer without its reason could not be judged
+            request.outputs.add(name=name)
     return bytes(request.SerializeToString())
 
 
