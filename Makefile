@@ -4,7 +4,7 @@ SETTINGS := $(if $(MODEL),--set model.directory=$(abspath $(MODEL))) $(if $(DEVI
             $(if $(DTYPE),--set model.dtype=$(DTYPE)) $(if $(SLOTS),--set engine.slots=$(SLOTS)) $(foreach s,$(SET),--set $(s))
 SOURCES := python_backends client build benchmarks tests
 
-.PHONY: help serve test lint format model-card size clean
+.PHONY: help serve test fuzz lint format model-card size clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
@@ -16,6 +16,11 @@ serve:          ## serve the bundled model; MODEL=<checkpoint directory> DEVICE=
 test:           ## all tests, the server tests against a real Triton; ARGS="-k streams" for some
 	@build/set-up dev
 	$(PY) -m pytest $(ARGS)
+
+fuzz:           ## ten thousand random requests against a running server, then the door for ten minutes; REQUESTS=… SECONDS=… SEED=…
+	@build/set-up dev
+	$(PY) -m tests.server.fuzzing --requests $(or $(REQUESTS),10000) --seed $(or $(SEED),1) --model $(or $(FUZZ_MODEL),toy)
+	$(PY) -m tests.fuzz.door -max_total_time=$(or $(SECONDS),600) -artifact_prefix=/tmp/
 
 lint:           ## ruff, mypy, codespell
 	@build/set-up dev

@@ -47,11 +47,13 @@ class EngineSettings:
 @dataclass(frozen=True, slots=True)
 class SchedulingSettings:
     policy: str = "fcfs"
+    max_passed_over_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
     max_open: int = 1024
+    max_queued_tokens: int = 1_000_000
     coalescing_ms: float = 40.0
     sender_load: float = 0.0075
     probe_ms: float = 250.0
@@ -64,6 +66,7 @@ class StreamSettings:
 class LimitSettings:
     default_max_tokens: int = 256
     max_prompt_bytes: int = 1_000_000
+    max_prompt_tokens: int = 0
     max_stop_words: int = 16
     max_stop_word_bytes: int = 256
     max_bad_words: int = 64
@@ -110,7 +113,9 @@ _RANGES = {
     "engine.kv_blocks": (0, 1 << 30),
     "engine.threads": (0, 4096),
     "model.max_model_tokens": (0, 1 << 24),
+    "scheduling.max_passed_over_s": (0.0, 86_400.0),
     "streams.max_open": (1, 1 << 20),
+    "streams.max_queued_tokens": (1, 1 << 40),
     "streams.coalescing_ms": (0.0, 40.0),
     "streams.sender_load": (0.0001, 1.0),
     "streams.probe_ms": (10.0, 10_000.0),
@@ -118,6 +123,7 @@ _RANGES = {
     "streams.dead_after_s": (1.0, 3600.0),
     "limits.default_max_tokens": (1, 1 << 20),
     "limits.max_prompt_bytes": (1, 1 << 30),
+    "limits.max_prompt_tokens": (0, 1 << 24),
     "limits.max_stop_words": (0, 1024),
     "limits.max_stop_word_bytes": (1, 1 << 16),
     "limits.max_bad_words": (0, 1024),

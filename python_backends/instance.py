@@ -188,7 +188,7 @@ def build(settings: Settings) -> tuple[SlotScheduler, Engine]:
     engine = EngineThread(make) if settings.model.device == "cpu" and steps_ahead(settings) else make()
     limits = engine.limits
     limits = replace(limits, max_model_tokens=min(limits.max_model_tokens, limits.kv_tokens))  # a lone request always fits
-    return SlotScheduler(limits, settings.engine.token_budget, settings.scheduling.policy), engine
+    return SlotScheduler(limits, settings.engine.token_budget, settings.scheduling), engine
 
 
 def check_texts(settings: Settings) -> None:

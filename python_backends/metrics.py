@@ -15,6 +15,7 @@ Labels = tuple[tuple[str, str], ...]
 GAUGES = {
     "gapless_requests_running": "Requests that hold a slot",
     "gapless_requests_waiting": "Requests accepted that hold no slot",
+    "gapless_queued_tokens": "Prompt tokens of requests that wait for a slot",
     "gapless_slots_busy": "Slots in use",
     "gapless_slots_total": "Slots of the decode batch",
     "gapless_kv_blocks_used": "KV blocks held by running requests",

@@ -80,6 +80,7 @@ class Request:
     wants_num_output_tokens: bool = False
     arrival_ns: int = 0  # time.monotonic_ns() at the door
     deadline_ns: int = 0  # same clock; 0 is none
+    priority: int = 0  # larger first
 
     @property
     def max_total_tokens(self) -> int:

@@ -1,7 +1,7 @@
 """Which waiting sequences get a slot at this step: one function a policy, chosen by name from `POLICIES`.
 
-A policy sees the waiting sequences in order of arrival and a `View` of what is free; it returns those to admit, in order. It changes
-nothing. `reserve` is the place of length prediction: how many tokens a sequence is expected to hold at its end.
+A policy sees the waiting sequences in their order (see `waiting`) and a `View` of what is free; it returns those to admit, in order.
+It changes nothing. `reserve` is the place of length prediction: how many tokens a sequence is expected to hold at its end.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ Select = Callable[[Iterable[Sequence], View], list[Sequence]]
 class Policy:
     select: Select
     chunked_prefill: bool = True
+    by_priority: bool = True  # False: the waiting stand in order of arrival alone
     max_in_flight: int = 1 << 30  # launched steps whose tokens have not been read
 
 
@@ -43,7 +44,7 @@ def reserve_max_tokens(sequence: Sequence) -> int:
 
 
 def fcfs(waiting: Iterable[Sequence], view: View) -> list[Sequence]:
-    """Order of arrival; a sequence for which there is no room holds up those behind it."""
+    """The waiting in their order; a sequence for which there is no room holds up those behind it."""
     admitted: list[Sequence] = []
     blocks = view.num_free_blocks
     for sequence in waiting:
@@ -74,5 +75,5 @@ def orca(waiting: Iterable[Sequence], view: View) -> list[Sequence]:
 
 POLICIES: dict[str, Policy] = {
     "fcfs": Policy(fcfs),
-    "orca": Policy(orca, chunked_prefill=False, max_in_flight=1),
+    "orca": Policy(orca, chunked_prefill=False, by_priority=False, max_in_flight=1),
 }

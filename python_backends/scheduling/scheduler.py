@@ -7,33 +7,42 @@ per step grows with what changes: a steady step makes no Python loop over the ru
 
 from __future__ import annotations
 
-import bisect
+import time
+from collections.abc import Callable
 
 import numpy as np
 
+from python_backends.config import SchedulingSettings
 from python_backends.request import Finish, Ids, ModelLimits, Request
 from python_backends.scheduling.blocks import ROOT_KEY, BlockPool, block_key
 from python_backends.scheduling.policies import POLICIES, Reserve, View, reserve_max_tokens
 from python_backends.scheduling.sequence import Sequence, Status
 from python_backends.scheduling.slots import SlotTable
+from python_backends.scheduling.waiting import WaitingList
 from python_backends.step import Admit, Grow, Release, SlotOperation, SpanKind, Started, StepOutput, StepPlan, Tokens
 
+DEFAULTS = SchedulingSettings()
 GROWTH_TOKENS = 128  # a slot gets blocks for so many tokens to come: an operation every 128 steps, not every 16
 
 
 class SlotScheduler:
     def __init__(
-        self, limits: ModelLimits, token_budget: int = 256, policy: str = "fcfs", reserve: Reserve = reserve_max_tokens
+        self,
+        limits: ModelLimits,
+        token_budget: int = 256,
+        settings: SchedulingSettings = DEFAULTS,
+        reserve: Reserve = reserve_max_tokens,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits
         self.token_budget = max(token_budget, limits.num_slots + 1)  # room for a chunk beside all decodes
-        self.policy = POLICIES[policy]
+        self.policy = POLICIES[settings.policy]
         self.reserve = reserve
         self.slots = SlotTable(limits.num_slots, limits.max_model_tokens)
         self.blocks = BlockPool(limits.num_blocks, limits.block_tokens)
         self._started: list[Started] = []
         self.num_evictions = 0
-        self._waiting: list[Sequence] = []  # in order of arrival
+        self._waiting = WaitingList(settings.max_passed_over_s, clock, self.policy.by_priority)
         self._sequences: dict[int, Sequence] = {}  # waiting and running
         self._operations: list[SlotOperation] = []  # for the next plan
         self._promised = 0  # blocks reserved by running sequences that they don't hold yet
@@ -65,7 +74,7 @@ class SlotScheduler:
         sequence = Sequence(request, delivered, self._arrivals, epoch)
         self._arrivals += 1
         self._sequences[request.request_id] = sequence
-        self._waiting.append(sequence)
+        self._waiting.add(sequence)
 
     def cancel(self, request_id: int) -> bool:
         """Ends a request at once: its slot is free for the next plan. False if it isn't here (any more)."""
@@ -126,6 +135,7 @@ class SlotScheduler:
         """Slots and blocks add up, re-derived from the sequences. Raises AssertionError."""
         running = self.slots.running()
         self.blocks.check_integrity([sequence.blocks for sequence in running])
+        self._waiting.check_integrity()
         assert len(running) == self.slots.num_busy == int(self.slots.live.sum()), "busy slots differ from running sequences"
         assert len(running) + len(self._waiting) == len(self._sequences), "a sequence is neither waiting nor running"
         promised = sum(max(0, sequence.reserved_blocks - len(sequence.blocks)) for sequence in running)
@@ -135,7 +145,7 @@ class SlotScheduler:
     # --- growing and evicting
 
     def _grow(self) -> bool:
-        """Blocks for the slots whose next token has no room. When none are left the youngest sequence makes way: True."""
+        """Blocks for the slots whose next token has no room. When none are left the youngest of the least priority makes way: True."""
         before = self.num_evictions
         table = self.slots
         decodes = table.decoding()
@@ -150,9 +160,9 @@ class SlotScheduler:
         wanted = min(int(table.planned[slot]) + GROWTH_TOKENS, int(table.limits[slot]))
         missing = self.blocks.blocks_for(wanted) - len(sequence.blocks)
         while self.blocks.num_available == 0:
-            youngest = self.slots.running()[-1]
-            self._evict(youngest)
-            if youngest is sequence:
+            least = min(self.slots.running(), key=lambda running: (running.request.priority, -running.arrival))
+            self._evict(least)
+            if least is sequence:
                 return
         fresh = self.blocks.take(min(missing, max(1, self.blocks.num_available)))
         self._operations.append(Grow(slot, int(table.epochs[slot]), len(sequence.blocks), np.array(fresh, np.int32)))
@@ -162,7 +172,7 @@ class SlotScheduler:
         """Back to waiting, at its old place; its tokens stay and are computed again."""
         self._unseat(sequence)
         sequence.status = Status.WAITING
-        bisect.insort(self._waiting, sequence, key=lambda waiting: waiting.arrival)
+        self._waiting.add(sequence)
         self.num_evictions += 1
 
     # --- admission
@@ -170,8 +180,8 @@ class SlotScheduler:
     def _admit(self) -> None:
         if not self._waiting or not self.slots.num_free:
             return
-        for sequence in self.policy.select(self._waiting, self._view()):
-            self._waiting.remove(sequence)
+        for sequence in self.policy.select(self._waiting.in_order(), self._view()):
+            self._waiting.take(sequence)
             self._seat(sequence)
 
     def _view(self) -> View:

@@ -20,11 +20,11 @@ class Quarantine:
     def __init__(self) -> None:
         self.on_trial: Stream | None = None
 
-    def admissible(self, streams: Iterable[Stream]) -> list[Stream]:
-        """The streams that may be submitted now, in order; the trial takes place when nobody else is on the instance."""
-        waiting = [stream for stream in streams if not stream.submitted]
+    def admissible(self, unsubmitted: Iterable[Stream], streams: Iterable[Stream]) -> list[Stream]:
+        """Those of the unsubmitted that may be submitted now, in order of arrival; a trial takes place when none of all is there."""
         if self.on_trial is not None:
             return []
+        waiting = sorted(unsubmitted, key=lambda stream: stream.request.arrival_ns)
         suspects = [stream for stream in waiting if stream.crashes >= SUSPECT_AFTER]
         if not suspects:
             return waiting

@@ -21,6 +21,7 @@ from python_backends.streams.log_probs import UNKNOWN, TokenLogProbs, by_row
 from python_backends.streams.pacing import Pacing
 from python_backends.streams.quarantine import Quarantine
 from python_backends.streams.stream import Stream
+from python_backends.streams.timers import Timers
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -53,7 +54,11 @@ class StreamTable:
         self._quarantine = Quarantine()
         self._cancels: list[Cancel] = []
         self._instance_ready = False
-        self._unsubmitted = 0  # streams for which `submissions` may have something to do
+        self.num_queued_tokens = 0  # of the prompts of streams without a slot
+        self._unsubmitted: dict[int, Stream] = {}  # what an instance may be given
+        self._touched: dict[int, Stream] = {}  # something happened to them: `due` looks at them, and at nobody else
+        self._pending: dict[int, Stream] = {}  # their tokens wait for company
+        self._timers = Timers()  # when `due` looks at a stream although nothing happened to it
         self._flush_ns = 0  # when the oldest token that waits for company is sent; 0: none waits
         self._last_confirmed_ns = 0  # when the youngest confirmed window was sent
 
@@ -62,22 +67,25 @@ class StreamTable:
 
     # --- what comes in
 
-    def accept(self, request: Request, sender: Any) -> bool:
-        """Opens a stream; False if there are too many."""
-        if len(self._streams) >= self._settings.max_open or request.request_id in self._streams:
+    def accept(self, request: Request, sender: Any) -> str:
+        """Opens a stream, or says why it can't be had now."""
+        refusal = self._refusal(request)
+        if refusal:
             self._count_outcome("refused")
-            return False
+            return refusal
         context = self._context_tokens(request.stop_words)
-        self._streams[request.request_id] = Stream(request, sender, context, self._clock())
-        self._unsubmitted += 1
+        stream = Stream(request, sender, context, self._clock())
+        for streams in (self._streams, self._unsubmitted, self._touched):
+            streams[request.request_id] = stream
+        self.num_queued_tokens += len(request.prompt)
         self.metrics.count("gapless_prompt_tokens_total", len(request.prompt))
-        return True
+        return ""
 
     def started(self, started: Started) -> None:
         stream = self._streams.get(started.request_id)
         if stream is None or stream.epoch != started.epoch:
             return
-        stream.seated = True
+        self._seat(stream, True)
         self.metrics.count("gapless_prefix_hit_tokens_total", started.num_prefix_hit_tokens)
         if stream.started_ns == 0:
             stream.started_ns = self._clock()
@@ -104,6 +112,7 @@ class StreamTable:
         stream = self._streams.get(feedback.request_id)
         if stream is None:
             return
+        self._touched[stream.request_id] = stream
         if stream.unacked_ns:
             self._last_confirmed_ns = max(self._last_confirmed_ns, stream.unacked_ns.popleft())
         stream.num_acked = max(stream.num_acked, feedback.num_tokens)
@@ -125,7 +134,7 @@ class StreamTable:
             self._withdraw(stream)
         if culprit is not None:
             culprit.error = "the engine failed while it ran this request alone; it is not tried again"
-            culprit.end(Finish.ERROR)
+            self._end(culprit, Finish.ERROR)
 
     def fail(self, request_id: int, error: str) -> None:
         """Ends one stream with an error."""
@@ -150,36 +159,58 @@ class StreamTable:
         """The responses that are to be sent now; every stream that has ended leaves the table here."""
         now = self._clock()
         flush = now >= self._flush_ns
+        looked_at, self._touched = self._touched, {}
+        looked_at |= {number: self._streams[number] for number in self._timers.pop_due(now)}
         if flush:
-            self._flush_ns = 0
-        outgoing = [out for stream in list(self._streams.values()) if (out := self._due(stream, now, flush)) is not None]
+            looked_at |= self._pending
+            self._flush_ns, self._pending = 0, {}
+        outgoing = [out for stream in looked_at.values() if (out := self._look_at(stream, now, flush)) is not None]
         self.metrics.count("gapless_responses_total", len(outgoing))
         return outgoing
 
     def wait_s(self) -> float:
         """How long nothing will be due if nothing comes in."""
-        if self._cancels:
+        if self._cancels or self._touched:
             return 0.0
         now = self._clock()
-        wakes = (self._wake_ns(stream, now) for stream in self._streams.values())
-        return max(0.0, min(wakes, default=now + MAX_WAIT_NS) - now) / S
+        wake = self._timers.next_ns(now + MAX_WAIT_NS)
+        if self._pending:
+            wake = min(wake, self._flush_ns)
+        return max(0, wake - now) / S
 
     # --- inside
+
+    def _refusal(self, request: Request) -> str:
+        settings, num_tokens = self._settings, len(request.prompt)
+        if len(self._streams) >= settings.max_open or request.request_id in self._streams:
+            return f"too many open requests: {len(self._streams)} are open, the limit is {settings.max_open} (streams.max_open)"
+        if self.num_queued_tokens and self.num_queued_tokens + num_tokens > settings.max_queued_tokens:
+            return (
+                f"too many queued tokens: {self.num_queued_tokens} wait for a slot and this prompt has {num_tokens}, "
+                f"the limit is {settings.max_queued_tokens} (streams.max_queued_tokens)"
+            )
+        return ""
+
+    def _seat(self, stream: Stream, seated: bool) -> None:
+        """Books that it has a slot, or has none: the prompts of those that have none are queued."""
+        if seated != stream.seated:
+            self.num_queued_tokens += -len(stream.request.prompt) if seated else len(stream.request.prompt)
+            stream.seated = seated
 
     def _submissions(self) -> list[Submit]:
         if not self._instance_ready or not self._unsubmitted:
             return []
-        running = [stream for stream in self._streams.values() if stream.finish == Finish.RUNNING]
-        chosen = self._quarantine.admissible(running)
+        chosen = self._quarantine.admissible(self._unsubmitted.values(), self._streams.values())
         for stream in chosen:
             stream.submitted = True
-        self._unsubmitted = sum(not stream.submitted for stream in running)
+            del self._unsubmitted[stream.request_id]
         return [Submit(stream.request, np.array(stream.tokens, np.int32), stream.epoch) for stream in chosen]
 
     def _append(self, stream: Stream, index: int, token: int, finish: int, scores: TokenLogProbs) -> None:
         count = stream.append(index, token, finish, scores)
         if not count:
             return
+        self._touched[stream.request_id] = stream
         self.metrics.count("gapless_generated_tokens_total", count)
         if self._flush_ns == 0:
             self._flush_ns = self._clock() + int(self.pacing.interval_s * S)
@@ -193,19 +224,33 @@ class StreamTable:
         if stream.submitted and stream.finish == Finish.RUNNING:
             self._cancels.append(Cancel(stream.request_id))
         stream.end(finish, num_tokens)
+        self._unsubmitted.pop(stream.request_id, None)
+        self._touched[stream.request_id] = stream
 
     def _withdraw(self, stream: Stream) -> None:
         """No instance has the request any more."""
-        stream.submitted = stream.seated = False
+        self._seat(stream, False)
+        stream.submitted = False
         stream.epoch += 1
         stream.early.clear()
-        self._unsubmitted += 1
+        if stream.finish == Finish.RUNNING:
+            self._unsubmitted[stream.request_id] = stream
 
     def _end_trial(self) -> None:
         stream = self._quarantine.acquitted()
         if stream is not None and stream.finish == Finish.RUNNING:
             self._cancels.append(Cancel(stream.request_id))
             self._withdraw(stream)
+
+    def _look_at(self, stream: Stream, now: int, flush: bool) -> Outgoing | None:
+        """The response that is due for a stream, if any; sees to it that the stream is looked at again."""
+        outgoing = self._due(stream, now, flush)
+        if outgoing is not None and outgoing.final:
+            return outgoing
+        if stream.has_news and stream.is_followed and not self._is_full(stream):
+            self._pending[stream.request_id] = stream
+        self._timers.set(stream.request_id, self._wake_ns(stream, now))
+        return outgoing
 
     def _due(self, stream: Stream, now: int, flush: bool) -> Outgoing | None:
         request = stream.request
@@ -238,13 +283,13 @@ class StreamTable:
         return len(stream.unacked_ns) >= self._settings.max_unacknowledged
 
     def _wake_ns(self, stream: Stream, now: int) -> int:
-        """When something is next due for this stream if nothing comes in."""
-        wake = min(stream.request.deadline_ns or now + MAX_WAIT_NS, now + MAX_WAIT_NS)
-        if self._is_full(stream):
-            return wake
-        if stream.has_news and stream.is_followed:
-            return min(wake, self._flush_ns)
-        return min(wake, stream.last_sent_ns + self._probe_every_ns())
+        """When something is next due for this stream if nothing comes in: its deadline, word of a lost window, a probe."""
+        wakes = [stream.request.deadline_ns] if stream.request.deadline_ns else []
+        if stream.unacked_ns:
+            wakes.append(now + MAX_WAIT_NS)
+        if not self._is_full(stream):
+            wakes.append(stream.last_sent_ns + self._probe_every_ns())
+        return min(wakes)
 
     def _probe(self, stream: Stream, now: int) -> Outgoing | None:
         """An empty window for a stream that waits; after a while a chunk without text goes out, so that a broken connection shows."""
@@ -255,7 +300,10 @@ class StreamTable:
         return Outgoing(stream.request_id, stream.sender, stream.window(now, emit), final=False)
 
     def _last(self, stream: Stream, now: int) -> Outgoing:
-        del self._streams[stream.request_id]
+        self._seat(stream, True)  # its prompt waits no longer
+        self._timers.drop(stream.request_id)
+        for streams in (self._streams, self._touched, self._pending):
+            streams.pop(stream.request_id, None)
         self._count_outcome(stream.finish.reason)
         self._observe_end(stream, now)
         if stream.finish == Finish.ERROR:

@@ -84,6 +84,7 @@ class Door:
             wants_num_output_tokens=ask.wants_num_output_tokens,
             arrival_ns=draft.arrival_ns,
             deadline_ns=draft.arrival_ns + ask.timeout_us * 1000 if ask.timeout_us else 0,
+            priority=ask.priority,
         )
 
     def _sampling(self, ask: Ask, num_prompt: int) -> Sampling:
@@ -120,6 +121,9 @@ class Door:
         left = self.max_model_tokens - num_prompt
         if num_prompt < 1:
             raise RefusedError(f"{name} = 0 tokens: must have at least 1")
+        most = self.limits.max_prompt_tokens
+        if num_prompt > most > 0:
+            raise RefusedError(f"{name} = {num_prompt} tokens: must be at most {most} (limits.max_prompt_tokens)")
         if left < 1:
             raise RefusedError(
                 f"{name} = {num_prompt} tokens: must be at most {self.max_model_tokens - 1}, "

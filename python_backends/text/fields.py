@@ -22,14 +22,13 @@ MAX_TIMEOUT_US = 10**15  # thirty years
 # Known to clients of TensorRT-LLM's ensemble: taken when they say nothing, refused when they ask for something.
 NEUTRAL: dict[str, float | str] = {
     "beam_width": 1,
-    "request_priority": 0,
     "lora_name": "",
 }
 SUPPORTED = (
     *("text_input", "messages", "max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "seed"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "stop_words", "stop_token_ids", "bad_words", "end_id", "pad_id"),
     *("return_log_probs", "num_top_log_probs"),
-    *("stream", "exclude_input_in_output", "return_num_input_tokens", "return_num_output_tokens", "timeout_us"),
+    *("stream", "exclude_input_in_output", "return_num_input_tokens", "return_num_output_tokens", "timeout_us", "request_priority"),
 )
 KNOWN = frozenset((*SUPPORTED, *NEUTRAL, "lora_task_id"))
 
@@ -60,6 +59,7 @@ class Ask:
     wants_num_input_tokens: bool
     wants_num_output_tokens: bool
     timeout_us: int
+    priority: int
 
 
 def read_ask(fields: Fields, limits: LimitSettings, vocab_size: int) -> Ask:
@@ -88,6 +88,7 @@ def read_ask(fields: Fields, limits: LimitSettings, vocab_size: int) -> Ask:
         wants_num_input_tokens=flag(fields, "return_num_input_tokens", default=False),
         wants_num_output_tokens=flag(fields, "return_num_output_tokens", default=False),
         timeout_us=integer(fields, "timeout_us", 0, MAX_TIMEOUT_US) or 0,
+        priority=integer(fields, "request_priority", -MAX_INT, MAX_INT) or 0,
     )
 
 

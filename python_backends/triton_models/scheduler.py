@@ -43,7 +43,6 @@ class TritonPythonModel:
         self._table = StreamTable(settings, time.monotonic_ns, context_tokens, self._metrics)
         self._link = SchedulerEnd(run_directory(), settings.dead_after_s)
         self._export = MetricsExport(self._metrics)
-        self._max_open = settings.max_open
         self._arrivals: SimpleQueue[tuple[Request, Any]] = SimpleQueue()
         self._load = Load()
         self._fingerprint = ""  # of the model that the instance runs
@@ -121,9 +120,9 @@ class TritonPythonModel:
                 request, sender = self._arrivals.get_nowait()
             except Empty:
                 return
-            if not self._table.accept(request, sender):
-                message = f"too many open requests: {self._max_open} are open, which is the limit (streams.max_open)"
-                final(sender, failure(message, "UNAVAILABLE"))
+            refusal = self._table.accept(request, sender)
+            if refusal:
+                final(sender, failure(refusal, "UNAVAILABLE"))
 
     def _try_to_send(self, outgoing: Outgoing) -> None:
         """A response that can't be sent ends its own stream and touches no other."""
@@ -155,6 +154,7 @@ class TritonPythonModel:
         load, gauge = self._load, self._metrics.gauge
         gauge("gapless_requests_running", load.num_running)
         gauge("gapless_requests_waiting", max(0, len(self._table) - load.num_running))
+        gauge("gapless_queued_tokens", self._table.num_queued_tokens)
         gauge("gapless_slots_busy", load.num_running)
         gauge("gapless_slots_total", load.num_slots)
         gauge("gapless_kv_blocks_used", load.num_used_blocks)

@@ -29,7 +29,9 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> list[Any]:
         if self._draining.exists():
             return [failure("the server is shutting down and takes no new requests", "UNAVAILABLE") for _ in requests]
-        return [self._response(admitted) for admitted in self._door.admit([_fields(request) for request in requests])]
+        read = [_fields(request) for request in requests]
+        admitted = iter(self._door.admit([fields for fields in read if not isinstance(fields, RefusedError)]))
+        return [self._response(fields if isinstance(fields, RefusedError) else next(admitted)) for fields in read]
 
     def _response(self, admitted: Request | RefusedError) -> Any:
         if isinstance(admitted, RefusedError):
@@ -37,7 +39,10 @@ class TritonPythonModel:
         return pb_utils.InferenceResponse([self._blobs.tensor("request", admitted)])
 
 
-def _fields(request: Any) -> dict[str, Any]:
+def _fields(request: Any) -> dict[str, Any] | RefusedError:
     fields = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-    timeout_us = request.timeout() or json.loads(request.parameters()).get("timeout")
+    try:
+        timeout_us = request.timeout() or json.loads(request.parameters()).get("timeout")
+    except ValueError as error:  # one that raised here would take all requests of its batch along
+        return RefusedError(f"parameters: must be JSON in UTF-8 ({error})")
     return {**fields, "timeout_us": timeout_us} if timeout_us else fields

@@ -43,6 +43,7 @@ ROOMS_OF = {  # libraries that stay in their rooms
     "jinja2": {"text"},
     "triton_python_backend_utils": {"triton_models"},
     "psutil": {"triton_server"},
+    "sortedcontainers": {"scheduling"},
 }
 FORBIDDEN_WORDS = ("manager", "handler", "helper", "util", "factory", "driver", "controller")
 

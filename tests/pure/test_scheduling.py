@@ -6,13 +6,14 @@ import json
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from python_backends.config import EngineSettings, ModelSettings, Settings
+from python_backends.config import EngineSettings, ModelSettings, SchedulingSettings, Settings
 from python_backends.engine.toy_engine import ToyEngine, toy_answer, toy_next
 from python_backends.request import Finish, Request, Sampling
 from python_backends.scheduling.policies import POLICIES
@@ -32,10 +33,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Instance:
     """Scheduler and toy engine, turned by hand; `depth` steps are launched before the oldest is read."""
 
-    def __init__(self, model: Path, depth: int = 1, slots: int = 4, blocks: int = 64, **options: object) -> None:
+    def __init__(self, model: Path, depth: int = 1, slots: int = 4, blocks: int = 64, policy: str = "fcfs", **options: Any) -> None:
         engine = EngineSettings(kind="toy", slots=slots, kv_blocks=blocks, block_tokens=4)
         self.engine = ToyEngine(Settings(model=ModelSettings(str(model), max_model_tokens=120), engine=engine))
-        self.scheduler = SlotScheduler(self.engine.limits, **options)  # type: ignore[arg-type]
+        self.now_s = 0.0
+        rules = SchedulingSettings(policy, max_passed_over_s=10.0)
+        self.scheduler = SlotScheduler(self.engine.limits, settings=rules, clock=lambda: self.now_s, **options)
         self.depth = depth
         self.launched: deque = deque()
         self.answers: dict[int, list[int]] = {}
@@ -74,8 +77,8 @@ class Instance:
         self.scheduler.check_integrity()
 
 
-def request(number: int, prompt: list[int], **sampling: object) -> Request:
-    return Request(number, np.array(prompt, np.int32), Sampling(**{"max_tokens": 20, **sampling}))  # type: ignore[arg-type]
+def request(number: int, prompt: list[int], priority: int = 0, **sampling: Any) -> Request:
+    return Request(number, np.array(prompt, np.int32), Sampling(**{"max_tokens": 20, **sampling}), priority=priority)
 
 
 def answer(ask: Request) -> list[int]:
@@ -202,6 +205,42 @@ def test_orca_reserves_max_tokens_and_its_head_blocks_all_behind_it(model: Path)
     assert len(instance.answers[9]) == 2
 
 
+def test_a_larger_priority_gets_the_next_slot_but_nobody_is_passed_over_for_ever(model: Path) -> None:
+    """One slot; urgent requests never stop coming. The patient one gets its turn ten seconds after the first was put before it."""
+    instance = Instance(model, slots=1)
+    instance.submit(request(0, [1], max_tokens=2))
+    instance.turn()
+    instance.submit(request(1, [2], max_tokens=2))
+    for number in range(2, 40):
+        instance.submit(request(number, [3], priority=1, max_tokens=2))
+        instance.turn()
+        instance.turn()
+        if 1 in instance.finishes:
+            break
+        instance.now_s += 1.0
+    assert instance.now_s == 11.0
+    assert sorted(instance.finishes) == [0, 1, *range(2, 12)]
+
+
+def test_orca_goes_by_arrival_whatever_the_priority(model: Path) -> None:
+    instance = Instance(model, slots=1, policy="orca")
+    for number in range(3):
+        instance.submit(request(number, [number], priority=number, max_tokens=2))
+    instance.run()
+    assert list(instance.finishes) == [0, 1, 2]
+
+
+def test_when_blocks_run_out_the_least_priority_makes_way_first(model: Path) -> None:
+    instance = Instance(model, slots=2, blocks=24, reserve=lambda sequence: 0)
+    asks = [request(0, [1] * 8, max_tokens=70), request(1, [2] * 8, priority=1, max_tokens=70)]
+    for ask in asks:
+        instance.submit(ask)
+    instance.run()
+    assert instance.scheduler.num_evictions > 0
+    assert list(instance.finishes) == [1, 0]
+    assert all(instance.answers[ask.request_id] == answer(ask) for ask in asks)
+
+
 events = st.lists(
     st.one_of(
         st.tuples(
@@ -237,6 +276,7 @@ def test_random_arrivals_cancels_and_evictions_never_change_an_answer(
         if happening[0] == "submit":
             _, prompt, max_tokens, shared, sampled = happening
             prompt = [7] * (shared * 4) + prompt  # prefixes in common
+            max_tokens = min(max_tokens, 26 * 4 - len(prompt))  # a lone request fits, as the door sees to
             ask = request(len(asks), prompt, max_tokens=max_tokens, stop_ids=(3, 4), temperature=float(sampled), seed=len(asks))
             asks[ask.request_id] = ask
             instance.submit(ask)
@@ -278,4 +318,4 @@ def test_a_limit_below_the_engines_own_ends_a_sequence_all_the_same(model: Path)
 def test_limits_are_refused_at_construction(model: Path) -> None:
     limits = replace(Instance(model).engine.limits, num_slots=2)
     with pytest.raises(KeyError):
-        SlotScheduler(limits, policy="unknown")
+        SlotScheduler(limits, settings=SchedulingSettings("unknown"))

@@ -38,9 +38,9 @@ class House:
     def accept(self, number: int, **options: Any) -> bool:
         sampling = Sampling(max_tokens=options.pop("max_tokens", 100), **options.pop("sampling", {}))
         options = {"stream": True, "arrival_ns": self.now_ns, **options}
-        accepted = self.table.accept(Request(number, np.arange(3, dtype=np.int32), sampling, **options), sender=number)
+        refusal = self.table.accept(Request(number, np.arange(3, dtype=np.int32), sampling, **options), sender=number)
         self.turn()
-        return accepted
+        return not refusal
 
     def turn(self, ms: float = 0.0) -> None:
         self.now_ns += int(ms * MS)
@@ -132,6 +132,29 @@ def test_one_request_too_many_is_refused_and_costs_the_others_nothing() -> None:
     house.turn()
     assert house.finals(1) == 1
     assert house.accept(3)
+
+
+def test_prompts_without_a_slot_are_bounded_and_an_instance_death_brings_them_back() -> None:
+    """Prompts of three tokens. What is already in is never refused."""
+    house = House({"max_queued_tokens": 5})
+    house.table.instance_ready()
+    assert house.accept(1)
+    assert not house.accept(2)
+    house.start(1)
+    assert house.accept(3)
+    assert not house.accept(4)
+    house.table.instance_lost()
+    assert house.table.num_queued_tokens == 6
+    house.table.feedback(Feedback(1, 0, gone=True))
+    house.table.feedback(Feedback(3, 0, gone=True))
+    house.turn()
+    assert house.table.num_queued_tokens == 0
+    assert house.accept(5)
+
+
+def test_a_prompt_larger_than_the_whole_bound_is_taken_when_nobody_waits() -> None:
+    house = House({"max_queued_tokens": 1})
+    assert house.accept(1)
 
 
 def test_a_stop_word_ends_the_answer_where_the_detokenizer_found_it() -> None:

@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DTYPES = {"max_tokens": "INT32", "min_tokens": "INT32", "top_k": "INT32", "temperature": "FP32", "top_p": "FP32", "seed": "UINT64"}
 DTYPES |= dict.fromkeys(("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"), "FP32")
 DTYPES |= {"num_top_log_probs": "INT32"}
+DTYPES |= {"request_priority": "INT32"}
 NUMPY = {"INT32": np.int32, "FP32": np.float32, "UINT64": np.uint64}
 
 

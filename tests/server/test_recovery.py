@@ -211,7 +211,7 @@ def test_one_request_too_many_is_refused_at_once_and_costs_the_open_one_nothing(
     client.read_until(lambda: answer.chunks > 2)
     refused = served.generate(text_input=PROMPT)
     assert refused["status"] >= 400
-    assert "too many open requests: 1 are open, which is the limit (streams.max_open)" in refused["error"]
+    assert "too many open requests: 1 are open, the limit is 1 (streams.max_open)" in refused["error"]
     client.finish()
     client.close()
     assert answer.text == expected.text(PROMPT, **LONG)

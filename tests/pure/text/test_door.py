@@ -158,6 +158,11 @@ def test_a_deadline_counts_from_arrival() -> None:
     assert taken(timeout_us=0).deadline_ns == 0
 
 
+def test_a_priority_travels_with_the_request() -> None:
+    assert taken().priority == 0
+    assert taken(request_priority=tensor(-3, np.int32)).priority == -3
+
+
 def test_one_bad_request_of_a_batch_harms_no_other() -> None:
     answers = DOOR.admit([{"text_input": "a"}, {"text_input": ""}, {"text_input": 5}, {"text_input": "b"}])
     assert [isinstance(answer, Request) for answer in answers] == [True, False, False, True]
@@ -173,6 +178,13 @@ def test_what_is_left_of_the_context_bounds_the_answer() -> None:
     assert message.startswith(
         f"max_tokens = {129 - NUM_TEXT}: must be at most {128 - NUM_TEXT}, because text_input has {NUM_TEXT} tokens"
     )
+
+
+def test_prompts_are_bounded_by_a_setting_below_the_context() -> None:
+    door = open_door(byte_level(), replace(LIMITS, max_prompt_tokens=10))
+    taken, refused = door.admit([{"text_input": "0" * 10}, {"text_input": "0" * 11}])
+    assert isinstance(taken, Request)
+    assert str(refused) == "text_input = 11 tokens: must be at most 10 (limits.max_prompt_tokens)"
 
 
 def test_min_tokens_must_fit_in_max_tokens() -> None:
@@ -257,7 +269,9 @@ REFUSALS: list[tuple[str, Any, str]] = [
     ("num_top_log_probs", 6, "num_top_log_probs = 6: must be a whole number between 0 and 5"),
     ("num_top_log_probs", -1, "num_top_log_probs = -1: must be a whole number between 0 and 5"),
     ("num_top_log_probs", 2, "num_top_log_probs = 2: needs return_log_probs = true, must be 0 or absent without"),
-    ("request_priority", 3, "request_priority = 3: not supported yet, must be 0 or absent"),
+    ("request_priority", 1.5, "request_priority = 1.5: must be a whole number between -2147483647 and 2147483647"),
+    ("request_priority", True, "request_priority = True: must be a whole number between -2147483647 and 2147483647"),
+    ("request_priority", -(1 << 31), "request_priority = -2147483648: must be a whole number between -2147483647 and 2147483647"),
     ("lora_name", "mine", "lora_name = 'mine': not supported yet, must be '' or absent"),
     ("lora_task_id", 0, "lora_task_id = 0: not supported yet, must be absent"),
     ("tempreature", 1.0, "'tempreature': there is no such field"),

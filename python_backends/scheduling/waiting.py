@@ -1,0 +1,65 @@
+"""The waiting sequences of one instance, and whose turn it is. Called by the slot scheduler alone.
+
+Larger priorities go first, and within a priority who came first. A sequence is passed over when one that came later gets a slot before
+it; once that is longer ago than `max_passed_over_s` it goes first, whatever its priority. Nothing here gets dearer by how many wait.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from sortedcontainers import SortedKeyList
+
+from python_backends.scheduling.sequence import Sequence
+
+
+class WaitingList:
+    """`clock` returns monotonic seconds."""
+
+    def __init__(self, max_passed_over_s: float, clock: Callable[[], float], by_priority: bool = True) -> None:
+        self._max_passed_over_s = max_passed_over_s
+        self._clock = clock
+        self._by_priority = by_priority
+        self._arrived = SortedKeyList(key=lambda sequence: sequence.arrival)
+        self._ranked = SortedKeyList(key=lambda sequence: (-sequence.request.priority, sequence.arrival))
+        # (when, arrival of who was seated then): whoever waited and had come earlier was passed over at that time; both ascend
+        self._passes: deque[tuple[float, int]] = deque()
+        self._overdue = 0  # who came before this arrival goes first
+
+    def __len__(self) -> int:
+        return len(self._arrived)
+
+    def add(self, sequence: Sequence) -> None:
+        self._arrived.add(sequence)
+        self._ranked.add(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """It has ended without a slot."""
+        self._arrived.remove(sequence)
+        self._ranked.remove(sequence)
+
+    def take(self, sequence: Sequence) -> None:
+        """It gets a slot: those that wait and came earlier are passed over."""
+        self.remove(sequence)
+        known = self._passes[-1][1] if self._passes else self._overdue
+        if sequence.arrival > known and self._arrived and self._arrived[0].arrival < sequence.arrival:
+            self._passes.append((self._clock(), sequence.arrival))
+
+    def in_order(self) -> Iterator[Sequence]:
+        """Whose turn it is, lazily: a policy reads the head."""
+        if not self._by_priority:
+            yield from self._arrived
+            return
+        self._note_overdue()
+        yield from self._arrived.irange_key(max_key=self._overdue, inclusive=(True, False))
+        yield from (sequence for sequence in self._ranked if sequence.arrival >= self._overdue)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError."""
+        assert len(self._arrived) == len(self._ranked), "a waiting sequence stands in one order only"
+        assert {id(sequence) for sequence in self._arrived} == {id(sequence) for sequence in self._ranked}, "the orders differ"
+
+    def _note_overdue(self) -> None:
+        while self._passes and self._passes[0][0] + self._max_passed_over_s <= self._clock():
+            _, self._overdue = self._passes.popleft()

@@ -1,0 +1,127 @@
+"""Whose turn it is among the waiting, against a list that is sorted anew each time; and what a long queue costs."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from benchmarks.waiting import Queue, Streams
+from python_backends.request import Request, Sampling
+from python_backends.scheduling.sequence import Sequence
+from python_backends.scheduling.waiting import WaitingList
+from tests.pure.text.checkpoints import examples
+
+BOUND_S = 10.0
+
+
+def sequence(arrival: int, priority: int = 0) -> Sequence:
+    request = Request(arrival, np.zeros(1, np.int32), Sampling(1), priority=priority)
+    return Sequence(request, np.zeros(0, np.int32), arrival, 0)
+
+
+class WaitingStates(RuleBasedStateMachine):
+    """Arrivals, departures, seats and evictions at random times. The model keeps plain lists, and sorts."""
+
+    @initialize(by_priority=st.booleans())
+    def begin(self, by_priority: bool) -> None:
+        self.now_s = 0.0
+        self.by_priority = by_priority
+        self.waiting = WaitingList(BOUND_S, lambda: self.now_s, by_priority)
+        self.here: list[Sequence] = []
+        self.seated: list[Sequence] = []
+        self.passes: list[tuple[float, int]] = []  # (when, arrival of who was seated before somebody who came earlier)
+        self.arrivals = 0
+
+    @rule(priority=st.integers(-2, 2))
+    def arrive(self, priority: int) -> None:
+        self.here.append(sequence(self.arrivals, priority))
+        self.waiting.add(self.here[-1])
+        self.arrivals += 1
+
+    @rule(seconds=st.sampled_from([0.0, 1.0, 4.0, 10.0]))
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    @precondition(lambda self: self.here)
+    @rule(data=st.data())
+    def leave(self, data: Any) -> None:
+        gone = data.draw(st.sampled_from(self.here))
+        self.here.remove(gone)
+        self.waiting.remove(gone)
+
+    @precondition(lambda self: self.here)
+    @rule(skipped=st.integers(0, 2))
+    def seat(self, skipped: int) -> None:
+        """A policy may skip the head, as one that has no room for it."""
+        order = self.order()
+        chosen = order[min(skipped, len(order) - 1)]
+        self.here.remove(chosen)
+        self.seated.append(chosen)
+        self.waiting.take(chosen)
+        if any(left.arrival < chosen.arrival for left in self.here):
+            self.passes.append((self.now_s, chosen.arrival))
+
+    @precondition(lambda self: self.seated)
+    @rule(data=st.data())
+    def evict(self, data: Any) -> None:
+        """Back to its old place."""
+        back = data.draw(st.sampled_from(self.seated))
+        self.seated.remove(back)
+        self.here.append(back)
+        self.waiting.add(back)
+
+    @invariant()
+    def the_order_is_that_of_the_model(self) -> None:
+        assert [waiting.arrival for waiting in self.waiting.in_order()] == [waiting.arrival for waiting in self.order()]
+        assert len(self.waiting) == len(self.here)
+        self.waiting.check_integrity()
+
+    def order(self) -> list[Sequence]:
+        return sorted(self.here, key=self.rank if self.by_priority else lambda waiting: waiting.arrival)
+
+    def rank(self, waiting: Sequence) -> tuple[int, int, int]:
+        if any(when + BOUND_S <= self.now_s and arrival > waiting.arrival for when, arrival in self.passes):
+            return 0, 0, waiting.arrival
+        return 1, -waiting.request.priority, waiting.arrival
+
+
+TestWaitingStates = WaitingStates.TestCase
+TestWaitingStates.settings = settings(examples, stateful_step_count=50)
+
+
+def test_larger_priorities_go_first_and_within_one_who_came_first() -> None:
+    waiting = WaitingList(BOUND_S, lambda: 0.0)
+    for arrival, priority in enumerate([0, -1, 5, 0, 5]):
+        waiting.add(sequence(arrival, priority))
+    assert [each.arrival for each in waiting.in_order()] == [2, 4, 0, 3, 1]
+
+
+def test_who_was_passed_over_for_too_long_goes_first() -> None:
+    now_s = [0.0]
+    waiting = WaitingList(BOUND_S, lambda: now_s[0])
+    first, urgent = sequence(0), sequence(1, priority=9)
+    waiting.add(first)
+    now_s[0] = 100.0
+    waiting.add(urgent)
+    assert next(waiting.in_order()) is urgent, "long waiting alone is no reason: nobody was put before it"
+    waiting.take(urgent)
+    for arrival in range(2, 30):
+        waiting.add(sequence(arrival, priority=9))
+        now_s[0] += 0.5
+        chosen = next(waiting.in_order())
+        waiting.take(chosen)
+        if chosen is first:
+            break
+    assert now_s[0] == 110.0
+
+
+def test_a_step_costs_the_same_with_a_hundred_and_with_fifty_thousand_waiting() -> None:
+    """With a plain list it cost the slot scheduler six times as much, and the stream table that looked at everybody 600 times."""
+    for kind in (Queue, Streams):
+        few, many = (statistics.median(each.turn() for _ in range(40)) for each in (kind(100), kind(50_000)))
+        assert many < 2 * few + 100e-6, f"{kind.__name__}: {many * 1e6:.0f} us instead of {few * 1e6:.0f} us"

@@ -1,0 +1,221 @@
+"""Random requests for a real server, good and bad, and what has to hold around them.
+
+    python -m tests.server.fuzzing --requests 10000 --model bundled      (`make fuzz`)
+
+Eight control streams run all the time, and their texts must not change. Every other request is drawn from its number and a seed: valid
+or with wrong types, ranks, shapes, names, values or bytes, through one of three doors, read to its end or left at a random moment. Each
+that is read to its end must end exactly once. Afterwards nothing is left in a slot, no process has died, and memory is flat.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+from tqdm import tqdm
+
+from tests.server import doors
+from tests.server.doors import GrpcDoor, Outcome
+from tests.server.random_requests import Shot, shot
+from tests.server.serving import Gapless, wait_for
+from tests.server.toy_model import write_toy_model
+
+NUM_CONTROLS = 8
+NUM_SHOOTERS = 12
+WARM_UP = 0.3  # of the requests: caches and allocators fill
+MAX_GROWTH_MIB = 24.0  # of any process after that
+PROCESSES = ("tritonserver", "tokenizer", "scheduler", "detokenizer", "instance")
+
+
+@dataclass
+class Report:
+    outcomes: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+    num_control_answers: int = 0
+    memory: list[dict[str, float]] = field(default_factory=list)  # MiB by process: before, warmed up, after
+
+    def growth_mib(self, process: str) -> float:
+        return self.memory[-1][process] - self.memory[1][process]
+
+    def table(self) -> str:
+        lines = ["| resident memory, MiB | before | warmed up | after |", "|---|---|---|---|"]
+        for process in self.memory[0]:
+            lines.append("| " + " | ".join([process, *(f"{each[process]:.1f}" for each in self.memory)]) + " |")
+        return "\n".join(lines)
+
+
+class Fuzz:
+    """One run against one server. `turns` of the shooters are drawn from one counter."""
+
+    def __init__(self, gapless: Gapless, seed: int, num_requests: int) -> None:
+        self.report = Report()
+        self._gapless = gapless
+        self._seed = seed
+        self._num_requests = num_requests
+        self._next = iter(range(num_requests))
+        self._lock = threading.Lock()
+        self._progress = tqdm(total=num_requests, desc="random requests", smoothing=0.05, disable=num_requests < 1000)
+        self._done = threading.Event()
+
+    def run(self) -> Report:
+        controls = [Control(self._gapless, number) for number in range(NUM_CONTROLS)]
+        pids = self._pids()
+        self._measure(pids)
+        streams = [threading.Thread(target=control.keep_asking, args=[self._done, self.report]) for control in controls]
+        shooters = [threading.Thread(target=self._shoot) for _ in range(NUM_SHOOTERS)]
+        for thread in streams + shooters:
+            thread.start()
+        self._await_warm_up(shooters, pids)
+        for thread in shooters:
+            thread.join()
+        self._done.set()
+        for thread in streams:
+            thread.join()
+        self._progress.close()
+        self._check_afterwards(pids)
+        return self.report
+
+    def _await_warm_up(self, shooters: list[threading.Thread], pids: dict[str, int]) -> None:
+        while self._progress.n < WARM_UP * self._num_requests and any(shooter.is_alive() for shooter in shooters):
+            time.sleep(0.05)
+        self._measure(pids)
+
+    def _check_afterwards(self, pids: dict[str, int]) -> None:
+        try:
+            wait_for(self._gapless.is_idle, 60)
+        except AssertionError:
+            self.report.problems.append(f"not idle in the end: {self._gapless.metrics()}")
+        if self._pids() != pids:
+            self.report.problems.append(f"processes were restarted: {pids} before, {self._pids()} after; {self._gapless.log[-2000:]}")
+            return
+        self._measure(pids)
+        if self._gapless.metrics()["gapless_instance_losses_total"]:
+            self.report.problems.append("the scheduler gave the instance up")
+        for process in PROCESSES:
+            if self.report.growth_mib(process) > MAX_GROWTH_MIB:
+                self.report.problems.append(f"{process} grew by {self.report.growth_mib(process):.1f} MiB")
+
+    def _pids(self) -> dict[str, int]:
+        stubs = {model: self._gapless.stub_pid(model) for model in PROCESSES[1:4]}
+        return {"tritonserver": self._gapless.server_pid(), **stubs, "instance": self._gapless.instance_pid()}
+
+    def _measure(self, pids: dict[str, int]) -> None:
+        self.report.memory.append({name: _resident_mib(pid) for name, pid in pids.items()})
+
+    def _shoot(self) -> None:
+        with GrpcDoor(self._gapless.grpc_port) as door:
+            while True:
+                with self._lock:
+                    number = next(self._next, None)
+                if number is None:
+                    return
+                self._judge(number, shot(random.Random(f"{self._seed} {number}")), door)
+                self._progress.update()
+
+    def _judge(self, number: int, made: Shot, door: GrpcDoor) -> None:
+        try:
+            outcome = fire(made, self._gapless.http_port, door)
+            verdict = verdict_of(made, outcome)
+        except Exception as error:
+            outcome, verdict = Outcome(), f"{type(error).__name__}: {error}"
+        with self._lock:
+            self.report.outcomes[kind_of(outcome)] += 1
+            if verdict:
+                self.report.problems.append(f"request {number} ({made}): {verdict}; {outcome}")
+
+
+def _resident_mib(pid: int) -> float:
+    """0 if the process is gone: that is told elsewhere."""
+    try:
+        return float(psutil.Process(pid).memory_info().rss) / 2**20
+    except psutil.NoSuchProcess:
+        return 0.0
+
+
+def fire(made: Shot, http_port: int, door: GrpcDoor) -> Outcome:
+    if made.door == "grpc":
+        return door.ask(made.content, cancel_after_s=made.leave_after_s)
+    return doors.post(http_port, made.door, made.content, cut_after_s=made.leave_after_s)
+
+
+def verdict_of(made: Shot, outcome: Outcome) -> str:
+    """What is wrong with an outcome, or nothing."""
+    if outcome.cut:
+        return "" if outcome.num_ends <= 1 else "ended more than once"
+    if outcome.num_ends != 1 and made.is_request:
+        return f"ended {outcome.num_ends} times"
+    if any("Traceback" in error or "python_backends" in error for error in outcome.errors):
+        return "an error shows our insides"
+    if made.is_valid and outcome.errors:
+        return "a valid request was refused"
+    if made.is_valid is False and outcome.reasons:
+        return "an invalid request was answered"
+    return ""
+
+
+def kind_of(outcome: Outcome) -> str:
+    if outcome.cut:
+        return "left"
+    return outcome.reasons[0] if outcome.reasons else "refused" if outcome.errors else "nothing"
+
+
+class Control:
+    """A stream that asks the same again and again."""
+
+    def __init__(self, gapless: Gapless, number: int) -> None:
+        self._inputs = {"text_input": f"def read_{number}(self, size", "max_tokens": 200, "min_tokens": 200}
+        self._gapless = gapless
+        self._number = number
+        self._text = self._ask().text  # undisturbed
+
+    def keep_asking(self, done: threading.Event, report: Report) -> None:
+        while not done.is_set():
+            try:
+                outcome = self._ask()
+                wrong = outcome.text != self._text or outcome.reasons != ["length"] or bool(outcome.errors)
+            except Exception as error:
+                outcome, wrong = error, True  # type: ignore[assignment]
+            report.num_control_answers += 1
+            if wrong:
+                report.problems.append(f"control stream {self._number}: {outcome} instead of {self._text!r}")
+                return
+
+    def _ask(self) -> Outcome:
+        with GrpcDoor(self._gapless.grpc_port) as door:
+            return door.ask(doors.message(stream=True, **self._inputs))
+
+
+def serve(model: str, directory: Path) -> Gapless:
+    if model == "bundled":
+        return Gapless()
+    return Gapless(**{"model.directory": write_toy_model(directory), "engine.kind": "toy", "engine.toy_step_ms": 3})
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=10_000, help="how many (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="another seed, other requests (default: %(default)s)")
+    parser.add_argument("--model", choices=("bundled", "toy"), default="bundled", help="what is served (default: %(default)s)")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        gapless = serve(asked.model, Path(directory) / "toy")
+        report = Fuzz(gapless, asked.seed, asked.requests).run()
+        code = gapless.stop()
+    print(report.table())
+    print(", ".join(f"{count} {kind}" for kind, count in report.outcomes.most_common()))
+    print(f"{report.num_control_answers} control answers, {len(report.problems)} problems")
+    for problem in report.problems[:20]:
+        print("-", problem[:1000])
+    return int(bool(report.problems) or code != 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,246 @@
+"""Every row of the table in docs/limits.md, through all three doors of a real server."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server import doors
+from tests.server.doors import GrpcDoor, Outcome
+from tests.server.serving import ROOT, Gapless, wait_for
+from tests.server.test_serving import Expected
+
+ONE, TOKENS_OF_ONE = "a", 1
+LONG = {"text_input": "def read(self, size=-1):", "max_tokens": 1500, "min_tokens": 1500}  # eight seconds
+SHORT = {"text_input": ONE, "max_tokens": 2, "min_tokens": 2}
+SETTINGS = {
+    "engine.kind": "toy",
+    "engine.toy_step_ms": 5,
+    "engine.slots": 1,
+    "streams.max_open": 5,
+    "streams.max_queued_tokens": 40,
+    "scheduling.max_passed_over_s": 1.5,
+    "limits.max_prompt_tokens": 30,
+    "limits.max_prompt_bytes": 1000,
+}
+DOORS = ("generate", "generate_stream", "grpc")
+
+
+@pytest.fixture(scope="module")
+def gapless(toy_model: Path) -> Iterator[Gapless]:
+    """One slot, so that a second request waits."""
+    served = Gapless(**{"model.directory": toy_model, **SETTINGS})
+    yield served
+    assert served.stop() == 0, served.log
+
+
+@pytest.fixture(scope="module")
+def expected(toy_model: Path) -> Expected:
+    return Expected(toy_model)
+
+
+@pytest.fixture(autouse=True)
+def idle(gapless: Gapless) -> Iterator[None]:
+    yield
+    wait_for(gapless.is_idle, 20)
+
+
+def ask(gapless: Gapless, door: str, timeout_us: int | None = None, **inputs: Any) -> Outcome:
+    if door != "grpc":
+        timeout = {"timeout": timeout_us} if timeout_us else {}
+        return doors.post(gapless.http_port, door, doors.body(stream=door == "generate_stream", **inputs, **timeout))
+    with GrpcDoor(gapless.grpc_port) as grpc_door:
+        return grpc_door.ask(doors.message(timeout_us, stream=True, **inputs))
+
+
+@contextmanager
+def busy(gapless: Gapless) -> Iterator[None]:
+    """The only slot is taken meanwhile, for four seconds."""
+    client = gapless.grpc()
+    answer = client.ask(timeout_us=4_000_000, **LONG)
+    client.read_until(lambda: answer.chunks > 2)
+    yield
+    assert not answer.num_ends, "the slot was free too early for this test"
+    client.finish()
+    client.close()
+    assert answer.reasons == ["deadline"]
+
+
+@contextmanager
+def waiting_behind_a_busy_slot(gapless: Gapless, count: int, text: str) -> Iterator[None]:
+    clients = [gapless.grpc() for _ in range(count)]
+    with busy(gapless):
+        for client in clients:
+            client.ask(text_input=text, max_tokens=2)
+        wait_for(lambda: gapless.metrics()["gapless_requests_waiting"] == count, 3)
+        yield
+    for client in clients:
+        client.finish()
+        client.close()
+
+
+# --- refused for what it is
+
+
+@dataclass(frozen=True)
+class Refusal:
+    inputs: dict[str, Any]
+    says: str
+
+
+REFUSED = {
+    "a value out of its range": Refusal({"text_input": ONE, "max_tokens": 0}, "max_tokens = 0: must be a whole number between 1 and"),
+    "a prompt of too many bytes": Refusal({"text_input": "x" * 1001}, "text_input = 1001 bytes: must be at most 1000"),
+    "a prompt of too many tokens": Refusal(
+        {"text_input": ONE * 31}, "text_input = 31 tokens: must be at most 30 (limits.max_prompt_tokens)"
+    ),
+    "more than the model's context": Refusal(
+        {"text_input": ONE, "max_tokens": 2048},
+        "max_tokens = 2048: must be at most 2047, because text_input has 1 tokens and this model's context is 2048",
+    ),
+    "too many or too long stop words": Refusal(
+        {"text_input": ONE, "stop_words": ["x"] * 17}, "stop_words = 17 words: must be at most 16"
+    ),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_can_not_be_taken_is_refused_by_name(gapless: Gapless, door: str, what: str) -> None:
+    check_refusal(ask(gapless, door, **REFUSED[what].inputs), door, REFUSED[what].says)
+
+
+def check_refusal(outcome: Outcome, door: str, says: str) -> None:
+    assert outcome.num_ends == 1
+    assert outcome.status == ("OK" if door == "grpc" else "400")
+    assert outcome.errors[0].startswith(f"in ensemble 'ensemble', {says}")
+    assert outcome.text == ""
+
+
+# --- refused because of others
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_too_many_open_requests(gapless: Gapless, door: str) -> None:
+    with waiting_behind_a_busy_slot(gapless, 4, ONE):
+        says = "too many open requests: 5 are open, the limit is 5 (streams.max_open)"
+        check_refusal(ask(gapless, door, **SHORT), door, says)
+    wait_for(gapless.is_idle, 5)
+    assert ask(gapless, door, **SHORT).reasons == ["length"]
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_too_many_queued_tokens(gapless: Gapless, door: str) -> None:
+    with waiting_behind_a_busy_slot(gapless, 1, ONE * 30):
+        assert gapless.metrics()["gapless_queued_tokens"] == 30
+        says = "too many queued tokens: 30 wait for a slot and this prompt has 11, the limit is 40 (streams.max_queued_tokens)"
+        check_refusal(ask(gapless, door, text_input=ONE * 11), door, says)
+        assert ask(gapless, door, timeout_us=300_000, text_input=ONE * 10).reasons == ["deadline"], "this one could be taken"
+
+
+# --- deadlines
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_deadline_while_waiting(gapless: Gapless, door: str) -> None:
+    with busy(gapless):
+        started_s = time.monotonic()
+        outcome = ask(gapless, door, timeout_us=700_000, **SHORT)
+        assert 0.7 <= time.monotonic() - started_s < 3
+    assert (outcome.text, outcome.reasons, outcome.errors) == ("", ["deadline"], [])
+    assert outcome.status == ("OK" if door == "grpc" else "200")
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_deadline_while_running(gapless: Gapless, expected: Expected, door: str) -> None:
+    outcome = ask(gapless, door, timeout_us=700_000, **LONG)
+    assert (outcome.reasons, outcome.errors) == (["deadline"], [])
+    assert outcome.status == ("OK" if door == "grpc" else "200")
+    assert outcome.text
+    whole = expected.text(LONG["text_input"], max_tokens=1500, min_tokens=1500)
+    assert whole.startswith(outcome.text.rstrip("\ufffd")), "the last character may be cut in half"
+    wait_for(gapless.is_idle, 2)
+
+
+# --- whose turn it is
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_larger_priority(gapless: Gapless, door: str) -> None:
+    """Three wait; the last to come has the largest priority."""
+    order: list[int] = []
+    threads = []
+    with busy(gapless):
+        for number, priority in enumerate([0, -1, 5]):
+            threads.append(ask_later(gapless, door, order, priority))
+            wait_for(lambda: gapless.metrics()["gapless_requests_waiting"] == number + 1, 5)  # noqa: B023
+    for thread in threads:
+        thread.join(30)
+    assert order == [5, 0, -1]
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_passed_over_for_too_long(gapless: Gapless, door: str) -> None:
+    """One slot, requests of 0.2 s that never stop coming, and a patient one of priority −1."""
+    order: list[int] = []
+    threads = [threading.Thread(target=keep_asking, args=[gapless, order]) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: len(order) > 3, 10)
+    started_s = time.monotonic()
+    patient = ask_later(gapless, door, order, priority=-1)
+    patient.join(30)
+    waited_s = time.monotonic() - started_s
+    order.append(STOP)
+    for thread in threads:
+        thread.join(30)
+    assert -1 in order
+    assert 1.5 <= waited_s < 6
+
+
+STOP = 99
+
+
+def keep_asking(gapless: Gapless, order: list[int]) -> None:
+    while STOP not in order:
+        outcome = ask(gapless, "grpc", text_input=ONE, max_tokens=40, min_tokens=40)
+        assert outcome.reasons == ["length"]
+        order.append(0)
+
+
+def ask_later(gapless: Gapless, door: str, order: list[int], priority: int) -> threading.Thread:
+    def run() -> None:
+        outcome = ask(gapless, door, **SHORT, request_priority=priority)
+        assert outcome.reasons == ["length"]
+        order.append(priority)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+# --- the table itself
+
+
+TESTED: dict[str, Callable[..., None]] = {
+    **dict.fromkeys(REFUSED, test_what_can_not_be_taken_is_refused_by_name),
+    "too many open requests": test_too_many_open_requests,
+    "too many queued tokens": test_too_many_queued_tokens,
+    "a deadline while waiting": test_a_deadline_while_waiting,
+    "a deadline while running": test_a_deadline_while_running,
+    "a larger priority": test_a_larger_priority,
+    "passed over for too long": test_passed_over_for_too_long,
+}
+
+
+def test_every_row_of_the_table_is_tested() -> None:
+    rows = re.findall(r"^\| (.+?) \|", (ROOT / "docs/limits.md").read_text(), re.MULTILINE)
+    assert set(rows[1:]) == set(TESTED)
