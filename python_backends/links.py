@@ -21,7 +21,7 @@ from typing import Any
 import zmq
 
 from python_backends.messages import NOBODY, BadMessageError, Hello, Message, new_incarnation, pack, unpack
-from python_backends.request import Feedback, ModelLimits
+from python_backends.request import Feedback, Idle, ModelLimits
 
 log = logging.getLogger("gapless")
 
@@ -69,7 +69,7 @@ class SchedulerEnd:
         os.eventfd_write(self._wake_fd, 1)
 
     def receive(self, timeout_s: float) -> list[Any]:
-        """Waits for news. Returns messages, Feedback, InstanceReady and InstanceLost in the order of their arrival."""
+        """Waits for news. Returns messages, Feedback, Idle, InstanceReady and InstanceLost in the order of their arrival."""
         self._poller.poll(max(0, math.ceil(timeout_s * 1000)))
         self._clear_wake()
         news: list[Any] = []
@@ -169,7 +169,7 @@ class FeedbackEnd:
         self._socket = _socket(self._context, zmq.PUSH)
         self._socket.connect(_address(run_directory, "feedback"))
 
-    def send(self, feedback: Sequence[Feedback]) -> None:
+    def send(self, feedback: Sequence[Feedback | Idle]) -> None:
         if feedback:
             self._socket.send(pack(tuple(feedback)))
 

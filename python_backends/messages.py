@@ -15,7 +15,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from python_backends.request import Feedback, Finish, Ids, LogProbs, ModelLimits, Request, Sampling, TokenWindow
+from python_backends.request import Feedback, Finish, Idle, Ids, LogProbs, ModelLimits, Request, Sampling, TokenWindow
 from python_backends.step import RowLogProbs, Started, Tokens
 
 NOBODY = ""  # the receiver of a first hello
@@ -87,6 +87,7 @@ _KINDS: tuple[type[Any], ...] = (
     Failed,
     LogProbs,
     RowLogProbs,
+    Idle,
 )
 _TAGS = {kind: tag for tag, kind in enumerate(_KINDS)}
 _FIELDS: tuple[tuple[str, ...], ...] = tuple(tuple(field.name for field in dataclasses.fields(kind)) for kind in _KINDS)

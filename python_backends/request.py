@@ -141,6 +141,13 @@ class Feedback:
 
 
 @dataclass(frozen=True, slots=True)
+class Idle:
+    """The detokenizer had nothing to do at this time, nor for a while before: what it was sent long before will not come any more."""
+
+    at_ns: int  # of the host's monotonic clock
+
+
+@dataclass(frozen=True, slots=True)
 class ModelLimits:
     """What the loaded engine can take; the door checks against it."""
 

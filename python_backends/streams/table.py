@@ -15,7 +15,7 @@ import numpy as np
 from python_backends.config import StreamSettings
 from python_backends.messages import Cancel, Submit
 from python_backends.metrics import Metrics
-from python_backends.request import Feedback, Finish, Request, TokenWindow
+from python_backends.request import Feedback, Finish, Idle, Request, TokenWindow
 from python_backends.step import Started, Tokens
 from python_backends.streams.log_probs import UNKNOWN, TokenLogProbs, by_row
 from python_backends.streams.pacing import Pacing
@@ -27,7 +27,8 @@ MS = 1_000_000
 S = 1_000_000_000
 MAX_WAIT_NS = S
 LONG_SILENCE_NS = 30 * S  # a window unconfirmed for so long, whatever others see
-SILENCE_NS = 5 * S  # a window unconfirmed for so long, while later ones of others were confirmed: the client is gone
+SILENCE_NS = S // 2  # a window sent so long before one that is confirmed, or before the detokenizer had nothing to do: its client is gone
+LOOK_AGAIN_NS = S // 4  # at a stream with unconfirmed windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,16 @@ class StreamTable:
             self._end(stream, Finish.STOP, min(feedback.stopped_at, len(stream.tokens)))
         elif feedback.gone:
             self._end(stream, Finish.CANCELLED)
+
+    def idle(self, idle: Idle) -> None:
+        """The detokenizer has dealt with everything that reached it: what is unconfirmed since long before is lost."""
+        self._last_confirmed_ns = max(self._last_confirmed_ns, idle.at_ns)
+
+    def handed_over(self, request_id: int) -> None:
+        """The server has taken the last window of this stream: from now on it may be missed."""
+        stream = self._streams.get(request_id)
+        if stream is not None and stream.unacked_ns:
+            stream.unacked_ns[-1] = self._clock()
 
     def instance_ready(self) -> None:
         self._instance_ready = True
@@ -286,7 +297,7 @@ class StreamTable:
         """When something is next due for this stream if nothing comes in: its deadline, word of a lost window, a probe."""
         wakes = [stream.request.deadline_ns] if stream.request.deadline_ns else []
         if stream.unacked_ns:
-            wakes.append(now + MAX_WAIT_NS)
+            wakes.append(now + LOOK_AGAIN_NS)
         if not self._is_full(stream):
             wakes.append(stream.last_sent_ns + self._probe_every_ns())
         return min(wakes)

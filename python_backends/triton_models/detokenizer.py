@@ -7,6 +7,7 @@ client gone) goes to the scheduler model beside the ensemble, because the ensemb
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from python_backends.links import FeedbackEnd
-from python_backends.request import Feedback, Finish, LogProbs, TokenWindow
+from python_backends.request import Feedback, Finish, Idle, LogProbs, TokenWindow
 from python_backends.text.checkpoint import read_checkpoint
 from python_backends.text.detokenizer import Detokenizer, Piece, new_log_probs
 from python_backends.triton_models.tensors import Blobs, ForgedError, effective_settings, failure, final, run_directory
@@ -23,6 +24,9 @@ log = logging.getLogger("gapless.detokenizer")
 
 MAX_ENTRIES = 4096
 FORGET_AFTER_S = 10.0
+BEAT_S = 0.25
+IDLE_NS = 200_000_000
+BUSY = 1 << 62
 ASK_EVERY_S = 0.1  # is_cancelled() is a round trip: not for every window
 
 
@@ -32,13 +36,30 @@ class TritonPythonModel:
         self._blobs = Blobs()
         self._link = FeedbackEnd(run_directory())
         self._asked_s: dict[int, float] = {}  # when each stream's client was last asked after
+        self._ended_ns = 0  # the last execute; BUSY during one
+        self._stopping = threading.Event()
+        self._beat = threading.Thread(target=self._say_when_idle, name="idle beat")
+        self._beat.start()
 
     def execute(self, requests: list[Any]) -> None:
+        self._ended_ns = BUSY
         answers = [self._try_to_answer(request) for request in requests]
         self._link.send([feedback for feedback in answers if feedback is not None])
+        self._ended_ns = time.monotonic_ns()
 
     def finalize(self) -> None:
+        self._stopping.set()
+        self._beat.join()
         self._link.close()
+
+    def _say_when_idle(self) -> None:
+        """Triton drops the windows of a cancelled stream before they get here: only what does not come tells the scheduler."""
+        link = FeedbackEnd(run_directory())
+        while not self._stopping.wait(BEAT_S):
+            now_ns = time.monotonic_ns()
+            if now_ns - self._ended_ns > IDLE_NS:
+                link.send([Idle(now_ns)])
+        link.close()
 
     def _try_to_answer(self, request: Any) -> Feedback | None:
         """None if the window is none of ours, or can't be answered: its stream ends when it is missed."""

@@ -21,7 +21,7 @@ from python_backends.instance_state import CLOSING
 from python_backends.links import InstanceLost, InstanceReady, SchedulerEnd
 from python_backends.messages import Failed, Load
 from python_backends.metrics import Metrics
-from python_backends.request import Feedback, Request
+from python_backends.request import Feedback, Idle, Request
 from python_backends.step import Started, Tokens
 from python_backends.streams.table import Outgoing, StreamTable
 from python_backends.text.detokenizer import context_tokens
@@ -96,6 +96,8 @@ class TritonPythonModel:
             self._table.tokens(news)
         elif isinstance(news, Feedback):
             self._table.feedback(news)
+        elif isinstance(news, Idle):
+            self._table.idle(news)
         elif isinstance(news, Started):
             self._table.started(news)
         elif isinstance(news, Failed):
@@ -145,6 +147,7 @@ class TritonPythonModel:
             final(outgoing.sender, response)
         else:
             outgoing.sender.send(response)
+            self._table.handed_over(outgoing.request_id)
 
     def _keep_books(self, now_s: float) -> None:
         if self._closing.exists():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from python_backends.config import StreamSettings
 from python_backends.messages import Cancel, Submit
 from python_backends.metrics import Metrics
-from python_backends.request import Feedback, Finish, Request, Sampling, TokenWindow
+from python_backends.request import Feedback, Finish, Idle, Request, Sampling, TokenWindow
 from python_backends.step import Started, Tokens
 from python_backends.streams.pacing import Pacing
 from python_backends.streams.table import Outgoing, StreamTable
@@ -262,6 +262,34 @@ def test_a_slow_reader_gets_its_tokens_in_fewer_and_larger_windows() -> None:
     assert house.received(1) == list(range(50, 60))
 
 
+def test_a_lone_client_whose_window_is_lost_is_gone_once_the_detokenizer_has_nothing_to_do() -> None:
+    house = running()
+    house.tokens((1, 0, 0, 50, Finish.RUNNING))
+    house.turn()
+    house.turn(ms=300)
+    house.table.idle(Idle(house.now_ns))
+    house.turn(ms=250)
+    assert house.finals(1) == 0, "it may be on its way"
+    house.turn(ms=300)
+    house.table.idle(Idle(house.now_ns))
+    house.turn(ms=250)
+    assert house.cancelled == [1]
+    assert house.finals(1) == 1
+
+
+def test_a_window_that_the_server_took_late_is_missed_late() -> None:
+    """A send that waited for the server: what the detokenizer said meanwhile tells nothing about this window."""
+    house = running()
+    house.tokens((1, 0, 0, 50, Finish.RUNNING))
+    house.turn()
+    said = Idle(house.now_ns + 900 * MS)
+    house.now_ns += 1000 * MS
+    house.table.handed_over(1)
+    house.table.idle(said)
+    house.turn(ms=250)
+    assert house.finals(1) == 0
+
+
 def test_windows_that_nobody_confirms_end_their_stream_and_keep_nobody_busy() -> None:
     """As after a detokenizer that died with windows inside."""
     house = running(max_unacknowledged=1)
@@ -270,7 +298,7 @@ def test_windows_that_nobody_confirms_end_their_stream_and_keep_nobody_busy() ->
     house.tokens((1, 0, 1, 51, Finish.RUNNING))
     for _ in range(29):
         house.turn(ms=1000)
-        assert house.table.wait_s() == 1.0
+        assert house.table.wait_s() == 0.25
     assert house.finals(1) == 0
     house.turn(ms=2000)
     assert house.cancelled == [1]

@@ -204,6 +204,10 @@ class GrpcClient:
     def cancel(self) -> None:
         self._client.stop_stream(cancel_requests=True)
 
+    def drop(self) -> None:
+        """Closes the connection under the stream, as a client that dies."""
+        self._client._channel.close()
+
     def close(self) -> None:
         self._client.close()
 
