@@ -4,7 +4,7 @@ SETTINGS := $(if $(MODEL),--set model.directory=$(abspath $(MODEL))) $(if $(DEVI
             $(if $(DTYPE),--set model.dtype=$(DTYPE)) $(if $(SLOTS),--set engine.slots=$(SLOTS)) $(foreach s,$(SET),--set $(s))
 SOURCES := python_backends client build benchmarks tests
 
-.PHONY: help serve test fuzz lint format model-card size clean
+.PHONY: help serve chat bench perf test fuzz lint format model-card size clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
@@ -12,6 +12,22 @@ help:           ## this list
 serve:          ## serve the bundled model; MODEL=<checkpoint directory> DEVICE=cuda DTYPE=bfloat16 SLOTS=64 SET="section.field=value"
 	@build/set-up
 	@exec $(PY) -m python_backends.launcher $(SETTINGS)
+
+chat:           ## talk to a running server in the terminal; URL=127.0.0.1:8001 ARGS="--temperature 0.7"
+	@build/set-up
+	@$(PY) -m client.chat $(if $(URL),--url $(URL)) $(ARGS)
+
+bench:          ## load test of a running server; URL=127.0.0.1:8001 ARGS="--quick", --rate, --json, --plot; ARGS=--help tells more
+	@build/set-up $(if $(findstring --plot,$(ARGS)),dev)
+	@$(PY) -m client.bench $(if $(URL),--url $(URL)) $(ARGS)
+
+perf:           ## NVIDIA's perf_analyzer against a server with SET=server.statistics=true; URL=127.0.0.1:8001 CONCURRENCY="1 8 16" ARGS=
+	@build/set-up
+	@for concurrency in $(or $(CONCURRENCY),1 8 16); do \
+	  build/perf_analyzer -m ensemble -i grpc --streaming --async -u $(or $(URL),127.0.0.1:8001) --input-data client/perf_inputs.json \
+	    --concurrency-range $$concurrency --measurement-mode count_windows --measurement-request-count 64 $(ARGS) \
+	    || { echo 'perf: "restricted" above means: start the server with make serve SET=server.statistics=true' >&2; exit 1; }; \
+	done
 
 test:           ## all tests, the server tests against a real Triton; ARGS="-k streams" for some
 	@build/set-up dev

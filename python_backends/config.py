@@ -81,6 +81,7 @@ class ServerSettings:
     metrics_port: int = 8002
     drain_s: float = 30.0
     ready_s: float = 600.0
+    statistics: bool = False
     verbose: bool = False
 
 

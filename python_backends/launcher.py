@@ -234,6 +234,8 @@ Try it in another terminal:
 
   {_shown(sys.executable)} client/stream.py --port {server.grpc_port} "Convert to camelCase: def read_all_lines(file_name): pass"
 
+  make chat{"" if server.grpc_port == 8001 else f" URL={server.address}:{server.grpc_port}"}
+
 Ctrl-C ends it.
 """
 

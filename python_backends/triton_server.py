@@ -30,7 +30,7 @@ log = logging.getLogger("gapless")
 STUBS = ("tokenizer", "scheduler", "detokenizer")
 MODELS = (*STUBS, "ensemble")
 STUB = "triton_python_backend_stub"
-RESTRICTED = "shared-memory,model-repository,statistics,trace,logging"  # what only the launcher may use
+RESTRICTED = ("shared-memory", "model-repository", "trace", "logging")  # what only the launcher may use
 NOISE = ("Signal (15) received",)
 WITHOUT_GPU = ("CUDA driver version is insufficient", "CudaDriverHelper", "NVML", "DCGM", "pinned memory pool", "pinned system memory")
 OPEN_REQUESTS = ("gapless_requests_running ", "gapless_requests_waiting ")
@@ -128,6 +128,7 @@ class TritonServer:
 
     def _command(self) -> list[str]:
         settings, (header, value) = self._settings, self._key
+        closed = ",".join(RESTRICTED if settings.statistics else (*RESTRICTED, "statistics"))
         return [
             str(self._binary),
             f"--model-repository={ROOT / 'model_repository'}",
@@ -140,8 +141,8 @@ class TritonServer:
             f"--grpc-port={settings.grpc_port}",
             f"--metrics-address={settings.address}",
             f"--metrics-port={settings.metrics_port}",
-            f"--http-restricted-api={RESTRICTED}:{header}={value}",
-            f"--grpc-restricted-protocol={RESTRICTED}:{header}={value}",
+            f"--http-restricted-api={closed}:{header}={value}",
+            f"--grpc-restricted-protocol={closed}:{header}={value}",
             "--grpc-keepalive-time=10000",  # ms; finds dead connections
             "--grpc-keepalive-timeout=5000",
             "--pinned-memory-pool-byte-size=0",  # tensors here are small and stay on the host

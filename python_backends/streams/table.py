@@ -27,7 +27,7 @@ MS = 1_000_000
 S = 1_000_000_000
 MAX_WAIT_NS = S
 LONG_SILENCE_NS = 30 * S  # a window unconfirmed for so long, whatever others see
-SILENCE_NS = S // 2  # a window sent so long before one that is confirmed, or before the detokenizer had nothing to do: its client is gone
+SILENCE_NS = S // 2  # a window sent so long before a confirmed one, or before the detokenizer had nothing to do: its client is gone
 LOOK_AGAIN_NS = S // 4  # at a stream with unconfirmed windows
 
 

@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -41,6 +42,9 @@ class TritonPythonModel:
         self._closing = run_directory() / CLOSING
         self._metrics = Metrics()
         self._table = StreamTable(settings, time.monotonic_ns, context_tokens, self._metrics)
+        table = self._table
+        self._readers: dict[type, Callable[[Any], None]]
+        self._readers = {Tokens: table.tokens, Started: table.started, Feedback: table.feedback, Idle: table.idle}
         self._link = SchedulerEnd(run_directory(), settings.dead_after_s)
         self._export = MetricsExport(self._metrics)
         self._arrivals: SimpleQueue[tuple[Request, Any]] = SimpleQueue()
@@ -92,23 +96,17 @@ class TritonPythonModel:
             self._keep_books(now_s)
 
     def _take(self, news: Any) -> None:
-        if isinstance(news, Tokens):
-            self._table.tokens(news)
-        elif isinstance(news, Feedback):
-            self._table.feedback(news)
-        elif isinstance(news, Idle):
-            self._table.idle(news)
-        elif isinstance(news, Started):
-            self._table.started(news)
+        if isinstance(news, Load):
+            self._load = news
         elif isinstance(news, Failed):
             self._table.fail(news.request_id, news.error)
-        elif isinstance(news, Load):
-            self._load = news
         elif isinstance(news, InstanceReady):
             self._meet(news.limits.fingerprint)
         elif isinstance(news, InstanceLost):
             self._load = Load()
             self._table.instance_lost()
+        else:
+            self._readers[type(news)](news)
 
     def _meet(self, fingerprint: str) -> None:
         if self._fingerprint not in ("", fingerprint) and len(self._table):

@@ -1,0 +1,35 @@
+"""A typed Python client for Gapless, over gRPC. It needs `tritonclient` and imports nothing of the server's.
+
+    from client import Client, user
+
+    with Client("127.0.0.1:8001") as client:
+        for piece in client.stream([user("Convert to camelCase: read_all_lines")], max_tokens=64):
+            print(piece.text, end="", flush=True)
+
+`AsyncClient` is the same for asyncio. Every parameter of a request stands in `client/parameters.py`; docs/client.md tells the rest.
+"""
+
+from client.async_client import AsyncClient
+from client.errors import FailedError, GaplessError, RefusedError, TimedOutError, UnavailableError
+from client.parameters import Parameters
+from client.retries import Retries
+from client.sync_client import Client
+from client.wire import Message, Piece, Prompt, assistant, system, user
+
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "FailedError",
+    "GaplessError",
+    "Message",
+    "Parameters",
+    "Piece",
+    "Prompt",
+    "RefusedError",
+    "Retries",
+    "TimedOutError",
+    "UnavailableError",
+    "assistant",
+    "system",
+    "user",
+]

@@ -1,0 +1,85 @@
+"""The client for asyncio: what `Client` is, with `async for` and `await`. One serves any number of tasks over one connection."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+import grpc
+import grpc.aio
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from client.errors import FailedError, UnavailableError, from_grpc
+from client.parameters import Parameters
+from client.retries import Call, Retries
+from client.wire import CHANNEL_OPTIONS, Piece, Prompt, read_piece, request_message
+
+
+class AsyncClient:
+    """To be made inside a running event loop. `timeout_s` bounds a whole call, tries included; None waits as long as it takes."""
+
+    def __init__(self, url: str = "127.0.0.1:8001", *, timeout_s: float | None = None, retries: Retries | None = None) -> None:
+        self._channel = grpc.aio.insecure_channel(url, CHANNEL_OPTIONS)
+        self._stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._timeout_s = timeout_s
+        self._retries = retries or Retries()
+        self._sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
+
+    def stream(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> AsyncGenerator[Piece, None]:
+        """Pieces of the answer as they come; the last one has a `finish_reason`.
+
+        The request is sent with the first step. Cancelling the task, closing the iterator (`aclose`) or leaving the loop cancels it.
+        Raises GaplessError.
+        """
+        return self._pieces(request_message(prompt, stream=True, parameters=parameters))
+
+    async def generate(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> Piece:
+        """The whole answer in one piece. Raises GaplessError."""
+        answers = [piece async for piece in self._pieces(request_message(prompt, stream=False, parameters=parameters))]
+        return answers[0]
+
+    async def is_ready(self) -> bool:
+        try:
+            return bool((await self._stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=5)).ready)
+        except grpc.RpcError:
+            return False
+
+    async def server_version(self) -> str:
+        """Such as `triton 2.51.0`. Raises GaplessError."""
+        try:
+            said = await self._stub.ServerMetadata(service_pb2.ServerMetadataRequest(), timeout=5)
+        except grpc.RpcError as error:
+            raise from_grpc(error) from error
+        return f"{said.name} {said.version}"
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    async def _pieces(self, request: Any) -> AsyncGenerator[Piece, None]:
+        tries = Call(self._retries, self._timeout_s)
+        while True:
+            call = self._stub.ModelStreamInfer(iter([request]), timeout=tries.left_s())
+            try:
+                async for response in call:
+                    piece = read_piece(response)
+                    if piece.text or piece.finish_reason:  # an empty chunk only shows that the connection is alive
+                        tries.has_text = True
+                        yield piece
+                    if piece.finish_reason:
+                        return
+                raise FailedError("the stream ended before the answer did")
+            except UnavailableError as error:
+                pause_s = tries.pause_s(error)
+            except grpc.RpcError as error:
+                pause_s = tries.pause_s(from_grpc(error))
+            finally:
+                call.cancel()
+            await self._sleep(pause_s)

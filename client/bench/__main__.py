@@ -1,0 +1,140 @@
+"""A load test against a running Gapless: how long answers take, how many come, and how many in time.
+
+    make bench ARGS="--quick"                           a short look
+    make bench ARGS="--concurrency 1 8 16"              closed loop: so many requests are always open
+    make bench ARGS="--rate 2 4 8"                      Poisson arrivals: so many a second on average, however many are open
+    make bench ARGS="--rate 4 --cv 3"                   Gamma arrivals: in bursts (cv is the coefficient of variation of the gaps)
+    make bench ARGS="--rate 4 --json b.json --plot b.png"
+
+Inputs: prompts of the bundled model's tasks (--inputs tasks), random words (--inputs random --words 100), or a file of JSON lines, each
+an object with text_input or messages and any parameters (--inputs my.jsonl). The same seed asks the same at the same times.
+
+TTFT: until the first text. TPOT: from there to the end, for each further token. E2E: until the end. All three count from when a request
+was due, so a client that can't keep up does not flatter the server. Goodput: requests a second that kept both limits. A failed request
+is not tried again, and counts as an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shlex
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from client.async_client import AsyncClient
+from client.bench.arrivals import Load
+from client.bench.inputs import Ask, InputsError, asks, take
+from client.bench.plot import plot
+from client.bench.report import Limits, lines, provenance, summary
+from client.bench.run import Outcome, run
+from client.errors import GaplessError
+from client.options import add_parameters, add_url, chosen
+from client.retries import Retries
+from client.sync_client import Client
+
+REQUESTS, QUICK_REQUESTS, WARM_UP = 200, 24, 4
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_url(parser)
+    loads = parser.add_mutually_exclusive_group()
+    loads.add_argument("--concurrency", type=int, nargs="+", default=[16], metavar="N", help="closed loop (default: 16)")
+    loads.add_argument("--rate", type=float, nargs="+", default=[], metavar="R", help="open loop: requests a second")
+    parser.add_argument("--cv", type=float, default=1.0, help="of the gaps: 0 even, 1 Poisson (default), more is bursty")
+    parser.add_argument("--requests", type=int, default=REQUESTS, metavar="N", help="for each load (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_REQUESTS} requests for each load")
+    parser.add_argument("--inputs", default="tasks", metavar="KIND", help="tasks (default), random, or a file of JSON lines")
+    parser.add_argument("--words", type=int, default=100, metavar="N", help="of a random text (default: %(default)s)")
+    parser.add_argument("--arrival-seed", type=int, default=0, metavar="N", help="of texts and arrival times (default: 0)")
+    parser.add_argument("--ttft-limit-ms", type=float, default=1000, metavar="MS", help="for goodput (default: %(default)g)")
+    parser.add_argument("--tpot-limit-ms", type=float, default=100, metavar="MS", help="for goodput (default: %(default)g)")
+    parser.add_argument("--timeout-s", type=float, default=300, metavar="S", help="a request that takes longer failed (default: 300)")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write all numbers here, with machine, versions, date and command")
+    parser.add_argument("--plot", type=Path, metavar="PATH", help="draw the distributions (.png, .svg, .pdf)")
+    add_parameters(parser)
+    asked = parser.parse_args()
+    positive = {"--concurrency": min(asked.concurrency), "--rate": min(asked.rate, default=1), "--requests": asked.requests}
+    for name, value in {**positive, "--words": asked.words, "--timeout-s": asked.timeout_s}.items():
+        if not value > 0:
+            parser.error(f"{name} {value:g}: must be above 0")
+    if not 0 <= asked.cv <= 100:
+        parser.error(f"--cv {asked.cv:g}: must be between 0 and 100")
+    return asked
+
+
+def loads_of(asked: argparse.Namespace) -> list[Load]:
+    if asked.rate:
+        return [Load(rate=rate, cv=asked.cv) for rate in asked.rate]
+    return [Load(concurrency=concurrency) for concurrency in asked.concurrency]
+
+
+async def measure(asked: argparse.Namespace, load: Load, work: list[Ask], outcomes: list[Outcome]) -> None:
+    """Fills `outcomes` as answers end, so that an interrupted run keeps what it has."""
+    ignore: list[Outcome] = []
+    with tqdm(total=len(work) - WARM_UP, desc=str(load), unit="req") as bar:
+
+        def book(outcome: Outcome) -> None:
+            outcomes.append(outcome)
+            bar.update()
+            bar.set_postfix(errors=sum(bool(each.error) for each in outcomes), refresh=False)
+
+        async with AsyncClient(asked.url, timeout_s=asked.timeout_s, retries=Retries(attempts=1)) as client:
+            await run(client, Load(concurrency=WARM_UP), work[:WARM_UP], 0, ignore.append)
+            await run(client, load, work[WARM_UP:], asked.arrival_seed, book)
+
+
+def bench(asked: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
+    """Results of the loads, printed as they come, and whether Ctrl-C ended it. Raises InputsError."""
+    limits = Limits(asked.ttft_limit_ms, asked.tpot_limit_ms)
+    source = asks(asked.inputs, asked.words, asked.arrival_seed, chosen(asked))
+    count = QUICK_REQUESTS if asked.quick else asked.requests
+    results: list[dict[str, Any]] = []
+    interrupted = False
+    for load in loads_of(asked):
+        outcomes: list[Outcome] = []
+        try:
+            asyncio.run(measure(asked, load, take(source, count + WARM_UP), outcomes))
+        except KeyboardInterrupt:
+            interrupted = True
+        if outcomes:
+            results.append(summary(load, outcomes, limits))
+            print("\n".join(lines(results[-1], limits)), flush=True)
+        if interrupted:
+            break
+    return results, interrupted
+
+
+def server_of(url: str) -> str:
+    """Raises GaplessError."""
+    with Client(url, retries=Retries(attempts=1)) as client:
+        return client.server_version()
+
+
+def main() -> int:
+    asked = arguments()
+    try:
+        server = server_of(asked.url)
+        results, interrupted = bench(asked)
+    except (GaplessError, InputsError) as error:
+        print(f"bench: {error}\nIs a server there? `make serve` starts one; --url says where it is.", file=sys.stderr)
+        return 1
+    limits = Limits(asked.ttft_limit_ms, asked.tpot_limit_ms)
+    about = provenance(f"python -m client.bench {shlex.join(sys.argv[1:])}".strip(), server)
+    if asked.json:
+        report = {**about, "inputs": asked.inputs, "limits": asdict(limits), "loads": results}
+        asked.json.write_text(json.dumps(report, indent=1) + "\n")
+    if asked.plot and results:
+        title = f"{asked.inputs}, {about['machine']['processor']}, {about['machine']['cores']} cores, {about['date'][:10]}"
+        plot(results, limits, title, asked.plot)
+    return 130 if interrupted else int(any(result["errors"] for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""What is asked: the bundled model's tasks, random words, or a file of JSON lines."""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+from client.errors import GaplessError
+from client.wire import Prompt, request_message
+
+TASKS = Path(__file__).with_name("tasks.jsonl")  # written by build/write_prompts.py
+RANDOM_TOKENS = 64  # of an answer to random words, which would end anywhere
+
+
+class InputsError(ValueError):
+    """A file that can't be used: the message names file, line and reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    prompt: Prompt
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+def asks(kind: str, words: int, seed: int, parameters: Mapping[str, Any]) -> Iterator[Ask]:
+    """Without end. `kind` is `tasks`, `random` or a file; `parameters` go before those of its lines. Raises InputsError."""
+    if kind == "random":
+        fixed = {"max_tokens": RANDOM_TOKENS, "min_tokens": parameters.get("max_tokens", RANDOM_TOKENS)}
+        return (Ask(text, {**fixed, **parameters}) for text in random_texts(words, seed))
+    read = read_lines(TASKS if kind == "tasks" else Path(kind))
+    random.Random(seed).shuffle(read)
+    return (Ask(each.prompt, {**each.parameters, **parameters}) for each in cycle(read))
+
+
+def random_texts(words: int, seed: int) -> Iterator[str]:
+    rng = random.Random(seed)
+    while True:
+        yield " ".join("".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, 9))) for _ in range(words))
+
+
+def read_lines(path: Path) -> list[Ask]:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise InputsError(f"{path}: {error.strerror}") from error
+    read = [_ask(f"{path}, line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not read:
+        raise InputsError(f"{path}: has no line")
+    return read
+
+
+def _ask(where: str, line: str) -> Ask:
+    try:
+        fields = json.loads(line)
+    except ValueError as error:
+        raise InputsError(f"{where}: must be JSON ({error})") from error
+    if not isinstance(fields, dict) or ("text_input" in fields) == ("messages" in fields):
+        raise InputsError(f"{where}: must be an object with either text_input or messages")
+    parameters = {name: value for name, value in fields.items() if name not in ("text_input", "messages", "task")}
+    ask = Ask(fields["text_input" if "text_input" in fields else "messages"], parameters)
+    try:
+        request_message(ask.prompt, True, parameters)
+    except (GaplessError, TypeError, ValueError, AttributeError) as error:
+        raise InputsError(f"{where}: {error}") from error
+    return ask
+
+
+def take(source: Iterator[Ask], count: int) -> list[Ask]:
+    return list(islice(source, count))

@@ -1,0 +1,206 @@
+"""A chat in the terminal: answers come as they are made; after each one stand its length, its pace and the time to its first token.
+
+make chat                                      python -m client.chat --url 127.0.0.1:8001 --temperature 0.7
+echo "Fix the bug: def f(: pass" | make chat   answers go to standard output, everything else to standard error
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import cast
+
+from client.errors import GaplessError
+from client.options import add_parameters, add_url, chosen, read_value
+from client.parameters import Parameters
+from client.sync_client import Client
+from client.wire import Message, Piece, assistant, system, user
+
+HELP = """\
+/help               this
+/clear              forget the conversation
+/system TEXT        begin anew with this system message; `/system` shows it, `/system -` removes it
+/set NAME VALUE     a parameter of the following requests; `/set` shows them, `/set NAME` removes one
+/quit               leave, as Ctrl-D does
+Ctrl-C ends an answer. A line that ends with \\ goes on in the next one; // begins a line with a slash.
+The bundled model knows eight tasks and nothing else; try
+  Convert to camelCase: read_all_lines
+  Reword politely: Hey idiot, close the damn file, you moron!"""
+CONTROL = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)]) | {9: "\t", 10: "\n"}  # an answer must not steer the terminal
+
+
+@dataclass(slots=True)
+class Pace:
+    """When an answer's text came. Times in seconds, of one clock."""
+
+    asked_s: float
+    first_s: float = 0.0
+    last_s: float = 0.0
+    num_tokens: int = 0
+
+    def take(self, piece: Piece, now_s: float) -> None:
+        if piece.text and not self.first_s:
+            self.first_s = now_s
+        self.last_s = now_s
+        self.num_tokens = piece.num_output_tokens or self.num_tokens
+
+    def __str__(self) -> str:
+        said = [f"{self.num_tokens} token{'s' if self.num_tokens != 1 else ''}"]
+        if self.num_tokens > 1 and self.last_s > self.first_s > 0:
+            said.append(f"{(self.num_tokens - 1) / (self.last_s - self.first_s):.0f} tokens/s")
+        if self.first_s:
+            said.append(f"first token {(self.first_s - self.asked_s) * 1000:.0f} ms")
+        return " · ".join(said)
+
+
+class Chat:
+    """One conversation. Answers go to `sys.stdout`, what is said about them to `sys.stderr`."""
+
+    def __init__(self, client: Client, parameters: Parameters, system_text: str = "") -> None:
+        self._client = client
+        self._parameters = parameters
+        self._system = system_text
+        self._messages: list[Message] = []
+        self._is_dim = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+        self.num_errors = 0
+
+    def take(self, text: str) -> bool:
+        """A command or something to answer; False after /quit."""
+        if text.startswith("/") and not text.startswith("//"):
+            return self._command(text)
+        if text.strip():
+            self._answer(text.removeprefix("/") if text.startswith("//") else text)
+        return True
+
+    def say(self, text: str) -> None:
+        print(f"\x1b[2m{text}\x1b[0m" if self._is_dim else text, file=sys.stderr, flush=True)
+
+    def _answer(self, text: str) -> None:
+        said, reason, pace = "", "cancelled", Pace(time.monotonic())
+        self._messages.append(user(text))
+        prompt = [*([system(self._system)] if self._system else []), *self._messages]
+        parameters: Parameters = {**self._parameters, "return_num_output_tokens": True}
+        stream = self._client.stream(prompt, **parameters)
+        try:
+            for piece in stream:
+                pace.take(piece, time.monotonic())
+                said, reason = said + piece.text, piece.finish_reason or reason
+                _show(piece.text)
+        except KeyboardInterrupt:
+            pass
+        except GaplessError as error:
+            self.num_errors += 1
+            reason = f"{'' if not said else 'broken off: '}{error}"
+        finally:
+            stream.close()  # the server frees the slot at once
+        self._remember(said)
+        _show("\n" if said else "")
+        self.say(f"{pace} · {reason}" if said or pace.num_tokens else reason)
+
+    def _remember(self, said: str) -> None:
+        """A turn without an answer never was."""
+        if said:
+            self._messages.append(assistant(said))
+        else:
+            self._messages.pop()
+
+    def _command(self, line: str) -> bool:
+        name, _, rest = line.partition(" ")
+        if name in ("/quit", "/exit"):
+            return False
+        if name == "/clear":
+            self._messages.clear()
+            self.say("forgotten")
+        elif name == "/system":
+            self._set_system(rest.strip())
+        elif name == "/set":
+            self._set(*rest.split(maxsplit=1))
+        else:
+            self.say(HELP if name == "/help" else f"{name}: there is no such command; /help shows them")
+        return True
+
+    def _set_system(self, text: str) -> None:
+        if text:
+            self._system = "" if text == "-" else text
+            self._messages.clear()
+        self.say(f"system: {self._system or 'none'}")
+
+    def _set(self, name: str = "", value: str = "") -> None:
+        parameters = dict(self._parameters)
+        try:
+            if value:
+                parameters[name] = read_value(name, value)
+            elif name:
+                parameters.pop(name, None)
+        except GaplessError as error:
+            self.say(str(error))
+        self._parameters = cast(Parameters, parameters)
+        self.say(", ".join(f"{name} = {value}" for name, value in parameters.items()) or "all parameters are the server's defaults")
+
+
+def _show(text: str) -> None:
+    sys.stdout.write(text.translate(CONTROL) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+def typed(chat: Chat) -> Iterator[str]:
+    """What somebody types, with the line editing and the history of readline."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  (its import is what it does)
+    while True:
+        try:
+            lines = [input("> ")]
+            while lines[-1].endswith("\\"):
+                lines[-1] = lines[-1][:-1]
+                lines.append(input("… "))
+            yield "\n".join(lines)
+        except KeyboardInterrupt:
+            print()
+            chat.say("Ctrl-D or /quit leaves")
+        except EOFError:
+            print()
+            return
+
+
+def piped() -> Iterator[str]:
+    """Lines of a pipe or a file; one that ends with a backslash goes on in the next."""
+    text = ""
+    for line in sys.stdin:
+        text += line.removesuffix("\n")
+        if text.endswith("\\"):
+            text = text[:-1] + "\n"
+        else:
+            yield text
+            text = ""
+    if text:
+        yield text
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="chat", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, epilog=HELP
+    )
+    add_url(parser)
+    parser.add_argument("--system", default="", metavar="TEXT", help="system message to begin with")
+    add_parameters(parser)
+    asked = parser.parse_args()
+    with Client(asked.url) as client:
+        chat = Chat(client, chosen(asked), asked.system)
+        if not client.is_ready():
+            chat.say(f"nobody is ready to answer at {asked.url}: start Gapless with `make serve`, or say where it is with --url")
+            return 1
+        if sys.stdin.isatty():
+            chat.say(f"Gapless at {asked.url}. /help shows the commands, Ctrl-C ends an answer, Ctrl-D leaves.")
+        for text in typed(chat) if sys.stdin.isatty() else piped():
+            if not chat.take(text):
+                break
+    return 1 if chat.num_errors and not sys.stdin.isatty() else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""The table of parameters as options of a command line; chat, bench and `/set` share it."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import Any, cast
+
+from client.errors import RefusedError
+from client.parameters import TABLE, Parameters, Row
+
+OURS = ("return_num_input_tokens", "return_num_output_tokens", "exclude_input_in_output", "return_log_probs", "num_top_log_probs")
+TRUTH = {"true": True, "false": False}
+
+
+def add_url(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", default="127.0.0.1:8001", metavar="HOST:PORT", help="where Gapless speaks gRPC (default: %(default)s)")
+
+
+def add_parameters(parser: argparse.ArgumentParser) -> None:
+    """One option for every line of the table but those that the tools set themselves."""
+    group = parser.add_argument_group("parameters of every request (absent: what the server takes by default)")
+    for name, row in TABLE.items():
+        if name not in OURS:
+            option, kind, many = f"--{name.replace('_', '-')}", row.kind.__name__.upper(), "+" if row.is_list else None
+            group.add_argument(option, dest=name, type=row.kind, nargs=many, metavar=kind, help=row.meaning)
+
+
+def chosen(asked: argparse.Namespace) -> Parameters:
+    """What was given of them."""
+    given = {name: getattr(asked, name, None) for name in TABLE}
+    return cast(Parameters, {name: value for name, value in given.items() if value is not None})
+
+
+def read_value(name: str, text: str) -> Any:
+    """A parameter's value from what somebody typed. Raises RefusedError."""
+    if name not in TABLE:
+        raise RefusedError(f"{name}: there is no such parameter; there are {', '.join(TABLE)}")
+    row = TABLE[name]
+    try:
+        return [row.kind(word) for word in shlex.split(text)] if row.is_list else _one(row, text)
+    except (ValueError, KeyError) as error:
+        raise RefusedError(f"{name} = {text}: must be {row.kind.__name__}") from error
+
+
+def _one(row: Row, text: str) -> Any:
+    return TRUTH[text.lower()] if row.kind is bool else row.kind(text)

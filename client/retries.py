@@ -1,0 +1,52 @@
+"""When to try again, and after which pause. Pure: the clients wait.
+
+Only UNAVAILABLE is worth another try, and only while no text has come: afterwards the same answer would begin again.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from client.errors import GaplessError, UnavailableError
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """Pauses double from `first_s` to `most_s`; each is drawn from its upper half, so that clients do not come back all at once."""
+
+    attempts: int = 5  # with the first one; 1 never tries again
+    first_s: float = 0.25
+    most_s: float = 4.0
+    draw: Callable[[], float] = random.random  # between 0 and 1
+
+    def pause_s(self, failed: int) -> float:
+        """After so many failed attempts."""
+        return min(self.most_s, self.first_s * 2.0 ** (failed - 1)) * (0.5 + self.draw() / 2)
+
+
+class Call:
+    """One call's attempts: what has come, and the time that is left for it."""
+
+    def __init__(self, retries: Retries, timeout_s: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._retries = retries
+        self._clock = clock
+        self._end_s = None if timeout_s is None else clock() + timeout_s
+        self._failed = 0
+        self.has_text = False
+
+    def left_s(self) -> float | None:
+        """None is for ever."""
+        return None if self._end_s is None else max(0.0, self._end_s - self._clock())
+
+    def pause_s(self, error: GaplessError) -> float:
+        """How long to wait after an attempt has failed with `error`. Raises `error` if another one is not worth it."""
+        self._failed += 1
+        if not isinstance(error, UnavailableError) or self.has_text or self._failed >= self._retries.attempts:
+            raise error
+        pause_s, left_s = self._retries.pause_s(self._failed), self.left_s()
+        if left_s is not None and pause_s >= left_s:
+            raise error
+        return pause_s

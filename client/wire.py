@@ -1,0 +1,120 @@
+"""Between what users say and what travels: prompts and parameters to Triton's request, its responses to pieces of text.
+
+Both clients use it, so that they differ in waiting alone. The messages and stubs are tritonclient's.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tritonclient.grpc import service_pb2
+
+from client.errors import from_text
+from client.parameters import FORMATS, TABLE, TIMEOUT, check_names, packed, packed_text, timeout_us
+
+MODEL = "ensemble"
+LISTS = ("output_ids", "output_log_probs")  # outputs with a value for each token
+TABLES = ("top_ids", "top_log_probs")  # and with several
+CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.keepalive_time_ms", 20_000),  # finds a dead connection under a silent stream
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.min_reconnect_backoff_ms", 200),  # retries really try: gRPC alone would wait for seconds
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+)
+
+Message = Mapping[str, str]  # role and content
+Prompt = str | Sequence[Message]  # plain text, or a chat to be rendered with the model's own template
+
+
+def user(content: str) -> Message:
+    return {"role": "user", "content": content}
+
+
+def assistant(content: str) -> Message:
+    return {"role": "assistant", "content": content}
+
+
+def system(content: str) -> Message:
+    return {"role": "system", "content": content}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """An answer, or a piece of one. The last piece says why the answer ended, and may have no text."""
+
+    text: str
+    finish_reason: str = ""  # stop | length | cancelled | deadline; empty: there is more to come
+    num_input_tokens: int | None = None  # of those who asked (return_num_input_tokens)
+    num_output_tokens: int | None = None  # so far
+    output_ids: tuple[int, ...] = ()  # the tokens of this piece, and of each its log-probability (return_log_probs)
+    output_log_probs: tuple[float, ...] = ()
+    cum_log_probs: float | None = None  # their sum from the beginning
+    top_ids: tuple[tuple[int, ...], ...] = ()  # [token][rank] (num_top_log_probs)
+    top_log_probs: tuple[tuple[float, ...], ...] = ()
+
+
+def request_message(prompt: Prompt, stream: bool, parameters: Mapping[str, Any]) -> Any:
+    """One ModelInferRequest. Raises RefusedError."""
+    check_names(parameters)
+    request = service_pb2.ModelInferRequest(model_name=MODEL)
+    if isinstance(prompt, str):
+        _add(request, "text_input", "BYTES", 1, packed_text(prompt))
+    else:
+        _add(request, "messages", "BYTES", 1, packed_text(json.dumps([dict(message) for message in prompt])))
+    _add(request, "stream", "BOOL", 1, struct.pack("<?", stream))
+    for name, value in parameters.items():
+        if value is not None and TABLE[name].dtype != TIMEOUT:
+            _add(request, name, TABLE[name].dtype, *packed(name, value))
+    if limit := timeout_us(parameters):
+        request.parameters["timeout"].int64_param = limit
+    return request
+
+
+def _add(request: Any, name: str, dtype: str, count: int, content: bytes) -> None:
+    request.inputs.add(name=name, datatype=dtype, shape=[1, count])
+    request.raw_input_contents.append(content)
+
+
+def read_piece(response: Any) -> Piece:
+    """From one ModelStreamInferResponse. Raises GaplessError."""
+    if response.error_message:
+        raise from_text(response.error_message)
+    answer = response.infer_response
+    fields: dict[str, Any] = {"text": ""}
+    for output, data in zip(answer.outputs, answer.raw_output_contents, strict=True):
+        fields |= _field(output, _values(output.datatype, data))
+    return Piece(**fields)
+
+
+def _field(output: Any, values: list[Any]) -> dict[str, Any]:
+    """One output as a field of Piece; none for outputs that this client does not know."""
+    name = "text" if output.name == "text_output" else output.name
+    if name not in Piece.__dataclass_fields__:
+        return {}
+    if name in TABLES:
+        return {name: _in_rows(values, output.shape[-1])}
+    return {name: tuple(values) if name in LISTS else values[0]}
+
+
+def _in_rows(values: list[Any], width: int) -> tuple[tuple[Any, ...], ...]:
+    return tuple(tuple(values[start : start + width]) for start in range(0, len(values), max(1, width)))
+
+
+def _values(dtype: str, data: bytes) -> list[Any]:
+    """All values of one output, as Python has them."""
+    if dtype != "BYTES":
+        return [value for (value,) in struct.iter_unpack(FORMATS[dtype], data)]
+    texts, start = [], 0
+    while start < len(data):
+        (size,) = struct.unpack_from("<I", data, start)
+        start += 4 + size
+        texts.append(data[start - size : start].decode())
+    return texts

@@ -1,0 +1,164 @@
+"""The load test's own parts: arrivals, inputs, percentiles, goodput, and the loops against a client that answers by a script."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from client import Piece, UnavailableError
+from client.bench.arrivals import Load, due_times
+from client.bench.inputs import Ask, InputsError, asks, read_lines, take
+from client.bench.report import Limits, lines, percentiles, summary
+from client.bench.run import Outcome, run
+
+LIMITS = Limits(ttft_ms=100, tpot_ms=10)
+CLOSED = Load(concurrency=4)
+
+
+@pytest.mark.parametrize("cv", [0.25, 1.0, 3.0])
+def test_gaps_have_the_rate_and_the_burstiness_that_were_asked_for(cv: float) -> None:
+    gaps = np.diff(due_times(Load(rate=5.0, cv=cv), 200_000, seed=1), prepend=0.0)
+    assert gaps.min() >= 0
+    assert gaps.mean() == pytest.approx(1 / 5, rel=0.03)
+    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.03)
+
+
+def test_poisson_arrivals_are_a_poisson_number_in_every_second() -> None:
+    counts = np.bincount(due_times(Load(rate=4.0), 100_000, seed=2).astype(int))[:-1]
+    assert counts.mean() == pytest.approx(4, rel=0.02)
+    assert counts.var() == pytest.approx(4, rel=0.05)
+
+
+def test_the_same_seed_gives_the_same_times_and_another_others() -> None:
+    first, again, other = (due_times(Load(rate=3, cv=2), 50, seed) for seed in (7, 7, 8))
+    assert (first == again).all()
+    assert (first != other).all()
+
+
+def test_even_arrivals_are_even() -> None:
+    assert due_times(Load(rate=4, cv=0), 4, seed=0).tolist() == [0.25, 0.5, 0.75, 1.0]
+
+
+def test_percentiles_lie_between_neighbours() -> None:
+    assert percentiles([float(n) for n in range(101)]) == {"p50": 50.0, "p90": 90.0, "p99": 99.0}
+    assert percentiles([1.0, 2.0]) == {"p50": 1.5, "p90": 1.9, "p99": 1.99}
+    assert percentiles([]) == {"p50": None, "p90": None, "p99": None}
+
+
+def outcome(ttft_s: float, tpot_s: float, tokens: int = 11, due_s: float = 0.0, error: str = "") -> Outcome:
+    first_s = due_s + ttft_s
+    return Outcome(due_s, due_s, first_s, first_s + tpot_s * (tokens - 1), 5, tokens, "" if error else "stop", error)
+
+
+def test_goodput_counts_who_kept_both_limits_and_errors_count_against_it() -> None:
+    answers = [outcome(0.05, 0.005), outcome(0.2, 0.005), outcome(0.05, 0.02), outcome(0.05, 0.005, error="UnavailableError: no")]
+    result = summary(CLOSED, answers, LIMITS)
+    assert result["goodput_share"] == 0.25
+    assert result["errors"] == {"UnavailableError: no": 1}
+    assert result["finish_reasons"] == {"stop": 3}
+    assert result["wall_s"] == 0.25
+    assert result["goodput_requests_s"] == 4.0
+    assert result["ttft_ms"]["p50"] == 50.0
+    assert result["tpot_ms"]["p50"] == 5.0
+    assert result["e2e_ms"]["p99"] == pytest.approx(250, rel=0.01)
+    assert "goodput 4.00 requests/s (25%)" in "\n".join(lines(result, LIMITS))
+
+
+def test_an_answer_of_one_token_has_no_time_per_further_token() -> None:
+    result = summary(CLOSED, [outcome(0.05, 0.0, tokens=1)], LIMITS)
+    assert result["tpot_ms"] == {"p50": None, "p90": None, "p99": None}
+    assert result["goodput_share"] == 1.0
+
+
+def test_a_load_where_everything_fails_is_reported_too() -> None:
+    result = summary(CLOSED, [outcome(0.05, 0.0, tokens=0, error="FailedError: broken")] * 3, LIMITS)
+    assert result["goodput_share"] == 0.0
+    assert "3 × FailedError: broken" in "\n".join(lines(result, LIMITS))
+
+
+class Scripted:
+    """Answers every prompt after `step_s` with two pieces; prompts that say `busy` find no place."""
+
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
+        self.open = self.most = 0
+
+    async def stream(self, prompt: str, **parameters: Any) -> AsyncIterator[Piece]:
+        self.open += 1
+        self.most = max(self.most, self.open)
+        try:
+            await asyncio.sleep(self._step_s)
+            if prompt == "busy":
+                raise UnavailableError("too many open requests")
+            yield Piece("a", num_output_tokens=1)
+            await asyncio.sleep(self._step_s)
+            yield Piece("b", "stop", num_input_tokens=3, num_output_tokens=2)
+        finally:
+            self.open -= 1
+
+
+def answers(load: Load, prompts: list[str], step_s: float) -> tuple[list[Outcome], Scripted]:
+    client, outcomes = Scripted(step_s), []
+    asyncio.run(run(client, load, [Ask(prompt) for prompt in prompts], 0, outcomes.append))  # type: ignore[arg-type]
+    return outcomes, client
+
+
+def test_a_closed_loop_keeps_so_many_open_and_no_more() -> None:
+    outcomes, client = answers(Load(concurrency=3), ["x"] * 12, 0.005)
+    assert len(outcomes) == 12
+    assert client.most == 3
+    assert all(each.ttft_s >= 0.005 and each.e2e_s >= 0.01 and each.num_output_tokens == 2 for each in outcomes)
+
+
+def test_an_open_loop_does_not_wait_for_answers() -> None:
+    started_s = time.monotonic()
+    outcomes, client = answers(Load(rate=200, cv=0), ["x"] * 20, 0.5)
+    assert client.most == 20
+    assert time.monotonic() - started_s < 5
+    assert np.diff(sorted(each.due_s for each in outcomes)) == pytest.approx([0.005] * 19)
+
+
+def test_a_refused_request_is_an_outcome_and_stops_nobody() -> None:
+    outcomes, _ = answers(Load(concurrency=2), ["x", "busy", "x"], 0.001)
+    assert sorted(each.error for each in outcomes) == ["", "", "UnavailableError: too many open requests"]
+
+
+def test_the_shipped_prompts_are_those_of_eight_tasks_and_come_shuffled_by_seed() -> None:
+    first, again, other = (take(asks("tasks", 0, seed, {"max_tokens": 9}), 400) for seed in (1, 1, 2))
+    assert first == again != other
+    assert sorted(str(ask) for ask in first) == sorted(str(ask) for ask in other)
+    assert all(ask.parameters == {"max_tokens": 9} for ask in first)
+
+
+def test_random_texts_have_their_number_of_words_and_answers_of_a_fixed_length() -> None:
+    (ask, other) = take(asks("random", 30, 5, {}), 2)
+    assert len(str(ask.prompt).split()) == 30
+    assert ask.prompt != other.prompt
+    assert ask.parameters["max_tokens"] == ask.parameters["min_tokens"] == 64
+    assert take(asks("random", 3, 5, {"max_tokens": 7}), 1)[0].parameters == {"max_tokens": 7, "min_tokens": 7}
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{", "must be JSON"),
+        ("[]", "must be an object"),
+        ("{}", "either text_input or messages"),
+        ('{"text_input": "x", "messages": []}', "either text_input or messages"),
+        ('{"text_input": "x", "max_tokens": "many"}', "max_tokens = 'many'"),
+        ('{"text_input": "x", "colour": 1}', "colour: there is no such parameter"),
+        ('{"text_input": 5}', "line 2"),
+        ('{"messages": ["x"]}', "line 2"),
+    ],
+)
+def test_a_wrong_line_is_named_with_file_number_and_reason(tmp_path: Path, line: str, reason: str) -> None:
+    path = tmp_path / "asks.jsonl"
+    path.write_text('{"text_input": "fine", "seed": 3}\n' + line + "\n")
+    with pytest.raises(InputsError, match=f"asks.jsonl, line 2: .*{reason}" if "line" not in reason else "line 2: "):
+        read_lines(path)

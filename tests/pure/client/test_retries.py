@@ -1,0 +1,203 @@
+"""Both clients against a transport of lists: what is tried again, when, and what the caller sees."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2
+
+from client import AsyncClient, Client, FailedError, GaplessError, Piece, RefusedError, Retries, TimedOutError, UnavailableError
+from client.errors import from_text
+from client.parameters import packed_text
+from client.retries import Call
+from client.wire import read_piece
+
+BUSY = "in ensemble 'ensemble', too many open requests: 1 are open, which is the limit (streams.max_open)"
+RETRIES = Retries(attempts=4, first_s=1.0, most_s=3.0, draw=lambda: 1.0)
+
+
+class Broken(grpc.RpcError):
+    def __init__(self, code: grpc.StatusCode) -> None:
+        self._code = code
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return f"broken: {self._code.name}"
+
+
+GONE = Broken(grpc.StatusCode.UNAVAILABLE)
+
+
+def response(text: str = "", reason: str = "", error: str = "") -> Any:
+    made = service_pb2.ModelStreamInferResponse(error_message=error)
+    for name, value in (("text_output", text), ("finish_reason", reason)):
+        if not error and (value or name == "text_output"):
+            made.infer_response.outputs.add(name=name, datatype="BYTES", shape=[1, 1])
+            made.infer_response.raw_output_contents.append(packed_text(value))
+    return made
+
+
+class FakeCall:
+    """Yields what an attempt was told to; for `for` and `async for`."""
+
+    def __init__(self, script: list[Any]) -> None:
+        self._script = script
+        self.cancelled = False
+
+    def __iter__(self) -> Iterator[Any]:
+        for each in self._script:
+            if isinstance(each, Exception):
+                raise each
+            yield each
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        for each in self:
+            await asyncio.sleep(0)
+            yield each
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class FakeStub:
+    def __init__(self, *attempts: list[Any]) -> None:
+        self._attempts = iter(attempts)
+        self.calls: list[FakeCall] = []
+        self.timeouts: list[float | None] = []
+
+    def ModelStreamInfer(self, requests: Any, timeout: float | None) -> FakeCall:  # noqa: N802  (the stub's own name)
+        assert next(requests).model_name == "ensemble"
+        self.timeouts.append(timeout)
+        self.calls.append(FakeCall(next(self._attempts)))
+        return self.calls[-1]
+
+
+Ask = Callable[[FakeStub], tuple[str, list[float]]]
+
+
+def ask(stub: FakeStub) -> tuple[str, list[float]]:
+    """(text, pauses)."""
+    pauses: list[float] = []
+    with Client("nowhere:1", retries=RETRIES) as client:
+        client._stub, client._sleep = stub, pauses.append
+        return "".join(piece.text for piece in client.stream("x")), pauses
+
+
+def ask_async(stub: FakeStub) -> tuple[str, list[float]]:
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    async def run() -> str:
+        async with AsyncClient("nowhere:1", retries=RETRIES) as client:
+            client._stub, client._sleep = stub, sleep
+            return "".join([piece.text async for piece in client.stream("x")])
+
+    return asyncio.run(run()), pauses
+
+
+both = pytest.mark.parametrize("ask", [ask, ask_async])
+ANSWER = [response("Well"), response(), response(" done"), response("", "stop")]
+
+
+@both
+def test_a_busy_or_absent_server_is_asked_again_after_growing_pauses(ask: Ask) -> None:
+    stub = FakeStub([response(error=BUSY)], [GONE], [response(), GONE], ANSWER)
+    assert ask(stub) == ("Well done", [1.0, 2.0, 3.0])
+    assert all(call.cancelled for call in stub.calls)
+
+
+@both
+def test_it_gives_up_after_the_last_attempt(ask: Ask) -> None:
+    stub = FakeStub([GONE], [GONE], [GONE], [response(error=BUSY)], ANSWER)
+    with pytest.raises(UnavailableError, match=r"^too many open requests"):
+        ask(stub)
+    assert len(stub.calls) == 4
+
+
+@both
+def test_nothing_is_tried_again_once_text_has_come(ask: Ask) -> None:
+    stub = FakeStub([response("Well"), GONE], ANSWER)
+    with pytest.raises(UnavailableError):
+        ask(stub)
+    assert len(stub.calls) == 1
+
+
+@both
+@pytest.mark.parametrize(
+    ("end", "kind"),
+    [
+        ([response(error="in ensemble 'ensemble', max_tokens = 0: must be a whole number between 1 and 9")], RefusedError),
+        ([response(error="the answer could not be turned into text")], FailedError),
+        ([Broken(grpc.StatusCode.DEADLINE_EXCEEDED)], TimedOutError),
+        ([Broken(grpc.StatusCode.INTERNAL)], FailedError),
+        ([response()], FailedError),
+    ],
+)
+def test_other_failures_are_told_at_once(ask: Ask, end: list[Any], kind: type[GaplessError]) -> None:
+    stub = FakeStub(end, ANSWER)
+    with pytest.raises(kind):
+        ask(stub)
+    assert len(stub.calls) == 1
+
+
+def test_leaving_the_loop_cancels_the_call() -> None:
+    stub = FakeStub(ANSWER)
+    with Client("nowhere:1") as client:
+        client._stub = stub
+        for _ in client.stream("x"):
+            assert not stub.calls[0].cancelled
+            break
+    assert stub.calls[0].cancelled
+
+
+def test_a_time_out_bounds_all_attempts_together() -> None:
+    clock = iter([0.0, 4.0, 9.5, 9.5])
+    call = Call(RETRIES, 10.0, lambda: next(clock))
+    assert call.pause_s(UnavailableError("busy")) == 1.0
+    assert call.left_s() == 0.5
+    with pytest.raises(UnavailableError):
+        call.pause_s(UnavailableError("busy"))  # the pause would be longer than what is left
+
+
+def test_log_probabilities_are_read_token_by_token() -> None:
+    made = response("ab")
+    for name, dtype, shape, data in (
+        ("output_ids", "INT32", [1, 1, 2], struct.pack("<2i", 7, 8)),
+        ("output_log_probs", "FP32", [1, 1, 2], struct.pack("<2f", -0.5, -1.0)),
+        ("cum_log_probs", "FP32", [1, 1], struct.pack("<f", -1.5)),
+        ("top_ids", "INT32", [1, 2, 3], struct.pack("<6i", *range(6))),
+    ):
+        made.infer_response.outputs.add(name=name, datatype=dtype, shape=shape)
+        made.infer_response.raw_output_contents.append(data)
+    piece = Piece("ab", output_ids=(7, 8), output_log_probs=(-0.5, -1.0), cum_log_probs=-1.5, top_ids=((0, 1, 2), (3, 4, 5)))
+    assert read_piece(made) == piece
+
+
+def test_pauses_are_drawn_from_their_upper_half() -> None:
+    assert [Retries(draw=lambda: 0.0).pause_s(n) for n in (1, 2, 9)] == [0.125, 0.25, 2.0]
+    assert [Retries(draw=lambda: 1.0).pause_s(n) for n in (1, 2, 9)] == [0.25, 0.5, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("the server is shutting down and takes no new requests", UnavailableError),
+        ("Stub process 'tokenizer_0' is not healthy.", UnavailableError),
+        ("Request for unknown model: 'ensemble' has no available versions", UnavailableError),
+        ("'tools': there is no such field", RefusedError),
+        ("top_k has the shape [2]: exactly one value is allowed", RefusedError),
+        ("lora_task_id = 3: not supported yet, must be absent", RefusedError),
+        ("the scheduler failed inside", FailedError),
+    ],
+)
+def test_the_kind_of_a_failure_is_told_by_its_text(said: str, kind: type[GaplessError]) -> None:
+    assert type(from_text(said)) is kind
