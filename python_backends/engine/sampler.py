@@ -96,7 +96,7 @@ def _drawn(logits: Tensor, draws: Draws) -> Tensor:
 
 def _best(logits: Tensor) -> Tensor:
     """Lowest id of the greatest logit. On a CPU by numpy, which takes 0.03 ms for 16 rows of 32,000 where torch takes 0.4."""
-    return torch.from_numpy(logits.numpy().argmax(-1)) if logits.device.type == "cpu" else logits.argmax(-1)
+    return torch.as_tensor(logits.numpy().argmax(-1)) if logits.device.type == "cpu" else logits.argmax(-1)
 
 
 _GOLDEN = -0x61C8864680B583EB  # splitmix64's constants, as signed numbers
