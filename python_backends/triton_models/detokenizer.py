@@ -27,7 +27,7 @@ FORGET_AFTER_S = 10.0
 BEAT_S = 0.25
 IDLE_NS = 200_000_000
 BUSY = 1 << 62
-ASK_EVERY_S = 0.1  # is_cancelled() is a round trip: not for every window
+ASK_EVERY_S = 0.5  # is_cancelled() is a round trip: not for every window
 
 
 class TritonPythonModel:

@@ -31,7 +31,8 @@ from python_backends.triton_models.tensors import Blobs, ForgedError, effective_
 
 log = logging.getLogger("gapless.scheduler")
 
-EXPORT_EVERY_S = 0.2
+PACE_EVERY_S = 0.2
+EXPORT_EVERY_S = 0.5  # each number that has changed is a round trip to the server
 
 
 class TritonPythonModel:
@@ -51,7 +52,7 @@ class TritonPythonModel:
         self._load = Load()
         self._fingerprint = ""  # of the model that the instance runs
         self._sending_s = 0.0
-        self._exported_s = time.monotonic()
+        self._paced_s = self._exported_s = time.monotonic()
         self._stopping = False
         threading.Thread(target=_leave_with, args=[os.getppid()], name="server watch", daemon=True).start()
         self._thread = threading.Thread(target=self._run, name="streams")
@@ -92,8 +93,12 @@ class TritonPythonModel:
             self._try_to_send(outgoing)
         now_s = time.monotonic()
         self._sending_s += now_s - started_s
+        if now_s - self._paced_s >= PACE_EVERY_S:
+            self._table.pacing.adjust(self._sending_s, now_s - self._paced_s)
+            self._sending_s, self._paced_s = 0.0, now_s
         if now_s - self._exported_s >= EXPORT_EVERY_S:
-            self._keep_books(now_s)
+            self._exported_s = now_s
+            self._keep_books()
 
     def _take(self, news: Any) -> None:
         if isinstance(news, Load):
@@ -147,11 +152,9 @@ class TritonPythonModel:
             outgoing.sender.send(response)
             self._table.handed_over(outgoing.request_id)
 
-    def _keep_books(self, now_s: float) -> None:
+    def _keep_books(self) -> None:
         if self._closing.exists():
             self._table.fail_all("the server is shutting down")
-        self._table.pacing.adjust(self._sending_s, now_s - self._exported_s)
-        self._sending_s, self._exported_s = 0.0, now_s
         load, gauge = self._load, self._metrics.gauge
         gauge("gapless_requests_running", load.num_running)
         gauge("gapless_requests_waiting", max(0, len(self._table) - load.num_running))
