@@ -45,7 +45,7 @@ from transformers import (
 )
 
 from python_backends.config import EngineSettings, ModelSettings, Settings
-from python_backends.engine.openvino_engine import OpenVINOEngine
+from python_backends.engine.protocol import Engine
 from python_backends.engine.torch_engine import TorchEngine
 from python_backends.request import Finish, Ids, Request, Sampling
 from python_backends.scheduling.policies import Reserve, reserve_max_tokens
@@ -239,7 +239,9 @@ class TinyModel:
     def engine(self, **engine: Any) -> TorchEngine:
         return TorchEngine(self.settings(**engine))
 
-    def openvino_engine(self, **engine: Any) -> OpenVINOEngine:
+    def openvino_engine(self, **engine: Any) -> Engine:
+        from python_backends.engine.openvino_engine import OpenVINOEngine  # not everywhere where the models are used
+
         return OpenVINOEngine(self.settings(**{"kind": "openvino", "block_tokens": 32} | engine))
 
     def agreeing(self, request: Request, answer: list[int]) -> float:
@@ -270,7 +272,7 @@ def _random_request(index: int, generator: np.random.Generator, sampling: dict[s
 class Serving:
     """An engine behind a slot scheduler, `ahead` steps launched before the oldest is read."""
 
-    def __init__(self, engine: TorchEngine, token_budget: int = 24, ahead: int = 1, reserve: Reserve = reserve_max_tokens) -> None:
+    def __init__(self, engine: Engine, token_budget: int = 24, ahead: int = 1, reserve: Reserve = reserve_max_tokens) -> None:
         self.engine = engine
         self.scheduler = SlotScheduler(engine.limits, token_budget=token_budget, reserve=reserve)
         self.ahead = ahead
