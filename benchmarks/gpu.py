@@ -4,8 +4,9 @@
 
 Checks first: greedy tokens in float32 against transformers on tiny models of every architecture, whole and resumed; the same seed
 alone and in a batch. Then measures, in bfloat16 on random weights: milliseconds a decode step by number of slots, beside the floor that
-reading the weights sets, and the work of peers.py beside transformers' static generate. Needs torch, transformers, tokenizers,
-msgpack, sortedcontainers, pyzmq and setproctitle, and no network. A verdict a line; ends with 1 if a check failed. `--device cpu --quick` tries the script itself without a GPU.
+reading the weights sets, and the work of peers.py beside transformers' static generate. Needs torch, transformers, tokenizers, msgpack,
+sortedcontainers, pyzmq and setproctitle, and no network. A verdict a line; ends with 1 if a check failed. `--device cpu --quick` tries
+the script itself without a GPU.
 """
 
 from __future__ import annotations
