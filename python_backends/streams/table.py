@@ -41,6 +41,11 @@ class Outgoing:
     final: bool
     error: str = ""
 
+    @property
+    def is_urgent(self) -> bool:
+        """A first text or a last one: somebody waits for it alone."""
+        return self.final or (self.window is not None and self.window.num_sent == 0)
+
 
 class StreamTable:
     def __init__(
@@ -176,6 +181,7 @@ class StreamTable:
             looked_at |= self._pending
             self._flush_ns, self._pending = 0, {}
         outgoing = [out for stream in looked_at.values() if (out := self._look_at(stream, now, flush)) is not None]
+        outgoing.sort(key=lambda out: not out.is_urgent)
         self.metrics.count("gapless_responses_total", len(outgoing))
         return outgoing
 
