@@ -278,7 +278,7 @@ class StreamTable:
         request = stream.request
         if request.deadline_ns and now >= request.deadline_ns and stream.finish == Finish.RUNNING:
             self._end(stream, Finish.DEADLINE)
-        if self._is_silent(stream, now):
+        if stream.finish == Finish.RUNNING and self._is_silent(stream, now):
             self._end(stream, Finish.CANCELLED)
         if stream.finish != Finish.RUNNING:
             return self._last(stream, now)

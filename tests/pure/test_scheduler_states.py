@@ -6,6 +6,7 @@ that reached it, in a new life. After every step what the device was told is com
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -167,7 +168,7 @@ class SchedulerStates(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data: Any) -> None:
         """Its client is gone: the slot is free for the next plan."""
-        answer = data.draw(st.sampled_from(self.open_answers()))
+        answer = self.draw(data)
         answer.finish = Finish.CANCELLED
         self.withdraw(answer)
 
@@ -175,7 +176,7 @@ class SchedulerStates(RuleBasedStateMachine):
     @rule(data=st.data())
     def begin_again(self, data: Any) -> None:
         """As a request that was on trial and has passed: it leaves the instance and comes again, behind what was delivered."""
-        answer = data.draw(st.sampled_from(self.open_answers()))
+        answer = self.draw(data)
         self.withdraw(answer)
         self.submit_again(answer)
 
@@ -213,8 +214,8 @@ class SchedulerStates(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Everything ends by itself, with the whole answer, and leaves nothing behind."""
-        if not hasattr(self, "answers"):
-            return
+        if not hasattr(self, "answers") or sys.exc_info()[0]:
+            return  # it has failed before
         turns = 0
         while self.turn():
             turns += 1
@@ -287,6 +288,9 @@ class SchedulerStates(RuleBasedStateMachine):
 
     def open_answers(self) -> list[Answer]:
         return [answer for answer in self.answers.values() if answer.is_open]
+
+    def draw(self, data: Any) -> Answer:
+        return self.answers[data.draw(st.sampled_from([answer.request.request_id for answer in self.open_answers()]))]
 
     def submit(self, answer: Answer) -> None:
         self.scheduler.submit(answer.request, np.array(answer.tokens, np.int32), answer.epoch)

@@ -7,6 +7,7 @@ instances die; sends take time and fail. Each stream gets each token once and in
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,6 +88,18 @@ class Inside:
     taken_ns: int
 
 
+asks = st.fixed_dictionaries(
+    {
+        "prompt": st.integers(1, 6),
+        "streamed": st.booleans(),
+        "words": st.sampled_from([(), ("stop",)]),
+        "num_tokens": st.integers(1, 30),
+        "stop_at": st.sampled_from([0, 1, 3, 9, 20]),
+        "deadline_ms": st.sampled_from([0, 0, 0, 50, 1000, 3000]),
+    }
+)
+
+
 class StreamStates(RuleBasedStateMachine):
     @initialize(send_ms=st.sampled_from([0, 1, 150]))
     def begin(self, send_ms: int) -> None:
@@ -103,24 +116,15 @@ class StreamStates(RuleBasedStateMachine):
 
     # --- clients
 
-    @rule(
-        prompt=st.integers(1, 6),
-        streamed=st.booleans(),
-        words=st.sampled_from([(), ("stop",)]),
-        num_tokens=st.integers(1, 12),
-        stop_at=st.integers(0, 12),
-        deadline_ms=st.sampled_from([0, 0, 0, 50, 1000, 3000]),
-    )
-    def ask(self, prompt: int, streamed: bool, words: tuple[str, ...], num_tokens: int, stop_at: int, deadline_ms: int) -> None:
-        request = Request(
-            self.num_asked,
-            np.zeros(prompt, np.int32),
-            Sampling(100),
-            words,
-            streamed,
-            arrival_ns=self.now_ns,
-            deadline_ns=self.now_ns + deadline_ms * MS if deadline_ms else 0,
-        )
+    @rule(asks=st.lists(asks, min_size=1, max_size=4))
+    def ask(self, asks: list[dict[str, Any]]) -> None:
+        for ask in asks:
+            self.accept(**ask)
+
+    def accept(self, prompt: int, streamed: bool, words: tuple[str, ...], num_tokens: int, stop_at: int, deadline_ms: int) -> None:
+        deadline_ns = self.now_ns + deadline_ms * MS if deadline_ms else 0
+        times = {"arrival_ns": self.now_ns, "deadline_ns": deadline_ns}
+        request = Request(self.num_asked, np.zeros(prompt, np.int32), Sampling(100), words, streamed, **times)
         self.num_asked += 1
         queued = sum(self.queued_prompts())
         is_full = len(self.open_clients()) == SETTINGS.max_open or (queued and queued + prompt > SETTINGS.max_queued_tokens)
@@ -130,44 +134,63 @@ class StreamStates(RuleBasedStateMachine):
             natural = Finish.STOP if num_tokens % 2 else Finish.LENGTH
             self.clients[request.request_id] = Client(request, num_tokens, natural, min(stop_at, num_tokens) if words else 0)
 
-    @precondition(lambda self: self.clients)
-    @rule(data=st.data(), seen=st.booleans())
-    def leave(self, data: Any, seen: bool) -> None:
-        """Either the detokenizer sees it at a window that was inside, or no window is dispatched any more."""
-        client = self.draw(data)
-        client.is_here = False
-        client.may_be_missed = True
-        if seen:
+    # --- what goes wrong
+
+    @precondition(lambda self: self.open_clients())
+    @rule(what=st.sampled_from(["leave", "vanish", "break", "refuse", "lose"]), data=st.data())
+    def go_wrong(self, what: str, data: Any) -> None:
+        client = self.clients[data.draw(st.sampled_from([client.number for client in self.open_clients()]))]
+        if what == "leave":  # the detokenizer has seen it at a window that was inside
+            client.is_here, client.may_be_missed = False, True
             self.table.feedback(Feedback(client.number, 0, gone=True))
+        elif what == "vanish":  # no window is dispatched any more
+            client.is_here, client.may_be_missed = False, True
+        elif what == "lose":
+            client.may_be_missed = True
+            self.inside = [window for window in self.inside if window.client is not client]
+        elif what == "break":
+            client.breaks = True
+        elif client.number in self.lives:  # the instance can't take it
+            del self.lives[client.number]
+            client.may_fail = True
+            self.table.fail(client.number, "does not fit")
+
+    @precondition(lambda self: self.lives)
+    @rule(times=st.integers(1, 4), quickly=st.booleans())
+    def crash(self, times: int, quickly: bool) -> None:
+        """What the instance had said is still on its way, and is of an earlier life from now on."""
+        for _ in range(times):
+            if len(self.lives) == 1:
+                self.clients[next(iter(self.lives))].may_fail = True  # alone in a crash
+            self.table.instance_lost()
+            self.is_ready = False
+            self.lives = {}
+            for client in self.clients.values():
+                self.begin_another_life(client)
+            self.wire = [spoil(news) for news in self.wire]
+            if quickly:
+                self.get_ready()
+                self.turn()
 
     # --- the instance
 
+    @precondition(lambda self: not self.is_ready)
     @rule()
     def get_ready(self) -> None:
         self.is_ready = True
         self.table.instance_ready()
 
-    @precondition(lambda self: self.lives)
-    @rule()
-    def crash(self) -> None:
-        """What it had said is still on its way, and is of an earlier life from now on."""
-        if len(self.lives) == 1:
-            self.clients[next(iter(self.lives))].may_fail = True  # alone in a crash
-        self.table.instance_lost()
-        self.is_ready = False
-        self.lives = {}
-        for client in self.clients.values():
-            self.begin_another_life(client)
-        self.wire = [[(*row[:3], WRONG_TOKEN, row[4]) for row in news] if isinstance(news, list) else news for news in self.wire]
+    @rule(rounds=st.integers(1, 4))
+    def serve(self, rounds: int) -> None:
+        """The usual course of things."""
+        for _ in range(rounds):
+            self.work_everywhere()
+            self.sleep()
+            self.turn()
 
-    @precondition(lambda self: self.lives)
-    @rule(data=st.data())
-    def refuse(self, data: Any) -> None:
-        """The instance can't take this request."""
-        number = data.draw(st.sampled_from(sorted(self.lives)))
-        del self.lives[number]
-        self.clients[number].may_fail = True
-        self.table.fail(number, "does not fit")
+    @rule(rounds=st.integers(5, 20))
+    def serve_longer(self, rounds: int) -> None:
+        self.serve(rounds)
 
     @precondition(lambda self: self.lives)
     @rule(numbers=st.sets(st.integers(0, 5)), steps=st.integers(1, 5))
@@ -178,10 +201,10 @@ class StreamStates(RuleBasedStateMachine):
             self.wire.append(rows)
 
     @precondition(lambda self: self.wire)
-    @rule(data=st.data(), again=st.booleans(), all_of_it=st.booleans())
-    def hear(self, data: Any, again: bool, all_of_it: bool) -> None:
+    @rule(data=st.data(), again=st.booleans())
+    def hear(self, data: Any, again: bool) -> None:
         """In any order, and some of it twice."""
-        for _ in range(len(self.wire) if all_of_it else 1):
+        for _ in range(data.draw(st.integers(1, len(self.wire)))):
             place = data.draw(st.integers(0, min(2, len(self.wire) - 1)))
             news = self.wire[place] if again else self.wire.pop(place)
             self.take(news)
@@ -196,13 +219,6 @@ class StreamStates(RuleBasedStateMachine):
         for window in done:
             if window.client.is_here:
                 self.confirm(window)
-
-    @precondition(lambda self: self.inside)
-    @rule(data=st.data())
-    def lose_a_window(self, data: Any) -> None:
-        window = data.draw(st.sampled_from(self.inside))
-        self.inside.remove(window)
-        window.client.may_be_missed = True
 
     @rule(number=st.integers(0, 20))
     def say_again(self, number: int) -> None:
@@ -220,18 +236,13 @@ class StreamStates(RuleBasedStateMachine):
         if not late:
             self.table.idle(Idle(self.now_ns))
 
-    @precondition(lambda self: self.open_clients())
-    @rule(data=st.data())
-    def break_the_next_send(self, data: Any) -> None:
-        self.draw(data).breaks = True
-
     @rule(busy_share=st.sampled_from([0.0, 0.5]))
     def measure_load(self, busy_share: float) -> None:
         self.table.pacing.adjust(busy_share * 0.2, 0.2)
 
     # --- time and the streams thread
 
-    @rule(ms=st.one_of(st.integers(0, 60), st.integers(100, 700), st.just(31_000)))
+    @rule(ms=st.one_of(st.integers(0, 60), st.sampled_from([100, 300, 600, 31_000])))
     def wait(self, ms: int) -> None:
         self.now_ns += ms * MS
 
@@ -273,21 +284,19 @@ class StreamStates(RuleBasedStateMachine):
             assert not client.request.deadline_ns or began_ns < client.request.deadline_ns
             assert client.num_known < client.num_tokens, "it has ended"
             num_inside = sum(window.client is client for window in self.inside)
-            if client.is_followed and not client.may_be_missed and num_inside < SETTINGS.max_unacknowledged:
+            if client.is_followed and not (client.may_be_missed or client.may_fail) and num_inside < SETTINGS.max_unacknowledged:
                 waits = client.num_known > len(client.tokens)
                 assert not waits or (client.tokens and began_ns < client.news_ns + SETTINGS.coalescing_ms * MS)
 
     def teardown(self) -> None:
         """Everybody's answer ends, those who have left are missed, and nothing stays behind."""
-        if not hasattr(self, "clients"):
-            return
+        if not hasattr(self, "clients") or sys.exc_info()[0]:
+            return  # it has failed before
         self.get_ready()
         ends_ns = self.now_ns + 60 * S
         while self.open_clients():
             assert self.now_ns < ends_ns, "an answer does not end"
-            self.work_everywhere()
-            self.sleep()
-            self.turn()
+            self.serve(1)
         self.nothing_is_left()
 
     def work_everywhere(self) -> None:
@@ -411,8 +420,12 @@ class StreamStates(RuleBasedStateMachine):
     def queued_prompts(self) -> list[int]:
         return [len(client.request.prompt) for client in self.open_clients() if not client.seated]
 
-    def draw(self, data: Any) -> Client:
-        return self.clients[data.draw(st.sampled_from(sorted(self.clients)[-6:]))]
+
+def spoil(news: Started | list[Row]) -> Started | list[Row]:
+    """As it would be if somebody else were meant."""
+    if isinstance(news, Started):
+        return news
+    return [(number, epoch, index, WRONG_TOKEN, finish) for number, epoch, index, _, finish in news]
 
 
 def left_in(table: StreamTable) -> list[str]:
