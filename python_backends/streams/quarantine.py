@@ -45,7 +45,7 @@ class Quarantine:
     def crashed(self, streams: Iterable[Stream]) -> Stream | None:
         """Books a crash for all streams that held a slot. Returns the culprit if one was alone."""
         on_trial, self.on_trial = self.on_trial, None
-        if on_trial is not None and on_trial.submitted:
+        if on_trial is not None and on_trial.submitted and on_trial.finish == Finish.RUNNING:
             return on_trial
         present = [stream for stream in streams if stream.submitted]
         # the word of who got a slot may have died with the instance

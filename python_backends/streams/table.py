@@ -195,6 +195,17 @@ class StreamTable:
             wake = min(wake, self._flush_ns)
         return max(0, wake - now) / S
 
+    def check_integrity(self) -> None:
+        """Re-derives from the streams what is kept beside them. Raises AssertionError."""
+        streams = self._streams.values()
+        queued = sum(len(stream.request.prompt) for stream in streams if not stream.seated)
+        assert queued == self.num_queued_tokens, "queued tokens are off"
+        ready = {stream.request_id for stream in streams if not stream.submitted and stream.finish == Finish.RUNNING}
+        assert ready == set(self._unsubmitted), "a stream waits for an instance that has it, or for none"
+        looked_at = {*self._touched, *self._timers}
+        assert looked_at == set(self._streams), "a stream is never looked at again, or one that has ended is"
+        assert set(self._pending) <= set(self._streams), "a stream that has ended waits for company"
+
     # --- inside
 
     def _refusal(self, request: Request) -> str:
@@ -273,7 +284,7 @@ class StreamTable:
         request = stream.request
         if request.deadline_ns and now >= request.deadline_ns and stream.finish == Finish.RUNNING:
             self._end(stream, Finish.DEADLINE)
-        if self._is_silent(stream, now):
+        if stream.finish == Finish.RUNNING and self._is_silent(stream, now):
             self._end(stream, Finish.CANCELLED)
         if stream.finish != Finish.RUNNING:
             return self._last(stream, now)

@@ -13,6 +13,9 @@ class Timers:
         self._heap: list[tuple[int, int]] = []  # (when, stream), with entries of the past that no longer count
         self._when: dict[int, int] = {}
 
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._when)
+
     def set(self, stream: int, when_ns: int) -> None:
         """An earlier time that is already set stays: whoever looks then sets the next one."""
         if when_ns < self._when.get(stream, when_ns + 1):

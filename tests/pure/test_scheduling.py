@@ -10,13 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from python_backends.config import EngineSettings, ModelSettings, SchedulingSettings, Settings
 from python_backends.engine.toy_engine import ToyEngine, toy_answer, toy_next
 from python_backends.request import Finish, Request, Sampling
-from python_backends.scheduling.policies import POLICIES
 from python_backends.scheduling.scheduler import SlotScheduler
 
 VOCAB = 97
@@ -24,7 +21,11 @@ VOCAB = 97
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("toy")
+    return write_vocabulary(tmp_path_factory.mktemp("toy"))
+
+
+def write_vocabulary(directory: Path) -> Path:
+    """All that the toy engine reads of a checkpoint."""
     vocab = {f"t{i}": i for i in range(VOCAB)}
     (directory / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
     return directory
@@ -239,60 +240,6 @@ def test_when_blocks_run_out_the_least_priority_makes_way_first(model: Path) -> 
     assert instance.scheduler.num_evictions > 0
     assert list(instance.finishes) == [1, 0]
     assert all(instance.answers[ask.request_id] == answer(ask) for ask in asks)
-
-
-events = st.lists(
-    st.one_of(
-        st.tuples(
-            st.just("submit"),
-            st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=40),
-            st.integers(1, 60),
-            st.integers(0, 3),
-            st.booleans(),
-        ),
-        st.tuples(st.just("cancel"), st.integers(0, 30)),
-        st.tuples(st.just("turn"), st.integers(1, 12)),
-    ),
-    max_size=40,
-)
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    events,
-    st.sampled_from(sorted(POLICIES)),
-    st.integers(1, 3),
-    st.sampled_from([1, 8, 32]),
-    st.sampled_from([0, 500]),
-    st.integers(1, 4),
-)
-def test_random_arrivals_cancels_and_evictions_never_change_an_answer(
-    model: Path, happenings: list, policy: str, depth: int, budget: int, reserved: int, slots: int
-) -> None:
-    instance = Instance(model, depth, slots, blocks=26, policy=policy, token_budget=budget, reserve=lambda sequence: reserved)
-    asks: dict[int, Request] = {}
-    cancelled = set()
-    for happening in happenings:
-        if happening[0] == "submit":
-            _, prompt, max_tokens, shared, sampled = happening
-            prompt = [7] * (shared * 4) + prompt  # prefixes in common
-            max_tokens = min(max_tokens, 26 * 4 - len(prompt))  # a lone request fits, as the door sees to
-            ask = request(len(asks), prompt, max_tokens=max_tokens, stop_ids=(3, 4), temperature=float(sampled), seed=len(asks))
-            asks[ask.request_id] = ask
-            instance.submit(ask)
-        elif happening[0] == "cancel" and instance.scheduler.cancel(happening[1]):
-            cancelled.add(happening[1])
-        elif happening[0] == "turn":
-            for _ in range(happening[1]):
-                instance.turn()
-                instance.scheduler.check_integrity()
-    instance.run()
-    for request_id, ask in asks.items():
-        if request_id in cancelled:
-            assert answer(ask)[: len(instance.answers[request_id])] == instance.answers[request_id]
-        else:
-            assert instance.answers[request_id] == answer(ask)
-    assert instance.scheduler.blocks.num_used == 0
 
 
 def test_a_request_that_does_not_fit_after_all_is_refused_and_costs_nobody_else_anything(model: Path) -> None:

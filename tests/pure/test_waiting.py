@@ -14,7 +14,7 @@ from benchmarks.waiting import Queue, Streams
 from python_backends.request import Request, Sampling
 from python_backends.scheduling.sequence import Sequence
 from python_backends.scheduling.waiting import WaitingList
-from tests.pure.text.checkpoints import examples
+from tests.pure.examples import examples
 
 BOUND_S = 10.0
 

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from hypothesis import settings
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from python_backends.text.checkpoint import Checkpoint, read_checkpoint
-
-# few in every run; GAPLESS_EXAMPLES=20000 for a night
-examples = settings(max_examples=int(os.environ.get("GAPLESS_EXAMPLES", "40")), deadline=None)
 
 LINES = [
     "The quick brown fox jumps over the lazy dog. Stop here, please stop.",

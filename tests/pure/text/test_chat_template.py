@@ -14,7 +14,8 @@ from python_backends.text.chat_template import ChatTemplate
 from python_backends.text.checkpoint import CheckpointError
 from python_backends.text.encoder import Encoder
 from python_backends.text.special_tokens import SpecialTokens
-from tests.pure.text.checkpoints import LLAMA_TEMPLATE, TEMPLATE, byte_level, examples, sentence_piece
+from tests.pure.examples import examples
+from tests.pure.text.checkpoints import LLAMA_TEMPLATE, TEMPLATE, byte_level, sentence_piece
 
 CHECKPOINTS = {"byte_level": byte_level(), "sentence_piece": sentence_piece()}
 SPECIAL = {name: SpecialTokens(found.tokenizer, found.special_tokens) for name, found in CHECKPOINTS.items()}

@@ -15,7 +15,8 @@ from python_backends.request import Finish, TokenWindow
 from python_backends.text.checkpoint import CheckpointError
 from python_backends.text.detokenizer import Detokenizer, Piece, context_tokens
 from python_backends.text.token_bytes import WALL
-from tests.pure.text.checkpoints import byte_level, examples, sentence_piece
+from tests.pure.examples import examples
+from tests.pure.text.checkpoints import byte_level, sentence_piece
 from tests.pure.text.windows import Stream, steps
 
 CHECKPOINTS = {"byte_level": byte_level(), "sentence_piece": sentence_piece()}

@@ -17,7 +17,8 @@ from python_backends.request import RefusedError, Request
 from python_backends.text.checkpoint import CheckpointError
 from python_backends.text.door import open_door
 from python_backends.text.fields import KNOWN, SUPPORTED
-from tests.pure.text.checkpoints import byte_level, examples, sentence_piece
+from tests.pure.examples import examples
+from tests.pure.text.checkpoints import byte_level, sentence_piece
 
 LIMITS = LimitSettings(
     default_max_tokens=100, max_prompt_bytes=2000, max_stop_words=3, max_stop_word_bytes=8, max_bad_words=4, max_top_log_probs=5

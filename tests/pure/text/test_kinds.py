@@ -19,7 +19,8 @@ from python_backends.text.checkpoint import CheckpointError
 from python_backends.text.detokenizer import Detokenizer
 from python_backends.text.door import Door, open_door
 from python_backends.text.spelling import spelling
-from tests.pure.text.checkpoints import examples, read
+from tests.pure.examples import examples
+from tests.pure.text.checkpoints import read
 from tests.pure.text.kinds import CONFIG, TOKENIZERS, TURNS, checkpoint, t5
 from tests.pure.text.windows import Stream, steps
 

@@ -1,0 +1,318 @@
+"""The slot scheduler over the toy engine, whatever comes: arrivals, cancels, dead engines, too few blocks, steps in flight, priorities.
+
+Engine and scheduler die together, as an instance does; the machine plays the stream table, which has a request go on behind the tokens
+that reached it, in a new life. After every step what the device was told is compared with what the scheduler believes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from python_backends.config import EngineSettings, ModelSettings, SchedulingSettings, Settings
+from python_backends.engine.toy_engine import ToyEngine, toy_answer
+from python_backends.request import Finish, Request, Sampling
+from python_backends.scheduling.policies import reserve_max_tokens
+from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.step import Admit, Grow, Release, StepPlan, Tokens
+from tests.pure.examples import examples
+from tests.pure.test_scheduling import VOCAB, write_vocabulary
+
+BLOCKS, BLOCK_TOKENS = 26, 4
+MOST_TOKENS = 100  # of prompt and answer; a lone request always fits
+BOUND_S = 10.0
+RULES = {  # policy, and what is reserved
+    "fcfs": ("fcfs", reserve_max_tokens),
+    "fcfs that reserves nothing": ("fcfs", lambda sequence: 0),
+    "orca": ("orca", reserve_max_tokens),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def model(tmp_path_factory: pytest.TempPathFactory) -> None:
+    SchedulerStates.model = write_vocabulary(tmp_path_factory.mktemp("toy"))
+
+
+def toy_engine(slots: int) -> ToyEngine:
+    engine = EngineSettings(kind="toy", slots=slots, kv_blocks=BLOCKS, block_tokens=BLOCK_TOKENS)
+    return ToyEngine(Settings(model=ModelSettings(str(SchedulerStates.model), max_model_tokens=MOST_TOKENS + 1), engine=engine))
+
+
+class Device:
+    """The slots as a device sees them, from nothing but the plans."""
+
+    def __init__(self) -> None:
+        self.epochs: dict[int, int] = {}
+        self.rows: dict[int, list[int]] = {}  # blocks of each slot
+
+    def take(self, plan: StepPlan) -> None:
+        for operation in plan.operations:
+            self._operate(operation)
+        spans = zip(plan.slots.tolist(), plan.epochs.tolist(), plan.starts.tolist(), plan.lengths.tolist(), strict=True)
+        assert len(set(plan.slots.tolist())) == len(plan.slots), "a slot has one span a step"
+        for slot, epoch, start, length in spans:
+            assert self.epochs[slot] == epoch, "a span is for who sits there"
+            self._write(slot, start, start + length)
+
+    def _operate(self, operation: Admit | Grow | Release) -> None:
+        if isinstance(operation, Admit):
+            assert operation.slot not in self.epochs, "a slot belongs to one sequence"
+            self.epochs[operation.slot] = operation.epoch
+            self.rows[operation.slot] = operation.blocks.tolist()
+            return
+        assert self.epochs[operation.slot] == operation.epoch, "an operation is for who sits there"
+        if isinstance(operation, Grow):
+            assert operation.first == len(self.rows[operation.slot])
+            self.rows[operation.slot] += operation.blocks.tolist()
+        else:
+            del self.epochs[operation.slot], self.rows[operation.slot]
+
+    def _write(self, slot: int, start: int, end: int) -> None:
+        written = set(self.rows[slot][start // BLOCK_TOKENS : -(-end // BLOCK_TOKENS)])
+        assert len(written) == -(-end // BLOCK_TOKENS) - start // BLOCK_TOKENS, "there is a block for every token"
+        others = {block for other, blocks in self.rows.items() if other != slot for block in blocks}
+        assert not written & others, "nobody writes where others read"
+
+
+@dataclass
+class Answer:
+    """What the streams know of one request."""
+
+    request: Request
+    whole: list[int]  # of a run with nothing else in it
+    tokens: list[int] = field(default_factory=list)
+    finish: Finish = Finish.RUNNING
+    epoch: int = 0
+    passed_over_s: float | None = None  # first, since it last had a slot
+
+    @property
+    def is_open(self) -> bool:
+        return self.finish == Finish.RUNNING
+
+
+asks = st.fixed_dictionaries(
+    {
+        "shared": st.integers(0, 3),
+        "length": st.integers(1, 24),
+        "max_tokens": st.sampled_from([1, 2, 9, 33, 64]),
+        "min_tokens": st.sampled_from([0, 3]),
+        "stop_ids": st.sampled_from([(), (3, 4), tuple(range(0, VOCAB, 5))]),
+        "seed": st.integers(0, 3),
+        "priority": st.integers(-1, 2),
+    }
+)
+
+
+def make_request(number: int, shared: int, length: int, seed: int, priority: int, **sampling: Any) -> Request:
+    """Prompts begin alike for up to three blocks, and some of them go on alike. A seed of 0 is greedy."""
+    prompt = np.append(np.full(shared * BLOCK_TOKENS, 7), np.arange(length) * (1 + number % 3)).astype(np.int32)
+    return Request(number, prompt, Sampling(temperature=float(seed > 0), seed=seed, **sampling), priority=priority)
+
+
+class SchedulerStates(RuleBasedStateMachine):
+    model: Path
+
+    @initialize(
+        rules=st.sampled_from(sorted(RULES)),
+        slots=st.sampled_from([1, 2, 4]),
+        budget=st.sampled_from([1, 8, 32]),
+        depth=st.integers(1, 3),
+        lag=st.integers(0, 2),
+        step_s=st.sampled_from([0.0, 1.0]),
+    )
+    def begin(self, rules: str, slots: int, budget: int, depth: int, lag: int, step_s: float) -> None:
+        """`depth` steps are launched before the oldest is read, and `lag` frames of tokens are on their way to the streams."""
+        self.rules, self.slots, self.budget, self.depth, self.lag, self.step_s = rules, slots, budget, depth, lag, step_s
+        self.now_s = 0.0
+        self.answers: dict[int, Answer] = {}
+        self.start_instance()
+
+    def start_instance(self) -> None:
+        self.engine, self.device = toy_engine(self.slots), Device()
+        policy, reserve = RULES[self.rules]
+        settings = SchedulingSettings(policy, BOUND_S)
+        self.scheduler = SlotScheduler(self.engine.limits, self.budget, settings, reserve, clock=lambda: self.now_s)
+        self.launched: deque[StepPlan] = deque()
+        self.wire: deque[Tokens] = deque()
+        self.order: list[int] = []  # of the requests here, by arrival
+        self.seated: set[int] = set()
+
+    # --- what happens
+
+    @rule(asks=st.lists(asks, min_size=1, max_size=6))
+    def arrive(self, asks: list[dict[str, Any]]) -> None:
+        for ask in asks:
+            request = make_request(len(self.answers), **ask)
+            self.answers[request.request_id] = Answer(request, toy_answer(request.prompt, request.sampling, VOCAB))
+            self.submit(self.answers[request.request_id])
+
+    @rule(steps=st.integers(1, 4))
+    def compute(self, steps: int) -> None:
+        for _ in range(steps):
+            self.turn()
+
+    @rule(steps=st.integers(5, 30))
+    def compute_longer(self, steps: int) -> None:
+        self.compute(steps)
+
+    @precondition(lambda self: self.open_answers())
+    @rule(data=st.data())
+    def cancel(self, data: Any) -> None:
+        """Its client is gone: the slot is free for the next plan."""
+        answer = self.draw(data)
+        answer.finish = Finish.CANCELLED
+        self.withdraw(answer)
+
+    @precondition(lambda self: self.open_answers())
+    @rule(data=st.data())
+    def begin_again(self, data: Any) -> None:
+        """As a request that was on trial and has passed: it leaves the instance and comes again, behind what was delivered."""
+        answer = self.draw(data)
+        self.withdraw(answer)
+        self.submit_again(answer)
+
+    @precondition(lambda self: self.seated)
+    @rule()
+    def kill(self) -> None:
+        """The instance dies with all that was in flight or on the way; the next one gets everything again."""
+        self.start_instance()
+        self.submit_all_again()
+
+    @precondition(lambda self: self.seated)
+    @rule()
+    def open_new_session(self) -> None:
+        """The streams gave up on an instance that was only asleep."""
+        self.scheduler.cancel_all()
+        assert self.scheduler.num_running == self.scheduler.num_waiting == 0
+        self.wire.clear()
+        self.order, self.seated = [], set()
+        self.submit_all_again()
+
+    # --- what always holds
+
+    @invariant()
+    def slots_and_blocks_add_up(self) -> None:
+        self.scheduler.check_integrity()
+        assert self.scheduler.num_running == len(self.seated)
+        assert self.scheduler.num_waiting == len(self.order) - len(self.seated)
+
+    @invariant()
+    def answers_are_what_an_undisturbed_run_begins_with(self) -> None:
+        for answer in self.answers.values():
+            assert answer.tokens == answer.whole[: len(answer.tokens)]
+            has_ended = answer.finish in (Finish.LENGTH, Finish.STOP)
+            assert has_ended == (len(answer.tokens) == len(answer.whole)) or answer.finish == Finish.CANCELLED
+
+    def teardown(self) -> None:
+        """Everything ends by itself, with the whole answer, and leaves nothing behind."""
+        if not hasattr(self, "answers") or sys.exc_info()[0]:
+            return  # it has failed before
+        turns = 0
+        while self.turn():
+            turns += 1
+            assert turns < 20_000
+        assert self.scheduler.is_idle
+        assert not self.open_answers()
+        self.answers_are_what_an_undisturbed_run_begins_with()
+        self.slots_and_blocks_add_up()
+        assert self.scheduler.blocks.num_used == self.scheduler.num_running == 0
+        assert self.scheduler.num_evictions == 0 or self.rules == "fcfs that reserves nothing"
+
+    # --- the loop of an instance
+
+    def turn(self) -> bool:
+        self.now_s += self.step_s
+        plan = self.scheduler.plan()
+        self.take_started()
+        if plan is not None:
+            self.launch(plan)
+        reads = bool(self.launched) and (plan is None or len(self.launched) >= self.depth)
+        if reads:
+            self.read(self.scheduler.apply(self.launched.popleft(), self.engine.collect()))
+        self.slots_and_blocks_add_up()
+        while self.wire and (len(self.wire) > self.lag or not reads):
+            self.deliver(self.wire.popleft())
+        return plan is not None or reads
+
+    def launch(self, plan: StepPlan) -> None:
+        self.device.take(plan)
+        seats = {sequence.slot: sequence.request_id for sequence in self.scheduler.slots.running()}
+        assert set(self.device.epochs) == set(seats), "who has ended or was cancelled has left the device with this step"
+        assert set(seats.values()) == self.seated
+        assert plan.num_tokens <= self.scheduler.token_budget or self.rules == "orca"
+        self.engine.launch(plan)
+        self.launched.append(plan)
+
+    def take_started(self) -> None:
+        """Who is put before others that came earlier does not hold them up for longer than the bound."""
+        running = {sequence.request_id for sequence in self.scheduler.slots.running()}
+        self.seated &= running  # others were evicted
+        for started in self.scheduler.take_started():
+            assert started.request_id not in self.seated
+            self.seated.add(started.request_id)
+            self.answers[started.request_id].passed_over_s = None
+            for number in self.order[: self.order.index(started.request_id)]:
+                if number not in self.seated:
+                    self.pass_over(self.answers[number])
+
+    def pass_over(self, answer: Answer) -> None:
+        assert self.rules != "orca", "this policy goes by arrival alone"
+        answer.passed_over_s = self.now_s if answer.passed_over_s is None else answer.passed_over_s
+        assert self.now_s < answer.passed_over_s + BOUND_S, "passed over for too long"
+
+    def read(self, tokens: Tokens) -> None:
+        self.wire.append(tokens)
+        for number in tokens.request_ids[tokens.finishes != Finish.RUNNING].tolist():
+            self.order.remove(number)
+            self.seated.remove(number)
+
+    # --- the streams
+
+    def deliver(self, tokens: Tokens) -> None:
+        rows = zip(tokens.request_ids, tokens.epochs, tokens.indices, tokens.tokens, tokens.finishes, strict=True)
+        for number, epoch, index, token, finish in rows:
+            answer = self.answers[int(number)]
+            if answer.is_open and answer.epoch == epoch:
+                assert index == len(answer.tokens), "tokens come in order, none twice"
+                answer.tokens.append(int(token))
+                answer.finish = Finish(int(finish))
+
+    def open_answers(self) -> list[Answer]:
+        return [answer for answer in self.answers.values() if answer.is_open]
+
+    def draw(self, data: Any) -> Answer:
+        return self.answers[data.draw(st.sampled_from([answer.request.request_id for answer in self.open_answers()]))]
+
+    def submit(self, answer: Answer) -> None:
+        self.scheduler.submit(answer.request, np.array(answer.tokens, np.int32), answer.epoch)
+        self.order.append(answer.request.request_id)
+
+    def submit_again(self, answer: Answer) -> None:
+        answer.epoch += 1
+        answer.passed_over_s = None
+        self.submit(answer)
+
+    def submit_all_again(self) -> None:
+        for answer in self.open_answers():
+            self.submit_again(answer)
+
+    def withdraw(self, answer: Answer) -> None:
+        """It may have ended already, with its last tokens on their way."""
+        number = answer.request.request_id
+        assert self.scheduler.cancel(number) == (number in self.order)
+        assert not self.scheduler.cancel(number)
+        self.order = [other for other in self.order if other != number]
+        self.seated.discard(number)
+
+
+TestSchedulerStates = SchedulerStates.TestCase
+TestSchedulerStates.settings = hypothesis.settings(examples, stateful_step_count=30)
