@@ -21,6 +21,7 @@ from python_backends.engine.checkpoint import block_shape, declared_tokens, load
 from python_backends.engine.kv_cache import BlockShape
 from python_backends.engine.log_probs import log_probs, row_log_probs
 from python_backends.engine.openvino_graph import BLOCK_TOKENS, STEP_INPUTS, TYPES, build_graph, cache_name
+from python_backends.engine.quantised import kept
 from python_backends.engine.sampler import sample
 from python_backends.engine.slot_state import SlotState
 from python_backends.engine.weights import describe, take_layers
@@ -39,7 +40,7 @@ class OpenVINOEngine:
         self.limits = model_limits(settings, config)
         model = load_model(settings, config)
         description = describe(model, declared_tokens(settings, config))
-        graph = build_graph(description, take_layers(model), self.limits.max_model_tokens)
+        graph = build_graph(description, kept(take_layers(model), settings.model.weights), self.limits.max_model_tokens)
         del model, description
         shape = block_shape(settings, config)
         self._request = _compiled(graph, shape, settings.engine.threads).create_infer_request()
