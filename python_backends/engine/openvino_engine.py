@@ -28,6 +28,10 @@ from python_backends.engine.weights import describe, take_layers
 from python_backends.request import Ids
 from python_backends.step import StepOutput, StepPlan
 
+# Beside int8 weights, so many activations of a row are rounded to int8 with one scale, so that the processor multiplies integers;
+# 0 leaves them as they are, at 1.2 to 1.9 times the time of a decode step's products. Each row goes by itself: company changes nothing.
+ROUNDED_TOGETHER = 32
+
 Arrays = dict[str, NDArray[np.int32]]
 
 
@@ -121,6 +125,7 @@ def _compiled(graph: ov.Model, shape: BlockShape, threads: int) -> ov.CompiledMo
         "INFERENCE_NUM_THREADS": threads or len(os.sched_getaffinity(0)),
         "NUM_STREAMS": 1,
         "ENABLE_CPU_PINNING": False,  # Triton's processes want the same processors
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": ROUNDED_TOGETHER,
     }
     return ov.Core().compile_model(graph, "CPU", options)
 
