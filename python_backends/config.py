@@ -25,6 +25,7 @@ class SettingsError(ValueError):
 class ModelSettings:
     directory: str = "models/bundled"
     dtype: str = "float32"
+    weights: str = "same"
     device: str = "cpu"
     max_model_tokens: int = 0
     trust_remote_code: bool = False
@@ -102,6 +103,7 @@ class Settings:
 
 _CHOICES = {
     "model.dtype": ("float32", "bfloat16"),
+    "model.weights": ("same", "int8"),
     "engine.kind": ("torch", "openvino", "toy"),
     "scheduling.policy": ("fcfs", "orca"),
 }

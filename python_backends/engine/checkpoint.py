@@ -95,7 +95,12 @@ def model_limits(settings: Settings, config: Any) -> ModelLimits:
 def fingerprint(settings: Settings) -> str:
     """Which weights and settings make the tokens: 16 hexadecimal digits over names and sizes of the weight files and config.json."""
     directory = settings.model_directory
-    parts = [settings.model.dtype, settings.model.device.partition(":")[0], (directory / "config.json").read_text()]
+    parts = [
+        settings.model.dtype,
+        settings.model.weights,
+        settings.model.device.partition(":")[0],
+        (directory / "config.json").read_text(),
+    ]
     parts += [f"{path.name} {path.stat().st_size}" for path in _weight_files(directory)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 

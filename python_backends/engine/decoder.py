@@ -17,7 +17,7 @@ from python_backends.engine.attention import LayerAttention, attend, rotate, sco
 from python_backends.engine.description import Heads, Layer, Linear, Model, Rotary
 from python_backends.engine.kv_cache import KVCache
 from python_backends.engine.operators import ACTIVATIONS, head_norm_operator, norm_operator, scale_operator, softcap_operator
-from python_backends.engine.projection import Projection, project
+from python_backends.engine.projection import Int8Projection, Projection, project
 from python_backends.engine.step_batch import StepBatch
 
 Rotation = tuple[Tensor, Tensor]  # cos and sin [tokens, 1, dim]
@@ -117,5 +117,7 @@ def rotary_tables(rotary: Rotary, num_positions: int, dtype: torch.dtype) -> tup
     return torch.cat((cos, cos), 1).to(dtype), torch.cat((-sin, sin), 1).to(dtype)
 
 
-def _projection(linear: Linear) -> Projection:
-    return Projection(linear.weight, linear.bias)
+def _projection(linear: Linear) -> Projection | Int8Projection:
+    if linear.scale is None:
+        return Projection(linear.weight, linear.bias)
+    return Int8Projection(linear.weight, linear.scale, linear.bias)

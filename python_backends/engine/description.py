@@ -40,10 +40,11 @@ class Activation(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Linear:
-    """y = x·Wᵀ + b."""
+    """y = x·Wᵀ + b, with W = `weight`, or each row of `weight` times its scale."""
 
-    weight: Tensor  # [out, in]
+    weight: Tensor  # [out, in]; int8 where there are scales
     bias: Tensor | None  # [out]
+    scale: Tensor | None = None  # [out] in the model's dtype
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,11 +21,16 @@ from python_backends.engine.checkpoint import block_shape, declared_tokens, load
 from python_backends.engine.kv_cache import BlockShape
 from python_backends.engine.log_probs import log_probs, row_log_probs
 from python_backends.engine.openvino_graph import BLOCK_TOKENS, STEP_INPUTS, TYPES, build_graph, cache_name
+from python_backends.engine.quantised import kept
 from python_backends.engine.sampler import sample
 from python_backends.engine.slot_state import SlotState
 from python_backends.engine.weights import describe, take_layers
 from python_backends.request import Ids
 from python_backends.step import StepOutput, StepPlan
+
+# Beside int8 weights, so many activations of a row are rounded to int8 with one scale, so that the processor multiplies integers;
+# 0 leaves them as they are, at 1.2 to 1.9 times the time of a decode step's products. Each row goes by itself: company changes nothing.
+ROUNDED_TOGETHER = 32
 
 Arrays = dict[str, NDArray[np.int32]]
 
@@ -39,7 +44,7 @@ class OpenVINOEngine:
         self.limits = model_limits(settings, config)
         model = load_model(settings, config)
         description = describe(model, declared_tokens(settings, config))
-        graph = build_graph(description, take_layers(model), self.limits.max_model_tokens)
+        graph = build_graph(description, kept(take_layers(model), settings.model.weights), self.limits.max_model_tokens)
         del model, description
         shape = block_shape(settings, config)
         self._request = _compiled(graph, shape, settings.engine.threads).create_infer_request()
@@ -120,6 +125,7 @@ def _compiled(graph: ov.Model, shape: BlockShape, threads: int) -> ov.CompiledMo
         "INFERENCE_NUM_THREADS": threads or len(os.sched_getaffinity(0)),
         "NUM_STREAMS": 1,
         "ENABLE_CPU_PINNING": False,  # Triton's processes want the same processors
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": ROUNDED_TOGETHER,
     }
     return ov.Core().compile_model(graph, "CPU", options)
 

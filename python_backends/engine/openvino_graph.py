@@ -160,7 +160,7 @@ def _feed_forward(x: Node, feed_forward: FeedForward) -> Node:
 
 
 def _linear(x: Node, linear: Linear, weight: Node | None = None) -> Node:
-    y = ops.matmul(x, weight or _weight(linear.weight), False, True)
+    y = ops.matmul(x, weight or _scaled_weight(linear), False, True)
     return y if linear.bias is None else ops.add(y, _floats(linear.bias))
 
 
@@ -193,6 +193,13 @@ ACTIVATIONS: Mapping[Activation, Callable[[Node], Node]] = MappingProxyType(
         Activation.RELU_SQUARED: lambda x: ops.power(ops.relu(x), _float(2.0)),
     }
 )
+
+
+def _scaled_weight(linear: Linear) -> Node:
+    """int8 is multiplied inside the product by the plugin, which keeps it as it is."""
+    if linear.scale is None:
+        return _weight(linear.weight)
+    return ops.multiply(ops.convert(ops.constant(linear.weight.numpy()), "f32"), _floats(linear.scale[:, None]))
 
 
 def _weight(weight: Tensor) -> Node:

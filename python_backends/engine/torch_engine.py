@@ -21,6 +21,7 @@ from python_backends.engine.checkpoint import block_shape, declared_tokens, load
 from python_backends.engine.decoder import Decoder
 from python_backends.engine.kv_cache import KVCache
 from python_backends.engine.log_probs import log_probs, row_log_probs
+from python_backends.engine.quantised import kept
 from python_backends.engine.sampler import sample
 from python_backends.engine.slot_state import SlotState
 from python_backends.engine.step_batch import StepBatcher
@@ -47,7 +48,7 @@ class TorchEngine:
         self.device = torch.device(settings.model.device)
         model = load_model(settings, config)
         description = describe(model, declared_tokens(settings, config))
-        self.decoder = Decoder(description, take_layers(model), self.limits.max_model_tokens)
+        self.decoder = Decoder(description, kept(take_layers(model), settings.model.weights), self.limits.max_model_tokens)
         self.cache = KVCache(block_shape(settings, config), self.limits.num_blocks, self.device)
         self.state = SlotState(self.limits, self.device)
         self._batcher = StepBatcher(self.state, self.cache, self.decoder.windows)

@@ -88,7 +88,8 @@ def test_limits_that_can_not_be_met_are_refused(one: TinyModel, engine: dict[str
 
 def test_the_fingerprint_tells_weights_and_dtypes_apart(one: TinyModel, tiny: Any) -> None:
     prints = {fingerprint(one.settings()), fingerprint(one.settings(dtype="bfloat16")), fingerprint(tiny("qwen2").settings())}
-    assert len(prints) == 3
+    prints.add(fingerprint(one.settings(weights="int8")))
+    assert len(prints) == 4
     assert fingerprint(one.settings()) == fingerprint(one.settings(slots=9))
 
 

@@ -232,8 +232,9 @@ class TinyModel:
     def settings(self, **engine: Any) -> Settings:
         dtype = engine.pop("dtype", "float32")
         device = engine.pop("device", "cpu")
+        weights = engine.pop("weights", "same")
         max_model_tokens = engine.pop("max_model_tokens", 0)
-        model = ModelSettings(directory=str(self.directory), dtype=dtype, device=device, max_model_tokens=max_model_tokens)
+        model = ModelSettings(str(self.directory), dtype, weights, device, max_model_tokens)
         return Settings(model=model, engine=EngineSettings(**{"slots": 4, "block_tokens": 8, "threads": 1} | engine))
 
     def engine(self, **engine: Any) -> TorchEngine:

@@ -1,0 +1,179 @@
+"""Weights of int8: the products are those of the rounded weights, in both engines, and whole answers are given with them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from python_backends.config import ROOT, SettingsError, load
+from python_backends.engine.description import Layer, Linear
+from python_backends.engine.openvino_engine import OpenVINOEngine
+from python_backends.engine.projection import MOST_DIRECT_ROWS, PIECE_WEIGHTS, Int8Projection
+from python_backends.engine.quantised import kept, quantise
+from python_backends.engine.torch_engine import TorchEngine
+from python_backends.engine.weights import take_layers
+from python_backends.request import Request
+from tests.cpu.tiny_models import TINY, Serving, TinyModel, random_requests
+
+SOFT_CAPPED = {"gemma2"}  # their attention is not in OpenVINO
+ROWS = (1, MOST_DIRECT_ROWS, MOST_DIRECT_ROWS + 1, 16, 256)
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_rounded_weight_is_within_half_a_step_of_the_weight(dtype: torch.dtype) -> None:
+    weight = _drawn((96, 64), dtype)
+    weight[7] = 0
+    rounded = quantise(Linear(weight, None))
+    assert rounded.weight.dtype == torch.int8
+    assert rounded.scale is not None
+    assert rounded.scale.dtype == dtype
+    assert int(rounded.weight.abs().amax(1)[:7].min()) >= 126
+    assert not rounded.weight[7].any()
+    scale = rounded.scale.double()[:, None]
+    # the scale itself is rounded to the dtype, which may cut the largest weight of a row a little
+    assert ((rounded.weight.double() * scale - weight.double()).abs() <= scale * (0.5 + 127 * torch.finfo(dtype).eps)).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_product_with_int8_is_that_of_the_rounded_weight_for_any_number_of_rows(dtype: torch.dtype, bias: bool) -> None:
+    offset = _drawn((96,), dtype) if bias else None
+    projection, exact = _projection((96, 64), dtype, offset)
+    assert torch.equal(projection.weight, exact.to(dtype))
+    for rows in ROWS:
+        x, dy = _drawn((rows, 64), dtype), _drawn((rows, 96), dtype)
+        expected = functional.linear(x.double(), exact, None if offset is None else offset.double())
+        _assert_close(projection.forward(x), expected, dtype)
+        _assert_close(projection.backward_input(dy), dy.double() @ exact, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_large_weight_goes_in_pieces_whose_last_is_smaller(dtype: torch.dtype) -> None:
+    width = PIECE_WEIGHTS // 16
+    projection, exact = _projection((37, width), dtype, None)
+    x = _drawn((MOST_DIRECT_ROWS + 4, width), dtype)
+    _assert_close(projection.forward(x), x.double() @ exact.T, dtype)
+
+
+@torch.inference_mode()
+def test_every_product_of_every_layer_is_rounded_and_nothing_else(each: TinyModel) -> None:
+    plain = list(take_layers(copy.deepcopy(each.model)))
+    rounded = list(kept(take_layers(copy.deepcopy(each.model)), "int8"))
+    for before, after in zip(plain, rounded, strict=True):
+        assert all(linear.weight.dtype == torch.int8 for linear in _products(after))
+        assert all(linear.weight.dtype == torch.float32 for linear in _products(before))
+        others = {field.name for field in fields(Layer)} - {"attention", "feed_forward", *_norms()}
+        assert all(getattr(before, name) == getattr(after, name) for name in others)
+    assert all(layer is same for layer, same in zip(plain, kept(plain, "same"), strict=True))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_answers_with_int8_run_and_their_agreement_is_measured(each: TinyModel, dtype: str) -> None:
+    """The tiny models' weights are drawn at random, where rounding shows most: what is agreed on is printed, not promised."""
+    requests = random_requests(8, seed=8)
+    answers = Serving(each.engine(weights="int8", dtype=dtype)).run(requests)
+    _note(each, f"int8 weights, {dtype}", requests, answers)
+    assert all(len(answers[request.request_id]) == request.sampling.max_tokens for request in requests)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", sorted(TINY.keys() - SOFT_CAPPED))
+def test_answers_of_openvino_with_int8_run_and_their_agreement_is_measured(
+    tiny: Callable[[str], TinyModel], name: str, dtype: str
+) -> None:
+    computed, requests = tiny(name), random_requests(8, seed=8)
+    answers = Serving(computed.openvino_engine(weights="int8", dtype=dtype)).run(requests)
+    _note(computed, f"int8 weights, openvino, {dtype}", requests, answers)
+    assert all(len(answers[request.request_id]) == request.sampling.max_tokens for request in requests)
+
+
+def test_answers_in_float32_are_transformers_answers_with_the_rounded_weights(each: TinyModel, tmp_path: Path) -> None:
+    """What int8 changes is the weights, nowhere anything else: in chunks, batches, with biases, whatever the family."""
+    requests = random_requests(6, seed=3)
+    answers = Serving(each.engine(weights="int8"), token_budget=40).run(requests)
+    rounded = TinyModel(tmp_path, _with_rounded_weights(each.model), each.agreement)
+    for request in requests:
+        rounded.check(request, answers[request.request_id])
+
+
+def test_int8_is_what_the_openvino_plugin_keeps(one: TinyModel) -> None:
+    """Were the constants folded into floats, nothing would be gained, and nothing else would show it."""
+    products = _weight_types(one.openvino_engine(weights="int8", dtype="float32"))
+    assert products.count("i8") == 4 * one.model.config.num_hidden_layers
+    assert "i8" not in _weight_types(one.openvino_engine(dtype="float32"))
+
+
+def test_another_kind_of_weights_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"model\.weights = 'int4': must be one of same, int8"):
+        load(ROOT / "gapless.toml", {"model.weights": "int4"})
+    file = tmp_path / "gapless.toml"
+    file.write_text('[model]\nweights = "fp8"\n')
+    with pytest.raises(SettingsError, match=r"model\.weights = 'fp8'"):
+        load(file)
+
+
+def test_the_torch_engine_has_int8_products_and_a_head_as_it_was(one: TinyModel) -> None:
+    engine: TorchEngine = one.engine(weights="int8")
+    for block in engine.decoder.blocks:
+        assert all(isinstance(projection, Int8Projection) for projection in block.projections.values())
+    assert torch.equal(engine.decoder.projections["head"].weight, one.model.get_output_embeddings().weight)
+
+
+def _drawn(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def _projection(shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None) -> tuple[Int8Projection, Tensor]:
+    """And the weight that it shall multiply with, exactly."""
+    rounded = quantise(Linear(_drawn(shape, dtype), bias))
+    assert rounded.scale is not None
+    return Int8Projection(rounded.weight, rounded.scale, bias), rounded.weight.double() * rounded.scale.double()[:, None]
+
+
+def _assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    """Sums of many terms: measured against the largest."""
+    assert actual.dtype == dtype
+    error = (actual.double() - expected).abs().max() / expected.abs().max()
+    assert error < (1e-5 if dtype == torch.float32 else 8e-3)
+
+
+def _with_rounded_weights(model: Any) -> Any:
+    """transformers' model, each weight of a layer's products as what it is after rounding."""
+    rounded = copy.deepcopy(model)
+    for module in rounded.base_model.layers.modules():
+        if isinstance(module, torch.nn.Linear):
+            linear = quantise(Linear(module.weight.detach(), None))
+            assert linear.scale is not None
+            module.weight.data = linear.weight * linear.scale[:, None]
+    return rounded
+
+
+def _products(layer: Layer) -> list[Linear]:
+    attention, feed_forward = layer.attention, layer.feed_forward
+    return [attention.qkv, attention.output, feed_forward.up, feed_forward.down]
+
+
+def _norms() -> set[str]:
+    return {field.name for field in fields(Layer) if field.name.endswith("_norm")}
+
+
+def _note(tiny: TinyModel, what: str, requests: list[Request], answers: dict[int, list[int]]) -> None:
+    same = [tiny.agreeing(request, answers[request.request_id]) for request in requests]
+    tiny.agreement.notes.append(f"{what}, {tiny.directory.name}: {np.mean(same):.0%} of an answer as in float32, on average")
+
+
+def _weight_types(engine: OpenVINOEngine) -> list[str]:
+    """Of all matrix products of the compiled graph, in which type their weights lie."""
+    nodes = engine._request.get_compiled_model().get_runtime_model().get_ordered_ops()
+    products = [node for node in nodes if node.get_rt_info()["layerType"].astype(str) == "FullyConnected"]
+    return [node.input_value(1).get_element_type().get_type_name() for node in products]
