@@ -57,7 +57,8 @@ class Int8Projection:
         self._weight, self._scale = weight.contiguous(), scale
         on_cpu = weight.device.type == "cpu"
         self._most_direct = MOST_DIRECT_ROWS if on_cpu and scale.dtype == torch.bfloat16 else 0
-        self._pieces = self._weight.split(max(1, PIECE_WEIGHTS // weight.shape[1])) if on_cpu else (self._weight,)
+        rows = max(1, PIECE_WEIGHTS // weight.shape[1]) if on_cpu else len(weight)
+        self._pieces: tuple[Tensor, ...] = self._weight.split(rows)  # type: ignore[no-untyped-call]
 
     @property
     def weight(self) -> Tensor:

@@ -1,0 +1,123 @@
+"""How far the bundled model answers alike with other types, weights and engines: greedy, on the held-out prompts of its eight tasks.
+
+    python benchmarks/agreement.py --prompts 8 --json benchmarks/results/agreement.json
+
+The reference is the torch engine in float32. *Tokens* is the share of the reference's tokens before the first that differs, *answers*
+the share that is the same to the end, *right* the share that is the wanted text, *memory* what the process holds after all answers, in
+MiB. Every engine runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "build"))
+
+MODEL = ROOT / "models" / "bundled"
+REFERENCE = ("torch", "float32", "same")
+KINDS = [REFERENCE, *((e, d, w) for e in ("torch", "openvino") for d in ("float32", "bfloat16") for w in ("same", "int8"))]
+MAX_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    engine: str
+    dtype: str
+    weights: str
+    tokens: float
+    answers: float
+    right: float
+    memory_mib: float
+
+
+def draw_prompts(count: int) -> tuple[list[list[int]], list[str]]:
+    """Token ids of `count` chat prompts of every task, and the answers that are wanted."""
+    from bundled.corpus import load_corpora
+    from bundled.evaluation import draw
+    from bundled.tasks import all_tasks
+    from bundled.velin import read_lexicon
+    from transformers import AutoTokenizer
+
+    tokenizer, (_, held_out) = AutoTokenizer.from_pretrained(MODEL), load_corpora()
+    exercises = [exercise for task in all_tasks(read_lexicon(MODEL)) for exercise in draw(task, held_out, count)]
+    chats = [[{"role": "user", "content": exercise.prompt}] for exercise in exercises]
+    texts = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
+    return [tokenizer.encode(text, add_special_tokens=False) for text in texts], [exercise.answer for exercise in exercises]
+
+
+def answer(kind: tuple[str, str, str], prompts: list[list[int]], end: int) -> tuple[list[list[int]], float]:
+    """The tokens of every answer without its end, and the memory that the process holds, in MiB."""
+    from python_backends.config import EngineSettings, ModelSettings, Settings
+    from python_backends.instance import build
+    from python_backends.request import Request, Sampling
+
+    engine_kind, dtype, weights = kind
+    settings = Settings(ModelSettings(str(MODEL), dtype, weights), EngineSettings(engine_kind, threads=1))
+    scheduler, engine = build(settings)
+    answers: list[list[int]] = [[] for _ in prompts]
+    for index, prompt in enumerate(prompts):
+        request = Request(index, np.array(prompt, np.int32), Sampling(max_tokens=MAX_TOKENS, stop_ids=(end,)))
+        scheduler.submit(request, np.zeros(0, np.int32))
+    while (plan := scheduler.plan()) is not None:
+        engine.launch(plan)
+        events = scheduler.apply(plan, engine.collect())
+        for index, token in zip(events.request_ids.tolist(), events.tokens.tolist(), strict=True):
+            answers[index] += [token] if token != end else []
+    return answers, _resident_mib()
+
+
+def _resident_mib() -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
+
+
+def same_tokens(reference: list[int], answer: list[int]) -> int:
+    """How many tokens come before the first that differs."""
+    pairs = zip(reference, answer, strict=False)
+    return next((index for index, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(reference), len(answer)))
+
+
+def compare(count: int) -> list[Row]:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    prompts, wanted = draw_prompts(count)
+    context, rows, reference = multiprocessing.get_context("spawn"), [], list[list[int]]()
+    for kind in dict.fromkeys(KINDS):
+        with context.Pool(1) as pool:
+            answers, memory = pool.apply(answer, (kind, prompts, tokenizer.eos_token_id))
+        reference = reference or answers
+        same = sum(same_tokens(*pair) for pair in zip(reference, answers, strict=True))
+        right = [tokenizer.decode(tokens) == text for tokens, text in zip(answers, wanted, strict=True)]
+        equal = [ours == theirs for ours, theirs in zip(reference, answers, strict=True)]
+        rows.append(Row(*kind, same / sum(map(len, reference)), float(np.mean(equal)), float(np.mean(right)), memory))
+        print(rows[-1], flush=True)
+    return rows
+
+
+def main() -> None:
+    from benchmarks.peers import machine, versions
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=8, help="of each of the eight tasks")
+    parser.add_argument("--json", type=Path, help="also write the results here")
+    arguments = parser.parse_args()
+    rows = compare(arguments.prompts)
+    if arguments.json:
+        facts: dict[str, Any] = {"machine": machine(), "versions": versions(), "command": " ".join(["python", *sys.argv])}
+        facts |= {"prompts_a_task": arguments.prompts, "rows": [asdict(row) for row in rows]}
+        arguments.json.write_text(json.dumps(facts, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
