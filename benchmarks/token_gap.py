@@ -5,8 +5,8 @@
 inline: one process; prompts are tokenized, answers detokenized in the loop, and all slots are sent to the engine anew at every step.
 processes: texts are another process's affair. slots: static slots, of which only changes are sent. async: the next step is launched
 before the tokens of the running one are read. The loop is the instance's own, switched by `scheduling.static_slots`,
-`engine.steps_ahead` and the link that it is given; requests wait all the time. `replay` is the loop's tokens per second over those of the
-same plans run again with no scheduler. The last figures: host time of a steady step with the toy engine, from 16 to 1,024 slots.
+`engine.steps_ahead` and the link that it is given; requests wait all the time. `replay` is the loop's tokens per second over those of
+the same plans run again with no scheduler. The last figures: host time of a steady step with the toy engine, 16 to 1,024 slots.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def main() -> None:
     rows = [row for row, _ in found]
     steady = {count: host_us_of_steady_steps(count, num_steps) for count in tqdm(TOY_SLOTS, desc="steady steps")}
     if asked.json:
-        result = {"machine": peers.machine(), "versions": peers.versions(), "command": " ".join(["python", *sys.argv])}
+        result: dict[str, Any] = {"machine": peers.machine(), "versions": peers.versions(), "command": " ".join(["python", *sys.argv])}
         result |= {"engine": asked.engine, "rows": [asdict(row) for row in rows], "toy_host_us_per_steady_step": steady}
         asked.json.parent.mkdir(parents=True, exist_ok=True)
         asked.json.write_text(json.dumps(result, indent=1) + "\n")

@@ -1,7 +1,8 @@
-"""The loops that `token_gap.py` measures: the instance's own, with what is switched, the texts around it, and the replay of its plans."""
+"""The loops that `token_gap.py` measures: the instance's own with its switches, the texts around it, the replay of its plans."""
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import random
 import tempfile
@@ -84,6 +85,7 @@ class InlineLink:
     """Texts in the loop's own thread."""
 
     def __init__(self, texts: Texts, open_requests: int) -> None:
+        self.waits: list[Interval] = []  # none
         self._texts = texts
         self._open_requests = open_requests
 
@@ -105,6 +107,14 @@ class ProcessLink(InstanceEnd):
         self._process = context.Process(target=_texts_process, args=(run_directory, *texts), daemon=True)
         self._process.start()
         super().__init__(run_directory, "instance-0", engine.limits)
+        self.waits: list[Interval] = []
+
+    def receive(self, timeout_s: float) -> list[Any]:
+        began_s = time.monotonic()
+        news = super().receive(timeout_s)
+        if timeout_s:
+            self.waits.append((began_s, time.monotonic() - began_s))
+        return news
 
     def close(self) -> None:
         self._process.terminate()
@@ -131,7 +141,7 @@ class Recorded:
     plans: list[StepPlan] = field(default_factory=list)
     outputs: list[StepOutput] = field(default_factory=list)
     collected_s: list[float] = field(default_factory=list)
-    inside: list[Interval] = field(default_factory=list)  # the engine's calls
+    inside: list[Interval] = field(default_factory=list)  # the engine's calls, and waiting for news
     inside_cpu_s: float = 0.0
     host_s: float = 0.0  # processor time of the loop's thread, without the engine's calls
     tok_s: float = 0.0
@@ -161,7 +171,7 @@ class Recorded:
         first, last = starts[0], starts[-1]
         device = [((start - first) * 1e3, length * 1e3) for start, length in zip(starts, busy, strict=True)][:count]
         calls = [call for call in self.inside if first <= call[0] + call[1] and call[0] <= last]
-        between = zip(calls, calls[1:], strict=False)
+        between = itertools.pairwise(calls)
         host = [((call[0] + call[1] - first) * 1e3, (later[0] - call[0] - call[1]) * 1e3) for call, later in between]
         return device, host
 
@@ -200,6 +210,7 @@ def run(directory: Path, engine_name: str, mode: str, slots: int, num_steps: int
             link = ProcessLink(Path(run_directory), engine, (directory, num_steps, open_requests))
         _loop(Instance(scheduler, recorded, link, lambda: None, settings.steps_ahead), recorded, slots, num_steps)
         link.close()
+        recorded.inside = sorted(recorded.inside + link.waits)
     recorded.replayed_tok_s = _replayed_tok_s(engine, recorded.plans, settings.steps_ahead)
     engine.close()
     return recorded
