@@ -58,12 +58,12 @@ class Gapless:
         _, self._engine = build(self._settings)
 
     def run(self, work: Work) -> list[Timing]:
-        from python_backends.instance import Instance, steps_ahead
+        from python_backends.instance import Instance
         from python_backends.scheduling.scheduler import SlotScheduler
 
         scheduler = SlotScheduler(self._engine.limits, TOKEN_BUDGET)  # a new one: no prefix is left from an earlier round
         clients = _Clients(work)
-        instance = Instance(scheduler, self._engine, clients, lambda: None, steps_ahead(self._settings))
+        instance = Instance(scheduler, self._engine, clients, lambda: None, self._settings.steps_ahead)
         while clients.num_ended < len(work.jobs):
             instance.turn()
         return clients.timings

@@ -41,6 +41,7 @@ class EngineSettings:
     token_budget: int = 256
     steps_ahead: int = -1
     threads: int = 0
+    trace_steps: int = 20
     toy_step_ms: float = 0.0
     toy_poison_token: int = -1
 
@@ -48,6 +49,7 @@ class EngineSettings:
 @dataclass(frozen=True, slots=True)
 class SchedulingSettings:
     policy: str = "fcfs"
+    static_slots: bool = True
     max_passed_over_s: float = 10.0
 
 
@@ -96,6 +98,12 @@ class Settings:
     server: ServerSettings = ServerSettings()
 
     @property
+    def steps_ahead(self) -> int:
+        """Steps launched before the oldest is read."""
+        chosen = self.engine.steps_ahead
+        return chosen if chosen >= 0 else int(self.model.device != "cpu")
+
+    @property
     def model_directory(self) -> Path:
         path = Path(self.model.directory)
         return path if path.is_absolute() else ROOT / path
@@ -115,6 +123,7 @@ _RANGES = {
     "engine.kv_memory_gib": (0.001, 4096.0),
     "engine.kv_blocks": (0, 1 << 30),
     "engine.threads": (0, 4096),
+    "engine.trace_steps": (1, 10_000),
     "model.max_model_tokens": (0, 1 << 24),
     "scheduling.max_passed_over_s": (0.0, 86_400.0),
     "streams.max_open": (1, 1 << 20),

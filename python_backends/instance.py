@@ -6,6 +6,7 @@ RUN_DIRECTORY NUMBER`), watches its state file and starts it anew when it ends o
 
 from __future__ import annotations
 
+import datetime
 import logging
 import os
 import signal
@@ -26,6 +27,7 @@ from python_backends.engine.protocol import Engine
 from python_backends.instance_state import State, StateFile
 from python_backends.links import InstanceEnd, NewSession
 from python_backends.messages import Cancel, Failed, Load, Message, Submit
+from python_backends.metrics import GAP_BOUNDS_S, Histogram
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.step_time import StepTime
 from python_backends.step import StepPlan
@@ -60,11 +62,14 @@ class Instance:
     def __init__(self, scheduler: SlotScheduler, engine: Engine, link: Link, beat: Callable[[], None], steps_ahead: int = 0) -> None:
         self.scheduler = scheduler
         self.engine = engine
-        self._link = link
+        self.link = link
         self._beat = beat
         self._beaten_s = time.monotonic()
         self._steps_ahead = steps_ahead
         self._launched: deque[StepPlan] = deque()
+        self._has_rested = True
+        self._after_rest = -1  # number of the last step that began when there had been nothing to do: no gap stands before it
+        self._gaps = Histogram(GAP_BOUNDS_S)  # since the last heartbeat
         self._running_since_s = 0.0  # the oldest launched step
         self._step_time = StepTime()
 
@@ -82,11 +87,15 @@ class Instance:
         if not self._launched:
             self._running_since_s = time.monotonic()
         self._launched.append(plan)
+        if self._has_rested:
+            self._after_rest, self._has_rested = plan.number, False
         self.engine.launch(plan)
 
     def _collect(self) -> None:
         output = self.engine.collect()
         plan, now_s = self._launched.popleft(), time.monotonic()
+        if plan.number != self._after_rest:
+            self._gaps.observe(output.gap_s)
         self._step_time.observe(plan, now_s - self._running_since_s)
         self._running_since_s = now_s
         self._publish([self.scheduler.apply(plan, output)])
@@ -95,7 +104,7 @@ class Instance:
         """What has come, and what comes before it is time for the next plan."""
         while True:
             wait_s = self._patience_s()
-            news = self._link.receive(wait_s)
+            news = self.link.receive(wait_s)
             for message in news:
                 self._take(message)
             if not news or not wait_s:
@@ -103,6 +112,7 @@ class Instance:
 
     def _patience_s(self) -> float:
         if self.scheduler.is_idle:
+            self._has_rested = True
             return HEARTBEAT_S
         if not self._launched:
             return 0.0
@@ -125,7 +135,7 @@ class Instance:
 
     def _publish(self, messages: Sequence[Message]) -> None:
         if messages:
-            self._link.publish(messages)
+            self.link.publish(messages)
 
     def _beat_if_due(self) -> None:
         """Says that we live and what we carry: while at work a few times a second, at once when the last request has ended."""
@@ -144,7 +154,7 @@ class Instance:
             self.scheduler.check_integrity()
 
     def _load(self) -> Load:
-        scheduler = self.scheduler
+        scheduler, gaps, self._gaps = self.scheduler, self._gaps, Histogram(GAP_BOUNDS_S)
         return Load(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
@@ -153,6 +163,8 @@ class Instance:
             num_retained_blocks=scheduler.blocks.num_retained,
             num_blocks=scheduler.limits.num_blocks,
             num_evictions=scheduler.num_evictions,
+            gap_counts=tuple(gaps.counts) if any(gaps.counts) else (),
+            gap_sum_s=gaps.sum,
         )
 
 
@@ -177,15 +189,13 @@ def _toy_engine(settings: Settings) -> Engine:
 ENGINES: dict[str, Callable[[Settings], Engine]] = {"torch": _torch_engine, "openvino": _openvino_engine, "toy": _toy_engine}
 
 
-def steps_ahead(settings: Settings) -> int:
-    chosen = settings.engine.steps_ahead
-    return chosen if chosen >= 0 else int(settings.model.device != "cpu")
-
-
 def build(settings: Settings) -> tuple[SlotScheduler, Engine]:
     """The engine of the settings and a scheduler over it. Raises SettingsError where the model can't be served."""
+    if settings.steps_ahead and not settings.scheduling.static_slots:
+        raise SettingsError(f"engine.steps_ahead = {settings.steps_ahead}: scheduling.static_slots = false takes 0")
     make = partial(ENGINES[settings.engine.kind], settings)
-    engine = EngineThread(make) if settings.model.device == "cpu" and steps_ahead(settings) else make()
+    blocking = settings.engine.kind == "torch" and settings.model.device == "cpu"  # others compute while the loop goes on
+    engine = EngineThread(make) if blocking and settings.steps_ahead else make()
     limits = engine.limits
     limits = replace(limits, max_model_tokens=min(limits.max_model_tokens, limits.kv_tokens))  # a lone request always fits
     return SlotScheduler(limits, settings.engine.token_budget, settings.scheduling), engine
@@ -198,12 +208,25 @@ def check_texts(settings: Settings) -> None:
     open_door(checkpoint, settings.limits, max_model_tokens=1)  # the engine knows how many, later
 
 
+def _trace(instance: Instance, num_steps: int) -> None:
+    from python_backends.engine.trace import trace_steps  # brings torch
+
+    path = Path.cwd() / f"gapless-trace-{datetime.datetime.now():%Y%m%d-%H%M%S}.json"
+    try:
+        count = trace_steps(instance, num_steps, path)
+        log.info("a trace of %d steps: %s", count, path)
+    except OSError as error:
+        log.error("no trace: %s", error)
+
+
 def main(run_directory: Path, number: int) -> None:
     parent = os.getppid()
     setproctitle.setproctitle(f"gapless-instance-{number}")
     ask_for_slice(USUAL)  # it is the one that others interrupt
     logging.basicConfig(level=logging.INFO, format=f"instance {number}: %(message)s", stream=sys.stderr)
     stopping: list[int] = []
+    traces: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda signum, _frame: traces.append(signum))
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, lambda signum, _frame: stopping.append(signum))
     state = StateFile(run_directory, number)
@@ -213,9 +236,12 @@ def main(run_directory: Path, number: int) -> None:
     scheduler, engine = build(settings)
     link = InstanceEnd(run_directory, f"instance-{number}", scheduler.limits)
     state.write(State.READY, scheduler.limits)
-    instance = Instance(scheduler, engine, link, state.beat, steps_ahead(settings))
+    instance = Instance(scheduler, engine, link, state.beat, settings.steps_ahead)
     while not stopping and os.getppid() == parent:
         instance.turn()
+        if traces:
+            traces.clear()
+            _trace(instance, settings.engine.trace_steps)
     state.write(State.DRAINING, scheduler.limits)
     link.close()
     engine.close()

@@ -67,6 +67,8 @@ class Load:
     num_retained_blocks: int = 0
     num_blocks: int = 0
     num_evictions: int = 0
+    gap_counts: tuple[int, ...] = ()  # token gaps since the last heartbeat, as the histogram of metrics counts them
+    gap_sum_s: float = 0.0
     draining: bool = False
 
 

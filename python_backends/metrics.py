@@ -7,7 +7,7 @@ model is a round trip to the server: a few changed numbers every 200 ms instead 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 Labels = tuple[tuple[str, str], ...]
@@ -37,18 +37,30 @@ HISTOGRAMS = {
     "gapless_time_per_output_token_seconds": "Mean time between the output tokens of a request",
     "gapless_e2e_latency_seconds": "From arrival to the end of the answer",
     "gapless_queue_time_seconds": "From arrival to a slot",
+    "gapless_token_gap_seconds": "Time for which the device is idle between two steps while there is work",
 }
 BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+GAP_BOUNDS_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+_BOUNDS_S = {"gapless_token_gap_seconds": GAP_BOUNDS_S}
 
 
 @dataclass(slots=True)
 class Histogram:
-    counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
+    bounds_s: tuple[float, ...] = BOUNDS_S
+    counts: list[int] = field(init=False)
     sum: float = 0.0
 
+    def __post_init__(self) -> None:
+        self.counts = [0] * (len(self.bounds_s) + 1)
+
     def observe(self, value_s: float) -> None:
-        self.counts[bisect.bisect_left(BOUNDS_S, value_s)] += 1
+        self.counts[bisect.bisect_left(self.bounds_s, value_s)] += 1
         self.sum += value_s
+
+    def add(self, counts: Sequence[int], total: float) -> None:
+        """Observations that another process has counted, by the same bounds; none: an empty sequence."""
+        self.counts = [ours + theirs for ours, theirs in zip(self.counts, counts or [0] * len(self.counts), strict=True)]
+        self.sum += total
 
 
 class Metrics:
@@ -57,7 +69,7 @@ class Metrics:
     def __init__(self) -> None:
         self.gauges = dict.fromkeys(GAUGES, 0.0)
         self.counters: dict[tuple[str, Labels], float] = {(name, ()): 0.0 for name in COUNTERS if name != "gapless_requests_total"}
-        self.histograms = {name: Histogram() for name in HISTOGRAMS}
+        self.histograms = {name: Histogram(_BOUNDS_S.get(name, BOUNDS_S)) for name in HISTOGRAMS}
 
     def gauge(self, name: str, value: float) -> None:
         self.gauges[name] = value
@@ -91,7 +103,7 @@ def families() -> Iterator[tuple[str, str, bool]]:
 
 def _spelled_out(name: str, histogram: Histogram) -> Iterator[tuple[str, Labels, float]]:
     total = 0
-    for bound, count in zip([*map(str, BOUNDS_S), "+Inf"], histogram.counts, strict=True):
+    for bound, count in zip([*map(str, histogram.bounds_s), "+Inf"], histogram.counts, strict=True):
         total += count
         yield name + "_bucket", (("le", bound),), total
     yield name + "_sum", (), histogram.sum

@@ -111,8 +111,8 @@ class StepOutput:
     tokens: Ids  # [sampled]
     finishes: NDArray[np.uint8]  # [sampled] Finish: RUNNING, STOP (a stop id) or LENGTH
     log_probs: RowLogProbs | None = None  # None: nobody asks
-    busy_s: float = 0.0  # that the engine worked on it; 0: not measured
-    gap_s: float = 0.0  # that the engine had waited before it
+    busy_s: float = 0.0  # from the start of its forward pass until its tokens were chosen
+    gap_s: float = 0.0  # that the device had been idle before it
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,7 @@ fault in a step comes out of `collect`. Called by the instance loop.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
-from dataclasses import replace
 from queue import SimpleQueue
 
 from python_backends.engine.protocol import Engine
@@ -50,13 +48,9 @@ class EngineThread:
         try:
             engine = make()
             self._outputs.put(engine.limits)
-            ended_s = time.monotonic()
             while (plan := self._plans.get()) is not None:
-                started_s = time.monotonic()
                 engine.launch(plan)
-                output = engine.collect()
-                gap_s, ended_s = started_s - ended_s, time.monotonic()
-                self._outputs.put(replace(output, busy_s=ended_s - started_s, gap_s=gap_s))
+                self._outputs.put(engine.collect())
             engine.close()
         except BaseException as fault:
             self._outputs.put(fault)

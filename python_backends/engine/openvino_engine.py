@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -22,8 +24,9 @@ from python_backends.engine.kv_cache import BlockShape
 from python_backends.engine.log_probs import log_probs, row_log_probs
 from python_backends.engine.openvino_graph import BLOCK_TOKENS, STEP_INPUTS, TYPES, build_graph, cache_name
 from python_backends.engine.quantised import kept
-from python_backends.engine.sampler import sample
+from python_backends.engine.sampler import SamplingRows, sample
 from python_backends.engine.slot_state import SlotState
+from python_backends.engine.step_timer import Seconds, StepTimer
 from python_backends.engine.weights import describe, take_layers
 from python_backends.request import Ids
 from python_backends.step import StepOutput, StepPlan
@@ -33,6 +36,25 @@ from python_backends.step import StepOutput, StepPlan
 ROUNDED_TOGETHER = 32
 
 Arrays = dict[str, NDArray[np.int32]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A step that OpenVINO's threads compute."""
+
+    number: int
+    slots: Tensor  # [sampled]
+    rows: SamplingRows
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """A step whose tokens are known and not booked."""
+
+    step: _Running
+    logits: Tensor  # [sampled, vocabulary]; overwritten by the step after the next
+    tokens: Tensor  # [sampled]
+    times: Callable[[], Seconds]
 
 
 class OpenVINOEngine:
@@ -47,59 +69,96 @@ class OpenVINOEngine:
         graph = build_graph(description, kept(take_layers(model), settings.model.weights), self.limits.max_model_tokens)
         del model, description
         shape = block_shape(settings, config)
-        self._request = _compiled(graph, shape, settings.engine.threads).create_infer_request()
+        compiled = _compiled(graph, shape, settings.engine.threads)
+        self._requests = deque(compiled.create_infer_request() for _ in range(2))  # the running step's, and the one before
         self._caches = self._give_caches(shape)
         self.state = SlotState(self.limits, torch.device("cpu"))
+        self._ahead = settings.steps_ahead > 0
+        self._timer = StepTimer()
+        self._running: _Running | None = None
+        self._chosen: _Chosen | None = None
         self._outputs: deque[StepOutput] = deque()
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
-        self.state.apply(plan.operations)
+        """Starts the step as soon as the one before it has its tokens. All that the start doesn't need is done behind it."""
+        inputs = None if plan.operations else self._inputs(plan)
+        self._choose()
+        if plan.operations:
+            self._append()
+            self.state.apply(plan.operations)
+        self._start(plan, inputs or self._inputs(plan))
+        self._append()
         slots = torch.from_numpy(plan.slots[plan.samples].astype(np.int64))
-        logits = self._logits(self._inputs(plan)) if len(plan.slots) else None
-        if logits is None or not len(slots):
-            self._outputs.append(StepOutput(plan.number, np.zeros(0, np.int32), np.zeros(0, np.uint8)))
-            return
-        rows = self.state.sampling_rows(slots, plan)
-        chosen = sample(logits, rows)
-        scores = row_log_probs(log_probs(logits, chosen, rows.asks).numpy(), rows.asks.host_rows) if rows.asks is not None else None
-        tokens, finishes = self.state.append(slots, chosen)
-        self._outputs.append(StepOutput(plan.number, tokens.numpy().astype(np.int32), finishes.numpy().astype(np.uint8), scores))
+        self._running = _Running(plan.number, slots, self.state.sampling_rows(slots, plan))
 
+    @torch.inference_mode()
     def collect(self) -> StepOutput:
+        if not self._outputs:
+            self._choose()
+            self._append()
         return self._outputs.popleft()
 
     def close(self) -> None:
+        self._choose()
         self._outputs.clear()
 
-    def _logits(self, inputs: Arrays) -> Tensor:
-        """[sampled, vocabulary] float32; overwritten by the next step."""
+    def _start(self, plan: StepPlan, inputs: Arrays) -> None:
+        self._requests.rotate()
+        count = plan.num_decodes
+        inputs["tokens"][:count] = self.state.last_tokens[plan.slots[:count]]
         for name in STEP_INPUTS:
-            self._request.set_tensor(name, ov.Tensor(inputs[name]))
-        self._request.infer()
-        return torch.from_numpy(self._request.get_output_tensor(0).data)
+            self._requests[0].set_tensor(name, ov.Tensor(inputs[name]))
+        self._timer.begin()
+        if self._ahead:
+            self._requests[0].start_async()
+        else:
+            self._requests[0].infer()  # this thread computes too
+
+    def _choose(self) -> None:
+        """Waits for the running step and chooses its tokens; the next one may start then."""
+        if self._running is None:
+            return
+        step, self._running, request = self._running, None, self._requests[0]
+        request.wait()
+        logits = torch.from_numpy(request.get_output_tensor(0).data)  # [sampled, vocabulary] float32
+        chosen = sample(logits[: len(step.slots)], step.rows)
+        self.state.last_tokens[step.slots.numpy()] = chosen.numpy()
+        self._chosen = _Chosen(step, logits, chosen, self._timer.end())
+
+    def _append(self) -> None:
+        """Books the tokens that were chosen last, and makes the output of their step."""
+        if self._chosen is None:
+            return
+        done, self._chosen = self._chosen, None
+        step, asks = done.step, done.step.rows.asks
+        scores = None if asks is None else row_log_probs(log_probs(done.logits, done.tokens, asks).numpy(), asks.host_rows)
+        tokens, finishes = (values.numpy() for values in self.state.append(step.slots, done.tokens))
+        busy_s, gap_s = done.times()
+        self._outputs.append(StepOutput(step.number, tokens.astype(np.int32), finishes.astype(np.uint8), scores, busy_s, gap_s))
 
     def _inputs(self, plan: StepPlan) -> Arrays:
-        """Spans stand in the order of the plan: decode rows, whose tokens and positions the slot state has, then chunks of prompts."""
-        count = plan.num_decodes
-        last_tokens, positions = self.state.decode_inputs(torch.from_numpy(plan.slots[:count].astype(np.int64)))
-        starts = np.concatenate([positions.numpy(), plan.starts[count:]])
+        """Spans stand in the order of the plan: decode rows, whose tokens come last of all, then chunks of prompts.
+
+        Positions are the plan's. A row that has ended meanwhile computes a token more, behind its last one, in a block of its own.
+        """
         ends = np.cumsum(plan.lengths)
         offsets = np.arange(ends[-1]) - np.repeat(ends - plan.lengths, plan.lengths)
-        blocks, begins = self._blocks(plan.slots, starts + plan.lengths)
+        num_tokens = plan.starts + plan.lengths
+        blocks, begins = self._blocks(plan.slots, num_tokens)
         arrays = {
-            "tokens": np.concatenate([last_tokens.numpy(), plan.tokens]),
-            "positions": np.repeat(starts, plan.lengths) + offsets,
-            "past_lens": starts,
+            "tokens": np.concatenate([np.zeros(plan.num_decodes, np.int32), plan.tokens]),
+            "positions": np.repeat(plan.starts, plan.lengths) + offsets,
+            "past_lens": plan.starts,
             "subsequence_begins": np.concatenate([[0], ends]),
             "block_indices": blocks,
             "block_indices_begins": begins,
-            "max_context_len": (starts + plan.lengths).max(),
+            "max_context_len": num_tokens.max(),
             "sampling_rows": ends[plan.samples] - 1 if plan.samples.any() else np.zeros(1),
         }
         return {name: np.asarray(values, np.int32) for name, values in arrays.items()}
 
-    def _blocks(self, slots: Ids, num_tokens: NDArray[np.int64]) -> tuple[Ids, NDArray[np.int64]]:
+    def _blocks(self, slots: Ids, num_tokens: Ids) -> tuple[Ids, NDArray[np.int64]]:
         """The blocks that hold the first `num_tokens` [spans] of each slot, one after the other, and where each span's begin."""
         counts = -(-num_tokens // BLOCK_TOKENS)
         rows = self.state.table.numpy()[slots, : counts.max()]
@@ -112,7 +171,8 @@ class OpenVINOEngine:
             sizes = (self.limits.num_blocks, shape.num_kv_heads, BLOCK_TOKENS, shape.head_dim)
             cache = torch.zeros(sizes, dtype=shape.dtype)  # untouched blocks cost no memory
             bits = cache.view(torch.int16 if shape.dtype == torch.bfloat16 else shape.dtype).numpy()
-            self._request.set_tensor(cache_name(layer, part), ov.Tensor(bits, list(sizes), TYPES[shape.dtype]))
+            for request in self._requests:
+                request.set_tensor(cache_name(layer, part), ov.Tensor(bits, list(sizes), TYPES[shape.dtype]))
             caches.append(cache)
         return caches
 

@@ -32,6 +32,11 @@ class SlotState:
         self._stop_ids = torch.full((slots, 1), NO_STOP_ID, dtype=torch.int64, device=device)  # [slots, most stop ids]
         self._sampling = SamplingState(limits, device)
 
+    @property
+    def last_tokens(self) -> NDArray[np.int64]:
+        """[slots] of a CPU's own memory: an engine may write the next tokens here before it appends them."""
+        return self._counts.numpy()[:, Column.LAST_TOKEN]
+
     def apply(self, operations: Sequence[SlotOperation]) -> None:
         """The operations of one plan, in order: of a slot's lives within it, the last one counts."""
         lives: dict[int, Admit | Release] = {}
@@ -93,7 +98,8 @@ class SlotState:
         max_length = min(admit.num_prompt_tokens + sampling.max_tokens, self._limits.max_model_tokens)
         length = admit.num_prompt_tokens + outputs
         top_k = min(sampling.top_k, self._limits.vocab_size)
-        return [0, length, outputs, max_length, sampling.min_tokens, _as_int64(sampling.seed), top_k, 0]
+        last_token = int(admit.tokens[-1]) if len(admit.tokens) else 0
+        return [last_token, length, outputs, max_length, sampling.min_tokens, _as_int64(sampling.seed), top_k, 0]
 
     def _known_ids(self, stop_ids: tuple[int, ...]) -> list[int]:
         return [stop for stop in stop_ids if 0 <= stop < self._limits.vocab_size]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from python_backends.engine.quantised import kept
 from python_backends.engine.sampler import sample
 from python_backends.engine.slot_state import SlotState
 from python_backends.engine.step_batch import StepBatcher
+from python_backends.engine.step_timer import Seconds, StepTimer, cuda_timer
 from python_backends.engine.weights import describe, take_layers
 from python_backends.step import StepOutput, StepPlan
 
@@ -37,6 +39,7 @@ class _Launched:
     log_probs: Tensor | None  # [asking, …] as the device packed them, on the host once `done`
     asking: NDArray[np.intp]  # [asking] of the plan's spans that sample
     done: torch.cuda.Event | None
+    times: Callable[[], Seconds]
 
 
 class TorchEngine:
@@ -52,6 +55,7 @@ class TorchEngine:
         self.cache = KVCache(block_shape(settings, config), self.limits.num_blocks, self.device)
         self.state = SlotState(self.limits, self.device)
         self._batcher = StepBatcher(self.state, self.cache, self.decoder.windows)
+        self._timer = StepTimer() if self.device.type == "cpu" else cuda_timer()
         self._launched: deque[_Launched] = deque()
 
     @torch.inference_mode()
@@ -59,16 +63,20 @@ class TorchEngine:
         self.state.apply(plan.operations)
         if not len(plan.slots):
             nothing = np.zeros(0, np.intp)
-            self._launched.append(_Launched(plan.number, nothing, torch.zeros((2, 0), dtype=torch.int64), None, nothing, None))
+            tokens = torch.zeros((2, 0), dtype=torch.int64)
+            self._launched.append(_Launched(plan.number, nothing, tokens, None, nothing, None, lambda: (0.0, 0.0)))
             return
         batch = self._batcher.batch(plan)
+        self._timer.begin()
         logits = self.decoder.forward(batch, self.cache)  # [sampled, vocabulary]
         rows = self.state.sampling_rows(batch.sampling_slots, plan, batch.order)
         chosen = sample(logits, rows)
+        times = self._timer.end()
         scores = log_probs(logits, chosen, rows.asks) if rows.asks is not None else None
         tokens, finishes = self.state.append(batch.sampling_slots, chosen)
         asking = batch.order[rows.asks.host_rows] if rows.asks is not None else batch.order[:0]
-        self._launched.append(self._sent(plan.number, batch.order, torch.stack((tokens, finishes)), scores, asking))
+        launched = _Launched(plan.number, batch.order, torch.stack((tokens, finishes)), scores, asking, None, times)
+        self._launched.append(launched if self.device.type == "cpu" else _sent(launched))
 
     def collect(self) -> StepOutput:
         step = self._launched.popleft()
@@ -77,19 +85,18 @@ class TorchEngine:
         result = np.empty_like(step.result.numpy())
         result[:, step.order] = step.result.numpy()
         scores = None if step.log_probs is None else row_log_probs(step.log_probs.numpy(), step.asking)
-        return StepOutput(step.number, result[0].astype(np.int32), result[1].astype(np.uint8), scores)
+        return StepOutput(step.number, result[0].astype(np.int32), result[1].astype(np.uint8), scores, *step.times())
 
     def close(self) -> None:
         self._launched.clear()
 
-    def _sent(self, number: int, order: NDArray[np.intp], result: Tensor, scores: Tensor | None, asking: NDArray[np.intp]) -> _Launched:
-        """Starts the way of `result` and `scores` to the host."""
-        if self.device.type == "cpu":
-            return _Launched(number, order, result, scores, asking, None)
-        host, host_scores = _on_the_way(result), None if scores is None else _on_the_way(scores)
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record()
-        return _Launched(number, order, host, host_scores, asking, done)
+
+def _sent(step: _Launched) -> _Launched:
+    """Starts the way of its result and log-probabilities to the host."""
+    result, scores = _on_the_way(step.result), None if step.log_probs is None else _on_the_way(step.log_probs)
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record()
+    return replace(step, result=result, log_probs=scores, done=done)
 
 
 def _on_the_way(tensor: Tensor) -> Tensor:

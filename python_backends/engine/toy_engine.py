@@ -2,8 +2,8 @@
 
 The sum is taken over what stands in the KV blocks of the slot's block table row, so that a wrong block, a stale row, a lost or a
 doubled token changes the answer. Bad words and log-probabilities are there, by rules as simple; penalties and what restricts a draw
-change nothing. It keeps the manners of a real engine (device-side rows, stop flags, steps launched ahead) and costs nothing, so tests
-of everything around an engine use it, and `engine.toy_step_ms` makes it as slow as a real one.
+change nothing. It keeps the manners of a real engine (device-side rows, stop flags, steps launched ahead, a device that works while the
+loop goes on) and costs nothing, so tests of everything around an engine use it; `engine.toy_step_ms` makes it as slow as a real one.
 """
 
 from __future__ import annotations
@@ -89,6 +89,8 @@ class ToyEngine:
         self._rows: dict[int, _Row] = {}
         self._kv: Ids = np.full((num_blocks, engine.block_tokens), -1, np.int32)
         self._outputs: deque[StepOutput] = deque()
+        self._ends_s: deque[float] = deque()  # of the launched steps
+        self._idle_s = 0.0  # when the device will have nothing more to do; 0: it has had nothing yet
 
     def launch(self, plan: StepPlan) -> None:
         for operation in plan.operations:
@@ -104,20 +106,29 @@ class ToyEngine:
                 sampled.append(self._sample(row))
         rows = np.array(sampled, np.int32).reshape(-1, 2)
         scores = self._log_probs(plan, rows[:, 0])
-        self._outputs.append(StepOutput(plan.number, rows[:, 0], rows[:, 1].astype(np.uint8), scores))
+        busy_s, gap_s = self._run_device()
+        self._outputs.append(StepOutput(plan.number, rows[:, 0], rows[:, 1].astype(np.uint8), scores, busy_s, gap_s))
+        self._ends_s.append(self._idle_s)
 
     def collect(self) -> StepOutput:
-        if self._step_s:
-            time.sleep(self._step_s)
+        time.sleep(max(0.0, self._ends_s.popleft() - time.monotonic()))
         return self._outputs.popleft()
 
     def close(self) -> None:
         self._rows.clear()
 
+    def _run_device(self) -> tuple[float, float]:
+        """Adds a step behind what the device has to do. How long it takes, and how long the device had been idle."""
+        now_s = time.monotonic()
+        gap_s = max(0.0, now_s - self._idle_s) if self._idle_s else 0.0
+        self._idle_s = max(now_s, self._idle_s) + self._step_s
+        return self._step_s, gap_s
+
     def _operate(self, operation: SlotOperation) -> None:
         if isinstance(operation, Admit):
             length = operation.num_prompt_tokens + operation.num_output_tokens
-            row = _Row(operation.sampling, operation.num_prompt_tokens, length, blocks=operation.blocks.tolist())
+            last = int(operation.tokens[-1]) if len(operation.tokens) else 0
+            row = _Row(operation.sampling, operation.num_prompt_tokens, length, last, blocks=operation.blocks.tolist())
             self._rows[operation.slot] = row
         elif isinstance(operation, Grow):
             self._rows[operation.slot].blocks[operation.first :] = operation.blocks.tolist()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -37,6 +38,8 @@ class SlotScheduler:
         self.limits = limits
         self.token_budget = max(token_budget, limits.num_slots + 1)  # room for a chunk beside all decodes
         self.policy = POLICIES[settings.policy]
+        self._static_slots = settings.static_slots
+        self._max_in_flight = self.policy.max_in_flight if settings.static_slots else 1
         self.reserve = reserve
         self.slots = SlotTable(limits.num_slots, limits.max_model_tokens)
         self.blocks = BlockPool(limits.num_blocks, limits.block_tokens)
@@ -94,7 +97,7 @@ class SlotScheduler:
 
     def plan(self) -> StepPlan | None:
         """The next step, or None if there is nothing to do before more requests or outputs come."""
-        if self._in_flight >= self.policy.max_in_flight:
+        if self._in_flight >= self._max_in_flight:
             return None
         evicted = self._grow()
         if not evicted:  # an evicted sequence would only push the next one out
@@ -104,6 +107,8 @@ class SlotScheduler:
         if not len(decodes) and not chunks:
             return None  # operations wait for the next step that has work
         self._in_flight += 1
+        if not self._static_slots:
+            self._operations += [self._rewriting(sequence) for sequence in self.slots.running()]
         return self._write_plan(decodes, chunks)
 
     def apply(self, plan: StepPlan, output: StepOutput) -> Tokens:
@@ -233,6 +238,12 @@ class SlotScheduler:
             blocks=np.array(sequence.blocks, np.int32),
             tokens=sequence.tokens,
         )
+
+    def _rewriting(self, sequence: Sequence) -> Admit:
+        """Everything that the engine holds of a slot, once more."""
+        slot, known = sequence.slot, int(self.slots.known[sequence.slot])
+        num_output_tokens, tokens = known - sequence.num_prompt_tokens, self.slots.tokens[slot, :known].copy()
+        return replace(self._admission(sequence, slot), num_output_tokens=num_output_tokens, tokens=tokens)
 
     def _hold(self, sequence: Sequence, blocks: list[int]) -> None:
         """`sequence` holds `blocks` from now on: so many fewer are promised to it."""

@@ -103,6 +103,7 @@ class TritonPythonModel:
     def _take(self, news: Any) -> None:
         if isinstance(news, Load):
             self._load = news
+            self._metrics.histograms["gapless_token_gap_seconds"].add(news.gap_counts, news.gap_sum_s)
         elif isinstance(news, Failed):
             self._table.fail(news.request_id, news.error)
         elif isinstance(news, InstanceReady):

@@ -28,9 +28,45 @@ def test_answers_do_not_depend_on_slots_and_chunk_size(computed: TinyModel, slot
         computed.check(request, answers[request.request_id])
 
 
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_steps_that_are_computed_while_the_loop_goes_on_give_the_same_answers(computed: TinyModel, ahead: int) -> None:
+    requests = random_requests(10, seed=4)
+    serving = Serving(computed.openvino_engine(slots=3, steps_ahead=ahead), ahead=ahead)
+    answers = serving.run(requests)
+    for request in requests:
+        computed.check(request, answers[request.request_id])
+    serving.engine.close()
+
+
+def test_stops_draws_penalties_and_log_probabilities_are_those_of_one_step_after_the_other(one: TinyModel) -> None:
+    free = Serving(one.openvino_engine()).run(random_requests(1, seed=6))[0]
+    requests = random_requests(1, seed=6, stop_ids=(free[9],))
+    others = random_requests(8, seed=7, temperature=0.9, repetition_penalty=1.3, log_probs=True, num_top_log_probs=2)
+    requests += [Request(request.request_id + 1, request.prompt, request.sampling) for request in others]
+    expected = Serving(one.openvino_engine(slots=3), ahead=0).run(requests)
+    assert expected[0] == free[: free.index(free[9]) + 1]
+    for ahead in (1, 2):
+        assert Serving(one.openvino_engine(slots=3, steps_ahead=ahead), ahead=ahead).run(requests) == expected
+
+
+def test_every_step_but_the_first_tells_how_long_it_was_waited_for(one: TinyModel) -> None:
+    serving = Serving(one.openvino_engine(steps_ahead=1), ahead=0)
+    serving.submit(random_requests(1)[0])
+    outputs = []
+    while not serving.scheduler.is_idle:
+        plan = serving.scheduler.plan()
+        assert plan is not None
+        serving.engine.launch(plan)
+        outputs.append(serving.engine.collect())
+        serving.scheduler.apply(plan, outputs[-1])
+    assert all(output.busy_s > 0 for output in outputs)
+    assert outputs[0].gap_s == 0
+    assert all(output.gap_s > 0 for output in outputs[1:])
+
+
 def test_requests_come_and_go_while_steps_are_launched_ahead(one: TinyModel) -> None:
     requests = random_requests(12, seed=2)
-    serving = Serving(one.openvino_engine(slots=3), ahead=1)
+    serving = Serving(one.openvino_engine(slots=3, steps_ahead=1), ahead=1)
     for request in requests:
         serving.submit(request)
     for request in requests[::3]:

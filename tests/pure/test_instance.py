@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from python_backends.config import EngineSettings, ModelSettings, Settings
+from python_backends.config import EngineSettings, ModelSettings, SchedulingSettings, Settings, SettingsError
 from python_backends.engine.engine_thread import EngineThread
 from python_backends.instance import Instance, build
-from python_backends.messages import Cancel, Submit
+from python_backends.messages import Cancel, Load, Submit
+from python_backends.metrics import GAP_BOUNDS_S, Histogram, Metrics
 from python_backends.request import Request, Sampling
 from python_backends.scheduling.step_time import StepTime
 from python_backends.step import StepOutput, StepPlan, Tokens
@@ -24,14 +26,16 @@ class Link:
     """Gives the loop `inbox`, a list at a time, and keeps what it publishes."""
 
     def __init__(self, inbox: Sequence[list[Any]]) -> None:
-        self._inbox = list(inbox)
+        self.inbox = list(inbox)
+        self.loads: list[Load] = []
         self.answers: dict[int, list[int]] = {}
         self.num_ended = 0
 
     def receive(self, timeout_s: float) -> list[Any]:
-        return self._inbox.pop(0) if self._inbox else []
+        return self.inbox.pop(0) if self.inbox else []
 
     def publish(self, messages: Sequence[Any]) -> None:
+        self.loads += [message for message in messages if isinstance(message, Load)]
         for tokens in [message for message in messages if isinstance(message, Tokens)]:
             for request_id, token in zip(tokens.request_ids.tolist(), tokens.tokens.tolist(), strict=True):
                 self.answers.setdefault(request_id, []).append(token)
@@ -43,9 +47,11 @@ def submit(number: int, length: int, **sampling: Any) -> Submit:
     return Submit(Request(number, prompt, Sampling(**sampling)), np.zeros(0, np.int32), 0)
 
 
-def serve(steps_ahead: int, inbox: Sequence[list[Any]], num_ends: int) -> dict[int, list[int]]:
+def serve(steps_ahead: int, inbox: Sequence[list[Any]], num_ends: int, static_slots: bool = True) -> dict[int, list[int]]:
     engine = EngineSettings(kind="toy", slots=3, block_tokens=4, token_budget=16, steps_ahead=steps_ahead)
-    scheduler, running = build(Settings(model=ModelSettings(directory=str(ROOT / "models/bundled")), engine=engine))
+    scheduling = SchedulingSettings(static_slots=static_slots)
+    model = ModelSettings(directory=str(ROOT / "models/bundled"))
+    scheduler, running = build(Settings(model=model, engine=engine, scheduling=scheduling))
     link = Link(inbox)
     instance = Instance(scheduler, running, link, lambda: None, steps_ahead)
     while link.num_ended < num_ends:
@@ -114,3 +120,70 @@ def test_a_step_is_expected_to_take_what_steps_like_it_took() -> None:
 def _plan(num_prefill_tokens: int) -> StepPlan:
     empty: Any = np.zeros(0, np.int32)
     return StepPlan(0, (), empty, empty, empty, empty, empty, empty, np.zeros(num_prefill_tokens, np.int32))
+
+
+def gaps_of(link: Link) -> tuple[int, float]:
+    """How many token gaps the heartbeats have told of, and their sum in seconds."""
+    return sum(sum(load.gap_counts) for load in link.loads), sum(load.gap_sum_s for load in link.loads)
+
+
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_gaps_between_steps_with_work_waiting_are_counted_and_none_after_idling(steps_ahead: int) -> None:
+    engine = EngineSettings(kind="toy", slots=1, toy_step_ms=5.0, steps_ahead=steps_ahead)
+    scheduler, running = build(Settings(engine=engine))
+    link = Link([[submit(0, 4, max_tokens=10)]])
+    instance = Instance(scheduler, running, link, lambda: None, steps_ahead)
+    while link.num_ended < 1:
+        instance.turn()
+    instance.turn()
+    time.sleep(0.3)
+    link.inbox = [[submit(1, 4, max_tokens=10)]]
+    while link.num_ended < 2:
+        instance.turn()
+    instance.turn()
+    count, total_s = gaps_of(link)
+    assert count == 2 * 9
+    assert total_s < 0.3
+
+
+def test_a_step_ahead_leaves_no_gap_and_one_after_the_other_leaves_the_loops_own_time() -> None:
+    def mean_gap_s(steps_ahead: int) -> float:
+        engine = EngineSettings(kind="toy", slots=4, toy_step_ms=20.0, steps_ahead=steps_ahead)
+        scheduler, running = build(Settings(engine=engine))
+        link = Link([[submit(number, 8, max_tokens=12) for number in range(4)]])
+        instance = Instance(scheduler, running, link, lambda: None, steps_ahead)
+        while link.num_ended < 4:
+            time.sleep(0.005)  # a loop that has much to do
+            instance.turn()
+        instance.turn()
+        count, total_s = gaps_of(link)
+        return total_s / count
+
+    assert mean_gap_s(0) > 0.005
+    assert mean_gap_s(1) < 0.003
+
+
+def test_slots_that_are_sent_anew_at_every_step_give_the_same_tokens() -> None:
+    inbox = [[submit(number, 5 + 3 * number, max_tokens=10 + number)] for number in range(8)]
+    assert serve(0, inbox, 8, static_slots=False) == serve(0, inbox, 8)
+
+
+def test_sending_slots_anew_is_refused_with_steps_ahead() -> None:
+    settings = Settings(engine=EngineSettings(kind="toy", steps_ahead=1), scheduling=SchedulingSettings(static_slots=False))
+    with pytest.raises(SettingsError, match=r"engine\.steps_ahead = 1: scheduling\.static_slots"):
+        build(settings)
+
+
+def test_gaps_of_an_instance_are_added_to_the_histogram_on_metrics() -> None:
+    metrics = Metrics()
+    gaps = metrics.histograms["gapless_token_gap_seconds"]
+    instance = Histogram(GAP_BOUNDS_S)
+    for gap_s in (0.0, 1e-5, 3e-5, 2.0):
+        instance.observe(gap_s)
+    gaps.add(tuple(instance.counts), instance.sum)
+    gaps.add((), 0.0)
+    values = {(name, labels): value for name, labels, value in metrics.samples() if name.startswith("gapless_token_gap")}
+    assert values["gapless_token_gap_seconds_bucket", (("le", "1e-05"),)] == 2
+    assert values["gapless_token_gap_seconds_bucket", (("le", "1.0"),)] == 3
+    assert values["gapless_token_gap_seconds_bucket", (("le", "+Inf"),)] == 4
+    assert values["gapless_token_gap_seconds_sum", ()] == pytest.approx(2.00004)

@@ -1,0 +1,138 @@
+"""How long the device waits between two steps: each of the steps that close the token gap, switched on one after the other.
+
+    python benchmarks/token_gap.py --engine openvino --slots 1,16,64,256 --json benchmarks/results/token_gap.json --plot token_gap.png
+
+inline: one process; prompts are tokenized, answers detokenized in the loop, and all slots are sent to the engine anew at every step.
+processes: texts are another process's affair. slots: static slots, of which only changes are sent. async: the next step is launched
+before the tokens of the running one are read. The loop is the instance's own, switched by `scheduling.static_slots`,
+`engine.steps_ahead` and the link that it is given; requests wait all the time. `replay` is the loop's tokens per second over those of
+the same plans run again with no scheduler. The last figures: host time of a steady step with the toy engine, 16 to 1,024 slots.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import peers
+from benchmarks.token_gap_loop import MODES, Recorded, host_us_of_steady_steps, prepare, run
+
+TOY_SLOTS = (16, 64, 256, 1024)
+TIMELINE_STEPS = 5
+TIMELINE_SLOTS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    mode: str
+    slots: int
+    gap_ms_p50: float
+    gap_ms_p99: float
+    busy_share: float
+    host_us_per_step: float  # of the loop's thread, without the engine's calls
+    tok_s: float
+    replay: float  # tok_s over that of the same plans with no scheduler
+
+
+def row_of(mode: str, slots: int, recorded: Recorded) -> Row:
+    gaps, busy = recorded.times()
+    return Row(
+        mode=mode,
+        slots=slots,
+        gap_ms_p50=round(float(np.percentile(gaps, 50)) * 1e3, 4),
+        gap_ms_p99=round(float(np.percentile(gaps, 99)) * 1e3, 4),
+        busy_share=round(float(busy.sum() / (busy.sum() + gaps.sum())), 4),
+        host_us_per_step=round(recorded.host_s / len(recorded.outputs) * 1e6, 1),
+        tok_s=round(recorded.tok_s, 1),
+        replay=round(recorded.tok_s / recorded.replayed_tok_s, 3),
+    )
+
+
+def measure(engine: str, slots: list[int], num_steps: int) -> Iterator[tuple[Row, Recorded]]:
+    with tempfile.TemporaryDirectory() as directory:
+        prepare(Path(directory), engine)
+        asked = [(count, mode) for count in slots for mode in MODES]
+        for count, mode in tqdm(asked, desc="loops"):
+            recorded = run(Path(directory), engine, mode, count, num_steps)
+            row = row_of(mode, count, recorded)
+            tqdm.write(f"{count:>5} slots, {mode}: gap {row.gap_ms_p50} ms, busy {row.busy_share:.1%}, {row.tok_s} tokens/s")
+            yield row, recorded
+
+
+def draw(path: Path, rows: list[Row]) -> None:
+    """Gap and busy share by mode, a line for each number of slots."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for count in sorted({row.slots for row in rows}):
+        mine = [row for row in rows if row.slots == count]
+        axes[0].plot([row.mode for row in mine], [row.gap_ms_p50 for row in mine], "o-", label=f"{count} slots")
+        axes[1].plot([row.mode for row in mine], [row.busy_share * 100 for row in mine], "o-")
+    axes[0].set_ylabel("token gap, ms (median)")
+    axes[1].set_ylabel("device busy, %")
+    axes[0].legend()
+    figure.savefig(path, dpi=120)
+
+
+def draw_timeline(path: Path, before: Recorded, after: Recorded) -> None:
+    """Five steps of `before` above, of `after` below: the device's forward passes, and what the loop did meanwhile."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(2, 1, figsize=(10, 4), sharex=True, layout="constrained")
+    for axis, title, recorded in ((axes[0], MODES[0], before), (axes[1], MODES[-1], after)):
+        device, host = recorded.timeline(TIMELINE_STEPS)
+        axis.broken_barh(device, (0, 0.8), facecolors="tab:blue")
+        axis.broken_barh(host, (1, 0.8), facecolors="tab:orange")
+        axis.set_yticks([0.4, 1.4], ["device", "loop"])
+        axis.set_title(title, loc="left")
+    axes[1].set_xlabel("ms")
+    figure.savefig(path, dpi=120)
+
+
+def table(rows: list[Any]) -> str:
+    names = list(asdict(rows[0]))
+    lines = [names, ["---"] * len(names), *([str(value) for value in asdict(row).values()] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--slots", default="1,16,64,256")
+    parser.add_argument("--engine", default="openvino", choices=("openvino", "torch", "toy"))
+    parser.add_argument("--steps", type=int, default=200, help="steps of each loop, about")
+    parser.add_argument("--quick", action="store_true", help="a few steps: does it run at all?")
+    parser.add_argument("--json", type=Path, help="also write the results here")
+    parser.add_argument("--plot", type=Path, help="a picture of the table; one of five steps goes beside it, as NAME_timeline.png")
+    asked = parser.parse_args()
+    num_steps = 20 if asked.quick else asked.steps
+    slots = [int(count) for count in asked.slots.split(",")]
+    found = list(measure(asked.engine, slots, num_steps))
+    rows = [row for row, _ in found]
+    steady = {count: host_us_of_steady_steps(count, num_steps) for count in tqdm(TOY_SLOTS, desc="steady steps")}
+    if asked.json:
+        result: dict[str, Any] = {"machine": peers.machine(), "versions": peers.versions(), "command": " ".join(["python", *sys.argv])}
+        result |= {"engine": asked.engine, "rows": [asdict(row) for row in rows], "toy_host_us_per_steady_step": steady}
+        asked.json.parent.mkdir(parents=True, exist_ok=True)
+        asked.json.write_text(json.dumps(result, indent=1) + "\n")
+    if asked.plot:
+        draw(asked.plot, rows)
+        count = TIMELINE_SLOTS if TIMELINE_SLOTS in slots else slots[0]
+        shown = {row.mode: recorded for row, recorded in found if row.slots == count}
+        draw_timeline(asked.plot.with_stem(asked.plot.stem + "_timeline"), shown[MODES[0]], shown[MODES[-1]])
+    print("host time of a steady step, toy engine: " + ", ".join(f"{count} slots {spent:.0f} us" for count, spent in steady.items()))
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

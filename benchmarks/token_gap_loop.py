@@ -1,0 +1,277 @@
+"""The loops that `token_gap.py` measures: the instance's own with its switches, the texts around it, the replay of its plans."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks import peers
+from benchmarks.triton_cost import make_tokenizer, sources
+from python_backends.config import EngineSettings, ModelSettings, SchedulingSettings, Settings, StreamSettings
+from python_backends.engine.protocol import Engine
+from python_backends.engine.trace import begins
+from python_backends.instance import Instance, build
+from python_backends.links import InstanceEnd, InstanceReady, SchedulerEnd
+from python_backends.metrics import Metrics
+from python_backends.request import Feedback, Request, Sampling
+from python_backends.step import Started, StepOutput, StepPlan, Tokens
+from python_backends.streams.table import StreamTable
+from python_backends.text.checkpoint import read_checkpoint
+from python_backends.text.detokenizer import Detokenizer, context_tokens
+from python_backends.text.door import open_door
+
+MODES = ("inline", "processes", "slots", "async")
+TOKEN_BUDGET = 256
+BLOCK_TOKENS = 32
+BLOCKS_A_SLOT = 12
+PROMPT_CHARACTERS = 120
+Interval = tuple[float, float]  # when it began, how long it took
+
+
+class Texts:
+    """What tokenizer, scheduler model and detokenizer do for the loop, without Triton: `waiting` requests more than there are slots."""
+
+    def __init__(self, directory: Path, num_steps: int) -> None:
+        checkpoint, limits = read_checkpoint(directory), Settings().limits
+        self._door = open_door(checkpoint, limits, max_model_tokens=BLOCKS_A_SLOT * BLOCK_TOKENS)
+        self._detokenizer = Detokenizer(checkpoint)
+        settings = StreamSettings(max_open=1 << 20, max_queued_tokens=1 << 40)
+        self._table = StreamTable(settings, time.monotonic_ns, context_tokens, Metrics())
+        self._table.instance_ready()
+        self._random = random.Random(1)
+        self._source = "".join(path.read_text() for path in sources()[:10])
+        self._num_steps = num_steps
+
+    def ask(self, open_requests: int) -> None:
+        """New requests, until so many are open."""
+        count = open_requests - len(self._table)
+        for request in self._door.admit([self._fields() for _ in range(count)]) if count > 0 else []:
+            assert isinstance(request, Request)
+            assert not self._table.accept(request, None)
+
+    def take(self, messages: Sequence[Any]) -> None:
+        for message in messages:
+            if isinstance(message, Tokens):
+                self._table.tokens(message)
+            elif isinstance(message, Started):
+                self._table.started(message)
+
+    def flush(self) -> list[Any]:
+        """Detokenizes what is due; what the instance is to be told."""
+        for outgoing in self._table.due():
+            window = outgoing.window
+            assert window is not None
+            piece = self._detokenizer.piece(window)
+            self._table.feedback(Feedback(window.request_id, window.start + len(window.tokens), piece.stopped_at, answered=True))
+        return list(self._table.outbox())
+
+    def _fields(self) -> dict[str, Any]:
+        begin = self._random.randrange(len(self._source) - PROMPT_CHARACTERS)
+        length = self._random.randint(self._num_steps // 2, self._num_steps)
+        return {"text_input": self._source[begin : begin + PROMPT_CHARACTERS], "max_tokens": length, "stream": True}
+
+
+class InlineLink:
+    """Texts in the loop's own thread."""
+
+    def __init__(self, texts: Texts, open_requests: int) -> None:
+        self.waits: list[Interval] = []  # none
+        self._texts = texts
+        self._open_requests = open_requests
+
+    def receive(self, timeout_s: float) -> list[Any]:
+        self._texts.ask(self._open_requests)
+        return self._texts.flush()
+
+    def publish(self, messages: Sequence[Any]) -> None:
+        self._texts.take(messages)
+
+    def close(self) -> None: ...
+
+
+class ProcessLink(InstanceEnd):
+    """Texts in a process of their own, behind the instance's wire."""
+
+    def __init__(self, run_directory: Path, engine: Engine, texts: tuple[Path, int, int]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._process = context.Process(target=_texts_process, args=(run_directory, *texts), daemon=True)
+        self._process.start()
+        super().__init__(run_directory, "instance-0", engine.limits)
+        self.waits: list[Interval] = []
+
+    def receive(self, timeout_s: float) -> list[Any]:
+        began_s = time.monotonic()
+        news = super().receive(timeout_s)
+        if timeout_s:
+            self.waits.append((began_s, time.monotonic() - began_s))
+        return news
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.join()
+        super().close()
+
+
+def _texts_process(run_directory: Path, model: Path, num_steps: int, open_requests: int) -> None:
+    link, texts = SchedulerEnd(run_directory, dead_after_s=600), Texts(model, num_steps)
+    while not any(isinstance(news, InstanceReady) for news in link.receive(1.0)):
+        pass
+    while True:
+        texts.ask(open_requests)
+        link.send(texts.flush())
+        texts.take(link.receive(0.02))
+
+
+@dataclass(slots=True)
+class Recorded:
+    """An engine that notes what the loop asks of it, and when it came back."""
+
+    engine: Engine
+    limits: Any
+    plans: list[StepPlan] = field(default_factory=list)
+    outputs: list[StepOutput] = field(default_factory=list)
+    collected_s: list[float] = field(default_factory=list)
+    inside: list[Interval] = field(default_factory=list)  # the engine's calls, and waiting for news
+    inside_cpu_s: float = 0.0
+    host_s: float = 0.0  # processor time of the loop's thread, without the engine's calls
+    tok_s: float = 0.0
+    replayed_tok_s: float = 0.0
+
+    def launch(self, plan: StepPlan) -> None:
+        self.plans.append(plan)
+        self._timed(self.engine.launch, plan)
+
+    def collect(self) -> StepOutput:
+        output: StepOutput = self._timed(self.engine.collect)
+        self.outputs.append(output)
+        self.collected_s.append(time.monotonic())
+        return output
+
+    def close(self) -> None:
+        self.engine.close()
+
+    def times(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Gaps before and busy seconds of all steps but the first."""
+        return np.array([output.gap_s for output in self.outputs[1:]]), np.array([output.busy_s for output in self.outputs[1:]])
+
+    def timeline(self, count: int) -> tuple[list[Interval], list[Interval]]:
+        """Forward passes and the loop's own work around `count` steady steps at the end, in ms from the first one's begin."""
+        starts = begins(self.outputs, self.collected_s, 1.0)[-count - 2 : -1]
+        busy = [output.busy_s for output in self.outputs[-count - 2 : -1]]
+        first, last = starts[0], starts[-1]
+        device = [((start - first) * 1e3, length * 1e3) for start, length in zip(starts, busy, strict=True)][:count]
+        calls = [call for call in self.inside if first <= call[0] + call[1] and call[0] <= last]
+        between = itertools.pairwise(calls)
+        host = [((call[0] + call[1] - first) * 1e3, (later[0] - call[0] - call[1]) * 1e3) for call, later in between]
+        return device, host
+
+    def _timed(self, call: Any, *arguments: Any) -> Any:
+        began_s, cpu_s = time.monotonic(), time.thread_time()
+        result = call(*arguments)
+        self.inside_cpu_s += time.thread_time() - cpu_s
+        self.inside.append((began_s, time.monotonic() - began_s))
+        return result
+
+
+def prepare(directory: Path, engine: str) -> None:
+    """A model of shape S with random weights, and a tokenizer of its size."""
+    peers.make_model("S", "bfloat16", directory)
+    make_tokenizer(directory)
+    assert engine in ("openvino", "torch", "toy")
+
+
+def settings_of(directory: Path, engine: str, mode: str, slots: int) -> Settings:
+    model = ModelSettings(directory=str(directory), dtype="bfloat16", max_model_tokens=BLOCKS_A_SLOT * BLOCK_TOKENS)
+    chosen = EngineSettings(kind=engine, slots=slots, block_tokens=BLOCK_TOKENS, token_budget=TOKEN_BUDGET, toy_step_ms=5.0)
+    chosen = replace(chosen, kv_blocks=slots * BLOCKS_A_SLOT, steps_ahead=int(mode == "async"))
+    return Settings(model=model, engine=chosen, scheduling=SchedulingSettings(static_slots=mode in ("slots", "async")))
+
+
+def run(directory: Path, engine_name: str, mode: str, slots: int, num_steps: int) -> Recorded:
+    """`num_steps` steps of the loop with requests waiting, then the same plans again without it."""
+    settings = settings_of(directory, engine_name, mode, slots)
+    scheduler, engine = build(settings)
+    recorded, open_requests = Recorded(engine, engine.limits), slots + max(2, slots // 4)
+    with tempfile.TemporaryDirectory() as run_directory:
+        link: InlineLink | ProcessLink
+        if mode == "inline":
+            link = InlineLink(Texts(directory, num_steps), open_requests)
+        else:
+            link = ProcessLink(Path(run_directory), engine, (directory, num_steps, open_requests))
+        _loop(Instance(scheduler, recorded, link, lambda: None, settings.steps_ahead), recorded, slots, num_steps)
+        link.close()
+        recorded.inside = sorted(recorded.inside + link.waits)
+    recorded.replayed_tok_s = _replayed_tok_s(engine, recorded.plans, settings.steps_ahead)
+    engine.close()
+    return recorded
+
+
+def _loop(instance: Instance, recorded: Recorded, slots: int, num_steps: int) -> None:
+    while instance.scheduler.num_waiting + instance.scheduler.num_running < slots:
+        instance.turn()
+        if recorded.plans:
+            break
+    began_s, cpu_s = time.monotonic(), time.thread_time()
+    inside_cpu_s, before = recorded.inside_cpu_s, len(recorded.outputs)
+    while len(recorded.outputs) < num_steps:
+        instance.turn()
+    recorded.host_s = time.thread_time() - cpu_s - (recorded.inside_cpu_s - inside_cpu_s)
+    recorded.tok_s = sum(len(output.tokens) for output in recorded.outputs[before:]) / (recorded.collected_s[-1] - began_s)
+    instance.scheduler.cancel_all()
+    while not instance.scheduler.is_idle:
+        recorded.collect()
+        instance.scheduler.apply(recorded.plans[len(recorded.outputs) - 1], recorded.outputs[-1])
+    del recorded.outputs[num_steps:], recorded.collected_s[num_steps:]
+
+
+def _replayed_tok_s(engine: Engine, plans: list[StepPlan], ahead: int) -> float:
+    """Output tokens per second of the engine alone; as many plans launched ahead as by the loop."""
+    count, began_s, open_steps = 0, 0.0, 0
+    for index, plan in enumerate(plans):
+        engine.launch(plan)
+        open_steps += 1
+        while open_steps > ahead or (index == len(plans) - 1 and open_steps):
+            tokens = engine.collect().tokens
+            open_steps -= 1
+            if not began_s:
+                began_s = time.monotonic()  # the loop's time counts from its first step's end, too
+            else:
+                count += len(tokens)
+    return count / (time.monotonic() - began_s)
+
+
+class _Silence:
+    """A link of a loop that has its requests."""
+
+    def receive(self, timeout_s: float) -> list[Any]:
+        return []
+
+    def publish(self, messages: Sequence[Any]) -> None: ...
+
+
+def host_us_of_steady_steps(slots: int, num_steps: int) -> float:
+    """Median processor time that the loop itself spends on a step of `slots` decoding rows, with the toy engine."""
+    engine_settings = EngineSettings(kind="toy", slots=slots, kv_blocks=slots * BLOCKS_A_SLOT, token_budget=slots * 8)
+    scheduler, engine = build(Settings(engine=engine_settings))
+    recorded = Recorded(engine, engine.limits)
+    instance, spent = Instance(scheduler, recorded, _Silence(), lambda: None), []
+    for number in range(slots):
+        request = Request(number, np.full(4, number, np.int32), Sampling(max_tokens=num_steps + 8))
+        instance.scheduler.submit(request, np.zeros(0, np.int32))
+    while len(recorded.outputs) < num_steps:
+        cpu_s, inside_cpu_s = time.thread_time(), recorded.inside_cpu_s
+        instance.turn()
+        plan = recorded.plans[-1]
+        if plan.num_decodes == slots and not plan.operations:
+            spent.append(time.thread_time() - cpu_s - (recorded.inside_cpu_s - inside_cpu_s))
+    return round(float(np.median(spent)) * 1e6, 1)

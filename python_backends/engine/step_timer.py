@@ -1,0 +1,44 @@
+"""When the device works: from the start of a forward pass until its tokens are chosen. What lies between two steps is the token gap.
+
+Owns the marks of the step before. Times are the host's, or CUDA events, which are read once the device has passed them. Called by
+the engines.
+"""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Callable
+from typing import Any
+
+Mark = Any  # seconds, or an event
+Seconds = tuple[float, float]
+
+
+class StepTimer:
+    def __init__(self, mark: Callable[[], Mark] = time.monotonic, between: Callable[[Mark, Mark], float] = operator.sub) -> None:
+        """`between` (later, earlier) gives seconds."""
+        self._mark = mark
+        self._between = between
+        self._began: Mark = None
+        self._ended: Mark = None
+
+    def begin(self) -> None:
+        self._began = self._mark()
+
+    def end(self) -> Callable[[], Seconds]:
+        """Ends the step; what it returns gives its (busy_s, gap_s) as soon as the device has come so far. No gap before the first."""
+        before, began, ended = self._ended, self._began, self._mark()
+        self._ended = ended
+        return lambda: (self._between(ended, began), 0.0 if before is None else self._between(began, before))
+
+
+def cuda_timer() -> StepTimer:
+    import torch
+
+    def mark() -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    return StepTimer(mark, lambda later, earlier: float(earlier.elapsed_time(later)) / 1000)
