@@ -1,29 +1,27 @@
 """The slot scheduler: plans each step of one instance and applies its tokens.
 
-Owns the sequences, the slot table and the block pool; touches no tensor. The instance loop calls `submit` and `cancel` for what came
-in, `plan` for the next step, and `apply` with what the engine made of it; plans may be one step ahead of what has been applied. Work
-per step grows with what changes: a steady step makes no Python loop over the running sequences.
+Owns the sequences and decides: who gets a slot, who makes way, what a step computes. The allocator below carries that out; neither
+touches a tensor. The instance loop calls `submit` and `cancel` for what came in, `plan` for the next step, and `apply` with what the
+engine made of it; plans may be some steps ahead of what has been applied. Work per step grows with what changes: a steady step makes no
+Python loop over the running sequences.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
 from python_backends.config import SchedulingSettings
 from python_backends.request import Finish, Ids, ModelLimits, Request
-from python_backends.scheduling.blocks import ROOT_KEY, BlockPool, block_key
-from python_backends.scheduling.policies import POLICIES, Reserve, View, reserve_max_tokens
+from python_backends.scheduling.allocator import Allocator
+from python_backends.scheduling.policies import POLICIES, Reserve, reserve_max_tokens
 from python_backends.scheduling.sequence import Sequence, Status
-from python_backends.scheduling.slots import SlotTable
 from python_backends.scheduling.waiting import WaitingList
-from python_backends.step import Admit, Grow, Release, SlotOperation, SpanKind, Started, StepOutput, StepPlan, Tokens
+from python_backends.step import SpanKind, Started, StepOutput, StepPlan, Tokens
 
 DEFAULTS = SchedulingSettings()
-GROWTH_TOKENS = 128  # a slot gets blocks for so many tokens to come: an operation every 128 steps, not every 16
 
 
 class SlotScheduler:
@@ -40,15 +38,12 @@ class SlotScheduler:
         self.policy = POLICIES[settings.policy]
         self._static_slots = settings.static_slots
         self._max_in_flight = self.policy.max_in_flight if settings.static_slots else 1
-        self.reserve = reserve
-        self.slots = SlotTable(limits.num_slots, limits.max_model_tokens)
-        self.blocks = BlockPool(limits.num_blocks, limits.block_tokens)
-        self._started: list[Started] = []
+        self._allocator = Allocator(limits, reserve)
+        self.slots = self._allocator.slots
+        self.blocks = self._allocator.blocks
         self.num_evictions = 0
         self._waiting = WaitingList(settings.max_passed_over_s, clock, self.policy.by_priority)
         self._sequences: dict[int, Sequence] = {}  # waiting and running
-        self._operations: list[SlotOperation] = []  # for the next plan
-        self._promised = 0  # blocks reserved by running sequences that they don't hold yet
         self._arrivals = 0
         self._steps = 0
         self._in_flight = 0
@@ -87,7 +82,7 @@ class SlotScheduler:
         if sequence.status is Status.WAITING:
             self._waiting.remove(sequence)
         else:
-            self._unseat(sequence)
+            self._allocator.unseat(sequence)
         sequence.status = Status.FINISHED
         return True
 
@@ -108,7 +103,7 @@ class SlotScheduler:
             return None  # operations wait for the next step that has work
         self._in_flight += 1
         if not self._static_slots:
-            self._operations += [self._rewriting(sequence) for sequence in self.slots.running()]
+            self._allocator.rewrite()
         return self._write_plan(decodes, chunks)
 
     def apply(self, plan: StepPlan, output: StepOutput) -> Tokens:
@@ -133,19 +128,13 @@ class SlotScheduler:
 
     def take_started(self) -> list[Started]:
         """Who got a slot since this was last asked."""
-        started, self._started = self._started, []
-        return started
+        return self._allocator.take_started()
 
     def check_integrity(self) -> None:
         """Slots and blocks add up, re-derived from the sequences. Raises AssertionError."""
-        running = self.slots.running()
-        self.blocks.check_integrity([sequence.blocks for sequence in running])
+        self._allocator.check_integrity()
         self._waiting.check_integrity()
-        assert len(running) == self.slots.num_busy == int(self.slots.live.sum()), "busy slots differ from running sequences"
-        assert len(running) + len(self._waiting) == len(self._sequences), "a sequence is neither waiting nor running"
-        promised = sum(max(0, sequence.reserved_blocks - len(sequence.blocks)) for sequence in running)
-        assert promised == self._promised, "promised blocks are off"
-        assert all(self.slots.sequences[sequence.slot] is sequence for sequence in running), "a sequence sits in another's slot"
+        assert self.slots.num_busy + len(self._waiting) == len(self._sequences), "a sequence is neither waiting nor running"
 
     # --- growing and evicting
 
@@ -161,21 +150,16 @@ class SlotScheduler:
         return self.num_evictions > before
 
     def _grow_one(self, sequence: Sequence) -> None:
-        slot, table = sequence.slot, self.slots
-        wanted = min(int(table.planned[slot]) + GROWTH_TOKENS, int(table.limits[slot]))
-        missing = self.blocks.blocks_for(wanted) - len(sequence.blocks)
         while self.blocks.num_available == 0:
             least = min(self.slots.running(), key=lambda running: (running.request.priority, -running.arrival))
             self._evict(least)
             if least is sequence:
                 return
-        fresh = self.blocks.take(min(missing, max(1, self.blocks.num_available)))
-        self._operations.append(Grow(slot, int(table.epochs[slot]), len(sequence.blocks), np.array(fresh, np.int32)))
-        self._hold(sequence, fresh)
+        self._allocator.grow(sequence)
 
     def _evict(self, sequence: Sequence) -> None:
         """Back to waiting, at its old place; its tokens stay and are computed again."""
-        self._unseat(sequence)
+        self._allocator.unseat(sequence)
         sequence.status = Status.WAITING
         self._waiting.add(sequence)
         self.num_evictions += 1
@@ -185,72 +169,9 @@ class SlotScheduler:
     def _admit(self) -> None:
         if not self._waiting or not self.slots.num_free:
             return
-        for sequence in self.policy.select(self._waiting.in_order(), self._view()):
+        for sequence in self.policy.select(self._waiting.in_order(), self._allocator.view()):
             self._waiting.take(sequence)
-            self._seat(sequence)
-
-    def _view(self) -> View:
-        return View(
-            num_free_slots=self.slots.num_free,
-            num_free_blocks=self.blocks.num_available - self._promised,
-            blocks_needed=self._blocks_needed,
-            max_blocks=lambda sequence: self.blocks.blocks_for(self._limit(sequence)),
-            running=self.slots.running(),
-            num_slots=self.limits.num_slots,
-            num_blocks=self.limits.num_blocks,
-        )
-
-    def _blocks_needed(self, sequence: Sequence) -> int:
-        shared, _ = self.blocks.match(sequence.tokens[:-1])
-        return self._reservation(sequence) - len(shared) + self.blocks.num_revived(shared)
-
-    def _reservation(self, sequence: Sequence) -> int:
-        """Blocks for the tokens it is expected to hold at its end, at least for one more than it has."""
-        expected = min(max(self.reserve(sequence), len(sequence.tokens) + 1), self._limit(sequence))
-        return self.blocks.blocks_for(expected)
-
-    def _limit(self, sequence: Sequence) -> int:
-        return min(sequence.request.max_total_tokens, self.limits.max_model_tokens)
-
-    def _seat(self, sequence: Sequence) -> None:
-        # at least one token is computed anew, so that there is a row to sample from
-        shared, keys = self.blocks.match(sequence.tokens[:-1])
-        self.blocks.share(shared)
-        limit = self._limit(sequence)
-        reserved = self._reservation(sequence)
-        first = self.blocks.blocks_for(min(len(sequence.tokens) + GROWTH_TOKENS, limit))
-        fresh = self.blocks.take(max(0, min(first, reserved) - len(shared)))
-        num_computed = len(shared) * self.limits.block_tokens
-        slot = self.slots.seat(sequence, num_computed, limit)
-        sequence.reserved_blocks, sequence.keys = reserved, keys
-        self._promised += reserved
-        self._hold(sequence, shared + fresh)
-        self._started.append(Started(sequence.request_id, sequence.epoch, num_computed))
-        self._operations.append(self._admission(sequence, slot))
-
-    def _admission(self, sequence: Sequence, slot: int) -> Admit:
-        return Admit(
-            slot=slot,
-            epoch=int(self.slots.epochs[slot]),
-            sampling=sequence.request.sampling,
-            num_prompt_tokens=sequence.num_prompt_tokens,
-            num_output_tokens=sequence.num_output_tokens,
-            blocks=np.array(sequence.blocks, np.int32),
-            tokens=sequence.tokens,
-        )
-
-    def _rewriting(self, sequence: Sequence) -> Admit:
-        """Everything that the engine holds of a slot, once more."""
-        slot, known = sequence.slot, int(self.slots.known[sequence.slot])
-        num_output_tokens, tokens = known - sequence.num_prompt_tokens, self.slots.tokens[slot, :known].copy()
-        return replace(self._admission(sequence, slot), num_output_tokens=num_output_tokens, tokens=tokens)
-
-    def _hold(self, sequence: Sequence, blocks: list[int]) -> None:
-        """`sequence` holds `blocks` from now on: so many fewer are promised to it."""
-        before = max(0, sequence.reserved_blocks - len(sequence.blocks))
-        sequence.blocks += blocks
-        self._promised += max(0, sequence.reserved_blocks - len(sequence.blocks)) - before
-        self.slots.capacity[sequence.slot] = len(sequence.blocks) * self.limits.block_tokens
+            self._allocator.seat(sequence)
 
     # --- leaving
 
@@ -258,30 +179,8 @@ class SlotScheduler:
         sequence = self.slots.sequences[slot]
         assert sequence is not None
         del self._sequences[sequence.request_id]
-        self._unseat(sequence)
+        self._allocator.unseat(sequence)
         sequence.status = Status.FINISHED
-
-    def _unseat(self, sequence: Sequence) -> None:
-        """Takes slot and blocks away; full blocks stay findable by their prefix."""
-        slot = sequence.slot
-        # the last known token may be a stop that no engine has computed, although a step launched ahead was planned to
-        computed = min(int(self.slots.computed[slot]), int(self.slots.known[slot]) - 1)
-        epoch = int(self.slots.epochs[slot])
-        self.slots.leave(sequence)
-        self._publish_blocks(sequence, sequence.tokens[:computed])
-        self._operations.append(Release(slot, epoch))
-        self.blocks.drop(sequence.blocks)
-        self._promised -= max(0, sequence.reserved_blocks - len(sequence.blocks))
-        sequence.blocks, sequence.keys, sequence.reserved_blocks = [], [], 0
-
-    def _publish_blocks(self, sequence: Sequence, computed: Ids) -> None:
-        """Makes the full blocks among `computed` [tokens] findable."""
-        size = self.limits.block_tokens
-        for index in range(len(sequence.keys), len(computed) // size):
-            prefix = sequence.keys[-1] if sequence.keys else ROOT_KEY
-            key = block_key(prefix, computed[index * size : (index + 1) * size])
-            sequence.keys.append(key)
-            self.blocks.publish(sequence.blocks[index], key)
 
     # --- writing the plan
 
@@ -309,7 +208,7 @@ class SlotScheduler:
         table.planned[slots[samples]] += 1
         plan = StepPlan(
             number=self._steps,
-            operations=tuple(self._operations),
+            operations=self._allocator.take_operations(),
             slots=slots,
             epochs=table.epochs[slots],
             starts=starts,
@@ -319,17 +218,10 @@ class SlotScheduler:
             tokens=self._prefill_tokens(chunks),
         )
         self._steps += 1
-        self._operations = []
         return plan
 
     def _prefill_tokens(self, chunks: list[tuple[int, int, int]]) -> Ids:
         for slot, start, length in chunks:
-            self._publish_prefill(slot, start + length)
+            self._allocator.publish_prefill(slot, start + length)
         rows = [self.slots.tokens[slot, start : start + length] for slot, start, length in chunks]
         return np.concatenate(rows) if rows else np.zeros(0, np.int32)
-
-    def _publish_prefill(self, slot: int, end: int) -> None:
-        """Full prompt blocks are shared from the next plan on: the device runs steps in order."""
-        sequence = self.slots.sequences[slot]
-        assert sequence is not None
-        self._publish_blocks(sequence, self.slots.tokens[slot, :end])
