@@ -26,8 +26,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import peers
-from benchmarks.peer_engines import ENGINES, MAX_MODEL_TOKENS
+from benchmarks import peer_report
+from benchmarks.peer_engines import ENGINES
+from benchmarks.peer_models import SHAPES, VOCABULARY, make_model
+from benchmarks.peer_report import Row
+from benchmarks.peer_work import MAX_MODEL_TOKENS, load_work
 from python_backends.config import EngineSettings, ModelSettings, Settings
 from python_backends.engine.torch_engine import TorchEngine
 from python_backends.request import Request, Sampling
@@ -97,7 +100,7 @@ def step_ms(engine: TorchEngine, slots: int, num_steps: int) -> float:
     scheduler = SlotScheduler(engine.limits, token_budget=slots * CONTEXT_TOKENS)
     generator = np.random.default_rng(0)
     for number in range(slots):
-        prompt = generator.integers(0, peers.VOCABULARY, CONTEXT_TOKENS).astype(np.int32)
+        prompt = generator.integers(0, VOCABULARY, CONTEXT_TOKENS).astype(np.int32)
         scheduler.submit(Request(number, prompt, Sampling(max_tokens=num_steps)), np.zeros(0, np.int32))
     times = []
     while not scheduler.is_idle:
@@ -140,18 +143,18 @@ def measure_steps(shape: str, directory: Path, device: str, num_steps: int) -> I
         yield row
 
 
-def measure_work(shape: str, directory: Path, device: str, rounds: int, quick: bool) -> list[peers.Row]:
+def measure_work(shape: str, directory: Path, device: str, rounds: int, quick: bool) -> list[Row]:
     """Medians of our engine and of transformers, in turn, in this process."""
-    work = peers.load_work(quick)
+    work = load_work(quick)
     engines = {name: ENGINES[name](directory, "bfloat16", work.in_flight, device) for name in ("gapless_torch", "transformers")}
-    rows: dict[str, list[peers.Row]] = {name: [] for name in engines}
+    rows: dict[str, list[Row]] = {name: [] for name in engines}
     for number in range(rounds + 1):
         for name, engine in engines.items():
             peak = torch.cuda.max_memory_allocated() / 2**30 if device != "cpu" else 0.0
-            row = peers.row_of(name, shape, "bfloat16", engine.run(work), peak)
+            row = peer_report.row_of(name, shape, "bfloat16", engine.run(work), peak)
             print(f"     {shape} {name}: {'round ' + str(number) if number else 'warm-up'}, {row.tok_s:.0f} tokens/s", flush=True)
             rows[name] += [row] if number else []
-    return [peers.median(each) for each in rows.values()]
+    return [peer_report.median(each) for each in rows.values()]
 
 
 def run(asked: argparse.Namespace) -> int:
@@ -159,35 +162,35 @@ def run(asked: argparse.Namespace) -> int:
     num_steps, rounds = (8, 1) if asked.quick else (100, asked.rounds)
     passed: list[bool] = []
     steps: list[Steps] = []
-    work: list[peers.Row] = []
+    work: list[Row] = []
     with tempfile.TemporaryDirectory() as scratch:
         for name in sorted(TINY):
             passed.append(check_parity(name, Path(scratch) / name, asked.device))
         passed.append(check_seeds(Path(scratch) / sorted(TINY)[0], asked.device))
         for shape in asked.shapes.split(","):
             directory = Path(scratch) / shape
-            peers.make_model(shape, "bfloat16", directory)
+            make_model(shape, "bfloat16", directory)
             steps += measure_steps(shape, directory, asked.device, num_steps)
             work += measure_work(shape, directory, asked.device, rounds, asked.quick)
     if asked.json:
         write_json(asked, passed, steps, work)
-    for what, ratio in peers.ratios(work).items():
+    for what, ratio in peer_report.ratios(work).items():
         print(f"{what}: {ratio:.2f}")
-    print(peers.table(work))
+    print(peer_report.table(work))
     return 0 if all(passed) else 1
 
 
-def write_json(asked: argparse.Namespace, passed: list[bool], steps: list[Steps], work: list[peers.Row]) -> None:
+def write_json(asked: argparse.Namespace, passed: list[bool], steps: list[Steps], work: list[Row]) -> None:
     device = torch.cuda.get_device_name() if asked.device != "cpu" else "none"
     result: dict[str, Any] = {
-        "machine": {**peers.machine(), "gpu": device},
-        "versions": peers.versions(),
+        "machine": {**peer_report.machine(), "gpu": device},
+        "versions": peer_report.versions(),
         "date": time.strftime("%Y-%m-%d"),
         "command": " ".join(["python", *sys.argv]),
         "checks": {"passed": sum(passed), "of": len(passed)},
         "steps": [asdict(row) for row in steps],
         "rows": [asdict(row) for row in work],
-        "ratios": peers.ratios(work),
+        "ratios": peer_report.ratios(work),
     }
     asked.json.parent.mkdir(parents=True, exist_ok=True)
     asked.json.write_text(json.dumps(result, indent=1) + "\n")
@@ -195,7 +198,7 @@ def write_json(asked: argparse.Namespace, passed: list[bool], steps: list[Steps]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", default="S,M", help="of " + ", ".join(peers.SHAPES))
+    parser.add_argument("--shapes", default="S,M", help="of " + ", ".join(SHAPES))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--json", type=Path, help="also write the results here")

@@ -1,48 +1,24 @@
-"""The engines that `peers.py` compares: each does the same work its own way and notes when every token came.
+"""The engines of `peers.py` that run in one process of the project's own environment: each notes when every token came.
 
-A new one is one class with `run` in `ENGINES`; it is made in a process of its own, from (model directory, dtype, requests in flight).
+A new one is one class with `run` in `ENGINES`, or, where it needs more, an `Engine` in a module of its own in `peer_workers/`;
+either is made in a process of its own, from (model directory, dtype, requests in flight).
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-MAX_MODEL_TOKENS = 512
+from benchmarks.peer_work import MAX_MODEL_TOKENS, Job, PeerEngine, Timing, Work, num_cores
+
 TOKEN_BUDGET = 256
 BLOCK_TOKENS = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    prompt: list[int]
-    max_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    jobs: list[Job]
-    in_flight: int
-
-
-@dataclass(slots=True)
-class Timing:
-    """Of one request, in seconds of one clock: submitted, when each token came, answer complete."""
-
-    submitted: float
-    tokens: list[float]
-    ended: float = 0.0
-
-
-class PeerEngine(Protocol):
-    def run(self, work: Work) -> list[Timing]: ...
 
 
 class Gapless:
@@ -154,7 +130,3 @@ ENGINES: dict[str, Callable[..., PeerEngine]] = {
     "gapless_torch": partial(Gapless, kind="torch"),
     "transformers": Transformers,
 }
-
-
-def num_cores() -> int:
-    return len(os.sched_getaffinity(0))

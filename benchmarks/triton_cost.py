@@ -14,8 +14,6 @@ import argparse
 import contextlib
 import json
 import random
-import selectors
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -31,7 +29,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import peer_engines, peers
+from benchmarks.http_streams import EnsembleStreams
+from benchmarks.peer_engines import TOKEN_BUDGET
+from benchmarks.peer_models import VOCABULARY, make_model
+from benchmarks.peer_process import EngineProcess
+from benchmarks.peer_report import machine, versions
+from benchmarks.peer_work import MAX_MODEL_TOKENS, Job, Timing, Work, load_work
 from python_backends.config import ROOT, Settings, dump, load
 from python_backends.links import InstanceReady, SchedulerEnd
 from python_backends.messages import Submit
@@ -64,13 +67,13 @@ class Instance:
             pass
         self._num_asked = 0
 
-    def run(self, work: peer_engines.Work) -> list[peer_engines.Timing]:
-        timings: dict[int, peer_engines.Timing] = {}
+    def run(self, work: Work) -> list[Timing]:
+        timings: dict[int, Timing] = {}
         running = 0
         while running or len(timings) < len(work.jobs):
             count = min(work.in_flight - running, len(work.jobs) - len(timings))
             submits = [self._submit(job) for job in work.jobs[len(timings) : len(timings) + count]]
-            timings |= {submit.request.request_id: peer_engines.Timing(time.perf_counter(), []) for submit in submits}
+            timings |= {submit.request.request_id: Timing(time.perf_counter(), []) for submit in submits}
             self._link.send(submits)
             running += count - sum(self._book(news, timings) for news in self._link.receive(1.0) if isinstance(news, Tokens))
         return list(timings.values())
@@ -80,12 +83,12 @@ class Instance:
         self._process.wait()
         self._link.close()
 
-    def _submit(self, job: peer_engines.Job) -> Submit:
+    def _submit(self, job: Job) -> Submit:
         self._num_asked += 1
         request = Request(self._num_asked, np.array(job.prompt, np.int32), Sampling(max_tokens=job.max_tokens))
         return Submit(request, np.zeros(0, np.int32), 0)
 
-    def _book(self, tokens: Tokens, timings: dict[int, peer_engines.Timing]) -> int:
+    def _book(self, tokens: Tokens, timings: dict[int, Timing]) -> int:
         """How many requests ended."""
         now, ended = time.perf_counter(), 0
         for number, finish in zip(tokens.request_ids.tolist(), tokens.finishes.tolist(), strict=True):
@@ -96,65 +99,13 @@ class Instance:
         return ended
 
 
-class Ensemble:
-    """The client's side: 16 HTTP streams, times noted as responses come.
-
-    Plain sockets: a Python gRPC client takes 0.2 ms a response of the processors that are measured, this one 0.05.
-    """
-
-    def __init__(self, port: int, num_connections: int) -> None:
-        self._ready = selectors.DefaultSelector()
-        self._free = [socket.create_connection(("127.0.0.1", port)) for _ in range(num_connections)]
-        self._read: dict[socket.socket, bytes] = {}  # of the answer that comes on a connection
-        self._asked: dict[socket.socket, peer_engines.Timing] = {}
-        for connection in self._free:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._ready.register(connection, selectors.EVENT_READ)
-        self.num_chunks = 0
-
-    def run(self, texts: list[str], work: peer_engines.Work) -> list[peer_engines.Timing]:
-        timings: list[peer_engines.Timing] = []
-        while len(timings) < len(texts) or self._asked:
-            while self._free and len(timings) < len(texts):
-                timings.append(self._submit(texts[len(timings)], work.jobs[len(timings)].max_tokens))
-            for key, _ in self._ready.select():
-                assert isinstance(key.fileobj, socket.socket)
-                self._take(key.fileobj)
-        return timings
-
-    def _submit(self, text: str, max_tokens: int) -> peer_engines.Timing:
-        connection, timing = self._free.pop(), peer_engines.Timing(time.perf_counter(), [])
-        self._asked[connection], self._read[connection] = timing, b""
-        body = json.dumps({"text_input": text, "max_tokens": max_tokens, "stream": True}).encode()
-        head = f"POST /v2/models/ensemble/generate_stream HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-        connection.sendall(head.encode() + body)
-        return timing
-
-    def _take(self, connection: socket.socket) -> None:
-        """What has come on a connection: whole events, and the end of the answer."""
-        *events, self._read[connection] = (self._read[connection] + connection.recv(1 << 16)).split(b"\n\n")
-        now, timing = time.perf_counter(), self._asked[connection]
-        for event in events:
-            chunk = json.loads(event[event.index(b"data: ") + len(b"data: ") :])
-            self.num_chunks += 1
-            if "error" in chunk:
-                raise RuntimeError(chunk["error"])
-            if chunk["text_output"]:
-                timing.tokens.append(now)
-            if "finish_reason" in chunk:
-                timing.ended = now
-        if self._read[connection].endswith(b"0\r\n\r\n"):
-            del self._asked[connection]
-            self._free.append(connection)
-
-
 def make_tokenizer(directory: Path) -> Tokenizer:
     """A byte-level BPE of 32,000 entries, from the standard library's own sources."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=peers.VOCABULARY, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train([str(path) for path in sources()], trainer)
     tokenizer.save(str(directory / "tokenizer.json"))
     return tokenizer
@@ -164,52 +115,49 @@ def sources() -> list[Path]:
     return sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
 
 
-def make_texts(tokenizer: Tokenizer, work: peer_engines.Work, number: int) -> tuple[list[str], peer_engines.Work]:
+def make_texts(tokenizer: Tokenizer, work: Work, number: int) -> tuple[list[str], Work]:
     """Texts about as long as the workload's prompts, others in every round so that no prefix is known, and the work with their ids."""
     ids = tokenizer.encode("\n".join(path.read_text() for path in sources()[:40])).ids
     rng = random.Random(number)
     starts = [rng.randrange(len(ids) - 512) for _ in work.jobs]
     texts = [tokenizer.decode(ids[start : start + len(job.prompt)]) for start, job in zip(starts, work.jobs, strict=True)]
-    jobs = [peer_engines.Job(tokenizer.encode(text).ids, job.max_tokens) for text, job in zip(texts, work.jobs, strict=True)]
-    return texts, peer_engines.Work(jobs, work.in_flight)
+    jobs = [Job(tokenizer.encode(text).ids, job.max_tokens) for text, job in zip(texts, work.jobs, strict=True)]
+    return texts, Work(jobs, work.in_flight)
 
 
-def row_of(mode: str, work: peer_engines.Work, timings: list[peer_engines.Timing], num_chunks: int) -> Row:
+def row_of(mode: str, work: Work, timings: list[Timing], num_chunks: int) -> Row:
     wall = max(timing.ended for timing in timings) - min(timing.submitted for timing in timings)
     num_tokens = sum(job.max_tokens for job in work.jobs)
     first = [(timing.tokens[0] - timing.submitted) * 1e3 for timing in timings if timing.tokens]
     return Row(mode, num_tokens / wall, float(np.median(first)), float(np.percentile(first, 99)), num_chunks / num_tokens)
 
 
-def measure(directory: Path, dtype: str, rounds: int, work: peer_engines.Work, overrides: dict[str, str]) -> dict[str, list[Row]]:
-    peers.make_model("S", dtype, directory)
+def measure(directory: Path, dtype: str, rounds: int, work: Work, overrides: dict[str, str]) -> dict[str, list[Row]]:
+    make_model("S", dtype, directory)
     tokenizer = make_tokenizer(directory)
     settings = {
         "model.directory": str(directory),
         "model.dtype": dtype,
-        "model.max_model_tokens": str(peer_engines.MAX_MODEL_TOKENS),
-        "engine.token_budget": str(peer_engines.TOKEN_BUDGET),
+        "model.max_model_tokens": str(MAX_MODEL_TOKENS),
+        "engine.token_budget": str(TOKEN_BUDGET),
         "engine.kind": "openvino",
         **overrides,
     }
     rows: dict[str, list[Row]] = {mode: [] for mode in MODES}
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(
-            contextlib.closing(peers.EngineProcess(PEERS[settings["engine.kind"]], directory, dtype, work.in_flight))
+            contextlib.closing(EngineProcess(PEERS[settings["engine.kind"]], directory, dtype, work.in_flight))
         )
         instance = stack.enter_context(contextlib.closing(Instance(load(ROOT / "gapless.toml", settings), directory)))
         served = Gapless(**settings)
         stack.callback(served.stop)
-        ensemble = Ensemble(served.http_port, work.in_flight)
+        ensemble = EnsembleStreams(served.http_port, work.in_flight, lambda event: bool(event["text_output"]))
         for number in range(rounds + 1):
             texts, round_work = make_texts(tokenizer, work, number)
-            timings = {
-                "engine": engine.run(round_work)[0],
-                "instance": instance.run(round_work),
-                "ensemble": ensemble.run(texts, round_work),
-            }
-            made = {mode: row_of(mode, round_work, timings[mode], ensemble.num_chunks) for mode in MODES}
-            ensemble.num_chunks = 0
+            timings = {"engine": engine.run(round_work)[0], "instance": instance.run(round_work)}
+            before = ensemble.num_events
+            timings["ensemble"] = ensemble.ask(texts, round_work)
+            made = {mode: row_of(mode, round_work, timings[mode], ensemble.num_events - before) for mode in MODES}
             said = ", ".join(f"{row.mode} {row.tok_s:.0f} tokens/s, first token {row.ttft_p50_ms:.0f} ms" for row in made.values())
             print(f"{'round ' + str(number) if number else 'warm-up'}: {said}", flush=True)
             for mode in MODES if number else ():
@@ -244,12 +192,12 @@ def main() -> None:
     rounds = 1 if arguments.quick else arguments.rounds
     settings = dict(item.partition("=")[::2] for item in arguments.set)
     with tempfile.TemporaryDirectory() as directory:
-        rows = measure(Path(directory), arguments.dtype, rounds, peers.load_work(arguments.quick), settings)
+        rows = measure(Path(directory), arguments.dtype, rounds, load_work(arguments.quick), settings)
     result = summary(rows)
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         command = " ".join(["python", *sys.argv])
-        about = {"machine": peers.machine(), "versions": peers.versions(), "date": time.strftime("%Y-%m-%d"), "command": command}
+        about = {"machine": machine(), "versions": versions(), "date": time.strftime("%Y-%m-%d"), "command": command}
         arguments.json.write_text(json.dumps({**about, "rounds": rounds, **result}, indent=1) + "\n")
     for mode in MODES[:-1]:
         share, more = result[f"tok_s_of_{mode}"], result[f"ttft_p50_ms_more_than_{mode}"]

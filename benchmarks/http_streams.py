@@ -1,0 +1,86 @@
+"""Many streams of server-sent events over HTTP, closed loop, read by one thread: the client's side of the benchmarks that serve.
+
+Plain sockets: a Python gRPC client takes 0.2 ms a response of the processors that are measured, this one 0.05. Used by
+`triton_cost.py` and by the peers that answer over HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+import selectors
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from benchmarks.peer_work import Timing, Work
+
+Event = dict[str, Any]
+
+
+class HttpStreams:
+    """`num_tokens` says how many tokens came with an event, `is_last` whether the answer ends with it."""
+
+    def __init__(
+        self, port: int, path: str, num_connections: int, num_tokens: Callable[[Event], int], is_last: Callable[[Event], bool]
+    ) -> None:
+        self._head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        self._num_tokens, self._is_last = num_tokens, is_last
+        self._ready = selectors.DefaultSelector()
+        self._free = [socket.create_connection(("127.0.0.1", port)) for _ in range(num_connections)]
+        self._read: dict[socket.socket, bytes] = {}  # of the answer that comes on a connection
+        self._asked: dict[socket.socket, Timing] = {}
+        for connection in self._free:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._ready.register(connection, selectors.EVENT_READ)
+        self.num_events = 0
+
+    def run(self, bodies: Sequence[Event]) -> list[Timing]:
+        timings: list[Timing] = []
+        while len(timings) < len(bodies) or self._asked:
+            while self._free and len(timings) < len(bodies):
+                timings.append(self._submit(bodies[len(timings)]))
+            for key, _ in self._ready.select():
+                assert isinstance(key.fileobj, socket.socket)
+                self._take(key.fileobj)
+        return timings
+
+    def _submit(self, fields: Event) -> Timing:
+        connection, timing = self._free.pop(), Timing(time.perf_counter(), [])
+        self._asked[connection], self._read[connection] = timing, b""
+        body = json.dumps(fields).encode()
+        connection.sendall(f"{self._head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        return timing
+
+    def _take(self, connection: socket.socket) -> None:
+        """What has come on a connection: whole events, and the end of the answer."""
+        came = connection.recv(1 << 16)
+        if not came:
+            raise RuntimeError(f"the server hung up on a request, after {self._read[connection]!r}")
+        *events, self._read[connection] = (self._read[connection] + came).split(b"\n\n")
+        now, timing = time.perf_counter(), self._asked[connection]
+        for event in events:
+            chunk = json.loads(event[event.index(b"data: ") + len(b"data: ") :])
+            self.num_events += 1
+            if "error" in chunk:
+                raise RuntimeError(chunk["error"])
+            timing.tokens += [now] * self._num_tokens(chunk)
+            if self._is_last(chunk):
+                timing.ended = now
+        if self._read[connection].endswith(b"0\r\n\r\n"):
+            del self._asked[connection]
+            self._free.append(connection)
+
+
+class EnsembleStreams(HttpStreams):
+    """Streams of the ensemble's own HTTP endpoint."""
+
+    def __init__(self, port: int, num_connections: int, num_tokens: Callable[[Event], int]) -> None:
+        super().__init__(
+            port, "/v2/models/ensemble/generate_stream", num_connections, num_tokens, lambda event: "finish_reason" in event
+        )
+
+    def ask(self, texts: Sequence[str], work: Work) -> list[Timing]:
+        return self.run(
+            [{"text_input": text, "max_tokens": job.max_tokens, "stream": True} for text, job in zip(texts, work.jobs, strict=True)]
+        )

@@ -1,0 +1,95 @@
+"""The environments of the peers that don't fit into the project's own: made on first use, pinned, below `benchmarks/.environments`.
+
+GAPLESS_BENCHMARK_ENVIRONMENTS names another folder. `ready` is called by `peers.py`; it shows what it does and raises
+CalledProcessError or OSError where something can't be had.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.peer_work import num_cores
+
+HERE = Path(__file__).resolve().parent
+FOLDER = Path(os.environ.get("GAPLESS_BENCHMARK_ENVIRONMENTS") or HERE / ".environments").resolve()
+CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
+LLAMA_CPP = "llama-cpp-python==0.3.36"  # its source package carries the tree of llama.cpp
+CMAKE = (
+    *("-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF"),
+    *("-DLLAMA_OPENSSL=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    python: Path = Path(sys.executable)
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+def ready(name: str) -> Environment:
+    """The environment of an engine; the project's own for those that have no list of packages."""
+    lock = HERE / "environments" / f"{name}.lock"
+    if not lock.exists():
+        return Environment()
+    folder = FOLDER / name
+    digest = hashlib.sha256(lock.read_bytes() + LLAMA_CPP.encode() * (name == "llama_cpp")).hexdigest()
+    made = folder / "made"
+    if not made.exists() or made.read_text() != digest:
+        make(name, lock, folder)
+        made.write_text(digest)
+    return Environment(folder / "bin" / "python", variables(name, folder))
+
+
+def make(name: str, lock: Path, folder: Path) -> None:
+    print(f"{name}: making its environment in {folder}, once", flush=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    python = folder / "bin" / "python"
+    run(getattr(sys, "_base_executable", sys.executable), "-m", "venv", folder)
+    for torch in (line for line in lock.read_text().splitlines() if line.startswith("torch==")):
+        run(python, "-m", "pip", "install", "--no-deps", "--retries", "1", "--extra-index-url", CPU_BUILDS, torch)
+    run(python, "-m", "pip", "install", "--no-deps", "-r", lock)
+    if name == "llama_cpp":
+        build_llama_server(python, folder)
+
+
+def build_llama_server(python: Path, folder: Path) -> None:
+    source, build = folder / "source", folder / "build"
+    run(python, "-m", "pip", "download", "--no-deps", "--no-binary", "llama-cpp-python", "-d", source, LLAMA_CPP)
+    with tarfile.open(next(source.glob("*.tar.gz"))) as archive:
+        archive.extractall(source, filter="data")
+    run("cmake", "-S", next(source.glob("*/vendor/llama.cpp")), "-B", build, *CMAKE)
+    run("cmake", "--build", build, "--target", "llama-server", "-j", num_cores())
+    shutil.copy(build / "bin" / "llama-server", folder / "bin")
+    shutil.rmtree(build)
+    shutil.rmtree(source)
+
+
+def variables(name: str, folder: Path) -> dict[str, str]:
+    """What a peer wants to find in its process's environment."""
+    if name != "vllm":
+        return {}
+    cores = sorted(os.sched_getaffinity(0))
+    preloaded = next((folder / "lib").rglob("libiomp5.so"))
+    return {
+        "LD_PRELOAD": str(preloaded),
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CACHE_ROOT": str(folder / "cache"),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache" / "inductor"),
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+    }
+
+
+def run(*command: object) -> None:
+    words = [str(word) for word in command]
+    print("$ " + " ".join(words), flush=True)
+    subprocess.run(words, check=True)

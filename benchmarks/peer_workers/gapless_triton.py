@@ -1,0 +1,29 @@
+"""The whole of Gapless: launcher, Triton and instance, asked over HTTP, streaming, by a client on the same processors.
+
+A response may carry several tokens: all of them came when it came. The prompts are the work's own ids, as text.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.http_streams import EnsembleStreams
+from benchmarks.peer_engines import BLOCK_TOKENS, MAX_MODEL_TOKENS, TOKEN_BUDGET
+from benchmarks.peer_models import num_tokens, text_of
+from benchmarks.peer_work import Timing, Work
+from tests.server.serving import Gapless
+
+
+class Engine:
+    def __init__(self, directory: Path, dtype: str, in_flight: int) -> None:
+        model = {"model.directory": directory, "model.dtype": dtype, "model.max_model_tokens": MAX_MODEL_TOKENS}
+        engine = {"engine.kind": "openvino", "engine.slots": in_flight, "engine.block_tokens": BLOCK_TOKENS}
+        self._served = Gapless(**model, **engine, **{"engine.token_budget": TOKEN_BUDGET})
+        self._streams = EnsembleStreams(self._served.http_port, in_flight, lambda event: num_tokens(event["text_output"]))
+        self.pid = self._served.process.pid
+
+    def run(self, work: Work) -> list[Timing]:
+        return self._streams.ask([text_of(job.prompt) for job in work.jobs], work)
+
+    def close(self) -> None:
+        self._served.stop()

@@ -1,0 +1,64 @@
+"""llama.cpp's server, built in the environment of the same name, asked over HTTP, streaming, by a client on the same processors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from benchmarks.http_streams import HttpStreams
+from benchmarks.peer_work import MAX_MODEL_TOKENS, PEER_TOKEN_BUDGET, Timing, Work, free_port, num_cores
+from benchmarks.peer_workers.gguf_file import write_gguf
+
+KV_TYPES = {"bfloat16": "bf16", "float32": "f32"}
+READY_S = 300
+
+
+class Engine:
+    def __init__(self, directory: Path, dtype: str, in_flight: int) -> None:
+        model = directory / "model.gguf"
+        if not model.exists():
+            write_gguf(directory, model, dtype)
+        port = free_port()
+        options: dict[str, Any] = {
+            "--model": model,
+            "--port": port,
+            "--parallel": in_flight,
+            "--ctx-size": in_flight * MAX_MODEL_TOKENS,
+            "--threads": num_cores(),
+            "--threads-http": 2,
+            "--batch-size": PEER_TOKEN_BUDGET,
+            "--ubatch-size": PEER_TOKEN_BUDGET,
+            "--cache-type-k": KV_TYPES[dtype],
+            "--cache-type-v": KV_TYPES[dtype],
+            "--flash-attn": "on",
+            "--cache-ram": 0,
+        }
+        command = [str(Path(sys.executable).parent / "llama-server"), *(str(word) for pair in options.items() for word in pair)]
+        self._process = subprocess.Popen([*command, "--no-warmup", "--no-webui", "--log-disable"])
+        self.pid = self._process.pid
+        await_health(port)
+        self._streams = HttpStreams(port, "/completion", in_flight, lambda event: len(event["tokens"]), lambda event: event["stop"])
+
+    def run(self, work: Work) -> list[Timing]:
+        always = {"temperature": 0, "ignore_eos": True, "cache_prompt": False, "stream": True, "return_tokens": True}
+        return self._streams.run([{"prompt": job.prompt, "n_predict": job.max_tokens, **always} for job in work.jobs])
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+
+def await_health(port: int) -> None:
+    deadline = time.monotonic() + READY_S
+    while time.monotonic() < deadline:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+            return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.2)
+    raise RuntimeError(f"llama-server was not ready within {READY_S} s")

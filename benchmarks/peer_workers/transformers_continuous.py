@@ -1,0 +1,46 @@
+"""transformers' own continuous batching, its loop on its own thread as it comes; runs in the project's environment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.peer_work import PEER_TOKEN_BUDGET, Job, Timing, Work, closed_loop, num_cores
+
+PAGE_TOKENS, NUM_PAGES = 32, 512
+
+
+class Engine:
+    def __init__(self, directory: Path, dtype: str, in_flight: int) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+
+        torch.set_num_threads(num_cores())
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype)).eval()
+        batching = ContinuousBatchingConfig(
+            page_size=PAGE_TOKENS,
+            num_blocks=NUM_PAGES,
+            max_batch_tokens=PEER_TOKEN_BUDGET,
+            max_requests_per_batch=in_flight,
+            allow_block_sharing=False,
+        )
+        self._batching = model.init_continuous_batching(GenerationConfig(do_sample=False, eos_token_id=-1), batching)
+        self._batching.start()
+        self._num_read: dict[int, int] = {}
+
+    def run(self, work: Work) -> list[Timing]:
+        self._num_read.clear()
+        return closed_loop(work, self._submit, self._step)
+
+    def _submit(self, index: int, job: Job) -> None:
+        self._num_read[index] = 0
+        self._batching.add_request(job.prompt, str(index), max_new_tokens=job.max_tokens, streaming=True, eos_token_id=-1)
+
+    def _step(self) -> Iterator[tuple[int, int]]:
+        answer = self._batching.get_result()
+        if answer is None or answer.error:
+            raise RuntimeError(answer.error if answer else "transformers' loop has ended")
+        index = int(answer.request_id)
+        come = len(answer.generated_tokens)
+        yield index, come - self._num_read[index]
+        self._num_read[index] = come
