@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.http_streams import EnsembleStreams
-from benchmarks.peer_engines import BLOCK_TOKENS, MAX_MODEL_TOKENS, TOKEN_BUDGET
+from benchmarks.peer_engines import BLOCK_TOKENS, TOKEN_BUDGET
 from benchmarks.peer_models import num_tokens, text_of
-from benchmarks.peer_work import Timing, Work
+from benchmarks.peer_work import MAX_MODEL_TOKENS, Timing, Work
 from tests.server.serving import Gapless
 
 

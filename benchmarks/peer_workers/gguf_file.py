@@ -58,7 +58,7 @@ def write_vocabulary(writer: Any, vocabulary: dict[str, int]) -> None:
     writer.add_eos_token_id(0)
 
 
-def tensors(path: Path) -> Iterator[tuple[str, np.ndarray]]:
+def tensors(path: Path) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
     """Of a safetensors file, bfloat16 as uint16: numpy has no such type."""
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
@@ -69,7 +69,7 @@ def tensors(path: Path) -> Iterator[tuple[str, np.ndarray]]:
             yield name, np.frombuffer(data[start + begin : start + end], kind).reshape(about["shape"])
 
 
-def as_float32(values: np.ndarray) -> np.ndarray:
+def as_float32(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return (values.astype(np.uint32) << 16).view(np.float32) if values.dtype == np.uint16 else values
 
 
