@@ -6,6 +6,7 @@ CalledProcessError or OSError where something can't be had.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -39,12 +40,19 @@ def ready(name: str) -> Environment:
     if not lock.exists():
         return Environment()
     folder = FOLDER / name
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with (FOLDER / f"{name}.making").open("w") as lock_file:
+        fcntl.flock(lock_file, fcntl.LOCK_EX)  # two runs don't make the same
+        make_if_needed(name, lock, folder)
+    return Environment(folder / "bin" / "python", variables(name, folder))
+
+
+def make_if_needed(name: str, lock: Path, folder: Path) -> None:
     digest = hashlib.sha256(lock.read_bytes() + LLAMA_CPP.encode() * (name == "llama_cpp")).hexdigest()
     made = folder / "made"
     if not made.exists() or made.read_text() != digest:
         make(name, lock, folder)
         made.write_text(digest)
-    return Environment(folder / "bin" / "python", variables(name, folder))
 
 
 def make(name: str, lock: Path, folder: Path) -> None:
