@@ -106,7 +106,7 @@ def compare(count: int) -> list[Row]:
 
 
 def main() -> None:
-    from benchmarks.peers import machine, versions
+    from benchmarks.peer_report import machine, versions
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=8, help="of each of the eight tasks")

@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import peers
+from benchmarks.peer_report import machine, versions
 from benchmarks.token_gap_loop import MODES, Recorded, host_us_of_steady_steps, prepare, run
 
 TOY_SLOTS = (16, 64, 256, 1024)
@@ -121,7 +121,7 @@ def main() -> None:
     rows = [row for row, _ in found]
     steady = {count: host_us_of_steady_steps(count, num_steps) for count in tqdm(TOY_SLOTS, desc="steady steps")}
     if asked.json:
-        result: dict[str, Any] = {"machine": peers.machine(), "versions": peers.versions(), "command": " ".join(["python", *sys.argv])}
+        result: dict[str, Any] = {"machine": machine(), "versions": versions(), "command": " ".join(["python", *sys.argv])}
         result |= {"engine": asked.engine, "rows": [asdict(row) for row in rows], "toy_host_us_per_steady_step": steady}
         asked.json.parent.mkdir(parents=True, exist_ok=True)
         asked.json.write_text(json.dumps(result, indent=1) + "\n")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks import peers
+from benchmarks.peer_models import make_model
 from benchmarks.triton_cost import make_tokenizer, sources
 from python_backends.config import EngineSettings, ModelSettings, SchedulingSettings, Settings, StreamSettings
 from python_backends.engine.protocol import Engine
@@ -185,7 +185,7 @@ class Recorded:
 
 def prepare(directory: Path, engine: str) -> None:
     """A model of shape S with random weights, and a tokenizer of its size."""
-    peers.make_model("S", "bfloat16", directory)
+    make_model("S", "bfloat16", directory)
     make_tokenizer(directory)
     assert engine in ("openvino", "torch", "toy")
 
