@@ -141,8 +141,7 @@ class StreamStates(RuleBasedStateMachine):
     def go_wrong(self, what: str, data: Any) -> None:
         client = self.clients[data.draw(st.sampled_from([client.number for client in self.open_clients()]))]
         if what == "leave":  # the detokenizer has seen it at a window that was inside
-            client.is_here, client.may_be_missed = False, True
-            self.table.feedback(Feedback(client.number, 0, gone=True))
+            self.leave(client)
         elif what == "vanish":  # no window is dispatched any more
             client.is_here, client.may_be_missed = False, True
         elif what == "lose":
@@ -154,6 +153,14 @@ class StreamStates(RuleBasedStateMachine):
             del self.lives[client.number]
             client.may_fail = True
             self.table.fail(client.number, "does not fit")
+
+    def leave(self, client: Client) -> None:
+        places = [place for place, window in enumerate(self.inside) if window.client is client]
+        if places:
+            self.detokenize(places[0])  # what was sent before comes out before
+            self.inside.pop(0)
+            client.is_here, client.may_be_missed = False, True
+            self.table.feedback(Feedback(client.number, 0, gone=True))
 
     @precondition(lambda self: self.lives)
     @rule(times=st.integers(1, 4), quickly=st.booleans())
