@@ -26,6 +26,7 @@ MAX_ENTRIES = 4096
 FORGET_AFTER_S = 10.0
 BEAT_S = 0.25
 IDLE_NS = 200_000_000
+LATE_NS = 400_000_000
 BUSY = 1 << 62
 ASK_EVERY_S = 0.5  # is_cancelled() is a round trip: not for every window
 
@@ -54,10 +55,11 @@ class TritonPythonModel:
 
     def _say_when_idle(self) -> None:
         """Triton drops the windows of a cancelled stream before they get here: only what does not come tells the scheduler."""
-        link = FeedbackEnd(run_directory())
+        link, now_ns = FeedbackEnd(run_directory()), time.monotonic_ns()
         while not self._stopping.wait(BEAT_S):
-            now_ns = time.monotonic_ns()
-            if now_ns - self._ended_ns > IDLE_NS:
+            before_ns, now_ns = now_ns, time.monotonic_ns()
+            has_slept_well = now_ns - before_ns < LATE_NS  # else the whole machine may have stood still, and windows are still to come
+            if has_slept_well and now_ns - self._ended_ns > IDLE_NS:
                 link.send([Idle(now_ns)])
         link.close()
 
