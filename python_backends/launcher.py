@@ -35,7 +35,7 @@ log = logging.getLogger("gapless")
 WATCH_EVERY_S = 0.2
 MAX_FAILED_STARTS = 5  # one after the other, without ever getting ready: something is wrong for good
 PREFIX = "gapless-"  # of run directories
-SETTLE_S = 0.5  # until what is under way has reached the metrics, or the client
+SETTLE_S = 1.2  # until what is under way has reached the metrics, which are written every 0.5 s, or the client
 
 
 class GiveUpError(RuntimeError):

@@ -1,7 +1,7 @@
 """The OpenVINO engine: runs step plans on a CPU through OpenVINO's compiled graph, with its attention over our KV blocks.
 
-The same description of a model, slot state and sampler as the torch engine, and twice its pace on a small model; no training, no
-device but the CPU. Owns the compiled model and the KV cache. Called by the instance loop.
+The same description of a model, slot state and sampler as the torch engine, and faster on a small model; no training, no device but
+the CPU. Owns the compiled model and the KV cache. Called by the instance loop.
 """
 
 from __future__ import annotations
