@@ -26,7 +26,7 @@ from python_backends.engine.engine_thread import EngineThread
 from python_backends.engine.protocol import Engine
 from python_backends.instance_state import State, StateFile
 from python_backends.links import InstanceEnd, NewSession
-from python_backends.messages import Cancel, Failed, Load, Message, Submit
+from python_backends.messages import Cancel, Failed, Load, Message, Predicted, Submit
 from python_backends.metrics import GAP_BOUNDS_S, Histogram
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.step_time import StepTime
@@ -122,6 +122,8 @@ class Instance:
     def _take(self, message: Message | NewSession) -> None:
         if isinstance(message, Submit):
             self._submit(message)
+        elif isinstance(message, Predicted):
+            self.scheduler.predict(message.request_id, message.prediction)
         elif isinstance(message, Cancel):
             self.scheduler.cancel(message.request_id)
         elif isinstance(message, NewSession):

@@ -15,7 +15,18 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from python_backends.request import Feedback, Finish, Idle, Ids, LogProbs, ModelLimits, Request, Sampling, TokenWindow
+from python_backends.request import (
+    Feedback,
+    Finish,
+    Idle,
+    Ids,
+    LengthPrediction,
+    LogProbs,
+    ModelLimits,
+    Request,
+    Sampling,
+    TokenWindow,
+)
 from python_backends.step import RowLogProbs, Started, Tokens
 
 NOBODY = ""  # the receiver of a first hello
@@ -39,6 +50,14 @@ class Submit:
     request: Request
     delivered: Ids  # [n]
     epoch: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Predicted:
+    """How long the answer to a request that was submitted before is expected to be; it may come late, or never."""
+
+    request_id: int
+    prediction: LengthPrediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +91,7 @@ class Load:
     draining: bool = False
 
 
-Message = Hello | Submit | Cancel | Started | Tokens | Load | Failed
+Message = Hello | Submit | Predicted | Cancel | Started | Tokens | Load | Failed
 
 _KINDS: tuple[type[Any], ...] = (
     Sampling,
@@ -90,6 +109,8 @@ _KINDS: tuple[type[Any], ...] = (
     LogProbs,
     RowLogProbs,
     Idle,
+    LengthPrediction,
+    Predicted,
 )
 _TAGS = {kind: tag for tag, kind in enumerate(_KINDS)}
 _FIELDS: tuple[tuple[str, ...], ...] = tuple(tuple(field.name for field in dataclasses.fields(kind)) for kind in _KINDS)

@@ -16,6 +16,7 @@ Ids = NDArray[np.int32]  # token ids, one dimension
 Floats = NDArray[np.float32]
 
 MAX_BAD_WORD_TOKENS = 4
+QUANTILE_LEVELS = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)  # of a predicted length
 
 
 class RefusedError(ValueError):
@@ -85,6 +86,14 @@ class Request:
     @property
     def max_total_tokens(self) -> int:
         return len(self.prompt) + self.sampling.max_tokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LengthPrediction:
+    """How many tokens the answer to a request may have, from its first to its last."""
+
+    mean: float
+    quantiles: Floats  # [len(QUANTILE_LEVELS)] ascending
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from python_backends.config import SchedulingSettings
-from python_backends.request import Finish, Ids, ModelLimits, Request
+from python_backends.request import Finish, Ids, LengthPrediction, ModelLimits, Request
 from python_backends.scheduling.allocator import Allocator
 from python_backends.scheduling.policies import POLICIES, Reserve, reserve_max_tokens
 from python_backends.scheduling.sequence import Sequence, Status
@@ -73,6 +73,12 @@ class SlotScheduler:
         self._arrivals += 1
         self._sequences[request.request_id] = sequence
         self._waiting.add(sequence)
+
+    def predict(self, request_id: int, prediction: LengthPrediction) -> None:
+        """Notes how long an answer is expected to be; nothing if the request isn't here (any more)."""
+        sequence = self._sequences.get(request_id)
+        if sequence is not None:
+            sequence.prediction = prediction
 
     def cancel(self, request_id: int) -> bool:
         """Ends a request at once: its slot is free for the next plan. False if it isn't here (any more)."""

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from python_backends.request import Ids, Request
+from python_backends.request import Ids, LengthPrediction, Request
 
 NO_SLOT = -1
 
@@ -24,7 +24,7 @@ class Sequence:
     here is what it had when it last got or gave back a slot.
     """
 
-    __slots__ = ("arrival", "blocks", "epoch", "keys", "request", "reserved_blocks", "slot", "status", "tokens")
+    __slots__ = ("arrival", "blocks", "epoch", "keys", "prediction", "request", "reserved_blocks", "slot", "status", "tokens")
 
     def __init__(self, request: Request, delivered: Ids, arrival: int, epoch: int) -> None:
         self.request = request
@@ -36,6 +36,7 @@ class Sequence:
         self.blocks: list[int] = []
         self.keys: list[bytes] = []  # of the leading blocks that are full and published
         self.reserved_blocks = 0
+        self.prediction: LengthPrediction | None = None  # none has come yet
 
     @property
     def request_id(self) -> int:
