@@ -78,6 +78,7 @@ class StepPlan:
     kinds: NDArray[np.uint8]  # [spans] SpanKind
     samples: NDArray[np.bool_]  # [spans]
     tokens: Ids  # [prefill tokens of this step]
+    steady: bool = False  # no operations, no prefill; the spans are those of the step before, each one token further
 
     @property
     def num_decodes(self) -> int:
@@ -86,6 +87,11 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         return int(self.lengths.sum())
+
+    def goes_on(self, number: int) -> StepPlan:
+        """The steady step behind this step of decode spans alone."""
+        rest = (self.slots, self.epochs, self.starts + np.int32(1), self.lengths, self.kinds, self.samples, self.tokens)
+        return StepPlan(number, (), *rest, steady=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
