@@ -78,7 +78,6 @@ class StepPlan:
     kinds: NDArray[np.uint8]  # [spans] SpanKind
     samples: NDArray[np.bool_]  # [spans]
     tokens: Ids  # [prefill tokens of this step]
-    steady: bool = False  # no operations, no prefill; the spans are those of the step before, each one token further
 
     @property
     def num_decodes(self) -> int:
@@ -89,9 +88,9 @@ class StepPlan:
         return int(self.lengths.sum())
 
     def goes_on(self, number: int) -> StepPlan:
-        """The steady step behind this step of decode spans alone."""
-        rest = (self.slots, self.epochs, self.starts + np.int32(1), self.lengths, self.kinds, self.samples, self.tokens)
-        return StepPlan(number, (), *rest, steady=True)
+        """A steady step behind this one of decode spans alone: each is a token further, all else is the very same arrays."""
+        starts = self.starts + np.int32(1)
+        return StepPlan(number, (), self.slots, self.epochs, starts, self.lengths, self.kinds, self.samples, self.tokens)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

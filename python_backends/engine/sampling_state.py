@@ -22,6 +22,8 @@ from python_backends.engine.sampler import Draws, Restrictions, SamplingRows
 from python_backends.request import Ids, ModelLimits, Sampling
 from python_backends.step import Admit
 
+ALL_GREEDY = SamplingRows(draws=None, banned=None)
+
 
 class Column(IntEnum):
     """Of the slot state's table of whole numbers, one row a slot."""
@@ -83,6 +85,8 @@ class SamplingState:
     def rows(self, batch: Batch) -> SamplingRows:
         """The parameters of the rows of `batch`; only those that some row needs."""
         asked, host = self._asked, batch.host
+        if not asked.anything[host].any():
+            return ALL_GREEDY
         return SamplingRows(
             draws=self._draws(batch, np.flatnonzero(asked.draws[host])),
             banned=self._banned(batch),
@@ -140,6 +144,7 @@ class _Asked:
     """What the host knows of each slot: a step of plain greedy rows is one arg-max."""
 
     def __init__(self, num_slots: int) -> None:
+        self.anything: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         self.draws: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         self.restricts: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         self.penalizes: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
@@ -158,6 +163,8 @@ class _Asked:
         self.num_top[slot] = sampling.num_top_log_probs
         early = admit.num_prompt_tokens + sampling.min_tokens if sampling.stop_ids else 0
         self.stop_from[slot] = min(early, max_model_tokens)
+        asks = sampling.temperature > 0 or sampling.looks_back or sampling.log_probs
+        self.anything[slot] = asks or (sampling.min_tokens > 0 and bool(sampling.stop_ids))
 
 
 def _shares(sampling: Sampling) -> tuple[float, ...]:
