@@ -92,8 +92,8 @@ class OpenVINOEngine:
             inputs.fill(plan, self.state.table.numpy())
         self._start(plan, inputs)
         self._append()
-        slots = torch.from_numpy(plan.slots[plan.samples].astype(np.int64))
-        self._running = _Running(plan.number, inputs.request, slots, self.state.sampling_rows(slots, plan))
+        rows = self.state.sampling_rows(inputs.sampled, plan)
+        self._running = _Running(plan.number, inputs.request, inputs.sampled, rows)
 
     @torch.inference_mode()
     def collect(self) -> StepOutput:

@@ -22,8 +22,6 @@ from python_backends.engine.sampler import Draws, Restrictions, SamplingRows
 from python_backends.request import Ids, ModelLimits, Sampling
 from python_backends.step import Admit
 
-ALL_GREEDY = SamplingRows(draws=None, banned=None)
-
 
 class Column(IntEnum):
     """Of the slot state's table of whole numbers, one row a slot."""
@@ -31,11 +29,10 @@ class Column(IntEnum):
     LAST_TOKEN = 0
     LENGTH = 1  # tokens so far; the KV of the last one is not computed yet
     OUTPUTS = 2  # output tokens so far
-    MAX_LENGTH = 3
-    MIN_TOKENS = 4
-    SEED = 5
-    TOP_K = 6
-    ENDED = 7
+    MIN_TOKENS = 3
+    SEED = 4
+    TOP_K = 5
+    ENDED = 6
 
 
 class Share(IntEnum):
@@ -82,11 +79,13 @@ class SamplingState:
         for admit in admits:
             self._asked.admit(admit, self._limits.max_model_tokens)
 
+    def is_asked(self, host: Ids) -> bool:
+        """Whether any of the slots `host` asks for more than the most probable token."""
+        return bool(self._asked.anything[host].any())
+
     def rows(self, batch: Batch) -> SamplingRows:
         """The parameters of the rows of `batch`; only those that some row needs."""
         asked, host = self._asked, batch.host
-        if not asked.anything[host].any():
-            return ALL_GREEDY
         return SamplingRows(
             draws=self._draws(batch, np.flatnonzero(asked.draws[host])),
             banned=self._banned(batch),
