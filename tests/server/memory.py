@@ -1,7 +1,7 @@
 """Whether a server's processes keep memory for requests that are over: marks at rest, and a verdict on what lies between them.
 
-Two kinds of memory: what is a process's own (anonymous pages), and the blocks through which tritonserver and the models exchange
-tensors, which count once. A mark is taken when no random request is under way: a long prompt is megabytes in three places.
+Two kinds of memory: what is a process's own (anonymous pages), and the blocks through which tritonserver and a model exchange
+tensors. A mark is taken when no random request is under way: a long prompt is megabytes in three places.
 """
 
 from __future__ import annotations
@@ -10,8 +10,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-SHARED = "shared blocks"
-NOISE_MIB = 4.0  # holes in heaps, and more long prompts at once than ever before
+from python_backends.triton_server import STUBS
+
+LONG_PROMPTS = "shared with the tokenizer"
+NOISE_MIB = {  # how much a warm server may yet take for good, because more long prompts come at once than before: some are a megabyte
+    "tritonserver": 12.0,  # a gRPC request's memory is kept for the next one's, for as many as were ever under way at once
+    LONG_PROMPTS: 24.0,  # blocks are never given back, and have holes
+}
+OTHER_NOISE_MIB = 6.0
 BYTES_PER_REQUEST = 512.0  # of the random ones, valid or not
 MIB = 2**20
 
@@ -19,7 +25,7 @@ MIB = 2**20
 @dataclass(frozen=True)
 class Mark:
     num_requests: int  # that were over by then
-    mib: dict[str, float]  # by process, and of the shared blocks
+    mib: dict[str, float]  # by process, and of the blocks that tritonserver shares with a model
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,7 @@ class Verdict:
 
     @property
     def limit_mib(self) -> float:
-        return NOISE_MIB + BYTES_PER_REQUEST * self.num_requests / MIB
+        return NOISE_MIB.get(self.name, OTHER_NOISE_MIB) + BYTES_PER_REQUEST * self.num_requests / MIB
 
     @property
     def is_flat(self) -> bool:
@@ -49,9 +55,10 @@ class Verdict:
 
 
 def mark(num_requests: int, pids: dict[str, int]) -> Mark:
-    """Of processes by name; "tritonserver" is one of them, and has all shared blocks mapped."""
+    """Of processes by name."""
     own = {name: _resident_mib(pid, "RssAnon") for name, pid in pids.items()}
-    return Mark(num_requests, {**own, SHARED: _resident_mib(pids["tritonserver"], "RssShmem")})
+    models = [name for name in pids if name in STUBS]
+    return Mark(num_requests, {**own, **{f"shared with the {name}": _resident_mib(pids[name], "RssShmem") for name in models}})
 
 
 def verdicts(marks: list[Mark]) -> list[Verdict]:
