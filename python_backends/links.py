@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from python_backends.request import Feedback, Idle, ModelLimits
 log = logging.getLogger("gapless")
 
 SEND_LIMIT = 100_000  # frames that wait for a peer which doesn't read
+FEEDBACK_EVERY_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,16 +164,27 @@ class InstanceEnd:
 
 
 class FeedbackEnd:
-    """The detokenizer's end: what it found goes to the scheduler model."""
+    """The detokenizer's end: what it found goes to the scheduler model. Any thread may send.
+
+    Every message wakes the scheduler model, and there is a word for every window: what can wait goes along with what comes after it.
+    """
 
     def __init__(self, run_directory: Path) -> None:
         self._context = zmq.Context()
         self._socket = _socket(self._context, zmq.PUSH)
         self._socket.connect(_address(run_directory, "feedback"))
+        self._lock = threading.Lock()
+        self._held: list[Feedback | Idle] = []
+        self._sent_s = 0.0
 
-    def send(self, feedback: Sequence[Feedback | Idle]) -> None:
-        if feedback:
-            self._socket.send(pack(tuple(feedback)))
+    def send(self, *feedback: Feedback | Idle, can_wait: bool = False) -> None:
+        """With what was held before it, in order. What can wait is held if something went out within the last FEEDBACK_EVERY_S."""
+        with self._lock:
+            self._held += feedback
+            now_s = time.monotonic()
+            if self._held and not (can_wait and now_s - self._sent_s < FEEDBACK_EVERY_S):
+                self._socket.send(pack(tuple(self._held)))
+                self._held, self._sent_s = [], now_s
 
     def close(self) -> None:
         self._context.destroy(linger=0)

@@ -44,8 +44,10 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> None:
         self._ended_ns = BUSY
-        answers = [self._try_to_answer(request) for request in requests]
-        self._link.send([feedback for feedback in answers if feedback is not None])
+        for request in requests:  # one: they are not batched, see config.pbtxt
+            feedback = self._try_to_answer(request)
+            if feedback is not None:
+                self._link.send(feedback, can_wait=not (feedback.stopped_at or feedback.gone))
         self._ended_ns = time.monotonic_ns()
 
     def finalize(self) -> None:
@@ -54,14 +56,13 @@ class TritonPythonModel:
         self._link.close()
 
     def _say_when_idle(self) -> None:
-        """Triton drops the windows of a cancelled stream before they get here: only what does not come tells the scheduler."""
-        link, now_ns = FeedbackEnd(run_directory()), time.monotonic_ns()
+        """Some windows never get here, those that were lost with a stub: only what does not come tells the scheduler."""
+        now_ns = time.monotonic_ns()
         while not self._stopping.wait(BEAT_S):
             before_ns, now_ns = now_ns, time.monotonic_ns()
             has_slept_well = now_ns - before_ns < LATE_NS  # else the whole machine may have stood still, and windows are still to come
-            if has_slept_well and now_ns - self._ended_ns > IDLE_NS:
-                link.send([Idle(now_ns)])
-        link.close()
+            is_idle = has_slept_well and now_ns - self._ended_ns > IDLE_NS
+            self._link.send(*([Idle(now_ns)] if is_idle else []))
 
     def _try_to_answer(self, request: Any) -> Feedback | None:
         """None if the window is none of ours, or can't be answered: its stream ends when it is missed."""

@@ -115,13 +115,27 @@ def test_a_restarted_scheduler_finds_the_instance_and_the_instance_drops_what_it
 
 def test_feedback_and_wakes_arrive(wires: Wires) -> None:
     scheduler, detokenizer = wires.scheduler(), FeedbackEnd(wires.directory)
-    detokenizer.send([Feedback(1, 2), Feedback(3, 4, gone=True)])
+    detokenizer.send(Feedback(1, 2), Feedback(3, 4, gone=True))
     assert wires.hear(scheduler, Feedback) == [Feedback(1, 2), Feedback(3, 4, gone=True)]
     detokenizer.close()
     scheduler.wake()
     started = time.monotonic()
     assert scheduler.receive(5.0) == []
     assert time.monotonic() - started < 4
+
+
+def test_feedback_that_can_wait_goes_along_with_the_next_in_order(wires: Wires) -> None:
+    scheduler, detokenizer = wires.scheduler(), FeedbackEnd(wires.directory)
+    detokenizer.send(Feedback(1, 1))
+    assert wires.hear(scheduler, Feedback) == [Feedback(1, 1)]
+    detokenizer.send(Feedback(1, 2), can_wait=True)  # goes at once if 5 ms have passed meanwhile
+    detokenizer.send(Feedback(1, 3), can_wait=True)
+    detokenizer.send()
+    heard: list[Feedback] = []
+    while len(heard) < 2:
+        heard += wires.hear(scheduler, Feedback)
+    assert heard == [Feedback(1, 2), Feedback(1, 3)]
+    detokenizer.close()
 
 
 def test_a_frame_from_a_stranger_is_passed_over(wires: Wires) -> None:

@@ -4,25 +4,27 @@
 
 Eight control streams run all the time, and their texts must not change. Every other request is drawn from its number and a seed: valid
 or with wrong types, ranks, shapes, names, values or bytes, through one of three doors, read to its end or left at a random moment. Each
-that is read to its end must end exactly once. Afterwards nothing is left in a slot, no process has died, and memory is flat.
+that is read to its end must end exactly once. Afterwards nothing is left in a slot or inside the server, no process has died, and
+memory is flat, as `memory` says.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import re
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
 from tqdm import tqdm
 
-from tests.server import doors
+from tests.server import doors, memory
 from tests.server.doors import GrpcDoor, Outcome
 from tests.server.random_requests import Shot, shot
 from tests.server.serving import Gapless, wait_for
@@ -30,8 +32,8 @@ from tests.server.toy_model import write_toy_model
 
 NUM_CONTROLS = 8
 NUM_SHOOTERS = 12
-WARM_UP = 0.3  # of the requests: caches and allocators fill
-MAX_GROWTH_MIB = 24.0  # of any process after that
+PHASES = (0.3, 0.65, 1.0)  # shares of the requests after which memory is marked; the first one fills caches and heaps
+SETTLE_S = 1.5  # until what clients have left is gone too
 PROCESSES = ("tritonserver", "tokenizer", "scheduler", "detokenizer", "instance")
 
 
@@ -40,27 +42,18 @@ class Report:
     outcomes: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     num_control_answers: int = 0
-    memory: list[dict[str, float]] = field(default_factory=list)  # MiB by process: before, warmed up, after
-
-    def growth_mib(self, process: str) -> float:
-        return self.memory[-1][process] - self.memory[1][process]
-
-    def table(self) -> str:
-        lines = ["| resident memory, MiB | before | warmed up | after |", "|---|---|---|---|"]
-        for process in self.memory[0]:
-            lines.append("| " + " | ".join([process, *(f"{each[process]:.1f}" for each in self.memory)]) + " |")
-        return "\n".join(lines)
+    marks: list[memory.Mark] = field(default_factory=list)  # before, warmed up, half-way, after
 
 
 class Fuzz:
-    """One run against one server. `turns` of the shooters are drawn from one counter."""
+    """One run against one server, in phases with a mark of the memory behind each."""
 
     def __init__(self, gapless: Gapless, seed: int, num_requests: int) -> None:
         self.report = Report()
         self._gapless = gapless
         self._seed = seed
         self._num_requests = num_requests
-        self._next = iter(range(num_requests))
+        self._next: Iterator[int] = iter(())
         self._lock = threading.Lock()
         self._progress = tqdm(total=num_requests, desc="random requests", smoothing=0.05, disable=num_requests < 1000)
         self._done = threading.Event()
@@ -68,14 +61,13 @@ class Fuzz:
     def run(self) -> Report:
         controls = [Control(self._gapless, number) for number in range(NUM_CONTROLS)]
         pids = self._pids()
-        self._measure(pids)
+        self._mark(pids)
         streams = [threading.Thread(target=control.keep_asking, args=[self._done, self.report]) for control in controls]
-        shooters = [threading.Thread(target=self._shoot) for _ in range(NUM_SHOOTERS)]
-        for thread in streams + shooters:
+        for thread in streams:
             thread.start()
-        self._await_warm_up(shooters, pids)
-        for thread in shooters:
-            thread.join()
+        for number in (int(share * self._num_requests) for share in PHASES):
+            self._fire(range(self.report.outcomes.total(), number))
+            self._mark(pids)
         self._done.set()
         for thread in streams:
             thread.join()
@@ -83,10 +75,17 @@ class Fuzz:
         self._check_afterwards(pids)
         return self.report
 
-    def _await_warm_up(self, shooters: list[threading.Thread], pids: dict[str, int]) -> None:
-        while self._progress.n < WARM_UP * self._num_requests and any(shooter.is_alive() for shooter in shooters):
-            time.sleep(0.05)
-        self._measure(pids)
+    def _fire(self, numbers: range) -> None:
+        self._next = iter(numbers)
+        shooters = [threading.Thread(target=self._shoot) for _ in range(NUM_SHOOTERS)]
+        for thread in shooters:
+            thread.start()
+        for thread in shooters:
+            thread.join()
+
+    def _mark(self, pids: dict[str, int]) -> None:
+        time.sleep(SETTLE_S)
+        self.report.marks.append(memory.mark(self.report.outcomes.total(), pids))
 
     def _check_afterwards(self, pids: dict[str, int]) -> None:
         try:
@@ -96,19 +95,13 @@ class Fuzz:
         if self._pids() != pids:
             self.report.problems.append(f"processes were restarted: {pids} before, {self._pids()} after; {self._gapless.log[-2000:]}")
             return
-        self._measure(pids)
         if self._gapless.metrics()["gapless_instance_losses_total"]:
             self.report.problems.append("the scheduler gave the instance up")
-        for process in PROCESSES:
-            if self.report.growth_mib(process) > MAX_GROWTH_MIB:
-                self.report.problems.append(f"{process} grew by {self.report.growth_mib(process):.1f} MiB")
+        self.report.problems += [str(verdict) for verdict in memory.verdicts(self.report.marks) if not verdict.is_flat]
 
     def _pids(self) -> dict[str, int]:
         stubs = {model: self._gapless.stub_pid(model) for model in PROCESSES[1:4]}
         return {"tritonserver": self._gapless.server_pid(), **stubs, "instance": self._gapless.instance_pid()}
-
-    def _measure(self, pids: dict[str, int]) -> None:
-        self.report.memory.append({name: _resident_mib(pid) for name, pid in pids.items()})
 
     def _shoot(self) -> None:
         with GrpcDoor(self._gapless.grpc_port) as door:
@@ -130,14 +123,6 @@ class Fuzz:
             self.report.outcomes[kind_of(outcome)] += 1
             if verdict:
                 self.report.problems.append(f"request {number} ({made}): {verdict}; {outcome}")
-
-
-def _resident_mib(pid: int) -> float:
-    """0 if the process is gone: that is told elsewhere."""
-    try:
-        return float(psutil.Process(pid).memory_info().rss) / 2**20
-    except psutil.NoSuchProcess:
-        return 0.0
 
 
 def fire(made: Shot, http_port: int, door: GrpcDoor) -> Outcome:
@@ -194,9 +179,14 @@ class Control:
 
 
 def serve(model: str, directory: Path) -> Gapless:
-    if model == "bundled":
-        return Gapless()
-    return Gapless(**{"model.directory": write_toy_model(directory), "engine.kind": "toy", "engine.toy_step_ms": 3})
+    toy = {"model.directory": write_toy_model(directory), "engine.kind": "toy", "engine.toy_step_ms": 3}
+    return Gapless(**({} if model == "bundled" else toy), **{"server.verbose": "true"})  # so that it says what is left when it ends
+
+
+def left_inside(log: str) -> list[str]:
+    """What tritonserver says of requests that it still counts while it ends, although every client has long gone."""
+    found = re.findall(r"Model '(\w+)' \(version \d+\) has (\d+) in-flight inferences", log)
+    return [f"{count} requests were left inside the model {model} for ever" for model, count in dict(found).items()]
 
 
 def main() -> int:
@@ -208,8 +198,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         gapless = serve(asked.model, Path(directory) / "toy")
         report = Fuzz(gapless, asked.seed, asked.requests).run()
-        code = gapless.stop()
-    print(report.table())
+        code = gapless.stop(timeout_s=100)
+    report.problems += left_inside(gapless.log)
+    print(memory.table(report.marks))
+    for verdict in memory.verdicts(report.marks):
+        print(verdict)
     print(", ".join(f"{count} {kind}" for kind, count in report.outcomes.most_common()))
     print(f"{report.num_control_answers} control answers, {len(report.problems)} problems")
     for problem in report.problems[:20]:
