@@ -14,10 +14,8 @@ from python_backends.request import Ids, ModelLimits
 from python_backends.scheduling.blocks import ROOT_KEY, BlockPool, block_key
 from python_backends.scheduling.policies import Reserve, View
 from python_backends.scheduling.sequence import Sequence
-from python_backends.scheduling.slots import SlotTable
+from python_backends.scheduling.slots import GROWTH_TOKENS, SlotTable
 from python_backends.step import Admit, Grow, Release, SlotOperation, Started
-
-GROWTH_TOKENS = 128  # a slot gets blocks for so many tokens to come: an operation every 128 steps, not every 16
 
 
 class Allocator:
@@ -40,6 +38,10 @@ class Allocator:
         started, self._started = self._started, []
         return started
 
+    @property
+    def num_promised_blocks(self) -> int:
+        return self._promised
+
     def view(self) -> View:
         return View(
             num_free_slots=self.slots.num_free,
@@ -58,8 +60,7 @@ class Allocator:
         self.blocks.share(shared)
         limit = self._limit(sequence)
         reserved = self._reservation(sequence)
-        first = self.blocks.blocks_for(min(len(sequence.tokens) + GROWTH_TOKENS, limit))
-        fresh = self.blocks.take(max(0, min(first, reserved) - len(shared)))
+        fresh = self.blocks.take(max(0, self._first_blocks(sequence, reserved) - len(shared)))
         num_computed = len(shared) * self._limits.block_tokens
         slot = self.slots.seat(sequence, num_computed, limit)
         sequence.reserved_blocks, sequence.keys = reserved, keys
@@ -69,9 +70,14 @@ class Allocator:
         self._operations.append(self._admission(sequence, slot))
 
     def grow(self, sequence: Sequence) -> None:
-        """Blocks for its next tokens, as far as there are any; the caller has seen to it that there is one."""
+        """Blocks for its next tokens, as far as there are any; the caller has seen to it that there is one.
+
+        Beyond what was reserved for it a sequence gets one block at a time: nobody knows how far it will go.
+        """
         slot, table = sequence.slot, self.slots
-        wanted = min(int(table.planned[slot]) + GROWTH_TOKENS, int(table.limits[slot]))
+        reserved = sequence.reserved_blocks * self._limits.block_tokens
+        planned = int(table.planned[slot])
+        wanted = max(planned, min(planned + GROWTH_TOKENS, int(table.limits[slot]), reserved))
         missing = self.blocks.blocks_for(wanted) - len(sequence.blocks)
         fresh = self.blocks.take(min(missing, max(1, self.blocks.num_available)))
         self._operations.append(Grow(slot, int(table.epochs[slot]), len(sequence.blocks), np.array(fresh, np.int32)))
@@ -116,6 +122,15 @@ class Allocator:
     def _blocks_needed(self, sequence: Sequence) -> int:
         shared, _ = self.blocks.match(sequence.tokens[:-1])
         return self._reservation(sequence) - len(shared) + self.blocks.num_revived(shared)
+
+    def blocks_now(self, sequence: Sequence) -> int:
+        """Available blocks that seating it would take at once."""
+        shared, _ = self.blocks.match(sequence.tokens[:-1])
+        fresh = max(0, self._first_blocks(sequence, self._reservation(sequence)) - len(shared))
+        return fresh + self.blocks.num_revived(shared)
+
+    def _first_blocks(self, sequence: Sequence, reserved: int) -> int:
+        return min(self.blocks.blocks_for(min(len(sequence.tokens) + GROWTH_TOKENS, self._limit(sequence))), reserved)
 
     def _reservation(self, sequence: Sequence) -> int:
         """Blocks for the tokens it is expected to hold at its end, at least for one more than it has."""

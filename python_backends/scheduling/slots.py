@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from python_backends.request import Ids
 from python_backends.scheduling.sequence import NO_SLOT, Sequence, Status
 
+GROWTH_TOKENS = 128  # a slot gets blocks for so many tokens to come: an operation every 128 steps, not every 16
+
 
 class SlotTable:
     def __init__(self, num_slots: int, max_model_tokens: int) -> None:
