@@ -80,7 +80,7 @@ def orca(waiting: Iterable[Sequence], view: View) -> list[Sequence]:
 
 
 def past_future(waiting: Iterable[Sequence], view: View) -> list[Sequence]:
-    """Admission of Past-Future (arXiv 2507.10150): first come first served, while the peak of the future memory stays below its bound."""
+    """Past-Future (arXiv 2507.10150): first come first served, while the future memory's peak stays below its bound."""
     admitted: list[Sequence] = []
     for sequence in waiting:
         if len(admitted) == view.num_free_slots or not view.fits(sequence):

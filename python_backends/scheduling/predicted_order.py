@@ -86,7 +86,7 @@ class PredictedOrder:
         prefill_s, decode_s = seconds(prompts, tokens)
         now_s = self._clock()
         rank = self._rank(Waits(now_s - arrived_s, prefill_s + decode_s, first_due_s - prefill_s - now_s))
-        first = _least(rank, priority, count)
+        first = least(rank, priority, count)
         sequences = (self._sequences[row] for row in rows[first])
         self._head = {sequence.request_id: sequence for sequence in sequences if sequence is not None}
 
@@ -110,7 +110,7 @@ class PredictedOrder:
         return row
 
 
-def _least(rank: Array, priority: Array, count: int) -> NDArray[np.intp]:
+def least(rank: Array, priority: Array, count: int) -> NDArray[np.intp]:
     """Places of the first `count`: larger priority first, then lesser rank."""
     places = np.arange(len(rank))
     if count < len(rank):

@@ -24,7 +24,10 @@ class Sequence:
     here is what it had when it last got or gave back a slot.
     """
 
-    __slots__ = ("arrival", "arrived_s", "blocks", "epoch", "keys", "prediction", "request", "reserved_blocks", "slot", "status", "tokens")
+    __slots__ = (
+        *("arrival", "arrived_s", "blocks", "epoch", "keys", "prediction"),
+        *("request", "reserved_blocks", "slot", "status", "tokens"),
+    )
 
     def __init__(self, request: Request, delivered: Ids, arrival: int, epoch: int, arrived_s: float = 0.0) -> None:
         self.request = request

@@ -32,7 +32,7 @@ class StepTime:
         self._products = [[0.0] * len(FEATURES) for _ in FEATURES]  # Σ w·x·xᵀ
         self._times = [0.0] * len(FEATURES)  # Σ w·x·t
         self._usual_error_s = 0.0
-        self._errors: deque[float] = deque(maxlen=NUM_ERRORS)  # measured / expected
+        self.errors: deque[float] = deque(maxlen=NUM_ERRORS)  # measured / expected of the latest steps
         self._count = 0
 
     def seconds(self, decode_rows: float, kv_tokens: float, prefill_tokens: float = 0, training_tokens: float = 0) -> float:
@@ -49,7 +49,7 @@ class StepTime:
 
     def error_quantile(self, level: float) -> float:
         """Of measured / expected seconds of the latest steps; 1 before any was seen."""
-        return float(np.quantile(self._errors, level)) if self._errors else 1.0
+        return float(np.quantile(self.errors, level)) if self.errors else 1.0
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         self.learn(_loads(plan), seconds)
@@ -59,7 +59,7 @@ class StepTime:
         expected_s = self.seconds(*loads)
         weight = self._weight(abs(seconds - expected_s))
         if expected_s > 0:
-            self._errors.append(seconds / expected_s)
+            self.errors.append(seconds / expected_s)
         features = (1.0, *loads, *[0.0] * (len(FEATURES) - 1 - len(loads)))
         seen = [i for i, feature in enumerate(features) if feature]
         keep = 1.0 - 1.0 / MEMORY

@@ -1,7 +1,8 @@
 """The waiting sequences of one instance, and whose turn it is. Called by the slot scheduler alone.
 
-Larger priorities go first, and within a priority who came first, or as a `PredictedOrder` says. A sequence is passed over when one that came later gets a slot before
-it; once that is longer ago than the bound it goes first, whatever its priority. Nothing here gets dearer by how many wait.
+Larger priorities go first, and within a priority who came first, or whom a `PredictedOrder` puts first. A sequence is passed over when
+one that came later gets a slot before it; once that is longer ago than the bound it goes first, whatever its priority. Nothing here
+gets dearer by how many wait.
 """
 
 from __future__ import annotations

@@ -115,6 +115,8 @@ asks = st.fixed_dictionaries(
     }
 )
 
+sevens = st.lists(st.floats(0, 200), min_size=7, max_size=7)  # a mean and its quantiles
+
 
 def make_request(number: int, shared: int, length: int, seed: int, priority: int, **sampling: Any) -> Request:
     """Prompts begin alike for up to three blocks, and some of them go on alike. A seed of 0 is greedy."""
@@ -169,7 +171,9 @@ class SchedulerStates(RuleBasedStateMachine):
         self.compute(steps)
 
     @precondition(lambda self: self.open_answers())
-    @rule(data=st.data(), told=st.sampled_from(["right", "wrong", "nothing"]), wrong=st.lists(st.floats(0, 200), min_size=7, max_size=7))
+    @rule(
+        data=st.data(), told=st.sampled_from(["right", "wrong", "nothing"]), wrong=st.lists(st.floats(0, 200), min_size=7, max_size=7)
+    )
     def predict(self, data: Any, told: str, wrong: list[float]) -> None:
         """At any time: before it has a slot, while it runs, again, or when it is gone."""
         answer = self.draw(data)
