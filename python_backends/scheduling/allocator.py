@@ -19,11 +19,16 @@ from python_backends.step import Admit, Grow, Release, SlotOperation, Started
 
 
 class Allocator:
-    def __init__(self, limits: ModelLimits, reserve: Reserve) -> None:
+    """`lean`: what is reserved is a guess and no promise, so while less than half of the blocks are available, a sequence gets only
+    those that its next token needs.
+    """
+
+    def __init__(self, limits: ModelLimits, reserve: Reserve, lean: bool = False) -> None:
         self.slots = SlotTable(limits.num_slots, limits.max_model_tokens)
         self.blocks = BlockPool(limits.num_blocks, limits.block_tokens)
         self._limits = limits
         self._reserve = reserve
+        self._lean = lean
         self._promised = 0  # blocks reserved by running sequences that they don't hold yet
         self._operations: list[SlotOperation] = []
         self._started: list[Started] = []
@@ -77,7 +82,7 @@ class Allocator:
         slot, table = sequence.slot, self.slots
         reserved = sequence.reserved_blocks * self._limits.block_tokens
         planned = int(table.planned[slot])
-        wanted = max(planned, min(planned + GROWTH_TOKENS, int(table.limits[slot]), reserved))
+        wanted = max(planned, min(planned + self._growth_tokens, int(table.limits[slot]), reserved))
         missing = self.blocks.blocks_for(wanted) - len(sequence.blocks)
         fresh = self.blocks.take(min(missing, max(1, self.blocks.num_available)))
         self._operations.append(Grow(slot, int(table.epochs[slot]), len(sequence.blocks), np.array(fresh, np.int32)))
@@ -130,7 +135,12 @@ class Allocator:
         return fresh + self.blocks.num_revived(shared)
 
     def _first_blocks(self, sequence: Sequence, reserved: int) -> int:
-        return min(self.blocks.blocks_for(min(len(sequence.tokens) + GROWTH_TOKENS, self._limit(sequence))), reserved)
+        return min(self.blocks.blocks_for(min(len(sequence.tokens) + self._growth_tokens, self._limit(sequence))), reserved)
+
+    @property
+    def _growth_tokens(self) -> int:
+        scarce = self._lean and 2 * self.blocks.num_available < self.blocks.num_blocks
+        return 1 if scarce else GROWTH_TOKENS
 
     def _reservation(self, sequence: Sequence) -> int:
         """Blocks for the tokens it is expected to hold at its end, at least for one more than it has."""

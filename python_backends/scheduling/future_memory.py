@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from python_backends.request import ModelLimits
 from python_backends.scheduling.lengths import MEDIAN, WEIGHTS, Array, Lengths, rest
 from python_backends.scheduling.sequence import NO_SLOT, Sequence
-from python_backends.scheduling.slots import GROWTH_TOKENS, SlotTable
+from python_backends.scheduling.slots import SlotTable
 
 NUM_POINTS = 32  # of the curve
 Fits = Callable[[Sequence], bool]
@@ -182,8 +182,7 @@ class FutureMemory:
         believed = self._beliefs(sequences)
         if self._sampled:
             believed = self.lengths.sampled(made, limits - tokens + made)
-        reserved = np.maximum(tokens - made + believed[:, MEDIAN], tokens + 1)
-        held = np.ceil(np.minimum(np.minimum(tokens + GROWTH_TOKENS, limits), reserved) / self._block_tokens)
+        held = np.ceil((tokens + 1) / self._block_tokens)
         return _Stands(tokens, held, *rest(believed, made, limits - tokens))
 
     def _row(self, sequence: Sequence) -> Row:

@@ -47,7 +47,7 @@ class SlotScheduler:
         self.policy = POLICIES[settings.policy]
         self._static_slots = settings.static_slots
         self._max_in_flight = self.policy.max_in_flight if settings.static_slots else 1
-        self._allocator = Allocator(limits, reserve or self._reserve)
+        self._allocator = Allocator(limits, reserve or self._reserve, lean=self.policy.looks_ahead)
         self.slots = self._allocator.slots
         self.blocks = self._allocator.blocks
         self.num_evictions = 0
