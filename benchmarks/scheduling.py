@@ -37,7 +37,7 @@ from python_backends.scheduling.policies import POLICIES
 from python_backends.scheduling.step_time import FEATURES, StepTime
 
 ORACLE = "oracle"
-BLOCK_TOKENS = 16
+BLOCK_TOKENS = 32  # the OpenVINO engine takes no others
 MAX_MODEL_TOKENS = 704  # the longest prompt and answer of the mix
 IN_FLIGHT = 3  # times the slots, when requests shall never run out
 POOL = 1000
@@ -214,7 +214,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=1, help="of which the median is taken, each with other arrivals")
     parser.add_argument("--engine", default="openvino", choices=("openvino", "torch"))
     parser.add_argument("--slots", type=int, default=32)
-    parser.add_argument("--blocks", type=int, default=0, help=f"KV blocks of {BLOCK_TOKENS} tokens; default: 4 a slot")
+    parser.add_argument("--blocks", type=int, default=0, help=f"KV blocks of {BLOCK_TOKENS} tokens; default: 2 a slot")
     parser.add_argument("--ttft", type=float, default=1.0, help="seconds: the limit of goodput, and scheduling.ttft_s")
     parser.add_argument("--tpot", type=float, default=0.0, help="seconds: the limit of goodput; 0: twice a step with all slots")
     parser.add_argument("--max-passed-over", type=float, default=10.0, help="seconds: scheduling.max_passed_over_s")
@@ -222,7 +222,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="also write the results here")
     parser.add_argument("--plot", type=Path, help="a picture of the table")
     asked = parser.parse_args()
-    asked.blocks = asked.blocks or max(4 * asked.slots, MAX_MODEL_TOKENS // BLOCK_TOKENS)
+    asked.blocks = asked.blocks or max(2 * asked.slots, MAX_MODEL_TOKENS // BLOCK_TOKENS)
     if asked.quick:
         asked.seconds, asked.loads, asked.cvs = min(asked.seconds, 3.0), asked.loads[:1], asked.cvs[:1]
     return asked
