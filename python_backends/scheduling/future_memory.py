@@ -90,7 +90,8 @@ class FutureMemory:
         """It has got a slot."""
         slot = sequence.slot
         self._believed[slot] = self._beliefs([sequence])[0]
-        self._mean[slot], self._variance[slot] = self._row(sequence)
+        row = self._candidates.get(sequence.request_id) or self._row(sequence)
+        self._mean[slot], self._variance[slot] = row
         self._sum_mean += self._mean[slot]
         self._sum_variance += self._variance[slot]
 
@@ -155,10 +156,14 @@ class FutureMemory:
         """Tokens that it holds at its end, as likely as not."""
         return sequence.num_prompt_tokens + round(float(self._beliefs([sequence])[0, MEDIAN]))
 
-    def rest_tokens(self, sequence: Sequence) -> float:
-        """The mean number of tokens that are still to come."""
-        stands = self._waiting([sequence]) if sequence.slot == NO_SLOT else self._running(np.array([sequence.slot]))
-        return float((stands.ahead * stands.weights).sum())
+    def rest_tokens(self, sequences: list[Sequence]) -> Array:
+        """[n] the mean number of tokens that are still to come, of sequences that all run or all wait."""
+        if not sequences or sequences[0].slot == NO_SLOT:
+            stands = self._waiting(sequences)
+        else:
+            stands = self._running(np.array([sequence.slot for sequence in sequences]))
+        means: Array = (stands.ahead * stands.weights).sum(axis=1)
+        return means
 
     def _beliefs(self, sequences: list[Sequence]) -> Array:
         max_tokens = np.array([sequence.request.sampling.max_tokens for sequence in sequences], np.float64)

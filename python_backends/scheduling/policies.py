@@ -19,7 +19,7 @@ from python_backends.scheduling.sequence import Sequence
 MAX_SKIPPED = 16  # waiting sequences without room that are passed by in one step
 
 Reserve = Callable[[Sequence], int]
-RestTokens = Callable[[Sequence], float]
+RestTokens = Callable[[list[Sequence]], Array]  # [n] predicted
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,8 @@ def youngest(running: list[Sequence], rest_tokens: RestTokens) -> Sequence:
 
 def longest_rest(running: list[Sequence], rest_tokens: RestTokens) -> Sequence:
     """Of the least priority the one that is predicted to make the most tokens still."""
-    return min(running, key=lambda sequence: (sequence.request.priority, -rest_tokens(sequence), -sequence.arrival))
+    keys = [(sequence.request.priority, -rest, -sequence.arrival) for sequence, rest in zip(running, rest_tokens(running), strict=True)]
+    return running[keys.index(min(keys))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,9 +33,9 @@ Rank = Callable[[Waits], Array]  # [n] the least goes first
 
 
 class PredictedOrder:
-    """First tokens are to come within `ttft_s`; `rest_tokens` is what a sequence is predicted to make still."""
+    """First tokens are to come within `ttft_s`; `rest_tokens` [n] is what sequences are predicted to make still."""
 
-    def __init__(self, rank: Rank, ttft_s: float, rest_tokens: Callable[[Sequence], float], clock: Callable[[], float]) -> None:
+    def __init__(self, rank: Rank, ttft_s: float, rest_tokens: Callable[[list[Sequence]], Array], clock: Callable[[], float]) -> None:
         self._rank = rank
         self._ttft_s = ttft_s
         self._rest_tokens = rest_tokens
@@ -100,7 +100,7 @@ class PredictedOrder:
         """Tokens that it is predicted to make; NaN: nobody has predicted anything."""
         if sequence.prediction is None:
             return math.nan
-        return self._rest_tokens(sequence) if sequence.num_output_tokens else sequence.prediction.mean
+        return float(self._rest_tokens([sequence])[0]) if sequence.num_output_tokens else sequence.prediction.mean
 
     def _new_row(self) -> int:
         row = len(self._sequences)

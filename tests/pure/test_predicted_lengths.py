@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from python_backends.request import QUANTILE_LEVELS, LengthPrediction, Request
-from python_backends.scheduling.lengths import FEWEST
+from python_backends.scheduling.lengths import FEWEST, Array
 from python_backends.scheduling.outlook import REFRESHED_S
 from python_backends.scheduling.predicted_order import PredictedOrder, Waits, least
 from python_backends.scheduling.sequence import Sequence
@@ -145,7 +145,8 @@ def test_when_predictions_were_too_short_the_one_with_the_longest_rest_makes_way
     submit(instance, asks, [5, 7, 6, 5])
     evicted = []
     while not instance.scheduler.is_idle:
-        rests = {each.request_id: instance.scheduler.outlook.future.rest_tokens(each) for each in instance.scheduler.slots.running()}
+        running = instance.scheduler.slots.running()
+        rests = dict(zip(seats(instance), instance.scheduler.outlook.future.rest_tokens(running), strict=True))
         turn(instance, 0.01)
         gone = [number for number in rests if number not in seats(instance) and number not in instance.finishes]
         evicted += [rests[number] == max(rests.values()) for number in gone[:1]]
@@ -193,7 +194,7 @@ def test_the_head_is_that_of_a_full_sort(waiting: list[tuple[int, int]], count: 
 
 
 def test_the_order_is_made_for_the_head_and_who_comes_later_stands_behind_it() -> None:
-    order = PredictedOrder(lambda waits: waits.service_s, 1.0, lambda sequence: 0.0, lambda: 5.0)
+    order = PredictedOrder(lambda waits: waits.service_s, 1.0, lambda sequences: np.zeros(len(sequences)), lambda: 5.0)
     for number in range(20):
         order.add(waiting(number, predicted=20 - number))
     assert not order.is_used_up
@@ -210,7 +211,12 @@ def test_the_order_is_made_for_the_head_and_who_comes_later_stands_behind_it() -
 
 def test_the_ranks_see_waiting_service_and_slack() -> None:
     seen: list[Waits] = []
-    order = PredictedOrder(lambda waits: seen.append(waits) or waits.service_s, 2.0, lambda sequence: 30.0, lambda: 5.0)  # type: ignore[func-returns-value]
+
+    def rank(waits: Waits) -> Array:
+        seen.append(waits)
+        return waits.service_s
+
+    order = PredictedOrder(rank, 2.0, lambda sequences: np.full(len(sequences), 30.0), lambda: 5.0)
     order.add(waiting(0, predicted=7))
     order.add(waiting(1, predicted=None))
     order.add(waiting(2, predicted=60, delivered=10))
