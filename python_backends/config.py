@@ -51,6 +51,9 @@ class SchedulingSettings:
     policy: str = "fcfs"
     static_slots: bool = True
     max_passed_over_s: float = 10.0
+    memory_share: float = 0.95
+    memory_caution: float = 1.0
+    ttft_s: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,7 @@ _CHOICES = {
     "model.dtype": ("float32", "bfloat16"),
     "model.weights": ("same", "int8"),
     "engine.kind": ("torch", "openvino", "toy"),
-    "scheduling.policy": ("fcfs", "orca"),
+    "scheduling.policy": ("ours", "hrrn", "sjf", "past_future", "fcfs", "orca"),
 }
 _RANGES = {
     "engine.slots": (1, 4096),
@@ -126,6 +129,9 @@ _RANGES = {
     "engine.trace_steps": (1, 10_000),
     "model.max_model_tokens": (0, 1 << 24),
     "scheduling.max_passed_over_s": (0.0, 86_400.0),
+    "scheduling.memory_share": (0.1, 1.0),
+    "scheduling.memory_caution": (0.0, 10.0),
+    "scheduling.ttft_s": (0.0, 3600.0),
     "streams.max_open": (1, 1 << 20),
     "streams.max_queued_tokens": (1, 1 << 40),
     "streams.coalescing_ms": (0.0, 40.0),

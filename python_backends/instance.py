@@ -30,7 +30,6 @@ from python_backends.links import InstanceEnd, NewSession
 from python_backends.messages import Cancel, Failed, Load, Message, Predicted, Submit
 from python_backends.metrics import GAP_BOUNDS_S, Histogram
 from python_backends.scheduling.scheduler import SlotScheduler
-from python_backends.scheduling.step_time import StepTime
 from python_backends.step import StepPlan
 from python_backends.text.checkpoint import CheckpointError, read_checkpoint
 from python_backends.text.detokenizer import Detokenizer
@@ -72,7 +71,7 @@ class Instance:
         self._after_rest = -1  # number of the last step that began when there had been nothing to do: no gap stands before it
         self._gaps = Histogram(GAP_BOUNDS_S)  # since the last heartbeat
         self._running_since_s = 0.0  # the oldest launched step
-        self._step_time = StepTime()
+        self._step_time = scheduler.outlook.step_time
 
     def turn(self) -> None:
         self._take_inbox()
@@ -80,6 +79,7 @@ class Instance:
         self._publish(self.scheduler.take_started())  # before the launch: if that is the end of us, they were in it
         if plan is not None:
             self._launch(plan)
+        self.scheduler.refresh()
         if self._launched and (plan is None or len(self._launched) > self._steps_ahead):
             self._collect()
         self._beat_if_due()
@@ -166,6 +166,7 @@ class Instance:
             num_retained_blocks=scheduler.blocks.num_retained,
             num_blocks=scheduler.limits.num_blocks,
             num_evictions=scheduler.num_evictions,
+            peak_blocks=scheduler.peak_blocks,
             gap_counts=tuple(gaps.counts) if any(gaps.counts) else (),
             gap_sum_s=gaps.sum,
         )

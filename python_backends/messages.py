@@ -86,6 +86,7 @@ class Load:
     num_retained_blocks: int = 0
     num_blocks: int = 0
     num_evictions: int = 0
+    peak_blocks: int = 0  # that will be in use at most, as admission reckons
     gap_counts: tuple[int, ...] = ()  # token gaps since the last heartbeat, as the histogram of metrics counts them
     gap_sum_s: float = 0.0
     draining: bool = False

@@ -21,6 +21,7 @@ GAUGES = {
     "gapless_kv_blocks_used": "KV blocks held by running requests",
     "gapless_kv_blocks_retained": "KV blocks kept for later prompts with the same prefix",
     "gapless_kv_blocks_total": "KV blocks",
+    "gapless_admission_peak_blocks": "KV blocks that will be in use at most, as admission reckons from predicted lengths",
     "gapless_evictions": "Sequences evicted by the present instance because KV blocks ran out",
     "gapless_coalescing_seconds": "Time for which tokens are put together before they are sent",
 }

@@ -14,18 +14,21 @@ from python_backends.request import Ids, ModelLimits
 from python_backends.scheduling.blocks import ROOT_KEY, BlockPool, block_key
 from python_backends.scheduling.policies import Reserve, View
 from python_backends.scheduling.sequence import Sequence
-from python_backends.scheduling.slots import SlotTable
+from python_backends.scheduling.slots import GROWTH_TOKENS, SlotTable
 from python_backends.step import Admit, Grow, Release, SlotOperation, Started
-
-GROWTH_TOKENS = 128  # a slot gets blocks for so many tokens to come: an operation every 128 steps, not every 16
 
 
 class Allocator:
-    def __init__(self, limits: ModelLimits, reserve: Reserve) -> None:
+    """`lean`: what is reserved is a guess and no promise, so while less than half of the blocks are available, a sequence gets only
+    those that its next token needs.
+    """
+
+    def __init__(self, limits: ModelLimits, reserve: Reserve, lean: bool = False) -> None:
         self.slots = SlotTable(limits.num_slots, limits.max_model_tokens)
         self.blocks = BlockPool(limits.num_blocks, limits.block_tokens)
         self._limits = limits
         self._reserve = reserve
+        self._lean = lean
         self._promised = 0  # blocks reserved by running sequences that they don't hold yet
         self._operations: list[SlotOperation] = []
         self._started: list[Started] = []
@@ -43,6 +46,10 @@ class Allocator:
         """Who got a slot since this was last asked."""
         started, self._started = self._started, []
         return started
+
+    @property
+    def num_promised_blocks(self) -> int:
+        return self._promised
 
     def view(self) -> View:
         return View(
@@ -62,8 +69,7 @@ class Allocator:
         self.blocks.share(shared)
         limit = self._limit(sequence)
         reserved = self._reservation(sequence)
-        first = self.blocks.blocks_for(min(len(sequence.tokens) + GROWTH_TOKENS, limit))
-        fresh = self.blocks.take(max(0, min(first, reserved) - len(shared)))
+        fresh = self.blocks.take(max(0, self._first_blocks(sequence, reserved) - len(shared)))
         num_computed = len(shared) * self._limits.block_tokens
         slot = self.slots.seat(sequence, num_computed, limit)
         sequence.reserved_blocks, sequence.keys = reserved, keys
@@ -73,9 +79,14 @@ class Allocator:
         self._operations.append(self._admission(sequence, slot))
 
     def grow(self, sequence: Sequence) -> None:
-        """Blocks for its next tokens, as far as there are any; the caller has seen to it that there is one."""
+        """Blocks for its next tokens, as far as there are any; the caller has seen to it that there is one.
+
+        Beyond what was reserved for it a sequence gets one block at a time: nobody knows how far it will go.
+        """
         slot, table = sequence.slot, self.slots
-        wanted = min(int(table.planned[slot]) + GROWTH_TOKENS, int(table.limits[slot]))
+        reserved = sequence.reserved_blocks * self._limits.block_tokens
+        planned = int(table.planned[slot])
+        wanted = max(planned, min(planned + self._growth_tokens, int(table.limits[slot]), reserved))
         missing = self.blocks.blocks_for(wanted) - len(sequence.blocks)
         fresh = self.blocks.take(min(missing, max(1, self.blocks.num_available)))
         self._operations.append(Grow(slot, int(table.epochs[slot]), len(sequence.blocks), np.array(fresh, np.int32)))
@@ -121,6 +132,20 @@ class Allocator:
     def _blocks_needed(self, sequence: Sequence) -> int:
         shared, _ = self.blocks.match(sequence.tokens[:-1])
         return self._reservation(sequence) - len(shared) + self.blocks.num_revived(shared)
+
+    def blocks_now(self, sequence: Sequence) -> int:
+        """Available blocks that seating it would take at once."""
+        shared, _ = self.blocks.match(sequence.tokens[:-1])
+        fresh = max(0, self._first_blocks(sequence, self._reservation(sequence)) - len(shared))
+        return fresh + self.blocks.num_revived(shared)
+
+    def _first_blocks(self, sequence: Sequence, reserved: int) -> int:
+        return min(self.blocks.blocks_for(min(len(sequence.tokens) + self._growth_tokens, self._limit(sequence))), reserved)
+
+    @property
+    def _growth_tokens(self) -> int:
+        scarce = self._lean and 2 * self.blocks.num_available < self.blocks.num_blocks
+        return 1 if scarce else GROWTH_TOKENS
 
     def _reservation(self, sequence: Sequence) -> int:
         """Blocks for the tokens it is expected to hold at its end, at least for one more than it has."""

@@ -11,13 +11,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
 from python_backends.config import SchedulingSettings
-from python_backends.request import Finish, Ids, LengthPrediction, ModelLimits, Request
+from python_backends.request import QUANTILE_LEVELS, Finish, Ids, LengthPrediction, ModelLimits, Request
 from python_backends.scheduling.allocator import Allocator
-from python_backends.scheduling.policies import POLICIES, Reserve, reserve_max_tokens
+from python_backends.scheduling.outlook import Outlook
+from python_backends.scheduling.policies import POLICIES, Reserve, View, reserve_max_tokens
+from python_backends.scheduling.predicted_order import HEAD
 from python_backends.scheduling.sequence import Sequence, Status
 from python_backends.scheduling.slots import Rows, rows_of
 from python_backends.scheduling.waiting import WaitingList
@@ -26,13 +29,18 @@ from python_backends.step import SpanKind, Started, StepOutput, StepPlan, Tokens
 DEFAULTS = SchedulingSettings()
 
 
+def says_something(prediction: LengthPrediction) -> bool:
+    """Whether it has a finite number at every level."""
+    return len(prediction.quantiles) == len(QUANTILE_LEVELS) and bool(np.isfinite([prediction.mean, *prediction.quantiles]).all())
+
+
 class SlotScheduler:
     def __init__(
         self,
         limits: ModelLimits,
         token_budget: int = 256,
         settings: SchedulingSettings = DEFAULTS,
-        reserve: Reserve = reserve_max_tokens,
+        reserve: Reserve | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits
@@ -40,11 +48,17 @@ class SlotScheduler:
         self.policy = POLICIES[settings.policy]
         self._static_slots = settings.static_slots
         self._max_in_flight = self.policy.max_in_flight if settings.static_slots else 1
-        self._allocator = Allocator(limits, reserve)
+        self._allocator = Allocator(limits, reserve or self._reserve, lean=self.policy.looks_ahead)
         self.slots = self._allocator.slots
         self.blocks = self._allocator.blocks
         self.num_evictions = 0
-        self._waiting = WaitingList(settings.max_passed_over_s, clock, self.policy.by_priority)
+        self.outlook = Outlook(self.policy, settings, limits, self.slots, clock)
+        self._may_admit = True  # something has changed since nobody could be admitted
+        self._clock = clock
+        bound, bound_clock = settings.max_passed_over_s, clock
+        if self.policy.max_passed_over_steps:
+            bound, bound_clock = self.policy.max_passed_over_steps, lambda: self._steps
+        self._waiting = WaitingList(bound, bound_clock, self.policy.by_priority, self.outlook.order)
         self._sequences: dict[int, Sequence] = {}  # waiting and running
         self._arrivals = 0
         self._steps = 0
@@ -63,6 +77,17 @@ class SlotScheduler:
         return self.slots.num_busy
 
     @property
+    def num_steps(self) -> int:
+        """Planned so far."""
+        return self._steps
+
+    @property
+    def peak_blocks(self) -> int:
+        """KV blocks that will be in use at most, as admission reckons."""
+        ahead = self.policy.looks_ahead
+        return round(self.outlook.future.peak_blocks) if ahead else self.blocks.num_used + self._allocator.num_promised_blocks
+
+    @property
     def is_idle(self) -> bool:
         return not self._sequences and not self._in_flight
 
@@ -75,16 +100,23 @@ class SlotScheduler:
         if num_tokens >= self.limits.max_model_tokens or len(delivered) >= request.sampling.max_tokens:
             raise ValueError(f"one more token than {num_tokens} doesn't fit into {self.limits.max_model_tokens}")
         self.cancel(request.request_id)  # an earlier life of the same request, if its scheduler had given us up
-        sequence = Sequence(request, delivered, self._arrivals, epoch)
+        sequence = Sequence(request, delivered, self._arrivals, epoch, self._clock())
         self._arrivals += 1
         self._sequences[request.request_id] = sequence
         self._waiting.add(sequence)
+        self._may_admit = True
 
     def predict(self, request_id: int, prediction: LengthPrediction) -> None:
-        """Notes how long an answer is expected to be; nothing if the request isn't here (any more)."""
+        """Takes up how long an answer is expected to be; nothing if the request isn't here (any more), or if it says nothing."""
         sequence = self._sequences.get(request_id)
-        if sequence is not None:
+        if sequence is not None and says_something(prediction):
             sequence.prediction = prediction
+            self.outlook.predicted(sequence)
+
+    def refresh(self) -> None:
+        """Makes the order of the waiting and the future memory anew, if that is due: best while the device computes."""
+        if self._waiting and self.outlook.refresh(self.blocks.num_used, self._head):
+            self._may_admit = True
 
     def cancel(self, request_id: int) -> bool:
         """Ends a request at once: its slot is free for the next plan. False if it isn't here (any more)."""
@@ -144,6 +176,7 @@ class SlotScheduler:
         """Slots and blocks add up, re-derived from the sequences. Raises AssertionError."""
         self._allocator.check_integrity()
         self._waiting.check_integrity()
+        self.outlook.future.check_integrity()
         assert self.slots.num_busy + len(self._waiting) == len(self._sequences), "a sequence is neither waiting nor running"
 
     # --- growing and evicting
@@ -161,7 +194,7 @@ class SlotScheduler:
 
     def _grow_one(self, sequence: Sequence) -> None:
         while self.blocks.num_available == 0:
-            least = min(self.slots.running(), key=lambda running: (running.request.priority, -running.arrival))
+            least = self.policy.victim(self.slots.running(), self.outlook.future.rest_tokens)
             self._evict(least)
             if least is sequence:
                 return
@@ -176,11 +209,27 @@ class SlotScheduler:
     # --- admission
 
     def _admit(self) -> None:
-        if not self._waiting or not self.slots.num_free:
+        self.refresh()
+        if not self._waiting or not self.slots.num_free or not self._may_admit:
             return
-        for sequence in self.policy.select(self._waiting.in_order(), self._allocator.view()):
+        for sequence in self.policy.select(self._waiting.in_order(), self._view()):
             self._waiting.take(sequence)
             self._allocator.seat(sequence)
+            self.outlook.seated(sequence)
+        self._may_admit = not self.policy.looks_ahead  # the next change or refresh will tell
+
+    def _view(self) -> View:
+        view = self._allocator.view()
+        if not self.policy.looks_ahead:
+            return view
+        fits = self.outlook.future.trial(self.blocks.num_available, self._allocator.blocks_now)
+        return replace(view, fits=fits, is_overdue=self._waiting.is_overdue)
+
+    def _head(self) -> list[Sequence]:
+        return list(islice(self._waiting.in_order(), HEAD + self.slots.num_free))
+
+    def _reserve(self, sequence: Sequence) -> int:
+        return self.outlook.future.reserve(sequence) if self.policy.looks_ahead else reserve_max_tokens(sequence)
 
     # --- leaving
 
@@ -189,9 +238,12 @@ class SlotScheduler:
         assert sequence is not None
         del self._sequences[sequence.request_id]
         self._leave(sequence, Status.FINISHED)
+        self.outlook.future.lengths.ended(sequence.num_output_tokens)
 
     def _leave(self, sequence: Sequence, status: Status) -> None:
+        self.outlook.left(sequence.slot)
         self._allocator.unseat(sequence)
+        self._may_admit = True
         sequence.status = status
         self._last_leave = self._steps
 

@@ -1,7 +1,8 @@
 """The waiting sequences of one instance, and whose turn it is. Called by the slot scheduler alone.
 
-Larger priorities go first, and within a priority who came first. A sequence is passed over when one that came later gets a slot before
-it; once that is longer ago than `max_passed_over_s` it goes first, whatever its priority. Nothing here gets dearer by how many wait.
+Larger priorities go first, and within a priority who came first, or whom a `PredictedOrder` puts first. A sequence is passed over when
+one that came later gets a slot before it; once that is longer ago than the bound it goes first, whatever its priority. Nothing here
+gets dearer by how many wait.
 """
 
 from __future__ import annotations
@@ -11,16 +12,20 @@ from collections.abc import Callable, Iterator
 
 from sortedcontainers import SortedKeyList
 
+from python_backends.scheduling.predicted_order import PredictedOrder
 from python_backends.scheduling.sequence import Sequence
 
 
 class WaitingList:
-    """`clock` returns monotonic seconds."""
+    """`clock` returns monotonic seconds, or whatever `max_passed_over` counts."""
 
-    def __init__(self, max_passed_over_s: float, clock: Callable[[], float], by_priority: bool = True) -> None:
-        self._max_passed_over_s = max_passed_over_s
+    def __init__(
+        self, max_passed_over: float, clock: Callable[[], float], by_priority: bool = True, predicted: PredictedOrder | None = None
+    ) -> None:
+        self._max_passed_over = max_passed_over
         self._clock = clock
         self._by_priority = by_priority
+        self._predicted = predicted
         self._arrived = SortedKeyList(key=lambda sequence: sequence.arrival)
         self._ranked = SortedKeyList(key=lambda sequence: (-sequence.request.priority, sequence.arrival))
         # (when, arrival of who was seated then): whoever waited and had come earlier was passed over at that time; both ascend
@@ -33,11 +38,15 @@ class WaitingList:
     def add(self, sequence: Sequence) -> None:
         self._arrived.add(sequence)
         self._ranked.add(sequence)
+        if self._predicted is not None:
+            self._predicted.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """It has ended without a slot."""
         self._arrived.remove(sequence)
         self._ranked.remove(sequence)
+        if self._predicted is not None:
+            self._predicted.remove(sequence)
 
     def take(self, sequence: Sequence) -> None:
         """It gets a slot: those that wait and came earlier are passed over."""
@@ -53,13 +62,20 @@ class WaitingList:
             return
         self._note_overdue()
         yield from self._arrived.irange_key(max_key=self._overdue, inclusive=(True, False))
-        yield from (sequence for sequence in self._ranked if sequence.arrival >= self._overdue)
+        ranked = self._ranked if self._predicted is None else self._predicted.in_order()
+        yield from (sequence for sequence in ranked if sequence.arrival >= self._overdue)
+
+    def is_overdue(self, sequence: Sequence) -> bool:
+        """Whether it has been passed over for too long."""
+        return sequence.arrival < self._overdue
 
     def check_integrity(self) -> None:
         """Raises AssertionError."""
         assert len(self._arrived) == len(self._ranked), "a waiting sequence stands in one order only"
         assert {id(sequence) for sequence in self._arrived} == {id(sequence) for sequence in self._ranked}, "the orders differ"
+        if self._predicted is not None:
+            self._predicted.check_integrity()
 
     def _note_overdue(self) -> None:
-        while self._passes and self._passes[0][0] + self._max_passed_over_s <= self._clock():
+        while self._passes and self._passes[0][0] + self._max_passed_over <= self._clock():
             _, self._overdue = self._passes.popleft()

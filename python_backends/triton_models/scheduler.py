@@ -165,6 +165,7 @@ class TritonPythonModel:
         gauge("gapless_kv_blocks_used", load.num_used_blocks)
         gauge("gapless_kv_blocks_retained", load.num_retained_blocks)
         gauge("gapless_kv_blocks_total", load.num_blocks)
+        gauge("gapless_admission_peak_blocks", load.peak_blocks)
         gauge("gapless_evictions", load.num_evictions)
         gauge("gapless_coalescing_seconds", self._table.pacing.interval_s)
         self._export.flush()

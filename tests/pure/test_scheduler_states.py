@@ -1,4 +1,5 @@
-"""The slot scheduler over the toy engine, whatever comes: arrivals, cancels, dead engines, too few blocks, steps in flight, priorities.
+"""The slot scheduler over the toy engine, whatever comes: arrivals, cancels, dead engines, too few blocks, steps in flight, priorities,
+and predicted lengths that are right, wrong, late, senseless or missing.
 
 Engine and scheduler die together, as an instance does; the machine plays the stream table, which has a request go on behind the tokens
 that reached it, in a new life. After every step what the device was told is compared with what the scheduler believes.
@@ -6,6 +7,7 @@ that reached it, in a new life. After every step what the device was told is com
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import deque
 from dataclasses import dataclass, field
@@ -20,8 +22,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from python_backends.config import EngineSettings, ModelSettings, SchedulingSettings, Settings
 from python_backends.engine.toy_engine import ToyEngine, toy_answer
-from python_backends.request import Finish, Request, Sampling
-from python_backends.scheduling.policies import reserve_max_tokens
+from python_backends.request import QUANTILE_LEVELS, Finish, LengthPrediction, Request, Sampling
+from python_backends.scheduling.policies import Reserve, reserve_max_tokens
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.step import Admit, Grow, Release, StepPlan, Tokens
 from tests.pure.examples import examples
@@ -30,11 +32,13 @@ from tests.pure.test_scheduling import VOCAB, write_vocabulary
 BLOCKS, BLOCK_TOKENS = 26, 4
 MOST_TOKENS = 100  # of prompt and answer; a lone request always fits
 BOUND_S = 10.0
-RULES = {  # policy, and what is reserved
+BOUND_STEPS = 200  # of sjf
+RULES: dict[str, tuple[str, Reserve | None]] = {  # policy, and what is reserved; None: what the policy does
     "fcfs": ("fcfs", reserve_max_tokens),
     "fcfs that reserves nothing": ("fcfs", lambda sequence: 0),
-    "orca": ("orca", reserve_max_tokens),
+    **{policy: (policy, None) for policy in ("orca", "past_future", "sjf", "hrrn", "ours")},
 }
+NEVER_EVICT = ("fcfs", "orca")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -92,7 +96,7 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     finish: Finish = Finish.RUNNING
     epoch: int = 0
-    passed_over_s: float | None = None  # first, since it last had a slot
+    passed_over: float | None = None  # when first since it last had a slot, by the clock of the bound
 
     @property
     def is_open(self) -> bool:
@@ -110,6 +114,8 @@ asks = st.fixed_dictionaries(
         "priority": st.integers(-1, 2),
     }
 )
+
+sevens = st.lists(st.floats(0, 200), min_size=7, max_size=7)  # a mean and its quantiles
 
 
 def make_request(number: int, shared: int, length: int, seed: int, priority: int, **sampling: Any) -> Request:
@@ -139,7 +145,7 @@ class SchedulerStates(RuleBasedStateMachine):
     def start_instance(self) -> None:
         self.engine, self.device = toy_engine(self.slots), Device()
         policy, reserve = RULES[self.rules]
-        settings = SchedulingSettings(policy, BOUND_S)
+        settings = SchedulingSettings(policy, max_passed_over_s=BOUND_S)
         self.scheduler = SlotScheduler(self.engine.limits, self.budget, settings, reserve, clock=lambda: self.now_s)
         self.launched: deque[StepPlan] = deque()
         self.wire: deque[Tokens] = deque()
@@ -163,6 +169,17 @@ class SchedulerStates(RuleBasedStateMachine):
     @rule(steps=st.integers(5, 30))
     def compute_longer(self, steps: int) -> None:
         self.compute(steps)
+
+    @precondition(lambda self: self.open_answers())
+    @rule(
+        data=st.data(), told=st.sampled_from(["right", "wrong", "nothing"]), wrong=st.lists(st.floats(0, 200), min_size=7, max_size=7)
+    )
+    def predict(self, data: Any, told: str, wrong: list[float]) -> None:
+        """At any time: before it has a slot, while it runs, again, or when it is gone."""
+        answer = self.draw(data)
+        mean, *quantiles = {"right": [float(len(answer.whole))] * 7, "wrong": sorted(wrong), "nothing": [math.nan] * 7}[told]
+        assert len(quantiles) == len(QUANTILE_LEVELS)
+        self.scheduler.predict(answer.request.request_id, LengthPrediction(mean, np.array(quantiles, np.float32)))
 
     @precondition(lambda self: self.open_answers())
     @rule(data=st.data())
@@ -225,7 +242,7 @@ class SchedulerStates(RuleBasedStateMachine):
         self.answers_are_what_an_undisturbed_run_begins_with()
         self.slots_and_blocks_add_up()
         assert self.scheduler.blocks.num_used == self.scheduler.num_running == 0
-        assert self.scheduler.num_evictions == 0 or self.rules == "fcfs that reserves nothing"
+        assert self.scheduler.num_evictions == 0 or self.rules not in NEVER_EVICT
 
     # --- the loop of an instance
 
@@ -259,15 +276,16 @@ class SchedulerStates(RuleBasedStateMachine):
         for started in self.scheduler.take_started():
             assert started.request_id not in self.seated
             self.seated.add(started.request_id)
-            self.answers[started.request_id].passed_over_s = None
+            self.answers[started.request_id].passed_over = None
             for number in self.order[: self.order.index(started.request_id)]:
                 if number not in self.seated:
                     self.pass_over(self.answers[number])
 
     def pass_over(self, answer: Answer) -> None:
         assert self.rules != "orca", "this policy goes by arrival alone"
-        answer.passed_over_s = self.now_s if answer.passed_over_s is None else answer.passed_over_s
-        assert self.now_s < answer.passed_over_s + BOUND_S, "passed over for too long"
+        now, bound = (self.scheduler.num_steps, BOUND_STEPS) if self.rules == "sjf" else (self.now_s, BOUND_S)
+        answer.passed_over = now if answer.passed_over is None else answer.passed_over
+        assert now < answer.passed_over + bound, "passed over for too long"
 
     def read(self, tokens: Tokens) -> None:
         self.wire.append(tokens)
@@ -298,7 +316,7 @@ class SchedulerStates(RuleBasedStateMachine):
 
     def submit_again(self, answer: Answer) -> None:
         answer.epoch += 1
-        answer.passed_over_s = None
+        answer.passed_over = None
         self.submit(answer)
 
     def submit_all_again(self) -> None:

@@ -1,0 +1,267 @@
+"""The policies of continuous batching side by side, where slots and KV blocks are scarce: the bundled model's eight tasks, loads around
+capacity, Poisson and bursty arrivals.
+
+    python benchmarks/scheduling.py --json benchmarks/results/scheduling.json --plot scheduling.png           # the real engine
+    python benchmarks/scheduling.py --simulate --slots 256 --seconds 3600 --json benchmarks/results/scheduling_simulated.json
+    python benchmarks/scheduling.py --check                                                                   # one against the other
+
+Capacity is the throughput of `ours` when requests never run out. Goodput counts the requests whose first token comes within --ttft and
+whose tokens come within --tpot on average; each policy gets the same requests at the same times. `oracle` is `ours` told the true
+lengths. --simulate runs the slot scheduler itself by a virtual clock, over a step-time model that a short real run has calibrated (or
+--step-time).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.peer_report import machine, versions
+from benchmarks.scheduling_requests import MAX_TOKENS, Pool, read_pool
+from benchmarks.scheduling_runs import TOKEN_BUDGET, Machine, Served, Work, serve, simulate
+from python_backends.config import EngineSettings, ModelSettings, SchedulingSettings, Settings
+from python_backends.instance import build
+from python_backends.request import ModelLimits
+from python_backends.scheduling.policies import POLICIES
+from python_backends.scheduling.step_time import FEATURES, StepTime
+
+ORACLE = "oracle"
+BLOCK_TOKENS = 32  # the OpenVINO engine takes no others
+MAX_MODEL_TOKENS = 704  # the longest prompt and answer of the mix
+IN_FLIGHT = 3  # times the slots, when requests shall never run out
+POOL = 1000
+Run = Callable[[str, Work], Served]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    policy: str
+    load: float
+    arrivals: str
+    goodput: float  # requests a second within both limits
+    mean_e2e_s: float
+    p99_e2e_s: float
+    mean_ttft_s: float
+    p99_ttft_s: float
+    preemptions: int
+    max_passed_over: float  # seconds from the first time that a request was passed over to the last
+
+
+def row_of(policy: str, load: float, cv: float, served: Served, ttft_s: float, tpot_s: float) -> Row:
+    ttft, e2e = served.first_s - served.arrived_s, served.last_s - served.arrived_s
+    tpot = (served.last_s - served.first_s) / np.maximum(1, served.counts - 1)
+    good = np.count_nonzero((ttft <= ttft_s) & (tpot <= tpot_s))
+    return Row(
+        policy=policy,
+        load=load,
+        arrivals="Poisson" if cv == 1 else f"Gamma, CV {cv:g}",
+        goodput=round(good / float(served.arrived_s[-1] - served.arrived_s[0]), 3),
+        mean_e2e_s=round(float(e2e.mean()), 3),
+        p99_e2e_s=round(float(np.percentile(e2e, 99)), 3),
+        mean_ttft_s=round(float(ttft.mean()), 3),
+        p99_ttft_s=round(float(np.percentile(ttft, 99)), 3),
+        preemptions=served.num_evictions,
+        max_passed_over=round(served.passed_over_s, 3),
+    )
+
+
+def median(rows: list[Row]) -> Row:
+    """Of each figure by itself."""
+    figures = {name: float(np.median([getattr(row, name) for row in rows])) for name in list(asdict(rows[0]))[3:]}
+    preemptions = int(figures.pop("preemptions"))
+    return Row(rows[0].policy, rows[0].load, rows[0].arrivals, preemptions=preemptions, **figures)
+
+
+def open_work(pool: Pool, rate: float, cv: float, seconds: float, seed: int) -> Work:
+    """Requests for so long, at random times with that coefficient of variation, of random prompts."""
+    random, shape = np.random.default_rng(seed), 1 / cv**2
+    count = max(20, round(rate * seconds))
+    due_s = np.cumsum(random.gamma(shape, 1 / (rate * shape), count))
+    return Work(pool, due_s * (seconds / due_s[-1]), _places(pool, count, seed))
+
+
+def closed_work(pool: Pool, count: int, slots: int) -> Work:
+    return Work(pool, np.zeros(count), _places(pool, count, seed=0), in_flight=IN_FLIGHT * slots)
+
+
+def _places(pool: Pool, count: int, seed: int) -> NDArray[np.int64]:
+    """As long as there are enough, none is asked twice."""
+    random = np.random.default_rng(seed)
+    places: NDArray[np.int64] = np.concatenate([random.permutation(len(pool)) for _ in range(-(-count // len(pool)))])
+    return places[:count]
+
+
+def capacity(run: Run, pool: Pool, count: int, slots: int) -> float:
+    """Requests a second while they don't run out: output tokens a second, over the mean length, because short answers end first."""
+    served = run("ours", closed_work(pool, count, slots))
+    begin_s, end_s = float(np.sort(served.first_s)[count // 8]), float(served.arrived_s[-1])
+    inside_s = np.minimum(served.last_s, end_s) - np.maximum(served.first_s, begin_s)
+    share = np.maximum(inside_s, 0.0) / np.maximum(served.last_s - served.first_s, 1e-9)
+    return float((share * served.counts).sum() / (end_s - begin_s) / served.counts.mean())
+
+
+class Bench:
+    """What has been asked for on the command line, made ready."""
+
+    def __init__(self, asked: argparse.Namespace) -> None:
+        self.asked = asked
+        self.pool = read_pool(POOL)
+        self.scheduling = SchedulingSettings(max_passed_over_s=asked.max_passed_over, ttft_s=asked.ttft)
+        model = ModelSettings(max_model_tokens=MAX_MODEL_TOKENS)
+        engine = EngineSettings(kind=asked.engine, slots=asked.slots, kv_blocks=asked.blocks, block_tokens=BLOCK_TOKENS)
+        self.settings = Settings(model=model, engine=replace(engine, token_budget=TOKEN_BUDGET), scheduling=self.scheduling)
+        self.limits = ModelLimits(MAX_MODEL_TOKENS, 1 << 12, asked.slots, asked.blocks, BLOCK_TOKENS)
+        self.times = StepTime()
+        self._engine: Any = None
+
+    def real(self, policy: str, work: Work) -> Served:
+        if self._engine is None:
+            self._engine = build(self.settings)[1]
+        rules = replace(self.scheduling, policy="ours" if policy == ORACLE else policy)
+        told = replace(work, knows_lengths=policy == ORACLE)
+        return serve(self._engine, replace(self.settings, scheduling=rules), told, self.times)
+
+    def simulated(self, policy: str, work: Work) -> Served:
+        rules = replace(self.scheduling, policy="ours" if policy == ORACLE else policy)
+        return simulate(self.limits, rules, replace(work, knows_lengths=policy == ORACLE), self.machine())
+
+    def machine(self) -> Machine:
+        if self.asked.step_time:
+            return Machine.exact([float(each) for each in self.asked.step_time.split(",")])
+        return Machine(self.times, np.array(self.times.errors))
+
+    def calibrate(self) -> None:
+        """By a real closed loop with each number of requests in flight, so that few and many rows are seen."""
+        for in_flight in tqdm((1, 4, self.asked.slots // 2, 2 * self.asked.slots), desc="calibrating"):
+            count = 3 * in_flight + 12
+            work = Work(self.pool, np.zeros(count), _places(self.pool, count, seed=0), in_flight=in_flight)
+            self.real("ours", work)
+
+    def tpot_s(self) -> float:
+        """Twice what a step with all slots takes."""
+        kv_tokens = self.asked.blocks * BLOCK_TOKENS * 0.6
+        return self.asked.tpot or round(2 * self.machine().step_time.seconds(self.asked.slots, kv_tokens), 3)
+
+    def rows(self, run: Run, most: float, seed: int = 1) -> Iterator[Row]:
+        asked = self.asked
+        cases = [(cv, load, policy) for cv in asked.cvs for load in asked.loads for policy in asked.policies]
+        for cv, load, policy in tqdm(cases, desc="policies"):
+            work = open_work(self.pool, most * load, cv, asked.seconds, seed)
+            row = row_of(policy, load, cv, run(policy, work), asked.ttft, self.tpot_s())
+            tqdm.write(f"load {load}, {row.arrivals}, {policy}: {row.goodput}/s good, mean {row.mean_e2e_s} s, P99 {row.p99_e2e_s} s")
+            yield row
+
+
+def check(bench: Bench, most: float) -> list[dict[str, Any]]:
+    """Simulated / real for each figure, the median of three pairs with other arrivals."""
+    names = ("goodput", "mean_e2e_s", "mean_ttft_s")
+    pairs = []
+    for seed in (1, 2, 3):
+        real, simulated = (list(bench.rows(run, most, seed)) for run in (bench.real, bench.simulated))
+        pairs.append(list(zip(real, simulated, strict=True)))
+    found = []
+    for case in zip(*pairs, strict=True):
+        ratios = {name: [getattr(b, name) / max(getattr(a, name), 1e-3) for a, b in case] for name in names}
+        row, middle = case[0][0], {name: round(float(np.median(ratio)), 3) for name, ratio in ratios.items()}
+        found.append({"policy": row.policy, "load": row.load, "arrivals": row.arrivals, **middle})
+    return found
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *([str(value) for value in row.values()] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def draw(path: Path, rows: list[Row]) -> None:
+    """Goodput, mean and P99 response by load, a line for each policy; one line of pictures for each kind of arrivals."""
+    from matplotlib import pyplot
+
+    kinds = list(dict.fromkeys(row.arrivals for row in rows))
+    figures = (("goodput", "requests/s within limits"), ("mean_e2e_s", "mean E2E, s"), ("p99_e2e_s", "P99 E2E, s"))
+    figure, axes = pyplot.subplots(len(kinds), 3, figsize=(13, 3.6 * len(kinds)), layout="constrained", squeeze=False)
+    for line, kind in zip(axes, kinds, strict=True):
+        for axis, (name, label) in zip(line, figures, strict=True):
+            for policy in dict.fromkeys(row.policy for row in rows):
+                mine = [row for row in rows if row.policy == policy and row.arrivals == kind]
+                axis.plot([row.load for row in mine], [getattr(row, name) for row in mine], "o-", label=policy)
+            axis.set(xlabel="load / capacity", ylabel=label, yscale="linear" if name == "goodput" else "log")
+        line[0].set_title(kind, loc="left")
+    axes[0][0].legend()
+    figure.savefig(path, dpi=120)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    numbers = lambda text: [float(each) for each in text.split(",")]  # noqa: E731
+    parser.add_argument("--simulate", action="store_true", help="by a virtual clock")
+    parser.add_argument("--check", action="store_true", help="real and simulated runs in turn, three pairs: do they agree?")
+    parser.add_argument("--quick", action="store_true", help="a few seconds of each: does it run at all?")
+    parser.add_argument("--policies", type=lambda text: text.split(","), default=[*POLICIES, ORACLE])
+    parser.add_argument("--loads", type=numbers, default=[0.5, 0.7, 0.9, 1.0, 1.2, 1.5], help="of capacity")
+    parser.add_argument("--cvs", type=numbers, default=[1.0, 4.0], help="coefficients of variation of the gaps between arrivals")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for which requests arrive")
+    parser.add_argument("--rounds", type=int, default=1, help="of which the median is taken, each with other arrivals")
+    parser.add_argument("--engine", default="openvino", choices=("openvino", "torch"))
+    parser.add_argument("--slots", type=int, default=32)
+    parser.add_argument("--blocks", type=int, default=0, help=f"KV blocks of {BLOCK_TOKENS} tokens; default: 2 a slot")
+    parser.add_argument("--ttft", type=float, default=1.0, help="seconds: the limit of goodput, and scheduling.ttft_s")
+    parser.add_argument("--tpot", type=float, default=0.0, help="seconds: the limit of goodput; 0: twice a step with all slots")
+    parser.add_argument("--max-passed-over", type=float, default=10.0, help="seconds: scheduling.max_passed_over_s")
+    parser.add_argument("--step-time", default="", metavar="S,S,S,S,S", help=f"of the simulated engine: {', '.join(FEATURES)}")
+    parser.add_argument("--json", type=Path, help="also write the results here")
+    parser.add_argument("--plot", type=Path, help="a picture of the table")
+    asked = parser.parse_args()
+    asked.blocks = asked.blocks or max(2 * asked.slots, MAX_MODEL_TOKENS // BLOCK_TOKENS)
+    if asked.quick:
+        asked.seconds, asked.loads, asked.cvs = min(asked.seconds, 3.0), asked.loads[:1], asked.cvs[:1]
+    return asked
+
+
+def main() -> None:
+    asked = arguments()
+    bench = Bench(asked)
+    if not asked.step_time:
+        bench.calibrate()
+    run = bench.simulated if asked.simulate else bench.real
+    count = (8 if asked.quick else 25) * asked.slots
+    most = capacity(run, bench.pool, count, asked.slots)
+    if asked.check:
+        rows = check(bench, most)
+    else:
+        rounds = [list(bench.rows(run, most, 1 + number)) for number in range(asked.rounds)]
+        medians = [median(list(case)) for case in zip(*rounds, strict=True)]
+        rows = [asdict(row) for row in medians]
+        if asked.plot:
+            draw(asked.plot, medians)
+    told = {
+        "capacity_req_s": round(most, 3),
+        "limits": {
+            "ttft_s": asked.ttft,
+            "tpot_s": bench.tpot_s(),
+            "max_tokens": MAX_TOKENS,
+            "slots": asked.slots,
+            "blocks": asked.blocks,
+        },
+        "step_time_s": dict(zip(FEATURES, bench.machine().step_time.coefficients, strict=True)),
+    }
+    if asked.json:
+        result = {"machine": machine(), "versions": versions(), "command": " ".join(["python", *sys.argv]), **told, "rows": rows}
+        asked.json.parent.mkdir(parents=True, exist_ok=True)
+        asked.json.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(told))
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

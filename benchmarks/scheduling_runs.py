@@ -1,0 +1,246 @@
+"""The two ways in which `scheduling.py` serves a load: the instance's own loop over a real engine, and the same slot scheduler over an
+engine that is only a length and a step-time model, by a virtual clock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.scheduling_requests import Pool
+from python_backends.config import SchedulingSettings, Settings
+from python_backends.engine.protocol import Engine
+from python_backends.instance import Instance
+from python_backends.messages import Predicted, Submit
+from python_backends.request import Finish, ModelLimits, Request
+from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.step_time import StepTime
+from python_backends.step import Admit, Started, StepOutput, StepPlan, Tokens
+
+PREDICTED_AFTER_S = 0.02  # the predictor's answer is so much later than the request
+TOKEN_BUDGET = 256
+Doubles = NDArray[np.float64]
+NOTHING = np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """n requests in order of arrival: when they come, and which of the pool's prompts they ask."""
+
+    pool: Pool
+    due_s: Doubles  # [n]; all 0 in a closed loop
+    places: NDArray[np.int64]  # [n]
+    in_flight: int = 0  # of a closed loop; 0: they come when they are due
+    knows_lengths: bool = False  # predictions are the truth
+    distinct: bool = False  # every prompt is made of a token of its own: nothing of another's prefix is found
+
+
+@dataclass(slots=True, eq=False)
+class Served:
+    """What happened to the requests of `work`, and what is to be told to the instance."""
+
+    work: Work
+    now_s: float = 0.0
+    num_submitted: int = 0
+    num_predicted: int = 0
+    num_ended: int = 0
+    num_evictions: int = 0
+    passed_over_s: float = 0.0  # the longest from the first time that a request was passed over to the last
+    arrived_s: Doubles = field(init=False)
+    first_s: Doubles = field(init=False)
+    last_s: Doubles = field(init=False)
+    counts: NDArray[np.int64] = field(init=False)
+    _first_passed_s: Doubles = field(init=False)
+    _waits: NDArray[np.bool_] = field(init=False)
+    _oldest: int = 0
+
+    def __post_init__(self) -> None:
+        n = len(self.work.places)
+        self.arrived_s, self.first_s, self.last_s = self.work.due_s.copy(), np.full(n, np.nan), np.full(n, np.nan)
+        self.counts, self._first_passed_s, self._waits = np.zeros(n, np.int64), np.full(n, np.inf), np.zeros(n, np.bool_)
+
+    @property
+    def is_over(self) -> bool:
+        return self.num_ended == len(self.work.places)
+
+    @property
+    def next_s(self) -> float:
+        """When the next request comes; infinite if none does."""
+        return float(self.work.due_s[self.num_submitted]) if self.num_submitted < len(self.work.places) else np.inf
+
+    def news(self, now_s: float) -> list[Submit | Predicted]:
+        """What the instance is to be told at this time."""
+        self.now_s = now_s
+        news: list[Submit | Predicted] = []
+        while self._is_next_due():
+            number = self.num_submitted
+            if self.work.in_flight:
+                self.arrived_s[number] = now_s
+            self._waits[number] = True
+            news.append(Submit(self._request(number), NOTHING, 0))
+            self.num_submitted += 1
+        while self.num_predicted < self.num_submitted and self.arrived_s[self.num_predicted] + PREDICTED_AFTER_S <= now_s:
+            place = int(self.work.places[self.num_predicted])
+            told = self.work.pool.truth(place) if self.work.knows_lengths else self.work.pool.prediction(place)
+            news.append(Predicted(self.num_predicted, told))
+            self.num_predicted += 1
+        return news
+
+    def started(self, requests: Sequence[Started]) -> None:
+        for each in requests:
+            number = each.request_id
+            self._waits[number] = False
+            while self._oldest < number and not self._waits[self._oldest]:
+                self._oldest += 1
+            passed = self._oldest + np.flatnonzero(self._waits[self._oldest : number])
+            if len(passed):
+                self._first_passed_s[passed] = np.minimum(self._first_passed_s[passed], self.now_s)
+                self.passed_over_s = max(self.passed_over_s, self.now_s - float(self._first_passed_s[passed].min()))
+
+    def tokens(self, tokens: Tokens, now_s: float) -> None:
+        self.now_s = now_s
+        numbers = tokens.request_ids
+        self.first_s[numbers] = np.where(self.counts[numbers] == 0, now_s, self.first_s[numbers])
+        self.last_s[numbers] = now_s
+        self.counts[numbers] += 1
+        self.num_ended += int(np.count_nonzero(tokens.finishes))
+
+    def _is_next_due(self) -> bool:
+        if self.num_submitted == len(self.work.places):
+            return False
+        if self.work.in_flight:
+            return self.num_submitted - self.num_ended < self.work.in_flight
+        return bool(self.work.due_s[self.num_submitted] <= self.now_s)
+
+    def _request(self, number: int) -> Request:
+        request = self.work.pool.request(number, int(self.work.places[number]))
+        return replace(request, prompt=np.full(len(request.prompt), number, np.int32)) if self.work.distinct else request
+
+
+# --- by a virtual clock
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Machine:
+    """How long steps take: by a calibrated model, and measured / expected of steps that it was calibrated on."""
+
+    step_time: StepTime
+    errors: Doubles
+
+    @staticmethod
+    def exact(coefficients: Sequence[float]) -> Machine:
+        times = StepTime()
+        times.coefficients = list(coefficients)
+        return Machine(times, np.ones(1))
+
+
+class _Lengths:
+    """An engine that makes as many tokens as the model would, all alike."""
+
+    def __init__(self, scheduler: SlotScheduler, work: Work) -> None:
+        self._scheduler = scheduler
+        self._lengths = work.pool.lengths[work.places]
+        self._left = np.zeros(scheduler.limits.num_slots, np.int64)
+
+    def step(self, plan: StepPlan) -> StepOutput:
+        for operation in plan.operations:
+            if isinstance(operation, Admit):
+                number = self._scheduler.slots.request_ids[operation.slot]
+                self._left[operation.slot] = self._lengths[number] - operation.num_output_tokens
+        slots = plan.slots[plan.samples]
+        self._left[slots] -= 1
+        finishes = np.where(self._left[slots] == 0, Finish.STOP, Finish.RUNNING).astype(np.uint8)
+        return StepOutput(plan.number, np.ones(len(slots), np.int32), finishes)
+
+
+def simulate(limits: ModelLimits, settings: SchedulingSettings, work: Work, machine: Machine, seed: int = 0) -> Served:
+    served = Served(replace(work, distinct=True))
+    scheduler = SlotScheduler(limits, TOKEN_BUDGET, settings, clock=lambda: served.now_s)
+    engine, random = _Lengths(scheduler, work), np.random.default_rng(seed)
+    noise = random.choice(machine.errors, 4096).tolist()
+    while not served.is_over:
+        for message in served.news(served.now_s):
+            if isinstance(message, Submit):
+                scheduler.submit(message.request, message.delivered)
+            else:
+                scheduler.predict(message.request_id, message.prediction)
+        plan = scheduler.plan()
+        if plan is None:
+            served.now_s = max(served.now_s, served.next_s)
+            continue
+        served.started(scheduler.take_started())
+        seconds = machine.step_time.expected_s(plan) * noise[plan.number % len(noise)]
+        scheduler.outlook.step_time.observe(plan, seconds)
+        served.tokens(scheduler.apply(plan, engine.step(plan)), served.now_s + seconds)
+    served.num_evictions = scheduler.num_evictions
+    return served
+
+
+# --- for real
+
+
+class _Link:
+    """Requests to the loop when they are due; what it publishes to `served`."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+        self._began_s = time.monotonic()
+        self.rested_s = 0.0  # when it last waited for something to come
+
+    def receive(self, timeout_s: float) -> list[Any]:
+        news = self._served.news(time.monotonic() - self._began_s)
+        if news or not timeout_s:
+            return news
+        time.sleep(max(0.0, min(timeout_s, self._served.next_s - self._served.now_s)))
+        self.rested_s = time.monotonic()
+        return self._served.news(self.rested_s - self._began_s)
+
+    def publish(self, messages: Sequence[Any]) -> None:
+        now_s = time.monotonic() - self._began_s
+        self._served.started([message for message in messages if isinstance(message, Started)])
+        for message in messages:
+            if isinstance(message, Tokens):
+                self._served.tokens(message, now_s)
+
+
+class _Paced:
+    """An engine whose steps are timed from one to the next, the loop's own time among it."""
+
+    def __init__(self, engine: Engine, link: _Link, times: StepTime) -> None:
+        self.limits = engine.limits
+        self._engine = engine
+        self._link = link
+        self._times = times
+        self._plan: StepPlan | None = None
+        self._collected_s = time.monotonic()
+
+    def launch(self, plan: StepPlan) -> None:
+        self._plan = plan
+        self._engine.launch(plan)
+
+    def collect(self) -> StepOutput:
+        output, now_s = self._engine.collect(), time.monotonic()
+        assert self._plan is not None
+        self._times.observe(self._plan, now_s - max(self._collected_s, self._link.rested_s))
+        self._collected_s = now_s
+        return output
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+def serve(engine: Engine, settings: Settings, work: Work, times: StepTime) -> Served:
+    """By the instance's loop; `times` learns what its steps take."""
+    served = Served(work)
+    scheduler = SlotScheduler(engine.limits, settings.engine.token_budget, settings.scheduling)
+    link = _Link(served)
+    instance = Instance(scheduler, _Paced(engine, link, times), link, lambda: None)
+    while not served.is_over:
+        instance.turn()
+    served.num_evictions = scheduler.num_evictions
+    return served

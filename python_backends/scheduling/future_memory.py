@@ -1,0 +1,198 @@
+"""The future-memory curve of an instance: KV blocks in use over the coming steps, from what is believed of every answer's length.
+
+`blocks_in_use` is the curve's one formula. `FutureMemory` keeps a row of it for every slot: made anew, for all slots at once, at most
+every 50 ms, and in between changed by one row for who comes and who leaves. Called by the slot scheduler, which admits by it,
+evicts by it, and publishes its peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from python_backends.request import ModelLimits
+from python_backends.scheduling.lengths import MEDIAN, WEIGHTS, Array, Lengths, rest
+from python_backends.scheduling.sequence import NO_SLOT, Sequence
+from python_backends.scheduling.slots import SlotTable
+
+NUM_POINTS = 32  # of the curve
+Fits = Callable[[Sequence], bool]
+Row = tuple[Array, Array]  # mean and variance of the blocks in use, at each point
+
+
+def blocks_in_use(held: Array, tokens: Array, ahead: Array, weights: Array, steps: Array, block_tokens: int) -> tuple[Array, Array]:
+    """Mean and variance [n, steps] of the blocks of n sequences, so many `steps` from now.
+
+    A sequence with `tokens` [n] in `held` [n] blocks gets one more each step and ends after `ahead` [n, levels] steps with probability
+    `weights` [n, levels]; then all of its blocks are free. Summed over n, with lengths that are certain, this is Past-Future's
+    memory at the end of each sequence: Σ_{j ≤ i} cur_j + i · rem_i, the rests sorted descending.
+    """
+    alive = np.zeros((len(tokens), len(steps)))
+    for level in range(ahead.shape[1]):
+        alive += weights[:, level, None] * (ahead[:, level, None] >= steps)
+    blocks = np.maximum(held[:, None], np.ceil((tokens[:, None] + steps) / block_tokens))
+    mean = alive * blocks
+    return mean, np.maximum(0.0, mean * (blocks - mean))
+
+
+def points(ahead: Array) -> Array:
+    """The steps at which the curve is looked at: 0, and of the steps at which somebody may end all, or NUM_POINTS evenly picked."""
+    ends = np.unique(ahead)
+    if len(ends) > NUM_POINTS:
+        ends = ends[np.linspace(0, len(ends) - 1, NUM_POINTS).astype(np.int64)]
+    return np.concatenate([[0.0], ends])
+
+
+@dataclass(frozen=True, slots=True)
+class _Stands:
+    """How n sequences stand."""
+
+    tokens: Array  # [n]
+    held: Array  # [n] blocks
+    ahead: Array  # [n, levels] tokens to come
+    weights: Array  # [n, levels]
+
+
+class FutureMemory:
+    """`share` of the blocks is what the curve may reach, `caution` is how many standard deviations it is drawn above its mean.
+
+    `sampled`: lengths are drawn from those that ended here lately, as Past-Future does, whatever is predicted.
+    """
+
+    def __init__(self, slots: SlotTable, limits: ModelLimits, share: float, caution: float, sampled: bool) -> None:
+        self.lengths = Lengths()
+        self._slots = slots
+        self._block_tokens = limits.block_tokens
+        self._max_model_tokens = limits.max_model_tokens
+        self._most_blocks = share * limits.num_blocks
+        self._caution = caution
+        self._sampled = sampled
+        self._believed: Array = np.ones((slots.num_slots, len(WEIGHTS)))
+        self._steps: Array = np.zeros(1)
+        self._mean: Array = np.zeros((slots.num_slots, 1))  # a row for each slot; zeros where nobody sits
+        self._variance: Array = np.zeros((slots.num_slots, 1))
+        self._sum_mean: Array = np.zeros(1)
+        self._sum_variance: Array = np.zeros(1)
+        self._candidates: dict[int, Row] = {}  # rows of those that wait at the head, by request
+
+    # --- who comes and goes
+
+    def believe(self, sequence: Sequence) -> None:
+        """Takes up what was predicted for `sequence`; the curve follows when it is next drawn."""
+        self._candidates.pop(sequence.request_id, None)
+        if sequence.slot != NO_SLOT:
+            self._believed[sequence.slot] = self._beliefs([sequence])[0]
+
+    def seat(self, sequence: Sequence) -> None:
+        """It has got a slot."""
+        slot = sequence.slot
+        self._believed[slot] = self._beliefs([sequence])[0]
+        row = self._candidates.get(sequence.request_id) or self._row(sequence)
+        self._mean[slot], self._variance[slot] = row
+        self._sum_mean += self._mean[slot]
+        self._sum_variance += self._variance[slot]
+
+    def leave(self, slot: int) -> None:
+        self._sum_mean -= self._mean[slot]
+        self._sum_variance -= self._variance[slot]
+        self._mean[slot] = self._variance[slot] = 0.0
+
+    # --- the curve
+
+    def draw(self, num_used_blocks: int, head: list[Sequence]) -> None:
+        """Anew for all slots, and for those at the head of the waiting."""
+        live = np.flatnonzero(self._slots.live)
+        running, waiting = self._running(live), self._waiting(head)
+        self._steps = points(np.concatenate([running.ahead, waiting.ahead]))
+        mean, variance = self._in_use(running)
+        factor = num_used_blocks / max(1.0, running.held.sum())  # blocks that several hold are there once
+        shape = (self._slots.num_slots, len(self._steps))
+        self._mean, self._variance = np.zeros(shape), np.zeros(shape)
+        self._mean[live], self._variance[live] = mean * factor, variance * factor**2
+        self._sum_mean, self._sum_variance = self._mean.sum(axis=0), self._variance.sum(axis=0)
+        rows = zip(*self._in_use(waiting), strict=True)
+        self._candidates = {sequence.request_id: row for sequence, row in zip(head, rows, strict=True)}
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError."""
+        assert not self._mean[~self._slots.live].any(), "an empty slot has a future"
+        assert np.allclose(self._sum_mean, self._mean.sum(axis=0)), "the curve is not the sum of its rows"
+
+    @property
+    def peak_blocks(self) -> float:
+        return float(self._peak(self._sum_mean, self._sum_variance))
+
+    def trial(self, num_available: int, blocks_now: Callable[[Sequence], int]) -> Fits:
+        """A question to ask of one waiting sequence after the other: does it fit beside all that run, and beside those before it
+        for which the answer was yes? `blocks_now`: what it takes of the `num_available` blocks when it is seated.
+        """
+        mean, variance, left = self._sum_mean, self._sum_variance, num_available
+        alone = not self._slots.num_busy
+
+        def fits(sequence: Sequence) -> bool:
+            nonlocal mean, variance, left, alone
+            more_mean, more_variance = self._candidates.get(sequence.request_id) or self._row(sequence)
+            tried = mean + more_mean, variance + more_variance
+            if self._peak(*tried) > self._most_blocks and not alone:
+                return False
+            needed = blocks_now(sequence)
+            if needed > left:
+                return False
+            mean, variance = tried
+            left, alone = left - needed, False
+            return True
+
+        return fits
+
+    def _peak(self, mean: Array, variance: Array) -> float:
+        return float((mean + self._caution * np.sqrt(np.maximum(variance, 0.0))).max())
+
+    # --- what is believed
+
+    def reserve(self, sequence: Sequence) -> int:
+        """Tokens that it holds at its end, as likely as not."""
+        return sequence.num_prompt_tokens + round(float(self._beliefs([sequence])[0, MEDIAN]))
+
+    def rest_tokens(self, sequences: list[Sequence]) -> Array:
+        """[n] the mean number of tokens that are still to come, of sequences that all run or all wait."""
+        if not sequences or sequences[0].slot == NO_SLOT:
+            stands = self._waiting(sequences)
+        else:
+            stands = self._running(np.array([sequence.slot for sequence in sequences]))
+        means: Array = (stands.ahead * stands.weights).sum(axis=1)
+        return means
+
+    def _beliefs(self, sequences: list[Sequence]) -> Array:
+        max_tokens = np.array([sequence.request.sampling.max_tokens for sequence in sequences], np.float64)
+        predictions = [None if self._sampled else sequence.prediction for sequence in sequences]
+        return self.lengths.believed(predictions, max_tokens)
+
+    def _running(self, live: NDArray[np.intp]) -> _Stands:
+        table = self._slots
+        tokens, made = table.planned[live], table.planned[live] - table.prompts[live]
+        believed, most = self._believed[live], (table.limits[live] - tokens).astype(np.float64)
+        if self._sampled:
+            believed = self.lengths.sampled(made, made + most)
+        held = table.capacity[live] // self._block_tokens
+        return _Stands(tokens.astype(np.float64), held.astype(np.float64), *rest(believed, made.astype(np.float64), most))
+
+    def _waiting(self, sequences: list[Sequence]) -> _Stands:
+        tokens = np.array([len(sequence.tokens) for sequence in sequences], np.float64)
+        made = tokens - np.array([sequence.num_prompt_tokens for sequence in sequences], np.float64)
+        limits = np.array([sequence.request.max_total_tokens for sequence in sequences], np.float64)
+        limits = np.minimum(limits, self._max_model_tokens)
+        believed = self._beliefs(sequences)
+        if self._sampled:
+            believed = self.lengths.sampled(made, limits - tokens + made)
+        held = np.ceil((tokens + 1) / self._block_tokens)
+        return _Stands(tokens, held, *rest(believed, made, limits - tokens))
+
+    def _row(self, sequence: Sequence) -> Row:
+        mean, variance = self._in_use(self._waiting([sequence]))
+        return mean[0], variance[0]
+
+    def _in_use(self, stands: _Stands) -> Row:
+        return blocks_in_use(stands.held, stands.tokens, stands.ahead, stands.weights, self._steps, self._block_tokens)

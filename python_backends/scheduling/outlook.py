@@ -1,0 +1,70 @@
+"""What lies ahead of an instance: whose turn it is by what is predicted, and who fits into the memory to come.
+
+Brings together step time, future memory and predicted order, and makes the two latter anew at most every 50 ms, best while the device
+computes. Owned by the slot scheduler. For policies that don't look ahead it keeps the history of lengths and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from python_backends.config import SchedulingSettings
+from python_backends.request import ModelLimits
+from python_backends.scheduling.future_memory import FutureMemory
+from python_backends.scheduling.lengths import Array
+from python_backends.scheduling.policies import Policy
+from python_backends.scheduling.predicted_order import HEAD, PredictedOrder
+from python_backends.scheduling.sequence import Sequence
+from python_backends.scheduling.slots import SlotTable
+from python_backends.scheduling.step_time import StepTime
+
+REFRESHED_S = 0.05
+UNSEEN_STEP_S = 0.02  # what a step may take, before any was seen
+
+
+class Outlook:
+    def __init__(
+        self, policy: Policy, settings: SchedulingSettings, limits: ModelLimits, slots: SlotTable, clock: Callable[[], float]
+    ) -> None:
+        self.step_time = StepTime()
+        self.future = FutureMemory(slots, limits, settings.memory_share, settings.memory_caution, policy.sampled)
+        ranked = policy.rank is not None
+        self.order = PredictedOrder(policy.rank, settings.ttft_s, self.future.rest_tokens, clock) if policy.rank else None
+        self._is_used = policy.looks_ahead or ranked
+        self._slots = slots
+        self._clock = clock
+        self._refreshed_s = -math.inf
+
+    def predicted(self, sequence: Sequence) -> None:
+        """A prediction has come for it."""
+        self.future.believe(sequence)
+        if self.order is not None:
+            self.order.expect(sequence)
+
+    def seated(self, sequence: Sequence) -> None:
+        if self._is_used:
+            self.future.seat(sequence)
+
+    def left(self, slot: int) -> None:
+        if self._is_used:
+            self.future.leave(slot)
+
+    def refresh(self, num_used_blocks: int, waiting: Callable[[], list[Sequence]]) -> bool:
+        """Makes everything anew if that is due: for all slots, and for the head of the `waiting`. False: it was not."""
+        used_up = self.order is not None and self.order.is_used_up
+        if not self._is_used or (self._clock() < self._refreshed_s + REFRESHED_S and not used_up):
+            return False
+        self._refreshed_s = self._clock()
+        if self.order is not None:
+            self.order.sort(HEAD + self._slots.num_free, self.future.lengths.usual_tokens, self._seconds)
+        self.future.draw(num_used_blocks, waiting())
+        return True
+
+    def _seconds(self, prompts: Array, tokens: Array) -> tuple[Array, Array]:
+        """What prefills and answers of so many tokens will take, at the pace of now."""
+        live, times = self._slots.live, self.step_time
+        step_s = times.seconds(np.count_nonzero(live), self._slots.planned[live].sum()) or UNSEEN_STEP_S
+        return prompts * times.seconds_a_prefill_token + step_s, tokens * step_s

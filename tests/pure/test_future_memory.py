@@ -1,0 +1,132 @@
+"""The future-memory curve, what is believed of lengths, and the step-time model, on values that can be worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from python_backends.request import QUANTILE_LEVELS, LengthPrediction
+from python_backends.scheduling.future_memory import blocks_in_use, points
+from python_backends.scheduling.lengths import FEWEST, WEIGHTS, Array, Lengths, rest
+from python_backends.scheduling.step_time import StepTime
+from tests.pure.examples import examples
+
+LEVELS = len(QUANTILE_LEVELS)
+
+
+def certain(tokens: list[int]) -> tuple[Array, Array]:
+    """Rests that are known."""
+    return np.array(tokens, np.float64)[:, None], np.ones((len(tokens), 1))
+
+
+def curve(now: list[int], to_come: list[int], block_tokens: int = 1) -> Array:
+    ahead, weights = certain(to_come)
+    tokens = np.array(now, np.float64)
+    return blocks_in_use(np.zeros(len(now)), tokens, ahead, weights, points(ahead), block_tokens)[0].sum(axis=0)
+
+
+def test_the_worked_value_of_past_future() -> None:
+    """Now; then as the second, the third and the first end: 110 + 210 + 60, 150 + 100, 400."""
+    assert curve([100, 200, 50], [300, 10, 50]).tolist() == [350, 380, 250, 400]
+
+
+@given(st.lists(st.tuples(st.integers(0, 500), st.integers(1, 300)), min_size=1, max_size=30))
+def test_the_peak_is_that_of_past_futures_formula(pairs: list[tuple[int, int]]) -> None:
+    """max over i of rem_i · i + Σ_{j ≤ i} cur_j, the rests descending; the curve also looks at now, which is less."""
+    descending = sorted(pairs, key=lambda pair: -pair[1])
+    peaks = [count * descending[count - 1][1] + sum(now for now, _ in descending[:count]) for count in range(1, len(pairs) + 1)]
+    now, to_come = zip(*pairs, strict=True)
+    assert curve(list(now), list(to_come)).max() == max(peaks)
+
+
+def test_blocks_are_whole_and_those_that_are_held_count_until_the_end() -> None:
+    ahead, weights = certain([3])
+    mean, variance = blocks_in_use(np.array([4.0]), np.array([7.0]), ahead, weights, np.array([0.0, 1, 2, 3, 4]), block_tokens=4)
+    assert mean.tolist() == [[4, 4, 4, 4, 0]]
+    assert curve([7], [10], block_tokens=4).tolist() == [2, 5]
+    assert not variance.any()
+
+
+def test_an_end_that_is_as_likely_as_not_leaves_half_of_the_blocks_and_their_spread() -> None:
+    ahead, weights = np.array([[5.0, 20.0]]), np.array([[0.5, 0.5]])
+    mean, variance = blocks_in_use(np.zeros(1), np.array([90.0]), ahead, weights, np.array([5.0, 10.0, 20.0]), block_tokens=1)
+    assert mean.tolist() == [[95, 50, 55]]
+    assert np.sqrt(variance).tolist() == [[0, 50, 55]]
+
+
+def test_the_curve_of_many_is_looked_at_in_few_points() -> None:
+    ahead = np.random.default_rng(1).integers(1, 2000, (256, LEVELS)).astype(np.float64)
+    assert len(points(ahead)) == 33
+    assert points(ahead)[0] == 0
+    assert points(ahead)[-1] == ahead.max()
+
+
+def test_a_belief_is_conditioned_on_the_age() -> None:
+    believed = np.array([[10.0, 20, 30, 40, 50, 60]] * 2)
+    ahead, weights = rest(believed, np.array([0.0, 40.0]), np.array([500.0, 500.0]))
+    assert ahead[0].tolist() == [10, 20, 30, 40, 50, 60]
+    assert weights[0] == pytest.approx(WEIGHTS)
+    assert weights[1] == pytest.approx([0, 0, 0, 0, *(WEIGHTS[4:] / WEIGHTS[4:].sum())])
+    assert ahead[1, 4:].tolist() == [10, 20]
+
+
+@given(st.floats(0, 3000), st.floats(1, 3000))
+def test_who_is_older_than_was_believed_is_never_taken_to_be_at_its_end(made: float, most: float) -> None:
+    ahead, weights = rest(np.full((1, LEVELS), 5.0), np.array([5.0 + made]), np.array([most]))
+    assert (ahead >= 1).all()
+    assert (ahead <= max(most, 1)).all()
+    assert weights.sum() == pytest.approx(1)
+
+
+def test_without_a_prediction_answers_are_as_they_were_here_lately_and_before_that_as_long_as_they_may() -> None:
+    lengths, most = Lengths(), np.array([200.0, 30.0])
+    assert lengths.believed([None, None], most).tolist() == [[200.0] * LEVELS, [30.0] * LEVELS]
+    for number in range(101):
+        lengths.ended(number)
+    prior = lengths.believed([None, None], most)
+    assert prior[0, 2] == pytest.approx(50, abs=8)
+    assert (prior[1] <= 30).all()
+    predicted = LengthPrediction(7.0, np.arange(4, 10).astype(np.float32))
+    assert lengths.believed([predicted, None], most)[0].tolist() == [4, 5, 6, 7, 8, 9]
+
+
+def test_sampled_lengths_are_some_that_ended_here_and_longer_than_what_is_there() -> None:
+    lengths = Lengths()
+    for _ in range(FEWEST):
+        for number in (10, 20, 40):
+            lengths.ended(number)
+    made, most = np.array([0.0, 15.0, 20.0, 50.0] * 50), np.full(200, 300.0)
+    drawn = lengths.sampled(made, most)[:, 0].reshape(50, 4)
+    assert set(drawn[:, 0]) == {10, 20, 40}
+    assert set(drawn[:, 1]) == {20, 40}
+    assert set(drawn[:, 2]) == {40}
+    assert set(drawn[:, 3]) == {300}
+
+
+@given(st.lists(st.tuples(st.integers(0, 64), st.integers(0, 8000), st.sampled_from([0, 0, 17, 100, 256])), min_size=200, max_size=200))
+@examples
+def test_the_step_time_model_finds_what_the_steps_are_made_of(loads: list[tuple[int, int, int]]) -> None:
+    """Whatever loads it has seen, it knows what such steps take; one in twenty is interrupted for a second."""
+    times = StepTime()
+    for turn in range(10):
+        for number, (rows, kv_tokens, prefill_tokens) in enumerate(loads):
+            interrupted_s = float(number % 20 == 3 and turn > 0)
+            times.learn((rows, kv_tokens, prefill_tokens), _seconds(rows, kv_tokens, prefill_tokens) + interrupted_s)
+    errors = [abs(times.seconds(*load) / _seconds(*load) - 1) for load in loads]
+    assert np.median(errors) < 0.1
+    assert times.error_quantile(0.5) == pytest.approx(1, abs=0.1)
+    assert min(times.coefficients) >= 0
+
+
+def _seconds(rows: int, kv_tokens: int, prefill_tokens: int) -> float:
+    return 0.004 + 1e-4 * rows + 5e-7 * kv_tokens + 2e-5 * prefill_tokens
+
+
+def test_training_tokens_cost_what_they_were_seen_to_cost() -> None:
+    times = StepTime()
+    for number in range(400):
+        times.learn((8, 500, 0, 64 * (number % 3)), 0.01 + 1e-4 * 64 * (number % 3))
+    assert times.seconds(8, 500, 0, 100) == pytest.approx(0.02, rel=0.02)
+    assert times.seconds(8, 500) == pytest.approx(0.01, rel=0.02)
