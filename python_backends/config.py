@@ -7,6 +7,7 @@ reads it back from there. The comments in `gapless.toml` explain each field; a t
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import tomllib
 import typing
@@ -87,8 +88,21 @@ class ServerSettings:
     metrics_port: int = 8002
     drain_s: float = 30.0
     ready_s: float = 600.0
+    model_repository: str = "model_repository"
     statistics: bool = False
     verbose: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionSettings:
+    enabled: bool = True
+    directory: str = "run/prediction"
+    encoder: str = "packaged"
+    encoder_from: int = 200
+    processor_share: float = 0.03
+    relearn_s: float = 180.0
+    max_logged: int = 50_000
+    keep_prompts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +110,7 @@ class Settings:
     model: ModelSettings = ModelSettings()
     engine: EngineSettings = EngineSettings()
     scheduling: SchedulingSettings = SchedulingSettings()
+    prediction: PredictionSettings = PredictionSettings()
     streams: StreamSettings = StreamSettings()
     limits: LimitSettings = LimitSettings()
     server: ServerSettings = ServerSettings()
@@ -110,6 +125,12 @@ class Settings:
     def model_directory(self) -> Path:
         path = Path(self.model.directory)
         return path if path.is_absolute() else ROOT / path
+
+    @property
+    def prediction_directory(self) -> Path:
+        """Each model's own: others answer at other lengths."""
+        model = self.model_directory.resolve()
+        return ROOT / self.prediction.directory / f"{model.name}-{hashlib.sha256(str(model).encode()).hexdigest()[:8]}"
 
 
 _CHOICES = {
@@ -132,6 +153,10 @@ _RANGES = {
     "scheduling.memory_share": (0.1, 1.0),
     "scheduling.memory_caution": (0.0, 10.0),
     "scheduling.ttft_s": (0.0, 3600.0),
+    "prediction.encoder_from": (0, 1 << 30),
+    "prediction.processor_share": (0.0, 1.0),
+    "prediction.relearn_s": (1.0, 86_400.0),
+    "prediction.max_logged": (100, 10_000_000),
     "streams.max_open": (1, 1 << 20),
     "streams.max_queued_tokens": (1, 1 << 40),
     "streams.coalescing_ms": (0.0, 40.0),

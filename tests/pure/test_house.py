@@ -31,6 +31,7 @@ FLOORS = {
     "links": 1,
     "streams": 2,
     "instance": 3,
+    "learner": 3,
     "triton_models": 5,
     "triton_server": 5,
     "launcher": 5,
