@@ -27,6 +27,7 @@ FLOORS = {
     "text": 1,
     "scheduling": 1,
     "engine": 1,
+    "prediction": 1,
     "links": 1,
     "streams": 2,
     "instance": 3,
@@ -45,6 +46,8 @@ ROOMS_OF = {  # libraries that stay in their rooms
     "triton_python_backend_utils": {"triton_models"},
     "psutil": {"triton_server"},
     "sortedcontainers": {"scheduling"},
+    "sentence_transformers": {"prediction"},
+    "sklearn": {"prediction"},
 }
 FORBIDDEN_WORDS = ("manager", "handler", "helper", "util", "factory", "driver", "controller")
 

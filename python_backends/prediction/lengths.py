@@ -1,0 +1,46 @@
+"""A distribution of lengths from weighted observations, some of which only say "at least so many".
+
+An answer that ended by itself is an observation; one cut short (by max_tokens, a deadline, a client that left) is censored: it would
+have been longer. The distribution is the product-limit estimate (Kaplan and Meier 1958) with weights, as in censored quantile
+regression forests (Li and Bradic, AISTATS 2020); without censored observations it is the plain weighted distribution. Forest and
+history both use it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from python_backends.request import QUANTILE_LEVELS, Floats, LengthPrediction
+
+Doubles = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+LEVELS: Doubles = np.array(QUANTILE_LEVELS)
+EPSILON = 1e-9
+
+
+def order(lengths: Floats, ended: Flags) -> NDArray[np.int64]:
+    """How observations are to be sorted: by length, and of equal ones the censored ones last."""
+    return np.lexsort((~ended, lengths))  # type: ignore[no-any-return]
+
+
+def distribution(ended: Flags, weights: Doubles) -> Doubles:
+    """P(length <= that of the observation), [observations] in the order of `order`. Short of 1 where the longest are censored."""
+    at_risk = weights[::-1].cumsum()[::-1]
+    dying = np.divide(weights * ended, at_risk, out=np.zeros_like(at_risk), where=at_risk > EPSILON)
+    return 1.0 - np.cumprod(1.0 - dying)  # type: ignore[no-any-return]
+
+
+def predict(lengths: Floats, below: Doubles, levels: Doubles = LEVELS) -> LengthPrediction:
+    """Mean and quantiles at `levels` of sorted `lengths` with the distribution `below`. What isn't known to end ends at the longest."""
+    steps = np.diff(below, prepend=0.0)
+    steps[-1] += 1.0 - below[-1]
+    places = np.searchsorted(below, levels - EPSILON)
+    return LengthPrediction(float(steps @ lengths), lengths[np.minimum(places, len(lengths) - 1)].astype(np.float32))
+
+
+def observed(lengths: Floats, ended: Flags) -> LengthPrediction:
+    """Of observations that all count the same, in any order."""
+    places = order(lengths, ended)
+    return predict(lengths[places], distribution(ended[places], np.ones(len(places))))
