@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(ROOT / "build"))
 
-from benchmarks.magnus_prediction import BatchSeconds, Lengths, features_of, observations
+from benchmarks.magnus_prediction import BatchSeconds, Lengths, features_of, observations, root_mean_square
 from benchmarks.magnus_report import correlations, say_gains, table, write_json, write_plot
 from benchmarks.magnus_requests import MODEL, Ask, answer_lengths, asks
 from benchmarks.magnus_runs import Run, measure_batches, poisson, run_continuous, run_static
@@ -116,9 +116,9 @@ class Magnus:
         return run, {
             "policy": policy,
             "rate": rate,
-            "length_rmse_tokens": lengths.rmse,
+            "length_rmse_tokens": root_mean_square(lengths.errors_tokens),
             "lengths_relearned": lengths.num_relearned,
-            "batch_time_rmse_s": seconds.rmse,
+            "batch_time_rmse_s": root_mean_square(seconds.errors_s),
             "batch_times_relearned": seconds.num_relearned,
         }
 

@@ -50,6 +50,7 @@ class Parameters(TypedDict, total=False):
     return_num_output_tokens: Annotated[bool, As("BOOL", "adds the length of the answer, in tokens")]
     lora_name: Annotated[str, As("BYTES", "the adapter to answer with")]
     lora_task_id: Annotated[int, As("UINT64", "the same by number, as TensorRT-LLM's clients say it")]
+    instruction: Annotated[str, As("BYTES", "what the text asks for: for predicting the answer's length")]
     request_priority: Annotated[int, As("INT32", "larger goes first")]
     deadline_s: Annotated[float, As(TIMEOUT, "the answer ends with what there is after so many seconds")]
 

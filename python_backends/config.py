@@ -7,6 +7,7 @@ reads it back from there. The comments in `gapless.toml` explain each field; a t
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import tomllib
 import typing
@@ -89,10 +90,23 @@ class ServerSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class PredictionSettings:
+    enabled: bool = True
+    directory: str = "run/prediction"
+    encoder: str = "packaged"
+    encoder_from: int = 200
+    processor_share: float = 0.03
+    relearn_s: float = 180.0
+    max_logged: int = 50_000
+    keep_prompts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     model: ModelSettings = ModelSettings()
     engine: EngineSettings = EngineSettings()
     scheduling: SchedulingSettings = SchedulingSettings()
+    prediction: PredictionSettings = PredictionSettings()
     streams: StreamSettings = StreamSettings()
     limits: LimitSettings = LimitSettings()
     server: ServerSettings = ServerSettings()
@@ -107,6 +121,12 @@ class Settings:
     def model_directory(self) -> Path:
         path = Path(self.model.directory)
         return path if path.is_absolute() else ROOT / path
+
+    @property
+    def prediction_directory(self) -> Path:
+        """Each model's own: others answer at other lengths."""
+        model = self.model_directory.resolve()
+        return ROOT / self.prediction.directory / f"{model.name}-{hashlib.sha256(str(model).encode()).hexdigest()[:8]}"
 
 
 _CHOICES = {
@@ -126,6 +146,10 @@ _RANGES = {
     "engine.trace_steps": (1, 10_000),
     "model.max_model_tokens": (0, 1 << 24),
     "scheduling.max_passed_over_s": (0.0, 86_400.0),
+    "prediction.encoder_from": (0, 1 << 30),
+    "prediction.processor_share": (0.0, 1.0),
+    "prediction.relearn_s": (1.0, 86_400.0),
+    "prediction.max_logged": (100, 10_000_000),
     "streams.max_open": (1, 1 << 20),
     "streams.max_queued_tokens": (1, 1 << 40),
     "streams.coalescing_ms": (0.0, 40.0),

@@ -28,12 +28,14 @@ import setproctitle
 from python_backends.config import ROOT, Settings, SettingsError, dump, load
 from python_backends.instance_state import CLOSING, DRAINING, KEY, State, StateFile
 from python_backends.time_slice import SHORT_NS, ask_for_slice
-from python_backends.triton_server import DIES_WITH_PARENT, TritonServer, remove_shared_memory
+from python_backends.triton_server import DIES_WITH_PARENT, PREDICTOR, TritonServer, remove_shared_memory
 
 log = logging.getLogger("gapless")
 
 WATCH_EVERY_S = 0.2
 MAX_FAILED_STARTS = 5  # one after the other, without ever getting ready: something is wrong for good
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 300.0  # between two lives of the learner
+PREDICTOR_PAUSE_S = 10.0  # between two attempts to load it again
 PREFIX = "gapless-"  # of run directories
 SETTLE_S = 1.2  # until what is under way has reached the metrics, which are written every 0.5 s, or the client
 
@@ -112,12 +114,47 @@ class InstanceProcess:
         return "no longer beats" if code is None else f"ended with {code}"
 
 
+class LearnerProcess:
+    """The learner, as the launcher sees it: started again when it ends, each time after twice as long, and never missed."""
+
+    def __init__(self, run_directory: Path) -> None:
+        self._command = [sys.executable, "-m", "python_backends.learner", str(run_directory)]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pause_s = FIRST_PAUSE_S
+        self._start_at_s = 0.0
+
+    def heal(self) -> None:
+        """Starts it, the first time and whenever it has ended."""
+        now_s = time.monotonic()
+        if self._process is not None and self._process.poll() is None:
+            return
+        if self._process is not None:
+            log.warning("the learner ended with %d; starting it again in %.0f s", self._process.returncode, self._pause_s)
+            self._start_at_s, self._process = now_s + self._pause_s, None
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        if now_s >= self._start_at_s:
+            environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+            self._process = subprocess.Popen([*DIES_WITH_PARENT, *self._command], env=environment, cwd=ROOT, start_new_session=True)
+
+    def stop(self) -> None:
+        if self._process is None:
+            return
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(2)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
 class Launcher:
     def __init__(self, settings: Settings, run_directory: Path) -> None:
         self._settings = settings
         self._run_directory = run_directory
         self._instance = InstanceProcess(settings, run_directory, 0)
-        self._server = TritonServer(settings.server, run_directory)
+        self._server = TritonServer(settings.server, run_directory, settings.prediction.enabled)
+        self._learner = LearnerProcess(run_directory)
+        self._reload_at_s = 0.0  # the predictor, not before
         self._server_failures = FailedStarts("tritonserver")
         self._signals = 0
 
@@ -153,6 +190,8 @@ class Launcher:
         while not self._signals:
             self._instance.heal()
             self._heal_server()
+            if self._settings.prediction.enabled:
+                self._learner.heal()
             time.sleep(WATCH_EVERY_S)
 
     def _await(self, ready: Callable[[], bool], what: str, check: Callable[[], None]) -> None:
@@ -178,11 +217,21 @@ class Launcher:
         if "scheduler" in dead:
             self._restart_server("the scheduler's stub has died, and its streams with it")
             return
-        for model in dead:
+        if PREDICTOR in dead:
+            self._heal_predictor()
+        for model in dead - {PREDICTOR}:
             log.warning("the stub of %s has died; loading the model again", model)
             if not self._server.reload(model):
                 self._restart_server(f"{model} could not be loaded again")
                 return
+
+    def _heal_predictor(self) -> None:
+        """Nothing waits for it, so it may as well stay away for a while."""
+        if time.monotonic() < self._reload_at_s:
+            return
+        log.warning("the stub of %s has died; loading the model again", PREDICTOR)
+        self._server.reload(PREDICTOR)
+        self._reload_at_s = time.monotonic() + PREDICTOR_PAUSE_S
 
     def _restart_server(self, why: str) -> None:
         log.warning("%s; starting the server again", why)
@@ -217,6 +266,7 @@ class Launcher:
     def _stop(self) -> None:
         self._server.stop()
         self._instance.stop(wait_s=3)
+        self._learner.stop()
         log.info("stopped")
 
     def _count_signal(self, *_: object) -> None:

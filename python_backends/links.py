@@ -1,6 +1,7 @@
 """Both ends of the wires between scheduler model, instance and detokenizer: ZeroMQ sockets in the run directory.
 
     detokenizer ── PUSH ─► PULL ── scheduler model ── ROUTER ◄─► DEALER ── instance
+                                                   └─ PUSH ─► PULL ── learner
 
 The scheduler model binds, the others connect, in any order and as often as they are restarted. A session is one pairing of a scheduler
 model with one life of an instance: frames of another session are dropped. When the scheduler model gives an instance up it opens a new
@@ -20,12 +21,13 @@ from typing import Any
 
 import zmq
 
-from python_backends.messages import NOBODY, BadMessageError, Hello, Message, new_incarnation, pack, unpack
+from python_backends.messages import NOBODY, AnswerRecord, BadMessageError, Hello, Message, new_incarnation, pack, unpack
 from python_backends.request import Feedback, Idle, ModelLimits
 
 log = logging.getLogger("gapless")
 
 SEND_LIMIT = 100_000  # frames that wait for a peer which doesn't read
+MAX_UNHEARD = 4096  # frames that wait for the learner
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,44 @@ class FeedbackEnd:
     def send(self, feedback: Sequence[Feedback | Idle]) -> None:
         if feedback:
             self._socket.send(pack(tuple(feedback)))
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+class RecordsEnd:
+    """The scheduler model's end towards the learner: tells what has ended; forgotten if nobody listens for long. One thread uses it."""
+
+    def __init__(self, run_directory: Path) -> None:
+        self._context = zmq.Context()
+        self._socket = _socket(self._context, zmq.PUSH)
+        self._socket.setsockopt(zmq.SNDHWM, MAX_UNHEARD)
+        self._socket.connect(_address(run_directory, "records"))
+
+    def send(self, records: Sequence[AnswerRecord]) -> None:
+        """Never waits."""
+        try:
+            if records:
+                self._socket.send(pack(tuple(records)), zmq.NOBLOCK)
+        except zmq.Again:
+            return
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+class LearnerEnd:
+    """The learner's end: hears of every answer that has ended."""
+
+    def __init__(self, run_directory: Path) -> None:
+        self._context = zmq.Context()
+        self._socket = _socket(self._context, zmq.PULL)
+        self._socket.bind(_address(run_directory, "records"))
+
+    def receive(self, timeout_s: float) -> list[AnswerRecord]:
+        """Waits for the first ones."""
+        self._socket.poll(max(0, math.ceil(timeout_s * 1000)))
+        return [record for _, records in _messages(self._socket) for record in records]
 
     def close(self) -> None:
         self._context.destroy(linger=0)

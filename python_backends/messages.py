@@ -18,6 +18,7 @@ import numpy as np
 from python_backends.request import (
     Feedback,
     Finish,
+    Floats,
     Idle,
     Ids,
     LengthPrediction,
@@ -25,6 +26,7 @@ from python_backends.request import (
     ModelLimits,
     Request,
     Sampling,
+    Subject,
     TokenWindow,
 )
 from python_backends.step import RowLogProbs, Started, Tokens
@@ -58,6 +60,30 @@ class Predicted:
 
     request_id: int
     prediction: LengthPrediction
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LengthAnswer:
+    """What the predictor says to one Subject."""
+
+    prediction: LengthPrediction | None = None  # None: nothing is known yet
+    version: int = 0  # of the forest that said so; 0: recent history did
+    features: Floats | None = None  # [NUM_FEATURES] if there was time to make them
+    encoder: str = ""  # that made them
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AnswerRecord:
+    """One answer that has ended, for the request log."""
+
+    at_s: float  # Unix time
+    instruction: str
+    num_prompt_tokens: int
+    num_input_tokens: int
+    num_output_tokens: int
+    finish: Finish
+    predicted: LengthAnswer
+    user_input: str = ""  # only where prompts are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +137,9 @@ _KINDS: tuple[type[Any], ...] = (
     Idle,
     LengthPrediction,
     Predicted,
+    Subject,
+    LengthAnswer,
+    AnswerRecord,
 )
 _TAGS = {kind: tag for tag, kind in enumerate(_KINDS)}
 _FIELDS: tuple[tuple[str, ...], ...] = tuple(tuple(field.name for field in dataclasses.fields(kind)) for kind in _KINDS)

@@ -22,6 +22,7 @@ GAUGES = {
     "gapless_kv_blocks_retained": "KV blocks kept for later prompts with the same prefix",
     "gapless_kv_blocks_total": "KV blocks",
     "gapless_evictions": "Sequences evicted by the present instance because KV blocks ran out",
+    "gapless_predictor_version": "Version of the forest that predicted last; 0: none has",
     "gapless_coalescing_seconds": "Time for which tokens are put together before they are sent",
 }
 COUNTERS = {
@@ -31,31 +32,35 @@ COUNTERS = {
     "gapless_requests_total": "Requests ended, by outcome",
     "gapless_responses_total": "Responses sent to the detokenizer",
     "gapless_instance_losses_total": "Times that an instance died or stalled",
+    "gapless_length_predictions_total": "Lengths predicted, by what said so: forest, history, none",
 }
 HISTOGRAMS = {
     "gapless_time_to_first_token_seconds": "From arrival to the first output token",
     "gapless_time_per_output_token_seconds": "Mean time between the output tokens of a request",
     "gapless_e2e_latency_seconds": "From arrival to the end of the answer",
     "gapless_queue_time_seconds": "From arrival to a slot",
+    "gapless_length_prediction_error_tokens": "Between the predicted mean length of an answer and its length",
     "gapless_token_gap_seconds": "Time for which the device is idle between two steps while there is work",
 }
 BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 GAP_BOUNDS_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
-_BOUNDS_S = {"gapless_token_gap_seconds": GAP_BOUNDS_S}
+TOKEN_BOUNDS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0)
+_BOUNDS = {"gapless_token_gap_seconds": GAP_BOUNDS_S, "gapless_length_prediction_error_tokens": TOKEN_BOUNDS}
+_WITH_LABELS = ("gapless_requests_total", "gapless_length_predictions_total")  # they have no number without
 
 
 @dataclass(slots=True)
 class Histogram:
-    bounds_s: tuple[float, ...] = BOUNDS_S
+    bounds: tuple[float, ...] = BOUNDS_S
     counts: list[int] = field(init=False)
     sum: float = 0.0
 
     def __post_init__(self) -> None:
-        self.counts = [0] * (len(self.bounds_s) + 1)
+        self.counts = [0] * (len(self.bounds) + 1)
 
-    def observe(self, value_s: float) -> None:
-        self.counts[bisect.bisect_left(self.bounds_s, value_s)] += 1
-        self.sum += value_s
+    def observe(self, value: float) -> None:
+        self.counts[bisect.bisect_left(self.bounds, value)] += 1
+        self.sum += value
 
     def add(self, counts: Sequence[int], total: float) -> None:
         """Observations that another process has counted, by the same bounds; none: an empty sequence."""
@@ -68,8 +73,8 @@ class Metrics:
 
     def __init__(self) -> None:
         self.gauges = dict.fromkeys(GAUGES, 0.0)
-        self.counters: dict[tuple[str, Labels], float] = {(name, ()): 0.0 for name in COUNTERS if name != "gapless_requests_total"}
-        self.histograms = {name: Histogram(_BOUNDS_S.get(name, BOUNDS_S)) for name in HISTOGRAMS}
+        self.counters: dict[tuple[str, Labels], float] = {(name, ()): 0.0 for name in COUNTERS if name not in _WITH_LABELS}
+        self.histograms = {name: Histogram(_BOUNDS.get(name, BOUNDS_S)) for name in HISTOGRAMS}
 
     def gauge(self, name: str, value: float) -> None:
         self.gauges[name] = value
@@ -77,8 +82,8 @@ class Metrics:
     def count(self, name: str, amount: float = 1.0, labels: Labels = ()) -> None:
         self.counters[name, labels] = self.counters.get((name, labels), 0.0) + amount
 
-    def observe(self, name: str, value_s: float) -> None:
-        self.histograms[name].observe(value_s)
+    def observe(self, name: str, value: float) -> None:
+        self.histograms[name].observe(value)
 
     def samples(self) -> Iterator[tuple[str, Labels, float]]:
         """Every number as (name, labels, value), histograms spelled out."""
@@ -103,7 +108,7 @@ def families() -> Iterator[tuple[str, str, bool]]:
 
 def _spelled_out(name: str, histogram: Histogram) -> Iterator[tuple[str, Labels, float]]:
     total = 0
-    for bound, count in zip([*map(str, histogram.bounds_s), "+Inf"], histogram.counts, strict=True):
+    for bound, count in zip([*map(str, histogram.bounds), "+Inf"], histogram.counts, strict=True):
         total += count
         yield name + "_bucket", (("le", bound),), total
     yield name + "_sum", (), histogram.sum

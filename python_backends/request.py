@@ -67,6 +67,15 @@ class Sampling:
         return self.penalizes or bool(self.bad_words)
 
 
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a request is about, for who predicts how long its answer will be; texts are cut to what is read of them."""
+
+    instruction: str  # what is to be done; may be empty
+    user_input: str  # what it is to be done to
+    num_input_tokens: int  # of the whole input
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
     """One immutable ask, as the tokenizer lets it in."""
@@ -82,6 +91,7 @@ class Request:
     arrival_ns: int = 0  # time.monotonic_ns() at the door
     deadline_ns: int = 0  # same clock; 0 is none
     priority: int = 0  # larger first
+    subject: Subject | None = None  # stays with the scheduler model; None: lengths aren't predicted
 
     @property
     def max_total_tokens(self) -> int:

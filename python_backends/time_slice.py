@@ -14,6 +14,7 @@ import struct
 
 SHORT_NS = 100_000  # the least that the kernel takes
 USUAL = 0
+LOW = 15  # nice value: 3 % of a processor that somebody else would have for himself
 
 _SET_ATTRIBUTES = {"x86_64": 314, "aarch64": 274}  # the number of sched_setattr(2), for which there is no function in C libraries
 _LAYOUT = "IIQiIQQQII"  # size, policy, flags, nice, priority, runtime, deadline, period, least and most utilisation
@@ -21,9 +22,19 @@ _LAYOUT = "IIQiIQQQII"  # size, policy, flags, nice, priority, runtime, deadline
 
 def ask_for_slice(nanoseconds: int) -> None:
     """For this thread and everything that it starts from now on. Keeps its nice value."""
+    _set_attributes(os.SCHED_OTHER, nanoseconds)
+
+
+def stand_back() -> None:
+    """This thread and what it starts from now on interrupt nobody (SCHED_BATCH), and get little where others want more."""
+    os.setpriority(os.PRIO_PROCESS, 0, max(LOW, os.getpriority(os.PRIO_PROCESS, 0)))
+    _set_attributes(os.SCHED_BATCH, USUAL)
+
+
+def _set_attributes(policy: int, nanoseconds: int) -> None:
     number = _SET_ATTRIBUTES.get(platform.machine())
     if number is None:
         return
     nice = os.getpriority(os.PRIO_PROCESS, 0)
-    attributes = struct.pack(_LAYOUT, struct.calcsize(_LAYOUT), os.SCHED_OTHER, 0, nice, 0, nanoseconds, 0, 0, 0, 0)
+    attributes = struct.pack(_LAYOUT, struct.calcsize(_LAYOUT), policy, 0, nice, 0, nanoseconds, 0, 0, 0, 0)
     ctypes.CDLL(None).syscall(number, 0, attributes, 0)

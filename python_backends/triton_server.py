@@ -27,8 +27,9 @@ from python_backends.config import ROOT, ServerSettings, SettingsError
 
 log = logging.getLogger("gapless")
 
-STUBS = ("tokenizer", "scheduler", "detokenizer")
-MODELS = (*STUBS, "ensemble")
+STUBS = ("tokenizer", "scheduler", "detokenizer")  # without any of them nothing is served
+PREDICTOR = "length_predictor"
+MODELS = (*STUBS, "ensemble", PREDICTOR)
 STUB = "triton_python_backend_stub"
 RESTRICTED = ("shared-memory", "model-repository", "trace", "logging")  # what only the launcher may use
 NOISE = ("Signal (15) received",)
@@ -40,8 +41,9 @@ CONTAINER_SERVER = Path("/opt/tritonserver")
 
 
 class TritonServer:
-    def __init__(self, settings: ServerSettings, run_directory: Path) -> None:
+    def __init__(self, settings: ServerSettings, run_directory: Path, predicts_lengths: bool) -> None:
         self._settings = settings
+        self._watched = (*STUBS, PREDICTOR) if predicts_lengths else STUBS
         self._run_directory = run_directory
         self._key = ("gapless-key", secrets.token_hex(16))
         self._process: subprocess.Popen[str] | None = None
@@ -80,14 +82,14 @@ class TritonServer:
                     raise SettingsError(f"server.{name} = {port}: {error.strerror or error} on {self._settings.address}") from error
 
     def is_ready(self) -> bool:
-        return self.is_running and self._get("/v2/health/ready")[0] == 200 and not self.dead_stubs()
+        return self.is_running and self._get("/v2/health/ready")[0] == 200 and not self.dead_stubs() & set(STUBS)
 
     def dead_stubs(self) -> set[str]:
         """Names of the models whose stub process is gone."""
-        missing = set(STUBS) - {model for model, stub in self._stubs.items() if stub.is_running() and _models_of(stub)}
+        missing = set(self._watched) - {model for model, stub in self._stubs.items() if stub.is_running() and _models_of(stub)}
         if missing:  # only then are all processes of the machine looked through
             self._stubs = self._find_stubs()
-        return set(STUBS) - self._stubs.keys()
+        return set(self._watched) - self._stubs.keys()
 
     def _find_stubs(self) -> dict[str, psutil.Process]:
         assert self._process is not None
@@ -134,7 +136,7 @@ class TritonServer:
             f"--model-repository={ROOT / 'model_repository'}",
             f"--backend-directory={self._backends}",
             "--model-control-mode=explicit",  # so that one model can be brought back
-            *(f"--load-model={model}" for model in MODELS),
+            *(f"--load-model={model}" for model in (*self._watched, "ensemble")),
             f"--http-address={settings.address}",
             f"--http-port={settings.http_port}",
             f"--grpc-address={settings.address}",

@@ -71,6 +71,9 @@ class CachedEncoder:
         self._known: OrderedDict[str, Floats] = OrderedDict()
         self.name, self.dim = encoder.name, encoder.dim
 
+    def knows(self, text: str) -> bool:
+        return text in self._known
+
     def encode(self, texts: Sequence[str]) -> Floats:
         fresh = [text for text in dict.fromkeys(texts) if text not in self._known]
         if fresh:

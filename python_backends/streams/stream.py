@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from python_backends.request import Finish, Ids, Request, TokenWindow
+from python_backends.request import Finish, Ids, LengthPrediction, Request, TokenWindow
 from python_backends.streams.log_probs import UNKNOWN, StreamLogProbs, TokenLogProbs
 
 
@@ -31,6 +31,7 @@ class Stream:
         "log_probs",
         "num_acked",
         "num_sent",
+        "prediction",
         "request",
         "seated",
         "sender",
@@ -59,6 +60,7 @@ class Stream:
         self.chunked = not request.stream  # a chunk has gone out, or none is wanted
         self.started_ns = 0
         self.first_token_ns = 0
+        self.prediction: LengthPrediction | None = None  # none has come yet
         self.crashes = 0  # instance deaths with this request in a slot
         self.crash_mark = 0  # tokens that it had at the last of them
 

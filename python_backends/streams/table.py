@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from python_backends.config import StreamSettings
-from python_backends.messages import Cancel, Submit
+from python_backends.messages import Cancel, Predicted, Submit
 from python_backends.metrics import Metrics
-from python_backends.request import Feedback, Finish, Idle, Request, TokenWindow
+from python_backends.request import Feedback, Finish, Idle, LengthPrediction, Request, TokenWindow
 from python_backends.step import Started, Tokens
 from python_backends.streams.log_probs import UNKNOWN, TokenLogProbs, by_row
 from python_backends.streams.pacing import Pacing
+from python_backends.streams.predictions import within
 from python_backends.streams.quarantine import Quarantine
 from python_backends.streams.stream import Stream
 from python_backends.streams.timers import Timers
@@ -59,6 +60,8 @@ class StreamTable:
         self._streams: dict[int, Stream] = {}  # in order of acceptance
         self._quarantine = Quarantine()
         self._cancels: list[Cancel] = []
+        self._predicted: list[Predicted] = []  # what the instance is still to be told
+        self._ended: list[Stream] = []
         self._instance_ready = False
         self.num_queued_tokens = 0  # of the prompts of streams without a slot
         self._unsubmitted: dict[int, Stream] = {}  # what an instance may be given
@@ -132,6 +135,15 @@ class StreamTable:
         """The detokenizer has dealt with everything that reached it: what is unconfirmed since long before is lost."""
         self._last_confirmed_ns = max(self._last_confirmed_ns, idle.at_ns)
 
+    def predicted(self, request_id: int, prediction: LengthPrediction) -> None:
+        """How long an answer is expected to be; comes at any time, or never."""
+        stream = self._streams.get(request_id)
+        if stream is None or stream.finish != Finish.RUNNING:
+            return
+        stream.prediction = within(prediction, stream.request.sampling)
+        if stream.submitted:
+            self._predicted.append(Predicted(request_id, stream.prediction))
+
     def handed_over(self, request_id: int) -> None:
         """The server has taken the last window of this stream: from now on it may be missed."""
         stream = self._streams.get(request_id)
@@ -165,11 +177,17 @@ class StreamTable:
 
     # --- what goes out
 
-    def outbox(self) -> list[Cancel | Submit]:
+    def outbox(self) -> list[Cancel | Submit | Predicted]:
         """What the instance is to be told now."""
         self._end_trial()
         cancels, self._cancels = self._cancels, []
-        return [*cancels, *self._submissions()]
+        predicted, self._predicted = self._predicted, []
+        return [*cancels, *predicted, *self._submissions()]
+
+    def take_ended(self) -> list[Stream]:
+        """The streams that have left the table since the last time."""
+        ended, self._ended = self._ended, []
+        return ended
 
     def due(self) -> list[Outgoing]:
         """The responses that are to be sent now; every stream that has ended leaves the table here."""
@@ -187,7 +205,7 @@ class StreamTable:
 
     def wait_s(self) -> float:
         """How long nothing will be due if nothing comes in."""
-        if self._cancels or self._touched:
+        if self._cancels or self._touched or self._predicted:
             return 0.0
         now = self._clock()
         wake = self._timers.next_ns(now + MAX_WAIT_NS)
@@ -225,14 +243,15 @@ class StreamTable:
             self.num_queued_tokens += -len(stream.request.prompt) if seated else len(stream.request.prompt)
             stream.seated = seated
 
-    def _submissions(self) -> list[Submit]:
+    def _submissions(self) -> list[Submit | Predicted]:
         if not self._instance_ready or not self._unsubmitted:
             return []
         chosen = self._quarantine.admissible(self._unsubmitted.values(), self._streams.values())
         for stream in chosen:
             stream.submitted = True
             del self._unsubmitted[stream.request_id]
-        return [Submit(stream.request, np.array(stream.tokens, np.int32), stream.epoch) for stream in chosen]
+        submits = [Submit(stream.request, np.array(stream.tokens, np.int32), stream.epoch) for stream in chosen]
+        return [*submits, *(Predicted(stream.request_id, stream.prediction) for stream in chosen if stream.prediction is not None)]
 
     def _append(self, stream: Stream, index: int, token: int, finish: int, scores: TokenLogProbs) -> None:
         count = stream.append(index, token, finish, scores)
@@ -332,6 +351,7 @@ class StreamTable:
         self._timers.drop(stream.request_id)
         for streams in (self._streams, self._touched, self._pending):
             streams.pop(stream.request_id, None)
+        self._ended.append(stream)
         self._count_outcome(stream.finish.reason)
         self._observe_end(stream, now)
         if stream.finish == Finish.ERROR:

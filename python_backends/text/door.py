@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from python_backends.config import LimitSettings
-from python_backends.request import MAX_BAD_WORD_TOKENS, Ids, RefusedError, Request, Sampling
+from python_backends.request import MAX_BAD_WORD_TOKENS, Ids, RefusedError, Request, Sampling, Subject
 from python_backends.text.chat_template import ChatTemplate
 from python_backends.text.checkpoint import Checkpoint, CheckpointError
 from python_backends.text.encoder import Encoder
 from python_backends.text.fields import Ask, read_ask
 from python_backends.text.special_tokens import SpecialTokens
+from python_backends.text.subject import MAX_COUNTED_CHARS, MAX_READ_CHARS, of_messages, of_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Door:
     vocab_size: int
     eos_ids: tuple[int, ...]
     clock: Callable[[], int] = time.monotonic_ns
+    names_subjects: bool = False  # somebody predicts lengths from them
 
     def admit(self, batch: Sequence[Mapping[str, Any]]) -> list[Request | RefusedError]:
         """One answer for each request's fields (name to value, absent if not given), in order."""
@@ -85,7 +87,16 @@ class Door:
             arrival_ns=draft.arrival_ns,
             deadline_ns=draft.arrival_ns + ask.timeout_us * 1000 if ask.timeout_us else 0,
             priority=ask.priority,
+            subject=self._subject(ask) if self.names_subjects else None,
         )
+
+    def _subject(self, ask: Ask) -> Subject:
+        whole = ask.instruction
+        instruction, given = of_messages(ask.messages, whole) if ask.text is None else of_text(ask.text, whole)
+        counted = given[:MAX_COUNTED_CHARS]
+        ids = self.encoder.encode([counted])[0] if counted else ()
+        count = 0 if isinstance(ids, RefusedError) else round(len(ids) * len(given) / max(1, len(counted)))
+        return Subject(instruction[:MAX_READ_CHARS], given[:MAX_READ_CHARS], count)
 
     def _sampling(self, ask: Ask, num_prompt: int) -> Sampling:
         max_tokens = self._max_tokens(ask, num_prompt)
@@ -147,7 +158,7 @@ def _bad_word(index: int, ids: Ids | RefusedError) -> tuple[int, ...]:
     return tuple(ids.tolist())
 
 
-def open_door(checkpoint: Checkpoint, limits: LimitSettings, max_model_tokens: int = 0) -> Door:
+def open_door(checkpoint: Checkpoint, limits: LimitSettings, max_model_tokens: int = 0, names_subjects: bool = False) -> Door:
     """With `max_model_tokens` 0 the checkpoint's own context is the limit. Raises CheckpointError."""
     special = SpecialTokens(checkpoint.tokenizer, checkpoint.special_tokens)
     source = checkpoint.chat_template
@@ -159,6 +170,7 @@ def open_door(checkpoint: Checkpoint, limits: LimitSettings, max_model_tokens: i
         max_model_tokens=_context(checkpoint, max_model_tokens),
         vocab_size=checkpoint.vocab_size,
         eos_ids=checkpoint.eos_ids,
+        names_subjects=names_subjects,
     )
 
 

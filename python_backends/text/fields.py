@@ -17,6 +17,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")  # a role stands in
 MAX_SEED = (1 << 64) - 1
 PENALTIES = (-2.0, 2.0)  # presence and frequency, as OpenAI and vLLM have them
 REPETITION_PENALTIES = (0.0625, 16.0)  # exact in float32
+MAX_INSTRUCTION_BYTES = 4096
 MAX_TIMEOUT_US = 10**15  # thirty years
 
 # Known to clients of TensorRT-LLM's ensemble: taken when they say nothing, refused when they ask for something.
@@ -25,7 +26,7 @@ NEUTRAL: dict[str, float | str] = {
     "lora_name": "",
 }
 SUPPORTED = (
-    *("text_input", "messages", "max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "seed"),
+    *("text_input", "messages", "instruction", "max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "seed"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "stop_words", "stop_token_ids", "bad_words", "end_id", "pad_id"),
     *("return_log_probs", "num_top_log_probs"),
     *("stream", "exclude_input_in_output", "return_num_input_tokens", "return_num_output_tokens", "timeout_us", "request_priority"),
@@ -39,6 +40,7 @@ class Ask:
 
     text: str | None  # None: `messages` has the prompt
     messages: tuple[dict[str, str], ...]
+    instruction: str | None  # None: it is looked for in the prompt
     max_tokens: int | None
     min_tokens: int
     temperature: float
@@ -68,6 +70,7 @@ def read_ask(fields: Fields, limits: LimitSettings, vocab_size: int) -> Ask:
     return Ask(
         text=_text(fields, limits),
         messages=_messages(fields, limits),
+        instruction=string(fields, "instruction", MAX_INSTRUCTION_BYTES) if "instruction" in fields else None,
         max_tokens=integer(fields, "max_tokens", 1, MAX_INT),
         min_tokens=integer(fields, "min_tokens", 0, MAX_INT) or 0,
         temperature=number(fields, "temperature", 0.0, 100.0, default=0.0),

@@ -19,14 +19,16 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from python_backends.instance_state import CLOSING
-from python_backends.links import InstanceLost, InstanceReady, SchedulerEnd
+from python_backends.links import InstanceLost, InstanceReady, RecordsEnd, SchedulerEnd
 from python_backends.messages import Failed, Load
 from python_backends.metrics import Metrics
 from python_backends.request import Feedback, Idle, Request
 from python_backends.step import Started, Tokens
+from python_backends.streams.predictions import Predictions, without_subject
 from python_backends.streams.table import Outgoing, StreamTable
 from python_backends.text.detokenizer import context_tokens
 from python_backends.triton_models.metrics_export import MetricsExport
+from python_backends.triton_models.predictor_link import PredictorLink
 from python_backends.triton_models.tensors import Blobs, ForgedError, effective_settings, failure, final, run_directory
 
 log = logging.getLogger("gapless.scheduler")
@@ -37,7 +39,8 @@ EXPORT_EVERY_S = 0.5  # each number that has changed is a round trip to the serv
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        settings = effective_settings().streams
+        everything = effective_settings()
+        settings = everything.streams
         settings = replace(settings, sender_load=settings.sender_load * len(os.sched_getaffinity(0)))  # of one processor
         self._blobs = Blobs()
         self._closing = run_directory() / CLOSING
@@ -47,6 +50,9 @@ class TritonPythonModel:
         self._readers: dict[type, Callable[[Any], None]]
         self._readers = {Tokens: table.tokens, Started: table.started, Feedback: table.feedback, Idle: table.idle}
         self._link = SchedulerEnd(run_directory(), settings.dead_after_s)
+        self._predictions = Predictions(self._metrics, everything.prediction.keep_prompts)
+        self._predictor = PredictorLink(self._blobs, self._link.wake) if everything.prediction.enabled else None
+        self._records = RecordsEnd(run_directory())
         self._export = MetricsExport(self._metrics)
         self._arrivals: SimpleQueue[tuple[Request, Any]] = SimpleQueue()
         self._load = Load()
@@ -72,6 +78,7 @@ class TritonPythonModel:
         self._link.wake()
         self._thread.join()
         self._link.close()
+        self._records.close()
 
     # --- the streams thread
 
@@ -87,10 +94,12 @@ class TritonPythonModel:
         for news in self._link.receive(self._table.wait_s()):
             self._take(news)
         self._accept()
+        self._predict()
         self._link.send(self._table.outbox())
         started_s = time.monotonic()
         for outgoing in self._table.due():
             self._try_to_send(outgoing)
+        self._log_ended()
         now_s = time.monotonic()
         self._sending_s += now_s - started_s
         if now_s - self._paced_s >= PACE_EVERY_S:
@@ -126,9 +135,27 @@ class TritonPythonModel:
                 request, sender = self._arrivals.get_nowait()
             except Empty:
                 return
-            refusal = self._table.accept(request, sender)
+            refusal = self._table.accept(without_subject(request), sender)
             if refusal:
                 final(sender, failure(refusal, "UNAVAILABLE"))
+            else:
+                self._predictions.asked(request)
+
+    def _predict(self) -> None:
+        """Takes what the predictor has said and asks what is new, without waiting for either."""
+        if self._predictor is None:
+            return
+        for request_id, answer in self._predictor.take():
+            if not self._predictions.answered(request_id, answer):
+                self._predictor.complain("it answers what can't be a length")
+            elif answer.prediction is not None:
+                self._table.predicted(request_id, answer.prediction)
+        if self._predictor.is_free:
+            self._predictor.ask(self._predictions.take_questions())
+
+    def _log_ended(self) -> None:
+        ended = [self._predictions.ended(stream.request, len(stream.tokens), stream.finish) for stream in self._table.take_ended()]
+        self._records.send([record for record in ended if record is not None])
 
     def _try_to_send(self, outgoing: Outgoing) -> None:
         """A response that can't be sent ends its own stream and touches no other."""

@@ -42,7 +42,11 @@ class Blobs:
 
     def message(self, request: Any, name: str) -> Any:
         """The message in input `name` of a Triton request. Raises ForgedError if none of our processes wrote it."""
-        data = pb_utils.get_input_tensor_by_name(request, name).as_numpy().tobytes()
+        return self.opened(pb_utils.get_input_tensor_by_name(request, name))
+
+    def opened(self, tensor: Any) -> Any:
+        """The message in a tensor. Raises ForgedError."""
+        data = tensor.as_numpy().tobytes()
         if not hmac.compare_digest(data[: len(self._key)], self._key):
             raise ForgedError("this model is not for clients; ask the model `ensemble`")
         return unpack(data[len(self._key) :])

@@ -24,7 +24,7 @@ class TritonPythonModel:
         most = limits.max_model_tokens if limits else 0
         self._blobs = Blobs()
         self._draining = run_directory() / DRAINING
-        self._door = open_door(read_checkpoint(settings.model_directory), settings.limits, most)
+        self._door = open_door(read_checkpoint(settings.model_directory), settings.limits, most, settings.prediction.enabled)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         if self._draining.exists():

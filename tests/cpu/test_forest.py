@@ -23,7 +23,8 @@ def tasks(count: int, seed: int) -> Observations:
     features[:, 0], features[:, 20] = kinds, inputs
     lengths = np.where(kinds, 3 * inputs, inputs) * rng.uniform(0.8, 1.2, count)
     ended = (kinds == 0) | (lengths < 120)
-    return Observations(features, np.minimum(lengths.round(), 120).astype(np.float32), ended, kinds.astype(np.uint64) + 7)
+    seen = np.minimum(lengths.round(), 120).astype(np.float32)
+    return Observations(features, seen, ended, kinds.astype(np.uint64) + 7, np.ones(count))
 
 
 @pytest.fixture(scope="module")
@@ -45,18 +46,18 @@ def test_weights_are_meinshausens(grown: Forest) -> None:
     seen = seen[order(seen.lengths, seen.ended)]
     trees = RandomForestRegressor(
         forests.NUM_TREES, min_samples_leaf=forests.MIN_LEAF, max_features=forests.SHARE_OF_FEATURES, random_state=0
-    ).fit(seen.features, seen.lengths)
+    ).fit(seen.features, seen.lengths, seen.weights)
     for row in tasks(5, seed=2).features:
-        assert grown.weights(row[None])[0] == pytest.approx(meinshausen(trees, seen, row))
+        assert grown.weights(row[None])[0] == pytest.approx(meinshausen(trees, seen, row), abs=1e-6)
 
 
 def test_the_mean_is_nearly_that_of_the_random_forest() -> None:
     """Not quite: a tree of scikit-learn averages its bootstrap sample, these weights all observations."""
     seen = tasks(800, seed=1)
-    seen = Observations(seen.features, seen.lengths, np.ones(800, bool), seen.instructions)
+    seen = Observations(seen.features, seen.lengths, np.ones(800, bool), seen.instructions, seen.weights)
     trees = RandomForestRegressor(
         forests.NUM_TREES, min_samples_leaf=forests.MIN_LEAF, max_features=forests.SHARE_OF_FEATURES, random_state=0
-    ).fit(seen.features, seen.lengths)
+    ).fit(seen.features, seen.lengths, seen.weights)
     asked = tasks(200, seed=3).features
     means = [prediction.mean for prediction in grow(seen).predict(asked)]
     assert np.abs(np.array(means) - trees.predict(asked)).mean() < 2
@@ -82,10 +83,16 @@ def test_lengths_behind_the_cut_are_not_forgotten(grown: Forest) -> None:
 def test_calibration_asks_for_the_level_that_covered() -> None:
     """Were lengths as probable as they should be, nothing changes; were all of them too long, higher levels are asked for."""
     honest = (np.arange(1000) + 0.5) / 1000
-    assert calibrate(honest) == pytest.approx(LEVELS, abs=0.002)
-    assert (calibrate(np.sqrt(honest))[:5] > LEVELS[:5]).all()
-    assert calibrate(np.zeros(0)) == pytest.approx(LEVELS)
-    assert (calibrate(np.array([0.3])) <= 1).all()
+    ones = np.ones(1000)
+    assert calibrate(honest, ones) == pytest.approx(LEVELS, abs=0.002)
+    assert (calibrate(np.sqrt(honest), ones)[:5] > LEVELS[:5]).all()
+    assert calibrate(np.zeros(0), np.zeros(0)) == pytest.approx(LEVELS)
+    assert (calibrate(np.array([0.3]), np.ones(1)) <= 1).all()
+
+
+def test_an_observation_that_stands_for_three_counts_three_times() -> None:
+    scores, weights = np.random.default_rng(3).random(200), np.tile([1.0, 3.0], 100)
+    assert calibrate(scores, weights) == pytest.approx(calibrate(np.repeat(scores, weights.astype(int)), np.ones(400)), abs=0.01)
 
 
 def test_a_forest_survives_its_file_to_the_last_bit(grown: Forest, tmp_path: Path) -> None:

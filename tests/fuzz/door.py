@@ -22,7 +22,7 @@ with atheris.instrument_imports(include=["python_backends"]):
 from tests.pure.text.checkpoints import byte_level
 
 LIMITS = LimitSettings(max_prompt_bytes=2000, max_prompt_tokens=100, max_stop_words=3, max_stop_word_bytes=8)
-DOOR = open_door(byte_level(), LIMITS)
+DOOR = open_door(byte_level(), LIMITS, names_subjects=True)
 CONTEXT, VOCABULARY = 128, 448
 NAMES = sorted(KNOWN)
 DTYPES = [np.bool_, np.int8, np.int32, np.int64, np.uint64, np.float16, np.float32, np.float64]

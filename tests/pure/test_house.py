@@ -32,6 +32,7 @@ FLOORS = {
     "streams": 2,
     "instance": 3,
     "static_mode": 3,
+    "learner": 3,
     "triton_models": 5,
     "triton_server": 5,
     "launcher": 5,

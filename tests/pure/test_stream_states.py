@@ -270,6 +270,7 @@ class StreamStates(RuleBasedStateMachine):
         for message in messages:
             self.tell_instance(message)
         outgoing = self.table.due()
+        self.table.take_ended()
         for out in outgoing:
             self.send(out)
         self.nothing_is_late(began_ns)

@@ -45,6 +45,7 @@ FIELDS = {  # name: datatype of its tensor
     "lora_name": "BYTES",
     "lora_task_id": "UINT64",
     "request_priority": "INT32",
+    "instruction": "BYTES",
 }
 DATATYPES = ("BOOL", "INT8", "INT32", "INT64", "UINT8", "UINT64", "FP16", "FP32", "FP64", "BYTES", "NONSENSE", "")
 SHAPES = ([1, 1], [1], [], [0], [0, 1], [1, 0], [2, 1], [1, 2], [65, 1], [1, 1, 1], [-1, 1], [2**40, 2**40])
@@ -104,6 +105,8 @@ def _valid(rng: random.Random, door: str) -> bytes:
             inputs[name] = rng.random() < 0.5
     if rng.random() < 0.3:
         inputs["request_priority"] = rng.randint(-3, 3)
+    if rng.random() < 0.1:
+        inputs["instruction"] = _text(rng)
     timeout_us = rng.randrange(1, 500_000) if rng.random() < 0.2 else None
     if door == "grpc":
         return doors.message(timeout_us, **inputs)

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -36,7 +37,9 @@ class Gapless:
 
     def __init__(self, **settings: Any) -> None:
         ports = free_ports(3)
-        settings = {**dict(zip(("server.http_port", "server.grpc_port", "server.metrics_port"), ports, strict=True)), **settings}
+        self._learned = tempfile.TemporaryDirectory(prefix="learned-")  # what others have learned would change the tests
+        given = dict(zip(("server.http_port", "server.grpc_port", "server.metrics_port"), ports, strict=True))
+        settings = {**given, "prediction.directory": self._learned.name, **settings}
         self.http_port, self.grpc_port, self.metrics_port = ports
         command = [sys.executable, "-m", "python_backends.launcher"]
         for name, value in settings.items():
@@ -64,6 +67,7 @@ class Gapless:
             self.process.send_signal(signal.SIGINT)
         code = self.process.wait(timeout_s)
         self._reader.join(timeout_s)
+        self._learned.cleanup()
         for pipe in (self.process.stdout, self.process.stderr):
             if pipe is not None:
                 pipe.close()

@@ -1,0 +1,1 @@
+from python_backends.triton_models.length_predictor import TritonPythonModel as TritonPythonModel

@@ -1,0 +1,117 @@
+"""The learner: a process beside the others that keeps the request log and grows new forests from it.
+
+The launcher starts it (`python -m python_backends.learner RUN_DIRECTORY`) and starts it again if it ends. Its death harms nobody: the
+predictor goes on with the last version, and what has ended waits in the socket. Two servers may share a directory; the second one's
+learner writes nothing until the first is gone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import signal
+import sqlite3
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+import setproctitle
+
+from python_backends.config import PredictionSettings, undump
+from python_backends.links import LearnerEnd
+from python_backends.messages import AnswerRecord
+from python_backends.prediction.learning import is_due, learn_apart
+from python_backends.prediction.request_log import RequestLog
+from python_backends.prediction.versions import current
+from python_backends.time_slice import stand_back
+
+log = logging.getLogger("gapless.learner")
+
+WRITE_EVERY_S = 1.0
+LOCK = "learner"
+MAX_FAILED_FITS = 3  # one after the other; then it only keeps the log
+
+
+class Learner:
+    def __init__(self, settings: PredictionSettings, directory: Path, learn: Callable[[Path, str], int | None] = learn_apart) -> None:
+        """Raises OSError or sqlite3.Error if the log can't be written."""
+        self._settings = settings
+        self._directory = directory
+        self._learn = learn
+        self._log = RequestLog(directory, settings.max_logged)
+        self._looked_s = time.monotonic()
+        self._failed_fits = 0
+
+    def take(self, records: list[AnswerRecord]) -> None:
+        if records:
+            self._log.add(records)
+
+    def learn_if_due(self) -> bool:
+        """Looks every `relearn_s` whether there is something to learn. True if a new version came of it."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < self._settings.relearn_s or self._failed_fits >= MAX_FAILED_FITS:
+            return False
+        self._looked_s = now_s
+        if not is_due(self._log, self._settings.encoder, current(self._directory)):
+            return False
+        code = self._learn(self._directory, self._settings.encoder)
+        self._failed_fits = self._failed_fits + 1 if code != 0 else 0
+        if code != 0:
+            log.warning("learning failed (%s)%s", code, "; it is not tried again" if self._failed_fits >= MAX_FAILED_FITS else "")
+        return code == 0
+
+    def close(self) -> None:
+        self._log.close()
+
+
+def lock(directory: Path, is_over: Callable[[], bool]) -> IO[str] | None:
+    """The right to write in `directory`, as soon as no other learner has it. None if it is over before."""
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    held = (directory / LOCK).open("w")
+    while not is_over():
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return held
+        except BlockingIOError:
+            time.sleep(1.0)
+    held.close()
+    return None
+
+
+def main(run_directory: Path) -> None:
+    parent = os.getppid()
+    setproctitle.setproctitle("gapless-learner")
+    stand_back()
+    logging.basicConfig(level=logging.INFO, format="learner: %(message)s", stream=sys.stderr)
+    stopping: list[int] = []
+    for name in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(name, lambda signum, _frame: stopping.append(signum))
+
+    def is_over() -> bool:
+        return bool(stopping) or os.getppid() != parent
+
+    settings = undump(run_directory / "settings.json")
+    directory = settings.prediction_directory
+    held = lock(directory, is_over)
+    if held is None:
+        return
+    learner, link = Learner(settings.prediction, directory), LearnerEnd(run_directory)
+    while not is_over():
+        learner.take(link.receive(WRITE_EVERY_S))
+        if learner.learn_if_due():
+            log.info("learned: version %d", getattr(current(directory), "number", 0))
+    learner.take(link.receive(0.0))
+    link.close()
+    learner.close()
+    held.close()
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]))
+    except (OSError, sqlite3.Error) as error:
+        log.error("nothing is logged and learned: %s", error)
+        sys.exit(1)

@@ -1,0 +1,58 @@
+"""What recent answers say of the next one: the prior before anything is learned, and wherever there is no time for more.
+
+Of the recent answers to the same instruction it takes those whose input was nearest in length; where an instruction is new, all recent
+answers. It knows nothing of texts and costs some microseconds. Kept by the predictor, from the request log.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from python_backends.prediction.lengths import observed
+from python_backends.request import LengthPrediction
+
+MAX_ANSWERS = 4000  # the newest ones
+MIN_ANSWERS = 5  # fewer say nothing
+NEIGHBOURS = 60
+
+
+class Answered(NamedTuple):
+    instruction: int  # its id
+    num_input_tokens: int
+    num_output_tokens: int
+    ended: bool  # false: cut short
+
+
+class History:
+    def __init__(self, answers: Sequence[Answered] = ()) -> None:
+        """`answers`, newest first."""
+        groups = defaultdict(list)
+        for answer in answers[:MAX_ANSWERS]:
+            groups[answer.instruction].append(answer)
+        self._groups = {instruction: _Answers(group) for instruction, group in groups.items() if len(group) >= MIN_ANSWERS}
+        self._all = _Answers(answers[:MAX_ANSWERS]) if len(answers) >= MIN_ANSWERS else None
+
+    def predict(self, instruction: int, num_input_tokens: int) -> LengthPrediction | None:
+        """None if there have been too few answers."""
+        answers = self._groups.get(instruction, self._all)
+        return answers.predict(num_input_tokens) if answers else None
+
+
+class _Answers:
+    """Sorted by the length of their input."""
+
+    def __init__(self, answers: Iterable[Answered]) -> None:
+        table = np.array([answer[1:] for answer in answers], np.float32)
+        table = table[np.argsort(table[:, 0], kind="stable")]
+        self._inputs, self._lengths, self._ended = table[:, 0], table[:, 1], table[:, 2] > 0
+
+    def predict(self, num_input_tokens: int) -> LengthPrediction:
+        """Of the nearest by the ratio of the inputs' lengths; those of equal length count all."""
+        count = min(NEIGHBOURS, len(self._inputs))
+        distance = np.abs(np.log((self._inputs + 1) / (num_input_tokens + 1)))
+        near = distance <= np.partition(distance, count - 1)[count - 1]
+        return observed(self._lengths[near], self._ended[near])

@@ -1,0 +1,57 @@
+"""When to learn, from what, and the learning itself. Called by the learner's process every few minutes (M-4 of Magnus: three).
+
+Something is learned when there is enough for a first forest, when predictions have been wrong often enough since the last, or when
+twice as much is known. The forest is grown in a process of its own, which gives its memory back, and may be killed without harm.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from pathlib import Path
+
+from python_backends.prediction.forest import grow
+from python_backends.prediction.request_log import RequestLog
+from python_backends.prediction.versions import Version, current, publish
+
+MIN_OBSERVATIONS = 100  # for a first forest
+MIN_WRONG = 10  # new answers that the prediction was wrong about, for another
+MAX_WRONG, MAX_ORDINARY = 2000, 2000  # of one fit: some seconds of one processor
+MAX_FIT_S = 120.0
+
+
+def is_due(log: RequestLog, encoder: str, last: Version | None) -> bool:
+    known = log.num_lessons(encoder)
+    if last is None or last.encoder != encoder:
+        return known >= MIN_OBSERVATIONS
+    if log.num_lessons(encoder, last.last_id, wrong_only=True) >= MIN_WRONG:
+        return True
+    return known >= 2 * last.num_observations and last.num_observations < MAX_WRONG + MAX_ORDINARY
+
+
+def learn(directory: Path, encoder: str) -> Version | None:
+    """Grows the next version from the log and makes it the current one. None if there is nothing to learn from."""
+    started_s = time.process_time()
+    log, last = RequestLog(directory), current(directory)
+    last_id, lessons = log.last_id(), log.lessons(encoder, MAX_WRONG, MAX_ORDINARY)
+    log.close()
+    if lessons is None:
+        return None
+    number = last.number + 1 if last else 1
+    forest = grow(lessons, seed=number)
+    version = Version(number, time.time(), round(time.process_time() - started_s, 2), len(lessons), encoder, last_id)
+    publish(directory, version, forest)
+    return version
+
+
+def learn_apart(directory: Path, encoder: str) -> int | None:
+    """`learn` in a process of its own. Its exit code; None if it took too long."""
+    process = multiprocessing.get_context("spawn").Process(target=learn, args=(directory, encoder), name="gapless-fit", daemon=True)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    process.start()
+    process.join(MAX_FIT_S)
+    if process.exitcode is None:
+        process.kill()
+        return None
+    return process.exitcode

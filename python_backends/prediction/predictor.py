@@ -1,0 +1,170 @@
+"""Answers questions about lengths, within a budget of processor time: by the forest where there is time to encode, else by history.
+
+Used by the `length_predictor` model, one thread. The encoder is loaded in a thread of its own when enough has been logged to learn
+from, so that a server which answers a few questions never pays for it. New versions of the forest and new answers in the log are looked
+for every few seconds. What goes wrong here is said once, and history goes on answering.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from python_backends.config import PredictionSettings
+from python_backends.messages import LengthAnswer
+from python_backends.prediction.budget import Budget
+from python_backends.prediction.encoder import CachedEncoder, Encoder
+from python_backends.prediction.features import features
+from python_backends.prediction.forest import Forest, ForestError
+from python_backends.prediction.history import History
+from python_backends.prediction.request_log import RequestLog, instruction_id
+from python_backends.prediction.versions import Version, current, read
+from python_backends.request import Floats, Subject
+
+log = logging.getLogger("gapless.length_predictor")
+
+LOOK_EVERY_S = 3.0
+MAX_INSTRUCTIONS, MAX_INPUTS = 256, 2048  # embeddings that are remembered, 1.5 KB each
+FIRST_COST_S = 0.02  # of encoding a text, until it has been measured
+
+
+class Predictor:
+    def __init__(
+        self,
+        settings: PredictionSettings,
+        directory: Path,
+        load: Callable[[], Encoder],
+        budget: Budget,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`load` brings the encoder; it is called in another thread, and may raise."""
+        self._settings = settings
+        self._directory = directory
+        self._load = load
+        self._budget = budget
+        self._clock = clock
+        self._looked_s = float("-inf")
+        self._log: RequestLog | None = None
+        self._last_id = -1
+        self._history = History()
+        self._version: Version | None = None
+        self._forest: Forest | None = None
+        self._instructions: CachedEncoder | None = None
+        self._inputs: CachedEncoder | None = None
+        self._loading: threading.Thread | None = None
+        self._cost_s = FIRST_COST_S
+        self._said: set[str] = set()
+
+    def answer(self, subjects: Sequence[Subject]) -> list[LengthAnswer]:
+        """One for each, in order."""
+        if self._clock() - self._looked_s >= LOOK_EVERY_S:
+            self._looked_s = self._clock()
+            self._spending(self._look)
+        made = self._features(subjects)
+        predicted = self._by_forest(subjects, made)
+        return [predicted.get(place) or self._by_history(subject, made.get(place)) for place, subject in enumerate(subjects)]
+
+    def _by_history(self, subject: Subject, made: Floats | None) -> LengthAnswer:
+        prediction = self._history.predict(instruction_id(subject.instruction), subject.num_input_tokens)
+        return LengthAnswer(prediction, 0, made, self._encoder_name if made is not None else "")
+
+    def _by_forest(self, subjects: Sequence[Subject], made: dict[int, Floats]) -> dict[int, LengthAnswer]:
+        if not made or self._forest is None or self._version is None or self._version.encoder != self._encoder_name:
+            return {}
+        places = list(made)
+        ids = np.array([instruction_id(subjects[place].instruction) for place in places], np.uint64)
+        predictions = self._forest.predict(np.stack([made[place] for place in places]), ids)
+        return {
+            place: LengthAnswer(prediction, self._version.number, made[place], self._encoder_name)
+            for place, prediction in zip(places, predictions, strict=True)
+        }
+
+    # --- features, as far as the budget goes
+
+    @property
+    def _encoder_name(self) -> str:
+        return self._inputs.name if self._inputs else ""
+
+    def _features(self, subjects: Sequence[Subject]) -> dict[int, Floats]:
+        """By place in `subjects`; those that can't be afforded are missing."""
+        if self._instructions is None or self._inputs is None:
+            return {}
+        chosen = self._affordable(subjects, self._instructions, self._inputs)
+        if not chosen:
+            return {}
+        started_s = time.thread_time()
+        num_fresh = sum(not self._inputs.knows(subjects[place].user_input) for place in chosen)
+        instructions = self._instructions.encode([subjects[place].instruction for place in chosen])
+        inputs = self._inputs.encode([subjects[place].user_input for place in chosen])
+        made = features(instructions, inputs, np.array([subjects[place].num_input_tokens for place in chosen]))
+        spent_s = time.thread_time() - started_s
+        self._budget.spend(spent_s)
+        if num_fresh:
+            self._cost_s += 0.2 * (spent_s / num_fresh - self._cost_s)
+        return dict(zip(chosen, made, strict=True))
+
+    def _affordable(self, subjects: Sequence[Subject], instructions: CachedEncoder, inputs: CachedEncoder) -> list[int]:
+        chosen, cost_s = [], 0.0
+        for place, subject in enumerate(subjects):
+            fresh = (not inputs.knows(subject.user_input)) + (not instructions.knows(subject.instruction))
+            cost_s += fresh * self._cost_s
+            if fresh and not self._budget.affords(cost_s):
+                cost_s -= fresh * self._cost_s
+                continue
+            chosen.append(place)
+        return chosen
+
+    def _spending(self, work: Callable[[], None]) -> None:
+        started_s = time.thread_time()
+        work()
+        self._budget.spend(time.thread_time() - started_s)
+
+    # --- what has changed since
+
+    def _look(self) -> None:
+        try:
+            self._look_at_log()
+            self._look_at_versions()
+        except (OSError, sqlite3.Error, ForestError) as error:
+            self._say_once(f"{error}; going on with what is known")
+
+    def _look_at_log(self) -> None:
+        if self._log is None:
+            self._log = RequestLog(self._directory) if self._directory.exists() else None
+        if self._log is None or self._log.last_id() == self._last_id:
+            return
+        self._last_id = self._log.last_id()
+        self._history = History(self._log.recent())
+        if self._log.num_answers() >= self._settings.encoder_from:
+            self._start_loading()
+
+    def _look_at_versions(self) -> None:
+        version = current(self._directory)
+        if version is None or version == self._version:
+            return
+        self._forest, self._version = read(self._directory, version), version
+        self._start_loading()
+
+    def _start_loading(self) -> None:
+        if self._loading is None and self._settings.processor_share > 0:
+            self._loading = threading.Thread(target=self._load_encoder, name="encoder", daemon=True)
+            self._loading.start()
+
+    def _load_encoder(self) -> None:
+        try:
+            encoder = self._load()
+        except Exception as error:
+            self._say_once(f"no encoder, so recent history alone predicts lengths: {error}")
+            return
+        self._instructions, self._inputs = CachedEncoder(encoder, MAX_INSTRUCTIONS), CachedEncoder(encoder, MAX_INPUTS)
+
+    def _say_once(self, what: str) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            log.warning("%s", what)

@@ -1,0 +1,172 @@
+"""The log of answers and of static batches: one SQLite file (WAL) that keeps the newest ones.
+
+Features and lengths always; instructions and inputs in plain text only where that was asked for. The learner's process is its one
+writer; the predictor and `make stats` read beside it. M-12 of Magnus (arXiv 2406.04785) has such a log of both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from python_backends.messages import AnswerRecord
+from python_backends.prediction.forest import Observations
+from python_backends.prediction.history import MAX_ANSWERS, Answered
+from python_backends.request import Finish
+
+FILE = "requests.sqlite"
+ERROR_TOKENS, ERROR_SHARE = 10, 0.1
+_CENSORED = (Finish.LENGTH, Finish.DEADLINE, Finish.CANCELLED)
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS answers (
+  id INTEGER PRIMARY KEY AUTOINCREMENT, at_s REAL, instruction INTEGER, num_prompt_tokens INTEGER, num_input_tokens INTEGER,
+  num_output_tokens INTEGER, ended INTEGER,          -- 0: cut short
+  mean REAL, quantiles BLOB, version INTEGER,        -- as predicted; NULL: nothing was
+  encoder TEXT, features BLOB,                       -- NULL: there was no time
+  teaches INTEGER,                                   -- the prediction was wrong enough to learn from
+  draw REAL,                                         -- random: the smallest ones are the reservoir
+  instruction_text TEXT, input_text TEXT);           -- NULL: not kept
+CREATE INDEX IF NOT EXISTS lessons ON answers (teaches, draw) WHERE features IS NOT NULL;
+CREATE TABLE IF NOT EXISTS batches (
+  id INTEGER PRIMARY KEY AUTOINCREMENT, at_s REAL, num_requests INTEGER, max_input_tokens INTEGER, max_output_tokens INTEGER,
+  estimated_s REAL, actual_s REAL);
+"""
+
+
+def instruction_id(text: str) -> int:
+    """The same for the same instruction, whoever asks; says nothing about it."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1  # SQLite's integers have a sign
+
+
+def teaches(predicted: float, actual: int, ended: bool = True) -> bool:
+    """Whether an answer is learned from: off by more than 10 tokens and by more than 10 % of its length (M-4).
+
+    One that was cut short only shows that a prediction was too small.
+    """
+    error = abs(predicted - actual) if ended else actual - predicted
+    return error > ERROR_TOKENS and error > ERROR_SHARE * actual
+
+
+class RequestLog:
+    def __init__(self, directory: Path, max_answers: int = 0) -> None:
+        """For reading only if `max_answers` is 0. Raises sqlite3.Error or OSError."""
+        if max_answers:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._max_answers = max_answers
+        self._file = sqlite3.connect(directory / FILE, timeout=5.0, isolation_level=None, check_same_thread=False)
+        if max_answers:
+            self._file.execute("PRAGMA journal_mode=WAL")
+            self._file.execute("PRAGMA synchronous=NORMAL")
+            self._file.executescript(_SCHEMA)
+        else:
+            self._file.execute("PRAGMA query_only=1")
+
+    def close(self) -> None:
+        self._file.close()
+
+    # --- the learner writes
+
+    def add(self, records: Sequence[AnswerRecord]) -> None:
+        """Those whose length says something; the oldest make room."""
+        rows = [_row(record) for record in records if record.finish == Finish.STOP or _was_cut(record)]
+        marks = ", ".join("?" * 15)
+        with self._file:
+            self._file.execute("BEGIN")
+            self._file.executemany(
+                "INSERT INTO answers (at_s, instruction, num_prompt_tokens, num_input_tokens, num_output_tokens, ended, mean,"
+                f" quantiles, version, encoder, features, teaches, draw, instruction_text, input_text) VALUES ({marks})",
+                rows,
+            )
+            self._file.execute("DELETE FROM answers WHERE id <= (SELECT MAX(id) FROM answers) - ?", [self._max_answers])
+
+    def add_batch(self, at_s: float, shape: tuple[int, int, int], estimated_s: float, actual_s: float) -> None:
+        """A static batch: (requests, longest input, longest answer), and its times."""
+        columns = "at_s, num_requests, max_input_tokens, max_output_tokens, estimated_s, actual_s"
+        self._file.execute(f"INSERT INTO batches ({columns}) VALUES (?, ?, ?, ?, ?, ?)", [at_s, *shape, estimated_s, actual_s])
+        self._file.execute("DELETE FROM batches WHERE id <= (SELECT MAX(id) FROM batches) - ?", [self._max_answers])
+
+    # --- everybody reads
+
+    def last_id(self) -> int:
+        return int(self._one("SELECT COALESCE(MAX(id), 0) FROM answers"))
+
+    def num_answers(self) -> int:
+        return int(self._one("SELECT COUNT(*) FROM answers"))
+
+    def recent(self, count: int = MAX_ANSWERS) -> list[Answered]:
+        """The newest answers, newest first."""
+        columns = "instruction, num_input_tokens, num_output_tokens, ended"
+        rows = self._file.execute(f"SELECT {columns} FROM answers ORDER BY id DESC LIMIT ?", [count])
+        return [Answered(*row) for row in rows]
+
+    def num_lessons(self, encoder: str, after_id: int = 0, wrong_only: bool = False) -> int:
+        """Answers with features: all, or those that the prediction was wrong about."""
+        where = "encoder = ? AND id > ? AND features IS NOT NULL" + (" AND teaches" if wrong_only else "")
+        return int(self._one(f"SELECT COUNT(*) FROM answers WHERE {where}", encoder, after_id))
+
+    def lessons(self, encoder: str, max_wrong: int, max_ordinary: int) -> Observations | None:
+        """What to learn from: the newest that predictions were wrong about, and a random sample of the others; None if there are none.
+
+        Each stands for as many as there are of its kind, so that errors alone do not bend the forest.
+        """
+        columns = "features, num_output_tokens, ended, instruction"
+        where = "FROM answers WHERE encoder = ? AND features IS NOT NULL AND teaches ="
+        wrong = self._file.execute(f"SELECT {columns} {where} 1 ORDER BY id DESC LIMIT ?", [encoder, max_wrong]).fetchall()
+        room = max_ordinary + max_wrong - len(wrong)
+        ordinary = self._file.execute(f"SELECT {columns} {where} 0 ORDER BY draw LIMIT ?", [encoder, room]).fetchall()
+        if not wrong and not ordinary:
+            return None
+        counts = [int(self._one(f"SELECT COUNT(*) {where} {kind}", encoder)) for kind in (1, 0)]
+        weights = [np.full(len(rows), count / max(1, len(rows))) for rows, count in zip((wrong, ordinary), counts, strict=True)]
+        return _observations([*wrong, *ordinary], np.concatenate(weights))
+
+    def rows(self, columns: str, count: int) -> list[tuple[Any, ...]]:
+        """Of the newest answers, newest first."""
+        return self._file.execute(f"SELECT {columns} FROM answers ORDER BY id DESC LIMIT ?", [count]).fetchall()
+
+    def _one(self, query: str, *values: Any) -> Any:
+        return self._file.execute(query, values).fetchone()[0]
+
+
+def _was_cut(record: AnswerRecord) -> bool:
+    return record.finish in _CENSORED and record.num_output_tokens > 0
+
+
+def _row(record: AnswerRecord) -> tuple[Any, ...]:
+    ended, answer = record.finish == Finish.STOP, record.predicted
+    prediction, features = answer.prediction, answer.features
+    return (
+        record.at_s,
+        instruction_id(record.instruction),
+        record.num_prompt_tokens,
+        record.num_input_tokens,
+        record.num_output_tokens,
+        ended,
+        prediction and prediction.mean,
+        prediction and prediction.quantiles.astype("<f4").tobytes(),
+        answer.version if prediction else None,
+        answer.encoder or None,
+        None if features is None else features.astype("<f4").tobytes(),
+        prediction is not None and teaches(prediction.mean, record.num_output_tokens, ended),
+        random.random(),
+        record.instruction if record.user_input else None,
+        record.user_input or None,
+    )
+
+
+def _observations(rows: Sequence[tuple[Any, ...]], weights: NDArray[np.float64]) -> Observations:
+    features, lengths, ended, instructions = zip(*rows, strict=True)
+    return Observations(
+        np.frombuffer(b"".join(features), "<f4").reshape(len(rows), -1),
+        np.array(lengths, np.float32),
+        np.array(ended, bool),
+        np.array(instructions, np.uint64),
+        weights,
+    )

@@ -1,0 +1,42 @@
+"""What of a request is the instruction, and what the user's input: the two things that the length of its answer is predicted from.
+
+    input `instruction`   the instruction itself; the input is the text, or the last user message, behind it if it begins with it
+    messages              the system message, and the last user message; without a system message the latter is taken like a text
+    text_input            up to the first colon or line break, and the rest; without either all of it is input
+
+Both are cut to what a predictor reads. Called by the door.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from python_backends.text.chat_template import Message
+
+MAX_INSTRUCTION_CHARS = 200  # more before the first colon or line break is no instruction
+MAX_READ_CHARS = 1024  # of either; an encoder reads less
+MAX_COUNTED_CHARS = 8192  # of an input are tokenized once more, to count; the rest is taken to be like them
+
+_END = re.compile(r"[:\n]")
+
+
+def of_text(text: str, instruction: str | None = None) -> tuple[str, str]:
+    """(instruction, input) of a plain prompt."""
+    if instruction is not None:
+        return instruction.strip(), text.removeprefix(instruction).lstrip(": \n")
+    end = _END.search(text, 0, MAX_INSTRUCTION_CHARS)
+    return (text[: end.start()].strip(), text[end.end() :].lstrip()) if end else ("", text)
+
+
+def of_messages(messages: Sequence[Message], instruction: str | None = None) -> tuple[str, str]:
+    """(instruction, input) of a conversation."""
+    asked = _last(messages, ("user",))
+    system = _last(messages, ("system", "developer"))
+    if instruction is None and system:
+        return system.strip(), asked
+    return of_text(asked, instruction)
+
+
+def _last(messages: Sequence[Message], roles: tuple[str, ...]) -> str:
+    return next((message["content"] for message in reversed(messages) if message["role"] in roles), "")

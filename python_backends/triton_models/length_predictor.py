@@ -1,0 +1,59 @@
+"""The `length_predictor` model: what requests are about, to how long their answers may be. Only the scheduler model may ask.
+
+It lives on what others leave: low priority, no right to interrupt anybody, one thread, and a share of the processors. Whatever fails
+here is answered with an error, and nobody has waited for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from itertools import islice
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from python_backends.config import PredictionSettings
+from python_backends.messages import LengthAnswer
+from python_backends.prediction.budget import Budget
+from python_backends.prediction.encoder import Encoder, SentenceEncoder
+from python_backends.prediction.predictor import Predictor
+from python_backends.time_slice import stand_back
+from python_backends.triton_models.tensors import Blobs, ForgedError, effective_settings, failure
+
+log = logging.getLogger("gapless.length_predictor")
+
+
+class TritonPythonModel:
+    def initialize(self, args: dict[str, str]) -> None:
+        stand_back()
+        settings = effective_settings()
+        asked: PredictionSettings = settings.prediction
+        budget = Budget(asked.processor_share * len(os.sched_getaffinity(0)), time.monotonic)
+        self._blobs = Blobs()
+        self._predictor = Predictor(asked, settings.prediction_directory, lambda: _encoder(asked.encoder), budget)
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Each asks for any number of subjects; all are encoded together."""
+        asked = [self._subjects(request) for request in requests]
+        try:
+            answers = iter(self._predictor.answer([subject for each in asked if isinstance(each, tuple) for subject in each]))
+        except Exception as error:
+            log.exception("lengths could not be predicted")
+            return [failure(f"lengths could not be predicted: {error}") for _ in requests]
+        return [self._response(tuple(islice(answers, len(each)))) if isinstance(each, tuple) else each for each in asked]
+
+    def _subjects(self, request: Any) -> Any:
+        """A tuple of them, or the response to somebody who may not ask."""
+        try:
+            return self._blobs.message(request, "subjects")
+        except ForgedError as error:
+            return failure(str(error), "INVALID_ARG")
+
+    def _response(self, answers: tuple[LengthAnswer, ...]) -> Any:
+        return pb_utils.InferenceResponse([self._blobs.tensor("length_answers", answers)])
+
+
+def _encoder(name: str) -> Encoder:
+    return SentenceEncoder(name)
