@@ -4,7 +4,7 @@ SETTINGS := $(if $(MODEL),--set model.directory=$(abspath $(MODEL))) $(if $(DEVI
             $(if $(DTYPE),--set model.dtype=$(DTYPE)) $(if $(SLOTS),--set engine.slots=$(SLOTS)) $(foreach s,$(SET),--set $(s))
 SOURCES := python_backends client build benchmarks tests
 
-.PHONY: help serve chat bench perf trace test fuzz lint format model-card size clean
+.PHONY: help serve chat bench perf stats trace test fuzz lint format model-card size clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
@@ -28,6 +28,10 @@ perf:           ## NVIDIA's perf_analyzer against a server with SET=server.stati
 	    --concurrency-range $$concurrency --measurement-mode count_windows --measurement-request-count 64 $(ARGS) \
 	    || { echo 'perf: "restricted" above means: start the server with make serve SET=server.statistics=true' >&2; exit 1; }; \
 	done
+
+stats:          ## how good predicted lengths have been: a table and a picture; MODEL=, SET= as for serve; ARGS="--last 1000 --plot stats.png"
+	@build/set-up dev
+	@$(PY) -m python_backends.prediction.stats $(SETTINGS) $(ARGS)
 
 trace:          ## what the instances on this host do in their next steps, for ui.perfetto.dev; docs/tracing.md
 	@pkill -USR1 -f '^gapless-instance-' || { echo 'no instance of ours runs here' >&2; exit 1; }

@@ -85,6 +85,7 @@ class ServerSettings:
     metrics_port: int = 8002
     drain_s: float = 30.0
     ready_s: float = 600.0
+    model_repository: str = "model_repository"
     statistics: bool = False
     verbose: bool = False
 

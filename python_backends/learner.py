@@ -36,13 +36,20 @@ MAX_FAILED_FITS = 3  # one after the other; then it only keeps the log
 
 
 class Learner:
-    def __init__(self, settings: PredictionSettings, directory: Path, learn: Callable[[Path, str], int | None] = learn_apart) -> None:
+    def __init__(
+        self,
+        settings: PredictionSettings,
+        directory: Path,
+        learn: Callable[[Path, str], int | None] = learn_apart,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Raises OSError or sqlite3.Error if the log can't be written."""
         self._settings = settings
         self._directory = directory
         self._learn = learn
         self._log = RequestLog(directory, settings.max_logged)
-        self._looked_s = time.monotonic()
+        self._clock = clock
+        self._looked_s = clock()
         self._failed_fits = 0
 
     def take(self, records: list[AnswerRecord]) -> None:
@@ -51,7 +58,7 @@ class Learner:
 
     def learn_if_due(self) -> bool:
         """Looks every `relearn_s` whether there is something to learn. True if a new version came of it."""
-        now_s = time.monotonic()
+        now_s = self._clock()
         if now_s - self._looked_s < self._settings.relearn_s or self._failed_fits >= MAX_FAILED_FITS:
             return False
         self._looked_s = now_s
@@ -102,7 +109,7 @@ def main(run_directory: Path) -> None:
     while not is_over():
         learner.take(link.receive(WRITE_EVERY_S))
         if learner.learn_if_due():
-            log.info("learned: version %d", getattr(current(directory), "number", 0))
+            log.info("learned: %s", current(directory))
     learner.take(link.receive(0.0))
     link.close()
     learner.close()

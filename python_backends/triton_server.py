@@ -133,7 +133,7 @@ class TritonServer:
         closed = ",".join(RESTRICTED if settings.statistics else (*RESTRICTED, "statistics"))
         return [
             str(self._binary),
-            f"--model-repository={ROOT / 'model_repository'}",
+            f"--model-repository={ROOT / settings.model_repository}",
             f"--backend-directory={self._backends}",
             "--model-control-mode=explicit",  # so that one model can be brought back
             *(f"--load-model={model}" for model in (*self._watched, "ensemble")),
@@ -163,6 +163,7 @@ class TritonServer:
             "LD_LIBRARY_PATH": ":".join(filter(None, libraries)),
             "PYTHONPATH": str(ROOT),
             "GAPLESS_RUN_DIRECTORY": str(self._run_directory),
+            "TQDM_DISABLE": "1",
             "OMP_NUM_THREADS": "1",  # the processors belong to the engine
             "TOKENIZERS_PARALLELISM": "false",
             "MALLOC_ARENA_MAX": "2",  # glibc keeps memory for every thread that ever was: a third less growth in 40,000 requests

@@ -17,7 +17,7 @@ from python_backends.request import LengthPrediction
 
 MAX_ANSWERS = 4000  # the newest ones
 MIN_ANSWERS = 5  # fewer say nothing
-NEIGHBOURS = 60
+NEIGHBOURS = 24
 
 
 class Answered(NamedTuple):

@@ -110,14 +110,14 @@ class Predictor:
         return dict(zip(chosen, made, strict=True))
 
     def _affordable(self, subjects: Sequence[Subject], instructions: CachedEncoder, inputs: CachedEncoder) -> list[int]:
-        chosen, cost_s = [], 0.0
+        chosen: list[int] = []
+        to_encode: set[tuple[bool, str]] = set()  # (is an instruction, text)
         for place, subject in enumerate(subjects):
-            fresh = (not inputs.knows(subject.user_input)) + (not instructions.knows(subject.instruction))
-            cost_s += fresh * self._cost_s
-            if fresh and not self._budget.affords(cost_s):
-                cost_s -= fresh * self._cost_s
-                continue
-            chosen.append(place)
+            needed = {(True, subject.instruction)} if not instructions.knows(subject.instruction) else set()
+            needed |= {(False, subject.user_input)} if not inputs.knows(subject.user_input) else set()
+            if needed <= to_encode or self._budget.affords(len(to_encode | needed) * self._cost_s):
+                to_encode |= needed
+                chosen.append(place)
         return chosen
 
     def _spending(self, work: Callable[[], None]) -> None:

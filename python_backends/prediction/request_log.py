@@ -127,6 +127,11 @@ class RequestLog:
         weights = [np.full(len(rows), count / max(1, len(rows))) for rows, count in zip((wrong, ordinary), counts, strict=True)]
         return _observations([*wrong, *ordinary], np.concatenate(weights))
 
+    def batches(self) -> list[tuple[tuple[int, int, int], float, float]]:
+        """(shape, estimated seconds, actual seconds) of static batches, oldest first."""
+        rows = self._file.execute("SELECT num_requests, max_input_tokens, max_output_tokens, estimated_s, actual_s FROM batches")
+        return [(row[:3], row[3], row[4]) for row in rows]
+
     def rows(self, columns: str, count: int) -> list[tuple[Any, ...]]:
         """Of the newest answers, newest first."""
         return self._file.execute(f"SELECT {columns} FROM answers ORDER BY id DESC LIMIT ?", [count]).fetchall()

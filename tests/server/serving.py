@@ -38,6 +38,7 @@ class Gapless:
     def __init__(self, **settings: Any) -> None:
         ports = free_ports(3)
         self._learned = tempfile.TemporaryDirectory(prefix="learned-")  # what others have learned would change the tests
+        self.learned = self._learned.name
         given = dict(zip(("server.http_port", "server.grpc_port", "server.metrics_port"), ports, strict=True))
         settings = {**given, "prediction.directory": self._learned.name, **settings}
         self.http_port, self.grpc_port, self.metrics_port = ports

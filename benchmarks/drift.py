@@ -1,0 +1,195 @@
+"""The task mix changes in mid-run: the error of predicted lengths rises, the learner acts, the error falls back.
+
+    python benchmarks/drift.py --json benchmarks/results/drift.json --plot benchmarks/results/drift.png
+
+Requests of the bundled model's tasks come at a steady rate in virtual time: prose tasks only, then code tasks only, then all eight.
+Predictor, request log and learner are those that serve, on a virtual clock; an answer ends as soon as it is asked for. Beside what the
+predictor said (`learning`): the first forest, never learned again (`frozen`), and recent history alone (`history`). An error is that of
+the predicted mean, in tokens, over the requests of one virtual minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+
+import numpy as np
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "build"))
+
+from benchmarks.length_requests import Asked, Remembered, draw, task_names
+from benchmarks.peer_report import machine, versions
+from python_backends.config import PredictionSettings
+from python_backends.learner import Learner
+from python_backends.messages import AnswerRecord, LengthAnswer
+from python_backends.prediction.budget import Budget
+from python_backends.prediction.encoder import PACKAGED, Encoder, SentenceEncoder
+from python_backends.prediction.forest import Forest
+from python_backends.prediction.history import History
+from python_backends.prediction.learning import learn
+from python_backends.prediction.lengths import LEVELS
+from python_backends.prediction.predictor import Predictor
+from python_backends.prediction.request_log import RequestLog, instruction_id
+from python_backends.prediction.versions import current, read
+from python_backends.request import Finish
+
+PHASES_S = 1200  # each of three
+MINUTE_S = 60
+HISTORY_EVERY = 20  # requests
+NINETY = LEVELS.tolist().index(0.9)
+PROSE = ("translate to Velin", "translate from Velin", "grammar correction", "polite rewording")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    minute: int
+    requests: int
+    learning: float  # mean absolute error, tokens
+    frozen: float
+    history: float
+    covered_90: float  # share of answers within the 0.9 quantile of `learning`
+    version: int  # at the end of the minute
+
+
+class Run:
+    """The serving predictor, log and learner, over a virtual clock."""
+
+    def __init__(self, directory: Path, encoder: Encoder) -> None:
+        self.now_s = 0.0
+        settings = PredictionSettings(encoder=encoder.name, encoder_from=0)
+        self._directory = directory
+        self._learner = Learner(settings, directory, self._learn, lambda: self.now_s)
+        self._reader = RequestLog(directory)
+        budget = Budget(1.0, lambda: self.now_s)
+        self._predictor = Predictor(settings, directory, lambda: encoder, budget, lambda: self.now_s)
+        self._history = History()
+        self._frozen: Forest | None = None
+        self.learned_at_s: list[float] = []
+
+    def step(self, now_s: float, asked: Asked) -> tuple[float, float, float, bool]:
+        """Absolute errors of the three, and whether the 0.9 quantile covered; not a number where nothing was said."""
+        self.now_s = now_s
+        answer = self._predictor.answer([asked.subject])[0]
+        errors = [abs(mean - asked.length) for mean in (self._mean(answer), self._frozen_mean(answer), self._history_mean(asked))]
+        covered = answer.prediction is not None and asked.length <= float(answer.prediction.quantiles[NINETY])
+        self._learner.take([_record(asked, answer)])
+        self._learner.learn_if_due()
+        return errors[0], errors[1], errors[2], covered
+
+    def _learn(self, directory: Path, encoder: str) -> int:
+        version = learn(directory, encoder)
+        self.learned_at_s.append(self.now_s)
+        if self._frozen is None and version is not None:
+            self._frozen = read(directory, version)
+        return 0
+
+    def _mean(self, answer: LengthAnswer) -> float:
+        return answer.prediction.mean if answer.prediction is not None else float("nan")
+
+    def _frozen_mean(self, answer: LengthAnswer) -> float:
+        """Until there is a forest: what was said."""
+        if self._frozen is None or answer.features is None:
+            return self._mean(answer)
+        mean: float = self._frozen.predict(answer.features[None])[0].mean
+        return mean
+
+    def _history_mean(self, asked: Asked) -> float:
+        if self._reader.last_id() % HISTORY_EVERY == 0:
+            self._history = History(self._reader.recent())
+        found = self._history.predict(instruction_id(asked.subject.instruction), asked.subject.num_input_tokens)
+        return found.mean if found is not None else float("nan")
+
+    @property
+    def version(self) -> int:
+        version = current(self._directory)
+        return version.number if version else 0
+
+    def close(self) -> None:
+        self._learner.close()
+        self._reader.close()
+
+
+def _record(asked: Asked, answer: LengthAnswer) -> AnswerRecord:
+    tokens = asked.subject.num_input_tokens
+    return AnswerRecord(0.0, asked.subject.instruction, tokens, tokens, asked.length, Finish.STOP, answer)
+
+
+def requests(rate: float, seed: int) -> list[Asked]:
+    """Prose, code, everything; each for the same time."""
+    rng, count = Random(seed), int(PHASES_S * rate)
+    code = [name for name in task_names() if name not in PROSE]
+    return [asked for tasks in (PROSE, code, task_names()) for asked in draw(tasks, count, rng, held_out=False)]
+
+
+def run(asked: Sequence[Asked], rate: float, encoder: Encoder) -> tuple[list[Row], list[float]]:
+    """Rows by minute, and when something was learned."""
+    with tempfile.TemporaryDirectory() as directory:
+        made = Run(Path(directory), encoder)
+        rows: list[Row] = []
+        minute: list[tuple[float, float, float, bool]] = []
+        for number, each in enumerate(tqdm(asked, desc="asking", unit="request")):
+            now_s = number / rate
+            if now_s >= MINUTE_S * (len(rows) + 1):
+                rows.append(_row(len(rows), minute, made.version))
+                minute = []
+            minute.append(made.step(now_s, each))
+        rows.append(_row(len(rows), minute, made.version))
+        made.close()
+    return rows, made.learned_at_s
+
+
+def _row(number: int, minute: Sequence[tuple[float, float, float, bool]], version: int) -> Row:
+    means = [round(float(value), 2) for value in np.nanmean(np.array(minute, float), axis=0)]
+    return Row(number, len(minute), means[0], means[1], means[2], means[3], version)
+
+
+def write_plot(path: Path, rows: Sequence[Row], learned_at_s: Sequence[float]) -> None:
+    import matplotlib.pyplot as plt
+
+    minutes = [row.minute + 0.5 for row in rows]
+    figure, axes = plt.subplots(figsize=(9, 4))
+    for name, style in (("frozen", ":"), ("history", "--"), ("learning", "-")):
+        axes.plot(minutes, [getattr(row, name) for row in rows], style, label=name)
+    for at_s in learned_at_s:
+        axes.axvline(at_s / 60, color="grey", linewidth=0.5)
+    for border, text in zip((0, PHASES_S / 60, 2 * PHASES_S / 60), ("prose tasks", "code tasks", "all tasks"), strict=True):
+        axes.axvline(border, color="black", linewidth=1.2)
+        axes.text(border + 0.3, axes.get_ylim()[1] * 0.93, text)
+    axes.set(xlabel="minutes (thin lines: the learner made a version)", ylabel="mean absolute error, tokens", ylim=(0, None))
+    axes.legend(loc="center right")
+    figure.savefig(path, dpi=110, bbox_inches="tight")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", type=float, default=1.0, help="requests a virtual second")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--encoder", default=PACKAGED, help="packaged, a directory, or a name in the local Hugging Face cache")
+    parser.add_argument("--quick", action="store_true", help="a fifth of the requests")
+    parser.add_argument("--json", type=Path, metavar="PATH")
+    parser.add_argument("--plot", type=Path, metavar="PATH")
+    given = parser.parse_args()
+    rate = given.rate / 5 if given.quick else given.rate
+    asked = requests(rate, given.seed)
+    rows, learned_at_s = run(asked, rate, Remembered(SentenceEncoder(given.encoder), asked))
+    print("minute  requests  learning  frozen  history  covered at 0.9  version")
+    for row in rows:
+        print("{:6}  {:8}  {:8.2f}  {:6.2f}  {:7.2f}  {:14.2f}  {:7}".format(*asdict(row).values()))
+    if given.plot:
+        write_plot(given.plot, rows, learned_at_s)
+    if given.json:
+        what = {"machine": machine(), "versions": versions(), "command": " ".join(["python", *sys.argv]), "encoder": given.encoder}
+        written = {**what, "learned_at_s": learned_at_s, "rows": [asdict(row) for row in rows]}
+        given.json.write_text(json.dumps(written, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

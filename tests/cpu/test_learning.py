@@ -1,0 +1,159 @@
+"""The learner: when it learns, what comes of it, and what becomes of it when something dies."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from python_backends.config import PredictionSettings
+from python_backends.learner import MAX_FAILED_FITS, Learner, lock
+from python_backends.messages import AnswerRecord
+from python_backends.prediction import learning
+from python_backends.prediction.forest import ForestError
+from python_backends.prediction.learning import is_due, learn, learn_apart
+from python_backends.prediction.request_log import RequestLog, instruction_id
+from python_backends.prediction.versions import KEPT, current, read
+from python_backends.request import Finish
+from tests.pure.prediction.records import ENCODER, record
+
+SETTINGS = PredictionSettings(encoder=ENCODER, relearn_s=1.0)
+
+
+def answers(count: int, factor: int, seed: int = 0) -> list[AnswerRecord]:
+    """To inputs of 5 to 50 tokens, `factor` times as long."""
+    inputs = np.random.default_rng(seed).integers(5, 50, count)
+    return [record(num_input=int(n), num_output=int(factor * n)) for n in inputs]
+
+
+def expected_mean(directory: Path, num_input: int) -> float:
+    version = current(directory)
+    assert version is not None
+    made = record(num_input=num_input).predicted.features
+    assert made is not None
+    ids = np.array([instruction_id("Say it")], np.uint64)
+    return read(directory, version).predict(made[None], ids)[0].mean
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> RequestLog:
+    return RequestLog(tmp_path, 10_000)
+
+
+def test_a_first_forest_comes_when_there_is_enough_to_grow_it_from(tmp_path: Path, log: RequestLog) -> None:
+    log.add(answers(learning.MIN_OBSERVATIONS - 1, 2))
+    assert not is_due(log, ENCODER, None)
+    log.add(answers(1, 2))
+    assert is_due(log, ENCODER, None)
+    version = learn(tmp_path, ENCODER)
+    assert version is not None
+    assert (version.number, version.num_observations, version.last_id) == (1, learning.MIN_OBSERVATIONS, learning.MIN_OBSERVATIONS)
+    assert expected_mean(tmp_path, 30) == pytest.approx(60, abs=6)
+
+
+def test_another_comes_when_predictions_were_wrong_and_not_before(tmp_path: Path, log: RequestLog) -> None:
+    log.add(answers(150, 2))
+    version = learn(tmp_path, ENCODER)
+    right = [record(num_input=n, num_output=2 * n, mean=2 * n) for n in range(5, 55)]
+    log.add(right)
+    assert not is_due(log, ENCODER, version)
+    log.add([replace(each, num_output_tokens=each.num_output_tokens + 20) for each in right[: learning.MIN_WRONG]])
+    assert is_due(log, ENCODER, version)
+
+
+def test_another_comes_when_twice_as_much_is_known(tmp_path: Path, log: RequestLog) -> None:
+    log.add(answers(150, 2))
+    version = learn(tmp_path, ENCODER)
+    log.add(answers(149, 2))
+    assert not is_due(log, ENCODER, version)
+    log.add(answers(1, 2))
+    assert is_due(log, ENCODER, version)
+
+
+def test_features_of_another_encoder_are_not_learned_from(tmp_path: Path, log: RequestLog) -> None:
+    log.add(answers(150, 2))
+    version = learn(tmp_path, ENCODER)
+    assert not is_due(log, "LaBSE", version)
+    assert learn(tmp_path, "LaBSE") is None
+
+
+def test_what_was_learned_survives_the_learner_and_old_versions_go(tmp_path: Path) -> None:
+    first = Learner(SETTINGS, tmp_path, learn_here)
+    first.take(answers(150, 2))
+    for _ in range(KEPT + 2):
+        learn_here(tmp_path, ENCODER)
+    first.close()
+    second = Learner(SETTINGS, tmp_path, learn_here)
+    second.take(answers(10, 2))
+    version = current(tmp_path)
+    assert version is not None
+    assert version.number == KEPT + 2
+    assert len(list(tmp_path.glob("forest-*.npz"))) == KEPT
+    assert expected_mean(tmp_path, 20) == pytest.approx(40, abs=5)
+    second.close()
+
+
+def learn_here(directory: Path, encoder: str) -> int:
+    return 0 if learn(directory, encoder) else 1
+
+
+def test_a_version_counts_only_when_its_forest_is_whole(tmp_path: Path, log: RequestLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The learner dies while it writes: the version before stays."""
+    log.add(answers(150, 2))
+    learn(tmp_path, ENCODER)
+    monkeypatch.setattr("python_backends.prediction.forest.Forest.save", lambda _, path: path.write_bytes(b"half") and 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        learn(tmp_path, ENCODER)
+    assert expected_mean(tmp_path, 30) == pytest.approx(60, abs=6)
+
+
+def test_a_forest_that_is_gone_is_an_error_by_name(tmp_path: Path, log: RequestLog) -> None:
+    log.add(answers(150, 2))
+    version = learn(tmp_path, ENCODER)
+    assert version is not None
+    version.path(tmp_path).unlink()
+    with pytest.raises(ForestError, match="forest-000001"):
+        read(tmp_path, version)
+
+
+def test_it_looks_every_few_minutes_and_gives_up_on_learning_that_fails(tmp_path: Path) -> None:
+    now_s = [1000.0]
+    codes = [1] * (MAX_FAILED_FITS + 5)
+    learner = Learner(replace(SETTINGS, relearn_s=180.0), tmp_path, lambda *_: codes.pop(), lambda: now_s[0])
+    learner.take(answers(150, 2))
+    for _ in range(MAX_FAILED_FITS + 3):
+        assert not learner.learn_if_due()
+        now_s[0] += 181
+    assert len(codes) == 5
+    learner.close()
+
+
+def test_a_fit_in_a_process_of_its_own_is_the_same_forest(tmp_path: Path, log: RequestLog) -> None:
+    log.add(answers(150, 2))
+    assert learn_apart(tmp_path, ENCODER) == 0
+    apart = expected_mean(tmp_path, 30)
+    (tmp_path / "current.json").unlink()
+    learn(tmp_path, ENCODER)
+    assert expected_mean(tmp_path, 30) == apart
+    assert json.loads((tmp_path / "current.json").read_text())["fit_s"] > 0
+
+
+def test_answers_that_were_cut_push_predictions_up_and_are_no_lengths(tmp_path: Path, log: RequestLog) -> None:
+    """Half of the answers to long inputs hit the limit of 60 tokens."""
+    log.add([*answers(150, 2), *(record(num_input=30, num_output=60, finish=Finish.LENGTH) for _ in range(100))])
+    learn(tmp_path, ENCODER)
+    assert expected_mean(tmp_path, 30) >= 60
+
+
+def test_one_directory_has_one_writer(tmp_path: Path) -> None:
+    held = lock(tmp_path, lambda: False)
+    assert held is not None
+    tries = iter([False, True])
+    assert lock(tmp_path, lambda: next(tries)) is None
+    held.close()
+    again = lock(tmp_path, lambda: False)
+    assert again is not None
+    again.close()

@@ -1,0 +1,175 @@
+"""The predictor: within its budget, with what it has, and never worse than history."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from python_backends.config import PredictionSettings
+from python_backends.prediction.budget import MAX_SAVED_S, Budget
+from python_backends.prediction.encoder import CachedEncoder, EncoderError, packaged_directory
+from python_backends.prediction.predictor import LOOK_EVERY_S, Predictor
+from python_backends.prediction.request_log import RequestLog
+from python_backends.request import Floats, Subject
+from tests.pure.prediction.records import record
+
+
+class Words:
+    """An encoder that counts what it is asked for."""
+
+    name, dim = "words", 32
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def encode(self, texts: Sequence[str]) -> Floats:
+        self.asked += texts
+        return np.array([[len(text)] * self.dim for text in texts], np.float32)
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def subjects(count: int, text: str = "input {}") -> list[Subject]:
+    return [Subject("Say it", text.format(i), 10) for i in range(count)]
+
+
+class House:
+    def __init__(self, directory: Path, share: float = 1.0, encoder_from: int = 0) -> None:
+        self.log = RequestLog(directory, 1000)
+        self.clock, self.words = Clock(), Words()
+        settings = PredictionSettings(encoder_from=encoder_from)
+        self.predictor = Predictor(settings, directory, lambda: self.words, Budget(share, self.clock), self.clock)
+
+    def looks_again(self) -> None:
+        self.clock.now_s += LOOK_EVERY_S
+        self.predictor.answer([])
+        if self.predictor._loading:
+            self.predictor._loading.join()
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return House(tmp_path)
+
+
+def test_it_starts_untrained_and_says_so(house: House) -> None:
+    assert [answer.prediction for answer in house.predictor.answer(subjects(3))] == [None] * 3
+
+
+def test_recent_answers_are_its_prior(house: House) -> None:
+    house.log.add([record(num_output=20)] * 10)
+    house.looks_again()
+    answer = house.predictor.answer(subjects(1))[0]
+    assert answer.prediction is not None
+    assert answer.prediction.mean == pytest.approx(20)
+    assert answer.version == 0
+
+
+def test_the_encoder_is_loaded_only_when_there_is_something_to_learn_from(tmp_path: Path) -> None:
+    house = House(tmp_path, encoder_from=5)
+    house.log.add([record()] * 4)
+    house.looks_again()
+    assert house.predictor._loading is None
+    house.log.add([record()])
+    house.looks_again()
+    answer = house.predictor.answer(subjects(1))[0]
+    assert answer.features is not None
+    assert answer.encoder == "words"
+
+
+def test_instructions_and_inputs_that_were_seen_are_not_encoded_again(house: House) -> None:
+    house.log.add([record()])
+    house.looks_again()
+    for _ in range(3):
+        house.predictor.answer(subjects(4))
+    assert sorted(house.words.asked) == ["Say it", *(f"input {i}" for i in range(4))]
+
+
+def test_over_budget_history_answers_and_nothing_is_encoded(tmp_path: Path) -> None:
+    house = House(tmp_path, share=1e-6)
+    house.log.add([record()] * 10)
+    house.looks_again()
+    answers = house.predictor.answer(subjects(64))
+    assert all(answer.features is None and answer.prediction is not None for answer in answers)
+    assert house.words.asked == []
+
+
+def test_a_batch_is_encoded_as_far_as_the_budget_goes(tmp_path: Path) -> None:
+    """It begins with what it saved, and 20 ms a text is what it expects at first."""
+    house = House(tmp_path, share=0.1)
+    house.log.add([record()] * 10)
+    house.looks_again()
+    answers = house.predictor.answer(subjects(64))
+    made = [answer.features is not None for answer in answers]
+    assert 0.1 * MAX_SAVED_S / 0.02 - 3 <= sum(made) <= 0.1 * MAX_SAVED_S / 0.02
+    assert all(answer.prediction is not None for answer in answers)
+
+
+def test_an_encoder_that_cannot_be_loaded_is_said_once_and_history_answers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    house = House(tmp_path)
+    house.predictor._load = lambda: (_ for _ in ()).throw(EncoderError("it isn't there"))
+    house.log.add([record(num_output=7)] * 10)
+    for _ in range(3):
+        house.looks_again()
+    answer = house.predictor.answer(subjects(1))[0]
+    assert answer.prediction is not None
+    assert answer.prediction.mean == pytest.approx(7)
+    assert sum("it isn't there" in message for message in caplog.messages) == 1
+
+
+VERSION = {"number": 1, "learned_at_s": 0, "fit_s": 0, "num_observations": 1, "encoder": "words", "last_id": 1}
+
+
+@pytest.mark.parametrize("content", ["{", '{"number": 1}', json.dumps(VERSION)])
+def test_broken_versions_change_nothing(house: House, tmp_path: Path, content: str) -> None:
+    house.log.add([record(num_output=7)] * 10)
+    (tmp_path / "current.json").write_text(content)
+    house.looks_again()
+    answer = house.predictor.answer(subjects(1))[0]
+    assert answer.prediction is not None
+    assert answer.version == 0
+
+
+def test_a_budget_grows_with_time_up_to_a_limit_and_pays_for_what_was_too_much() -> None:
+    clock = Clock()
+    budget = Budget(0.5, clock)
+    assert budget.affords(0.5 * MAX_SAVED_S)
+    assert not budget.affords(0.5 * MAX_SAVED_S + 0.01)
+    budget.spend(3 * 0.5 * MAX_SAVED_S)
+    clock.now_s += 2 * MAX_SAVED_S
+    assert budget.affords(0.0)
+    assert not budget.affords(0.01)
+    clock.now_s += 0.1
+    assert budget.affords(0.05 - 1e-9)
+
+
+def test_without_a_share_nothing_is_affordable() -> None:
+    assert not Budget(0.0, time.monotonic).affords(0.0)
+
+
+def test_remembered_embeddings_are_bounded() -> None:
+    words = Words()
+    cached = CachedEncoder(words, 2)
+    for text in ("a", "bb", "ccc", "bb"):
+        cached.encode([text])
+    assert words.asked == ["a", "bb", "ccc"]
+    assert not cached.knows("a")
+    assert cached.encode(["a", "bb", "dddd"]).shape == (3, 32)
+
+
+def test_a_packaged_model_that_is_not_the_published_one_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"something else")
+    with pytest.raises(EncoderError, match="is not the published model"):
+        packaged_directory(lambda: tmp_path)
+    with pytest.raises(EncoderError, match="not installed"):
+        packaged_directory(lambda: None)

@@ -1,0 +1,242 @@
+"""Predictions of lengths: asked without waiting, taken when they come, and nothing happens when they don't, or are nonsense."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from python_backends.config import EngineSettings, ModelSettings, SchedulingSettings, Settings, StreamSettings
+from python_backends.instance import Instance, build
+from python_backends.messages import LengthAnswer, Predicted, Submit
+from python_backends.metrics import Metrics
+from python_backends.request import Finish, LengthPrediction, Request, Sampling, Subject
+from python_backends.step import Started, Tokens
+from python_backends.streams.predictions import MAX_ASKED, MAX_PENDING, Predictions, is_sane, without_subject
+from python_backends.streams.table import StreamTable
+
+SUBJECT = Subject("Say it", "hello", 1)
+
+
+def prediction(*values: float) -> LengthPrediction:
+    """Mean, then quantiles."""
+    return LengthPrediction(values[0], np.array(values[1:], np.float32))
+
+
+GOOD = prediction(5, 1, 2, 5, 6, 9, 20)
+
+
+def request(number: int, max_tokens: int = 12, min_tokens: int = 0) -> Request:
+    prompt = np.arange(number % 7 + 3, dtype=np.int32)
+    return Request(number, prompt, Sampling(max_tokens, min_tokens), stream=True, arrival_ns=time.monotonic_ns(), subject=SUBJECT)
+
+
+def predictions(keep_prompts: bool = False) -> Predictions:
+    return Predictions(Metrics(), keep_prompts)
+
+
+# --- what is asked, what comes back, what is logged
+
+
+def test_questions_are_asked_once_together_and_not_for_those_that_have_ended() -> None:
+    books = predictions()
+    for number in range(MAX_ASKED + 3):
+        books.asked(request(number))
+    books.ended(request(1), 4, Finish.STOP)
+    assert [number for number, _ in books.take_questions()] == [0, *range(2, MAX_ASKED + 1)]
+    assert [number for number, _ in books.take_questions()] == [MAX_ASKED + 1, MAX_ASKED + 2]
+    assert books.take_questions() == []
+
+
+def test_questions_that_nobody_takes_are_bounded() -> None:
+    books = predictions()
+    for number in range(2 * MAX_PENDING):
+        books.asked(request(number))
+    assert books.take_questions()[0][0] == MAX_PENDING
+
+
+def test_the_record_of_an_answer_has_what_was_predicted_and_no_text() -> None:
+    books = predictions()
+    books.asked(request(1))
+    assert books.answered(1, LengthAnswer(GOOD, 3, np.ones(21, np.float32), "packaged"))
+    record = books.ended(request(1), 7, Finish.STOP)
+    assert record is not None
+    assert record.predicted.prediction is GOOD
+    assert (record.num_output_tokens, record.num_input_tokens, record.finish, record.user_input) == (7, 1, Finish.STOP, "")
+    metrics = books._metrics
+    assert metrics.gauges["gapless_predictor_version"] == 3
+    assert metrics.histograms["gapless_length_prediction_error_tokens"].sum == 2
+    assert metrics.counters["gapless_length_predictions_total", (("source", "forest"),)] == 1
+
+
+def test_an_answer_that_was_cut_is_logged_and_is_no_error() -> None:
+    books = predictions(keep_prompts=True)
+    books.asked(request(1))
+    books.answered(1, LengthAnswer(GOOD, 0))
+    record = books.ended(request(1), 12, Finish.LENGTH)
+    assert record is not None
+    assert record.user_input == "hello"
+    assert sum(books._metrics.histograms["gapless_length_prediction_error_tokens"].counts) == 0
+
+
+def test_what_was_never_answered_is_logged_without_a_prediction() -> None:
+    books = predictions()
+    books.asked(request(1))
+    record = books.ended(request(1), 7, Finish.STOP)
+    assert record is not None
+    assert record.predicted.prediction is None
+    assert books.ended(request(1), 7, Finish.STOP) is None
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        prediction(float("nan"), 1, 2, 3, 4, 5, 6),
+        prediction(5, 1, 2, float("nan"), 4, 5, 6),
+        prediction(5, 1, 2, 3, 4, 5, float("inf")),
+        prediction(5, 3, 2, 3, 4, 5, 6),
+        prediction(-1, 1, 2, 3, 4, 5, 6),
+        prediction(5, 0, 0, 0, 0, 0, 0),
+        prediction(5, 1, 2),
+    ],
+)
+def test_what_can_be_no_length_is_not_taken(nonsense: LengthPrediction) -> None:
+    books = predictions()
+    books.asked(request(1))
+    assert not is_sane(nonsense)
+    assert not books.answered(1, LengthAnswer(nonsense, 1))
+    record = books.ended(request(1), 7, Finish.STOP)
+    assert record is not None
+    assert record.predicted.prediction is None
+
+
+# --- through the table to the instance
+
+
+def table() -> StreamTable:
+    made = StreamTable(StreamSettings(), time.monotonic_ns, lambda words: 4, Metrics())
+    made.instance_ready()
+    return made
+
+
+def test_a_prediction_goes_to_the_instance_within_the_requests_own_limits() -> None:
+    streams = table()
+    streams.accept(request(1, max_tokens=8, min_tokens=2), None)
+    assert [type(message) for message in streams.outbox()] == [Submit]
+    streams.predicted(1, GOOD)
+    assert streams.wait_s() == 0
+    (told,) = streams.outbox()
+    assert isinstance(told, Predicted)
+    assert told.prediction.quantiles.tolist() == [2, 2, 5, 6, 8, 8]
+    assert streams.outbox() == []
+
+
+def test_a_prediction_that_comes_first_goes_behind_its_request_and_again_after_a_crash() -> None:
+    streams = StreamTable(StreamSettings(), time.monotonic_ns, lambda words: 4, Metrics())
+    streams.accept(request(1), None)
+    streams.predicted(1, GOOD)
+    assert streams.outbox() == []
+    for _ in range(2):
+        streams.instance_ready()
+        assert [type(message) for message in streams.outbox()] == [Submit, Predicted]
+        streams.instance_lost()
+
+
+def test_a_prediction_for_somebody_who_has_left_is_passed_over() -> None:
+    streams = table()
+    streams.predicted(1, GOOD)
+    assert streams.outbox() == []
+
+
+def test_instances_never_see_what_a_request_is_about() -> None:
+    assert without_subject(request(1)).subject is None
+
+
+# --- nobody waits: the whole way, turn by turn, over the toy engine
+
+
+class House:
+    """Stream table and instance, a turn of each after the other; `predictor` says what comes back of a question, turns later."""
+
+    def __init__(self, directory: Path, predictor: Callable[[int, int], LengthAnswer | None] | None) -> None:
+        settings = Settings(
+            ModelSettings(directory=str(directory)), EngineSettings(kind="toy", slots=2), SchedulingSettings(policy="fcfs")
+        )
+        self.scheduler, engine = build(settings)
+        self.inbox: list[Any] = []
+        self.published: list[Any] = []
+        self.instance = Instance(self.scheduler, engine, self, lambda: None)
+        self.table, self.books, self.predictor = table(), predictions(), predictor
+        self.out: list[tuple[int, int, LengthAnswer]] = []  # turn, request, answer
+        self.history: list[tuple[int, int, int]] = []  # turn, request, token
+
+    def receive(self, timeout_s: float) -> list[Any]:
+        news, self.inbox = self.inbox, []
+        return news
+
+    def publish(self, messages: Sequence[Any]) -> None:
+        self.published += messages
+
+    def turn(self, number: int) -> None:
+        if number % 2 == 0 and number < 20:
+            self.table.accept(without_subject(request(number)), None)
+            self.books.asked(request(number))
+        if self.predictor is not None:
+            self.hear(number, self.predictor)
+        self.inbox += self.table.outbox()
+        self.instance.turn()
+        news, self.published = self.published, []
+        for message in news:
+            self.take(number, message)
+
+    def hear(self, number: int, predictor: Callable[[int, int], LengthAnswer | None]) -> None:
+        for asked, _ in self.books.take_questions():
+            answer = predictor(number, asked)
+            if answer is not None:
+                self.out.append((number + 1, asked, answer))
+        for due, asked, answer in self.out:
+            if due == number and self.books.answered(asked, answer) and answer.prediction is not None:
+                self.table.predicted(asked, answer.prediction)
+
+    def take(self, number: int, message: Any) -> None:
+        if isinstance(message, Started):
+            self.table.started(message)
+        elif isinstance(message, Tokens):
+            self.table.tokens(message)
+            self.history += [(number, int(i), int(t)) for i, t in zip(message.request_ids, message.tokens, strict=True)]
+
+
+def answers(directory: Path, predictor: Callable[[int, int], LengthAnswer | None] | None) -> list[tuple[int, int, int]]:
+    house = House(directory, predictor)
+    for number in range(150):
+        house.turn(number)
+    assert {asked for _, asked, _ in house.history} == set(range(0, 20, 2))
+    return house.history
+
+
+def throwing(turn: int, asked: int) -> LengthAnswer | None:
+    return None  # what the scheduler model makes of an error
+
+
+@pytest.mark.parametrize(
+    "predictor",
+    [
+        throwing,
+        lambda turn, asked: LengthAnswer(),
+        lambda turn, asked: LengthAnswer(prediction(float("nan"), *[1] * 6), 1),
+        lambda turn, asked: LengthAnswer(GOOD, 1),
+    ],
+    ids=["sleeping, throwing or dead", "knows nothing", "not a number", "well"],
+)
+def test_every_token_comes_in_the_same_turn_as_without_a_predictor(
+    predictor: Callable[[int, int], LengthAnswer | None], tmp_path: Path
+) -> None:
+    """Two slots and ten requests, so that most wait; in order of arrival, where predictions change nothing."""
+    from tests.server.toy_model import write_toy_model
+
+    model = write_toy_model(tmp_path / "toy")
+    assert answers(model, predictor) == answers(model, None)

@@ -1,0 +1,153 @@
+"""The length predictor beside a real server: it is asked, and whatever becomes of it, answers come as if it were not there."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.server.serving import ROOT, Answer, Gapless, wait_for
+
+WELL, SLEEPING = "well", "sleep"
+COMPLAINT = "serving goes on without its predictions"
+MOODY = """
+import os, time
+from pathlib import Path
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from python_backends.messages import LengthAnswer
+from python_backends.request import LengthPrediction
+from python_backends.triton_models.tensors import Blobs
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self._blobs = Blobs()
+
+    def execute(self, requests):
+        return [self._answer(self._blobs.message(request, "subjects")) for request in requests]
+
+    def _answer(self, subjects):
+        mood = Path("{mood}").read_text()
+        if mood == "sleep":
+            time.sleep(10)
+        if mood == "throw":
+            raise RuntimeError("on purpose")
+        if mood == "exit":
+            os._exit(1)
+        if mood == "garbage":
+            return pb_utils.InferenceResponse([pb_utils.Tensor("length_answers", np.zeros((1, 99), np.uint8))])
+        mean = float("nan") if mood == "nan" else 3.0
+        quantiles = np.array([1, 2, 3, 4, 5, 6], np.float32)
+        answers = tuple(LengthAnswer(LengthPrediction(mean, quantiles), 1) for _ in subjects)
+        return pb_utils.InferenceResponse([self._blobs.tensor("length_answers", answers)])
+"""
+
+
+class Moody:
+    """A Gapless whose predictor does what a file says."""
+
+    def __init__(self, directory: Path, toy_model: Path) -> None:
+        repository = directory / "repository"
+        shutil.copytree(ROOT / "model_repository", repository)
+        self._mood = directory / "mood"
+        self.set(WELL)
+        (repository / "length_predictor/1/model.py").write_text(MOODY.replace("{mood}", str(self._mood)))
+        settings = {"model.directory": toy_model, "engine.kind": "toy", "engine.toy_step_ms": 5, "engine.slots": 2}
+        self.gapless = Gapless(**settings, **{"server.model_repository": repository})
+
+    def set(self, mood: str) -> None:
+        self._mood.write_text(mood)
+
+    def ask(self) -> tuple[list[str], float]:
+        """The texts of five requests at once, on two slots, and how long the last first token took."""
+        client, began_s = self.gapless.grpc(), time.monotonic()
+        asked: list[Answer] = [client.ask(str(i), text_input=f"Say it: {i}", max_tokens=20) for i in range(5)]
+        client.finish()
+        client.close()
+        return [answer.text for answer in asked], max(answer.first_text_s for answer in asked) - began_s
+
+
+@pytest.fixture(scope="module")
+def moody(tmp_path_factory: pytest.TempPathFactory, toy_model: Path) -> Iterator[Moody]:
+    made = Moody(tmp_path_factory.mktemp("moody"), toy_model)
+    yield made
+    made.set(WELL)
+    assert made.gapless.stop() == 0, made.gapless.log
+    assert made.gapless.log.count(COMPLAINT) == 1, made.gapless.log
+
+
+def num_predicted(gapless: Gapless) -> float:
+    return sum(value for name, value in gapless.metrics().items() if name.startswith("gapless_length_predictions_total"))
+
+
+def test_a_predictor_that_is_well_is_asked_and_heard(moody: Moody) -> None:
+    before = num_predicted(moody.gapless)
+    wait_for(lambda: moody.ask() and num_predicted(moody.gapless) >= before + 4, 30)  # answers that end at once may be too fast for it
+    assert moody.gapless.metrics()["gapless_predictor_version"] == 1
+
+
+@pytest.mark.parametrize("mood", ["throw", "nan", "garbage", "exit", SLEEPING])
+def test_first_tokens_come_as_if_there_were_no_predictor(moody: Moody, mood: str) -> None:
+    """One that sleeps ten seconds, raises, answers nonsense or dies: the texts are the same, and nobody has waited."""
+    moody.set(WELL)
+    texts, _ = moody.ask()
+    moody.set(mood)
+    for _ in range(2):
+        again, waited_s = moody.ask()
+        assert again == texts
+        assert waited_s < 5
+    moody.set(WELL)
+
+
+def test_a_dead_predictor_is_loaded_again(moody: Moody) -> None:
+    pid = wait_for(lambda: moody.gapless.stub_pid("length_predictor"), 30)
+    moody.gapless.kill(pid)
+    texts, waited_s = moody.ask()
+    assert waited_s < 5
+    assert wait_for(lambda: moody.gapless.stub_pid("length_predictor") != pid, 60)
+    before = num_predicted(moody.gapless)
+    wait_for(lambda: moody.ask()[0] == texts and num_predicted(moody.gapless) > before, 30)
+
+
+def learner_of(gapless: Gapless) -> int:
+    return next((process.pid for process in gapless.processes() if "gapless-learner" in " ".join(process.cmdline())), 0)
+
+
+def test_a_dead_learner_is_started_again_and_misses_nothing(moody: Moody) -> None:
+    """What ended meanwhile waits for it."""
+    log = next(Path(moody.gapless.learned).glob("*/requests.sqlite"))
+
+    def num_logged() -> int:
+        with sqlite3.connect(log) as file:
+            return int(file.execute("SELECT MAX(id) FROM answers").fetchone()[0] or 0)
+
+    pid = wait_for(lambda: learner_of(moody.gapless), 30)
+    assert psutil.Process(pid).nice() >= 15
+    time.sleep(2)
+    before = num_logged()
+    moody.gapless.kill(pid)
+    moody.ask()
+    wait_for(lambda: learner_of(moody.gapless) not in (0, pid), 30)
+    wait_for(lambda: num_logged() == before + 5, 30)
+
+
+def test_the_predictor_stands_back(gapless: Gapless) -> None:
+    """It interrupts nobody; and clients can't ask it."""
+    process = psutil.Process(gapless.stub_pid("length_predictor"))
+    assert process.nice() >= 15
+    assert b"sentence_transformers" not in Path(f"/proc/{process.pid}/maps").read_bytes()
+    status, text = gapless.post("/v2/models/length_predictor/infer", forged())
+    assert status != 200
+    assert "not for clients" in text
+
+
+def forged() -> dict[str, object]:
+    return {"inputs": [{"name": "subjects", "shape": [1, 40], "datatype": "UINT8", "data": [7] * 40}]}
