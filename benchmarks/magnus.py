@@ -2,10 +2,10 @@
 
     python benchmarks/magnus.py --json benchmarks/results/magnus.json --plot benchmarks/results/magnus.png
 
-2,500 requests to learn from, the others arrive as a Poisson process at rates around the capacity of VS, which is measured first. VS is a
-fixed batch in order of arrival, VSQ the same with int8 weights and a larger batch, CCB conservative continuous batching; GLP, ABP and
+2,500 requests to learn from, the others arrive as a Poisson process at rates around the capacity of VS, which is measured first. VS is
+a fixed batch in order of arrival, VSQ the same with int8 weights and a larger batch, CCB conservative continuous batching; GLP, ABP and
 Magnus add length prediction, adaptive batch sizes and the order by response ratio, one after the other. All have the same memory: KV
-blocks for `--vs-size` of the longest requests. The engine has `--threads` of the processors; the learner takes another.
+blocks for `--vs-size` of the longest requests.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-sys.path.insert(0, str(ROOT / "build"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "build"))
 
 from benchmarks.magnus_prediction import BatchSeconds, Lengths, features_of, observations, root_mean_square
 from benchmarks.magnus_report import correlations, say_gains, table, write_json, write_plot
-from benchmarks.magnus_requests import MODEL, Ask, answer_lengths, asks
+from benchmarks.magnus_requests import MODEL, answer_lengths, asks
 from benchmarks.magnus_runs import Run, measure_batches, poisson, run_continuous, run_static
 from python_backends.config import EngineSettings, ModelSettings, Settings
 from python_backends.engine.protocol import Engine
@@ -71,8 +70,8 @@ def blocks_saved_by_int8() -> int:
     with safe_open(MODEL / "model.safetensors", "np") as file:
         shapes = [file.get_slice(name).get_shape() for name in file.keys() if ".layers." in name]  # noqa: SIM118
         layers = len({name.split(".")[2] for name in file.keys() if ".layers." in name})  # noqa: SIM118
-        keys = file.get_slice("model.layers.0.self_attn.k_proj.weight").get_shape()[0]
-    saved = sum(int(np.prod(shape)) for shape in shapes if len(shape) == 2) * 3
+        keys = int(file.get_slice("model.layers.0.self_attn.k_proj.weight").get_shape()[0])
+    saved = sum(int(np.prod(shape)) for shape in shapes if len(shape) == 2) * 3  # bytes of a weight
     return saved // (layers * 2 * keys * 4 * BLOCK_TOKENS)
 
 
@@ -186,7 +185,9 @@ def arguments_of() -> argparse.Namespace:
     parser.add_argument("--engine", default="torch", choices=("torch", "openvino"))
     parser.add_argument("--threads", type=int, default=1, help="of the engine")
     parser.add_argument("--seed", type=int, default=1, help="of the arrivals")
-    parser.add_argument("--cache", type=Path, default=Path(tempfile.gettempdir()) / "gapless-magnus", help="keeps what can be used again")
+    parser.add_argument(
+        "--cache", type=Path, default=Path(tempfile.gettempdir()) / "gapless-magnus", help="keeps what can be used again"
+    )
     parser.add_argument("--json", type=Path, help="also write the results here")
     parser.add_argument("--plot", type=Path, help="also draw the results here")
     parser.add_argument("--quick", action="store_true", help="a few requests at one rate: does it run at all?")

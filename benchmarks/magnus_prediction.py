@@ -7,7 +7,6 @@ process of its own.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from benchmarks.magnus_requests import Ask
+from benchmarks.magnus_requests import Ask, sources
 from python_backends.prediction.batch_time import BatchShape, BatchTime
 from python_backends.prediction.encoder import PACKAGED, CachedEncoder, SentenceEncoder
 from python_backends.prediction.features import features
@@ -32,13 +31,16 @@ NUM_TIMED = 32
 
 
 def features_of(asked: Sequence[Ask], cache: Path) -> tuple[Floats, float]:
-    """[asked, 21], and the seconds that the encoder takes for a request by itself."""
-    digest = hashlib.sha256("\n".join(f"{ask.instruction}\0{ask.given}" for ask in asked).encode()).hexdigest()[:16]
-    path = cache / f"features_{digest}.npz"
-    if not path.exists():
-        np.savez(path, **dict(zip(("features", "seconds"), _encode(asked), strict=True)))
-    with np.load(path) as known:
-        return known["features"], float(known["seconds"])
+    """[asked, 21], and the seconds that the encoder takes for a request by itself; `asked` are the first of all asks."""
+    path = cache / f"features_{sources()}.npz"
+    if path.exists():
+        with np.load(path) as known:
+            made, seconds = known["features"], float(known["seconds"])
+        if len(made) >= len(asked):
+            return made[: len(asked)], seconds
+    made, seconds = _encode(asked)
+    np.savez(path, features=made, seconds=np.float64(seconds))
+    return made, seconds
 
 
 def _encode(asked: Sequence[Ask]) -> tuple[Floats, float]:
@@ -62,7 +64,9 @@ def observations(asked: Sequence[Ask], made: Floats, lengths: NDArray[np.int64],
 class Lengths:
     """Magnus's generation-length predictor: a forest's mean. Relearns every `relearn_every_s` from what it was wrong about (M-4)."""
 
-    def __init__(self, seen: Observations, forest: Forest, asked: Observations, pool: ProcessPoolExecutor, relearn_every_s: float) -> None:
+    def __init__(
+        self, seen: Observations, forest: Forest, asked: Observations, pool: ProcessPoolExecutor, relearn_every_s: float
+    ) -> None:
         """`seen` is what `forest` was grown from; requests are rows of `asked`, whose lengths nobody knows yet."""
         self.num_relearned = 0
         self.errors_tokens: list[float] = []

@@ -1,4 +1,4 @@
-"""What `magnus.py` tells: Magnus's Table I, the gains over VS, a table of all runs, JSON and plots in the order of its figures 8 to 10."""
+"""What `magnus.py` tells: Magnus's Table I, the gains over VS, a table of all runs, JSON, and its figures 8 to 10 as one plot."""
 
 from __future__ import annotations
 

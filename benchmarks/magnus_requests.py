@@ -41,13 +41,22 @@ class Ask:
 
 
 def asks(count: int, max_prompt_tokens: int, cache: Path) -> list[Ask]:
-    """`count` different prompts, the tasks in turn, none longer than `max_prompt_tokens`; from `cache` where they have been drawn before."""
-    path = cache / f"asks_{count}_{max_prompt_tokens}_python_{platform.python_version()}.json"
-    if not path.exists():
+    """`count` different prompts, the tasks in turn, none longer than `max_prompt_tokens`; more of them begin with the same ones."""
+    path = cache / f"asks_{max_prompt_tokens}_{sources()}.json"
+    drawn = json.loads(path.read_text()) if path.exists() else []
+    if len(drawn) < count:
+        drawn = _draw(count, max_prompt_tokens)
         cache.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(_draw(count, max_prompt_tokens)))
-    drawn = json.loads(path.read_text())
-    return [Ask(*texts, np.array(prompt, np.int32), given) for *texts, prompt, given in drawn]
+        path.write_text(json.dumps(drawn))
+    return [Ask(task, instruction, text, np.array(prompt, np.int32), given) for task, instruction, text, prompt, given in drawn[:count]]
+
+
+def sources() -> str:
+    """What the prompts come from, in a few digits."""
+    digest = hashlib.sha256(platform.python_version().encode())
+    for path in sorted((ROOT / "build" / "bundled").glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:8]
 
 
 def _draw(count: int, max_prompt_tokens: int) -> list[tuple[str, str, str, list[int], int]]:
@@ -74,18 +83,13 @@ def _draw(count: int, max_prompt_tokens: int) -> list[tuple[str, str, str, list[
 
 
 def answer_lengths(asked: list[Ask], engine: Engine, max_tokens: int, cache: Path) -> NDArray[np.int64]:
-    """[asked] tokens of each answer, its end among them; from `cache` where they have been measured before."""
-    digest = hashlib.sha256(f"{engine.limits.fingerprint} {max_tokens} {platform.python_version()}".encode())
-    for ask in asked:
-        digest.update(ask.prompt.tobytes())
-    path = cache / f"answer_lengths_{digest.hexdigest()[:16]}.npy"
-    if path.exists():
-        known: NDArray[np.int64] = np.load(path)
-        return known
-    lengths = _answer(asked, engine, max_tokens)
-    cache.mkdir(parents=True, exist_ok=True)
-    np.save(path, lengths)
-    return lengths
+    """[asked] tokens of each answer, its end among them; `asked` are the first of all asks."""
+    path = cache / f"answer_lengths_{max_tokens}_{engine.limits.fingerprint}_{sources()}.npy"
+    lengths: NDArray[np.int64] = np.load(path) if path.exists() else np.zeros(0, np.int64)
+    if len(lengths) < len(asked):
+        lengths = _answer(asked, engine, max_tokens)
+        np.save(path, lengths)
+    return lengths[: len(asked)]
 
 
 def _answer(asked: list[Ask], engine: Engine, max_tokens: int) -> NDArray[np.int64]:

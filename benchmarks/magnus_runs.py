@@ -25,6 +25,8 @@ from python_backends.static_mode import Served, StaticMode
 
 TOKEN_BUDGET = 256
 
+Knowledge = tuple[Lengths, BatchSeconds]
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -85,7 +87,7 @@ class Clock:
         return self._now() - self._start_s
 
     def skip_to(self, at_s: float) -> None:
-        self._start_s -= max(0.0, at_s - self())
+        self._start_s -= max(0.0, at_s - self() + 1e-9)
 
 
 def poisson(asked: Sequence[Ask], rate: float, max_tokens: int, seed: int) -> Work:
@@ -93,7 +95,9 @@ def poisson(asked: Sequence[Ask], rate: float, max_tokens: int, seed: int) -> Wo
     return Work(asked, np.cumsum(gaps), rate, max_tokens)
 
 
-def run_static(name: str, policy: str, work: Work, engine: Engine, limits: BatchLimits, knowledge: tuple[Lengths, BatchSeconds] | None) -> Run:
+def run_static(
+    name: str, policy: str, work: Work, engine: Engine, limits: BatchLimits, knowledge: tuple[Lengths, BatchSeconds] | None
+) -> Run:
     """`knowledge` is for the policies that predict."""
     run, clock, num_come = Run(name, work.rate), Clock(), 0
     lengths, seconds = knowledge or (None, None)
@@ -164,7 +168,9 @@ def run_continuous(name: str, work: Work, engine: Engine, num_slots: int) -> Run
     return run
 
 
-def measure_batches(asked: Sequence[Ask], lengths: NDArray[np.int64], engine: Engine, limits: BatchLimits, max_tokens: int) -> list[Served]:
+def measure_batches(
+    asked: Sequence[Ask], lengths: NDArray[np.int64], engine: Engine, limits: BatchLimits, max_tokens: int
+) -> list[Served]:
     """Batches of training requests, of all sizes and of like lengths: what the estimator of serving time begins with."""
     order = np.argsort(lengths + [len(ask.prompt) for ask in asked], kind="stable")
     rng, measured = np.random.default_rng(0), []
