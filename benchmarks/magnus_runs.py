@@ -18,12 +18,13 @@ from benchmarks.magnus_prediction import BatchSeconds, Lengths
 from benchmarks.magnus_requests import Ask
 from python_backends.engine.protocol import Engine
 from python_backends.request import Finish
-from python_backends.scheduling.batch_plans import NO_TOKENS
+from python_backends.scheduling.batch_plans import NO_TOKENS, BatchPlans, OutOfMemoryError
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.static_batching import STATIC_POLICIES, BatchLimits
 from python_backends.static_mode import Served, StaticMode
 
 TOKEN_BUDGET = 256
+NUM_TIMED_STEPS = 24
 
 Knowledge = tuple[Lengths, BatchSeconds]
 
@@ -47,6 +48,7 @@ class Work:
     arrivals_s: NDArray[np.float64]
     rate: float
     max_tokens: int
+    now: Callable[[], float] = time.perf_counter  # seconds by the engine's clock
 
 
 @dataclass(slots=True)
@@ -79,7 +81,7 @@ class Run:
 class Clock:
     """Seconds since its start, and those that were skipped."""
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._start_s = now()
 
@@ -90,16 +92,15 @@ class Clock:
         self._start_s -= max(0.0, at_s - self() + 1e-9)
 
 
-def poisson(asked: Sequence[Ask], rate: float, max_tokens: int, seed: int) -> Work:
-    gaps = np.random.default_rng(seed).exponential(1 / rate, len(asked))
-    return Work(asked, np.cumsum(gaps), rate, max_tokens)
+def poisson_arrivals(count: int, rate: float, seed: int) -> NDArray[np.float64]:
+    return np.cumsum(np.random.default_rng(seed).exponential(1 / rate, count))
 
 
 def run_static(
     name: str, policy: str, work: Work, engine: Engine, limits: BatchLimits, knowledge: tuple[Lengths, BatchSeconds] | None
 ) -> Run:
     """`knowledge` is for the policies that predict."""
-    run, clock, num_come = Run(name, work.rate), Clock(), 0
+    run, clock, num_come = Run(name, work.rate), Clock(work.now), 0
     lengths, seconds = knowledge or (None, None)
     static = StaticMode(engine, STATIC_POLICIES[policy], limits, seconds or (lambda shapes: np.ones(len(shapes))), clock)
     with tqdm(total=len(work.asked), desc=f"{name} at {work.rate:.1f}/s", unit="request", disable=None) as bar:
@@ -145,7 +146,7 @@ def _learn(served: Served, lengths: Lengths | None, seconds: BatchSeconds | None
 
 def run_continuous(name: str, work: Work, engine: Engine, num_slots: int) -> Run:
     """Conservative continuous batching: so many rows as always fit in memory; who ends leaves at once, and the next one joins."""
-    run, clock, num_come = Run(name, work.rate), Clock(), 0
+    run, clock, num_come = Run(name, work.rate), Clock(work.now), 0
     scheduler = SlotScheduler(replace(engine.limits, num_slots=num_slots), TOKEN_BUDGET)
     with tqdm(total=len(work.asked), desc=f"{name} at {work.rate:.1f}/s", unit="request", disable=None) as bar:
         while num_come < len(work.asked) or not scheduler.is_idle:
@@ -168,19 +169,37 @@ def run_continuous(name: str, work: Work, engine: Engine, num_slots: int) -> Run
     return run
 
 
-def measure_batches(
-    asked: Sequence[Ask], lengths: NDArray[np.int64], engine: Engine, limits: BatchLimits, max_tokens: int
-) -> list[Served]:
+def measure_batches(work: Work, lengths: NDArray[np.int64], engine: Engine, limits: BatchLimits) -> list[Served]:
     """Batches of training requests, of all sizes and of like lengths: what the estimator of serving time begins with."""
-    order = np.argsort(lengths + [len(ask.prompt) for ask in asked], kind="stable")
+    order = np.argsort(lengths + [len(ask.prompt) for ask in work.asked], kind="stable")
     rng, measured = np.random.default_rng(0), []
-    sizes = [size for size in (1, 2, 4, 7, 12, 20, 32, 48) if size <= limits.num_slots]
+    sizes = [size for size in (1, 2, 4, 7, 12, 20, 32, 48) if size <= min(limits.num_slots, len(order))]
     for size in tqdm([size for size in sizes for _ in range(6)], desc="batches to learn from", unit="batch", disable=None):
-        first = int(rng.integers(0, len(order) - size))
-        static = StaticMode(engine, STATIC_POLICIES["vs"], replace(limits, fixed_size=size), lambda shapes: np.ones(len(shapes)))
+        first = int(rng.integers(0, len(order) - size + 1))
+        limits = replace(limits, fixed_size=size)
+        static = StaticMode(engine, STATIC_POLICIES["vs"], limits, lambda shapes: np.ones(len(shapes)), work.now)
         for place in order[first : first + size].tolist():
-            static.submit(asked[place].request(place, max_tokens), int(lengths[place]), 0.0)
+            static.submit(work.asked[place].request(place, work.max_tokens), int(lengths[place]), 0.0)
         served = static.turn()
         if served.answers:
             measured.append(served)
     return measured
+
+
+def step_times_ms(work: Work, engine: Engine) -> dict[str, float]:
+    """Of decode steps by number of rows, medians; of prefill by token."""
+    times: dict[str, float] = {}
+    for rows in (1, 7, 16, 32, 48, 64):
+        requests = [ask.request(place, work.max_tokens) for place, ask in enumerate(work.asked[:rows])]
+        plans, seconds = BatchPlans(requests, engine.limits), []
+        try:
+            for _ in range(NUM_TIMED_STEPS):
+                started_s = work.now()
+                engine.launch(plans.plan())
+                engine.collect()
+                seconds.append(work.now() - started_s)
+        except OutOfMemoryError:
+            break
+        times[f"{rows} rows"] = float(np.median(seconds[1:])) * 1e3
+        times["a prompt token"] = seconds[0] * 1e3 / sum(len(request.prompt) for request in requests)
+    return times
