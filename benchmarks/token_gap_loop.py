@@ -139,6 +139,7 @@ class Recorded:
 
     engine: Engine
     limits: Any
+    plans_steps: bool = False
     plans: list[StepPlan] = field(default_factory=list)
     outputs: list[StepOutput] = field(default_factory=list)
     collected_s: list[float] = field(default_factory=list)

@@ -44,6 +44,7 @@ ROOMS_OF = {  # libraries that stay in their rooms
     "triton_python_backend_utils": {"triton_models"},
     "psutil": {"triton_server"},
     "sortedcontainers": {"scheduling"},
+    "tensorrt_llm": {"engine"},
 }
 FORBIDDEN_WORDS = ("manager", "handler", "helper", "util", "factory", "driver", "controller")
 
