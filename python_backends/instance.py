@@ -278,3 +278,7 @@ if __name__ == "__main__":
     except (SettingsError, CheckpointError) as refused:
         log.error("%s", refused)
         sys.exit(1)
+    except Exception:
+        log.exception("this instance ends")
+        sys.stderr.flush()
+        os._exit(1)  # what a dead engine would do on its way out may take for ever

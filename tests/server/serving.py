@@ -32,16 +32,17 @@ NUMPY = {"INT32": np.int32, "FP32": np.float32, "UINT64": np.uint64}
 
 
 class Gapless:
-    """One launcher with everything below it."""
+    """One launcher with everything below it; `environment` is added to ours."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, environment: dict[str, str] | None = None, /, **settings: Any) -> None:
         ports = free_ports(3)
         settings = {**dict(zip(("server.http_port", "server.grpc_port", "server.metrics_port"), ports, strict=True)), **settings}
         self.http_port, self.grpc_port, self.metrics_port = ports
         command = [sys.executable, "-m", "python_backends.launcher"]
         for name, value in settings.items():
             command += ["--set", f"{name}={value}"]
-        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        pipe, variables = subprocess.PIPE, {**os.environ, **(environment or {})}
+        self.process = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=pipe, stderr=pipe, text=True)
         self._log: list[str] = []
         self._await_invitation()
 
