@@ -137,7 +137,8 @@ class LLM:
 
     def _abort(self, request_id: int) -> None:
         with self._changed:
-            self._aborted.add(request_id)
+            if manners.hears_aborts:
+                self._aborted.add(request_id)
 
     # --- the worker's thread
 
