@@ -7,6 +7,8 @@ free before the engine says that it has let go. Called by the instance loop like
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from python_backends.messages import Failed
@@ -18,6 +20,10 @@ from python_backends.scheduling.sequence import Sequence
 from python_backends.step import GatheredOutput, Release, Started, StepOutput, StepPlan, Tokens
 
 LIKELY = QUANTILE_LEVELS.index(0.9)
+NONE = np.zeros(0, np.int32)
+NO_SPANS: dict[str, Any] = dict.fromkeys(("slots", "epochs", "starts", "lengths", "tokens"), NONE)
+NO_SPANS |= {"kinds": np.zeros(0, np.uint8), "samples": np.zeros(0, np.bool_)}
+NO_TOKENS = Tokens(np.zeros(0, np.int64), NONE, NONE, NONE, np.zeros(0, np.uint8))
 
 
 def reserve_likely(sequence: Sequence) -> int:
@@ -80,16 +86,14 @@ class SelfPlannedScheduler(SlotScheduler):
         if not self.slots.num_busy:
             return None
         self._in_flight += 1
-        return self._write_plan(self.slots.decoding()[:0], [])
+        self._steps += 1
+        return StepPlan(self._steps - 1, self._allocator.take_operations(), **NO_SPANS)
 
     def apply(self, plan: StepPlan, output: StepOutput) -> Tokens:
         """Books what the engine has made, whenever it began with it."""
         assert isinstance(output, GatheredOutput)
         self._in_flight -= 1
-        tokens = self._book_current(output.slots, output.epochs, output)
-        table = self.slots
-        table.planned[output.slots] = table.known[output.slots]
-        table.computed[output.slots] = table.known[output.slots]
+        tokens = self._book_all(output) if len(output.slots) else NO_TOKENS
         for failure in output.failures:
             self._fail(failure.slot, failure.epoch, failure.error)
         for release in output.released:
@@ -100,6 +104,11 @@ class SelfPlannedScheduler(SlotScheduler):
         self._allocator.check_integrity()
         self._waiting.check_integrity()
         assert int(self.slots.live.sum()) + len(self._waiting) == len(self._sequences), "a sequence is neither waiting nor running"
+
+    def _book_all(self, output: GatheredOutput) -> Tokens:
+        tokens, table = self._book_current(output.slots, output.epochs, output), self.slots
+        table.planned[output.slots] = table.computed[output.slots] = table.known[output.slots]
+        return tokens
 
     def _fail(self, slot: int, epoch: int, error: str) -> None:
         sequence = self.slots.sequences[slot]
