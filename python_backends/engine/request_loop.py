@@ -13,33 +13,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from python_backends.request import Finish, Sampling
+from python_backends.engine.open_request import News, Response, Row, Token
 from python_backends.step import Admit, Release, SlotFailure, SlotOperation
 
 log = logging.getLogger("gapless.engine")
 
-ENDS = {"stop": Finish.STOP, "length": Finish.LENGTH}
+MAX_REFUSED = 3
 WATCH_EVERY_S = 1.0
 ABORT_LOST_AFTER_S = 5.0  # TensorRT-LLM never answers an abort of a request that it has not begun with
 
 
 class EngineDeadError(RuntimeError):
     """The engine can't go on with any request."""
-
-
-@dataclass(frozen=True, slots=True)
-class Response:
-    """What one response of the engine brings for one request."""
-
-    tokens: list[int]
-    scores: list[Any]  # of these tokens; empty if they were not asked for
-    is_last: bool
-    reason: str = ""  # why it ended: stop, length or another word of the engine
-    stop_id: int = -1  # the id that ended it; −1: the engine doesn't say which
 
 
 class Interface(Protocol):
@@ -55,62 +43,6 @@ class Interface(Protocol):
     def abort(self, result: Any) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
-    slot: int
-    epoch: int
-    token: int
-    finish: Finish
-    num_top: int = 0
-    score: Any = None  # as the engine gives it; None: not asked for
-
-
-News = Token | SlotFailure | Release
-
-
-@dataclass(slots=True, eq=False)
-class _Row:
-    """One request, from its submission until the engine has let go of it. The loop's thread is its only writer."""
-
-    slot: int
-    epoch: int
-    sampling: Sampling
-    num_output: int
-    heard_s: float  # when the engine last said something of it
-    result: Any = None
-    task: Any = None
-    has_ended: bool = False  # for whoever asked: its last token or its failure has gone out
-    is_released: bool = False  # by the scheduler: nobody wants its tokens any more
-    is_aborted: bool = False
-    is_gone: bool = False  # we have stopped listening
-
-    def tokens(self, response: Response) -> Iterator[Token]:
-        """Its new tokens up to and with the one that ends it."""
-        ids = self._with_stop_id(response)
-        ends = ENDS.get(response.reason, Finish.RUNNING) if response.is_last else Finish.RUNNING
-        scores = response.scores if self.sampling.log_probs else []
-        for i, token in enumerate(ids):
-            self.num_output += 1
-            finish = self._finish(token) or (ends if i == len(ids) - 1 else Finish.RUNNING)
-            score = scores[i] if i < len(scores) else None
-            yield Token(self.slot, self.epoch, token, finish, self.sampling.num_top_log_probs, score)
-            if finish != Finish.RUNNING:
-                self.has_ended = True
-                return
-
-    def _with_stop_id(self, response: Response) -> list[int]:
-        """Some engines leave the id that ended the answer out of its tokens; streams have it as their last."""
-        ids, stop_ids = response.tokens, self.sampling.stop_ids
-        if not response.is_last or response.reason != "stop" or not stop_ids or (ids and ids[-1] in stop_ids):
-            return ids
-        return [*ids, response.stop_id if response.stop_id >= 0 else stop_ids[0]]
-
-    def _finish(self, token: int) -> Finish:
-        if token in self.sampling.stop_ids and self.num_output > self.sampling.min_tokens:
-            return Finish.STOP
-        return Finish.LENGTH if self.num_output >= self.sampling.max_tokens else Finish.RUNNING
-
-
 class RequestLoop:
     """`aborts`: whether a request that was released is aborted, or runs to its end. `lost_after_s`: see `_watch`."""
 
@@ -121,9 +53,12 @@ class RequestLoop:
         self._watch_every_s = min(WATCH_EVERY_S, lost_after_s / 4)
         self._watch_s = clock()  # when it is due
         self._clock = clock
-        self._rows: dict[int, _Row] = {}  # by slot
+        self._rows: dict[int, Row] = {}  # by slot
         self._heard_s = clock()  # when the engine last said something of any request
         self._gathered: list[News] = []  # in this tick
+        self._refused: list[tuple[Row, str]] = []  # in this tick
+        self._is_gathering = False
+        self._num_refused = 0  # one after the other, without a token of any request in between
         self._news: SimpleQueue[list[News] | Exception] = SimpleQueue()
         self._waiting: dict[int, deque[News]] = {}  # by slot: came, and was not collected yet
         self._loop = asyncio.new_event_loop()
@@ -191,7 +126,7 @@ class RequestLoop:
         now_s = self._clock()
         if not self._rows:
             self._heard_s = now_s  # there was nothing to say before
-        row = _Row(admit.slot, admit.epoch, admit.sampling, admit.num_output_tokens, now_s)
+        row = Row(admit.slot, admit.epoch, admit.sampling, admit.num_output_tokens, now_s)
         try:
             row.result = self._interface.submit(admit)
         except self._interface.request_errors as error:
@@ -209,7 +144,7 @@ class RequestLoop:
             row.is_aborted = True
             self._interface.abort(row.result)
 
-    async def _follow(self, row: _Row) -> None:
+    async def _follow(self, row: Row) -> None:
         """Until the engine has let go of it. Nothing else says so: an abort is not acknowledged."""
         try:
             async for result in row.result:
@@ -222,17 +157,19 @@ class RequestLoop:
                 self._let_go(row, "the engine ended this request without saying so")
         except self._interface.request_errors as error:
             self._heard_s = self._clock()
-            self._let_go(row, str(error))
+            self._gather([])
+            self._refused.append((row, str(error)))
         except Exception as error:
             self._die(error)
 
-    def _hear(self, row: _Row, response: Response) -> None:
+    def _hear(self, row: Row, response: Response) -> None:
+        row.has_spoken, self._num_refused = True, 0
         if not (row.is_released or row.has_ended):
             self._gather(list(row.tokens(response)))
         if response.is_last:
             self._let_go(row, f"the engine ended this request after {row.num_output} tokens ({response.reason})")
 
-    def _let_go(self, row: _Row, why: str) -> None:
+    def _let_go(self, row: Row, why: str) -> None:
         """The engine holds nothing of it any more. One that nobody has ended before has failed."""
         if row.is_gone:
             return
@@ -243,18 +180,33 @@ class RequestLoop:
         else:
             self._fail(row, why)
 
-    def _fail(self, row: _Row, why: str) -> None:
+    def _fail(self, row: Row, why: str) -> None:
         row.has_ended = True
         self._gather([SlotFailure(row.slot, row.epoch, why), Release(row.slot, row.epoch)])
 
     def _gather(self, news: list[News]) -> None:
-        if news and not self._gathered:
+        if not self._is_gathering:
+            self._is_gathering = True
             self._loop.call_soon(self._hand_over)  # runs behind all tasks that this tick wakes
         self._gathered += news
 
     def _hand_over(self) -> None:
-        self._news.put(self._gathered)
-        self._gathered = []
+        self._judge()
+        gathered, self._gathered, self._is_gathering = self._gathered, [], False
+        if gathered:
+            self._news.put(gathered)
+
+    def _judge(self) -> None:
+        """Requests that the engine refused in this tick fail alone; but what befalls all that it was at work on is its own fault."""
+        refused, self._refused = self._refused, []
+        self._num_refused += len(refused)
+        others = [row for row in self._rows.values() if row.has_spoken and row not in [one for one, _ in refused]]
+        if len(refused) > 1 and len({why for _, why in refused}) == 1 and not others:
+            self._die(RuntimeError(f"it failed all {len(refused)} requests at once: {refused[0][1]}"))
+        elif self._num_refused >= MAX_REFUSED:
+            self._die(RuntimeError(f"it failed {self._num_refused} requests without a token in between: {refused[-1][1]}"))
+        for row, why in refused:
+            self._let_go(row, why)
 
     def _die(self, error: Exception) -> None:
         log.error("the engine is dead: %r", error)
@@ -285,5 +237,5 @@ class RequestLoop:
             for row in self._rows.values():
                 row.heard_s += late_s
 
-    def _patience_s(self, row: _Row) -> float:
+    def _patience_s(self, row: Row) -> float:
         return min(ABORT_LOST_AFTER_S, self._lost_after_s) if row.is_aborted else self._lost_after_s

@@ -223,6 +223,25 @@ def test_the_death_of_the_engine_comes_out_of_collect(model: Path) -> None:
         serving.run()
 
 
+def test_an_error_that_befalls_all_requests_at_once_is_the_engines_death(model: Path) -> None:
+    """TensorRT-LLM fails everybody with a RequestError when a step of its own goes wrong, and goes on as if nothing had happened."""
+    manners.breaking_token, manners.step_ms = 99, 2
+    inbox = [[submit(0, 8, max_tokens=200), submit(1, 8, max_tokens=200)], [], [submit(2, 8, max_tokens=5, last=99)]]
+    with Serving(make_settings(model), inbox) as serving:
+        with pytest.raises(EngineDeadError, match=r"failed all [23] requests at once: an illegal memory access"):
+            serving.run()
+        assert serving.link.failed == {}, "they go on in the next life"
+
+
+def test_an_engine_that_only_fails_requests_is_dead(model: Path) -> None:
+    manners.breaking_token = 99
+    asked = [submit(number, 8, max_tokens=5, last=99) for number in range(5)]
+    with Serving(make_settings(model, slots=1), [asked]) as serving:
+        with pytest.raises(EngineDeadError, match="failed 3 requests without a token in between"):
+            serving.run()
+        assert set(serving.link.failed) == {0, 1}
+
+
 def test_an_engine_that_says_nothing_is_dead(model: Path) -> None:
     manners.silent_token = 99
     settings = make_settings(model, lost_after_s=0.2)

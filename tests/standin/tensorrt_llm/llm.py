@@ -78,6 +78,7 @@ class LLM:
         self._aborted: set[int] = set()
         self._late: list[tuple[GenerationResult, Response]] = []  # of the iteration before: they go out with this one
         self._death: Exception | None = None
+        self._is_broken = False
         self._stopping = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="stand-in", daemon=True)
@@ -153,6 +154,7 @@ class LLM:
                 self._schedule()
             time.sleep(manners.step_ms / 1000)
             computed = list(self._active)
+            self._is_broken |= any(each.tokens[each.num_prompt - 1] == manners.breaking_token for each in computed)
             for generation in computed:
                 self._step(generation)
             self._publish(computed)
@@ -188,6 +190,8 @@ class LLM:
             generation.response.finish_reason = "cancelled"
         elif last == manners.refused_token and generation.num_output >= 2:
             generation.response.error = RequestError("this request has gone wrong")
+        elif self._is_broken:
+            generation.response.error = RequestError("an illegal memory access was encountered")
         elif last == manners.fatal_token:
             self._death = self._death or RuntimeError("an illegal memory access was encountered")
         elif len(generation.result.prompt_token_ids) >= self.max_seq_len:
