@@ -105,6 +105,7 @@ class RequestLoop:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
+        self._loop.set_exception_handler(lambda _, context: self._die(context.get("exception") or RuntimeError(context["message"])))
         self._loop.call_soon(self._watch)
         self._loop.run_forever()
         for row in self._rows.values():

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from tensorrt_llm.lora_helper import LoraConfig
+from tensorrt_llm.sampling_params import SamplingParams
 
 from python_backends.config import SchedulingSettings, SettingsError
 from python_backends.instance import build
 from python_backends.messages import Predicted
-from python_backends.request import LengthPrediction
+from python_backends.request import LengthPrediction, Sampling
 from python_backends.scheduling.self_planned import SelfPlannedScheduler
+from python_backends.step import Admit
 from tests.pure.tensorrt import Serving, answer_of, make_settings, submit, write_model
 
 # --- memory
@@ -104,3 +108,43 @@ def test_where_tensorrt_llm_is_not_installed_it_says_so(model: Path, monkeypatch
     monkeypatch.delitem(sys.modules, "python_backends.engine.tensorrt_llm_engine", raising=False)
     with pytest.raises(SettingsError, match=r"engine\.kind = 'tensorrt_llm': .*tensorrt_llm.*docs/tensorrt_llm\.md"):
         build(make_settings(model))
+
+
+# --- versions
+
+
+def test_a_newer_version_is_told_where_the_prompt_ends(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that penalties of the output count the output alone, also behind a restart."""
+
+    @dataclass(kw_only=True)
+    class Newer(SamplingParams):
+        prompt_ignore_length: int = 0
+
+    admit = Admit(0, 0, Sampling(max_tokens=50, presence_penalty=1.0), 10, 20, np.zeros(0, np.int32))
+    with Serving(make_settings(model)) as serving:
+        assert not hasattr(serving.engine._sampling_params(admit), "prompt_ignore_length")  # type: ignore[attr-defined]
+    monkeypatch.setattr("python_backends.engine.tensorrt_llm_engine.SamplingParams", Newer)
+    with Serving(make_settings(model)) as serving:
+        assert serving.engine._sampling_params(admit).prompt_ignore_length == 10  # type: ignore[attr-defined]
+
+
+def test_a_version_that_lacks_an_argument_is_refused_at_start(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def older(*, end_id: int, max_tokens: int) -> None: ...
+
+    monkeypatch.setattr("python_backends.engine.tensorrt_llm_engine.SamplingParams", older)
+    with pytest.raises(SettingsError, match=r"this TensorRT-LLM is not one that this engine knows: .*unexpected keyword"):
+        build(make_settings(model))
+
+
+def test_the_lora_configuration_is_found_where_it_has_moved_to(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "adapters" / "law").mkdir(parents=True)
+    (tmp_path / "adapters" / "law" / "adapter_config.json").write_text("{}")
+    settings = make_settings(model, adapters=str(tmp_path / "adapters"))
+    moved = ModuleType("tensorrt_llm._torch.peft.lora.config")
+    moved.LoraConfig = LoraConfig  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tensorrt_llm.lora_helper", None)
+    with pytest.raises(SettingsError, match="this TensorRT-LLM has no LoraConfig in"):
+        build(settings)
+    monkeypatch.setitem(sys.modules, moved.__name__, moved)
+    with Serving(settings) as serving:
+        assert serving.llm.arguments["lora_config"].lora_dir == [str(tmp_path / "adapters" / "law")]

@@ -55,19 +55,20 @@ def test_only_the_request_that_kills_every_instance_is_failed(toy_model: Path, e
     assert served.stop() == 0
 
 
-def check_that_only_the_poisonous_request_fails(served: Gapless, expected: Expected) -> None:
+def check_that_only_the_poisonous_request_fails(served: Gapless, expected: Expected, num_tokens: int = 400) -> None:
     """Token 511 is the end of the engine."""
+    long = {"max_tokens": num_tokens, "min_tokens": num_tokens}
     poison = expected.decode([511])
     assert expected.ids(f"x{poison}")[-1] == 511
-    prompts = [prompt for n in range(40) if 511 not in expected.tokens(prompt := f"{PROMPT} {n}", **LONG)][:4]
+    prompts = [prompt for n in range(40) if 511 not in expected.tokens(prompt := f"{PROMPT} {n}", **long)][:4]
     client = served.grpc()
-    answers = {prompt: client.ask(prompt, text_input=prompt, **LONG) for prompt in prompts}
+    answers = {prompt: client.ask(prompt, text_input=prompt, **long) for prompt in prompts}
     client.read_until(lambda: all(answer.chunks > 2 for answer in answers.values()))
     culprit = served.generate_stream(text_input=f"x{poison}", max_tokens=5)
     assert "alone" in culprit.error
     client.finish(120)
     client.close()
-    assert {prompt: answer.text for prompt, answer in answers.items()} == {prompt: expected.text(prompt, **LONG) for prompt in prompts}
+    assert {prompt: answer.text for prompt, answer in answers.items()} == {prompt: expected.text(prompt, **long) for prompt in prompts}
 
 
 @pytest.mark.parametrize("model", ["tokenizer", "detokenizer"])

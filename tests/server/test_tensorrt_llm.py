@@ -102,7 +102,7 @@ def test_a_bad_word_of_more_tokens_than_the_engine_can_ban_is_refused(gapless: G
 
 def test_when_the_engine_dies_its_instance_ends_and_only_the_culprit_fails(toy_model: Path, expected: Expected) -> None:
     served = serve(toy_model, {}, STANDIN_FATAL_TOKEN=511)
-    check_that_only_the_poisonous_request_fails(served, expected)
+    check_that_only_the_poisonous_request_fails(served, expected, num_tokens=200)
     assert "illegal memory access" in served.log
     assert "instance 0 ended with 1; starting it again" in served.log
     assert "no longer beats" not in served.log, "it ended by itself"
