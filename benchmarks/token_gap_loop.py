@@ -255,6 +255,8 @@ def _replayed_tok_s(engine: Engine, plans: list[StepPlan], ahead: int) -> float:
 class _Swept:
     """An engine that leaves the processor's caches as a forward pass does, whatever it has computed: full of something else."""
 
+    plans_steps = False
+
     def __init__(self, engine: Engine) -> None:
         self.limits = engine.limits
         self._engine = engine
