@@ -19,6 +19,8 @@ TOKEN = 1
 
 
 class SimulatedEngine:
+    plans_steps = False
+
     def __init__(self, limits: ModelLimits, lengths: Mapping[bytes, int], step_ms: Sequence[float]) -> None:
         """`lengths` by the bytes of the prompt; `step_ms`: fixed, a row, a prompt token."""
         self.limits = limits

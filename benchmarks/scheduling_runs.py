@@ -211,6 +211,8 @@ class _Link:
 class _Paced:
     """An engine whose steps are timed from one to the next, the loop's own time among it."""
 
+    plans_steps = False
+
     def __init__(self, engine: Engine, link: _Link, times: StepTime) -> None:
         self.limits = engine.limits
         self._engine = engine

@@ -139,6 +139,7 @@ class Recorded:
 
     engine: Engine
     limits: Any
+    plans_steps: bool = False
     plans: list[StepPlan] = field(default_factory=list)
     outputs: list[StepOutput] = field(default_factory=list)
     collected_s: list[float] = field(default_factory=list)
@@ -253,6 +254,8 @@ def _replayed_tok_s(engine: Engine, plans: list[StepPlan], ahead: int) -> float:
 
 class _Swept:
     """An engine that leaves the processor's caches as a forward pass does, whatever it has computed: full of something else."""
+
+    plans_steps = False
 
     def __init__(self, engine: Engine) -> None:
         self.limits = engine.limits

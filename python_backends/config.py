@@ -48,6 +48,18 @@ class EngineSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorRTLLMSettings:
+    tensor_parallelism: int = 1
+    capacity: str = "guaranteed_no_evict"
+    abort: str = "engine"
+    lost_after_s: float = 120.0
+    adapters: str = ""
+    max_adapter_rank: int = 64
+    refuse: str = ""
+    arguments: str = "{}"
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulingSettings:
     policy: str = "fcfs"
     static_slots: bool = True
@@ -109,6 +121,7 @@ class PredictionSettings:
 class Settings:
     model: ModelSettings = ModelSettings()
     engine: EngineSettings = EngineSettings()
+    tensorrt_llm: TensorRTLLMSettings = TensorRTLLMSettings()
     scheduling: SchedulingSettings = SchedulingSettings()
     prediction: PredictionSettings = PredictionSettings()
     streams: StreamSettings = StreamSettings()
@@ -136,7 +149,9 @@ class Settings:
 _CHOICES = {
     "model.dtype": ("float32", "bfloat16"),
     "model.weights": ("same", "int8"),
-    "engine.kind": ("torch", "openvino", "toy"),
+    "engine.kind": ("torch", "openvino", "tensorrt_llm", "toy"),
+    "tensorrt_llm.capacity": ("guaranteed_no_evict", "max_utilization"),
+    "tensorrt_llm.abort": ("engine", "drain"),
     "scheduling.policy": ("ours", "hrrn", "sjf", "past_future", "fcfs", "orca"),
 }
 _RANGES = {
@@ -148,6 +163,9 @@ _RANGES = {
     "engine.kv_blocks": (0, 1 << 30),
     "engine.threads": (0, 4096),
     "engine.trace_steps": (1, 10_000),
+    "tensorrt_llm.tensor_parallelism": (1, 64),
+    "tensorrt_llm.lost_after_s": (0.1, 86_400.0),
+    "tensorrt_llm.max_adapter_rank": (1, 4096),
     "model.max_model_tokens": (0, 1 << 24),
     "scheduling.max_passed_over_s": (0.0, 86_400.0),
     "scheduling.memory_share": (0.1, 1.0),

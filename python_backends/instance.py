@@ -29,7 +29,9 @@ from python_backends.instance_state import State, StateFile
 from python_backends.links import InstanceEnd, NewSession
 from python_backends.messages import Cancel, Failed, Load, Message, Predicted, Submit
 from python_backends.metrics import GAP_BOUNDS_S, Histogram
+from python_backends.scheduling.policies import reserve_max_tokens
 from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.self_planned import SelfPlannedScheduler, reserve_likely
 from python_backends.step import StepPlan
 from python_backends.text.checkpoint import CheckpointError, read_checkpoint
 from python_backends.text.detokenizer import Detokenizer
@@ -65,7 +67,7 @@ class Instance:
         self.link = link
         self._beat = beat
         self._beaten_s = time.monotonic()
-        self._steps_ahead = steps_ahead
+        self._steps_ahead = 0 if engine.plans_steps else steps_ahead
         self._launched: deque[StepPlan] = deque()
         self._has_rested = True
         self._after_rest = -1  # number of the last step that began when there had been nothing to do: no gap stands before it
@@ -95,11 +97,12 @@ class Instance:
     def _collect(self) -> None:
         output = self.engine.collect()
         plan, now_s = self._launched.popleft(), time.monotonic()
-        if plan.number != self._after_rest:
+        if plan.number != self._after_rest and not self.engine.plans_steps:
             self._gaps.observe(output.gap_s)
         self._step_time.observe(plan, now_s - self._running_since_s)
         self._running_since_s = now_s
-        self._publish([self.scheduler.apply(plan, output)])
+        tokens = self.scheduler.apply(plan, output)
+        self._publish([*([tokens] if len(tokens.tokens) else []), *self.scheduler.take_failed()])
 
     def _take_inbox(self) -> None:
         """What has come, and what comes before it is time for the next plan."""
@@ -184,13 +187,27 @@ def _openvino_engine(settings: Settings) -> Engine:
     return OpenVINOEngine(settings)
 
 
+def _tensorrt_llm_engine(settings: Settings) -> Engine:
+    try:
+        from python_backends.engine.tensorrt_llm_engine import TensorRTLLMEngine
+    except (ImportError, OSError) as error:  # OSError: one of its libraries
+        raise SettingsError(f"engine.kind = 'tensorrt_llm': {error} (docs/tensorrt_llm.md)") from error
+
+    return TensorRTLLMEngine(settings)
+
+
 def _toy_engine(settings: Settings) -> Engine:
     from python_backends.engine.toy_engine import ToyEngine
 
     return ToyEngine(settings)
 
 
-ENGINES: dict[str, Callable[[Settings], Engine]] = {"torch": _torch_engine, "openvino": _openvino_engine, "toy": _toy_engine}
+ENGINES: dict[str, Callable[[Settings], Engine]] = {
+    "torch": _torch_engine,
+    "openvino": _openvino_engine,
+    "tensorrt_llm": _tensorrt_llm_engine,
+    "toy": _toy_engine,
+}
 
 
 def build(settings: Settings) -> tuple[SlotScheduler, Engine]:
@@ -204,6 +221,9 @@ def build(settings: Settings) -> tuple[SlotScheduler, Engine]:
     gc.freeze()  # what is loaded stays: looking at all of it for garbage took a step's time
     limits = engine.limits
     limits = replace(limits, max_model_tokens=min(limits.max_model_tokens, limits.kv_tokens))  # a lone request always fits
+    if engine.plans_steps:
+        reserve = reserve_likely if settings.tensorrt_llm.capacity == "max_utilization" else reserve_max_tokens
+        return SelfPlannedScheduler(limits, settings.engine.token_budget, settings.scheduling, reserve), engine
     return SlotScheduler(limits, settings.engine.token_budget, settings.scheduling), engine
 
 
@@ -259,3 +279,7 @@ if __name__ == "__main__":
     except (SettingsError, CheckpointError) as refused:
         log.error("%s", refused)
         sys.exit(1)
+    except Exception:
+        log.exception("this instance ends")
+        sys.stderr.flush()
+        os._exit(1)  # what a dead engine would do on its way out may take for ever

@@ -8,6 +8,7 @@ import time
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from python_backends.request import ModelLimits
 
@@ -48,7 +49,13 @@ class StateFile:
             written = json.loads(self.path.read_text())
         except FileNotFoundError:
             return State.DEAD, None
-        return State(written["state"]), written["limits"] and ModelLimits(**written["limits"])
+        return State(written["state"]), written["limits"] and _limits(written["limits"])
 
     def age_s(self) -> float:
         return (time.monotonic_ns() - self.path.stat().st_mtime_ns) / 1e9
+
+
+def _limits(written: dict[str, Any]) -> ModelLimits:
+    """JSON knows no tuples."""
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in written.items()}
+    return ModelLimits(**values)

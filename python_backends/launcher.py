@@ -75,7 +75,8 @@ class InstanceProcess:
 
     def start(self) -> None:
         self._state.write_starting()
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]  # a library may live where only its user knows
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         self._process = subprocess.Popen([*DIES_WITH_PARENT, *self._command], env=environment, cwd=ROOT, start_new_session=True)
         self._started_s = time.monotonic()
 

@@ -92,6 +92,7 @@ class Request:
     deadline_ns: int = 0  # same clock; 0 is none
     priority: int = 0  # larger first
     subject: Subject | None = None  # stays with the scheduler model; None: lengths aren't predicted
+    adapter: str = ""  # name of a LoRA adapter; none
 
     @property
     def max_total_tokens(self) -> int:
@@ -176,6 +177,9 @@ class ModelLimits:
     num_blocks: int
     block_tokens: int
     fingerprint: str = field(default="", compare=True)  # which weights and settings make the tokens
+    max_bad_word_tokens: int = MAX_BAD_WORD_TOKENS
+    unsupported: tuple[str, ...] = ()  # fields of a request that this engine can't follow
+    adapters: tuple[str, ...] = ()  # names of LoRA adapters
 
     @property
     def kv_tokens(self) -> int:

@@ -16,6 +16,8 @@ from python_backends.step import StepOutput, StepPlan
 
 
 class EngineThread:
+    plans_steps = False
+
     def __init__(self, make: Callable[[], Engine]) -> None:
         """Raises what `make` raises."""
         self._plans: SimpleQueue[StepPlan | None] = SimpleQueue()

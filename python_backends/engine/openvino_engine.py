@@ -56,6 +56,8 @@ class _Chosen:
 
 
 class OpenVINOEngine:
+    plans_steps = False
+
     @torch.no_grad()
     def __init__(self, settings: Settings) -> None:
         _check(settings)

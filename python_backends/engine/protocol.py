@@ -14,9 +14,13 @@ class Engine(Protocol):
     `launch` takes one plan and may return before its tokens are there; `collect` waits for the oldest launched step and gives its
     output. An engine keeps, per slot, everything but the waiting order: last token, position, block table row, sampling. A fault
     in either call means that the engine is dead: the instance process ends and is started anew.
+
+    An engine that `plans_steps` itself takes operations only: its plans have no spans, its own blocks are counted by ours and no
+    more, `collect` gives a GatheredOutput soon, if only an empty one, and a slot is free when that says so.
     """
 
     limits: ModelLimits
+    plans_steps: bool
 
     def launch(self, plan: StepPlan) -> None: ...
 

@@ -43,6 +43,8 @@ class _Launched:
 
 
 class TorchEngine:
+    plans_steps = False
+
     @torch.no_grad()
     def __init__(self, settings: Settings) -> None:
         set_threads(settings.engine.threads)

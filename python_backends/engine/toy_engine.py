@@ -73,6 +73,8 @@ class _Row:
 
 
 class ToyEngine:
+    plans_steps = False
+
     def __init__(self, settings: Settings) -> None:
         engine = settings.engine
         num_blocks = engine.kv_blocks or engine.slots * DEFAULT_BLOCKS_A_SLOT

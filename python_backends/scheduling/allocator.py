@@ -164,6 +164,7 @@ class Allocator:
             num_output_tokens=sequence.num_output_tokens,
             blocks=np.array(sequence.blocks, np.int32),
             tokens=sequence.tokens,
+            adapter=sequence.request.adapter,
         )
 
     def _hold(self, sequence: Sequence, blocks: list[int]) -> None:

@@ -16,6 +16,7 @@ from itertools import islice
 import numpy as np
 
 from python_backends.config import SchedulingSettings
+from python_backends.messages import Failed
 from python_backends.request import QUANTILE_LEVELS, Finish, Ids, LengthPrediction, ModelLimits, Request
 from python_backends.scheduling.allocator import Allocator
 from python_backends.scheduling.outlook import Outlook
@@ -35,6 +36,8 @@ def says_something(prediction: LengthPrediction) -> bool:
 
 
 class SlotScheduler:
+    allocator: type[Allocator] = Allocator
+
     def __init__(
         self,
         limits: ModelLimits,
@@ -48,7 +51,7 @@ class SlotScheduler:
         self.policy = POLICIES[settings.policy]
         self._static_slots = settings.static_slots
         self._max_in_flight = self.policy.max_in_flight if settings.static_slots else 1
-        self._allocator = Allocator(limits, reserve or self._reserve, lean=self.policy.looks_ahead)
+        self._allocator = self.allocator(limits, reserve or self._reserve, lean=self.policy.looks_ahead)
         self.slots = self._allocator.slots
         self.blocks = self._allocator.blocks
         self.num_evictions = 0
@@ -67,6 +70,7 @@ class SlotScheduler:
         self._last: StepPlan  # written
         self._rows: Rows  # of the last plan, if it is of decodes alone
         self._num_steady_steps = 0  # that may follow it unless something changes
+        self._failed: list[Failed] = []
 
     @property
     def num_waiting(self) -> int:
@@ -162,8 +166,11 @@ class SlotScheduler:
         self._in_flight -= 1
         if plan.number >= self._last_leave and not len(plan.tokens):  # decode rows, all still there
             return self._book(plan.slots, rows_of(plan.slots), output)
-        slots = plan.slots[plan.samples]
-        current = (self.slots.epochs[slots] == plan.epochs[plan.samples]) & self.slots.live[slots]
+        return self._book_current(plan.slots[plan.samples], plan.epochs[plan.samples], output)
+
+    def _book_current(self, slots: Ids, epochs: Ids, output: StepOutput) -> Tokens:
+        """Of these rows, those whose slot has not changed hands since."""
+        current = (self.slots.epochs[slots] == epochs) & self.slots.live[slots]
         log_probs = None if output.log_probs is None else output.log_probs.kept(current)
         kept = replace(output, tokens=output.tokens[current], finishes=output.finishes[current], log_probs=log_probs)
         return self._book(slots[current], slots[current], kept)
@@ -171,6 +178,11 @@ class SlotScheduler:
     def take_started(self) -> list[Started]:
         """Who got a slot since this was last asked."""
         return self._allocator.take_started()
+
+    def take_failed(self) -> list[Failed]:
+        """Whom the engine alone has failed since this was last asked; only one that plans its own steps does."""
+        failed, self._failed = self._failed, []
+        return failed
 
     def check_integrity(self) -> None:
         """Slots and blocks add up, re-derived from the sequences. Raises AssertionError."""

@@ -73,14 +73,22 @@ class SlotTable:
 
     def leave(self, sequence: Sequence) -> int:
         """Frees the slot of `sequence`, which takes its known tokens along. Returns the slot."""
+        slot = self.vacate(sequence)
+        self.free(slot)
+        return slot
+
+    def vacate(self, sequence: Sequence) -> int:
+        """Takes `sequence` out of its slot, which is not free before the engine has let go of it. Returns the slot."""
         self.write_tokens()
         slot = sequence.slot
         sequence.tokens = self.tokens[slot, : self.known[slot]].copy()
         sequence.slot = NO_SLOT
         self.sequences[slot] = None
         self.live[slot] = False
-        heapq.heappush(self._free, slot)
         return slot
+
+    def free(self, slot: int) -> None:
+        heapq.heappush(self._free, slot)
 
     def decoding(self) -> Ids:
         """Slots whose next span is a decode, ascending."""

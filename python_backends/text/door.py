@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from python_backends.config import LimitSettings
-from python_backends.request import MAX_BAD_WORD_TOKENS, Ids, RefusedError, Request, Sampling, Subject
+from python_backends.request import Ids, ModelLimits, RefusedError, Request, Sampling, Subject
 from python_backends.text.chat_template import ChatTemplate
 from python_backends.text.checkpoint import Checkpoint, CheckpointError
 from python_backends.text.encoder import Encoder
-from python_backends.text.fields import Ask, read_ask
+from python_backends.text.fields import Ask, read_ask, refuse_what_the_engine_lacks
 from python_backends.text.special_tokens import SpecialTokens
 from python_backends.text.subject import MAX_COUNTED_CHARS, MAX_READ_CHARS, of_messages, of_text
+
+ANY_ENGINE = ModelLimits(0, 0, 0, 0, 0)  # one that can follow every field, and has no adapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class Door:
     max_model_tokens: int
     vocab_size: int
     eos_ids: tuple[int, ...]
+    engine: ModelLimits
     clock: Callable[[], int] = time.monotonic_ns
     names_subjects: bool = False  # somebody predicts lengths from them
 
@@ -54,6 +57,7 @@ class Door:
         arrival_ns = self.clock()
         try:
             ask = read_ask(fields, self.limits, self.vocab_size)
+            refuse_what_the_engine_lacks(ask, self.engine)
             return _Draft(ask, self._prompt(ask), arrival_ns)
         except RefusedError as refused:
             return refused
@@ -88,6 +92,7 @@ class Door:
             deadline_ns=draft.arrival_ns + ask.timeout_us * 1000 if ask.timeout_us else 0,
             priority=ask.priority,
             subject=self._subject(ask) if self.names_subjects else None,
+            adapter=ask.adapter,
         )
 
     def _subject(self, ask: Ask) -> Subject:
@@ -125,7 +130,8 @@ class Door:
             return ()
         spellings = [[word] if word[0].isspace() else [word, f" {word}"] for word in words]
         tokens = [self.encoder.encode(each) for each in spellings]
-        return tuple(dict.fromkeys(_bad_word(i, ids) for i, each in enumerate(tokens) for ids in each))
+        most = self.engine.max_bad_word_tokens
+        return tuple(dict.fromkeys(_bad_word(i, ids, most) for i, each in enumerate(tokens) for ids in each))
 
     def _max_tokens(self, ask: Ask, num_prompt: int) -> int:
         name = "messages" if ask.text is None else "text_input"
@@ -150,15 +156,21 @@ class Door:
         return ask.max_tokens
 
 
-def _bad_word(index: int, ids: Ids | RefusedError) -> tuple[int, ...]:
+def _bad_word(index: int, ids: Ids | RefusedError, most: int) -> tuple[int, ...]:
     if isinstance(ids, RefusedError):
         raise RefusedError(f"bad_words[{index}]: {ids}")
-    if not 1 <= len(ids) <= MAX_BAD_WORD_TOKENS:
-        raise RefusedError(f"bad_words[{index}] = {len(ids)} tokens: must have 1 to {MAX_BAD_WORD_TOKENS}, also behind a space")
+    if not 1 <= len(ids) <= most:
+        raise RefusedError(f"bad_words[{index}] = {len(ids)} tokens: must have 1 to {most}, also behind a space")
     return tuple(ids.tolist())
 
 
-def open_door(checkpoint: Checkpoint, limits: LimitSettings, max_model_tokens: int = 0, names_subjects: bool = False) -> Door:
+def open_door(
+    checkpoint: Checkpoint,
+    limits: LimitSettings,
+    max_model_tokens: int = 0,
+    engine: ModelLimits = ANY_ENGINE,
+    names_subjects: bool = False,
+) -> Door:
     """With `max_model_tokens` 0 the checkpoint's own context is the limit. Raises CheckpointError."""
     special = SpecialTokens(checkpoint.tokenizer, checkpoint.special_tokens)
     source = checkpoint.chat_template
@@ -170,6 +182,7 @@ def open_door(checkpoint: Checkpoint, limits: LimitSettings, max_model_tokens: i
         max_model_tokens=_context(checkpoint, max_model_tokens),
         vocab_size=checkpoint.vocab_size,
         eos_ids=checkpoint.eos_ids,
+        engine=engine,
         names_subjects=names_subjects,
     )
 

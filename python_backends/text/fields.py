@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from python_backends.config import LimitSettings
-from python_backends.request import RefusedError
+from python_backends.request import ModelLimits, RefusedError
 from python_backends.text.values import MAX_INT, Fields, flag, integer, integers, number, plain, shown, string, strings, unicode
 
 ROLES = ("system", "developer", "user", "assistant", "tool")  # a role stands inside special tokens: no other word may
@@ -19,18 +19,18 @@ PENALTIES = (-2.0, 2.0)  # presence and frequency, as OpenAI and vLLM have them
 REPETITION_PENALTIES = (0.0625, 16.0)  # exact in float32
 MAX_INSTRUCTION_BYTES = 4096
 MAX_TIMEOUT_US = 10**15  # thirty years
+MAX_NAME_BYTES = 256
 
 # Known to clients of TensorRT-LLM's ensemble: taken when they say nothing, refused when they ask for something.
-NEUTRAL: dict[str, float | str] = {
-    "beam_width": 1,
-    "lora_name": "",
-}
+NEUTRAL: dict[str, float | str] = {"beam_width": 1}
 SUPPORTED = (
     *("text_input", "messages", "instruction", "max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "seed"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "stop_words", "stop_token_ids", "bad_words", "end_id", "pad_id"),
     *("return_log_probs", "num_top_log_probs"),
     *("stream", "exclude_input_in_output", "return_num_input_tokens", "return_num_output_tokens", "timeout_us", "request_priority"),
+    "lora_name",
 )
+ASKS_FOR_NOTHING: dict[str, float | None] = {"top_p": 1.0, "repetition_penalty": 1.0, "seed": None}  # others: zero or nothing
 KNOWN = frozenset((*SUPPORTED, *NEUTRAL, "lora_task_id"))
 
 
@@ -62,6 +62,7 @@ class Ask:
     wants_num_output_tokens: bool
     timeout_us: int
     priority: int
+    adapter: str
 
 
 def read_ask(fields: Fields, limits: LimitSettings, vocab_size: int) -> Ask:
@@ -92,7 +93,19 @@ def read_ask(fields: Fields, limits: LimitSettings, vocab_size: int) -> Ask:
         wants_num_output_tokens=flag(fields, "return_num_output_tokens", default=False),
         timeout_us=integer(fields, "timeout_us", 0, MAX_TIMEOUT_US) or 0,
         priority=integer(fields, "request_priority", -MAX_INT, MAX_INT) or 0,
+        adapter=string(fields, "lora_name", MAX_NAME_BYTES) if "lora_name" in fields else "",
     )
+
+
+def refuse_what_the_engine_lacks(ask: Ask, engine: ModelLimits) -> None:
+    """Raises RefusedError."""
+    for name in engine.unsupported:
+        value = getattr(ask, {"return_log_probs": "log_probs"}.get(name, name))
+        if value != ASKS_FOR_NOTHING.get(name, type(value)()):
+            raise RefusedError(f"{name} = {shown(value)}: the engine of this server can't follow it; leave it out")
+    if ask.adapter and ask.adapter not in engine.adapters:
+        allowed = f"one of {', '.join(engine.adapters)}, or absent" if engine.adapters else "absent: this server has no adapters"
+        raise RefusedError(f"lora_name = {shown(ask.adapter)}: must be {allowed}")
 
 
 # --- the prompt

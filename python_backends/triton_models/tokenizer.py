@@ -13,7 +13,7 @@ import triton_python_backend_utils as pb_utils
 from python_backends.instance_state import DRAINING, StateFile
 from python_backends.request import RefusedError, Request
 from python_backends.text.checkpoint import read_checkpoint
-from python_backends.text.door import open_door
+from python_backends.text.door import ANY_ENGINE, open_door
 from python_backends.triton_models.tensors import Blobs, effective_settings, failure, run_directory
 
 
@@ -21,10 +21,11 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         settings = effective_settings()
         _, limits = StateFile(run_directory(), 0).read()
-        most = limits.max_model_tokens if limits else 0
+        engine = limits or ANY_ENGINE
         self._blobs = Blobs()
         self._draining = run_directory() / DRAINING
-        self._door = open_door(read_checkpoint(settings.model_directory), settings.limits, most, settings.prediction.enabled)
+        checkpoint, predicts = read_checkpoint(settings.model_directory), settings.prediction.enabled
+        self._door = open_door(checkpoint, settings.limits, engine.max_model_tokens, engine, predicts)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         if self._draining.exists():

@@ -49,6 +49,7 @@ ROOMS_OF = {  # libraries that stay in their rooms
     "sortedcontainers": {"scheduling"},
     "sentence_transformers": {"prediction"},
     "sklearn": {"prediction"},
+    "tensorrt_llm": {"engine"},
 }
 FORBIDDEN_WORDS = ("manager", "handler", "helper", "util", "factory", "driver", "controller")
 

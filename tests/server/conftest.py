@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.server.expected import Expected
 from tests.server.serving import Gapless
 from tests.server.toy_model import write_toy_model
 
@@ -12,6 +13,11 @@ from tests.server.toy_model import write_toy_model
 @pytest.fixture(scope="session")
 def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_toy_model(tmp_path_factory.mktemp("toy-model"))
+
+
+@pytest.fixture(scope="session")
+def expected(toy_model: Path) -> Expected:
+    return Expected(toy_model)
 
 
 @pytest.fixture(scope="session")

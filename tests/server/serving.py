@@ -33,9 +33,9 @@ NUMPY = {"INT32": np.int32, "FP32": np.float32, "UINT64": np.uint64}
 
 
 class Gapless:
-    """One launcher with everything below it."""
+    """One launcher with everything below it; `environment` is added to ours."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, environment: dict[str, str] | None = None, /, **settings: Any) -> None:
         ports = free_ports(3)
         self._learned = tempfile.TemporaryDirectory(prefix="learned-")  # what others have learned would change the tests
         self.learned = self._learned.name
@@ -45,7 +45,8 @@ class Gapless:
         command = [sys.executable, "-m", "python_backends.launcher"]
         for name, value in settings.items():
             command += ["--set", f"{name}={value}"]
-        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        pipe, variables = subprocess.PIPE, {**os.environ, **(environment or {})}
+        self.process = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=pipe, stderr=pipe, text=True)
         self._log: list[str] = []
         self._await_invitation()
 

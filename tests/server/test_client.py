@@ -15,9 +15,10 @@ import pytest
 
 from client import AsyncClient, Client, RefusedError, Retries, TimedOutError, UnavailableError, user
 from client.parameters import TABLE
+from tests.server.expected import FORTY, PROMPT, Expected
 from tests.server.serving import ROOT, Gapless, wait_for
 from tests.server.terminal import Terminal
-from tests.server.test_serving import FORTY, PROMPT, Expected, expected, some_word  # noqa: F401  (a fixture)
+from tests.server.test_serving import some_word
 
 LONG = {"max_tokens": 1500, "min_tokens": 1500}
 
@@ -36,7 +37,7 @@ def num_cancelled(gapless: Gapless) -> float:
     return gapless.metrics().get('gapless_requests_total{outcome="cancelled"}', 0.0)
 
 
-def test_pieces_are_the_answer_and_the_last_one_says_why_it_ended(client: Client, expected: Expected) -> None:  # noqa: F811
+def test_pieces_are_the_answer_and_the_last_one_says_why_it_ended(client: Client, expected: Expected) -> None:
     pieces = list(client.stream(PROMPT, **FORTY, return_num_input_tokens=True, return_num_output_tokens=True))
     assert "".join(piece.text for piece in pieces) == expected.text(PROMPT, **FORTY)
     assert [piece.finish_reason for piece in pieces if piece.finish_reason] == ["length"]
@@ -46,12 +47,12 @@ def test_pieces_are_the_answer_and_the_last_one_says_why_it_ended(client: Client
     assert len(pieces) > 5
 
 
-def test_generate_is_the_same_in_one_piece(client: Client, expected: Expected) -> None:  # noqa: F811
+def test_generate_is_the_same_in_one_piece(client: Client, expected: Expected) -> None:
     assert client.generate(PROMPT, **FORTY).text == expected.text(PROMPT, **FORTY)
     assert client.generate([user("hello")], max_tokens=20).text == expected.text("<|user|>hello<|end|><|assistant|>", max_tokens=20)
 
 
-def test_parameters_arrive_as_they_were_meant(client: Client, expected: Expected) -> None:  # noqa: F811
+def test_parameters_arrive_as_they_were_meant(client: Client, expected: Expected) -> None:
     text = expected.text(PROMPT, max_tokens=60, min_tokens=1)
     word = some_word(text)
     stopped = client.generate(PROMPT, max_tokens=60, min_tokens=1, stop_words=["never there", word])
@@ -121,7 +122,7 @@ def test_a_time_out_ends_the_call(gapless: Gapless) -> None:
     wait_for(lambda: num_cancelled(gapless) > before, 30)
 
 
-def test_twenty_tasks_share_one_client(gapless: Gapless, expected: Expected) -> None:  # noqa: F811
+def test_twenty_tasks_share_one_client(gapless: Gapless, expected: Expected) -> None:
     async def ask_all() -> list[str]:
         async with AsyncClient(url(gapless)) as client:
 
@@ -157,7 +158,7 @@ def test_nobody_there_is_told_after_the_last_try() -> None:
 # --- the chat
 
 
-def test_a_piped_chat_answers_line_by_line(gapless: Gapless, expected: Expected) -> None:  # noqa: F811
+def test_a_piped_chat_answers_line_by_line(gapless: Gapless, expected: Expected) -> None:
     command = [sys.executable, "-m", "client.chat", "--url", url(gapless), "--max-tokens", "20", "--min-tokens", "20"]
     said = subprocess.run(command, check=False, cwd=ROOT, input="hello\n", capture_output=True, text=True, timeout=60)
     wanted = expected.text("<|user|>hello<|end|><|assistant|>", max_tokens=20, min_tokens=20)

@@ -15,8 +15,8 @@ import pytest
 
 from tests.server import doors
 from tests.server.doors import GrpcDoor, Outcome
+from tests.server.expected import Expected
 from tests.server.serving import ROOT, Gapless, wait_for
-from tests.server.test_serving import Expected
 
 ONE, TOKENS_OF_ONE = "a", 1
 LONG = {"text_input": "def read(self, size=-1):", "max_tokens": 1500, "min_tokens": 1500}  # eight seconds
@@ -40,11 +40,6 @@ def gapless(toy_model: Path) -> Iterator[Gapless]:
     served = Gapless(**{"model.directory": toy_model, **SETTINGS})
     yield served
     assert served.stop() == 0, served.log
-
-
-@pytest.fixture(scope="module")
-def expected(toy_model: Path) -> Expected:
-    return Expected(toy_model)
 
 
 @pytest.fixture(autouse=True)

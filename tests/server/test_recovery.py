@@ -14,15 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.server.expected import PROMPT, Expected
 from tests.server.serving import Answer, Gapless, GrpcClient, leftovers, wait_for
-from tests.server.test_serving import PROMPT, Expected
 
 LONG = {"max_tokens": 400, "min_tokens": 400}
-
-
-@pytest.fixture(scope="session")
-def expected(toy_model: Path) -> Expected:
-    return Expected(toy_model)
 
 
 def sixteen_streams(gapless: Gapless) -> tuple[GrpcClient, dict[str, Answer]]:
@@ -55,19 +50,25 @@ def test_streams_go_on_when_the_instance_stalls(gapless: Gapless, expected: Expe
 
 def test_only_the_request_that_kills_every_instance_is_failed(toy_model: Path, expected: Expected) -> None:
     """Token 511 kills the toy engine's process. Its neighbours see two crashes, re-enter one at a time, and end with their text."""
-    poison = expected.decode([511])
-    assert 511 in expected.ids(f"x{poison}")
-    prompts = [prompt for n in range(40) if 511 not in expected.tokens(prompt := f"{PROMPT} {n}", **LONG)][:4]
     served = Gapless(**{"model.directory": toy_model, "engine.kind": "toy", "engine.toy_step_ms": 5, "engine.toy_poison_token": 511})
+    check_that_only_the_poisonous_request_fails(served, expected)
+    assert served.stop() == 0
+
+
+def check_that_only_the_poisonous_request_fails(served: Gapless, expected: Expected, num_tokens: int = 400) -> None:
+    """Token 511 is the end of the engine."""
+    long = {"max_tokens": num_tokens, "min_tokens": num_tokens}
+    poison = expected.decode([511])
+    assert expected.ids(f"x{poison}")[-1] == 511
+    prompts = [prompt for n in range(40) if 511 not in expected.tokens(prompt := f"{PROMPT} {n}", **long)][:4]
     client = served.grpc()
-    answers = {prompt: client.ask(prompt, text_input=prompt, **LONG) for prompt in prompts}
+    answers = {prompt: client.ask(prompt, text_input=prompt, **long) for prompt in prompts}
     client.read_until(lambda: all(answer.chunks > 2 for answer in answers.values()))
     culprit = served.generate_stream(text_input=f"x{poison}", max_tokens=5)
     assert "alone" in culprit.error
     client.finish(120)
     client.close()
-    assert {prompt: answer.text for prompt, answer in answers.items()} == {prompt: expected.text(prompt, **LONG) for prompt in prompts}
-    assert served.stop() == 0
+    assert {prompt: answer.text for prompt, answer in answers.items()} == {prompt: expected.text(prompt, **long) for prompt in prompts}
 
 
 @pytest.mark.parametrize("model", ["tokenizer", "detokenizer"])

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from python_backends.engine.toy_engine import toy_log_probs
+from tests.server.expected import FORTY, PROMPT, Expected
 from tests.server.serving import Answer, Gapless
-from tests.server.test_serving import FORTY, PROMPT, Expected
 from tests.server.toy_model import VOCAB_SIZE
 
 ASKS = {"return_log_probs": True, "num_top_log_probs": 3}
-
-
-@pytest.fixture(scope="session")
-def expected(toy_model: Path) -> Expected:
-    return Expected(toy_model)
 
 
 @pytest.fixture(scope="module")

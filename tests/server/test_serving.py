@@ -3,55 +3,18 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from tokenizers import Tokenizer
 
-from python_backends.engine.toy_engine import toy_answer
-from python_backends.request import Sampling
+from tests.server.expected import FORTY, PROMPT, Expected
 from tests.server.serving import Gapless, wait_for
-from tests.server.toy_model import VOCAB_SIZE
-
-PROMPT = "def read(self, size=-1):"
-FORTY = {"max_tokens": 40, "min_tokens": 40}
-
-
-class Expected:
-    """The toy engine's answers as text, worked out here."""
-
-    def __init__(self, model: Path) -> None:
-        self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-        self._eos = self._tokenizer.token_to_id("<|end|>")
-
-    def tokens(self, prompt: str, **sampling: Any) -> list[int]:
-        chosen = Sampling(**{"max_tokens": 256, "stop_ids": (self._eos,), **sampling})
-        return toy_answer(np.array(self.ids(prompt), np.int32), chosen, VOCAB_SIZE)
-
-    def decode(self, tokens: list[int]) -> str:
-        return self._tokenizer.decode(tokens, skip_special_tokens=True)
-
-    def ids(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
-
-    def text(self, prompt: str, **sampling: Any) -> str:
-        return self.decode(self.tokens(prompt, **sampling))
-
-    def before(self, stop_word: str, prompt: str, **sampling: Any) -> str:
-        return self.text(prompt, **sampling).split(stop_word)[0]
 
 
 def some_word(text: str) -> str:
     """Three characters out of the middle of a text, of those that were not cut out of a character."""
     return next(text[i : i + 3] for i in range(len(text) // 3, len(text)) if "\ufffd" not in text[i : i + 3])
-
-
-@pytest.fixture(scope="session")
-def expected(toy_model: Path) -> Expected:
-    return Expected(toy_model)
 
 
 def test_generate_answers_in_one_piece(gapless: Gapless, expected: Expected) -> None:

@@ -30,5 +30,6 @@ def write_toy_model(directory: Path) -> Path:
     tokenizer.save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": EOS, "chat_template": TEMPLATE}))
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": tokenizer.token_to_id(EOS)}))
-    (directory / "config.json").write_text(json.dumps({"max_position_embeddings": 2048, "eos_token_id": tokenizer.token_to_id(EOS)}))
+    config = {"max_position_embeddings": 2048, "vocab_size": VOCAB_SIZE, "eos_token_id": tokenizer.token_to_id(EOS)}
+    (directory / "config.json").write_text(json.dumps(config))
     return directory

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from python_backends.config import LimitSettings
-from python_backends.request import RefusedError, Request
+from python_backends.request import ModelLimits, RefusedError, Request
 from python_backends.text.checkpoint import CheckpointError
 from python_backends.text.door import open_door
 from python_backends.text.fields import KNOWN, SUPPORTED
@@ -273,7 +273,8 @@ REFUSALS: list[tuple[str, Any, str]] = [
     ("request_priority", 1.5, "request_priority = 1.5: must be a whole number between -2147483647 and 2147483647"),
     ("request_priority", True, "request_priority = True: must be a whole number between -2147483647 and 2147483647"),
     ("request_priority", -(1 << 31), "request_priority = -2147483648: must be a whole number between -2147483647 and 2147483647"),
-    ("lora_name", "mine", "lora_name = 'mine': not supported yet, must be '' or absent"),
+    ("lora_name", "mine", "lora_name = 'mine': must be absent: this server has no adapters"),
+    ("lora_name", 7, "lora_name = 7: must be a string"),
     ("lora_task_id", 0, "lora_task_id = 0: not supported yet, must be absent"),
     ("tempreature", 1.0, "'tempreature': there is no such field"),
     ("messages", "{", "messages = '{': must be JSON (Expecting property name enclosed in double quotes: line 1 column 2 (char 1))"),
@@ -349,3 +350,30 @@ def test_nothing_gets_past_the_door_but_requests_and_refusals(fields: dict[str, 
     assert isinstance(answer, Request | RefusedError)
     if isinstance(answer, RefusedError):
         assert any(str(answer).startswith(name) for name in [*fields, "text_input"])
+
+
+ENGINE = ModelLimits(
+    128, 448, 4, 16, 16, max_bad_word_tokens=1, unsupported=("seed", "min_p", "return_log_probs"), adapters=("law", "poems")
+)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"seed": 0}, "seed = 0: the engine of this server can't follow it; leave it out"),
+        ({"min_p": 0.5}, "min_p = 0.5: the engine of this server can't follow it; leave it out"),
+        ({"return_log_probs": True}, "return_log_probs = True: the engine of this server can't follow it; leave it out"),
+        ({"lora_name": "jokes"}, "lora_name = 'jokes': must be one of law, poems, or absent"),
+        ({"bad_words": ["ab"]}, "bad_words[0] = 2 tokens: must have 1 to 1, also behind a space"),
+    ],
+)
+def test_what_this_servers_engine_can_not_do_is_refused(fields: dict[str, Any], message: str) -> None:
+    (answer,) = open_door(byte_level(), LIMITS, engine=ENGINE).admit([{"text_input": "hello", **fields}])
+    assert str(answer) == message
+
+
+def test_an_engine_that_lacks_something_takes_requests_that_ask_for_nothing_of_it() -> None:
+    fields = {"text_input": "hello", "min_p": 0.0, "return_log_probs": False, "lora_name": "law"}
+    (answer,) = open_door(byte_level(), LIMITS, engine=ENGINE).admit([fields])
+    assert isinstance(answer, Request)
+    assert answer.adapter == "law"

@@ -1,0 +1,242 @@
+"""Requests under way in an engine that is asked through asyncio: an event loop on a thread of its own, one task a request.
+
+Owns that thread and what is known of each request from its submission until the engine has let go of it. The engine's tokens of one
+iteration wake their tasks in one tick of the loop; they go over together to the thread of the instance, which calls `operate` and
+`collect`. Every request ends here in one of three ways: its last token, a SlotFailure, or the engine's death, which `collect` raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
+
+from python_backends.engine.open_request import News, Response, Row, Token
+from python_backends.step import Admit, Release, SlotFailure, SlotOperation
+
+log = logging.getLogger("gapless.engine")
+
+MAX_REFUSED = 3
+WATCH_EVERY_S = 1.0
+ABORT_LOST_AFTER_S = 5.0  # TensorRT-LLM never answers an abort of a request that it has not begun with
+
+
+class EngineDeadError(RuntimeError):
+    """The engine can't go on with any request."""
+
+
+class Interface(Protocol):
+    """The engine's own calls. All of them are made on the loop's thread."""
+
+    request_errors: tuple[type[Exception], ...]  # these fail one request, any other the engine
+
+    def submit(self, admit: Admit) -> AsyncIterator[Any]: ...
+
+    def read(self, result: Any) -> Response:
+        """What is new in `result`, which the next response changes."""
+
+    def abort(self, result: Any) -> None: ...
+
+
+class RequestLoop:
+    """`aborts`: whether a request that was released is aborted, or runs to its end. `lost_after_s`: see `_watch`."""
+
+    def __init__(self, interface: Interface, aborts: bool, lost_after_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._interface = interface
+        self._aborts = aborts
+        self._lost_after_s = lost_after_s
+        self._watch_every_s = min(WATCH_EVERY_S, lost_after_s / 4)
+        self._watch_s = clock()  # when it is due
+        self._clock = clock
+        self._rows: dict[int, Row] = {}  # by slot
+        self._heard_s = clock()  # when the engine last said something of any request
+        self._gathered: list[News] = []  # in this tick
+        self._refused: list[tuple[Row, str]] = []  # in this tick
+        self._is_gathering = False
+        self._num_refused = 0  # one after the other, without a token of any request in between
+        self._news: SimpleQueue[list[News] | Exception] = SimpleQueue()
+        self._waiting: dict[int, deque[News]] = {}  # by slot: came, and was not collected yet
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="engine requests", daemon=True)
+        self._thread.start()
+
+    # --- the instance's thread
+
+    def operate(self, operations: Sequence[SlotOperation]) -> None:
+        if operations:
+            self._loop.call_soon_threadsafe(self._operate, operations)
+
+    def collect(self, wait_s: float) -> list[News]:
+        """What has come, at most one token a slot; waits for at most `wait_s`. Raises EngineDeadError."""
+        self._take(0.0 if self._waiting else wait_s)
+        return [news for slot in list(self._waiting) for news in self._next(slot)]
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+
+    def _take(self, wait_s: float) -> None:
+        try:
+            batch = self._news.get(timeout=wait_s) if wait_s else self._news.get_nowait()
+            while True:
+                if isinstance(batch, Exception):
+                    raise EngineDeadError(f"the engine is dead: {batch!r}") from batch
+                for news in batch:
+                    self._waiting.setdefault(news.slot, deque()).append(news)
+                batch = self._news.get_nowait()
+        except Empty:
+            return
+
+    def _next(self, slot: int) -> Iterator[News]:
+        """The next token of a slot, and what came with it."""
+        waiting = self._waiting[slot]
+        yield waiting.popleft()
+        while waiting and not isinstance(waiting[0], Token):
+            yield waiting.popleft()
+        if not waiting:
+            del self._waiting[slot]
+
+    # --- the loop's thread
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.set_exception_handler(lambda _, context: self._die(context.get("exception") or RuntimeError(context["message"])))
+        self._loop.call_soon(self._watch)
+        self._loop.run_forever()
+        for row in self._rows.values():
+            row.task.cancel()
+        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.close()
+
+    def _operate(self, operations: Sequence[SlotOperation]) -> None:
+        try:
+            for operation in operations:
+                if isinstance(operation, Admit):
+                    self._submit(operation)
+                elif isinstance(operation, Release):
+                    self._release(operation)
+        except Exception as error:
+            self._die(error)
+
+    def _submit(self, admit: Admit) -> None:
+        now_s = self._clock()
+        if not self._rows:
+            self._heard_s = now_s  # there was nothing to say before
+        row = Row(admit.slot, admit.epoch, admit.sampling, admit.num_output_tokens, now_s)
+        try:
+            row.result = self._interface.submit(admit)
+        except self._interface.request_errors as error:
+            self._fail(row, str(error))
+            return
+        self._rows[row.slot] = row
+        row.task = self._loop.create_task(self._follow(row))
+
+    def _release(self, release: Release) -> None:
+        row = self._rows.get(release.slot)
+        if row is None or row.epoch != release.epoch or row.is_released:
+            return  # the engine was faster
+        row.is_released, row.heard_s = True, self._clock()
+        if self._aborts:
+            row.is_aborted = True
+            self._interface.abort(row.result)
+
+    async def _follow(self, row: Row) -> None:
+        """Until the engine has let go of it. Nothing else says so: an abort is not acknowledged."""
+        try:
+            async for result in row.result:
+                self._heard_s = row.heard_s = self._clock()
+                response = self._interface.read(result)
+                self._hear(row, response)
+                if response.is_last:
+                    break
+            else:
+                self._let_go(row, "the engine ended this request without saying so")
+        except self._interface.request_errors as error:
+            self._heard_s = self._clock()
+            self._gather([])
+            self._refused.append((row, str(error)))
+        except Exception as error:
+            self._die(error)
+
+    def _hear(self, row: Row, response: Response) -> None:
+        row.has_spoken, self._num_refused = True, 0
+        if not (row.is_released or row.has_ended):
+            self._gather(list(row.tokens(response)))
+        if response.is_last:
+            self._let_go(row, f"the engine ended this request after {row.num_output} tokens ({response.reason})")
+
+    def _let_go(self, row: Row, why: str) -> None:
+        """The engine holds nothing of it any more. One that nobody has ended before has failed."""
+        if row.is_gone:
+            return
+        row.is_gone = True
+        self._rows.pop(row.slot, None)
+        if row.has_ended or row.is_released:
+            self._gather([Release(row.slot, row.epoch)])
+        else:
+            self._fail(row, why)
+
+    def _fail(self, row: Row, why: str) -> None:
+        row.has_ended = True
+        self._gather([SlotFailure(row.slot, row.epoch, why), Release(row.slot, row.epoch)])
+
+    def _gather(self, news: list[News]) -> None:
+        if not self._is_gathering:
+            self._is_gathering = True
+            self._loop.call_soon(self._hand_over)  # runs behind all tasks that this tick wakes
+        self._gathered += news
+
+    def _hand_over(self) -> None:
+        self._judge()
+        gathered, self._gathered, self._is_gathering = self._gathered, [], False
+        if gathered:
+            self._news.put(gathered)
+
+    def _judge(self) -> None:
+        """Requests that the engine refused in this tick fail alone; but what befalls all that it was at work on is its own fault."""
+        refused, self._refused = self._refused, []
+        self._num_refused += len(refused)
+        others = [row for row in self._rows.values() if row.has_spoken and row not in [one for one, _ in refused]]
+        if len(refused) > 1 and len({why for _, why in refused}) == 1 and not others:
+            self._die(RuntimeError(f"it failed all {len(refused)} requests at once: {refused[0][1]}"))
+        elif self._num_refused >= MAX_REFUSED:
+            self._die(RuntimeError(f"it failed {self._num_refused} requests without a token in between: {refused[-1][1]}"))
+        for row, why in refused:
+            self._let_go(row, why)
+
+    def _die(self, error: Exception) -> None:
+        log.error("the engine is dead: %r", error)
+        self._news.put(error)
+
+    def _watch(self) -> None:
+        """Looks for ends that are lost. One that was aborted: its slot is free without. Another: it fails, and is aborted. An engine
+        that says nothing of any request is dead.
+        """
+        now_s = self._clock()
+        self._forgive(now_s - self._watch_s)
+        silent = [row for row in self._rows.values() if now_s - row.heard_s > self._patience_s(row)]
+        if now_s - self._heard_s > self._lost_after_s and not all(row.is_aborted for row in silent):
+            self._die(TimeoutError(f"nothing came for {self._lost_after_s:g} s (tensorrt_llm.lost_after_s)"))
+            return
+        for row in silent:
+            log.warning("slot %d: the end of its request was lost; it is free after %.1f s of silence", row.slot, now_s - row.heard_s)
+            if not row.is_aborted:
+                self._interface.abort(row.result)
+            self._let_go(row, f"the engine has lost this request: nothing came for {self._lost_after_s:g} s")
+        self._watch_s = now_s + self._watch_every_s
+        self._loop.call_later(self._watch_every_s, self._watch)
+
+    def _forgive(self, late_s: float) -> None:
+        """While this process stood still nobody could be heard."""
+        if late_s > self._watch_every_s:
+            self._heard_s += late_s
+            for row in self._rows.values():
+                row.heard_s += late_s
+
+    def _patience_s(self, row: Row) -> float:
+        return min(ABORT_LOST_AFTER_S, self._lost_after_s) if row.is_aborted else self._lost_after_s

@@ -1,0 +1,99 @@
+"""What a checkpoint, the settings and TensorRT-LLM together can take, read from config.json alone.
+
+TensorRT-LLM computes more architectures than the torch engine knows, so nothing of that one is used here. Called by the TensorRT-LLM
+engine at its start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from python_backends.config import Settings, SettingsError
+from python_backends.request import ModelLimits
+
+BYTES = {"float32": 4, "bfloat16": 2}
+MAX_BAD_WORD_TOKENS = 1  # SamplingParams.bad_token_ids; longer words only as text, for which it needs a tokenizer
+
+
+REFUSABLE = (
+    *("min_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("bad_words", "return_log_probs", "num_top_log_probs"),
+)
+
+
+def model_limits(settings: Settings) -> ModelLimits:
+    """Raises SettingsError."""
+    config = _read_config(settings.model_directory)
+    size = settings.engine.block_tokens
+    num_blocks = settings.engine.kv_blocks or _num_blocks(settings, config)
+    declared = settings.model.max_model_tokens or _number(config, "max_position_embeddings", "model.max_model_tokens")
+    return ModelLimits(
+        max_model_tokens=min(declared, num_blocks * size),
+        vocab_size=_number(config, "vocab_size", ""),
+        num_slots=settings.engine.slots,
+        num_blocks=num_blocks,
+        block_tokens=size,
+        fingerprint=_fingerprint(settings),
+        max_bad_word_tokens=MAX_BAD_WORD_TOKENS,
+        unsupported=_refused(settings.tensorrt_llm.refuse),
+        adapters=tuple(adapter_paths(settings)),
+    )
+
+
+def adapter_paths(settings: Settings) -> dict[str, str]:
+    """Path by name: the subdirectories of `tensorrt_llm.adapters`. Raises SettingsError."""
+    if not settings.tensorrt_llm.adapters:
+        return {}
+    directory = Path(settings.tensorrt_llm.adapters)
+    found = {path.parent.name: str(path.parent) for path in sorted(directory.glob("*/adapter_config.json"))}
+    if not found:
+        raise SettingsError(f"tensorrt_llm.adapters = {str(directory)!r}: there is no */adapter_config.json")
+    return found
+
+
+def _refused(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if name not in REFUSABLE:
+            raise SettingsError(f"tensorrt_llm.refuse = {text!r}: {name} must be one of {', '.join(REFUSABLE)}")
+    return names
+
+
+def _num_blocks(settings: Settings, config: dict[str, Any]) -> int:
+    """As many as fit in the memory of all GPUs together, each of which has a share of every block."""
+    hint = "engine.kv_blocks"
+    heads = _number(config, "num_attention_heads", hint)
+    head_dim = config.get("head_dim") or _number(config, "hidden_size", hint) // heads
+    values = 2 * _number(config, "num_hidden_layers", hint) * (config.get("num_key_value_heads") or heads) * head_dim
+    num_bytes = values * BYTES[settings.model.dtype] * settings.engine.block_tokens
+    fit = int(settings.engine.kv_memory_gib * settings.tensorrt_llm.tensor_parallelism * 2**30) // num_bytes
+    if fit == 0:
+        raise SettingsError(f"engine.kv_memory_gib = {settings.engine.kv_memory_gib}: one block takes {num_bytes} bytes")
+    return fit
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    """config.json; of a model with images and text, what it says of the text."""
+    try:
+        config = json.loads((directory / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"model.directory = {str(directory)!r}: config.json: {error}") from error
+    return {**config, **config.get("text_config", {})}
+
+
+def _number(config: dict[str, Any], name: str, setting: str) -> int:
+    value = config.get(name)
+    if not isinstance(value, int) or value < 1:
+        raise SettingsError(f"config.json has no {name}" + (f": set {setting}" if setting else ""))
+    return value
+
+
+def _fingerprint(settings: Settings) -> str:
+    """Which weights and settings make the tokens."""
+    directory, chosen = settings.model_directory, settings.tensorrt_llm
+    parts = ["tensorrt_llm", settings.model.dtype, chosen.arguments, (directory / "config.json").read_text()]
+    parts += [f"{path.name} {path.stat().st_size}" for path in sorted(directory.glob("*.safetensors"))]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

@@ -1,0 +1,124 @@
+"""The slot scheduler over an engine that plans its own steps: it is driven by admission alone.
+
+Never more sequences are in the engine than it has slots, and none that its blocks can't hold to the end, so its own queue stays empty
+and whose turn it is stays our decision. Plans have operations and no spans. A slot whose sequence has ended, or was cancelled, is not
+free before the engine says that it has let go. Called by the instance loop like its parent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from python_backends.config import SchedulingSettings
+from python_backends.messages import Failed
+from python_backends.request import QUANTILE_LEVELS, ModelLimits
+from python_backends.scheduling.allocator import Allocator
+from python_backends.scheduling.policies import Reserve, fcfs
+from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.sequence import Sequence
+from python_backends.step import GatheredOutput, Release, Started, StepOutput, StepPlan, Tokens
+
+LIKELY = QUANTILE_LEVELS.index(0.9)
+NONE = np.zeros(0, np.int32)
+NO_SPANS: dict[str, Any] = dict.fromkeys(("slots", "epochs", "starts", "lengths", "tokens"), NONE)
+NO_SPANS |= {"kinds": np.zeros(0, np.uint8), "samples": np.zeros(0, np.bool_)}
+NO_TOKENS = Tokens(np.zeros(0, np.int64), NONE, NONE, NONE, np.zeros(0, np.uint8))
+
+
+def reserve_likely(sequence: Sequence) -> int:
+    """What an answer seldom exceeds, where a prediction has come. For engines that make room themselves when too much was admitted."""
+    if sequence.prediction is None:
+        return sequence.request.max_total_tokens
+    likely = int(np.ceil(sequence.prediction.quantiles[LIKELY]))
+    return min(sequence.num_prompt_tokens + likely, sequence.request.max_total_tokens)
+
+
+class CountingAllocator(Allocator):
+    """Counts blocks that the engine owns: a sequence takes ceil(tokens at its end / block_tokens) with its slot, until it is let go."""
+
+    def __init__(self, limits: ModelLimits, reserve: Reserve, lean: bool = False) -> None:
+        super().__init__(limits, reserve, lean)
+        self._leaving: dict[Release, list[int]] = {}
+
+    def seat(self, sequence: Sequence) -> None:
+        sequence.reserved_blocks = self._reservation(sequence)
+        sequence.blocks = self.blocks.take(sequence.reserved_blocks)
+        slot = self.slots.seat(sequence, len(sequence.tokens), self._limit(sequence))
+        self._started.append(Started(sequence.request_id, sequence.epoch, 0))
+        self._operations.append(self._admission(sequence, slot))
+
+    def unseat(self, sequence: Sequence) -> None:
+        """Its slot is vacant, and free once the engine lets go of it."""
+        release = Release(sequence.slot, int(self.slots.epochs[sequence.slot]))
+        self.slots.vacate(sequence)
+        self._operations.append(release)
+        self._leaving[release] = sequence.blocks
+        sequence.blocks, sequence.reserved_blocks = [], 0
+
+    def let_go(self, release: Release) -> None:
+        """The engine holds nothing of this life of a slot any more."""
+        blocks = self._leaving.pop(release, None)
+        if blocks is not None:
+            self.blocks.drop(blocks)
+            self.slots.free(release.slot)
+
+    def check_integrity(self) -> None:
+        running = self.slots.running()
+        self.blocks.check_integrity([*(sequence.blocks for sequence in running), *self._leaving.values()])
+        assert len(running) == int(self.slots.live.sum()), "live slots differ from running sequences"
+        assert len(running) + len(self._leaving) == self.slots.num_busy, "a slot is neither running nor leaving nor free"
+
+
+class SelfPlannedScheduler(SlotScheduler):
+    allocator = CountingAllocator
+    _allocator: CountingAllocator
+
+    def __init__(self, limits: ModelLimits, token_budget: int, settings: SchedulingSettings, reserve: Reserve) -> None:
+        super().__init__(limits, token_budget, settings, reserve)
+        if self.policy.looks_ahead:  # the order stays; what is reserved must fit, because the blocks to come are not ours to give
+            self.policy = replace(self.policy, select=fcfs, looks_ahead=False)
+
+    @property
+    def is_idle(self) -> bool:
+        return super().is_idle and not self.slots.num_busy
+
+    def plan(self) -> StepPlan | None:
+        """What has changed, for as long as the engine holds anything."""
+        if self._in_flight >= self._max_in_flight:
+            return None
+        self._admit()
+        if not self.slots.num_busy:
+            return None
+        self._in_flight += 1
+        self._steps += 1
+        return StepPlan(self._steps - 1, self._allocator.take_operations(), **NO_SPANS)
+
+    def apply(self, plan: StepPlan, output: StepOutput) -> Tokens:
+        """Books what the engine has made, whenever it began with it."""
+        assert isinstance(output, GatheredOutput)
+        self._in_flight -= 1
+        tokens = self._book_all(output) if len(output.slots) else NO_TOKENS
+        for failure in output.failures:
+            self._fail(failure.slot, failure.epoch, failure.error)
+        for release in output.released:
+            self._allocator.let_go(release)
+        return tokens
+
+    def check_integrity(self) -> None:
+        self._allocator.check_integrity()
+        self._waiting.check_integrity()
+        assert int(self.slots.live.sum()) + len(self._waiting) == len(self._sequences), "a sequence is neither waiting nor running"
+
+    def _book_all(self, output: GatheredOutput) -> Tokens:
+        tokens, table = self._book_current(output.slots, output.epochs, output), self.slots
+        table.planned[output.slots] = table.computed[output.slots] = table.known[output.slots]
+        return tokens
+
+    def _fail(self, slot: int, epoch: int, error: str) -> None:
+        sequence = self.slots.sequences[slot]
+        if sequence is not None and self.slots.epochs[slot] == epoch:
+            self._failed.append(Failed(sequence.request_id, error))
+            self._finish(slot)

@@ -1,0 +1,150 @@
+"""The TensorRT-LLM engine at its start: how much memory it counts with, whom it lets in, and what it refuses."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from tensorrt_llm.lora_helper import LoraConfig
+from tensorrt_llm.sampling_params import SamplingParams
+
+from python_backends.config import SchedulingSettings, SettingsError
+from python_backends.instance import build
+from python_backends.messages import Predicted
+from python_backends.request import LengthPrediction, Sampling
+from python_backends.scheduling.self_planned import SelfPlannedScheduler
+from python_backends.step import Admit
+from tests.pure.tensorrt import Serving, answer_of, make_settings, submit, write_model
+
+# --- memory
+
+
+def test_no_more_are_let_in_than_the_blocks_hold_to_the_end(model: Path) -> None:
+    """Of 20 blocks of 4 tokens each request needs ceil((8 + 25) / 4) = 9."""
+    asked = [submit(number, 8, max_tokens=25) for number in range(5)]
+    with Serving(make_settings(model, kv_blocks=20), [asked]) as serving:
+        serving.instance.turn()
+        assert serving.scheduler.num_running == 2
+        assert serving.scheduler.blocks.num_used == 18
+        assert serving.run() == {number: answer_of(one) for number, one in enumerate(asked)}
+        assert serving.llm.max_queued == 0
+        assert serving.llm.num_paused == 0
+
+
+def test_with_max_utilization_what_an_answer_probably_needs_is_reserved(model: Path) -> None:
+    """Of 20 blocks each needs 9, and probably 4; the answers are all longer, so TensorRT-LLM has to pause some."""
+    asked = [submit(number, 8, max_tokens=25) for number in range(5)]
+    likely = LengthPrediction(6.0, np.array([2, 3, 4, 6, 8, 12], np.float32))
+    told = [Predicted(number, likely) for number in range(5)]
+    with Serving(make_settings(model, kv_blocks=20, capacity="max_utilization"), [[*asked, *told]]) as serving:
+        serving.instance.turn()
+        assert serving.scheduler.num_running == 3
+        assert serving.run() == {number: answer_of(one) for number, one in enumerate(asked)}
+        assert serving.llm.num_paused > 0
+
+
+def test_the_pool_is_as_large_as_we_count_and_one_block_for_padding(model: Path) -> None:
+    with Serving(make_settings(model, kv_blocks=20)) as serving:
+        assert serving.llm.num_blocks == 21
+        assert serving.engine.limits.num_blocks == 20
+        assert serving.engine.limits.max_model_tokens == 80
+        assert isinstance(serving.scheduler, SelfPlannedScheduler)
+
+
+def test_a_pool_that_came_out_smaller_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tensorrt_llm.llm.LLM.get_kv_cache_capacity", lambda self: {"maxNumBlocks": 7})
+    with pytest.raises(SettingsError, match="20 KV blocks are wanted, TensorRT-LLM had room for 7"):
+        build(make_settings(model, kv_blocks=20))
+
+
+def test_the_number_of_blocks_follows_from_memory_and_shape(tmp_path: Path) -> None:
+    shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64}
+    settings = make_settings(write_model(tmp_path, **shape), kv_blocks=0, kv_memory_gib=0.001, tensor_parallelism=2)
+    with Serving(settings) as serving:
+        block_bytes = 2 * 2 * 2 * 16 * 4 * 4  # K and V, layers, heads, values, float32, tokens
+        assert serving.engine.limits.num_blocks == int(0.002 * 2**30) // block_bytes
+
+
+# --- what is refused at start
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"arguments": "{"}, "tensorrt_llm.arguments = '{': must be JSON"),
+        ({"arguments": "[]"}, "must be a JSON object"),
+        ({"arguments": '{"max_batchsize": 4}'}, "max_batchsize: extra inputs are not permitted"),
+        ({"arguments": '{"max_batch_size": 4}'}, "max_batch_size"),
+        ({"adapters": "/nowhere"}, "tensorrt_llm.adapters = '/nowhere': there is no"),
+        ({"refuse": "seed, min-p"}, "min-p must be one of"),
+        ({"kv_blocks": 0}, "config.json has no num_attention_heads: set engine.kv_blocks"),
+    ],
+)
+def test_a_setting_that_can_not_be_used_is_named(model: Path, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        build(make_settings(model, **values))
+    assert message in str(refused.value)
+
+
+def test_what_only_other_engines_do_is_refused(model: Path) -> None:
+    settings = make_settings(model)
+    others = {
+        "model.device": replace(settings, model=replace(settings.model, device="cpu")),
+        "model.weights": replace(settings, model=replace(settings.model, weights="int8")),
+        "scheduling.static_slots": replace(settings, scheduling=SchedulingSettings(static_slots=False)),
+    }
+    for name, changed in others.items():
+        with pytest.raises(SettingsError, match=name):
+            build(changed)
+
+
+def test_where_tensorrt_llm_is_not_installed_it_says_so(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt_llm", None)
+    monkeypatch.delitem(sys.modules, "python_backends.engine.tensorrt_llm_engine", raising=False)
+    with pytest.raises(SettingsError, match=r"engine\.kind = 'tensorrt_llm': .*tensorrt_llm.*docs/tensorrt_llm\.md"):
+        build(make_settings(model))
+
+
+# --- versions
+
+
+def test_a_newer_version_is_told_where_the_prompt_ends(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that penalties of the output count the output alone, also behind a restart."""
+
+    @dataclass(kw_only=True)
+    class Newer(SamplingParams):
+        prompt_ignore_length: int = 0
+
+    admit = Admit(0, 0, Sampling(max_tokens=50, presence_penalty=1.0), 10, 20, np.zeros(0, np.int32))
+    with Serving(make_settings(model)) as serving:
+        assert not hasattr(serving.engine._sampling_params(admit), "prompt_ignore_length")  # type: ignore[attr-defined]
+    monkeypatch.setattr("python_backends.engine.tensorrt_llm_engine.SamplingParams", Newer)
+    with Serving(make_settings(model)) as serving:
+        assert serving.engine._sampling_params(admit).prompt_ignore_length == 10  # type: ignore[attr-defined]
+
+
+def test_a_version_that_lacks_an_argument_is_refused_at_start(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def older(*, end_id: int, max_tokens: int) -> None: ...
+
+    monkeypatch.setattr("python_backends.engine.tensorrt_llm_engine.SamplingParams", older)
+    with pytest.raises(SettingsError, match=r"this TensorRT-LLM is not one that this engine knows: .*unexpected keyword"):
+        build(make_settings(model))
+
+
+def test_the_lora_configuration_is_found_where_it_has_moved_to(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "adapters" / "law").mkdir(parents=True)
+    (tmp_path / "adapters" / "law" / "adapter_config.json").write_text("{}")
+    settings = make_settings(model, adapters=str(tmp_path / "adapters"))
+    moved = ModuleType("tensorrt_llm._torch.peft.lora.config")
+    moved.LoraConfig = LoraConfig  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tensorrt_llm.lora_helper", None)
+    with pytest.raises(SettingsError, match="this TensorRT-LLM has no LoraConfig in"):
+        build(settings)
+    monkeypatch.setitem(sys.modules, moved.__name__, moved)
+    with Serving(settings) as serving:
+        assert serving.llm.arguments["lora_config"].lora_dir == [str(tmp_path / "adapters" / "law")]
