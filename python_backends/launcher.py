@@ -27,8 +27,10 @@ import setproctitle
 
 from python_backends.config import ROOT, Settings, SettingsError, dump, load
 from python_backends.instance_state import CLOSING, DRAINING, KEY, State, StateFile
+from python_backends.pulse import Pulse
+from python_backends.restarts import RestartsFile
 from python_backends.time_slice import SHORT_NS, ask_for_slice
-from python_backends.triton_server import DIES_WITH_PARENT, TritonServer, remove_shared_memory
+from python_backends.triton_server import DIES_WITH_PARENT, STUBS, TritonServer, remove_shared_memory
 
 log = logging.getLogger("gapless")
 
@@ -60,6 +62,7 @@ class InstanceProcess:
 
     def __init__(self, settings: Settings, run_directory: Path, number: int) -> None:
         self.name = f"instance {number}"
+        self._restarts = RestartsFile(run_directory)
         self._settings = settings
         self._command = [sys.executable, "-m", "python_backends.instance", str(run_directory), str(number)]
         self._state = StateFile(run_directory, number)
@@ -84,6 +87,7 @@ class InstanceProcess:
             return
         log.warning("%s %s; starting it again", self.name, self._what_happened())
         self._failed_starts.book(was_ready=self.is_ready)
+        self._restarts.add("instance")
         self.stop(0)
         self.start()
 
@@ -119,12 +123,15 @@ class Launcher:
         self._instance = InstanceProcess(settings, run_directory, 0)
         self._server = TritonServer(settings.server, run_directory)
         self._server_failures = FailedStarts("tritonserver")
+        self._pulse = Pulse(self._server.answers)
+        self._restarts = RestartsFile(run_directory)
         self._signals = 0
 
     def serve(self) -> None:
         """Runs until a signal comes. Raises GiveUpError."""
         for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(name, self._count_signal)
+        self._restarts.begin(("instance", "tritonserver", *STUBS))
         try:
             if self._start():
                 self._watch()
@@ -150,6 +157,7 @@ class Launcher:
         return True
 
     def _watch(self) -> None:
+        self._pulse.start()
         while not self._signals:
             self._instance.heal()
             self._heal_server()
@@ -172,23 +180,29 @@ class Launcher:
 
     def _heal_server(self) -> None:
         if not self._server.is_running:
-            self._restart_server("tritonserver has ended")
+            self._restart_server("tritonserver", "it has ended")
+            return
+        if self._pulse.is_lost:
+            self._restart_server("tritonserver", "it no longer answers")
             return
         dead = self._server.dead_stubs()
         if "scheduler" in dead:
-            self._restart_server("the scheduler's stub has died, and its streams with it")
+            self._restart_server("scheduler", "its stub has died, and its streams with it")
             return
         for model in dead:
             log.warning("the stub of %s has died; loading the model again", model)
+            self._restarts.add(model)
             if not self._server.reload(model):
-                self._restart_server(f"{model} could not be loaded again")
+                self._restart_server("tritonserver", f"{model} could not be loaded again")
                 return
 
-    def _restart_server(self, why: str) -> None:
-        log.warning("%s; starting the server again", why)
+    def _restart_server(self, whose_fault: str, why: str) -> None:
+        log.warning("%s: %s; starting the server again", whose_fault, why)
+        self._restarts.add(whose_fault)
         self._start_server()
         self._await(self._server.is_ready, "tritonserver", self._check_restart)
         self._server_failures.book(was_ready=True)
+        self._pulse.forget()
         log.info("serving again")
 
     def _start_server(self) -> None:
@@ -215,6 +229,7 @@ class Launcher:
         time.sleep(SETTLE_S)
 
     def _stop(self) -> None:
+        self._pulse.stop()
         self._server.stop()
         self._instance.stop(wait_s=3)
         log.info("stopped")

@@ -10,6 +10,8 @@ import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from python_backends.request import Finish
+
 Labels = tuple[tuple[str, str], ...]
 
 GAUGES = {
@@ -23,6 +25,7 @@ GAUGES = {
     "gapless_kv_blocks_total": "KV blocks",
     "gapless_evictions": "Sequences evicted by the present instance because KV blocks ran out",
     "gapless_coalescing_seconds": "Time for which tokens are put together before they are sent",
+    "gapless_start_time_seconds": "When the launcher was started, in Unix time",
 }
 COUNTERS = {
     "gapless_generated_tokens_total": "Output tokens",
@@ -31,7 +34,10 @@ COUNTERS = {
     "gapless_requests_total": "Requests ended, by outcome",
     "gapless_responses_total": "Responses sent to the detokenizer",
     "gapless_instance_losses_total": "Times that an instance died or stalled",
+    "gapless_restarts_total": "Times that the launcher started a process again, by process",
 }
+OUTCOMES = (*(finish.reason for finish in Finish if finish != Finish.RUNNING), "refused")
+LABELLED = ("gapless_requests_total", "gapless_restarts_total")
 HISTOGRAMS = {
     "gapless_time_to_first_token_seconds": "From arrival to the first output token",
     "gapless_time_per_output_token_seconds": "Mean time between the output tokens of a request",
@@ -68,7 +74,8 @@ class Metrics:
 
     def __init__(self) -> None:
         self.gauges = dict.fromkeys(GAUGES, 0.0)
-        self.counters: dict[tuple[str, Labels], float] = {(name, ()): 0.0 for name in COUNTERS if name != "gapless_requests_total"}
+        self.counters: dict[tuple[str, Labels], float] = {(name, ()): 0.0 for name in COUNTERS if name not in LABELLED}
+        self.counters |= {("gapless_requests_total", (("outcome", outcome),)): 0.0 for outcome in OUTCOMES}  # the first is a change too
         self.histograms = {name: Histogram(_BOUNDS_S.get(name, BOUNDS_S)) for name in HISTOGRAMS}
 
     def gauge(self, name: str, value: float) -> None:
@@ -76,6 +83,10 @@ class Metrics:
 
     def count(self, name: str, amount: float = 1.0, labels: Labels = ()) -> None:
         self.counters[name, labels] = self.counters.get((name, labels), 0.0) + amount
+
+    def total(self, name: str, value: float, labels: Labels = ()) -> None:
+        """Sets a counter that another process keeps."""
+        self.counters[name, labels] = value
 
     def observe(self, name: str, value_s: float) -> None:
         self.histograms[name].observe(value_s)

@@ -36,6 +36,7 @@ WITHOUT_GPU = ("CUDA driver version is insufficient", "CudaDriverHelper", "NVML"
 OPEN_REQUESTS = ("gapless_requests_running ", "gapless_requests_waiting ")
 DIES_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")  # killed as soon as the launcher is gone, however that ended
 EXIT_TIMEOUT_S = 3  # Triton refuses the later steps of an ensemble while it exits: it is asked to only when nothing is open
+ANSWER_S = 5.0  # for a question that it answers from memory
 CONTAINER_SERVER = Path("/opt/tritonserver")
 
 
@@ -81,6 +82,10 @@ class TritonServer:
 
     def is_ready(self) -> bool:
         return self.is_running and self._get("/v2/health/ready")[0] == 200 and not self.dead_stubs()
+
+    def answers(self) -> bool:
+        """Whether it says that the ensemble takes requests. It goes on saying so when a stub is dead."""
+        return self._get("/v2/models/ensemble/ready", timeout_s=ANSWER_S)[0] == 200
 
     def dead_stubs(self) -> set[str]:
         """Names of the models whose stub process is gone."""
@@ -166,15 +171,15 @@ class TritonServer:
             "MALLOC_ARENA_MAX": "2",  # glibc keeps memory for every thread that ever was: a third less growth in 40,000 requests
         }
 
-    def _get(self, path: str, port: int = 0) -> tuple[int, str]:
-        return self._ask("GET", path, port or self._settings.http_port)
+    def _get(self, path: str, port: int = 0, timeout_s: float = 60) -> tuple[int, str]:
+        return self._ask("GET", path, port or self._settings.http_port, timeout_s)
 
     def _post(self, path: str) -> int:
         return self._ask("POST", path, self._settings.http_port)[0]
 
-    def _ask(self, method: str, path: str, port: int) -> tuple[int, str]:
+    def _ask(self, method: str, path: str, port: int, timeout_s: float = 60) -> tuple[int, str]:
         """HTTP status and text; status 0 if nobody answers sensibly."""
-        connection = http.client.HTTPConnection(self._settings.address, port, timeout=60)
+        connection = http.client.HTTPConnection(self._settings.address, port, timeout=timeout_s)
         try:
             connection.request(method, path, "{}" if method == "POST" else None, dict([self._key]))
             response = connection.getresponse()

@@ -23,6 +23,7 @@ from python_backends.links import InstanceLost, InstanceReady, SchedulerEnd
 from python_backends.messages import Failed, Load
 from python_backends.metrics import Metrics
 from python_backends.request import Feedback, Idle, Request
+from python_backends.restarts import RestartsFile
 from python_backends.step import Started, Tokens
 from python_backends.streams.table import Outgoing, StreamTable
 from python_backends.text.detokenizer import context_tokens
@@ -41,6 +42,7 @@ class TritonPythonModel:
         settings = replace(settings, sender_load=settings.sender_load * len(os.sched_getaffinity(0)))  # of one processor
         self._blobs = Blobs()
         self._closing = run_directory() / CLOSING
+        self._restarts = RestartsFile(run_directory())
         self._metrics = Metrics()
         self._table = StreamTable(settings, time.monotonic_ns, context_tokens, self._metrics)
         table = self._table
@@ -167,7 +169,14 @@ class TritonPythonModel:
         gauge("gapless_kv_blocks_total", load.num_blocks)
         gauge("gapless_evictions", load.num_evictions)
         gauge("gapless_coalescing_seconds", self._table.pacing.interval_s)
+        self._count_restarts()
         self._export.flush()
+
+    def _count_restarts(self) -> None:
+        start_time_s, counts = self._restarts.read()
+        self._metrics.gauge("gapless_start_time_seconds", start_time_s)
+        for process, count in counts.items():
+            self._metrics.total("gapless_restarts_total", count, (("process", process),))
 
 
 def _leave_with(server: int) -> None:

@@ -24,6 +24,7 @@ FLOORS = {
     "metrics": 0,
     "instance_state": 0,
     "time_slice": 0,
+    "restarts": 0,
     "text": 1,
     "scheduling": 1,
     "engine": 1,
@@ -31,6 +32,7 @@ FLOORS = {
     "streams": 2,
     "instance": 3,
     "triton_models": 5,
+    "pulse": 5,
     "triton_server": 5,
     "launcher": 5,
 }
