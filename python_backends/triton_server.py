@@ -156,6 +156,7 @@ class TritonServer:
             f"--log-info={str(settings.verbose).lower()}",
             f"--backend-config=python,shm-region-prefix-name={self._run_directory.name}-",
             f"--backend-config=python,stub-timeout-seconds={int(settings.ready_s)}",
+            *(_trace_options(settings) if settings.trace_url else ()),
         ]
 
     def _environment(self) -> dict[str, str]:
@@ -188,6 +189,13 @@ class TritonServer:
             return 0, ""
         finally:
             connection.close()
+
+
+def _trace_options(settings: ServerSettings) -> list[str]:
+    """Triton's own spans, to the same receiver as ours."""
+    sampling = ["mode=opentelemetry", "level=TIMESTAMPS", f"rate={settings.trace_every}"]
+    receiver = [f"opentelemetry,url={settings.trace_url}", "opentelemetry,resource=service.name=gapless"]
+    return [f"--trace-config={option}" for option in (*sampling, *receiver)]
 
 
 def remove_shared_memory(run_directory: Path) -> None:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import triton_python_backend_utils as pb_utils
 
@@ -30,6 +30,9 @@ from python_backends.text.detokenizer import context_tokens
 from python_backends.triton_models.metrics_export import MetricsExport
 from python_backends.triton_models.tensors import Blobs, ForgedError, effective_settings, failure, final, run_directory
 
+if TYPE_CHECKING:
+    from python_backends.triton_models.tracing import StreamSpans
+
 log = logging.getLogger("gapless.scheduler")
 
 PACE_EVERY_S = 0.2
@@ -38,7 +41,7 @@ EXPORT_EVERY_S = 0.5  # each number that has changed is a round trip to the serv
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        settings = effective_settings().streams
+        trace_url, settings = effective_settings().server.trace_url, effective_settings().streams
         settings = replace(settings, sender_load=settings.sender_load * len(os.sched_getaffinity(0)))  # of one processor
         self._blobs = Blobs()
         self._closing = run_directory() / CLOSING
@@ -48,6 +51,9 @@ class TritonPythonModel:
         table = self._table
         self._readers: dict[type, Callable[[Any], None]]
         self._readers = {Tokens: table.tokens, Started: table.started, Feedback: table.feedback, Idle: table.idle}
+        self._spans = _spans(trace_url)
+        if self._spans is not None:
+            table.on_end = self._spans.end
         self._link = SchedulerEnd(run_directory(), settings.dead_after_s)
         self._export = MetricsExport(self._metrics)
         self._arrivals: SimpleQueue[tuple[Request, Any]] = SimpleQueue()
@@ -64,7 +70,10 @@ class TritonPythonModel:
         for request in requests:
             sender = request.get_response_sender()
             try:
-                self._arrivals.put((self._blobs.message(request, "request"), sender))
+                message = self._blobs.message(request, "request")
+                if self._spans is not None:
+                    self._spans.begin(message.request_id, request)
+                self._arrivals.put((message, sender))
             except ForgedError as error:
                 final(sender, failure(str(error), "INVALID_ARG"))
         self._link.wake()
@@ -74,6 +83,8 @@ class TritonPythonModel:
         self._link.wake()
         self._thread.join()
         self._link.close()
+        if self._spans is not None:
+            self._spans.close()
 
     # --- the streams thread
 
@@ -130,6 +141,8 @@ class TritonPythonModel:
                 return
             refusal = self._table.accept(request, sender)
             if refusal:
+                if self._spans is not None:
+                    self._spans.forget(request.request_id)
                 final(sender, failure(refusal, "UNAVAILABLE"))
 
     def _try_to_send(self, outgoing: Outgoing) -> None:
@@ -177,6 +190,14 @@ class TritonPythonModel:
         self._metrics.gauge("gapless_start_time_seconds", start_time_s)
         for process, count in counts.items():
             self._metrics.total("gapless_restarts_total", count, (("process", process),))
+
+
+def _spans(trace_url: str) -> StreamSpans | None:
+    if not trace_url:
+        return None
+    from python_backends.triton_models.tracing import StreamSpans  # brings OpenTelemetry
+
+    return StreamSpans(trace_url)
 
 
 def _leave_with(server: int) -> None:

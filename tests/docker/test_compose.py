@@ -55,6 +55,11 @@ def test_the_failure_table_names_every_process(served: Composed) -> None:
     assert named == {"instance", "tokenizer", "scheduler", "detokenizer", "tritonserver", "launcher", "init"}
 
 
+def busyness() -> float:
+    """The table speaks of a machine that has nothing else to do: how many times as long it may take here."""
+    return min(4.0, max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)) - 1))
+
+
 @pytest.fixture(scope="module")
 def undisturbed(served: Composed) -> str:
     onlooker = HttpOnlooker(served.http_port, LONG)
@@ -88,7 +93,7 @@ def test_what_dies_comes_back_without_a_hand(
     newcomer.join()
     assert newcomer.saw == meanwhile
     NOTES.append(f"{process} {how}: answers again after {back_s:.1f} s")
-    assert back_s < max(int(within_s), 1.5 * served.cold_start_s), "and starts are no slower than the first one was"
+    assert back_s < int(within_s) * busyness()
 
 
 def test_what_can_not_start_ends_and_is_started_again(composed: Composed) -> None:

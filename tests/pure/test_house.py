@@ -29,6 +29,7 @@ FLOORS = {
     "scheduling": 1,
     "engine": 1,
     "links": 1,
+    "spans": 1,
     "streams": 2,
     "instance": 3,
     "triton_models": 5,
@@ -46,6 +47,7 @@ ROOMS_OF = {  # libraries that stay in their rooms
     "triton_python_backend_utils": {"triton_models"},
     "psutil": {"triton_server"},
     "sortedcontainers": {"scheduling"},
+    "opentelemetry": {"spans"},
 }
 FORBIDDEN_WORDS = ("manager", "handler", "helper", "util", "factory", "driver", "controller")
 
@@ -88,6 +90,18 @@ def test_the_stubs_import_no_torch() -> None:
             reached = {name.split(".")[1] for name in imports(path) if name.startswith("python_backends.")}
             assert "engine" not in reached
             assert "torch" not in imports(path)
+
+
+def test_opentelemetry_is_imported_only_when_tracing_is_switched_on() -> None:
+    """By functions that ask the setting first; what stands at the top of a module is imported always."""
+    tracing = {"python_backends.spans", "python_backends.triton_models.tracing"}
+    for path in MODULES:
+        if path.stem not in ("spans", "tracing"):
+            at_the_top = ast.Module(
+                [node for node in ast.parse(path.read_text()).body if not isinstance(node, ast.FunctionDef | ast.If)], []
+            )
+            names = {node.module for node in ast.walk(at_the_top) if isinstance(node, ast.ImportFrom)}
+            assert not names & tracing, path
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
