@@ -26,8 +26,8 @@ from typing import IO
 import setproctitle
 
 from python_backends.config import ROOT, Settings, SettingsError, dump, load
+from python_backends.health import FailedStarts, GiveUpError, Pulse
 from python_backends.instance_state import CLOSING, DRAINING, KEY, State, StateFile
-from python_backends.pulse import Pulse
 from python_backends.restarts import RestartsFile
 from python_backends.time_slice import SHORT_NS, ask_for_slice
 from python_backends.triton_server import DIES_WITH_PARENT, STUBS, TritonServer, remove_shared_memory
@@ -35,26 +35,8 @@ from python_backends.triton_server import DIES_WITH_PARENT, STUBS, TritonServer,
 log = logging.getLogger("gapless")
 
 WATCH_EVERY_S = 0.2
-MAX_FAILED_STARTS = 5  # one after the other, without ever getting ready: something is wrong for good
 PREFIX = "gapless-"  # of run directories
 SETTLE_S = 1.2  # until what is under way has reached the metrics, which are written every 0.5 s, or the client
-
-
-class GiveUpError(RuntimeError):
-    """Something that has to run does not stay up."""
-
-
-class FailedStarts:
-    """Counts starts that led to nothing. What was ready and died later may be started again as often as it takes."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._count = 0
-
-    def book(self, was_ready: bool) -> None:
-        self._count = 0 if was_ready else self._count + 1
-        if self._count == MAX_FAILED_STARTS:
-            raise GiveUpError(f"{self._what} was started {MAX_FAILED_STARTS} times and never got ready; what it said stands above")
 
 
 class InstanceProcess:

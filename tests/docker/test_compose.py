@@ -50,6 +50,11 @@ def test_it_runs_without_rights_on_a_read_only_disk_and_is_published_on_this_hos
     assert addresses == {f"127.0.0.1:{port}" for port in (served.http_port, served.grpc_port, served.metrics_port)}
 
 
+@pytest.mark.parametrize("profile", ["gpu", "dashboard"])
+def test_docker_compose_takes_the_profiles_that_can_not_run_here(composed: Composed, profile: str) -> None:
+    assert "gapless" in composed.compose("--profile", profile, "config", "--services").split()
+
+
 def test_the_failure_table_names_every_process(served: Composed) -> None:
     named = {process for process, how, *_ in FAILURES if how == "is killed"}
     assert named == {"instance", "tokenizer", "scheduler", "detokenizer", "tritonserver", "launcher", "init"}

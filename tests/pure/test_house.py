@@ -33,7 +33,7 @@ FLOORS = {
     "streams": 2,
     "instance": 3,
     "triton_models": 5,
-    "pulse": 5,
+    "health": 5,
     "triton_server": 5,
     "launcher": 5,
 }

@@ -1,4 +1,4 @@
-"""The pulse of a server: lost after a few failures one after the other, never for one."""
+"""What is given up: a server after a few unanswered questions one after the other, a process after a few starts that led to nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from python_backends.pulse import MAX_FAILURES, Pulse
+from python_backends.health import MAX_FAILED_STARTS, MAX_FAILURES, FailedStarts, GiveUpError, Pulse
 from python_backends.restarts import RestartsFile
 
 
@@ -57,3 +57,14 @@ def test_restarts_are_counted_by_process_and_others_can_read_them(tmp_path: Path
     start_time_s, counts = RestartsFile(tmp_path).read()
     assert start_time_s > 1.7e9
     assert counts == {"instance": 1, "tokenizer": 2}
+
+
+def test_a_process_that_never_gets_ready_is_given_up_after_five_starts() -> None:
+    starts = FailedStarts("the instance")
+    for _ in range(MAX_FAILED_STARTS - 1):
+        starts.book(was_ready=False)
+    starts.book(was_ready=True)
+    for _ in range(MAX_FAILED_STARTS - 1):
+        starts.book(was_ready=False)
+    with pytest.raises(GiveUpError, match="the instance was started 5 times"):
+        starts.book(was_ready=False)
