@@ -101,6 +101,8 @@ class ServerSettings:
     drain_s: float = 30.0
     ready_s: float = 600.0
     model_repository: str = "model_repository"
+    trace_url: str = ""
+    trace_every: int = 1
     statistics: bool = False
     verbose: bool = False
 
@@ -192,6 +194,7 @@ _RANGES = {
     "streams.first_chunk_ms": (10.0, 600_000.0),
     "server.drain_s": (0.0, 86_400.0),
     "server.ready_s": (1.0, 86_400.0),
+    "server.trace_every": (1, 1 << 30),
     "server.http_port": (1, 65535),
     "server.grpc_port": (1, 65535),
     "server.metrics_port": (1, 65535),

@@ -26,9 +26,11 @@ from typing import IO
 import setproctitle
 
 from python_backends.config import ROOT, Settings, SettingsError, dump, load
+from python_backends.health import FailedStarts, GiveUpError, Pulse
 from python_backends.instance_state import CLOSING, DRAINING, KEY, State, StateFile
+from python_backends.restarts import RestartsFile
 from python_backends.time_slice import SHORT_NS, ask_for_slice
-from python_backends.triton_server import DIES_WITH_PARENT, PREDICTOR, TritonServer, remove_shared_memory
+from python_backends.triton_server import DIES_WITH_PARENT, PREDICTOR, STUBS, TritonServer, remove_shared_memory
 
 log = logging.getLogger("gapless")
 
@@ -40,28 +42,12 @@ PREFIX = "gapless-"  # of run directories
 SETTLE_S = 1.2  # until what is under way has reached the metrics, which are written every 0.5 s, or the client
 
 
-class GiveUpError(RuntimeError):
-    """Something that has to run does not stay up."""
-
-
-class FailedStarts:
-    """Counts starts that led to nothing. What was ready and died later may be started again as often as it takes."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._count = 0
-
-    def book(self, was_ready: bool) -> None:
-        self._count = 0 if was_ready else self._count + 1
-        if self._count == MAX_FAILED_STARTS:
-            raise GiveUpError(f"{self._what} was started {MAX_FAILED_STARTS} times and never got ready; what it said stands above")
-
-
 class InstanceProcess:
     """The process of one instance, as the launcher sees it."""
 
     def __init__(self, settings: Settings, run_directory: Path, number: int) -> None:
         self.name = f"instance {number}"
+        self._restarts = RestartsFile(run_directory)
         self._settings = settings
         self._command = [sys.executable, "-m", "python_backends.instance", str(run_directory), str(number)]
         self._state = StateFile(run_directory, number)
@@ -87,6 +73,7 @@ class InstanceProcess:
             return
         log.warning("%s %s; starting it again", self.name, self._what_happened())
         self._failed_starts.book(was_ready=self.is_ready)
+        self._restarts.add("instance")
         self.stop(0)
         self.start()
 
@@ -157,12 +144,15 @@ class Launcher:
         self._learner = LearnerProcess(run_directory)
         self._reload_at_s = 0.0  # the predictor, not before
         self._server_failures = FailedStarts("tritonserver")
+        self._pulse = Pulse(self._server.answers)
+        self._restarts = RestartsFile(run_directory)
         self._signals = 0
 
     def serve(self) -> None:
         """Runs until a signal comes. Raises GiveUpError."""
         for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(name, self._count_signal)
+        self._restarts.begin(("instance", "tritonserver", *STUBS))
         try:
             if self._start():
                 self._watch()
@@ -188,6 +178,7 @@ class Launcher:
         return True
 
     def _watch(self) -> None:
+        self._pulse.start()
         while not self._signals:
             self._instance.heal()
             self._heal_server()
@@ -212,18 +203,22 @@ class Launcher:
 
     def _heal_server(self) -> None:
         if not self._server.is_running:
-            self._restart_server("tritonserver has ended")
+            self._restart_server("tritonserver", "it has ended")
+            return
+        if self._pulse.is_lost:
+            self._restart_server("tritonserver", "it no longer answers")
             return
         dead = self._server.dead_stubs()
         if "scheduler" in dead:
-            self._restart_server("the scheduler's stub has died, and its streams with it")
+            self._restart_server("scheduler", "its stub has died, and its streams with it")
             return
         if PREDICTOR in dead:
             self._heal_predictor()
         for model in dead - {PREDICTOR}:
             log.warning("the stub of %s has died; loading the model again", model)
+            self._restarts.add(model)
             if not self._server.reload(model):
-                self._restart_server(f"{model} could not be loaded again")
+                self._restart_server("tritonserver", f"{model} could not be loaded again")
                 return
 
     def _heal_predictor(self) -> None:
@@ -231,14 +226,17 @@ class Launcher:
         if time.monotonic() < self._reload_at_s:
             return
         log.warning("the stub of %s has died; loading the model again", PREDICTOR)
+        self._restarts.add(PREDICTOR)
         self._server.reload(PREDICTOR)
         self._reload_at_s = time.monotonic() + PREDICTOR_PAUSE_S
 
-    def _restart_server(self, why: str) -> None:
-        log.warning("%s; starting the server again", why)
+    def _restart_server(self, whose_fault: str, why: str) -> None:
+        log.warning("%s: %s; starting the server again", whose_fault, why)
+        self._restarts.add(whose_fault)
         self._start_server()
         self._await(self._server.is_ready, "tritonserver", self._check_restart)
         self._server_failures.book(was_ready=True)
+        self._pulse.forget()
         log.info("serving again")
 
     def _start_server(self) -> None:
@@ -265,6 +263,7 @@ class Launcher:
         time.sleep(SETTLE_S)
 
     def _stop(self) -> None:
+        self._pulse.stop()
         self._server.stop()
         self._instance.stop(wait_s=3)
         self._learner.stop()

@@ -10,6 +10,8 @@ import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from python_backends.request import Finish
+
 Labels = tuple[tuple[str, str], ...]
 
 GAUGES = {
@@ -25,6 +27,7 @@ GAUGES = {
     "gapless_evictions": "Sequences evicted by the present instance because KV blocks ran out",
     "gapless_predictor_version": "Version of the forest that predicted last; 0: none has",
     "gapless_coalescing_seconds": "Time for which tokens are put together before they are sent",
+    "gapless_start_time_seconds": "When the launcher was started, in Unix time",
 }
 COUNTERS = {
     "gapless_generated_tokens_total": "Output tokens",
@@ -34,7 +37,10 @@ COUNTERS = {
     "gapless_responses_total": "Responses sent to the detokenizer",
     "gapless_instance_losses_total": "Times that an instance died or stalled",
     "gapless_length_predictions_total": "Lengths predicted, by what said so: forest, history, none",
+    "gapless_restarts_total": "Times that the launcher started a process again, by process",
 }
+OUTCOMES = (*(finish.reason for finish in Finish if finish != Finish.RUNNING), "refused")
+LABELLED = ("gapless_requests_total", "gapless_restarts_total", "gapless_length_predictions_total")
 HISTOGRAMS = {
     "gapless_time_to_first_token_seconds": "From arrival to the first output token",
     "gapless_time_per_output_token_seconds": "Mean time between the output tokens of a request",
@@ -47,7 +53,6 @@ BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 GAP_BOUNDS_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 TOKEN_BOUNDS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0)
 _BOUNDS = {"gapless_token_gap_seconds": GAP_BOUNDS_S, "gapless_length_prediction_error_tokens": TOKEN_BOUNDS}
-_WITH_LABELS = ("gapless_requests_total", "gapless_length_predictions_total")  # they have no number without
 
 
 @dataclass(slots=True)
@@ -74,7 +79,8 @@ class Metrics:
 
     def __init__(self) -> None:
         self.gauges = dict.fromkeys(GAUGES, 0.0)
-        self.counters: dict[tuple[str, Labels], float] = {(name, ()): 0.0 for name in COUNTERS if name not in _WITH_LABELS}
+        self.counters: dict[tuple[str, Labels], float] = {(name, ()): 0.0 for name in COUNTERS if name not in LABELLED}
+        self.counters |= {("gapless_requests_total", (("outcome", outcome),)): 0.0 for outcome in OUTCOMES}  # the first is a change too
         self.histograms = {name: Histogram(_BOUNDS.get(name, BOUNDS_S)) for name in HISTOGRAMS}
 
     def gauge(self, name: str, value: float) -> None:
@@ -82,6 +88,10 @@ class Metrics:
 
     def count(self, name: str, amount: float = 1.0, labels: Labels = ()) -> None:
         self.counters[name, labels] = self.counters.get((name, labels), 0.0) + amount
+
+    def total(self, name: str, value: float, labels: Labels = ()) -> None:
+        """Sets a counter that another process keeps."""
+        self.counters[name, labels] = value
 
     def observe(self, name: str, value: float) -> None:
         self.histograms[name].observe(value)

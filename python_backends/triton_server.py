@@ -42,6 +42,7 @@ ALLOCATOR = {  # glibc's: docs/limits.md, Memory
     "MALLOC_MMAP_THRESHOLD_": "131072",  # bytes; fixed: else the first long prompt raises it, and the next ones leave holes in the heap
     "MALLOC_TRIM_THRESHOLD_": "1048576",
 }
+ANSWER_S = 5.0  # for a question that it answers from memory
 CONTAINER_SERVER = Path("/opt/tritonserver")
 
 
@@ -88,6 +89,10 @@ class TritonServer:
 
     def is_ready(self) -> bool:
         return self.is_running and self._get("/v2/health/ready")[0] == 200 and not self.dead_stubs() & set(STUBS)
+
+    def answers(self) -> bool:
+        """Whether it says that the ensemble takes requests. It goes on saying so when a stub is dead."""
+        return self._get("/v2/models/ensemble/ready", timeout_s=ANSWER_S)[0] == 200
 
     def dead_stubs(self) -> set[str]:
         """Names of the models whose stub process is gone."""
@@ -158,6 +163,7 @@ class TritonServer:
             f"--log-info={str(settings.verbose).lower()}",
             f"--backend-config=python,shm-region-prefix-name={self._run_directory.name}-",
             f"--backend-config=python,stub-timeout-seconds={int(settings.ready_s)}",
+            *(_trace_options(settings) if settings.trace_url else ()),
         ]
 
     def _environment(self) -> dict[str, str]:
@@ -174,15 +180,15 @@ class TritonServer:
             "TOKENIZERS_PARALLELISM": "false",
         }
 
-    def _get(self, path: str, port: int = 0) -> tuple[int, str]:
-        return self._ask("GET", path, port or self._settings.http_port)
+    def _get(self, path: str, port: int = 0, timeout_s: float = 60) -> tuple[int, str]:
+        return self._ask("GET", path, port or self._settings.http_port, timeout_s)
 
     def _post(self, path: str) -> int:
         return self._ask("POST", path, self._settings.http_port)[0]
 
-    def _ask(self, method: str, path: str, port: int) -> tuple[int, str]:
+    def _ask(self, method: str, path: str, port: int, timeout_s: float = 60) -> tuple[int, str]:
         """HTTP status and text; status 0 if nobody answers sensibly."""
-        connection = http.client.HTTPConnection(self._settings.address, port, timeout=60)
+        connection = http.client.HTTPConnection(self._settings.address, port, timeout=timeout_s)
         try:
             connection.request(method, path, "{}" if method == "POST" else None, dict([self._key]))
             response = connection.getresponse()
@@ -191,6 +197,13 @@ class TritonServer:
             return 0, ""
         finally:
             connection.close()
+
+
+def _trace_options(settings: ServerSettings) -> list[str]:
+    """Triton's own spans, to the same receiver as ours."""
+    sampling = ["mode=opentelemetry", "level=TIMESTAMPS", f"rate={settings.trace_every}"]
+    receiver = [f"opentelemetry,url={settings.trace_url}", "opentelemetry,resource=service.name=gapless"]
+    return [f"--trace-config={option}" for option in (*sampling, *receiver)]
 
 
 def remove_shared_memory(run_directory: Path) -> None:

@@ -54,6 +54,7 @@ class StreamTable:
     ) -> None:
         self.pacing = Pacing(settings.coalescing_ms / 1000, settings.sender_load)
         self.metrics = metrics
+        self.on_end: Callable[[Stream, int], object] | None = None  # called with a stream that leaves the table, and the time
         self._settings = settings
         self._clock = clock
         self._context_tokens = context_tokens
@@ -354,6 +355,8 @@ class StreamTable:
         self._ended.append(stream)
         self._count_outcome(stream.finish.reason)
         self._observe_end(stream, now)
+        if self.on_end is not None:
+            self.on_end(stream, now)
         if stream.finish == Finish.ERROR:
             return Outgoing(stream.request_id, stream.sender, None, final=True, error=stream.error)
         return Outgoing(stream.request_id, stream.sender, stream.window(now, emit=True), final=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -19,6 +19,9 @@ from python_backends.request import Feedback, Finish, Idle, LogProbs, TokenWindo
 from python_backends.text.checkpoint import read_checkpoint
 from python_backends.text.detokenizer import Detokenizer, Piece, new_log_probs
 from python_backends.triton_models.tensors import Blobs, ForgedError, effective_settings, failure, final, run_directory
+
+if TYPE_CHECKING:
+    from python_backends.spans import Spans
 
 log = logging.getLogger("gapless.detokenizer")
 
@@ -35,6 +38,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         self._detokenizer = Detokenizer(read_checkpoint(effective_settings().model_directory))
         self._blobs = Blobs()
+        self._spans = _spans(effective_settings().server.trace_url)
         self._link = FeedbackEnd(run_directory())
         self._asked_s: dict[int, float] = {}  # when each stream's client was last asked after
         self._ended_ns = 0  # the last execute; BUSY during one
@@ -44,8 +48,9 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> None:
         self._ended_ns = BUSY
+        answer = self._try_to_answer if self._spans is None else self._traced
         for request in requests:  # one: they are not batched, see config.pbtxt
-            feedback = self._try_to_answer(request)
+            feedback = answer(request)
             if feedback is not None:
                 self._link.send(feedback, can_wait=not (feedback.stopped_at or feedback.gone))
         self._ended_ns = time.monotonic_ns()
@@ -54,6 +59,8 @@ class TritonPythonModel:
         self._stopping.set()
         self._beat.join()
         self._link.close()
+        if self._spans is not None:
+            self._spans.close()
 
     def _say_when_idle(self) -> None:
         """Some windows never get here, those that were lost with a stub: only what does not come tells the scheduler."""
@@ -63,6 +70,13 @@ class TritonPythonModel:
             has_slept_well = now_ns - before_ns < LATE_NS  # else the whole machine may have stood still, and windows are still to come
             is_idle = has_slept_well and now_ns - self._ended_ns > IDLE_NS
             self._link.send(*([Idle(now_ns)] if is_idle else []))
+
+    def _traced(self, request: Any) -> Feedback | None:
+        assert self._spans is not None
+        carried, start_ns = request.trace().get_context(), time.monotonic_ns()
+        feedback = self._try_to_answer(request)
+        self._spans.add("detokenize", carried, start_ns, time.monotonic_ns())
+        return feedback
 
     def _try_to_answer(self, request: Any) -> Feedback | None:
         """None if the window is none of ours, or can't be answered: its stream ends when it is missed."""
@@ -104,6 +118,14 @@ class TritonPythonModel:
         """Streams that ended without a last window, as those that failed, leave their entry behind."""
         if len(self._asked_s) > MAX_ENTRIES:
             self._asked_s = {request: asked_s for request, asked_s in self._asked_s.items() if now_s - asked_s < FORGET_AFTER_S}
+
+
+def _spans(trace_url: str) -> Spans | None:
+    if not trace_url:
+        return None
+    from python_backends.spans import Spans  # brings OpenTelemetry
+
+    return Spans(trace_url)
 
 
 def _response(window: TokenWindow, piece: Piece, scores: LogProbs | None) -> Any:

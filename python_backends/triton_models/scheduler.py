@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import triton_python_backend_utils as pb_utils
 
@@ -23,6 +23,7 @@ from python_backends.links import InstanceLost, InstanceReady, RecordsEnd, Sched
 from python_backends.messages import Failed, Load
 from python_backends.metrics import Metrics
 from python_backends.request import Feedback, Idle, Request
+from python_backends.restarts import RestartsFile
 from python_backends.step import Started, Tokens
 from python_backends.streams.predictions import Predictions, without_subject
 from python_backends.streams.table import Outgoing, StreamTable
@@ -30,6 +31,9 @@ from python_backends.text.detokenizer import context_tokens
 from python_backends.triton_models.metrics_export import MetricsExport
 from python_backends.triton_models.predictor_link import PredictorLink
 from python_backends.triton_models.tensors import Blobs, ForgedError, effective_settings, failure, final, run_directory
+
+if TYPE_CHECKING:
+    from python_backends.triton_models.tracing import StreamSpans
 
 log = logging.getLogger("gapless.scheduler")
 
@@ -40,15 +44,19 @@ EXPORT_EVERY_S = 0.5  # each number that has changed is a round trip to the serv
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         everything = effective_settings()
-        settings = everything.streams
+        trace_url, settings = everything.server.trace_url, everything.streams
         settings = replace(settings, sender_load=settings.sender_load * len(os.sched_getaffinity(0)))  # of one processor
         self._blobs = Blobs()
         self._closing = run_directory() / CLOSING
+        self._restarts = RestartsFile(run_directory())
         self._metrics = Metrics()
         self._table = StreamTable(settings, time.monotonic_ns, context_tokens, self._metrics)
         table = self._table
         self._readers: dict[type, Callable[[Any], None]]
         self._readers = {Tokens: table.tokens, Started: table.started, Feedback: table.feedback, Idle: table.idle}
+        self._spans = _spans(trace_url)
+        if self._spans is not None:
+            table.on_end = self._spans.end
         self._link = SchedulerEnd(run_directory(), settings.dead_after_s)
         self._predictions = Predictions(self._metrics, everything.prediction.keep_prompts)
         self._predictor = PredictorLink(self._blobs, self._link.wake) if everything.prediction.enabled else None
@@ -68,7 +76,10 @@ class TritonPythonModel:
         for request in requests:
             sender = request.get_response_sender()
             try:
-                self._arrivals.put((self._blobs.message(request, "request"), sender))
+                message = self._blobs.message(request, "request")
+                if self._spans is not None:
+                    self._spans.begin(message.request_id, request)
+                self._arrivals.put((message, sender))
             except ForgedError as error:
                 final(sender, failure(str(error), "INVALID_ARG"))
         self._link.wake()
@@ -79,6 +90,8 @@ class TritonPythonModel:
         self._thread.join()
         self._link.close()
         self._records.close()
+        if self._spans is not None:
+            self._spans.close()
 
     # --- the streams thread
 
@@ -137,6 +150,8 @@ class TritonPythonModel:
                 return
             refusal = self._table.accept(without_subject(request), sender)
             if refusal:
+                if self._spans is not None:
+                    self._spans.forget(request.request_id)
                 final(sender, failure(refusal, "UNAVAILABLE"))
             else:
                 self._predictions.asked(request)
@@ -195,7 +210,22 @@ class TritonPythonModel:
         gauge("gapless_admission_peak_blocks", load.peak_blocks)
         gauge("gapless_evictions", load.num_evictions)
         gauge("gapless_coalescing_seconds", self._table.pacing.interval_s)
+        self._count_restarts()
         self._export.flush()
+
+    def _count_restarts(self) -> None:
+        start_time_s, counts = self._restarts.read()
+        self._metrics.gauge("gapless_start_time_seconds", start_time_s)
+        for process, count in counts.items():
+            self._metrics.total("gapless_restarts_total", count, (("process", process),))
+
+
+def _spans(trace_url: str) -> StreamSpans | None:
+    if not trace_url:
+        return None
+    from python_backends.triton_models.tracing import StreamSpans  # brings OpenTelemetry
+
+    return StreamSpans(trace_url)
 
 
 def _leave_with(server: int) -> None:

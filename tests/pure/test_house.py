@@ -24,16 +24,19 @@ FLOORS = {
     "metrics": 0,
     "instance_state": 0,
     "time_slice": 0,
+    "restarts": 0,
     "text": 1,
     "scheduling": 1,
     "engine": 1,
     "prediction": 1,
     "links": 1,
+    "spans": 1,
     "streams": 2,
     "instance": 3,
     "static_mode": 3,
     "learner": 3,
     "triton_models": 5,
+    "health": 5,
     "triton_server": 5,
     "launcher": 5,
 }
@@ -50,6 +53,7 @@ ROOMS_OF = {  # libraries that stay in their rooms
     "sentence_transformers": {"prediction"},
     "sklearn": {"prediction"},
     "tensorrt_llm": {"engine"},
+    "opentelemetry": {"spans"},
 }
 FORBIDDEN_WORDS = ("manager", "handler", "helper", "util", "factory", "driver", "controller")
 
@@ -92,6 +96,18 @@ def test_the_stubs_import_no_torch() -> None:
             reached = {name.split(".")[1] for name in imports(path) if name.startswith("python_backends.")}
             assert "engine" not in reached
             assert "torch" not in imports(path)
+
+
+def test_opentelemetry_is_imported_only_when_tracing_is_switched_on() -> None:
+    """By functions that ask the setting first; what stands at the top of a module is imported always."""
+    tracing = {"python_backends.spans", "python_backends.triton_models.tracing"}
+    for path in MODULES:
+        if path.stem not in ("spans", "tracing"):
+            at_the_top = ast.Module(
+                [node for node in ast.parse(path.read_text()).body if not isinstance(node, ast.FunctionDef | ast.If)], []
+            )
+            names = {node.module for node in ast.walk(at_the_top) if isinstance(node, ast.ImportFrom)}
+            assert not names & tracing, path
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -1,0 +1,22 @@
+# Gapless beside TensorRT-LLM, in NVIDIA's image, which holds Triton, TensorRT-LLM, torch and transformers in versions that fit each other:
+# only what it lacks is added, pinned as in requirements.lock. Not built by the project's tests: they reach no such image.
+FROM nvcr.io/nvidia/tritonserver:25.12-trtllm-python-py3
+WORKDIR /gapless
+COPY requirements.lock .
+RUN grep -E '^(msgpack|pyzmq|setproctitle|sortedcontainers|python-rapidjson|psutil|Jinja2)==' requirements.lock >missing.lock \
+ && python3 -m pip install --no-cache-dir --no-deps -r missing.lock \
+ && groupadd --gid 10001 gapless && useradd --uid 10001 --gid 10001 --home-dir /tmp --no-create-home gapless \
+ && install -d -o gapless -g gapless /data
+COPY build/image/is-ready build/image/is-ready
+COPY models/bundled models/bundled
+COPY gapless.toml .
+COPY client client
+COPY model_repository model_repository
+COPY python_backends python_backends
+RUN python3 -m compileall -q python_backends client
+USER gapless
+ENV HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+EXPOSE 8000 8001 8002
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=5s --timeout=5s --start-period=600s --retries=3 CMD ["build/image/is-ready"]
+ENTRYPOINT ["python3", "-m", "python_backends.launcher", "--set", "server.address=0.0.0.0"]

@@ -1,0 +1,59 @@
+"""Whether what the launcher has started gets ready, and whether it still answers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+ASK_EVERY_S = 2.0
+MAX_FAILURES = 4  # one after the other; counted, not timed, so that a machine that stood still is no failure of the server's
+MAX_FAILED_STARTS = 5  # one after the other, without ever getting ready: something is wrong for good
+
+
+class GiveUpError(RuntimeError):
+    """Something that has to run does not stay up."""
+
+
+class FailedStarts:
+    """Counts starts that led to nothing. What was ready and died later may be started again as often as it takes."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._count = 0
+
+    def book(self, was_ready: bool) -> None:
+        self._count = 0 if was_ready else self._count + 1
+        if self._count == MAX_FAILED_STARTS:
+            raise GiveUpError(f"{self._what} was started {MAX_FAILED_STARTS} times and never got ready; what it said stands above")
+
+
+class Pulse:
+    """Asks every few seconds, from a thread of its own, because one that hangs holds up whoever asks.
+
+    The launcher asks after the ensemble in this way: a tritonserver that is alive and silent shows in no other.
+    """
+
+    def __init__(self, answers: Callable[[], bool], ask_every_s: float = ASK_EVERY_S) -> None:
+        self._answers = answers
+        self._ask_every_s = ask_every_s
+        self._failures = 0
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+
+    @property
+    def is_lost(self) -> bool:
+        return self._failures >= MAX_FAILURES
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def forget(self) -> None:
+        """Whoever is asked has been started again."""
+        self._failures = 0
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._ask_every_s):
+            self._failures = 0 if self._answers() else self._failures + 1

@@ -1,0 +1,144 @@
+"""Grafana's panels and Prometheus's alerts, asked of a real Prometheus that has watched a real load test."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.dashboard.scraping import DEPLOY, Prometheus
+from tests.server.serving import ROOT, Gapless, wait_for
+from tests.server.toy_model import write_toy_model
+
+DASHBOARD = json.loads((DEPLOY / "grafana/gapless.json").read_text())
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+QUERIES = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
+# of length prediction: their panels have data as soon as the server speaks of them
+COMING = {"gapless_length_prediction_error_tokens_bucket", "gapless_predictor_version", "gapless_admission_peak_blocks"}
+needs_prometheus = pytest.mark.skipif(not shutil.which("prometheus"), reason="no prometheus here (Debian's package of that name)")
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gapless, Prometheus]]:
+    """Gapless while `make bench` loads it, a client leaves, one is refused, and the instance dies; and Prometheus, which saw it."""
+    model = write_toy_model(tmp_path_factory.mktemp("toy-model"))
+    gapless = Gapless(
+        **{"model.directory": model, "engine.kind": "toy", "engine.toy_step_ms": 5, "engine.slots": 4, "streams.max_open": 40}
+    )
+    prometheus = Prometheus(tmp_path_factory.mktemp("prometheus"), gapless.metrics_port)
+    try:
+        load(gapless)
+        time.sleep(2)  # what has happened is exported twice a second, and scraped as often
+        yield gapless, prometheus
+    finally:
+        prometheus.stop()
+        gapless.stop()
+
+
+def load(gapless: Gapless) -> None:
+    bench = [sys.executable, "-m", "client.bench", "--quick", "--url", f"127.0.0.1:{gapless.grpc_port}"]
+    done = subprocess.run(bench, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    crowd = gapless.grpc()
+    for n in range(60):
+        crowd.ask(f"{n}", text_input=f"client {n}", max_tokens=200)
+    wait_for(lambda: gapless.metrics()['gapless_requests_total{outcome="refused"}'] > 0, 30)
+    gapless.kill(gapless.instance_pid())
+    wait_for(lambda: gapless.metrics()['gapless_restarts_total{process="instance"}'] == 1, 30)
+    crowd.cancel()
+    crowd.close()
+    wait_for(gapless.is_idle, 60)
+
+
+def asked(expression: str) -> str:
+    """As Grafana would ask it."""
+    return expression.replace("$__rate_interval", "1m").replace("$instance", ".*")
+
+
+def declared(gapless: Gapless) -> set[str]:
+    """Names of all metrics that the server speaks of."""
+    connection = http.client.HTTPConnection("127.0.0.1", gapless.metrics_port, timeout=10)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    return set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
+
+
+def named(text: str) -> set[str]:
+    return set(re.findall(r"\bgapless_\w+", text))
+
+
+@needs_prometheus
+@pytest.mark.parametrize(("title", "expression"), QUERIES, ids=[f"{title}-{n}" for n, (title, _) in enumerate(QUERIES)])
+def test_a_query_of_the_dashboard_returns_data(watched: tuple[Gapless, Prometheus], title: str, expression: str) -> None:
+    gapless, prometheus = watched
+    unknown = named(expression) - declared(gapless)
+    assert unknown <= COMING, f"{title} asks for what no server exports"
+    if unknown:
+        pytest.skip(f"this server does not export {', '.join(unknown)} yet")
+    values = prometheus.values(asked(expression))
+    assert values, f"{title}: no data for {asked(expression)}"
+    assert not any(math.isnan(value) for value in values.values())
+
+
+@needs_prometheus
+@pytest.mark.parametrize(
+    ("query", "least"),
+    [
+        ('sum(gapless_requests_total{outcome=~"stop|length"})', 24),
+        ('gapless_requests_total{outcome="refused"}', 1),
+        ('gapless_requests_total{outcome="cancelled"}', 1),
+        ('increase(gapless_restarts_total{process="instance"}[1m])', 1),
+        ("max_over_time(gapless_slots_busy[2m])", 4),
+        ("max_over_time(gapless_requests_waiting[2m])", 10),
+    ],
+)
+def test_prometheus_has_seen_what_happened(watched: tuple[Gapless, Prometheus], query: str, least: float) -> None:
+    (value,) = watched[1].values(query).values()
+    assert value >= least
+
+
+@needs_prometheus
+def test_every_rule_can_be_evaluated_and_the_full_queue_rings(watched: tuple[Gapless, Prometheus]) -> None:
+    gapless, prometheus = watched
+    rules: list[dict[str, Any]] = [rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]]
+    assert len(rules) > 15
+    assert {rule["health"] for rule in rules} == {"ok"}
+    assert named((DEPLOY / "alerts.yml").read_text()) <= declared(gapless)
+    ringing = {rule["name"] for rule in rules if rule.get("state") == "firing"}
+    assert {"GaplessRefuses", "GaplessRestarts"} <= ringing
+    assert not ringing & {"GaplessDown", "GaplessRestartsOften"}
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="no promtool here (Debian's package prometheus)")
+@pytest.mark.parametrize(
+    "command",
+    [["check", "config", DEPLOY / "prometheus.yml"], ["test", "rules", Path(__file__).with_name("alerts_test.yml")]],
+    ids=["config", "alerts"],
+)
+def test_promtool_has_no_objection(command: list[str | Path]) -> None:
+    done = subprocess.run(["promtool", *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_panels_lie_side_by_side_and_none_is_empty() -> None:
+    cells = [
+        (x, y)
+        for panel in DASHBOARD["panels"]
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert max(x for x, _ in cells) < 24
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+    assert all(panel["targets"] for panel in PANELS)

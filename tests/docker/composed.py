@@ -1,0 +1,186 @@
+"""docker-compose.yml as a user starts it, under a project name and ports of its own; and clients that look on while something dies."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import subprocess
+import threading
+import time
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from client import Client
+from client.errors import GaplessError
+from tests.server.serving import Answer, free_ports, wait_for
+
+ROOT = Path(__file__).resolve().parents[2]
+MARKS = {  # what stands in the command line of each process
+    "instance": "gapless-instance-0",
+    "tritonserver": "bin/tritonserver",
+    "launcher": "gapless-launcher",
+    "tokenizer": "/tokenizer/",
+    "scheduler": "/scheduler/",
+    "detokenizer": "/detokenizer/",
+}
+PROCESS_LIST = 'for p in /proc/[0-9]*; do echo "${p#/proc/} $(tr "\\0" " " <$p/cmdline)"; done 2>/dev/null; true'
+
+
+def run(*words: str, timeout_s: float = 120, **environment: str) -> str:
+    """What the command prints. Raises AssertionError with all that it said."""
+    done = subprocess.run(
+        words, cwd=ROOT, env={**os.environ, **environment}, timeout=timeout_s, text=True, capture_output=True, check=False
+    )
+    assert done.returncode == 0, f"{' '.join(words)} ended with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+def compose_command() -> list[str]:
+    """The plug-in where there is one, else docker-compose 1.29."""
+    plugin = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
+    return ["docker", "compose"] if plugin.returncode == 0 else ["docker-compose"]
+
+
+class Composed:
+    def __init__(self, project: str) -> None:
+        self.project = project
+        self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
+        self._environment = {
+            "GAPLESS_ARGS": "--set engine.threads=1",  # two that wait for each other are slow on a busy machine
+            "GAPLESS_HTTP_PORT": str(self.http_port),
+            "GAPLESS_GRPC_PORT": str(self.grpc_port),
+            "GAPLESS_METRICS_PORT": str(self.metrics_port),
+        }
+        self.cold_start_s = 0.0
+        self._command = [*compose_command(), "--project-name", project]
+
+    def compose(self, *words: str, timeout_s: float = 120) -> str:
+        return run(*self._command, *words, timeout_s=timeout_s, **self._environment)
+
+    def up(self) -> None:
+        """Starts everything, and waits for a first answer."""
+        started_s = time.monotonic()
+        self.compose("up", "--detach")
+        wait_for(self.answers, 300)
+        self.cold_start_s = time.monotonic() - started_s
+
+    @cached_property
+    def container(self) -> str:
+        """Its id, which stays the same when it is restarted."""
+        return self.compose("ps", "-q", "gapless").strip()
+
+    def inspect(self, path: str) -> str:
+        """One field of the container, as `docker inspect --format` writes it."""
+        return run("docker", "inspect", "--format", "{{" + path + "}}", self.container).strip()
+
+    def inside(self, script: str) -> str:
+        return run("docker", "exec", self.container, "bash", "-c", script)
+
+    def pid(self, process: str) -> int:
+        """Of one process of ours, as the container counts them; of its first one, as the host does. 0 while there is none."""
+        if process == "init":
+            return int(self.inspect(".State.Pid"))
+        listed = subprocess.run(
+            ["docker", "exec", self.container, "bash", "-c", PROCESS_LIST], capture_output=True, text=True, check=False
+        )
+        lines = [line.partition(" ") for line in listed.stdout.splitlines()]
+        return next((int(pid) for pid, _, command in lines if MARKS[process] in command and "/proc/" not in command), 0)
+
+    def life(self, process: str) -> tuple[str, int]:
+        """What changes when it is started again, be it in another life of the container."""
+        return self.inspect(".State.StartedAt"), self.pid(process)
+
+    def signal(self, process: str, pid: int, number: int) -> None:
+        """Nobody can kill a container's first process from inside."""
+        if process == "init":
+            os.kill(pid, number)
+        else:
+            self.inside(f"kill -{number} {pid}")
+
+    def says_ready(self) -> bool:
+        """What a probe asks."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=3)
+        try:
+            connection.request("GET", "/v2/models/ensemble/ready")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def answers(self) -> bool:
+        """Whether a short request gets text: what readiness is about."""
+        with contextlib.suppress(GaplessError), Client(f"127.0.0.1:{self.grpc_port}", timeout_s=5) as client:
+            return bool(client.generate("ready?", max_tokens=4, min_tokens=4).text)
+        return False
+
+
+class HttpOnlooker:
+    """Reads one answer over `generate_stream` from a thread of its own, and remembers how it ended."""
+
+    def __init__(self, port: int, inputs: dict[str, Any]) -> None:
+        self.answer = Answer()
+        self.closed = ""  # how the connection broke
+        self._port = port
+        self._inputs = inputs
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    @property
+    def has_ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    @property
+    def saw(self) -> str:
+        """In the words of docs/operations.md."""
+        if self.answer.error:
+            return "an error"
+        return "the whole answer" if self.answer.reasons else "a closed connection"
+
+    def wait_for_text(self, timeout_s: float = 30) -> None:
+        end_s = time.monotonic() + timeout_s
+        while len(self.answer.text) < 20:
+            assert time.monotonic() < end_s, f"no text: {self.answer} {self.closed}"
+            time.sleep(0.005)
+
+    def join(self, timeout_s: float = 150) -> None:
+        self._thread.join(timeout_s)
+        assert not self._thread.is_alive(), f"this client still waits after {timeout_s} s: {self.answer}"
+
+    def _read(self) -> None:
+        try:
+            with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self._port, timeout=120)) as connection:
+                self._read_from(connection)
+        except (OSError, http.client.HTTPException) as error:
+            self.closed = repr(error)
+
+    def _read_from(self, connection: http.client.HTTPConnection) -> None:
+        connection.request("POST", "/v2/models/ensemble/generate_stream", json.dumps({"stream": True, **self._inputs}))
+        with connection.getresponse() as response:
+            self.answer.status = response.status
+            for line in response:
+                if line.startswith(b"data: "):
+                    self.answer.add_json(json.loads(line[len("data: ") :]))
+        if self.answer.status != 200:
+            self.answer.error = self.answer.error or "refused"
+
+
+class GrpcOnlooker(HttpOnlooker):
+    """The same over gRPC, with the project's client and without a second try."""
+
+    def _read(self) -> None:
+        inputs = dict(self._inputs)
+        with Client(f"127.0.0.1:{self._port}") as client:
+            try:
+                for piece in client.stream(inputs.pop("text_input"), **inputs):
+                    self.answer.add(piece.text, piece.finish_reason, 0)
+            except GaplessError as error:
+                if isinstance(error.__context__, grpc.RpcError):
+                    self.closed = repr(error)
+                else:
+                    self.answer.error = str(error)

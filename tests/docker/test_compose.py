@@ -1,0 +1,142 @@
+"""`docker compose up` as the README has it, every process killed in turn, and what `docker compose down` leaves: nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+
+import pytest
+
+from tests.docker.composed import ROOT, Composed, GrpcOnlooker, HttpOnlooker, run
+from tests.docker.conftest import NOTES
+from tests.server.serving import wait_for
+
+pytestmark = pytest.mark.timeout(600)
+
+LONG = {"text_input": "def read(", "max_tokens": 600, "min_tokens": 600}
+SHORT = {"text_input": "def write(", "max_tokens": 8, "min_tokens": 8}
+HOW = {"is killed": signal.SIGKILL, "stands still": signal.SIGSTOP}
+ROW = re.compile(r"^\| `(\w+)` (is killed|stands still) \| [^|]+ \| ([^|]+?) \| ([^|]+?) \| (\d+) s \|$", re.MULTILINE)
+FAILURES = ROW.findall((ROOT / "docs/operations.md").read_text())
+
+
+@pytest.mark.timeout(3600)
+def test_the_readmes_curl_streams_text_from_a_container(served: Composed) -> None:
+    (curl,) = re.findall(r"^curl -sN .*?(?<!\\)\n(?!  )", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    answer = run("bash", "-c", curl.replace(":8000/", f":{served.http_port}/"))
+    chunks = [json.loads(line[len("data: ") :]) for line in answer.splitlines() if line.startswith("data: ")]
+    assert len(chunks) > 2
+    assert "readAllLines" in "".join(chunk["text_output"] for chunk in chunks)
+    assert chunks[-1]["finish_reason"] == "stop"
+
+
+def test_docker_says_healthy_when_the_ensemble_is_ready(served: Composed) -> None:
+    wait_for(lambda: served.inspect(".State.Health.Status") == "healthy", 60)
+
+
+def test_it_runs_without_rights_on_a_read_only_disk_and_is_published_on_this_host_only(served: Composed) -> None:
+    assert served.inside("id -u; grep CapEff /proc/self/status; touch /gapless/x 2>&1; true").split("\n")[:3] == [
+        "10001",
+        "CapEff:\t0000000000000000",
+        "touch: cannot touch '/gapless/x': Read-only file system",
+    ]
+    published = run("docker", "port", served.container).split()
+    addresses = {word for word in published if ":" in word}
+    assert addresses == {f"127.0.0.1:{port}" for port in (served.http_port, served.grpc_port, served.metrics_port)}
+
+
+@pytest.mark.parametrize("profile", ["gpu", "dashboard"])
+def test_docker_compose_takes_the_profiles_that_can_not_run_here(composed: Composed, profile: str) -> None:
+    assert "gapless" in composed.compose("--profile", profile, "config", "--services").split()
+
+
+def test_the_failure_table_names_every_process(served: Composed) -> None:
+    named = {process for process, how, *_ in FAILURES if how == "is killed"}
+    assert named == {"instance", "tokenizer", "scheduler", "detokenizer", "tritonserver", "launcher", "init"}
+
+
+def busyness() -> float:
+    """The table speaks of a machine that has nothing else to do: how many times as long it may take here."""
+    return min(4.0, max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)) - 1))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(served: Composed) -> str:
+    onlooker = HttpOnlooker(served.http_port, LONG)
+    onlooker.join()
+    assert onlooker.saw == "the whole answer"
+    return onlooker.answer.text
+
+
+@pytest.mark.parametrize(("process", "how", "sees", "meanwhile", "within_s"), FAILURES, ids=lambda value: value.replace(" ", "-"))
+def test_what_dies_comes_back_without_a_hand(
+    served: Composed, undisturbed: str, process: str, how: str, sees: str, meanwhile: str, within_s: str
+) -> None:
+    """Each row of the failure table: what clients with open streams see, what one sees who comes right then, and for how long."""
+    if process == "init" and os.geteuid() != 0:
+        pytest.skip("only root of the host can kill a container's first process")
+    life = served.life(process)
+    onlookers = [HttpOnlooker(served.http_port, LONG), GrpcOnlooker(served.grpc_port, LONG)]
+    for onlooker in onlookers:
+        onlooker.wait_for_text()
+    killed_s = time.monotonic()
+    served.signal(process, life[1], HOW[how])
+    newcomer = HttpOnlooker(served.http_port, SHORT)
+    assert not any(onlooker.answer.reasons for onlooker in onlookers), "the answers were too short to be interrupted"
+    wait_for(lambda: served.life(process) != life and served.pid(process), 90)
+    wait_for(served.answers, 90)
+    back_s = time.monotonic() - killed_s
+    for onlooker in onlookers:
+        onlooker.join()
+        assert onlooker.saw == sees
+        assert undisturbed == onlooker.answer.text if sees == "the whole answer" else undisturbed.startswith(onlooker.answer.text)
+    newcomer.join()
+    assert newcomer.saw == meanwhile
+    NOTES.append(f"{process} {how}: answers again after {back_s:.1f} s")
+    assert back_s < int(within_s) * busyness()
+
+
+def test_what_can_not_start_ends_and_is_started_again(composed: Composed) -> None:
+    """The restart policy acts because the launcher ends: here, because there is no such model."""
+    name = f"{composed.project}-wrong"
+    run("docker", "run", "--detach", "--name", name, "--restart", "on-failure:1", "gapless", "--set", "model.directory=/nowhere")
+    try:
+        ended = [["exited", "1", "1"]]
+        fields = "{{.State.Status}} {{.State.ExitCode}} {{.RestartCount}}"
+        wait_for(lambda: run("docker", "inspect", "--format", fields, name).split() in ended, 60)
+        logs = subprocess.run(["docker", "logs", name], capture_output=True, text=True, check=True)
+        assert logs.stderr.count("/nowhere") >= 2, logs.stderr
+    finally:
+        run("docker", "rm", "--force", name)
+
+
+def test_stop_lets_open_requests_end_and_takes_no_new_ones(served: Composed, undisturbed: str) -> None:
+    onlookers = [HttpOnlooker(served.http_port, LONG), GrpcOnlooker(served.grpc_port, LONG)]
+    for onlooker in onlookers:
+        onlooker.wait_for_text()
+    stopping = threading.Thread(target=served.compose, args=["stop"])
+    stopping.start()
+    wait_for(lambda: "draining" in run("bash", "-c", f"docker logs {served.container} 2>&1"), 20)
+    late = HttpOnlooker(served.http_port, {"text_input": "too late", "max_tokens": 4})
+    late.join()
+    for onlooker in onlookers:
+        onlooker.join()
+        assert (onlooker.saw, onlooker.answer.text) == ("the whole answer", undisturbed)
+    stopping.join(60)
+    assert late.saw != "the whole answer"
+    assert served.inspect(".State.ExitCode") == "0"
+    assert served.inspect(".State.Status") == "exited", "a container that was stopped is not started again"
+
+
+def test_down_leaves_the_named_volumes_and_nothing_else(served: Composed) -> None:
+    served.compose("down")
+    ours = f"label=com.docker.compose.project={served.project}"
+    assert run("docker", "ps", "--all", "--quiet", "--filter", ours) == ""
+    assert run("docker", "network", "ls", "--quiet", "--filter", ours) == ""
+    named = {f"{served.project}_{volume}" for volume in ("data", "prometheus")}  # docker-compose 1.29 makes those of all profiles
+    assert set(run("docker", "volume", "ls", "--quiet", "--filter", ours).split()) <= named

@@ -1,0 +1,73 @@
+"""docker-compose.yml without an engine: what it names is there, what it sets is a setting, and it is published on this host only."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from python_backends import config
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE = yaml.safe_load(re.sub(r"\$\{\w+:-(.*?)\}", r"\1", (ROOT / "docker-compose.yml").read_text()))
+SERVICES: dict[str, dict[str, Any]] = FILE["services"]
+OURS = [name for name, service in SERVICES.items() if "build" in service]
+
+each_service = pytest.mark.parametrize("name", SERVICES)
+
+
+def test_only_the_server_is_up_by_default() -> None:
+    assert [name for name, service in SERVICES.items() if "profiles" not in service] == ["gapless"]
+    assert {profile for service in SERVICES.values() for profile in service.get("profiles", [])} == {"dashboard", "gpu"}
+
+
+@each_service
+def test_ports_are_published_on_this_host_only_and_no_two_are_the_same(name: str) -> None:
+    ports = [port for service in SERVICES.values() for port in service["ports"]]
+    assert all(port.startswith("127.0.0.1:") for port in SERVICES[name]["ports"])
+    assert len({port.split(":")[1] for port in ports}) == len(ports)
+
+
+@each_service
+def test_what_is_mounted_is_there(name: str) -> None:
+    for volume in SERVICES[name]["volumes"]:
+        source = volume.split(":")[0]
+        assert (ROOT / source).exists() if source.startswith(".") else source in FILE["volumes"]
+
+
+@each_service
+def test_images_are_built_from_here_or_pinned(name: str) -> None:
+    build = SERVICES[name].get("build")
+    if build:
+        assert (ROOT / build["dockerfile"]).is_file()
+    else:
+        assert re.search(r":v?\d+\.\d+\.\d+$", SERVICES[name]["image"])
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_setting_of_a_command_is_one(name: str) -> None:
+    words = shlex.split(SERVICES[name]["command"])
+    overrides = dict(setting.partition("=")[::2] for setting in words[1::2])
+    assert set(words[::2]) == {"--set"}
+    if overrides.get("engine.kind", "torch") not in config._CHOICES["engine.kind"]:
+        pytest.skip(f"engine.kind = {overrides['engine.kind']!r} is still to come")
+    config.load(ROOT / "gapless.toml", overrides)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_container_has_longer_to_stop_than_open_requests_have(name: str) -> None:
+    assert int(SERVICES[name]["stop_grace_period"].removesuffix("s")) >= config.Settings().server.drain_s + 10
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "build/image").glob("*Dockerfile")), ids=lambda path: path.name)
+def test_what_a_dockerfile_copies_is_in_its_context(path: Path) -> None:
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied = re.findall(r"^COPY (?!--from)(\S+) ", path.read_text(), re.MULTILINE)
+    assert copied
+    for source in copied:
+        assert (ROOT / source).exists()
+        assert any(f"{source}/".startswith(f"{each}/") for each in allowed), source

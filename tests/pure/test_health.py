@@ -1,0 +1,70 @@
+"""What is given up: a server after a few unanswered questions one after the other, a process after a few starts that led to nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from python_backends.health import MAX_FAILED_STARTS, MAX_FAILURES, FailedStarts, GiveUpError, Pulse
+from python_backends.restarts import RestartsFile
+
+
+class Asked:
+    """Answers as it was told, one question after the other; then waits for the test to look."""
+
+    def __init__(self, answers: Iterable[bool]) -> None:
+        self._answers: Iterator[bool] = iter(answers)
+        self.used_up = threading.Event()
+        self.go_on = threading.Event()
+
+    def __call__(self) -> bool:
+        for answer in self._answers:
+            return answer
+        self.used_up.set()
+        self.go_on.wait(10)
+        return True
+
+
+@pytest.mark.parametrize(
+    ("answers", "lost"),
+    [
+        ([True] * 9, False),
+        ([False] * (MAX_FAILURES - 1), False),
+        ([False] * MAX_FAILURES, True),
+        ([False] * (MAX_FAILURES - 1) + [True, False], False),
+    ],
+)
+def test_a_pulse_is_lost_after_failures_one_after_the_other(answers: list[bool], lost: bool) -> None:
+    asked = Asked(answers)
+    pulse = Pulse(asked, ask_every_s=0.001)
+    pulse.start()
+    assert asked.used_up.wait(10)
+    assert pulse.is_lost == lost
+    pulse.forget()
+    assert not pulse.is_lost
+    pulse.stop()
+    asked.go_on.set()
+
+
+def test_restarts_are_counted_by_process_and_others_can_read_them(tmp_path: Path) -> None:
+    written = RestartsFile(tmp_path)
+    written.begin(["instance", "tokenizer"])
+    for process in ("tokenizer", "instance", "tokenizer"):
+        written.add(process)
+    start_time_s, counts = RestartsFile(tmp_path).read()
+    assert start_time_s > 1.7e9
+    assert counts == {"instance": 1, "tokenizer": 2}
+
+
+def test_a_process_that_never_gets_ready_is_given_up_after_five_starts() -> None:
+    starts = FailedStarts("the instance")
+    for _ in range(MAX_FAILED_STARTS - 1):
+        starts.book(was_ready=False)
+    starts.book(was_ready=True)
+    for _ in range(MAX_FAILED_STARTS - 1):
+        starts.book(was_ready=False)
+    with pytest.raises(GiveUpError, match="the instance was started 5 times"):
+        starts.book(was_ready=False)
