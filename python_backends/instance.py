@@ -169,7 +169,7 @@ class Instance:
             num_retained_blocks=scheduler.blocks.num_retained,
             num_blocks=scheduler.limits.num_blocks,
             num_evictions=scheduler.num_evictions,
-            peak_blocks=scheduler.peak_blocks,
+            peak_blocks=scheduler.peak_blocks(),
             gap_counts=tuple(gaps.counts) if any(gaps.counts) else (),
             gap_sum_s=gaps.sum,
         )

@@ -152,7 +152,7 @@ class Launcher:
         """Runs until a signal comes. Raises GiveUpError."""
         for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(name, self._count_signal)
-        self._restarts.begin(("instance", "tritonserver", *STUBS))
+        self._restarts.begin(("instance", "tritonserver", *STUBS, PREDICTOR))
         try:
             if self._start():
                 self._watch()

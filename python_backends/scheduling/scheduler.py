@@ -85,11 +85,12 @@ class SlotScheduler:
         """Planned so far."""
         return self._steps
 
-    @property
     def peak_blocks(self) -> int:
         """KV blocks that will be in use at most, as admission reckons."""
-        ahead = self.policy.looks_ahead
-        return round(self.outlook.future.peak_blocks) if ahead else self.blocks.num_used + self._allocator.num_promised_blocks
+        if not self.policy.looks_ahead:
+            return self.blocks.num_used + self._allocator.num_promised_blocks
+        self.outlook.refresh(self.blocks.num_used, self._head)
+        return round(self.outlook.future.peak_blocks)
 
     @property
     def is_idle(self) -> bool:

@@ -107,6 +107,21 @@ def test_an_engine_that_can_not_be_made_says_why() -> None:
         EngineThread(make)
 
 
+@pytest.mark.parametrize(("policy", "blocks"), [("fcfs", 14), ("ours", 14)])
+def test_an_instance_publishes_the_peak_of_its_future_memory(policy: str, blocks: int) -> None:
+    """Prompts of 8 and answers of 20 tokens, in blocks of 4: seven blocks each, whether reserved or believed."""
+    engine = EngineSettings(kind="toy", slots=3, block_tokens=4, toy_step_ms=20.0)
+    scheduler, running = build(Settings(engine=engine, scheduling=SchedulingSettings(policy)))
+    link = Link([[submit(1, 8, max_tokens=20), submit(50, 8, max_tokens=20)]])
+    instance = Instance(scheduler, running, link, lambda: None)
+    while link.num_ended < 2:
+        instance.turn()
+    instance.turn()
+    running.close()
+    assert max(load.peak_blocks for load in link.loads) == blocks
+    assert link.loads[-1].peak_blocks == 0
+
+
 def test_a_step_is_expected_to_take_what_steps_like_it_took() -> None:
     times, decode, prefill = StepTime(), _plan(0), _plan(100)
     assert times.expected_s(decode) == 0

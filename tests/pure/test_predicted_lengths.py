@@ -108,7 +108,7 @@ def test_before_anything_is_known_max_tokens_is_reserved(model: Path) -> None:
         instance.submit(request(number, [number + 1] * 5, max_tokens=40))
     turn(instance)
     assert seats(instance) == [0, 1]
-    assert instance.scheduler.peak_blocks == 24
+    assert instance.scheduler.peak_blocks() == 24
 
 
 def test_answers_that_ended_here_tell_of_those_to_come(model: Path) -> None:
@@ -122,7 +122,7 @@ def test_answers_that_ended_here_tell_of_those_to_come(model: Path) -> None:
         instance.submit(request(number, [number - 90] * 5, max_tokens=40))
     turn(instance)
     assert len(seats(instance)) == 4
-    assert instance.scheduler.peak_blocks < 28
+    assert instance.scheduler.peak_blocks() < 28
 
 
 def test_with_lengths_that_are_known_memory_is_full_and_nobody_is_evicted(model: Path) -> None:
