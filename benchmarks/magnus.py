@@ -16,6 +16,7 @@ import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "build"))
@@ -43,24 +44,26 @@ def measure(arguments: argparse.Namespace, pool: ProcessPoolExecutor) -> list[Ru
                 f"{run.num_batches} batches, {run.num_out_of_memory} out of memory",
                 flush=True,
             )
-    pearson = correlations(magnus.training, magnus.lengths)
-    about = {
+    about = about_of(magnus, capacity) | {"predictions": predictions}
+    if arguments.json:
+        write_json(arguments.json, runs, about)
+    if arguments.plot:
+        write_plot(arguments.plot, [run.row for run in runs])
+    print("\n".join(f"Pearson of input and answer length, {task}: {value:.3f}" for task, value in about["pearson"].items()))
+    print(f"the sentence encoder takes {magnus.encode_s * 1e3:.1f} ms a request; it is not in the times below")
+    return runs
+
+
+def about_of(magnus: Comparison, capacity: float) -> dict[str, Any]:
+    return {
         "vs_requests_s": capacity,
         "training_requests": len(magnus.training),
         "requests": len(magnus.asked),
         "mean_answer_tokens": float(magnus.lengths.mean()),
         "step_ms": magnus.steps_ms,
         "encode_ms_a_request": magnus.encode_s * 1e3,
-        "pearson": pearson,
-        "predictions": predictions,
+        "pearson": correlations(magnus.training, magnus.lengths),
     }
-    if arguments.json:
-        write_json(arguments.json, runs, about)
-    if arguments.plot:
-        write_plot(arguments.plot, [run.row for run in runs])
-    print("\n".join(f"Pearson of input and answer length, {task}: {value:.3f}" for task, value in pearson.items()))
-    print(f"the sentence encoder takes {magnus.encode_s * 1e3:.1f} ms a request; it is not in the times below")
-    return runs
 
 
 def numbers(text: str) -> list[float]:
@@ -76,8 +79,8 @@ def policy_names(text: str) -> list[str]:
 def arguments_of() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--training", type=int, default=2500, help="requests to learn from")
-    parser.add_argument("--requests", type=int, default=600, help="requests of each run")
-    parser.add_argument("--loads", type=numbers, default=[0.5, 1.0, 2.0, 4.0], help="rates of arrival, in capacities of VS")
+    parser.add_argument("--requests", type=int, default=1000, help="requests of each run")
+    parser.add_argument("--loads", type=numbers, default=[1.0, 3.0, 8.0], help="rates of arrival, in capacities of VS")
     parser.add_argument("--rates", type=numbers, help="rates of arrival, in requests per second, instead")
     parser.add_argument("--only", type=policy_names, default=list(POLICIES), help="policies, of " + ", ".join(POLICIES))
     parser.add_argument("--vs-size", type=int, default=7, help="requests of a batch of VS: memory is for so many of the longest")

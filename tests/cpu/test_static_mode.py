@@ -5,14 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from python_backends.engine.protocol import Engine
 from python_backends.scheduling.static_batching import STATIC_POLICIES, BatchLimits
 from python_backends.static_mode import Answer, Served, StaticMode
 from tests.cpu.tiny_models import Serving, TinyModel, random_requests
 
 
 def served(one: TinyModel, policy: str, expected_tokens: int, blocks: int, **sampling: object) -> list[Served]:
-    engine = one.engine(slots=16, kv_blocks=blocks)
-    limits = BatchLimits(blocks, 8, 16, fixed_size=5)
+    return serve(one.engine(slots=16, kv_blocks=blocks), policy, expected_tokens, **sampling)
+
+
+def serve(engine: Engine, policy: str, expected_tokens: int, **sampling: object) -> list[Served]:
+    limits = BatchLimits(engine.limits.num_blocks, engine.limits.block_tokens, 16, fixed_size=5)
     static = StaticMode(engine, STATIC_POLICIES[policy], limits, lambda shapes: np.ones(len(shapes)))
     for request in random_requests(12, seed=9, **sampling):
         static.submit(request, expected_tokens, 0.0)
@@ -32,6 +36,12 @@ def answers(turns: list[Served]) -> dict[int, Answer]:
 @pytest.mark.parametrize("policy", STATIC_POLICIES)
 def test_static_batches_give_the_texts_of_continuous_batching(one: TinyModel, policy: str) -> None:
     found = answers(served(one, policy, expected_tokens=30, blocks=400))
+    for request in random_requests(12, seed=9):
+        one.check(request, found[request.request_id].tokens.tolist())
+
+
+def test_the_openvino_engine_gives_the_same_texts(one: TinyModel) -> None:
+    found = answers(serve(one.openvino_engine(slots=16, kv_blocks=200), "magnus", expected_tokens=30))
     for request in random_requests(12, seed=9):
         one.check(request, found[request.request_id].tokens.tolist())
 
