@@ -62,8 +62,10 @@ def mark(num_requests: int, pids: dict[str, int]) -> Mark:
 
 
 def verdicts(marks: list[Mark]) -> list[Verdict]:
-    """`marks`: before, warmed up, half-way, after."""
+    """`marks`: before, warmed up, half-way, after. None if a process has died meanwhile: its memory says nothing."""
     _, warm, half, after = marks
+    if not all(mib for name, mib in after.mib.items() if not name.startswith("shared")):
+        return []
     count = after.num_requests - warm.num_requests
     return [Verdict(name, mib - warm.mib[name], mib - half.mib[name], count) for name, mib in after.mib.items()]
 
