@@ -14,7 +14,7 @@ from python_backends.triton_server import STUBS
 
 LONG_PROMPTS = "shared with the tokenizer"
 NOISE_MIB = {  # how much a warm server may yet take for good, because more long prompts come at once than before: some are a megabyte
-    "tritonserver": 12.0,  # a gRPC request's memory is kept for the next one's, for as many as were ever under way at once
+    "tritonserver": 12.0,  # above the most seen, 8; its heap stays in use when idle, probably kept for the next requests
     LONG_PROMPTS: 24.0,  # blocks are never given back, and have holes
 }
 OTHER_NOISE_MIB = 6.0
