@@ -14,7 +14,7 @@ from python_backends.triton_server import STUBS
 
 LONG_PROMPTS = "shared with the tokenizer"
 NOISE_MIB = {  # how much a warm server may yet take for good, because more long prompts come at once than before: some are a megabyte
-    "tritonserver": 12.0,  # a gRPC request's memory is kept for the next one's, for as many as were ever under way at once
+    "tritonserver": 12.0,  # above the most seen, 8; its heap stays in use when idle, probably kept for the next requests
     LONG_PROMPTS: 24.0,  # blocks are never given back, and have holes
 }
 OTHER_NOISE_MIB = 6.0
@@ -62,8 +62,10 @@ def mark(num_requests: int, pids: dict[str, int]) -> Mark:
 
 
 def verdicts(marks: list[Mark]) -> list[Verdict]:
-    """`marks`: before, warmed up, half-way, after."""
+    """`marks`: before, warmed up, half-way, after. None if a process has died meanwhile: its memory says nothing."""
     _, warm, half, after = marks
+    if not all(mib for name, mib in after.mib.items() if not name.startswith("shared")):
+        return []
     count = after.num_requests - warm.num_requests
     return [Verdict(name, mib - warm.mib[name], mib - half.mib[name], count) for name, mib in after.mib.items()]
 
