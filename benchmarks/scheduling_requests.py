@@ -126,6 +126,6 @@ def _predict(
         rows.append(features(encoder.encode(instructions[part]), encoder.encode(inputs[part]), given[part]))
     seen, ids = np.concatenate(rows), np.array([zlib.crc32(instruction.encode()) for instruction in instructions], np.uint64)
     ended = lengths < MAX_TOKENS
-    forest = grow(Observations(seen[:half], lengths[:half].astype(np.float32), ended[:half], ids[:half]))
+    forest = grow(Observations(seen[:half], lengths[:half].astype(np.float32), ended[:half], ids[:half], np.ones(half)))
     told = forest.predict(seen[half:], ids[half:])
     return np.array([each.mean for each in told]), np.array([each.quantiles for each in told], np.float32)
