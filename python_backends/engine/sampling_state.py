@@ -29,10 +29,11 @@ class Column(IntEnum):
     LAST_TOKEN = 0
     LENGTH = 1  # tokens so far; the KV of the last one is not computed yet
     OUTPUTS = 2  # output tokens so far
-    MIN_TOKENS = 3
-    SEED = 4
-    TOP_K = 5
-    ENDED = 6
+    MAX_LENGTH = 3
+    MIN_TOKENS = 4
+    SEED = 5
+    TOP_K = 6
+    ENDED = 7
 
 
 class Share(IntEnum):

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from python_backends.engine.sampler import GREEDY, SamplingRows
 from python_backends.engine.sampling_state import Batch, Column, SamplingState
-from python_backends.request import Ids, ModelLimits
+from python_backends.request import Finish, Ids, ModelLimits
 from python_backends.step import Admit, Grow, Release, SlotOperation, StepPlan
 
 NO_STOP_ID = -1
@@ -75,10 +75,7 @@ class SlotState:
         return self._sampling.rows(Batch(slots, host, lengths, self._counts, self._stop_ids))
 
     def append(self, slots: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Appends `tokens` [sampled] to `slots` and ends those whose token is a stop id; ends by length are known beforehand.
-
-        Tokens and finishes [sampled]; 0 and RUNNING where a row had ended.
-        """
+        """Appends `tokens` [sampled] to `slots` and ends those that are done. Tokens and finishes; 0, RUNNING where a row had ended."""
         history = self._sampling.history
         if history.is_kept:
             history.append(slots, self._counts[slots, Column.LENGTH], tokens)
@@ -99,9 +96,10 @@ class SlotState:
     def _row(self, admit: Admit) -> list[int]:
         sampling, outputs = admit.sampling, admit.num_output_tokens
         length = admit.num_prompt_tokens + outputs
+        max_length = min(admit.num_prompt_tokens + sampling.max_tokens, self._limits.max_model_tokens)
         top_k = min(sampling.top_k, self._limits.vocab_size)
         last_token = int(admit.tokens[-1]) if len(admit.tokens) else 0
-        return [last_token, length, outputs, sampling.min_tokens, _as_int64(sampling.seed), top_k, 0]
+        return [last_token, length, outputs, max_length, sampling.min_tokens, _as_int64(sampling.seed), top_k, 0]
 
     def _known_ids(self, stop_ids: tuple[int, ...]) -> list[int]:
         return [stop for stop in stop_ids if 0 <= stop < self._limits.vocab_size]
@@ -135,14 +133,15 @@ class SlotState:
 
 
 def _append(table: Any, stop_ids: Any, slots: Any, tokens: Any) -> tuple[Any, Any]:
-    """On tensors or on numpy arrays: what is said here means the same to both. Finish.STOP is 1."""
+    """On tensors or on numpy arrays: what is said here means the same to both."""
     counts = table[slots]
     live = 1 - counts[:, Column.ENDED]
     stops = (stop_ids[slots] == tokens[:, None]).any(1) & (counts[:, Column.OUTPUTS] >= counts[:, Column.MIN_TOKENS])
-    finishes = stops * live
+    full = (counts[:, Column.LENGTH] + 1 >= counts[:, Column.MAX_LENGTH]) & ~stops
+    finishes = (stops * int(Finish.STOP) + full * int(Finish.LENGTH)) * live
     counts[:, Column.LAST_TOKEN] += (tokens - counts[:, Column.LAST_TOKEN]) * live
     counts[:, Column.LENGTH : Column.OUTPUTS + 1] += live[:, None]
-    counts[:, Column.ENDED] |= finishes
+    counts[:, Column.ENDED] |= finishes != Finish.RUNNING
     table[slots] = counts
     return tokens * live, finishes
 
