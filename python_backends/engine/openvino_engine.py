@@ -71,6 +71,7 @@ class OpenVINOEngine:
         shape = block_shape(settings, config)
         compiled = _compiled(graph, shape, settings.engine.threads)
         self._ahead = settings.steps_ahead > 0
+        self._life = 0  # of the block table: one more with every plan that has operations
         requests = [compiled.create_infer_request() for _ in range(1 + self._ahead)]
         self._inputs = deque(map(StepInputs, requests))  # of the running step, and of the one before
         self._caches = self._give_caches(shape)
@@ -86,12 +87,13 @@ class OpenVINOEngine:
         self._inputs.rotate()
         inputs, is_early = self._inputs[0], self._ahead and not plan.operations
         if is_early:
-            inputs.fill(plan, self.state.table.numpy())
+            inputs.fill(plan, self.state.table.numpy(), self._life)
         self._choose()
         if not is_early:
             self._append()
             self.state.apply(plan.operations)
-            inputs.fill(plan, self.state.table.numpy())
+            self._life += bool(plan.operations)
+            inputs.fill(plan, self.state.table.numpy(), self._life)
         self._start(plan, inputs)
         self._append()
         rows = self.state.sampling_rows(inputs.sampled, plan)

@@ -26,17 +26,19 @@ class StepInputs:
         self.sampled = torch.zeros(0, dtype=torch.int64)  # [sampled] slots of the spans that sample
         self._arrays: dict[str, NDArray[np.int32]] = {}
         self._slots: Ids | None = None  # of decode rows alone, that the arrays are made for
+        self._life = -1  # of the block table
         self._first = 0  # where its first row stood then
 
-    def fill(self, plan: StepPlan, table: Table) -> None:
+    def fill(self, plan: StepPlan, table: Table, life: int) -> None:
         """All but the tokens of the decode rows. Spans stand in the order of the plan: decode rows, then chunks of prompts.
 
-        Positions are the plan's. A row that has ended meanwhile computes a token more, behind its last one, in a block of its own.
+        `life` of the block table is another one whenever something in it has changed. Positions are the plan's. A row that has ended meanwhile computes a token more, behind its last one, in a block of its own.
         """
-        if plan.slots is self._slots and plan.starts[0] - self._first < BLOCKS_AHEAD * BLOCK_TOKENS:
+        if plan.slots is self._slots and life == self._life and plan.starts[0] - self._first < BLOCKS_AHEAD * BLOCK_TOKENS:
             self._go_on(plan.starts)
         else:
             self._make(plan, table)
+            self._life = life
 
     def put_tokens(self, tokens: NDArray[np.int64]) -> None:
         """Of the decode rows [decodes]."""
