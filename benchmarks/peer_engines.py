@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peer_work import MAX_MODEL_TOKENS, Job, PeerEngine, Timing, Work, num_cores
+from benchmarks.peer_work import MAX_MODEL_TOKENS, PEER_TOKEN_BUDGET, Job, PeerEngine, Timing, Work, num_cores
 
-TOKEN_BUDGET = 256
+TOKEN_BUDGET = PEER_TOKEN_BUDGET
 BLOCK_TOKENS = 32
 
 

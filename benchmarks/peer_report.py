@@ -83,7 +83,7 @@ def table(rows: list[Row]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def write_json(path: Path, rows: list[Row], rounds: int, left_out: dict[str, str]) -> None:
+def write_json(path: Path, rows: list[Row], rounds: int, more: dict[str, Any]) -> None:
     result = {
         "machine": machine(),
         "versions": versions(),
@@ -92,7 +92,7 @@ def write_json(path: Path, rows: list[Row], rounds: int, left_out: dict[str, str
         "rounds": rounds,
         "rows": [asdict(row) for row in rows],
         "ratios": ratios(rows),
-        "left_out": left_out,
+        **more,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n")

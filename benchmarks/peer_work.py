@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 MAX_MODEL_TOKENS = 512
-PEER_TOKEN_BUDGET = 512  # tokens of one step of every other engine
+PEER_TOKEN_BUDGET = 512  # tokens of one step of every engine
 QUICK_REQUESTS, QUICK_TOKENS = 16, 12
 
 

@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -34,6 +35,7 @@ class Peers:
 
     def __init__(self, shape: str, dtype: str, work: Work, directory: Path) -> None:
         self.left_out: dict[str, str] = {}
+        self.versions: dict[str, dict[str, str]] = {}  # of the packages in each engine's environment
         self._shape, self._dtype, self._work, self._directory = shape, dtype, work, directory
         self._processes: dict[str, EngineProcess] = {}
 
@@ -45,6 +47,7 @@ class Peers:
                 self._processes[name] = EngineProcess(
                     name, self._directory, self._dtype, self._work.in_flight, environment.python, **environment.variables
                 )
+                self.versions[name] = self._processes[name].versions
             except (subprocess.CalledProcessError, OSError, RuntimeError) as error:
                 self.leave_out(name, error)
 
@@ -78,8 +81,8 @@ class Peers:
         return row_of(name, self._shape, self._dtype, timings, peak)
 
 
-def measure(shape: str, engines: list[str], dtype: str, rounds: int, work: Work) -> tuple[list[Row], dict[str, str]]:
-    """Medians of the engines that ran, and what was wrong with the others."""
+def measure(shape: str, engines: list[str], dtype: str, rounds: int, work: Work) -> tuple[list[Row], dict[str, str], dict[str, Any]]:
+    """Medians of the engines that ran, what was wrong with the others, and the versions in each one's environment."""
     with tempfile.TemporaryDirectory() as directory:
         print(f"{shape}: making the model", flush=True)
         make_model(shape, dtype, Path(directory))
@@ -87,7 +90,7 @@ def measure(shape: str, engines: list[str], dtype: str, rounds: int, work: Work)
         peers = Peers(shape, dtype, work, Path(directory))
         try:
             peers.start(engines)
-            return peers.run(rounds), peers.left_out
+            return peers.run(rounds), peers.left_out, peers.versions
         finally:
             peers.close()
 
@@ -120,11 +123,12 @@ def main() -> None:
     work, rounds = load_work(arguments.quick), 1 if arguments.quick else arguments.rounds
     rows: list[Row] = []
     left_out: dict[str, str] = {}
+    versions: dict[str, Any] = {}
     for shape in arguments.shapes:
-        measured, missing = measure(shape, arguments.only, arguments.dtype, rounds, work)
-        rows, left_out = rows + measured, left_out | missing
+        measured, missing, known = measure(shape, arguments.only, arguments.dtype, rounds, work)
+        rows, left_out, versions = rows + measured, left_out | missing, versions | known
         if arguments.json:
-            write_json(arguments.json, rows, rounds, left_out)
+            write_json(arguments.json, rows, rounds, {"left_out": left_out, "environments": versions})
     if arguments.plot and rows:
         write_plot(arguments.plot, rows)
     for name, why in left_out.items():

@@ -35,6 +35,7 @@ TOKEN_BUDGET = 256
 BLOCK_TOKENS = 32
 BLOCKS_A_SLOT = 12
 PROMPT_CHARACTERS = 120
+SWEPT_BYTES = 64 << 20
 Interval = tuple[float, float]  # when it began, how long it took
 
 
@@ -250,6 +251,26 @@ def _replayed_tok_s(engine: Engine, plans: list[StepPlan], ahead: int) -> float:
     return count / (time.monotonic() - began_s)
 
 
+class _Swept:
+    """An engine that leaves the processor's caches as a forward pass does, whatever it has computed: full of something else."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.limits = engine.limits
+        self._engine = engine
+        self._memory = np.zeros(SWEPT_BYTES // 8)
+
+    def launch(self, plan: StepPlan) -> None:
+        self._engine.launch(plan)
+
+    def collect(self) -> StepOutput:
+        output = self._engine.collect()
+        self._memory += 1.0
+        return output
+
+    def close(self) -> None:
+        self._engine.close()
+
+
 class _Silence:
     """A link of a loop that has its requests."""
 
@@ -260,10 +281,10 @@ class _Silence:
 
 
 def host_us_of_steady_steps(slots: int, num_steps: int) -> float:
-    """Median processor time that the loop itself spends on a step of `slots` decoding rows, with the toy engine."""
+    """Median processor time that the loop itself spends on a step of `slots` decoding rows, with the toy engine and cold caches."""
     engine_settings = EngineSettings(kind="toy", slots=slots, kv_blocks=slots * BLOCKS_A_SLOT, token_budget=slots * 8)
     scheduler, engine = build(Settings(engine=engine_settings))
-    recorded = Recorded(engine, engine.limits)
+    recorded = Recorded(_Swept(engine), engine.limits)
     instance, spent = Instance(scheduler, recorded, _Silence(), lambda: None), []
     for number in range(slots):
         request = Request(number, np.full(4, number, np.int32), Sampling(max_tokens=num_steps + 8))

@@ -7,6 +7,7 @@ RUN_DIRECTORY NUMBER`), watches its state file and starts it anew when it ends o
 from __future__ import annotations
 
 import datetime
+import gc
 import logging
 import os
 import signal
@@ -199,6 +200,8 @@ def build(settings: Settings) -> tuple[SlotScheduler, Engine]:
     make = partial(ENGINES[settings.engine.kind], settings)
     blocking = settings.engine.kind == "torch" and settings.model.device == "cpu"  # others compute while the loop goes on
     engine = EngineThread(make) if blocking and settings.steps_ahead else make()
+    gc.collect()
+    gc.freeze()  # what is loaded stays: looking at all of it for garbage took a step's time
     limits = engine.limits
     limits = replace(limits, max_model_tokens=min(limits.max_model_tokens, limits.kv_tokens))  # a lone request always fits
     return SlotScheduler(limits, settings.engine.token_budget, settings.scheduling), engine

@@ -87,6 +87,11 @@ class StepPlan:
     def num_tokens(self) -> int:
         return int(self.lengths.sum())
 
+    def goes_on(self, number: int) -> StepPlan:
+        """A steady step behind this one of decode spans alone: each is a token further, all else is the very same arrays."""
+        starts = self.starts + np.int32(1)
+        return StepPlan(number, (), self.slots, self.epochs, starts, self.lengths, self.kinds, self.samples, self.tokens)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowLogProbs:

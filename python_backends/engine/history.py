@@ -42,10 +42,14 @@ class History:
     def release(self, slots: list[int]) -> None:
         self._kept[slots] = False
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether any slot looks back."""
+        return bool(self._kept.any())
+
     def append(self, slots: Tensor, positions: Tensor, tokens: Tensor) -> None:
         """`tokens` [rows] at `positions` [rows] of `slots` [rows]."""
-        if self._kept.any():
-            self._tokens[slots, positions] = tokens.int()
+        self._tokens[slots, positions] = tokens.int()
 
     def first(self, slots: Tensor, lengths: Tensor, width: int) -> Tensor:
         """[rows, width] the first tokens of `slots`; behind their `lengths` [rows] the first one again and again."""

@@ -15,27 +15,24 @@ from itertools import product
 import numpy as np
 import openvino as ov
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from python_backends.config import Settings, SettingsError
 from python_backends.engine.checkpoint import block_shape, declared_tokens, load_model, model_limits, read_config
 from python_backends.engine.kv_cache import BlockShape
 from python_backends.engine.log_probs import log_probs, row_log_probs
-from python_backends.engine.openvino_graph import BLOCK_TOKENS, STEP_INPUTS, TYPES, build_graph, cache_name
+from python_backends.engine.openvino_graph import BLOCK_TOKENS, TYPES, build_graph, cache_name
+from python_backends.engine.openvino_inputs import StepInputs
 from python_backends.engine.quantised import kept
 from python_backends.engine.sampler import SamplingRows, sample
 from python_backends.engine.slot_state import SlotState
 from python_backends.engine.step_timer import Seconds, StepTimer
 from python_backends.engine.weights import describe, take_layers
-from python_backends.request import Ids
 from python_backends.step import StepOutput, StepPlan
 
 # Beside int8 weights, so many activations of a row are rounded to int8 with one scale, so that the processor multiplies integers;
 # 0 leaves them as they are, at 1.2 to 1.9 times the time of a decode step's products. Each row goes by itself: company changes nothing.
 ROUNDED_TOGETHER = 32
-
-Arrays = dict[str, NDArray[np.int32]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +40,7 @@ class _Running:
     """A step that OpenVINO's threads compute."""
 
     number: int
+    request: ov.InferRequest
     slots: Tensor  # [sampled]
     rows: SamplingRows
 
@@ -70,10 +68,11 @@ class OpenVINOEngine:
         del model, description
         shape = block_shape(settings, config)
         compiled = _compiled(graph, shape, settings.engine.threads)
-        self._requests = deque(compiled.create_infer_request() for _ in range(2))  # the running step's, and the one before
+        self._ahead = settings.steps_ahead > 0
+        requests = [compiled.create_infer_request() for _ in range(1 + self._ahead)]
+        self._inputs = deque(map(StepInputs, requests))  # of the running step, and of the one before
         self._caches = self._give_caches(shape)
         self.state = SlotState(self.limits, torch.device("cpu"))
-        self._ahead = settings.steps_ahead > 0
         self._timer = StepTimer()
         self._running: _Running | None = None
         self._chosen: _Chosen | None = None
@@ -82,15 +81,19 @@ class OpenVINOEngine:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
         """Starts the step as soon as the one before it has its tokens. All that the start doesn't need is done behind it."""
-        inputs = None if plan.operations else self._inputs(plan)
+        self._inputs.rotate()
+        inputs, is_early = self._inputs[0], self._ahead and not plan.operations
+        if is_early:
+            inputs.fill(plan, self.state.table.numpy())
         self._choose()
-        if plan.operations:
+        if not is_early:
             self._append()
             self.state.apply(plan.operations)
-        self._start(plan, inputs or self._inputs(plan))
+            inputs.fill(plan, self.state.table.numpy())
+        self._start(plan, inputs)
         self._append()
-        slots = torch.from_numpy(plan.slots[plan.samples].astype(np.int64))
-        self._running = _Running(plan.number, slots, self.state.sampling_rows(slots, plan))
+        rows = self.state.sampling_rows(inputs.sampled, plan)
+        self._running = _Running(plan.number, inputs.request, inputs.sampled, rows)
 
     @torch.inference_mode()
     def collect(self) -> StepOutput:
@@ -103,25 +106,21 @@ class OpenVINOEngine:
         self._choose()
         self._outputs.clear()
 
-    def _start(self, plan: StepPlan, inputs: Arrays) -> None:
-        self._requests.rotate()
-        count = plan.num_decodes
-        inputs["tokens"][:count] = self.state.last_tokens[plan.slots[:count]]
-        for name in STEP_INPUTS:
-            self._requests[0].set_tensor(name, ov.Tensor(inputs[name]))
+    def _start(self, plan: StepPlan, inputs: StepInputs) -> None:
+        inputs.put_tokens(self.state.last_tokens[plan.slots[: plan.num_decodes]])
         self._timer.begin()
         if self._ahead:
-            self._requests[0].start_async()
+            inputs.request.start_async()
         else:
-            self._requests[0].infer()  # this thread computes too
+            inputs.request.infer()  # this thread computes too
 
     def _choose(self) -> None:
         """Waits for the running step and chooses its tokens; the next one may start then."""
         if self._running is None:
             return
-        step, self._running, request = self._running, None, self._requests[0]
-        request.wait()
-        logits = torch.from_numpy(request.get_output_tensor(0).data)  # [sampled, vocabulary] float32
+        step, self._running = self._running, None
+        step.request.wait()
+        logits = torch.from_numpy(step.request.get_output_tensor(0).data)  # [sampled, vocabulary] float32
         chosen = sample(logits[: len(step.slots)], step.rows)
         self.state.last_tokens[step.slots.numpy()] = chosen.numpy()
         self._chosen = _Chosen(step, logits, chosen, self._timer.end())
@@ -137,33 +136,6 @@ class OpenVINOEngine:
         busy_s, gap_s = done.times()
         self._outputs.append(StepOutput(step.number, tokens.astype(np.int32), finishes.astype(np.uint8), scores, busy_s, gap_s))
 
-    def _inputs(self, plan: StepPlan) -> Arrays:
-        """Spans stand in the order of the plan: decode rows, whose tokens come last of all, then chunks of prompts.
-
-        Positions are the plan's. A row that has ended meanwhile computes a token more, behind its last one, in a block of its own.
-        """
-        ends = np.cumsum(plan.lengths)
-        offsets = np.arange(ends[-1]) - np.repeat(ends - plan.lengths, plan.lengths)
-        num_tokens = plan.starts + plan.lengths
-        blocks, begins = self._blocks(plan.slots, num_tokens)
-        arrays = {
-            "tokens": np.concatenate([np.zeros(plan.num_decodes, np.int32), plan.tokens]),
-            "positions": np.repeat(plan.starts, plan.lengths) + offsets,
-            "past_lens": plan.starts,
-            "subsequence_begins": np.concatenate([[0], ends]),
-            "block_indices": blocks,
-            "block_indices_begins": begins,
-            "max_context_len": num_tokens.max(),
-            "sampling_rows": ends[plan.samples] - 1 if plan.samples.any() else np.zeros(1),
-        }
-        return {name: np.asarray(values, np.int32) for name, values in arrays.items()}
-
-    def _blocks(self, slots: Ids, num_tokens: Ids) -> tuple[Ids, NDArray[np.int64]]:
-        """The blocks that hold the first `num_tokens` [spans] of each slot, one after the other, and where each span's begin."""
-        counts = -(-num_tokens // BLOCK_TOKENS)
-        rows = self.state.table.numpy()[slots, : counts.max()]
-        return rows[np.arange(rows.shape[1]) < counts[:, None]], np.concatenate([[0], np.cumsum(counts)])
-
     def _give_caches(self, shape: BlockShape) -> list[Tensor]:
         """Keys and values of every layer [blocks, kv_heads, block_tokens, dim], as inputs that stay for good."""
         caches = []
@@ -171,8 +143,8 @@ class OpenVINOEngine:
             sizes = (self.limits.num_blocks, shape.num_kv_heads, BLOCK_TOKENS, shape.head_dim)
             cache = torch.zeros(sizes, dtype=shape.dtype)  # untouched blocks cost no memory
             bits = cache.view(torch.int16 if shape.dtype == torch.bfloat16 else shape.dtype).numpy()
-            for request in self._requests:
-                request.set_tensor(cache_name(layer, part), ov.Tensor(bits, list(sizes), TYPES[shape.dtype]))
+            for inputs in self._inputs:
+                inputs.request.set_tensor(cache_name(layer, part), ov.Tensor(bits, list(sizes), TYPES[shape.dtype]))
             caches.append(cache)
         return caches
 

@@ -94,7 +94,7 @@ class _Graph:
             raise SettingsError("attention with soft-capped scores is not computed by the openvino engine; engine.kind = 'torch' does")
         heads = self._heads
         widths = [heads.query_width, heads.kv_width, heads.kv_width]
-        query, key, value = ops.variadic_split(_linear(x, attention.qkv), _int(2), ops.constant(np.array(widths))).outputs()
+        query, key, value = _products(x, attention.qkv, widths)
         query = self._turned(query, heads.num_query_heads, attention.q_norm, attention.rotary)
         key = self._turned(key, heads.num_kv_heads, attention.k_norm, attention.rotary)
         flat = [_reshaped(part, [-1, width]) for part, width in zip((query, key, value), widths, strict=True)]
@@ -151,12 +151,18 @@ class _Graph:
 
 def _feed_forward(x: Node, feed_forward: FeedForward) -> Node:
     activation = ACTIVATIONS[feed_forward.activation]
-    up = _linear(x, feed_forward.up)
     if not feed_forward.gated:
-        return _linear(activation(up), feed_forward.down)
+        return _linear(activation(_linear(x, feed_forward.up)), feed_forward.down)
     width = len(feed_forward.up.weight) // 2
-    gate, up = ops.variadic_split(up, _int(2), _ints(width, width)).outputs()
+    gate, up = _products(x, feed_forward.up, [width, width])
     return _linear(ops.multiply(activation(gate), up), feed_forward.down)
+
+
+def _products(x: Node, linear: Linear, widths: list[int]) -> list[Node]:
+    """The products that `linear` joins, each by itself: so the plugin makes what follows a part of it, and nothing is cut apart."""
+    parts = (linear.weight, linear.bias, linear.scale)
+    cut = [[None] * len(widths) if part is None else torch.split(part, widths) for part in parts]
+    return [_linear(x, Linear(weight, bias, scale)) for weight, bias, scale in zip(*cut, strict=True)]
 
 
 def _linear(x: Node, linear: Linear, weight: Node | None = None) -> Node:

@@ -46,6 +46,9 @@ class SamplingRows:
     asks: LogProbRows | None = None  # for log-probabilities, which change no token; None: nobody asks
 
 
+GREEDY = SamplingRows(draws=None, banned=None)
+
+
 def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     """Tokens [rows] for logits [rows, vocabulary], whatever made them."""
     if rows.penalties is not None:

@@ -29,11 +29,10 @@ class Column(IntEnum):
     LAST_TOKEN = 0
     LENGTH = 1  # tokens so far; the KV of the last one is not computed yet
     OUTPUTS = 2  # output tokens so far
-    MAX_LENGTH = 3
-    MIN_TOKENS = 4
-    SEED = 5
-    TOP_K = 6
-    ENDED = 7
+    MIN_TOKENS = 3
+    SEED = 4
+    TOP_K = 5
+    ENDED = 6
 
 
 class Share(IntEnum):
@@ -79,6 +78,10 @@ class SamplingState:
             self._bad_words.admit(slots, [admit.sampling.bad_words for admit in admits])
         for admit in admits:
             self._asked.admit(admit, self._limits.max_model_tokens)
+
+    def is_asked(self, host: Ids) -> bool:
+        """Whether any of the slots `host` asks for more than the most probable token."""
+        return bool(self._asked.anything[host].any())
 
     def rows(self, batch: Batch) -> SamplingRows:
         """The parameters of the rows of `batch`; only those that some row needs."""
@@ -140,6 +143,7 @@ class _Asked:
     """What the host knows of each slot: a step of plain greedy rows is one arg-max."""
 
     def __init__(self, num_slots: int) -> None:
+        self.anything: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         self.draws: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         self.restricts: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         self.penalizes: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
@@ -158,6 +162,8 @@ class _Asked:
         self.num_top[slot] = sampling.num_top_log_probs
         early = admit.num_prompt_tokens + sampling.min_tokens if sampling.stop_ids else 0
         self.stop_from[slot] = min(early, max_model_tokens)
+        asks = sampling.temperature > 0 or sampling.looks_back or sampling.log_probs
+        self.anything[slot] = asks or (sampling.min_tokens > 0 and bool(sampling.stop_ids))
 
 
 def _shares(sampling: Sampling) -> tuple[float, ...]:

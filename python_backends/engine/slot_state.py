@@ -8,6 +8,7 @@ this step's outputs. A row that ended stays as it is, so a step launched before 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from python_backends.engine.sampler import SamplingRows
+from python_backends.engine.sampler import GREEDY, SamplingRows
 from python_backends.engine.sampling_state import Batch, Column, SamplingState
-from python_backends.request import Finish, Ids, ModelLimits
+from python_backends.request import Ids, ModelLimits
 from python_backends.step import Admit, Grow, Release, SlotOperation, StepPlan
 
 NO_STOP_ID = -1
@@ -65,25 +66,27 @@ class SlotState:
 
         Row i is the `order[i]`-th span of `plan` that samples; without `order` the i-th.
         """
-        host, lengths = plan.slots[plan.samples], (plan.starts + plan.lengths)[plan.samples]
-        if order is not None:
-            host, lengths = host[order], lengths[order]
+        host = plan.slots[plan.samples]
+        host = host if order is None else host[order]
+        if not self._sampling.is_asked(host):
+            return GREEDY
+        lengths = (plan.starts + plan.lengths)[plan.samples]
+        lengths = lengths if order is None else lengths[order]
         return self._sampling.rows(Batch(slots, host, lengths, self._counts, self._stop_ids))
 
     def append(self, slots: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Appends `tokens` [sampled] to `slots` and ends those that are done. Tokens and finishes; 0, RUNNING where a row had ended."""
-        counts = self._counts[slots]
-        live = 1 - counts[:, Column.ENDED]
-        stops = (self._stop_ids[slots] == tokens[:, None]).any(1) & (counts[:, Column.OUTPUTS] >= counts[:, Column.MIN_TOKENS])
-        full = counts[:, Column.LENGTH] + 1 >= counts[:, Column.MAX_LENGTH]
-        finishes = torch.where(stops, int(Finish.STOP), full * int(Finish.LENGTH)) * live
-        self._sampling.history.append(slots, counts[:, Column.LENGTH], tokens)
-        counts[:, Column.LAST_TOKEN] = torch.where(live > 0, tokens, counts[:, Column.LAST_TOKEN])
-        counts[:, Column.LENGTH] += live
-        counts[:, Column.OUTPUTS] += live
-        counts[:, Column.ENDED] |= finishes != Finish.RUNNING
-        self._counts[slots] = counts
-        return tokens * live, finishes
+        """Appends `tokens` [sampled] to `slots` and ends those whose token is a stop id; ends by length are known beforehand.
+
+        Tokens and finishes [sampled]; 0 and RUNNING where a row had ended.
+        """
+        history = self._sampling.history
+        if history.is_kept:
+            history.append(slots, self._counts[slots, Column.LENGTH], tokens)
+        tensors = (self._counts, self._stop_ids, slots, tokens)
+        if self.device.type == "cpu":  # by numpy, in the same memory: a small operation of torch takes as long as ten of these
+            appended, finishes = _append(*(tensor.numpy() for tensor in tensors))
+            return torch.as_tensor(appended), torch.as_tensor(finishes)
+        return _append(*tensors)
 
     def _admit(self, admits: list[Admit]) -> None:
         if not admits:
@@ -95,11 +98,10 @@ class SlotState:
 
     def _row(self, admit: Admit) -> list[int]:
         sampling, outputs = admit.sampling, admit.num_output_tokens
-        max_length = min(admit.num_prompt_tokens + sampling.max_tokens, self._limits.max_model_tokens)
         length = admit.num_prompt_tokens + outputs
         top_k = min(sampling.top_k, self._limits.vocab_size)
         last_token = int(admit.tokens[-1]) if len(admit.tokens) else 0
-        return [last_token, length, outputs, max_length, sampling.min_tokens, _as_int64(sampling.seed), top_k, 0]
+        return [last_token, length, outputs, sampling.min_tokens, _as_int64(sampling.seed), top_k, 0]
 
     def _known_ids(self, stop_ids: tuple[int, ...]) -> list[int]:
         return [stop for stop in stop_ids if 0 <= stop < self._limits.vocab_size]
@@ -130,6 +132,19 @@ class SlotState:
 
     def _put(self, values: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(values).to(self.device)
+
+
+def _append(table: Any, stop_ids: Any, slots: Any, tokens: Any) -> tuple[Any, Any]:
+    """On tensors or on numpy arrays: what is said here means the same to both. Finish.STOP is 1."""
+    counts = table[slots]
+    live = 1 - counts[:, Column.ENDED]
+    stops = (stop_ids[slots] == tokens[:, None]).any(1) & (counts[:, Column.OUTPUTS] >= counts[:, Column.MIN_TOKENS])
+    finishes = stops * live
+    counts[:, Column.LAST_TOKEN] += (tokens - counts[:, Column.LAST_TOKEN]) * live
+    counts[:, Column.LENGTH : Column.OUTPUTS + 1] += live[:, None]
+    counts[:, Column.ENDED] |= finishes
+    table[slots] = counts
+    return tokens * live, finishes
 
 
 def _as_int64(seed: int) -> int:

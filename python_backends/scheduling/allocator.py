@@ -33,6 +33,10 @@ class Allocator:
         self._operations: list[SlotOperation] = []
         self._started: list[Started] = []
 
+    @property
+    def has_operations(self) -> bool:
+        return bool(self._operations)
+
     def take_operations(self) -> tuple[SlotOperation, ...]:
         """What has changed since this was last asked, for the next plan."""
         operations, self._operations = self._operations, []
@@ -103,6 +107,7 @@ class Allocator:
 
     def rewrite(self) -> None:
         """Everything that the engine holds of every slot, once more: what a step would cost without static slots."""
+        self.slots.write_tokens()
         for sequence in self.slots.running():
             slot, known = sequence.slot, int(self.slots.known[sequence.slot])
             num_output_tokens, tokens = known - sequence.num_prompt_tokens, self.slots.tokens[slot, :known].copy()

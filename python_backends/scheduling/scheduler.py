@@ -22,6 +22,7 @@ from python_backends.scheduling.outlook import Outlook
 from python_backends.scheduling.policies import POLICIES, Reserve, View, reserve_max_tokens
 from python_backends.scheduling.predicted_order import HEAD
 from python_backends.scheduling.sequence import Sequence, Status
+from python_backends.scheduling.slots import Rows, rows_of
 from python_backends.scheduling.waiting import WaitingList
 from python_backends.step import SpanKind, Started, StepOutput, StepPlan, Tokens
 
@@ -61,7 +62,11 @@ class SlotScheduler:
         self._sequences: dict[int, Sequence] = {}  # waiting and running
         self._arrivals = 0
         self._steps = 0
+        self._last_leave = 0  # number of the first step behind the last time that a slot was given up
         self._in_flight = 0
+        self._last: StepPlan  # written
+        self._rows: Rows  # of the last plan, if it is of decodes alone
+        self._num_steady_steps = 0  # that may follow it unless something changes
 
     @property
     def num_waiting(self) -> int:
@@ -121,9 +126,9 @@ class SlotScheduler:
             return False
         if sequence.status is Status.WAITING:
             self._waiting.remove(sequence)
+            sequence.status = Status.FINISHED
         else:
-            self._unseat(sequence)
-        sequence.status = Status.FINISHED
+            self._leave(sequence, Status.FINISHED)
         return True
 
     def cancel_all(self) -> None:
@@ -134,6 +139,9 @@ class SlotScheduler:
         """The next step, or None if there is nothing to do before more requests or outputs come."""
         if self._in_flight >= self._max_in_flight:
             return None
+        if self._num_steady_steps > 0 and not self._has_changed():
+            return self._go_on()
+        self._num_steady_steps = 0
         evicted = self._grow()
         if not evicted:  # an evicted sequence would only push the next one out
             self._admit()
@@ -141,30 +149,25 @@ class SlotScheduler:
         chunks = self._chunks(self.token_budget - len(decodes))
         if not len(decodes) and not chunks:
             return None  # operations wait for the next step that has work
-        self._in_flight += 1
         if not self._static_slots:
             self._allocator.rewrite()
-        return self._write_plan(decodes, chunks)
+        self._in_flight += 1
+        self._last = self._write_plan(decodes, chunks)
+        if not chunks and self._static_slots:
+            self._rows = rows_of(decodes)
+            self._num_steady_steps = self.slots.num_steady_steps(self._rows)
+        return self._last
 
     def apply(self, plan: StepPlan, output: StepOutput) -> Tokens:
         """Books the tokens of the oldest launched step. Rows whose slot has changed hands since are dropped."""
         self._in_flight -= 1
-        slots, epochs = plan.slots[plan.samples], plan.epochs[plan.samples]
-        current = self.slots.epochs[slots] == epochs
-        current &= self.slots.live[slots]
-        slots, tokens, finishes = slots[current], output.tokens[current], output.finishes[current]
-        table = self.slots
-        positions = table.known[slots]
-        table.tokens[slots, positions] = tokens
-        table.known[slots] += 1
-        full = (finishes == Finish.RUNNING) & (table.known[slots] >= table.limits[slots])  # our limit may be lower than the engine's
-        finishes = np.where(full, np.uint8(Finish.LENGTH), finishes)
-        indices = positions - table.prompts[slots]
+        if plan.number >= self._last_leave and not len(plan.tokens):  # decode rows, all still there
+            return self._book(plan.slots, rows_of(plan.slots), output)
+        slots = plan.slots[plan.samples]
+        current = (self.slots.epochs[slots] == plan.epochs[plan.samples]) & self.slots.live[slots]
         log_probs = None if output.log_probs is None else output.log_probs.kept(current)
-        events = Tokens(table.request_ids[slots], table.stream_epochs[slots], indices, tokens, finishes, log_probs)
-        for slot in slots[finishes != Finish.RUNNING].tolist():
-            self._finish(slot)
-        return events
+        kept = replace(output, tokens=output.tokens[current], finishes=output.finishes[current], log_probs=log_probs)
+        return self._book(slots[current], slots[current], kept)
 
     def take_started(self) -> list[Started]:
         """Who got a slot since this was last asked."""
@@ -200,22 +203,27 @@ class SlotScheduler:
 
     def _evict(self, sequence: Sequence) -> None:
         """Back to waiting, at its old place; its tokens stay and are computed again."""
-        self._unseat(sequence)
-        sequence.status = Status.WAITING
+        self._leave(sequence, Status.WAITING)
         self._waiting.add(sequence)
         self.num_evictions += 1
 
     # --- admission
 
     def _admit(self) -> None:
-        self.refresh()
-        if not self._waiting or not self.slots.num_free or not self._may_admit:
+        if not self._is_admission_due():
             return
         for sequence in self.policy.select(self._waiting.in_order(), self._view()):
             self._waiting.take(sequence)
             self._allocator.seat(sequence)
             self.outlook.seated(sequence)
         self._may_admit = not self.policy.looks_ahead  # the next change or refresh will tell
+
+    def _is_admission_due(self) -> bool:
+        """Whether somebody may get a slot now who could not before."""
+        if not self._waiting or not self.slots.num_free:
+            return False
+        self.refresh()
+        return self._may_admit
 
     def _view(self) -> View:
         view = self._allocator.view()
@@ -236,14 +244,45 @@ class SlotScheduler:
         sequence = self.slots.sequences[slot]
         assert sequence is not None
         del self._sequences[sequence.request_id]
-        self._unseat(sequence)
+        self._leave(sequence, Status.FINISHED)
         self.outlook.future.lengths.ended(sequence.num_output_tokens)
-        sequence.status = Status.FINISHED
 
-    def _unseat(self, sequence: Sequence) -> None:
+    def _leave(self, sequence: Sequence, status: Status) -> None:
         self.outlook.left(sequence.slot)
         self._allocator.unseat(sequence)
+        sequence.status = status
         self._may_admit = True
+        self._last_leave = self._steps
+
+    # --- booking tokens
+
+    def _book(self, slots: Ids, rows: Rows, output: StepOutput) -> Tokens:
+        """`slots` [sampled], and the same as an index."""
+        table, finishes = self.slots, output.finishes
+        known = table.append(slots, rows, output.tokens)
+        full = known >= table.limits[rows]
+        if full.any():  # our limit may be lower than the engine's
+            finishes = np.where(full & (finishes == Finish.RUNNING), np.uint8(Finish.LENGTH), finishes)
+        request_ids, epochs = np.array(table.request_ids[rows]), np.array(table.stream_epochs[rows])
+        events = Tokens(request_ids, epochs, known - 1 - table.prompts[rows], output.tokens, finishes, output.log_probs)
+        if finishes.any():
+            for slot in slots[finishes != Finish.RUNNING].tolist():
+                self._finish(slot)
+        return events
+
+    # --- steady steps
+
+    def _has_changed(self) -> bool:
+        """Whether the next step may be another than the last one's rows, each a token further."""
+        return self._allocator.has_operations or self._is_admission_due()
+
+    def _go_on(self) -> StepPlan:
+        self._num_steady_steps -= 1
+        self._in_flight += 1
+        self.slots.decode(self._rows)
+        self._last = self._last.goes_on(self._steps)
+        self._steps += 1
+        return self._last
 
     # --- writing the plan
 

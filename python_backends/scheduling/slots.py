@@ -18,6 +18,8 @@ from python_backends.request import Ids
 from python_backends.scheduling.sequence import NO_SLOT, Sequence, Status
 
 GROWTH_TOKENS = 128  # a slot gets blocks for so many tokens to come: an operation every 128 steps, not every 16
+MAX_PENDING = 64  # steps
+Rows = slice | Ids  # some rows of the table: neighbours as a slice, which numpy reads without looking at each
 
 
 class SlotTable:
@@ -37,6 +39,8 @@ class SlotTable:
         self.request_ids: NDArray[np.int64] = np.zeros(num_slots, np.int64)
         self.stream_epochs: Ids = np.zeros(num_slots, np.int32)
         self._free = list(range(num_slots))
+        self._pending: list[Ids] = []  # tokens of the last steps, all of `_pending_slots`, that are known and not written yet
+        self._pending_slots: Ids = np.zeros(0, np.int32)
 
     @property
     def num_free(self) -> int:
@@ -69,6 +73,7 @@ class SlotTable:
 
     def leave(self, sequence: Sequence) -> int:
         """Frees the slot of `sequence`, which takes its known tokens along. Returns the slot."""
+        self.write_tokens()
         slot = sequence.slot
         sequence.tokens = self.tokens[slot, : self.known[slot]].copy()
         sequence.slot = NO_SLOT
@@ -82,6 +87,36 @@ class SlotTable:
         ready = self.live & (self.computed >= self.targets) & (self.planned < self.limits)
         return np.flatnonzero(ready).astype(np.int32)
 
+    def num_steady_steps(self, rows: Rows) -> int:
+        """Steps that `rows`, which decode, can go on before one of them ends by length or needs more blocks."""
+        planned = self.planned[rows]
+        return int(np.minimum(self.limits[rows] - planned, self.capacity[rows] + 1 - planned).min())
+
+    def decode(self, rows: Rows) -> None:
+        """One more decode step is planned for `rows`."""
+        self.computed[rows] += 1
+        self.planned[rows] += 1
+
+    def append(self, slots: Ids, rows: Rows, tokens: Ids) -> Ids:
+        """`slots` [n], which are `rows`, have one more token each. How many they have now.
+
+        Tokens of the same rows are written together, some steps at once: one row lies far from the next.
+        """
+        if slots is not self._pending_slots or len(self._pending) == MAX_PENDING:
+            self.write_tokens()
+        self._pending_slots = slots
+        self._pending.append(tokens)
+        self.known[rows] += 1
+        return self.known[rows]
+
+    def write_tokens(self) -> None:
+        """From now on `tokens` has all that are known."""
+        if self._pending:
+            slots, count = self._pending_slots, len(self._pending)
+            columns = self.known[slots][:, None] + np.arange(-count, 0)
+            self.tokens[slots[:, None], columns] = np.stack(self._pending, axis=1)
+            self._pending = []
+
     def prefilling(self) -> list[int]:
         """Slots with a prompt left to compute, in order of arrival."""
         slots = np.flatnonzero(self.live & (self.computed < self.targets)).tolist()
@@ -91,3 +126,10 @@ class SlotTable:
         sequence = self.sequences[slot]
         assert sequence is not None
         return sequence.arrival
+
+
+def rows_of(slots: Ids) -> Rows:
+    """`slots`, ascending, as an index."""
+    if len(slots) and slots[-1] - slots[0] == len(slots) - 1:
+        return slice(int(slots[0]), int(slots[-1]) + 1)
+    return slots

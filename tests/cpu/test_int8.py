@@ -109,7 +109,7 @@ def test_answers_in_float32_are_transformers_answers_with_the_rounded_weights(ea
 def test_int8_is_what_the_openvino_plugin_keeps(one: TinyModel) -> None:
     """Were the constants folded into floats, nothing would be gained, and nothing else would show it."""
     products = _weight_types(one.openvino_engine(weights="int8", dtype="float32"))
-    assert products.count("i8") == 4 * one.model.config.num_hidden_layers
+    assert products.count("i8") == 7 * one.model.config.num_hidden_layers
     assert "i8" not in _weight_types(one.openvino_engine(dtype="float32"))
 
 
@@ -174,6 +174,6 @@ def _note(tiny: TinyModel, what: str, requests: list[Request], answers: dict[int
 
 def _weight_types(engine: OpenVINOEngine) -> list[str]:
     """Of all matrix products of the compiled graph, in which type their weights lie."""
-    nodes = engine._requests[0].get_compiled_model().get_runtime_model().get_ordered_ops()
+    nodes = engine._inputs[0].request.get_compiled_model().get_runtime_model().get_ordered_ops()
     products = [node for node in nodes if node.get_rt_info()["layerType"].astype(str) == "FullyConnected"]
     return [node.input_value(1).get_element_type().get_type_name() for node in products]

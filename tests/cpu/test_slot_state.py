@@ -35,14 +35,9 @@ def test_the_next_input_is_the_token_just_appended(state: SlotState) -> None:
     assert (tokens.tolist(), positions.tolist()) == ([55, 77], [5, 9])
 
 
-def test_rows_end_by_stop_id_by_max_tokens_and_by_the_models_length(state: SlotState) -> None:
-    state.apply([_admit(0, 5, stop_ids=(7, 8)), _admit(1, 5, outputs=9), _admit(2, 39), _admit(3, 5, stop_ids=(9,))])
-    assert _append(state, [0, 1, 2, 3], [8, 7, 7, 7])[1] == [Finish.STOP, Finish.LENGTH, Finish.LENGTH, Finish.RUNNING]
-
-
-def test_a_stop_id_at_the_last_token_is_a_stop(state: SlotState) -> None:
-    state.apply([_admit(0, 5, outputs=9, stop_ids=(7,))])
-    assert _append(state, [0], [7])[1] == [Finish.STOP]
+def test_rows_end_by_a_stop_id_of_their_own(state: SlotState) -> None:
+    state.apply([_admit(0, 5, stop_ids=(7, 8)), _admit(1, 5), _admit(2, 39, stop_ids=(7,)), _admit(3, 5, stop_ids=(9,))])
+    assert _append(state, [0, 1, 2, 3], [8, 7, 7, 7])[1] == [Finish.STOP, Finish.RUNNING, Finish.STOP, Finish.RUNNING]
 
 
 def test_a_row_that_ended_stays_as_it_is(state: SlotState) -> None:

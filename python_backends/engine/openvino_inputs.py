@@ -1,0 +1,77 @@
+"""What the OpenVINO graph reads of a step, for one of its infer requests.
+
+Owns the arrays, which the request reads where they lie: in steps of the same decode rows they are changed in place. Called by the
+OpenVINO engine.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import openvino as ov
+import torch
+from numpy.typing import NDArray
+
+from python_backends.engine.openvino_graph import BLOCK_TOKENS, STEP_INPUTS
+from python_backends.request import Ids
+from python_backends.step import StepPlan
+
+BLOCKS_AHEAD = 4  # listed beyond those that a span needs, so that the list need not be made anew at every block; none reads them
+
+Table = NDArray[np.int64]  # [slots, blocks]
+
+
+class StepInputs:
+    def __init__(self, request: ov.InferRequest) -> None:
+        self.request = request
+        self.sampled = torch.zeros(0, dtype=torch.int64)  # [sampled] slots of the spans that sample
+        self._arrays: dict[str, NDArray[np.int32]] = {}
+        self._slots: Ids | None = None  # of decode rows alone, that the arrays are made for
+        self._first = 0  # where its first row stood then
+
+    def fill(self, plan: StepPlan, table: Table) -> None:
+        """All but the tokens of the decode rows. Spans stand in the order of the plan: decode rows, then chunks of prompts.
+
+        Positions are the plan's. A row that has ended meanwhile computes a token more, behind its last one, in a block of its own.
+        """
+        if plan.slots is self._slots and plan.starts[0] - self._first < BLOCKS_AHEAD * BLOCK_TOKENS:
+            self._go_on(plan.starts)
+        else:
+            self._make(plan, table)
+
+    def put_tokens(self, tokens: NDArray[np.int64]) -> None:
+        """Of the decode rows [decodes]."""
+        self._arrays["tokens"][: len(tokens)] = tokens
+
+    def _go_on(self, starts: Ids) -> None:
+        arrays = self._arrays
+        arrays["positions"][:] = starts
+        arrays["past_lens"][:] = starts
+        arrays["max_context_len"][()] = starts.max() + 1
+
+    def _make(self, plan: StepPlan, table: Table) -> None:
+        ends = np.cumsum(plan.lengths)
+        offsets = np.arange(ends[-1]) - np.repeat(ends - plan.lengths, plan.lengths)
+        num_tokens = plan.starts + plan.lengths
+        blocks, begins = _blocks(table[plan.slots], num_tokens)
+        arrays = {
+            "tokens": np.concatenate([np.zeros(plan.num_decodes, np.int32), plan.tokens]),
+            "positions": np.repeat(plan.starts, plan.lengths) + offsets,
+            "past_lens": plan.starts,
+            "subsequence_begins": np.concatenate([[0], ends]),
+            "block_indices": blocks,
+            "block_indices_begins": begins,
+            "max_context_len": num_tokens.max(),
+            "sampling_rows": ends[plan.samples] - 1 if plan.samples.any() else np.zeros(1),
+        }
+        self._arrays = {name: np.array(values, np.int32) for name, values in arrays.items()}
+        self.sampled = torch.from_numpy(plan.slots[plan.samples].astype(np.int64))
+        self._slots = None if len(plan.tokens) else plan.slots
+        self._first = int(plan.starts[0])
+        for name in STEP_INPUTS:
+            self.request.set_tensor(name, ov.Tensor(self._arrays[name], shared_memory=True))
+
+
+def _blocks(rows: Table, num_tokens: Ids) -> tuple[Table, NDArray[np.int64]]:
+    """Of `rows` [spans, blocks] those that hold the first `num_tokens` [spans] and some more, and where each span's begin."""
+    counts = np.minimum(-(-num_tokens // BLOCK_TOKENS) + BLOCKS_AHEAD, rows.shape[1])
+    return rows[np.arange(rows.shape[1]) < counts[:, None]], np.concatenate([[0], np.cumsum(counts)])
