@@ -112,7 +112,7 @@ def test_the_step_time_model_finds_what_the_steps_are_made_of(loads: list[tuple[
     times, seen = StepTime(), np.array([(*load, 0) for load in loads], np.float64)
     honest = seen @ [1e-4, 5e-7, 2e-5, 0] + 0.004
     for batch in range(20):
-        times.learn(seen, honest + (np.arange(50) % 20 == 3) * float(batch > 1))
+        times.learn(seen, honest + ((np.arange(50) + batch) % 20 == 3) * float(batch > 1))
     found = np.array([times.seconds(*load) for load in loads])
     assert np.abs(found / honest - 1).max() < 0.1
     assert times.error_quantile(0.5) == pytest.approx(1, abs=0.05)
