@@ -40,7 +40,7 @@ ORACLE = "oracle"
 BLOCK_TOKENS = 32  # the OpenVINO engine takes no others
 MAX_MODEL_TOKENS = 704  # the longest prompt and answer of the mix
 IN_FLIGHT = 3  # times the slots, when requests shall never run out
-POOL = 1000
+POOL, QUICK_POOL = 1000, 160  # prompts
 Run = Callable[[str, Work], Served]
 
 
@@ -116,7 +116,7 @@ class Bench:
 
     def __init__(self, asked: argparse.Namespace) -> None:
         self.asked = asked
-        self.pool = read_pool(POOL)
+        self.pool = read_pool(QUICK_POOL if asked.quick else POOL)
         self.scheduling = SchedulingSettings(max_passed_over_s=asked.max_passed_over, ttft_s=asked.ttft)
         model = ModelSettings(max_model_tokens=MAX_MODEL_TOKENS)
         engine = EngineSettings(kind=asked.engine, slots=asked.slots, kv_blocks=asked.blocks, block_tokens=BLOCK_TOKENS)

@@ -32,7 +32,8 @@ class StepInputs:
     def fill(self, plan: StepPlan, table: Table, life: int) -> None:
         """All but the tokens of the decode rows. Spans stand in the order of the plan: decode rows, then chunks of prompts.
 
-        `life` of the block table is another one whenever something in it has changed. Positions are the plan's. A row that has ended meanwhile computes a token more, behind its last one, in a block of its own.
+        `life` of the block table is another one whenever something in it has changed. Positions are the plan's. A row that has ended
+        meanwhile computes a token more, behind its last one, in a block of its own.
         """
         if plan.slots is self._slots and life == self._life and plan.starts[0] - self._first < BLOCKS_AHEAD * BLOCK_TOKENS:
             self._go_on(plan.starts)

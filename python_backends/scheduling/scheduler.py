@@ -222,14 +222,20 @@ class SlotScheduler:
     # --- admission
 
     def _admit(self) -> None:
-        self.refresh()
-        if not self._waiting or not self.slots.num_free or not self._may_admit:
+        if not self._is_admission_due():
             return
         for sequence in self.policy.select(self._waiting.in_order(), self._view()):
             self._waiting.take(sequence)
             self._allocator.seat(sequence)
             self.outlook.seated(sequence)
         self._may_admit = not self.policy.looks_ahead  # the next change or refresh will tell
+
+    def _is_admission_due(self) -> bool:
+        """Whether somebody may get a slot now who could not before."""
+        if not self._waiting or not self.slots.num_free:
+            return False
+        self.refresh()
+        return self._may_admit
 
     def _view(self) -> View:
         view = self._allocator.view()
@@ -258,6 +264,7 @@ class SlotScheduler:
         self._allocator.unseat(sequence)
         self._may_admit = True
         sequence.status = status
+        self._may_admit = True
         self._last_leave = self._steps
 
     # --- booking tokens
@@ -280,7 +287,7 @@ class SlotScheduler:
 
     def _has_changed(self) -> bool:
         """Whether the next step may be another than the last one's rows, each a token further."""
-        return self._allocator.has_operations or bool(self._waiting and self.slots.num_free)
+        return self._allocator.has_operations or self._is_admission_due()
 
     def _go_on(self) -> StepPlan:
         self._num_steady_steps -= 1

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from python_backends.request import Ids
 from python_backends.scheduling.sequence import NO_SLOT, Sequence, Status
 
+GROWTH_TOKENS = 128  # a slot gets blocks for so many tokens to come: an operation every 128 steps, not every 16
 MAX_PENDING = 64  # steps
 Rows = slice | Ids  # some rows of the table: neighbours as a slice, which numpy reads without looking at each
-GROWTH_TOKENS = 128  # a slot gets blocks for so many tokens to come: an operation every 128 steps, not every 16
 
 
 class SlotTable:

@@ -10,30 +10,35 @@ from __future__ import annotations
 from collections import deque
 
 import numpy as np
+from numpy.typing import NDArray
 
 from python_backends.step import StepPlan
 
 FEATURES = ("constant", "decode row", "KV token", "prefill token", "training token")
 MEMORY = 2000  # steps: what is older counts less and less
-WARM = 32  # steps that all count in full; later ones that are far off count less
-FAR = 4.0  # times the usual error: what is further off is an interruption, not the engine
+WARM = 64  # steps that are learned from at once and all count in full
+BATCH = 16  # later ones are learned from together
+FAR = 4.0  # times the usual error: what is further off is an interruption, not the engine, and counts less
 NUM_ERRORS = 256  # whose quantiles are known
+STAY = 1e-6  # how firmly a coefficient stays where it is when steps say nothing about it
+
+Array = NDArray[np.float64]
 
 
 class StepTime:
     """`coefficients` are seconds for one of each of `FEATURES`, none of them negative.
 
-    The normal equations Σ w·x·xᵀ·c = Σ w·x·t are kept with old steps fading, and each new step moves the coefficients once around,
-    one after the other, to where the squared error is least: what was not seen to change keeps its coefficient.
+    The normal equations Σ w·x·xᵀ·c = Σ w·x·t are kept, with old steps fading.
     """
 
     def __init__(self) -> None:
         self.coefficients = [0.0] * len(FEATURES)
-        self._products = [[0.0] * len(FEATURES) for _ in FEATURES]  # Σ w·x·xᵀ
-        self._times = [0.0] * len(FEATURES)  # Σ w·x·t
-        self._usual_error_s = 0.0
         self.errors: deque[float] = deque(maxlen=NUM_ERRORS)  # measured / expected of the latest steps
+        self._products: Array = np.zeros((len(FEATURES), len(FEATURES)))  # Σ w·x·xᵀ
+        self._times: Array = np.zeros(len(FEATURES))  # Σ w·x·t
+        self._usual_error_s = 0.0
         self._count = 0
+        self._observed: list[tuple[StepPlan, float]] = []  # and not yet learned from
 
     def seconds(self, decode_rows: float, kv_tokens: float, prefill_tokens: float = 0, training_tokens: float = 0) -> float:
         """Of a step with so many rows that decode, tokens that these attend to, and tokens of prompts; 0 before any was seen."""
@@ -52,41 +57,49 @@ class StepTime:
         return float(np.quantile(self.errors, level)) if self.errors else 1.0
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
-        self.learn(_loads(plan), seconds)
+        self._observed.append((plan, seconds))
+        if self._count < WARM or len(self._observed) == BATCH:
+            plans, times = zip(*self._observed, strict=True)
+            self._observed = []
+            self.learn(np.array([(*_loads(each), 0) for each in plans], np.float64), np.array(times))
 
-    def learn(self, loads: tuple[float, ...], seconds: float) -> None:
-        """`loads`: the arguments of `seconds` for a step that took `seconds`."""
-        expected_s = self.seconds(*loads)
-        weight = self._weight(abs(seconds - expected_s))
-        if expected_s > 0:
-            self.errors.append(seconds / expected_s)
-        features = (1.0, *loads, *[0.0] * (len(FEATURES) - 1 - len(loads)))
-        seen = [i for i, feature in enumerate(features) if feature]
-        keep = 1.0 - 1.0 / MEMORY
-        for i, row in enumerate(self._products):
-            self._times[i] *= keep
-            row[:] = [product * keep for product in row]
-        for i in seen:
-            self._times[i] += weight * features[i] * seconds
-            for j in seen:
-                self._products[i][j] += weight * features[i] * features[j]
-        self._descend()
+    def learn(self, loads: Array, seconds: Array) -> None:
+        """`loads` [n, 4]: the arguments of `seconds` for steps that took `seconds` [n]."""
+        features = np.column_stack([np.ones(len(loads)), loads])  # [n, features]
+        expected_s = features @ self.coefficients
+        if self._count:
+            self.errors.extend((seconds / np.maximum(expected_s, 1e-9)).tolist())
+        weights = self._weights(np.abs(seconds - expected_s))
+        fading = (1.0 - 1.0 / MEMORY) ** len(loads)
+        self._products = self._products * fading + (features.T * weights) @ features
+        self._times = self._times * fading + (features.T * weights) @ seconds
+        self._solve()
 
-    def _weight(self, error_s: float) -> float:
-        self._count += 1
-        far = self._count > WARM and error_s > FAR * self._usual_error_s > 0
-        weight = FAR * self._usual_error_s / error_s if far else 1.0
-        self._usual_error_s += (weight * error_s - self._usual_error_s) * max(0.02, 1.0 / self._count)
-        return weight
+    def _weights(self, errors_s: Array) -> Array:
+        self._count += len(errors_s)
+        weights = np.ones(len(errors_s))
+        if self._count > WARM and self._usual_error_s > 0:
+            weights = np.minimum(1.0, FAR * self._usual_error_s / np.maximum(errors_s, 1e-9))
+        share = max(1.0 - 0.98 ** len(errors_s), len(errors_s) / self._count)
+        self._usual_error_s += (float((weights * errors_s).mean()) - self._usual_error_s) * share
+        return weights
 
-    def _descend(self) -> None:
-        for i, row in enumerate(self._products):
-            if row[i] > 0:
-                others = sum(map(float.__mul__, row, self.coefficients)) - row[i] * self.coefficients[i]
-                self.coefficients[i] = max(0.0, (self._times[i] - others) / row[i])
+    def _solve(self) -> None:
+        """Least squares; what would be negative is 0, and the others are solved for again."""
+        old, used = np.array(self.coefficients), np.ones(len(FEATURES), bool)
+        stay = STAY * np.diag(self._products) + 1e-12
+        while True:
+            products = self._products[np.ix_(used, used)] + np.diag(stay[used])
+            found = np.linalg.solve(products, (self._times + stay * old)[used])
+            if (found >= 0).all():
+                break
+            used[np.flatnonzero(used)[found.argmin()]] = False
+        coefficients = np.zeros(len(FEATURES))
+        coefficients[used] = found
+        self.coefficients = coefficients.tolist()
 
 
 def _loads(plan: StepPlan) -> tuple[int, int, int]:
     """Decode rows, tokens that they attend to, prefill tokens."""
-    rows = plan.num_decodes  # they come first
+    rows = plan.num_decodes if len(plan.tokens) else len(plan.slots)  # they come first
     return rows, int(plan.starts[:rows].sum()) + rows, len(plan.tokens)
