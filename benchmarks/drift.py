@@ -2,7 +2,8 @@
 
     python benchmarks/drift.py --json benchmarks/results/drift.json --plot benchmarks/results/drift.png
 
-Requests of the bundled model's tasks come at a steady rate in virtual time: prose tasks only, then code tasks only, then all eight.
+Requests of the bundled model's tasks come at a steady rate in virtual time: first four tasks whose answers nearly copy their input,
+then the four that change it, then all eight.
 Predictor, request log and learner are those that serve, on a virtual clock; an answer ends as soon as it is asked for. Beside what the
 predictor said (`learning`): the first forest, never learned again (`frozen`), and recent history alone (`history`). An error is that of
 the predicted mean, in tokens, over the requests of one virtual minute.
@@ -45,7 +46,7 @@ PHASES_S = 1200  # each of three
 MINUTE_S = 60
 HISTORY_EVERY = 20  # requests
 NINETY = LEVELS.tolist().index(0.9)
-PROSE = ("translate to Velin", "translate from Velin", "grammar correction", "polite rewording")
+COPYING = ("grammar correction", "to camelCase", "to snake_case", "bug fixing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +124,10 @@ def _record(asked: Asked, answer: LengthAnswer) -> AnswerRecord:
 
 
 def requests(rate: float, seed: int) -> list[Asked]:
-    """Prose, code, everything; each for the same time."""
+    """Each mix for the same time."""
     rng, count = Random(seed), int(PHASES_S * rate)
-    code = [name for name in task_names() if name not in PROSE]
-    return [asked for tasks in (PROSE, code, task_names()) for asked in draw(tasks, count, rng, held_out=False)]
+    changing = [name for name in task_names() if name not in COPYING]
+    return [asked for tasks in (COPYING, changing, task_names()) for asked in draw(tasks, count, rng, held_out=False)]
 
 
 def run(asked: Sequence[Asked], rate: float, encoder: Encoder) -> tuple[list[Row], list[float]]:
@@ -160,7 +161,7 @@ def write_plot(path: Path, rows: Sequence[Row], learned_at_s: Sequence[float]) -
         axes.plot(minutes, [getattr(row, name) for row in rows], style, label=name)
     for at_s in learned_at_s:
         axes.axvline(at_s / 60, color="grey", linewidth=0.5)
-    for border, text in zip((0, PHASES_S / 60, 2 * PHASES_S / 60), ("prose tasks", "code tasks", "all tasks"), strict=True):
+    for border, text in zip((0, PHASES_S / 60, 2 * PHASES_S / 60), ("tasks that copy", "tasks that change", "all tasks"), strict=True):
         axes.axvline(border, color="black", linewidth=1.2)
         axes.text(border + 0.3, axes.get_ylim()[1] * 0.93, text)
     axes.set(xlabel="minutes (thin lines: the learner made a version)", ylabel="mean absolute error, tokens", ylim=(0, None))

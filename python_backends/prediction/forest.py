@@ -24,7 +24,7 @@ Places = NDArray[np.int32]
 NUM_TREES = 60
 MIN_LEAF = 3  # observations
 SHARE_OF_FEATURES = 0.7  # looked at for each split
-MIN_TO_CALIBRATE = 40  # observations of one instruction, to calibrate its quantiles by themselves
+MIN_TO_CALIBRATE = 20  # observations of one instruction, to calibrate its quantiles by themselves
 
 
 class ForestError(ValueError):

@@ -23,7 +23,7 @@ from python_backends.prediction.encoder import CachedEncoder, Encoder
 from python_backends.prediction.features import features
 from python_backends.prediction.forest import Forest, ForestError
 from python_backends.prediction.history import History
-from python_backends.prediction.request_log import RequestLog, instruction_id
+from python_backends.prediction.request_log import FILE, RequestLog, instruction_id
 from python_backends.prediction.versions import Version, current, read
 from python_backends.request import Floats, Subject
 
@@ -136,7 +136,7 @@ class Predictor:
 
     def _look_at_log(self) -> None:
         if self._log is None:
-            self._log = RequestLog(self._directory) if self._directory.exists() else None
+            self._log = RequestLog(self._directory) if (self._directory / FILE).exists() else None
         if self._log is None or self._log.last_id() == self._last_id:
             return
         self._last_id = self._log.last_id()

@@ -60,7 +60,8 @@ class RequestLog:
         if max_answers:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._max_answers = max_answers
-        self._file = sqlite3.connect(directory / FILE, timeout=5.0, isolation_level=None, check_same_thread=False)
+        where = f"{(directory / FILE).resolve().as_uri()}?mode={'rwc' if max_answers else 'rw'}"
+        self._file = sqlite3.connect(where, timeout=5.0, isolation_level=None, check_same_thread=False, uri=True)
         if max_answers:
             self._file.execute("PRAGMA journal_mode=WAL")
             self._file.execute("PRAGMA synchronous=NORMAL")

@@ -1,7 +1,8 @@
 """What was asked of the length predictor, what it said, and what came true. Pure; the scheduler model's streams thread calls it.
 
-Nobody waits here: a question is put in a list that somebody else empties, an answer is taken when it comes, and what has ended goes to
-the log without one. Answers that can't be (not a number, not ascending) count as none.
+Nobody waits here: a question is put in a list that somebody else empties, and an answer is taken when it comes. Only the log waits: an
+answer that has ended before its prediction came is logged when that comes. Short answers are the first to end; logged without features,
+they would be missing in what is learned. Predictions that can't be (not a number, not ascending) count as none.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from python_backends.metrics import Metrics
 from python_backends.request import QUANTILE_LEVELS, Finish, LengthPrediction, Request, Sampling, Subject
 
 NOTHING = LengthAnswer()
-MAX_PENDING = 1024  # questions; the oldest are dropped, because their answers would come too late
+MAX_PENDING = 1024  # questions, and ended answers whose prediction is missing; the oldest go
 MAX_ASKED = 64  # at once
 
 
@@ -24,43 +25,57 @@ class Predictions:
     def __init__(self, metrics: Metrics, keep_prompts: bool) -> None:
         self._metrics = metrics
         self._keep_prompts = keep_prompts
-        self._open: dict[int, tuple[Subject, LengthAnswer]] = {}  # by request
-        self._pending: dict[int, Subject] = {}  # in order of arrival
+        self._open: dict[int, tuple[Subject, LengthAnswer | None]] = {}  # by request; None: not answered yet
+        self._pending: dict[int, Subject] = {}  # not asked yet, in order of arrival
+        self._ended: dict[int, AnswerRecord] = {}  # without their prediction, in order of their end
+        self._records: list[AnswerRecord] = []
 
     def asked(self, request: Request) -> None:
         if request.subject is None:
             return
-        self._open[request.request_id] = (request.subject, NOTHING)
+        self._open[request.request_id] = (request.subject, None)
         self._pending[request.request_id] = request.subject
         if len(self._pending) > MAX_PENDING:
-            del self._pending[next(iter(self._pending))]
+            dropped = next(iter(self._pending))
+            del self._pending[dropped]
+            self.answered(dropped, NOTHING)
 
     def take_questions(self) -> list[tuple[int, Subject]]:
-        """The next ones that nobody has asked yet; those that have ended meanwhile are left out."""
+        """The next ones that nobody has asked yet."""
         ids = list(self._pending)[:MAX_ASKED]
         return [(number, self._pending.pop(number)) for number in ids]
 
     def answered(self, request_id: int, answer: LengthAnswer) -> bool:
-        """False if the answer makes no sense. One to a request that has ended is passed over."""
-        known = self._open.get(request_id)
-        if answer.prediction is not None and not is_sane(answer.prediction):
-            return False
-        if known is not None:
-            self._open[request_id] = (known[0], answer)
-            self._metrics.gauge("gapless_predictor_version", answer.version or self._metrics.gauges["gapless_predictor_version"])
-            source = "none" if answer.prediction is None else "forest" if answer.version else "history"
-            self._metrics.count("gapless_length_predictions_total", labels=(("source", source),))
-        return True
+        """False if the answer makes no sense, which is then as good as none."""
+        makes_sense = answer.prediction is None or is_sane(answer.prediction)
+        answer = answer if makes_sense else NOTHING
+        record = self._ended.pop(request_id, None)
+        if record is not None:
+            self._records.append(replace(record, predicted=answer))
+        elif request_id in self._open:
+            self._open[request_id] = (self._open[request_id][0], answer)
+            self._count(answer)
+        return makes_sense
 
-    def ended(self, request: Request, num_output_tokens: int, finish: Finish) -> AnswerRecord | None:
-        """What the log is to know of it; None if lengths are not predicted."""
-        self._pending.pop(request.request_id, None)
-        subject, answer = self._open.pop(request.request_id, (None, NOTHING))
+    def ended(self, request: Request, num_output_tokens: int, finish: Finish) -> None:
+        subject, answer = self._open.pop(request.request_id, (None, None))
         if subject is None:
-            return None
-        if answer.prediction is not None and finish == Finish.STOP:
-            error = abs(answer.prediction.mean - num_output_tokens)
-            self._metrics.observe("gapless_length_prediction_error_tokens", error)
+            return
+        record = self._record(request, subject, num_output_tokens, finish)
+        if answer is not None:
+            self._observe(answer, num_output_tokens, finish)
+            self._records.append(replace(record, predicted=answer))
+            return
+        self._ended[request.request_id] = record
+        if len(self._ended) > MAX_PENDING:
+            self._records.append(self._ended.pop(next(iter(self._ended))))
+
+    def take_records(self) -> list[AnswerRecord]:
+        """What the log is to know now."""
+        records, self._records = self._records, []
+        return records
+
+    def _record(self, request: Request, subject: Subject, num_output_tokens: int, finish: Finish) -> AnswerRecord:
         return AnswerRecord(
             at_s=time.time(),
             instruction=subject.instruction,
@@ -68,9 +83,19 @@ class Predictions:
             num_input_tokens=subject.num_input_tokens,
             num_output_tokens=num_output_tokens,
             finish=finish,
-            predicted=answer,
+            predicted=NOTHING,
             user_input=subject.user_input if self._keep_prompts else "",
         )
+
+    def _count(self, answer: LengthAnswer) -> None:
+        self._metrics.gauge("gapless_predictor_version", answer.version or self._metrics.gauges["gapless_predictor_version"])
+        source = "none" if answer.prediction is None else "forest" if answer.version else "history"
+        self._metrics.count("gapless_length_predictions_total", labels=(("source", source),))
+
+    def _observe(self, answer: LengthAnswer, num_output_tokens: int, finish: Finish) -> None:
+        if answer.prediction is not None and finish == Finish.STOP:
+            error = abs(answer.prediction.mean - num_output_tokens)
+            self._metrics.observe("gapless_length_prediction_error_tokens", error)
 
 
 def is_sane(prediction: LengthPrediction) -> bool:

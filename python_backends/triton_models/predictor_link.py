@@ -67,10 +67,10 @@ class PredictorLink:
     def _ask_for_ever(self) -> None:
         while True:
             questions = self._questions.get()
-            answers: list[tuple[int, LengthAnswer]] = []
             try:
                 answers = self._call(questions)
             except Exception as error:  # whatever it is: the streams go on
+                answers = [(number, LengthAnswer()) for number, _ in questions]
                 self._resting_until_s = time.monotonic() + REST_S
                 self.complain(str(error))
             self._answers.put(answers)

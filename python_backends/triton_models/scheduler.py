@@ -154,8 +154,9 @@ class TritonPythonModel:
             self._predictor.ask(self._predictions.take_questions())
 
     def _log_ended(self) -> None:
-        ended = [self._predictions.ended(stream.request, len(stream.tokens), stream.finish) for stream in self._table.take_ended()]
-        self._records.send([record for record in ended if record is not None])
+        for stream in self._table.take_ended():
+            self._predictions.ended(stream.request, len(stream.tokens), stream.finish)
+        self._records.send(self._predictions.take_records())
 
     def _try_to_send(self, outgoing: Outgoing) -> None:
         """A response that can't be sent ends its own stream and touches no other."""

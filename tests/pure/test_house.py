@@ -117,7 +117,7 @@ def test_the_wiring_of_the_ensemble_fits_names_and_types() -> None:
     assert all(known[tensor.name] == tensor.data_type for tensor in ensemble.output)
 
 
-@pytest.mark.parametrize("model", ["ensemble", "tokenizer", "scheduler", "detokenizer"])
+@pytest.mark.parametrize("model", ["ensemble", "tokenizer", "scheduler", "detokenizer", "length_predictor"])
 def test_every_model_takes_batches_of_64_and_is_one_import(model: str) -> None:
     written = config(model)
     assert written.name == model

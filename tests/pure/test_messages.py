@@ -8,8 +8,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from python_backends.messages import BadMessageError, Hello, Load, Predicted, Submit, pack, unpack
-from python_backends.request import Feedback, Finish, LengthPrediction, LogProbs, ModelLimits, Request, Sampling, TokenWindow
+from python_backends.messages import AnswerRecord, BadMessageError, Hello, LengthAnswer, Load, Predicted, Submit, pack, unpack
+from python_backends.request import Feedback, Finish, LengthPrediction, LogProbs, ModelLimits, Request, Sampling, Subject, TokenWindow
 from python_backends.step import RowLogProbs, Started, Tokens
 
 
@@ -45,6 +45,9 @@ SCORES = RowLogProbs(
         Hello(ModelLimits(2048, 512, 16, 100, 16, "x")),
         Hello(),
         Submit(REQUEST, np.array([4], np.int32), 2),
+        Subject("Say it", "hello", 3),
+        LengthAnswer(LengthPrediction(3.5, np.array([1, 2, 3, 4, 5, 9], np.float32)), 2, np.ones(21, np.float32), "packaged"),
+        AnswerRecord(1.5, "Say it", 9, 3, 20, Finish.STOP, LengthAnswer(), "hello"),
         Predicted(1, LengthPrediction(3.5, np.array([1, 2, 3, 4, 5, 9], np.float32))),
         Started(1, 0, 16),
         Tokens(*(np.array([1, 2], kind) for kind in (np.int64, np.int32, np.int32, np.int32, np.uint8))),
