@@ -87,7 +87,7 @@ def arguments_of() -> argparse.Namespace:
     parser.add_argument(
         "--max-waste",
         type=int,
-        default=6_000,
+        default=4_000,
         help="Φ: memory accesses that a batch may waste; it grows with the square of the lengths",
     )
     parser.add_argument("--time-scale", type=float, default=0.05, help="of the paper's intervals of learning and errors in seconds")
