@@ -47,10 +47,12 @@ def compose_command() -> list[str]:
 
 
 class Composed:
-    def __init__(self, project: str) -> None:
+    def __init__(self, project: str, model: Path) -> None:
         self.project = project
+        self.model = model
         self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
         self._environment = {
+            "GAPLESS_MODEL": str(model),
             "GAPLESS_ARGS": "--set engine.threads=1",  # two that wait for each other are slow on a busy machine
             "GAPLESS_HTTP_PORT": str(self.http_port),
             "GAPLESS_GRPC_PORT": str(self.grpc_port),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docker.composed import Composed, run
+from tests.docker.composed import ROOT, Composed, run
 
 HERE = Path(__file__).parent
 BASE = "debian:bookworm-slim"
@@ -56,9 +56,10 @@ def engine() -> None:
 
 
 @pytest.fixture(scope="session")
-def composed(engine: None) -> Iterator[Composed]:
+def composed(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
     """The project, its image built and nothing up yet. Leaves the image, so that its layers serve the next time."""
-    project = Composed(f"gapless-test-{os.getpid()}")
+    model = Path(shutil.copytree(ROOT / "models/bundled", tmp_path_factory.mktemp("mounted") / "model"))
+    project = Composed(f"gapless-test-{os.getpid()}", model)
     project.compose("build", timeout_s=3000)
     yield project
     project.compose("down", "--volumes", "--remove-orphans")
