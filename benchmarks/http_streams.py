@@ -35,12 +35,15 @@ class HttpStreams:
             self._ready.register(connection, selectors.EVENT_READ)
         self.num_events = 0
 
-    def run(self, bodies: Sequence[Event]) -> list[Timing]:
+    def run(self, bodies: Sequence[Event], due_s: Sequence[float] | None = None) -> list[Timing]:
+        """Submits each as soon as a connection is free, or so long after the start as `due_s` says, if that is later."""
         timings: list[Timing] = []
+        due_s, began_s = due_s or [0.0] * len(bodies), time.perf_counter()
         while len(timings) < len(bodies) or self._asked:
-            while self._free and len(timings) < len(bodies):
+            while self._free and len(timings) < len(bodies) and began_s + due_s[len(timings)] <= time.perf_counter():
                 timings.append(self._submit(bodies[len(timings)]))
-            for key, _ in self._ready.select():
+            wait_s = began_s + due_s[len(timings)] - time.perf_counter() if self._free and len(timings) < len(bodies) else None
+            for key, _ in self._ready.select(wait_s):
                 assert isinstance(key.fileobj, socket.socket)
                 self._take(key.fileobj)
         return timings

@@ -26,25 +26,25 @@ def make_model(shape: str, dtype: str, directory: Path) -> None:
     Qwen2ForCausalLM(config).to(getattr(torch, dtype)).save_pretrained(directory)
 
 
-def make_tokenizer(directory: Path) -> None:
-    """A byte-level vocabulary of three-letter pieces: every sequence of ids has one text, and every text of an answer one length."""
-    vocabulary = {piece_of(token): token for token in range(VOCABULARY)}
+def make_tokenizer(directory: Path, size: int = VOCABULARY, letters: int = PIECE_LETTERS) -> None:
+    """A byte-level vocabulary of pieces of `letters` letters: a sequence of ids has one text, and answers of a length texts of one."""
+    vocabulary = {piece_of(token, letters): token for token in range(size)}
     tokenizer = Tokenizer(models.BPE(vocabulary, [], ignore_merges=True))
-    pieces = pre_tokenizers.Split(Regex("." * PIECE_LETTERS), "isolated")
+    pieces = pre_tokenizers.Split(Regex("." * letters), "isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pieces, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
 
 
-def text_of(tokens: Iterable[int]) -> str:
-    return "".join(map(piece_of, tokens))
+def text_of(tokens: Iterable[int], letters: int = PIECE_LETTERS) -> str:
+    return "".join(piece_of(token, letters) for token in tokens)
 
 
 def num_tokens(text: str) -> int:
     return len(text) // PIECE_LETTERS
 
 
-def piece_of(token: int) -> str:
-    digits = (token // len(LETTERS) ** place % len(LETTERS) for place in reversed(range(PIECE_LETTERS)))
+def piece_of(token: int, letters: int = PIECE_LETTERS) -> str:
+    digits = (token // len(LETTERS) ** place % len(LETTERS) for place in reversed(range(letters)))
     return "".join(LETTERS[digit] for digit in digits)

@@ -29,6 +29,7 @@ class ModelSettings:
     weights: str = "same"
     device: str = "cpu"
     max_model_tokens: int = 0
+    random_weights: bool = False
     trust_remote_code: bool = False
 
 

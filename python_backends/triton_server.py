@@ -31,6 +31,7 @@ STUBS = ("tokenizer", "scheduler", "detokenizer")  # without any of them nothing
 PREDICTOR = "length_predictor"
 MODELS = (*STUBS, "ensemble", PREDICTOR)
 STUB = "triton_python_backend_stub"
+STUB_PYTHON = "GAPLESS_STUB_PYTHON"  # names another Python for the stubs, where ours has numpy 2
 RESTRICTED = ("shared-memory", "model-repository", "trace", "logging")  # what only the launcher may use
 NOISE = ("Signal (15) received",)
 WITHOUT_GPU = ("CUDA driver version is insufficient", "CudaDriverHelper", "NVML", "DCGM", "pinned memory pool", "pinned system memory")
@@ -173,7 +174,7 @@ class TritonServer:
         return {
             **ALLOCATOR,
             **os.environ,
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": f"{Path(os.environ.get(STUB_PYTHON, sys.executable)).parent}:{os.environ['PATH']}",
             "LD_LIBRARY_PATH": ":".join(filter(None, libraries)),
             "PYTHONPATH": str(ROOT),
             "GAPLESS_RUN_DIRECTORY": str(self._run_directory),

@@ -46,6 +46,12 @@ def read_config(settings: Settings) -> Any:
 
 def load_model(settings: Settings, config: Any) -> Any:
     """transformers' causal language model, in evaluation mode, on the device."""
+    if settings.model.random_weights:
+        with torch.device(settings.model.device):
+            drawn = AutoModelForCausalLM.from_config(
+                config, dtype=DTYPES[settings.model.dtype], trust_remote_code=settings.model.trust_remote_code
+            )
+        return drawn.eval()
     logging.disable_progress_bar()  # it would fill the instance's log
     model = AutoModelForCausalLM.from_pretrained(
         settings.model_directory,

@@ -1,0 +1,82 @@
+"""The model that `gpu.py` measures: Llama-3.1-8B's shape without its checkpoint. A directory holds configuration and tokenizer alone;
+the weights are drawn on the device (`model.random_weights`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peer_models import LETTERS, make_tokenizer
+from python_backends.config import EngineSettings, ModelSettings, Settings
+
+LLAMA_3_1_8B: dict[str, Any] = {
+    "vocab_size": 128_256,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "rope_parameters": {
+        "rope_type": "llama3",
+        "rope_theta": 500_000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+}
+TINY: dict[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+MOST_KV_GIB = 80.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What is measured, and on which device: the same for every part."""
+
+    directory: Path  # of the model
+    device: str
+    quick: bool
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        return TINY if self.quick else LLAMA_3_1_8B
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.shape["vocab_size"])
+
+    @property
+    def letters(self) -> int:
+        """Of a token's text: as few as give each its own."""
+        return next(count for count in range(1, 9) if len(LETTERS) ** count >= self.vocabulary)
+
+    @property
+    def kv_token_bytes(self) -> int:
+        head_dim = self.shape["hidden_size"] // self.shape["num_attention_heads"]
+        return int(2 * 2 * self.shape["num_hidden_layers"] * self.shape["num_key_value_heads"] * head_dim)
+
+    def write(self) -> None:
+        from transformers import LlamaConfig
+
+        self.directory.mkdir(parents=True)
+        options = {"max_position_embeddings": 8192, "tie_word_embeddings": False, "bos_token_id": None, "eos_token_id": None}
+        LlamaConfig(**self.shape, **options, architectures=["LlamaForCausalLM"]).save_pretrained(self.directory)
+        make_tokenizer(self.directory, self.vocabulary, self.letters)
+
+    def settings(self, slots: int, max_model_tokens: int, token_budget: int) -> Settings:
+        """One step ahead, also on a CPU: the loop that a GPU gets."""
+        model = ModelSettings(
+            str(self.directory), "bfloat16", device=self.device, max_model_tokens=max_model_tokens, random_weights=True
+        )
+        kv_gib = 0.05 if self.quick else MOST_KV_GIB
+        engine = EngineSettings(slots=slots, token_budget=token_budget, kv_memory_gib=kv_gib, steps_ahead=1)
+        return Settings(model=model, engine=engine)
