@@ -105,6 +105,7 @@ class Recorded:
 
     engine: Any
     limits: ModelLimits
+    plans_steps: bool = False
     plans: list[StepPlan] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
 
