@@ -93,7 +93,7 @@ def arguments_of() -> argparse.Namespace:
     parser.add_argument("--time-scale", type=float, default=0.05, help="of the paper's intervals of learning and errors in seconds")
     parser.add_argument("--engine", default="torch", choices=("torch", "openvino"))
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--threads", type=int, default=0, help="of the engine; 0: one per core")
+    parser.add_argument("--threads", type=int, default=1, help="of the engine; 0: one per core. The learner takes another")
     parser.add_argument("--simulate", type=numbers, metavar="FIXED,ROW,TOKEN", help="on an engine whose steps take so many ms")
     parser.add_argument("--seed", type=int, default=1, help="of the arrivals")
     parser.add_argument(
