@@ -79,6 +79,7 @@ def test_what_dies_comes_back_without_a_hand(
     """Each row of the failure table: what clients with open streams see, what one sees who comes right then, and for how long."""
     if process == "init" and os.geteuid() != 0:
         pytest.skip("only root of the host can kill a container's first process")
+    wait_for(served.answers, 120)  # a row does not suffer from the one before
     life = served.life(process)
     onlookers = [HttpOnlooker(served.http_port, LONG), GrpcOnlooker(served.grpc_port, LONG)]
     for onlooker in onlookers:
