@@ -41,6 +41,7 @@ class EngineSettings:
     kv_memory_gib: float = 1.0
     token_budget: int = 256
     steps_ahead: int = -1
+    cuda_graphs: str = "auto"
     threads: int = 0
     trace_steps: int = 20
     toy_step_ms: float = 0.0
@@ -114,6 +115,7 @@ _CHOICES = {
     "model.dtype": ("float32", "bfloat16"),
     "model.weights": ("same", "int8"),
     "engine.kind": ("torch", "openvino", "toy"),
+    "engine.cuda_graphs": ("auto", "off", "eager"),
     "scheduling.policy": ("fcfs", "orca"),
 }
 _RANGES = {
