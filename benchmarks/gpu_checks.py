@@ -4,6 +4,7 @@ same seed alone and in a batch. Called by `gpu.py`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +13,21 @@ import torch
 
 from benchmarks.gpu_model import Measured
 from benchmarks.gpu_report import Figure
+from python_backends.engine.attention import PagedRows, is_paged, score_operator
+from python_backends.engine.description import Heads
 from python_backends.engine.torch_engine import TorchEngine
 from tests.cpu.tiny_models import TINY, Agreement, Serving, TinyModel, build, random_requests
 
+WINDOWS_AND_CAPS = tuple(itertools.product((None, 16), (None, 8.0)))
 QUICK = ("gemma2", "llama_grouped")  # a window, capped scores; grouped heads
 
 
 def tokens(measured: Measured) -> Iterator[Figure]:
     torch.backends.cuda.matmul.allow_tf32 = False
+    if is_paged(torch.device(measured.device)):
+        for dtype, allowed in ((torch.float32, 1e-4), (torch.bfloat16, 0.02)):
+            error = max(kernel_error(Heads(32, 8, 128, 128**-0.5), *case, dtype, measured.device) for case in WINDOWS_AND_CAPS)
+            yield Figure("tokens", f"attention over blocks beside torch's, {dtype}, largest error", error, "", f"<= {allowed}")
     names, count = (QUICK, 4) if measured.quick else (tuple(sorted(TINY)), 16)
     for name in names:
         yield parity(name, measured.directory / "tiny" / name, measured.device, count)
@@ -57,3 +65,25 @@ def seeds(directory: Path, device: str) -> Figure:
 def _engine(tiny: TinyModel, device: str) -> TorchEngine:
     settings = tiny.settings()
     return TorchEngine(replace(settings, model=replace(settings.model, device=device)))
+
+
+def kernel_error(heads: Heads, window: int | None, softcap: float | None, dtype: torch.dtype, device: str) -> float:
+    """The largest difference between attention straight over scattered blocks and torch's operators over gathered ones in float32."""
+    from python_backends.engine.paged_attention import paged_attention  # needs the Triton language
+
+    torch.manual_seed(0)
+    lengths = [1, 5, 64, 77, 200]
+    blocks = torch.randn((130, 3, 2, heads.num_kv_heads, 8, heads.head_dim), dtype=dtype, device=device)[:, 1]
+    table = torch.randperm(130)[:125].view(5, 25).to(device)
+    positions = torch.tensor(lengths, device=device) - 1
+    q = torch.randn((5, heads.query_width + 8), dtype=dtype, device=device)[:, : heads.query_width]  # rows with something between them
+    found = paged_attention(q, blocks, PagedRows(0, 5, table, positions, window), heads, softcap)
+    keys, values = blocks[table].permute(2, 0, 3, 1, 4, 5).reshape(2, 5, heads.num_kv_heads, -1, heads.head_dim).float()
+    token = torch.arange(keys.shape[2], device=device)
+    hidden = token > positions[:, None]
+    if window is not None:
+        hidden |= token <= positions[:, None] - window
+    mask = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, float("-inf"))[:, None, None]
+    rows = q.reshape(5, heads.num_kv_heads, heads.group, heads.head_dim).float()
+    wanted = score_operator(softcap)(rows, keys, values, attn_mask=mask, scale=heads.scale).reshape(5, -1)
+    return float((found.float() - wanted).abs().max())

@@ -42,6 +42,7 @@ class EngineSettings:
     kv_memory_gib: float = 1.0
     token_budget: int = 256
     steps_ahead: int = -1
+    cuda_graphs: str = "auto"
     threads: int = 0
     trace_steps: int = 20
     toy_step_ms: float = 0.0
@@ -153,6 +154,7 @@ _CHOICES = {
     "model.dtype": ("float32", "bfloat16"),
     "model.weights": ("same", "int8"),
     "engine.kind": ("torch", "openvino", "tensorrt_llm", "toy"),
+    "engine.cuda_graphs": ("auto", "off", "eager"),
     "tensorrt_llm.capacity": ("guaranteed_no_evict", "max_utilization"),
     "tensorrt_llm.abort": ("engine", "drain"),
     "scheduling.policy": ("ours", "hrrn", "sjf", "past_future", "fcfs", "orca"),

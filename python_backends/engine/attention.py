@@ -1,11 +1,15 @@
 """Attention of one layer over the flat batch: decode rows in groups of similar length, prefill chunks span by span.
 
-Owns no state; what to read where comes ready from the step batch. The query heads that share a KV head are taken as query positions
-(decode: one call for all rows and heads) or as heads over a KV head repeated without copying (prefill). Called by the decoder.
+Owns no state; what to read where comes ready from the step batch. Where the Triton language is at hand, decode rows are read straight
+from the KV blocks, in one shape for any lengths (`paged_attention`); elsewhere torch's operators attend over gathered blocks. The query
+heads that share a KV head are taken as query positions (decode: one call for all rows and heads) or as heads over a KV head repeated
+without copying (prefill). Called by the decoder.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +34,17 @@ class DecodeGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class PagedRows:
+    """Rows [first, last) of the flat batch, decode rows all, each read from its own blocks up to its own position."""
+
+    first: int
+    last: int
+    table: Tensor  # [rows, blocks]
+    positions: Tensor  # [rows]
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillSpan:
     """Rows [first, last) of the flat batch: one chunk. Without `gather` it starts at token 0 and sees itself alone."""
 
@@ -43,7 +58,7 @@ class PrefillSpan:
 class Spans:
     """All rows of the flat batch, in order."""
 
-    decodes: tuple[DecodeGroup, ...]
+    decodes: tuple[DecodeGroup | PagedRows, ...]
     prefills: tuple[PrefillSpan, ...]
 
 
@@ -52,6 +67,13 @@ class LayerAttention:
     index: int
     heads: Heads
     scores: Callable[..., Tensor]  # with the arguments of scaled_dot_product_attention
+    softcap: float | None = None  # what `scores` caps, for those that compute them otherwise
+
+
+def is_paged(device: torch.device) -> bool:
+    """Whether decode rows on `device` are read straight from the KV blocks. Triton's interpreter takes a CPU's tensors."""
+    runs = device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+    return runs and importlib.util.find_spec("triton") is not None
 
 
 def rotate(qk: Tensor, cos: Tensor, sin: Tensor) -> None:
@@ -60,9 +82,13 @@ def rotate(qk: Tensor, cos: Tensor, sin: Tensor) -> None:
     qk.mul_(cos).addcmul_(rolled, sin)
 
 
-def decode_attention(q: Tensor, group: DecodeGroup, layer: LayerAttention, cache: KVCache) -> Tensor:
+def decode_attention(q: Tensor, group: DecodeGroup | PagedRows, layer: LayerAttention, cache: KVCache) -> Tensor:
     """q [rows, heads · dim] of a decode group → the same shape."""
     rows, heads = group.last - group.first, layer.heads
+    if isinstance(group, PagedRows):
+        from python_backends.engine.paged_attention import paged_attention  # brings Triton's language
+
+        return paged_attention(q, cache.blocks[:, layer.index], group, heads, layer.softcap)
     q = q.view(rows, heads.num_kv_heads, heads.group, heads.head_dim)
     keys, values = cache.gather(layer.index, group.gather, rows)
     out = layer.scores(q, keys, values, attn_mask=group.mask, scale=heads.scale)

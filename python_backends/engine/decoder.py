@@ -36,7 +36,7 @@ class Block:
             "up": _projection(feed_forward.up),
             "down": _projection(feed_forward.down),
         }
-        self._attention = LayerAttention(index, heads, score_operator(attention.softcap))
+        self._attention = LayerAttention(index, heads, score_operator(attention.softcap), attention.softcap)
         self._rotary = attention.rotary
         self._attention_norm = norm_operator(layer.attention_norm, dtype)
         self._attention_output_norm = norm_operator(layer.attention_output_norm, dtype)

@@ -26,12 +26,28 @@ NO_STOP_ID = -1
 
 class SlotState:
     def __init__(self, limits: ModelLimits, device: torch.device) -> None:
-        slots, self._limits, self.device = limits.num_slots, limits, device
+        slots, self._limits, self.device = limits.num_slots + 1, limits, device  # the last is nobody's
         max_blocks = -(-limits.max_model_tokens // limits.block_tokens)
         self.table = torch.zeros((slots, max_blocks), dtype=torch.int64, device=device)
         self._counts = torch.zeros((slots, len(Column)), dtype=torch.int64, device=device)
+        self.table[-1] = limits.num_blocks
+        self._counts[-1, Column.LENGTH] = self._counts[-1, Column.ENDED] = 1
         self._stop_ids = torch.full((slots, 1), NO_STOP_ID, dtype=torch.int64, device=device)  # [slots, most stop ids]
         self._sampling = SamplingState(limits, device)
+
+    @property
+    def dead_slot(self) -> int:
+        """Pads a batch of fixed shape: it has ended, its one token is read from and written to a block behind all others."""
+        return self._limits.num_slots
+
+    @property
+    def stop_ids(self) -> Tensor:
+        """[slots, most stop ids]; another tensor once a slot has more of them than any before."""
+        return self._stop_ids
+
+    def is_greedy(self, slots: Ids) -> bool:
+        """Whether all of `slots` take the most probable token and nothing else is asked of them."""
+        return not self._sampling.is_asked(slots)
 
     @property
     def last_tokens(self) -> NDArray[np.int64]:
@@ -79,6 +95,10 @@ class SlotState:
         history = self._sampling.history
         if history.is_kept:
             history.append(slots, self._counts[slots, Column.LENGTH], tokens)
+        return self.append_greedy(slots, tokens)
+
+    def append_greedy(self, slots: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for slots none of which looks back."""
         tensors = (self._counts, self._stop_ids, slots, tokens)
         if self.device.type == "cpu":  # by numpy, in the same memory: a small operation of torch takes as long as ten of these
             appended, finishes = _append(*(tensor.numpy() for tensor in tensors))

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from python_backends.engine.attention import DecodeGroup, PrefillSpan, Spans
+from python_backends.engine.attention import DecodeGroup, PagedRows, PrefillSpan, Spans, is_paged
 from python_backends.engine.kv_cache import KVCache
 from python_backends.engine.slot_state import SlotState
 from python_backends.request import Ids
@@ -53,6 +53,7 @@ class StepBatcher:
         self._cache = cache
         self._windows = windows
         self._block_tokens = cache.shape.block_tokens
+        self._is_paged = is_paged(state.device)
         self._host_slots: Ids = np.zeros(0, np.int32)
         self._slots = self._put(self._host_slots)
 
@@ -72,6 +73,19 @@ class StepBatcher:
         order = np.concatenate([order, np.arange(count, np.count_nonzero(plan.samples))])
         return StepBatch(rows.tokens, rows.positions, write, spans, sampling_rows, slots, order)
 
+    def decodes(self, slots: Tensor, longest: int) -> StepBatch:
+        """A step in which all `slots` [rows] decode, none of them longer than `longest` tokens: of the same shape for the same two.
+
+        Where rows are read straight from their blocks `longest` doesn't matter, and nothing at all comes from the host.
+        """
+        tokens, positions = self._state.decode_inputs(slots)
+        table, size = self._state.table[slots], self._block_tokens
+        starts = np.full(len(slots), min(longest, table.shape[1] * size) - 1, np.int32)
+        spans = {window: Spans(self._decodes(table, positions, starts, window), ()) for window in self._windows}
+        blocks = table.gather(1, (positions // size)[:, None])[:, 0]
+        write = self._cache.write_rows(blocks, positions % size)
+        return StepBatch(tokens, positions, write, spans, None, slots, np.arange(len(slots)))
+
     def _decode_slots(self, slots: Ids) -> Tensor:
         if not np.array_equal(slots, self._host_slots):
             self._host_slots, self._slots = slots, self._put(slots)
@@ -89,7 +103,9 @@ class StepBatcher:
             made[window] = made[effective]
         return made
 
-    def _decodes(self, table: Tensor, positions: Tensor, starts: Ids, window: int | None) -> tuple[DecodeGroup, ...]:
+    def _decodes(self, table: Tensor, positions: Tensor, starts: Ids, window: int | None) -> tuple[DecodeGroup | PagedRows, ...]:
+        if self._is_paged:
+            return (PagedRows(0, len(table), table, positions, window),) if len(table) else ()
         ends = group_ends(starts + 1 if window is None else np.minimum(starts + 1, window))
         groups = zip([0, *ends], ends, strict=False)
         if window is None:

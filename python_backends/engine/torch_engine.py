@@ -2,7 +2,8 @@
 
 Owns model, KV cache and slot state; decides nothing. `launch` puts a whole step on the device (batch, forward pass, sampling, append),
 `collect` reads its tokens. Nothing of a step needs the tokens of the one before on the host, so a step may be launched before the
-last one was collected. Called by the instance loop.
+last one was collected. A step in which all rows decode has a fixed shape on CUDA and is a captured graph (`decode_step`). Called by
+the instance loop.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from python_backends.config import Settings
+from python_backends.engine.attention import is_paged
 from python_backends.engine.checkpoint import block_shape, declared_tokens, load_model, model_limits, read_config
+from python_backends.engine.decode_step import DecodeSteps
 from python_backends.engine.decoder import Decoder
 from python_backends.engine.kv_cache import KVCache
 from python_backends.engine.log_probs import log_probs, row_log_probs
@@ -54,11 +57,15 @@ class TorchEngine:
         model = load_model(settings, config)
         description = describe(model, declared_tokens(settings, config))
         self.decoder = Decoder(description, kept(take_layers(model), settings.model.weights), self.limits.max_model_tokens)
-        self.cache = KVCache(block_shape(settings, config), self.limits.num_blocks, self.device)
+        self.cache = KVCache(block_shape(settings, config), self.limits.num_blocks + 1, self.device)  # one for rows of padding
         self.state = SlotState(self.limits, self.device)
         self._batcher = StepBatcher(self.state, self.cache, self.decoder.windows)
         self._timer = StepTimer() if self.device.type == "cpu" else cuda_timer()
         self._launched: deque[_Launched] = deque()
+        captures = settings.engine.cuda_graphs == "auto" and self.device.type == "cuda" and is_paged(self.device)
+        has_fixed_steps = captures or settings.engine.cuda_graphs == "eager"
+        steps = (self.decoder, self.state, self.cache, self._batcher)
+        self._decode_steps = DecodeSteps(*steps, captures) if has_fixed_steps else None
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
@@ -68,17 +75,34 @@ class TorchEngine:
             tokens = torch.zeros((2, 0), dtype=torch.int64)
             self._launched.append(_Launched(plan.number, nothing, tokens, None, nothing, None, lambda: (0.0, 0.0)))
             return
+        step = self._flat(plan) if self._decode_steps is None or len(plan.tokens) else self._decode(plan, self._decode_steps)
+        self._launched.append(step if self.device.type == "cpu" else _sent(step))
+
+    def _flat(self, plan: StepPlan) -> _Launched:
         batch = self._batcher.batch(plan)
         self._timer.begin()
         logits = self.decoder.forward(batch, self.cache)  # [sampled, vocabulary]
-        rows = self.state.sampling_rows(batch.sampling_slots, plan, batch.order)
+        return self._choose(plan, logits, batch.sampling_slots, batch.order)
+
+    def _decode(self, plan: StepPlan, steps: DecodeSteps) -> _Launched:
+        count, order = len(plan.slots), np.arange(len(plan.slots))
+        bucket = steps.bucket(plan.slots)
+        self._timer.begin()
+        logits = steps.forward(bucket, int(plan.starts.max()) + 1)
+        if not self.state.is_greedy(plan.slots):
+            return self._choose(plan, logits[:count], bucket.slots[:count], order)
+        result = steps.greedy(bucket)[:, :count]
+        return _Launched(plan.number, order, result, None, order[:0], None, self._timer.end())
+
+    def _choose(self, plan: StepPlan, logits: Tensor, slots: Tensor, order: NDArray[np.intp]) -> _Launched:
+        """Samples and appends for `slots` [sampled], row i of which is the `order[i]`-th span of the plan that samples."""
+        rows = self.state.sampling_rows(slots, plan, order)
         chosen = sample(logits, rows)
         times = self._timer.end()
         scores = log_probs(logits, chosen, rows.asks) if rows.asks is not None else None
-        tokens, finishes = self.state.append(batch.sampling_slots, chosen)
-        asking = batch.order[rows.asks.host_rows] if rows.asks is not None else batch.order[:0]
-        launched = _Launched(plan.number, batch.order, torch.stack((tokens, finishes)), scores, asking, None, times)
-        self._launched.append(launched if self.device.type == "cpu" else _sent(launched))
+        tokens, finishes = self.state.append(slots, chosen)
+        asking = order[rows.asks.host_rows] if rows.asks is not None else order[:0]
+        return _Launched(plan.number, order, torch.stack((tokens, finishes)), scores, asking, None, times)
 
     def collect(self) -> StepOutput:
         step = self._launched.popleft()

@@ -43,6 +43,7 @@ FLOORS = {
 ROOMS_OF = {  # libraries that stay in their rooms
     "torch": {"engine"},
     "transformers": {"engine"},
+    "triton": {"engine"},  # the language; the server's Python is triton_python_backend_utils
     "zmq": {"links"},
     "msgpack": {"messages"},
     "tokenizers": {"text"},

@@ -1,0 +1,145 @@
+"""Attention of decode rows straight over KV blocks, as two kernels in the Triton language: one shape for any lengths, nothing gathered.
+
+The tokens that a row sees are divided into `num_splits` parts; a program computes one part of one row for the query heads that share a
+KV head, and a second kernel puts the parts together by their maxima and sums. Lengths are read on the device, so a captured graph holds
+for all of them. Owns nothing; imported only where it runs (`is_available` of `attention`), and called from there.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from python_backends.engine.attention import PagedRows
+from python_backends.engine.description import Heads
+
+TILE_TOKENS = 64
+LEAST_ROWS = 16  # of a product; fewer query heads are padded
+WANTED_PROGRAMS = 1024  # enough for several on each of a large device's multiprocessors
+MOST_SPLITS = 32
+
+
+def paged_attention(q: Tensor, blocks: Tensor, rows: PagedRows, heads: Heads, softcap: float | None) -> Tensor:
+    """q [rows, heads · dim] → the same shape, over the blocks [blocks, 2, kv_heads, tokens, dim] of one layer."""
+    count, dim, window = len(q), heads.head_dim, rows.window
+    num_splits = splits_of(count * heads.num_kv_heads)
+    parts = torch.empty((count, heads.num_query_heads, num_splits, dim), dtype=torch.float32, device=q.device)
+    sums = torch.empty((2, count, heads.num_query_heads, num_splits), dtype=torch.float32, device=q.device)  # maxima, then sums
+    out = torch.empty((count, heads.query_width), dtype=q.dtype, device=q.device)
+    padded = triton.next_power_of_2(max(dim, LEAST_ROWS))
+    _attend_part[(count, heads.num_kv_heads, num_splits)](
+        q,
+        blocks,
+        rows.table,
+        rows.positions,
+        parts,
+        sums,
+        sums[1],
+        q.stride(0),
+        rows.table.stride(0),
+        blocks.stride(0),
+        blocks.stride(1),
+        heads.scale,
+        window or 0,
+        softcap or 0.0,
+        GROUP=heads.group,
+        ROWS=triton.next_power_of_2(max(heads.group, LEAST_ROWS)),
+        DIM=dim,
+        PADDED=padded,
+        BLOCK_TOKENS=blocks.shape[3],
+        TILE=TILE_TOKENS,
+        HAS_WINDOW=window is not None,
+        HAS_SOFTCAP=softcap is not None,
+    )
+    _join_parts[(count, heads.num_query_heads)](parts, sums, sums[1], out, SPLITS=num_splits, DIM=dim, PADDED=padded)
+    return out
+
+
+def splits_of(programs: int) -> int:
+    """Into how many parts, a power of two, each row's tokens are divided, so that the device has enough to do."""
+    wanted = max(1, min(MOST_SPLITS, WANTED_PROGRAMS // programs))
+    return 1 << (wanted.bit_length() - 1)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _attend_part(  # type: ignore[no-untyped-def]  # noqa: PLR0913
+    q,
+    blocks,
+    table,
+    positions,
+    parts,
+    maxima,
+    sums,
+    q_stride,
+    table_stride,
+    block_stride,
+    values_offset,
+    scale,
+    window,
+    softcap,
+    GROUP: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,  # noqa: N803
+    DIM: tl.constexpr,  # noqa: N803
+    PADDED: tl.constexpr,  # noqa: N803
+    BLOCK_TOKENS: tl.constexpr,  # noqa: N803
+    TILE: tl.constexpr,  # noqa: N803
+    HAS_WINDOW: tl.constexpr,  # noqa: N803
+    HAS_SOFTCAP: tl.constexpr,  # noqa: N803
+):
+    """Softmax-weighted values of one part, not yet divided by their sum, with the maximum and sum that go with them."""
+    row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    num_heads, num_splits = tl.num_programs(1) * GROUP, tl.num_programs(2)
+    head, dims = kv_head * GROUP + tl.arange(0, ROWS), tl.arange(0, PADDED)
+    is_head, is_dim = tl.arange(0, ROWS) < GROUP, dims < DIM
+    queries = tl.load(q + row * q_stride + head[:, None] * DIM + dims, mask=is_head[:, None] & is_dim, other=0.0)
+    end = tl.load(positions + row) + 1
+    begin = tl.maximum(end - window, 0) if HAS_WINDOW else end * 0
+    share = tl.cdiv(tl.cdiv(end - begin, num_splits), TILE) * TILE
+    begin += split * share
+    end = tl.minimum(begin + share, end)
+    largest = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    weighted = tl.zeros((ROWS, PADDED), tl.float32)
+    for first in range(begin, end, TILE):
+        token = first + tl.arange(0, TILE)
+        seen = token < end
+        block = tl.load(table + row * table_stride + token // BLOCK_TOKENS, mask=seen, other=0)
+        key = blocks + block * block_stride + (kv_head * BLOCK_TOKENS + token % BLOCK_TOKENS) * DIM  # [TILE]
+        keys = tl.load(key[None, :] + dims[:, None], mask=seen[None, :] & is_dim[:, None], other=0.0)  # [PADDED, TILE]
+        scores = tl.dot(queries, keys, input_precision="ieee") * scale
+        if HAS_SOFTCAP:
+            scores = softcap * (2.0 / (1.0 + tl.exp(-2.0 * scores / softcap)) - 1.0)  # tanh
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        larger = tl.maximum(largest, tl.max(scores, 1))
+        weights, kept = tl.exp(scores - larger[:, None]), tl.exp(largest - larger)
+        values = tl.load(key[:, None] + values_offset + dims[None, :], mask=seen[:, None] & is_dim[None, :], other=0.0)
+        weighted = weighted * kept[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+        total = total * kept + tl.sum(weights, 1)
+        largest = larger
+    place = (row * num_heads + head) * num_splits + split
+    tl.store(maxima + place, largest, mask=is_head)
+    tl.store(sums + place, total, mask=is_head)
+    tl.store(parts + place[:, None] * DIM + dims, weighted, mask=is_head[:, None] & is_dim)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _join_parts(  # type: ignore[no-untyped-def]  # noqa: PLR0913
+    parts,
+    maxima,
+    sums,
+    out,
+    SPLITS: tl.constexpr,  # noqa: N803
+    DIM: tl.constexpr,  # noqa: N803
+    PADDED: tl.constexpr,  # noqa: N803
+):
+    """One query head of one row; parts without tokens have the maximum −inf and count for nothing."""
+    place = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+    split, dims = tl.arange(0, SPLITS), tl.arange(0, PADDED)
+    largest = tl.load(maxima + place * SPLITS + split)
+    share = tl.exp(largest - tl.max(largest, 0))
+    total = tl.sum(share * tl.load(sums + place * SPLITS + split), 0)
+    each = tl.load(parts + (place * SPLITS + split[:, None]) * DIM + dims, mask=dims[None, :] < DIM, other=0.0)
+    joined = tl.sum(each * share[:, None], 0) / total
+    tl.store(out + place * DIM + dims, joined.to(out.dtype.element_ty), mask=dims < DIM)

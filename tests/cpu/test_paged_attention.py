@@ -1,0 +1,48 @@
+"""The kernels over KV blocks beside torch's operators over gathered ones, in the interpreter of the Triton language, without a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CASES = """
+import torch
+from benchmarks.gpu_checks import WINDOWS_AND_CAPS, kernel_error
+from python_backends.engine.description import Heads
+
+for window, softcap in WINDOWS_AND_CAPS:
+    for heads in (Heads(4, 2, 16, 0.25), Heads(6, 1, 24, 0.2)):
+        assert kernel_error(heads, window, softcap, torch.float32, "cpu") < 1e-5, (heads, window, softcap)
+print("equal")
+"""
+ENGINE = """
+import tempfile
+from pathlib import Path
+from tests.cpu.tiny_models import Agreement, Serving, TinyModel, build, random_requests
+from python_backends.engine.attention import is_paged
+
+with tempfile.TemporaryDirectory() as directory:
+    model = TinyModel(Path(directory), build("gemma2"), Agreement())
+    model.model.save_pretrained(directory)
+    requests = random_requests(2, seed=3, max_tokens=6)
+    engine = model.engine(slots=2, cuda_graphs="eager")
+    assert is_paged(engine.device)
+    for request_id, answer in Serving(engine).run(requests).items():
+        model.check(requests[request_id], answer)
+print("equal")
+"""
+
+
+@pytest.mark.parametrize("code", [CASES, ENGINE], ids=["beside torch's operators", "in the engine beside transformers"])
+def test_the_kernels_compute_what_torch_does(code: str) -> None:
+    """Grouped heads, scattered blocks, lengths from one token on, windows, capped scores; then whole steps, mixed and padded."""
+    pytest.importorskip("triton.language", reason="the package triton, which comes with torch for CUDA, is not here")
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-c", code]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=280, check=False)
+    assert said.stdout == "equal\n", said.stderr
