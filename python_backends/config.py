@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+PREDICTED_POLICIES = ("ours", "hrrn", "sjf")  # that go by predicted lengths
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -131,6 +132,11 @@ class Settings:
     streams: StreamSettings = StreamSettings()
     limits: LimitSettings = LimitSettings()
     server: ServerSettings = ServerSettings()
+
+    @property
+    def predicts_lengths(self) -> bool:
+        """Whether lengths are predicted and learned: if somebody goes by them."""
+        return self.prediction.enabled and self.scheduling.policy in PREDICTED_POLICIES
 
     @property
     def steps_ahead(self) -> int:

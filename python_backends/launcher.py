@@ -140,7 +140,7 @@ class Launcher:
         self._settings = settings
         self._run_directory = run_directory
         self._instance = InstanceProcess(settings, run_directory, 0)
-        self._server = TritonServer(settings.server, run_directory, settings.prediction.enabled)
+        self._server = TritonServer(settings.server, run_directory, settings.predicts_lengths)
         self._learner = LearnerProcess(run_directory)
         self._reload_at_s = 0.0  # the predictor, not before
         self._server_failures = FailedStarts("tritonserver")
@@ -182,7 +182,7 @@ class Launcher:
         while not self._signals:
             self._instance.heal()
             self._heal_server()
-            if self._settings.prediction.enabled:
+            if self._settings.predicts_lengths:
                 self._learner.heal()
             time.sleep(WATCH_EVERY_S)
 

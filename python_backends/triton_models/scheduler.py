@@ -59,7 +59,7 @@ class TritonPythonModel:
             table.on_end = self._spans.end
         self._link = SchedulerEnd(run_directory(), settings.dead_after_s)
         self._predictions = Predictions(self._metrics, everything.prediction.keep_prompts)
-        self._predictor = PredictorLink(self._blobs, self._link.wake) if everything.prediction.enabled else None
+        self._predictor = PredictorLink(self._blobs, self._link.wake) if everything.predicts_lengths else None
         self._records = RecordsEnd(run_directory())
         self._export = MetricsExport(self._metrics)
         self._arrivals: SimpleQueue[tuple[Request, Any]] = SimpleQueue()

@@ -24,7 +24,7 @@ class TritonPythonModel:
         engine = limits or ANY_ENGINE
         self._blobs = Blobs()
         self._draining = run_directory() / DRAINING
-        checkpoint, predicts = read_checkpoint(settings.model_directory), settings.prediction.enabled
+        checkpoint, predicts = read_checkpoint(settings.model_directory), settings.predicts_lengths
         self._door = open_door(checkpoint, settings.limits, engine.max_model_tokens, engine, predicts)
 
     def execute(self, requests: list[Any]) -> list[Any]:

@@ -31,7 +31,14 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gapless,
     """Gapless while `make bench` loads it, a client leaves, one is refused, and the instance dies; and Prometheus, which saw it."""
     model = write_toy_model(tmp_path_factory.mktemp("toy-model"))
     gapless = Gapless(
-        **{"model.directory": model, "engine.kind": "toy", "engine.toy_step_ms": 5, "engine.slots": 4, "streams.max_open": 40}
+        **{
+            "model.directory": model,
+            "engine.kind": "toy",
+            "engine.toy_step_ms": 5,
+            "engine.slots": 4,
+            "streams.max_open": 40,
+            "scheduling.policy": "ours",
+        }
     )
     prometheus = Prometheus(tmp_path_factory.mktemp("prometheus"), gapless.metrics_port)
     try:

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from python_backends.config import PREDICTED_POLICIES
 from python_backends.request import QUANTILE_LEVELS, LengthPrediction, Request
 from python_backends.scheduling.lengths import FEWEST, Array
 from python_backends.scheduling.outlook import REFRESHED_S
+from python_backends.scheduling.policies import POLICIES
 from python_backends.scheduling.predicted_order import PredictedOrder, Waits, least
 from python_backends.scheduling.sequence import Sequence
 from tests.pure.test_scheduling import Instance, answer, request, write_vocabulary
@@ -230,3 +232,7 @@ def waiting(number: int, predicted: float | None, delivered: int = 0) -> Sequenc
     sequence = Sequence(request(number, [1], max_tokens=100), np.ones(delivered, np.int32), number, 0, arrived_s=4.0)
     sequence.prediction = None if predicted is None else certain(predicted)
     return sequence
+
+
+def test_lengths_are_predicted_for_those_policies_that_go_by_them() -> None:
+    assert set(PREDICTED_POLICIES) == {name for name, policy in POLICIES.items() if policy.rank is not None}
