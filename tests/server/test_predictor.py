@@ -139,6 +139,13 @@ def test_a_dead_learner_is_started_again_and_misses_nothing(moody: Moody) -> Non
     wait_for(lambda: num_logged() == before + 5, 30)
 
 
+@pytest.fixture
+def gapless(toy_model: Path) -> Iterator[Gapless]:
+    served = Gapless(**{"model.directory": toy_model, "engine.kind": "toy", "scheduling.policy": "ours"})
+    yield served
+    assert served.stop() == 0, served.log
+
+
 def test_the_predictor_stands_back(gapless: Gapless) -> None:
     """It interrupts nobody, and loads nothing before there is something to learn from; and clients can't ask it."""
     process = psutil.Process(gapless.stub_pid("length_predictor"))
