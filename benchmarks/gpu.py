@@ -2,7 +2,8 @@
 
     python benchmarks/gpu.py --json benchmarks/results/gpu.json
 
-Parts, each in a process of its own with a time budget, so that one's failure leaves the others alone: tokens beside transformers' on
+Parts, each in a process of its own with a time budget, so that one's failure leaves the others alone: whether captured steps run there
+(else the others go without, and that is said); tokens beside transformers' on
 tiny models of every architecture; copy bandwidth and decode steps of Llama-3.1-8B's shape (random weights, drawn on the device)
 beside the floor; the token gap with requests waiting; copies in steady steps; the online work of TensorRT-LLM's table through our loop
 in process and through real Triton; transformers' continuous batching. One figure a line as it comes, one table last; ends with 1 if
@@ -20,6 +21,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ from benchmarks.gpu_report import Ended, Figure, table, write_json
 
 Part = Callable[[Measured], Iterator[Figure]]
 PARTS: dict[str, tuple[Part, float]] = {  # and the seconds that it may take
+    "capture": (gpu_checks.capture, 60),
     "tokens": (gpu_checks.tokens, 110),
     "steps": (gpu_steps.steps, 80),
     "gap": (gpu_steps.gap, 60),
@@ -101,6 +104,7 @@ def run(asked: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="gapless-gpu-") as scratch:
         measured = Measured(Path(scratch) / "model", asked.device, asked.quick)
         measured.write()
+        measured = working(measured, figures, parts)
         for number, name in enumerate(asked.only, 1):
             print(f"---- {number} of {len(asked.only)}: {name}", flush=True)
             left_s = until_s - time.monotonic() - LEAVE_S
@@ -117,6 +121,16 @@ def run(asked: argparse.Namespace) -> int:
     return int(unwanted)
 
 
+def working(measured: Measured, figures: list[Figure], parts: list[Ended]) -> Measured:
+    """With the fastest kind of step that runs and gives the right tokens there; a CPU captures none."""
+    for graphs in ("auto", "eager") if measured.device != "cpu" else ("eager",):
+        tried = replace(measured, cuda_graphs=graphs)
+        parts.append(replace(guarded("capture", tried, figures, PARTS["capture"][1]), part=f"capture, {graphs}"))
+        if not parts[-1].error and figures[-1].verdict == "ok":
+            return tried
+    return replace(measured, cuda_graphs="off")
+
+
 def device_name(device: str) -> str:
     return "none" if device == "cpu" else str(torch.cuda.get_device_name(device))
 
@@ -130,7 +144,9 @@ def part_names(asked: str) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join(PARTS), type=part_names, help="parts, of " + ", ".join(PARTS))
+    parser.add_argument(
+        "--only", default=",".join(name for name in PARTS if name != "capture"), type=part_names, help="parts, of " + ", ".join(PARTS)
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--minutes", type=float, default=9.5, help="of the whole call; what is not begun by then is left")
     parser.add_argument("--json", type=Path, help="also write the results here, after every part")
