@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import signal
 import sys
 import tempfile
@@ -27,6 +28,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # a mere question whether there is a GPU would keep forks from using it
 
 import torch  # here, so that the parts' processes have it when they are forked; nothing may touch the device before
 import transformers  # noqa: F401
@@ -46,12 +49,13 @@ PARTS: dict[str, tuple[Part, float]] = {  # and the seconds that it may take
     "triton": (gpu_online.triton, 200),
     "transformers": (gpu_online.transformers, 60),
 }
+START = os.environ.get("GAPLESS_GPU_START", "fork")  # or spawn, slower: if something has touched the device before the parts do
 LEAVE_S = 20.0  # to end what it has started, after its time
 
 
 def guarded(name: str, measured: Measured, figures: list[Figure], budget_s: float) -> Ended:
     """Runs a part in a process of its own, at most `budget_s`; adds what it finds to `figures` as it comes."""
-    context = multiprocessing.get_context("fork")
+    context: Any = multiprocessing.get_context(START)
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_part, args=(name, measured, theirs), name=f"gpu-{name}")
     began_s = time.monotonic()
