@@ -2,7 +2,8 @@
 
     python benchmarks/gpu.py --json benchmarks/results/gpu.json
 
-Parts, each in a process of its own with a time budget, so that one's failure leaves the others alone: tokens beside transformers' on
+Parts, each in a process of its own with a time budget, so that one's failure leaves the others alone: whether captured steps run there
+(else the others go without, and that is said); tokens beside transformers' on
 tiny models of every architecture; copy bandwidth and decode steps of Llama-3.1-8B's shape (random weights, drawn on the device)
 beside the floor; the token gap with requests waiting; copies in steady steps; the online work of TensorRT-LLM's table through our loop
 in process and through real Triton; transformers' continuous batching. One figure a line as it comes, one table last; ends with 1 if
@@ -14,17 +15,21 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import signal
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # a mere question whether there is a GPU would keep forks from using it
 
 import torch  # here, so that the parts' processes have it when they are forked; nothing may touch the device before
 import transformers  # noqa: F401
@@ -35,6 +40,7 @@ from benchmarks.gpu_report import Ended, Figure, table, write_json
 
 Part = Callable[[Measured], Iterator[Figure]]
 PARTS: dict[str, tuple[Part, float]] = {  # and the seconds that it may take
+    "capture": (gpu_checks.capture, 60),
     "tokens": (gpu_checks.tokens, 110),
     "steps": (gpu_steps.steps, 80),
     "gap": (gpu_steps.gap, 60),
@@ -43,12 +49,13 @@ PARTS: dict[str, tuple[Part, float]] = {  # and the seconds that it may take
     "triton": (gpu_online.triton, 200),
     "transformers": (gpu_online.transformers, 60),
 }
+START = os.environ.get("GAPLESS_GPU_START", "fork")  # or spawn, slower: if something has touched the device before the parts do
 LEAVE_S = 20.0  # to end what it has started, after its time
 
 
 def guarded(name: str, measured: Measured, figures: list[Figure], budget_s: float) -> Ended:
     """Runs a part in a process of its own, at most `budget_s`; adds what it finds to `figures` as it comes."""
-    context = multiprocessing.get_context("fork")
+    context: Any = multiprocessing.get_context(START)
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_part, args=(name, measured, theirs), name=f"gpu-{name}")
     began_s = time.monotonic()
@@ -101,6 +108,7 @@ def run(asked: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="gapless-gpu-") as scratch:
         measured = Measured(Path(scratch) / "model", asked.device, asked.quick)
         measured.write()
+        measured = working(measured, figures, parts)
         for number, name in enumerate(asked.only, 1):
             print(f"---- {number} of {len(asked.only)}: {name}", flush=True)
             left_s = until_s - time.monotonic() - LEAVE_S
@@ -117,6 +125,16 @@ def run(asked: argparse.Namespace) -> int:
     return int(unwanted)
 
 
+def working(measured: Measured, figures: list[Figure], parts: list[Ended]) -> Measured:
+    """With the fastest kind of step that runs and gives the right tokens there; a CPU captures none."""
+    for graphs in ("auto", "eager") if measured.device != "cpu" else ("eager",):
+        tried = replace(measured, cuda_graphs=graphs)
+        parts.append(replace(guarded("capture", tried, figures, PARTS["capture"][1]), part=f"capture, {graphs}"))
+        if not parts[-1].error and figures[-1].verdict == "ok":
+            return tried
+    return replace(measured, cuda_graphs="off")
+
+
 def device_name(device: str) -> str:
     return "none" if device == "cpu" else str(torch.cuda.get_device_name(device))
 
@@ -130,7 +148,9 @@ def part_names(asked: str) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join(PARTS), type=part_names, help="parts, of " + ", ".join(PARTS))
+    parser.add_argument(
+        "--only", default=",".join(name for name in PARTS if name != "capture"), type=part_names, help="parts, of " + ", ".join(PARTS)
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--minutes", type=float, default=9.5, help="of the whole call; what is not begun by then is left")
     parser.add_argument("--json", type=Path, help="also write the results here, after every part")

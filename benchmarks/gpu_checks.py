@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -30,15 +29,22 @@ def tokens(measured: Measured) -> Iterator[Figure]:
             yield Figure("tokens", f"attention over blocks beside torch's, {dtype}, largest error", error, "", f"<= {allowed}")
     names, count = (QUICK, 4) if measured.quick else (tuple(sorted(TINY)), 16)
     for name in names:
-        yield parity(name, measured.directory / "tiny" / name, measured.device, count)
-    yield seeds(measured.directory / "tiny" / names[0], measured.device)
+        yield parity(name, measured, count)
+    yield seeds(names[0], measured)
 
 
-def parity(name: str, directory: Path, device: str, count: int) -> Figure:
+def capture(measured: Measured) -> Iterator[Figure]:
+    """Whether steps of `measured.cuda_graphs` run at all, and give the right tokens."""
+    figure = parity("llama_grouped", measured, 4)
+    yield replace(figure, part="capture", what=f"cuda_graphs = {measured.cuda_graphs}: {figure.what}")
+
+
+def parity(name: str, measured: Measured, count: int) -> Figure:
     """`count` requests over four slots, then each again behind its first ten tokens. The reference runs on the CPU."""
+    directory = measured.directory / "tiny" / name
     tiny = TinyModel(directory, build(name), Agreement())
     tiny.model.save_pretrained(directory)
-    engine, requests = _engine(tiny, device), random_requests(count)
+    engine, requests = _engine(tiny, measured), random_requests(count)
     whole, resumed = dict(Serving(engine).run(requests)), Serving(engine)
     for request in requests:
         resumed.submit(request, whole[request.request_id][:10])
@@ -54,17 +60,16 @@ def parity(name: str, directory: Path, device: str, count: int) -> Figure:
     return Figure("tokens", f"{name}: answers unlike transformers'", wrong, "", "<= 0", note)
 
 
-def seeds(directory: Path, device: str) -> Figure:
-    engine = _engine(TinyModel(directory, None, Agreement()), device)
+def seeds(name: str, measured: Measured) -> Figure:
+    engine = _engine(TinyModel(measured.directory / "tiny" / name, None, Agreement()), measured)
     requests = random_requests(8, temperature=1.0, top_k=40, top_p=0.9, seed=5)
     together = dict(Serving(engine).run(requests))
     unequal = sum(Serving(engine).run([request])[request.request_id] != together[request.request_id] for request in requests)
     return Figure("tokens", "answers unlike the same seed's in a batch", unequal, "", "<= 0", f"of {len(requests)}")
 
 
-def _engine(tiny: TinyModel, device: str) -> TorchEngine:
-    settings = tiny.settings()
-    return TorchEngine(replace(settings, model=replace(settings.model, device=device)))
+def _engine(tiny: TinyModel, measured: Measured) -> TorchEngine:
+    return tiny.engine(device=measured.device, cuda_graphs=measured.cuda_graphs)
 
 
 def kernel_error(heads: Heads, window: int | None, softcap: float | None, dtype: torch.dtype, device: str) -> float:

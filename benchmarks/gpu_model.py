@@ -45,6 +45,7 @@ class Measured:
     directory: Path  # of the model
     device: str
     quick: bool
+    cuda_graphs: str = "auto"  # what works there
 
     @property
     def shape(self) -> dict[str, Any]:
@@ -78,5 +79,7 @@ class Measured:
             str(self.directory), "bfloat16", device=self.device, max_model_tokens=max_model_tokens, random_weights=True
         )
         kv_gib = 0.05 if self.quick else MOST_KV_GIB
-        engine = EngineSettings(slots=slots, token_budget=token_budget, kv_memory_gib=kv_gib, steps_ahead=1)
+        engine = EngineSettings(
+            slots=slots, token_budget=token_budget, kv_memory_gib=kv_gib, steps_ahead=1, cuda_graphs=self.cuda_graphs
+        )
         return Settings(model=model, engine=engine)

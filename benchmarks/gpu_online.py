@@ -150,6 +150,7 @@ class Served:
             "engine.slots": slots_of(measured),
             "engine.token_budget": TOKEN_BUDGET,
             "engine.kv_memory_gib": kv_gib,
+            "engine.cuda_graphs": measured.cuda_graphs,
             "server.http_port": self.port,
             "server.grpc_port": free_port(),
             "server.metrics_port": free_port(),

@@ -6,6 +6,7 @@ Owns nothing; refuses with a SettingsError that names what is wrong. Called once
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -53,12 +54,14 @@ def load_model(settings: Settings, config: Any) -> Any:
             )
         return drawn.eval()
     logging.disable_progress_bar()  # it would fill the instance's log
+    straight = settings.model.device != "cpu" and importlib.util.find_spec("accelerate") is not None  # shard by shard to the device
     model = AutoModelForCausalLM.from_pretrained(
         settings.model_directory,
         config=config,
         dtype=DTYPES[settings.model.dtype],
         local_files_only=True,
         trust_remote_code=settings.model.trust_remote_code,
+        **({"device_map": settings.model.device} if straight else {}),
     )
     return model.eval().to(settings.model.device)
 

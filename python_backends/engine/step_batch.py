@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from python_backends.engine.attention import DecodeGroup, PagedRows, PrefillSpan, Spans, is_paged
+from python_backends.engine.attention import DecodeGroup, PagedRows, PrefillSpan, Spans
 from python_backends.engine.kv_cache import KVCache
 from python_backends.engine.slot_state import SlotState
 from python_backends.request import Ids
@@ -46,14 +46,16 @@ class _Rows:
 
 
 class StepBatcher:
-    """Keeps the device's list of decoding slots from step to step. `windows` are those of the model's layers, each once."""
+    """Keeps the device's list of decoding slots from step to step. `windows` are those of the model's layers, each once; where
+    `is_paged`, decode rows are read straight from their blocks.
+    """
 
-    def __init__(self, state: SlotState, cache: KVCache, windows: tuple[int | None, ...] = (None,)) -> None:
+    def __init__(self, state: SlotState, cache: KVCache, windows: tuple[int | None, ...] = (None,), is_paged: bool = False) -> None:
         self._state = state
         self._cache = cache
         self._windows = windows
         self._block_tokens = cache.shape.block_tokens
-        self._is_paged = is_paged(state.device)
+        self._is_paged = is_paged
         self._host_slots: Ids = np.zeros(0, np.int32)
         self._slots = self._put(self._host_slots)
 

@@ -59,13 +59,14 @@ class TorchEngine:
         self.decoder = Decoder(description, kept(take_layers(model), settings.model.weights), self.limits.max_model_tokens)
         self.cache = KVCache(block_shape(settings, config), self.limits.num_blocks + 1, self.device)  # one for rows of padding
         self.state = SlotState(self.limits, self.device)
-        self._batcher = StepBatcher(self.state, self.cache, self.decoder.windows)
-        self._timer = StepTimer() if self.device.type == "cpu" else cuda_timer()
+        graphs, on_gpu = settings.engine.cuda_graphs, self.device.type == "cuda"
+        paged = graphs != "off" and is_paged(self.device)
+        self._batcher = StepBatcher(self.state, self.cache, self.decoder.windows, paged)
+        self._timer = cuda_timer() if on_gpu else StepTimer()
         self._launched: deque[_Launched] = deque()
-        captures = settings.engine.cuda_graphs == "auto" and self.device.type == "cuda" and is_paged(self.device)
-        has_fixed_steps = captures or settings.engine.cuda_graphs == "eager"
-        steps = (self.decoder, self.state, self.cache, self._batcher)
-        self._decode_steps = DecodeSteps(*steps, captures) if has_fixed_steps else None
+        captures = graphs == "auto" and on_gpu and paged
+        parts = (self.decoder, self.state, self.cache, self._batcher)
+        self._decode_steps = DecodeSteps(*parts, captures) if captures or graphs == "eager" else None
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
