@@ -12,7 +12,8 @@ import torch
 
 from benchmarks.gpu_model import Measured
 from benchmarks.gpu_report import Figure
-from python_backends.engine.attention import PagedRows, is_paged, score_operator
+from python_backends.engine.attention import is_paged, score_operator
+from python_backends.engine.attention_spans import PagedRows
 from python_backends.engine.description import Heads
 from python_backends.engine.torch_engine import TorchEngine
 from tests.cpu.tiny_models import TINY, Agreement, Serving, TinyModel, build, random_requests

@@ -19,47 +19,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from python_backends.engine.attention_spans import DecodeGroup, PagedRows, PrefillSpan, Spans
 from python_backends.engine.description import Heads
 from python_backends.engine.kv_cache import KVCache
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeGroup:
-    """Rows [first, last) of the flat batch, decode rows all, read up to the longest of them."""
-
-    first: int
-    last: int
-    gather: Tensor  # [2 · rows · kv_heads · blocks] rows of the KV cache
-    mask: Tensor  # [rows, 1, 1, blocks · block_tokens] 0 or −inf
-
-
-@dataclass(frozen=True, slots=True)
-class PagedRows:
-    """Rows [first, last) of the flat batch, decode rows all, each read from its own blocks up to its own position."""
-
-    first: int
-    last: int
-    table: Tensor  # [rows, blocks]
-    positions: Tensor  # [rows]
-    window: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillSpan:
-    """Rows [first, last) of the flat batch: one chunk. Without `gather` it starts at token 0 and sees itself alone."""
-
-    first: int
-    last: int
-    gather: Tensor | None  # [2 · kv_heads · blocks]
-    mask: Tensor | None  # [chunk, blocks · block_tokens]
-
-
-@dataclass(frozen=True, slots=True)
-class Spans:
-    """All rows of the flat batch, in order."""
-
-    decodes: tuple[DecodeGroup | PagedRows, ...]
-    prefills: tuple[PrefillSpan, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from python_backends.engine.attention import PagedRows
+from python_backends.engine.attention_spans import PagedRows
 from python_backends.engine.description import Heads
 
 TILE_TOKENS = 64

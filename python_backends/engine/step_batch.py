@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from python_backends.engine.attention import DecodeGroup, PagedRows, PrefillSpan, Spans
+from python_backends.engine.attention_spans import DecodeGroup, PagedRows, PrefillSpan, Spans
 from python_backends.engine.kv_cache import KVCache
 from python_backends.engine.slot_state import SlotState
 from python_backends.request import Ids
