@@ -38,7 +38,7 @@ WITHOUT_GPU = ("CUDA driver version is insufficient", "CudaDriverHelper", "NVML"
 OPEN_REQUESTS = ("gapless_requests_running ", "gapless_requests_waiting ")
 DIES_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")  # killed as soon as the launcher is gone, however that ended
 EXIT_TIMEOUT_S = 3  # Triton refuses the later steps of an ensemble while it exits: it is asked to only when nothing is open
-SHARED_BYTES = 1 << 26  # with each model, taken page by page as it is used: stubs died, it seems while smaller ones grew
+SHARED_BYTES = 1 << 24  # with each model, taken at once: stubs died, it seems while smaller ones grew
 ALLOCATOR = {  # glibc's: docs/limits.md, Memory
     "MALLOC_ARENA_MAX": "2",  # not one for each of a hundred threads, each with pages of its own that nobody else can use
     "MALLOC_MMAP_THRESHOLD_": "131072",  # bytes; fixed: else the first long prompt raises it, and the next ones leave holes in the heap
