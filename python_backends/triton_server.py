@@ -44,6 +44,7 @@ ALLOCATOR = {  # glibc's: docs/limits.md, Memory
     "MALLOC_MMAP_THRESHOLD_": "131072",  # bytes; fixed: else the first long prompt raises it, and the next ones leave holes in the heap
     "MALLOC_TRIM_THRESHOLD_": "1048576",
 }
+UNLOAD_S, LOAD_S = 6.0, 60.0
 ANSWER_S = 5.0  # for a question that it answers from memory
 CONTAINER_SERVER = Path("/opt/tritonserver")
 
@@ -112,8 +113,12 @@ class TritonServer:
         return {model: child for child in children for model in _models_of(child)}
 
     def reload(self, model: str) -> bool:
-        """Brings a model whose stub has died back; the others don't notice. `load` alone would do nothing."""
-        return all(self._post(f"/v2/repository/models/{model}/{verb}") == 200 for verb in ("unload", "load"))
+        """Brings a model whose stub has died back; the others don't notice. `load` alone would do nothing.
+
+        False if it can't be done, or not soon: a request that died inside the stub may keep Triton from unloading for ever.
+        """
+        path = f"/v2/repository/models/{model}"
+        return all(self._post(f"{path}/{verb}", timeout_s) == 200 for verb, timeout_s in (("unload", UNLOAD_S), ("load", LOAD_S)))
 
     def has_open_requests(self) -> bool:
         """As /metrics says. A server that can't be asked may have some."""
@@ -186,8 +191,8 @@ class TritonServer:
     def _get(self, path: str, port: int = 0, timeout_s: float = 60) -> tuple[int, str]:
         return self._ask("GET", path, port or self._settings.http_port, timeout_s)
 
-    def _post(self, path: str) -> int:
-        return self._ask("POST", path, self._settings.http_port)[0]
+    def _post(self, path: str, timeout_s: float) -> int:
+        return self._ask("POST", path, self._settings.http_port, timeout_s)[0]
 
     def _ask(self, method: str, path: str, port: int, timeout_s: float = 60) -> tuple[int, str]:
         """HTTP status and text; status 0 if nobody answers sensibly."""

@@ -93,10 +93,10 @@ def test_what_dies_comes_back_without_a_hand(
     back_s = time.monotonic() - killed_s
     for onlooker in onlookers:
         onlooker.join()
-        assert onlooker.saw == sees
+        assert onlooker.saw in sees.split(" or ")
         assert undisturbed == onlooker.answer.text if sees == "the whole answer" else undisturbed.startswith(onlooker.answer.text)
     newcomer.join()
-    assert newcomer.saw == meanwhile
+    assert newcomer.saw in meanwhile.split(" or ")
     NOTES.append(f"{process} {how}: answers again after {back_s:.1f} s")
     assert back_s < int(within_s) * busyness()
 
