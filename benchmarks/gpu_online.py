@@ -22,7 +22,8 @@ from benchmarks.gpu_model import Measured
 from benchmarks.gpu_report import Figure
 from benchmarks.http_streams import HttpStreams
 from benchmarks.peer_models import text_of
-from benchmarks.peer_work import Job, Timing, closed_loop, free_port
+from benchmarks.peer_work import Job, Timing, Work, free_port
+from benchmarks.peer_workers.transformers_continuous import ContinuousBatching
 from python_backends.config import ROOT
 from python_backends.instance import Instance, build
 from python_backends.scheduling.scheduler import SlotScheduler
@@ -190,7 +191,7 @@ class Served:
 class _ContinuousBatching:
     def __init__(self, measured: Measured, shape: Shape) -> None:
         import torch
-        from transformers import AutoConfig, AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+        from transformers import AutoConfig, AutoModelForCausalLM, ContinuousBatchingConfig
 
         with torch.device(measured.device):
             model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(measured.directory), dtype=torch.bfloat16).eval()
@@ -203,25 +204,9 @@ class _ContinuousBatching:
             max_requests_per_batch=self._slots,
             allow_block_sharing=False,
         )
-        self._batching = model.init_continuous_batching(GenerationConfig(do_sample=False, eos_token_id=-1), batching)
-        self._batching.start()
-        self._num_read: dict[int, int] = {}
+        self._batching = ContinuousBatching(model, batching)
 
     def run(self, jobs: list[Job]) -> list[Timing]:
-        from benchmarks.peer_work import Work
-
-        timings = closed_loop(Work(jobs, len(jobs)), self._submit, self._step)
-        self._batching.stop(block=False)
+        timings = self._batching.run(Work(jobs, len(jobs)))
+        self._batching.stop()
         return timings
-
-    def _submit(self, index: int, job: Job) -> None:
-        self._num_read[index] = 0
-        self._batching.add_request(job.prompt, str(index), max_new_tokens=job.max_tokens, streaming=True, eos_token_id=-1)
-
-    def _step(self) -> Iterator[tuple[int, int]]:
-        answer = self._batching.get_result()
-        if answer is None or answer.error:
-            raise RuntimeError(answer.error if answer else "transformers' loop has ended")
-        index, come = int(answer.request_id), len(answer.generated_tokens)
-        yield index, come - self._num_read[index]
-        self._num_read[index] = come

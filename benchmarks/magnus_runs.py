@@ -26,8 +26,6 @@ from python_backends.static_mode import Served, StaticMode
 TOKEN_BUDGET = 256
 NUM_TIMED_STEPS = 24
 
-Knowledge = tuple[Lengths, BatchSeconds]
-
 
 @dataclass(frozen=True, slots=True)
 class Row:

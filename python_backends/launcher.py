@@ -35,7 +35,6 @@ from python_backends.triton_server import DIES_WITH_PARENT, PREDICTOR, STUBS, Tr
 log = logging.getLogger("gapless")
 
 WATCH_EVERY_S = 0.2
-MAX_FAILED_STARTS = 5  # one after the other, without ever getting ready: something is wrong for good
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 300.0  # between two lives of the learner
 PREDICTOR_PAUSE_S = 10.0  # between two attempts to load it again
 PREFIX = "gapless-"  # of run directories

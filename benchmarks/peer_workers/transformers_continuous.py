@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from benchmarks.peer_work import PEER_TOKEN_BUDGET, Job, Timing, Work, closed_loop, num_cores
 
@@ -13,7 +14,7 @@ PAGE_TOKENS, NUM_PAGES = 32, 512
 class Engine:
     def __init__(self, directory: Path, dtype: str, in_flight: int) -> None:
         import torch
-        from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+        from transformers import AutoModelForCausalLM, ContinuousBatchingConfig
 
         torch.set_num_threads(num_cores())
         model = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype)).eval()
@@ -24,6 +25,18 @@ class Engine:
             max_requests_per_batch=in_flight,
             allow_block_sharing=False,
         )
+        self._batching = ContinuousBatching(model, batching)
+
+    def run(self, work: Work) -> list[Timing]:
+        return self._batching.run(work)
+
+
+class ContinuousBatching:
+    """The running loop over `model`, with transformers' own settings of it."""
+
+    def __init__(self, model: Any, batching: Any) -> None:
+        from transformers import GenerationConfig
+
         self._batching = model.init_continuous_batching(GenerationConfig(do_sample=False, eos_token_id=-1), batching)
         self._batching.start()
         self._num_read: dict[int, int] = {}
@@ -44,3 +57,6 @@ class Engine:
         come = len(answer.generated_tokens)
         yield index, come - self._num_read[index]
         self._num_read[index] = come
+
+    def stop(self) -> None:
+        self._batching.stop(block=False)
