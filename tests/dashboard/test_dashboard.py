@@ -56,10 +56,12 @@ def load(gapless: Gapless) -> None:
     run_bench(gapless)
     crowd = gapless.grpc()
     for n in range(60):
-        crowd.ask(f"{n}", text_input=f"client {n}", max_tokens=200)
+        crowd.ask(f"{n}", text_input=f"client {n}", min_tokens=200, max_tokens=200)
     wait_for(lambda: gapless.metrics()['gapless_requests_total{outcome="refused"}'] > 0, 30)
     gapless.kill(gapless.instance_pid())
     wait_for(lambda: gapless.metrics()['gapless_restarts_total{process="instance"}'] == 1, 30)
+    wait_for(lambda: gapless.metrics()["gapless_slots_busy"] == 4, 30)
+    time.sleep(1)  # Prometheus looks twice a second
     crowd.cancel()
     crowd.close()
     wait_for(gapless.is_idle, 60)
