@@ -59,12 +59,12 @@ def row_of(mode: str, slots: int, recorded: Recorded) -> Row:
     )
 
 
-def measure(engine: str, slots: list[int], num_steps: int) -> Iterator[tuple[Row, Recorded]]:
+def measure(engine: str, threads: int, slots: list[int], num_steps: int) -> Iterator[tuple[Row, Recorded]]:
     with tempfile.TemporaryDirectory() as directory:
         prepare(Path(directory), engine)
         asked = [(count, mode) for count in slots for mode in MODES]
         for count, mode in tqdm(asked, desc="loops"):
-            recorded = run(Path(directory), engine, mode, count, num_steps)
+            recorded = run(Path(directory), engine, threads, mode, count, num_steps)
             row = row_of(mode, count, recorded)
             tqdm.write(f"{count:>5} slots, {mode}: gap {row.gap_ms_p50} ms, busy {row.busy_share:.1%}, {row.tok_s} tokens/s")
             yield row, recorded
@@ -110,6 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slots", default="1,16,64,256")
     parser.add_argument("--engine", default="openvino", choices=("openvino", "torch", "toy"))
+    parser.add_argument("--threads", type=int, default=0, help="of the engine; 0: all processors, which the loop wants as well")
     parser.add_argument("--steps", type=int, default=200, help="steps of each loop, about")
     parser.add_argument("--quick", action="store_true", help="a few steps: does it run at all?")
     parser.add_argument("--json", type=Path, help="also write the results here")
@@ -117,7 +118,7 @@ def main() -> None:
     asked = parser.parse_args()
     num_steps = 20 if asked.quick else asked.steps
     slots = [int(count) for count in asked.slots.split(",")]
-    found = list(measure(asked.engine, slots, num_steps))
+    found = list(measure(asked.engine, asked.threads, slots, num_steps))
     rows = [row for row, _ in found]
     steady = {count: host_us_of_steady_steps(count, num_steps) for count in tqdm(TOY_SLOTS, desc="steady steps")}
     if asked.json:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from benchmarks.peer_models import make_model
 from benchmarks.triton_cost import make_tokenizer, sources
 from python_backends.config import EngineSettings, ModelSettings, SchedulingSettings, Settings, StreamSettings
-from python_backends.engine.protocol import Engine
+from python_backends.engine.protocol import Announcing, Engine
 from python_backends.engine.trace import begins
 from python_backends.instance import Instance, build
 from python_backends.links import InstanceEnd, InstanceReady, SchedulerEnd
@@ -36,6 +36,7 @@ BLOCK_TOKENS = 32
 BLOCKS_A_SLOT = 12
 PROMPT_CHARACTERS = 120
 SWEPT_BYTES = 64 << 20
+WARM_UP_STEPS = 20  # not counted: kernels are made for shapes that come for the first time
 Interval = tuple[float, float]  # when it began, how long it took
 
 
@@ -163,8 +164,9 @@ class Recorded:
         self.engine.close()
 
     def times(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Gaps before and busy seconds of all steps but the first."""
-        return np.array([output.gap_s for output in self.outputs[1:]]), np.array([output.busy_s for output in self.outputs[1:]])
+        """Gaps before and busy seconds of all steps that count."""
+        counted = self.outputs[WARM_UP_STEPS:]
+        return np.array([output.gap_s for output in counted]), np.array([output.busy_s for output in counted])
 
     def timeline(self, count: int) -> tuple[list[Interval], list[Interval]]:
         """Forward passes and the loop's own work around `count` steady steps at the end, in ms from the first one's begin."""
@@ -192,16 +194,17 @@ def prepare(directory: Path, engine: str) -> None:
     assert engine in ("openvino", "torch", "toy")
 
 
-def settings_of(directory: Path, engine: str, mode: str, slots: int) -> Settings:
+def settings_of(directory: Path, engine: str, threads: int, mode: str, slots: int) -> Settings:
     model = ModelSettings(directory=str(directory), dtype="bfloat16", max_model_tokens=BLOCKS_A_SLOT * BLOCK_TOKENS)
-    chosen = EngineSettings(kind=engine, slots=slots, block_tokens=BLOCK_TOKENS, token_budget=TOKEN_BUDGET, toy_step_ms=5.0)
-    chosen = replace(chosen, kv_blocks=slots * BLOCKS_A_SLOT, steps_ahead=int(mode == "async"))
+    chosen = EngineSettings(kind=engine, threads=threads, slots=slots, block_tokens=BLOCK_TOKENS, token_budget=TOKEN_BUDGET)
+    chosen = replace(chosen, kv_blocks=slots * BLOCKS_A_SLOT, steps_ahead=int(mode == "async"), toy_step_ms=5.0)
     return Settings(model=model, engine=chosen, scheduling=SchedulingSettings(static_slots=mode in ("slots", "async")))
 
 
-def run(directory: Path, engine_name: str, mode: str, slots: int, num_steps: int) -> Recorded:
-    """`num_steps` steps of the loop with requests waiting, then the same plans again without it."""
-    settings = settings_of(directory, engine_name, mode, slots)
+def run(directory: Path, engine_name: str, threads: int, mode: str, slots: int, num_steps: int) -> Recorded:
+    """`num_steps` steps of the loop that count, with requests waiting, then the same plans again without it."""
+    num_steps += WARM_UP_STEPS
+    settings = settings_of(directory, engine_name, threads, mode, slots)
     scheduler, engine = build(settings)
     recorded, open_requests = Recorded(engine, engine.limits), slots + max(2, slots // 4)
     with tempfile.TemporaryDirectory() as run_directory:
@@ -210,10 +213,14 @@ def run(directory: Path, engine_name: str, mode: str, slots: int, num_steps: int
             link = InlineLink(Texts(directory, num_steps), open_requests)
         else:
             link = ProcessLink(Path(run_directory), engine, (directory, num_steps, open_requests))
+            if isinstance(engine, Announcing):
+                engine.on_done(link.wake)
         _loop(Instance(scheduler, recorded, link, lambda: None, settings.steps_ahead), recorded, slots, num_steps)
+        if isinstance(engine, Announcing):
+            engine.on_done(lambda: None)
         link.close()
         recorded.inside = sorted(recorded.inside + link.waits)
-    recorded.replayed_tok_s = _replayed_tok_s(engine, recorded.plans, settings.steps_ahead)
+    recorded.replayed_tok_s = _replayed_tok_s(engine, recorded.plans[:num_steps], settings.steps_ahead)
     engine.close()
     return recorded
 
@@ -223,12 +230,11 @@ def _loop(instance: Instance, recorded: Recorded, slots: int, num_steps: int) ->
         instance.turn()
         if recorded.plans:
             break
-    began_s, cpu_s = time.monotonic(), time.thread_time()
-    inside_cpu_s, before = recorded.inside_cpu_s, len(recorded.outputs)
+    cpu_s, inside_cpu_s = time.thread_time(), recorded.inside_cpu_s
     while len(recorded.outputs) < num_steps:
         instance.turn()
     recorded.host_s = time.thread_time() - cpu_s - (recorded.inside_cpu_s - inside_cpu_s)
-    recorded.tok_s = sum(len(output.tokens) for output in recorded.outputs[before:]) / (recorded.collected_s[-1] - began_s)
+    recorded.tok_s = _tok_s(recorded.outputs, recorded.collected_s)
     instance.scheduler.cancel_all()
     while not instance.scheduler.is_idle:
         recorded.collect()
@@ -238,18 +244,20 @@ def _loop(instance: Instance, recorded: Recorded, slots: int, num_steps: int) ->
 
 def _replayed_tok_s(engine: Engine, plans: list[StepPlan], ahead: int) -> float:
     """Output tokens per second of the engine alone; as many plans launched ahead as by the loop."""
-    count, began_s, open_steps = 0, 0.0, 0
+    outputs, collected_s, open_steps = [], [], 0
     for index, plan in enumerate(plans):
         engine.launch(plan)
         open_steps += 1
         while open_steps > ahead or (index == len(plans) - 1 and open_steps):
-            tokens = engine.collect().tokens
+            outputs.append(engine.collect())
+            collected_s.append(time.monotonic())
             open_steps -= 1
-            if not began_s:
-                began_s = time.monotonic()  # the loop's time counts from its first step's end, too
-            else:
-                count += len(tokens)
-    return count / (time.monotonic() - began_s)
+    return _tok_s(outputs, collected_s)
+
+
+def _tok_s(outputs: list[StepOutput], collected_s: list[float]) -> float:
+    """Output tokens per second, from the end of the first step that counts."""
+    return sum(len(output.tokens) for output in outputs[WARM_UP_STEPS:]) / (collected_s[-1] - collected_s[WARM_UP_STEPS - 1])
 
 
 class _Swept:

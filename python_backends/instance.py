@@ -24,7 +24,7 @@ import setproctitle
 
 from python_backends.config import Settings, SettingsError, undump
 from python_backends.engine.engine_thread import EngineThread
-from python_backends.engine.protocol import Engine
+from python_backends.engine.protocol import Announcing, Engine
 from python_backends.instance_state import State, StateFile
 from python_backends.links import InstanceEnd, NewSession
 from python_backends.messages import Cancel, Failed, Load, Message, Predicted, Submit
@@ -42,8 +42,7 @@ log = logging.getLogger("gapless.instance")
 
 HEARTBEAT_S = 0.2
 SLOW_TURN_S = 3.0
-EARLY_S = 0.001  # the next plan is made so long before the running step ends
-EARLY_SHARE = 0.9  # of what the step should take, because that is a guess
+EARLY_S = 0.001  # the next plan is made so long before the running step may end
 
 
 class Link(Protocol):
@@ -99,7 +98,8 @@ class Instance:
         plan, now_s = self._launched.popleft(), time.monotonic()
         if plan.number != self._after_rest and not self.engine.plans_steps:
             self._gaps.observe(output.gap_s)
-        self._step_time.observe(plan, now_s - self._running_since_s)
+        took_s = output.busy_s if self._steps_ahead else now_s - self._running_since_s  # not how late we read it
+        self._step_time.observe(plan, took_s)
         self._running_since_s = now_s
         tokens = self.scheduler.apply(plan, output)
         self._publish([*([tokens] if len(tokens.tokens) else []), *self.scheduler.take_failed()])
@@ -120,8 +120,8 @@ class Instance:
             return HEARTBEAT_S
         if not self._launched:
             return 0.0
-        expected_s = self._step_time.expected_s(self._launched[0]) * EARLY_SHARE - EARLY_S
-        return max(0.0, self._running_since_s + expected_s - time.monotonic())
+        least_s = self._step_time.least_s(self._launched[0]) - EARLY_S
+        return max(0.0, self._running_since_s + least_s - time.monotonic())
 
     def _take(self, message: Message | NewSession) -> None:
         if isinstance(message, Submit):
@@ -262,6 +262,8 @@ def main(run_directory: Path, number: int) -> None:
     scheduler, engine = build(settings)
     link = InstanceEnd(run_directory, f"instance-{number}", scheduler.limits)
     state.write(State.READY, scheduler.limits)
+    if isinstance(engine, Announcing):
+        engine.on_done(link.wake)  # however late it was expected
     instance = Instance(scheduler, engine, link, state.beat, settings.steps_ahead)
     while not stopping and os.getppid() == parent:
         instance.turn()
@@ -269,8 +271,8 @@ def main(run_directory: Path, number: int) -> None:
             traces.clear()
             _trace(instance, settings.engine.trace_steps)
     state.write(State.DRAINING, scheduler.limits)
+    engine.close()  # it may wake the link until then
     link.close()
-    engine.close()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ session, so that an instance that was only asleep forgets what it had.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -75,7 +76,7 @@ class SchedulerEnd:
     def receive(self, timeout_s: float) -> list[Any]:
         """Waits for news. Returns messages, Feedback, Idle, InstanceReady and InstanceLost in the order of their arrival."""
         self._poller.poll(max(0, math.ceil(timeout_s * 1000)))
-        self._clear_wake()
+        _clear_wake(self._wake_fd)
         news: list[Any] = []
         for name, frame in _messages(self._instances):
             news += self._from_instance(name, *frame)
@@ -121,29 +122,29 @@ class SchedulerEnd:
         except zmq.ZMQError:
             return  # it is gone; its silence or its successor's hello will tell
 
-    def _clear_wake(self) -> None:
-        try:
-            os.eventfd_read(self._wake_fd)
-        except BlockingIOError:
-            return
-
 
 class InstanceEnd:
-    """An instance's end. One thread uses it."""
+    """An instance's end. One thread uses it; any thread may call `wake`."""
 
     def __init__(self, run_directory: Path, name: str, limits: ModelLimits) -> None:
         self._context = zmq.Context()
         self._socket = _socket(self._context, zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, name.encode())
         self._socket.connect(_address(run_directory, "scheduler"))
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK)
+        self._poller = zmq.Poller()
+        for source in (self._socket, self._wake_fd):
+            self._poller.register(source, zmq.POLLIN)
         self._incarnation = new_incarnation()
         self._session = NOBODY
         self._limits = limits
         self._send([Hello(limits)])
 
     def receive(self, timeout_s: float) -> list[Any]:
-        """Waits for news. Returns Submit, Cancel and NewSession in the order of their arrival."""
-        self._socket.poll(int(timeout_s * 1000))
+        """Waits for news, or until woken. Returns Submit, Cancel and NewSession in the order of their arrival."""
+        if timeout_s:
+            self._poller.poll(int(timeout_s * 1000))
+            _clear_wake(self._wake_fd)
         news: list[Any] = []
         for _, (session, _, messages) in _messages(self._socket):
             if session != self._session:
@@ -154,11 +155,15 @@ class InstanceEnd:
             news += [message for message in messages if not isinstance(message, Hello)]
         return news
 
+    def wake(self) -> None:
+        os.eventfd_write(self._wake_fd, 1)
+
     def publish(self, messages: Sequence[Message]) -> None:
         self._send(messages)
 
     def close(self) -> None:
         self._context.destroy(linger=0)
+        os.close(self._wake_fd)
 
     def _send(self, messages: Sequence[Message]) -> None:
         frame = pack((self._incarnation, self._session, tuple(messages)))
@@ -228,6 +233,11 @@ class LearnerEnd:
 
     def close(self) -> None:
         self._context.destroy(linger=0)
+
+
+def _clear_wake(wake_fd: int) -> None:
+    with contextlib.suppress(BlockingIOError):
+        os.eventfd_read(wake_fd)
 
 
 def _socket(context: zmq.Context[Any], kind: int) -> zmq.Socket[Any]:

@@ -22,6 +22,7 @@ class EngineThread:
         """Raises what `make` raises."""
         self._plans: SimpleQueue[StepPlan | None] = SimpleQueue()
         self._outputs: SimpleQueue[ModelLimits | StepOutput | BaseException] = SimpleQueue()
+        self._call: Callable[[], None] = _nothing
         self._thread = threading.Thread(target=self._run, args=[make], name="engine", daemon=True)
         self._thread.start()
         limits = self._next()
@@ -35,6 +36,9 @@ class EngineThread:
         output = self._next()
         assert isinstance(output, StepOutput)
         return output
+
+    def on_done(self, call: Callable[[], None]) -> None:
+        self._call = call
 
     def close(self) -> None:
         self._plans.put(None)
@@ -53,6 +57,11 @@ class EngineThread:
             while (plan := self._plans.get()) is not None:
                 engine.launch(plan)
                 self._outputs.put(engine.collect())
+                self._call()
             engine.close()
         except BaseException as fault:
             self._outputs.put(fault)
+            self._call()
+
+
+def _nothing() -> None: ...

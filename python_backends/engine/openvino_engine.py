@@ -7,6 +7,7 @@ the CPU. Owns the compiled model and the KV cache. Called by the instance loop.
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,24 +16,28 @@ from itertools import product
 import numpy as np
 import openvino as ov
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from python_backends.config import Settings, SettingsError
 from python_backends.engine.checkpoint import block_shape, declared_tokens, load_model, model_limits, read_config
 from python_backends.engine.kv_cache import BlockShape
-from python_backends.engine.log_probs import log_probs, row_log_probs
+from python_backends.engine.log_probs import LogProbRows, log_probs, row_log_probs
 from python_backends.engine.openvino_graph import BLOCK_TOKENS, TYPES, build_graph, cache_name
 from python_backends.engine.openvino_inputs import StepInputs
 from python_backends.engine.quantised import kept
-from python_backends.engine.sampler import SamplingRows, sample
+from python_backends.engine.sampler import GREEDY, SamplingRows, sample
 from python_backends.engine.slot_state import SlotState
 from python_backends.engine.step_timer import Seconds, StepTimer
 from python_backends.engine.weights import describe, take_layers
-from python_backends.step import StepOutput, StepPlan
+from python_backends.request import Ids
+from python_backends.step import RowLogProbs, StepOutput, StepPlan
 
 # Beside int8 weights, so many activations of a row are rounded to int8 with one scale, so that the processor multiplies integers;
 # 0 leaves them as they are, at 1.2 to 1.9 times the time of a decode step's products. Each row goes by itself: company changes nothing.
 ROUNDED_TOGETHER = 32
+
+Logits = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,7 @@ class _Running:
 
     number: int
     request: ov.InferRequest
+    spans: Ids  # [spans] the plan's slots: the very same array while rows go on together
     slots: Tensor  # [sampled]
     rows: SamplingRows
 
@@ -50,8 +56,8 @@ class _Chosen:
     """A step whose tokens are known and not booked."""
 
     step: _Running
-    logits: Tensor  # [sampled, vocabulary]; overwritten by the step after the next
-    tokens: Tensor  # [sampled]
+    logits: Logits  # [sampled, vocabulary]; overwritten by the step after the next
+    tokens: NDArray[np.int64]  # [sampled]
     times: Callable[[], Seconds]
 
 
@@ -79,7 +85,13 @@ class OpenVINOEngine:
         self._timer = StepTimer()
         self._running: _Running | None = None
         self._chosen: _Chosen | None = None
+        self._last: _Chosen | None = None  # the newest, booked or not
         self._outputs: deque[StepOutput] = deque()
+        self._done_s = 0.0  # when the running step was computed, known if steps are launched ahead
+        self._on_done: Callable[[], None] | None = None
+        if self._ahead:
+            for request in requests:
+                request.set_callback(self._computed, None)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
@@ -87,17 +99,16 @@ class OpenVINOEngine:
         self._inputs.rotate()
         inputs, is_early = self._inputs[0], self._ahead and not plan.operations
         if is_early:
-            inputs.fill(plan, self.state.table.numpy(), self._life)
+            is_new = inputs.fill(plan, self.state.table.numpy(), self._life)
         self._choose()
         if not is_early:
             self._append()
             self.state.apply(plan.operations)
             self._life += bool(plan.operations)
-            inputs.fill(plan, self.state.table.numpy(), self._life)
+            is_new = inputs.fill(plan, self.state.table.numpy(), self._life)
         self._start(plan, inputs)
         self._append()
-        rows = self.state.sampling_rows(inputs.sampled, plan)
-        self._running = _Running(plan.number, inputs.request, inputs.sampled, rows)
+        self._running = self._step(plan, inputs.request, is_new)
 
     @torch.inference_mode()
     def collect(self) -> StepOutput:
@@ -106,12 +117,27 @@ class OpenVINOEngine:
             self._append()
         return self._outputs.popleft()
 
+    def on_done(self, call: Callable[[], None]) -> None:
+        self._on_done = call
+
     def close(self) -> None:
         self._choose()
         self._outputs.clear()
 
+    def _step(self, plan: StepPlan, request: ov.InferRequest, is_new: bool) -> _Running:
+        last = self._last and self._last.step
+        if last and last.spans is plan.slots:
+            rows = last.rows if last.rows is GREEDY and not is_new else self.state.sampling_rows(last.slots, plan)
+            return _Running(plan.number, request, plan.slots, last.slots, rows)
+        slots = torch.from_numpy(plan.slots[plan.samples].astype(np.int64))
+        return _Running(plan.number, request, plan.slots, slots, self.state.sampling_rows(slots, plan))
+
     def _start(self, plan: StepPlan, inputs: StepInputs) -> None:
-        inputs.put_tokens(self.state.last_tokens[plan.slots[: plan.num_decodes]])
+        if self._last is not None and self._last.step.spans is plan.slots:
+            inputs.put_tokens(self._last.tokens)
+        else:
+            self._append()
+            inputs.put_tokens(self.state.last_tokens[plan.slots[: plan.num_decodes]])
         self._timer.begin()
         if self._ahead:
             inputs.request.start_async()
@@ -124,19 +150,30 @@ class OpenVINOEngine:
             return
         step, self._running = self._running, None
         step.request.wait()
-        logits = torch.from_numpy(step.request.get_output_tensor(0).data)  # [sampled, vocabulary] float32
-        chosen = sample(logits[: len(step.slots)], step.rows)
-        self.state.last_tokens[step.slots.numpy()] = chosen.numpy()
-        self._chosen = _Chosen(step, logits, chosen, self._timer.end())
+        woken_s = time.monotonic()
+        logits = step.request.get_output_tensor(0).data[: len(step.slots)]
+        tokens = logits.argmax(-1) if step.rows is GREEDY else sample(torch.from_numpy(logits), step.rows).numpy()
+        late_s = woken_s - self._done_s if self._ahead else 0.0  # nobody computed and nobody chose
+        self._last = self._chosen = _Chosen(step, logits, tokens, self._timer.end(time.monotonic() - late_s))
+
+    def _computed(self, _: object) -> None:
+        """Called by a thread of OpenVINO's."""
+        self._done_s = time.monotonic()
+        if self._on_done is not None:
+            self._on_done()
 
     def _append(self) -> None:
         """Books the tokens that were chosen last, and makes the output of their step."""
         if self._chosen is None:
             return
         done, self._chosen = self._chosen, None
-        step, asks = done.step, done.step.rows.asks
-        scores = None if asks is None else row_log_probs(log_probs(done.logits, done.tokens, asks).numpy(), asks.host_rows)
-        tokens, finishes = (values.numpy() for values in self.state.append(step.slots, done.tokens))
+        step, scores = done.step, None
+        if step.rows is GREEDY:
+            tokens, finishes = self.state.append_plain(step.slots, done.tokens)
+        else:
+            chosen = torch.from_numpy(done.tokens)
+            scores = _scores(torch.from_numpy(done.logits), chosen, step.rows.asks)
+            tokens, finishes = (values.numpy() for values in self.state.append(step.slots, chosen))
         busy_s, gap_s = done.times()
         self._outputs.append(StepOutput(step.number, tokens.astype(np.int32), finishes.astype(np.uint8), scores, busy_s, gap_s))
 
@@ -151,6 +188,10 @@ class OpenVINOEngine:
                 inputs.request.set_tensor(cache_name(layer, part), ov.Tensor(bits, list(sizes), TYPES[shape.dtype]))
             caches.append(cache)
         return caches
+
+
+def _scores(logits: Tensor, tokens: Tensor, asks: LogProbRows | None) -> RowLogProbs | None:
+    return None if asks is None else row_log_probs(log_probs(logits, tokens, asks).numpy(), asks.host_rows)
 
 
 def _compiled(graph: ov.Model, shape: BlockShape, threads: int) -> ov.CompiledModel:

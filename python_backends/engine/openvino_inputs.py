@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 import openvino as ov
-import torch
 from numpy.typing import NDArray
 
 from python_backends.engine.openvino_graph import BLOCK_TOKENS, STEP_INPUTS
@@ -23,33 +22,35 @@ Table = NDArray[np.int64]  # [slots, blocks]
 class StepInputs:
     def __init__(self, request: ov.InferRequest) -> None:
         self.request = request
-        self.sampled = torch.zeros(0, dtype=torch.int64)  # [sampled] slots of the spans that sample
         self._arrays: dict[str, NDArray[np.int32]] = {}
         self._slots: Ids | None = None  # of decode rows alone, that the arrays are made for
         self._life = -1  # of the block table
-        self._first = 0  # where its first row stood then
+        self._first = self._start = 0  # where the first row stood then, and stands now
 
-    def fill(self, plan: StepPlan, table: Table, life: int) -> None:
-        """All but the tokens of the decode rows. Spans stand in the order of the plan: decode rows, then chunks of prompts.
+    def fill(self, plan: StepPlan, table: Table, life: int) -> bool:
+        """False if it is a step of the same decode rows as before, with the same blocks.
+
+        All but the tokens of the decode rows. Spans stand in the order of the plan: decode rows, then chunks of prompts.
 
         `life` of the block table is another one whenever something in it has changed. Positions are the plan's. A row that has ended
         meanwhile computes a token more, behind its last one, in a block of its own.
         """
         if plan.slots is self._slots and life == self._life and plan.starts[0] - self._first < BLOCKS_AHEAD * BLOCK_TOKENS:
             self._go_on(plan.starts)
-        else:
-            self._make(plan, table)
-            self._life = life
+            return False
+        self._make(plan, table)
+        self._life = life
+        return True
 
     def put_tokens(self, tokens: NDArray[np.int64]) -> None:
         """Of the decode rows [decodes]."""
         self._arrays["tokens"][: len(tokens)] = tokens
 
     def _go_on(self, starts: Ids) -> None:
-        arrays = self._arrays
-        arrays["positions"][:] = starts
-        arrays["past_lens"][:] = starts
-        arrays["max_context_len"][()] = starts.max() + 1
+        arrays, start = self._arrays, int(starts[0])
+        arrays["positions"][:] = starts  # and `past_lens`
+        arrays["max_context_len"] += start - self._start
+        self._start = start
 
     def _make(self, plan: StepPlan, table: Table) -> None:
         ends = np.cumsum(plan.lengths)
@@ -67,9 +68,10 @@ class StepInputs:
             "sampling_rows": ends[plan.samples] - 1 if plan.samples.any() else np.zeros(1),
         }
         self._arrays = {name: np.array(values, np.int32) for name, values in arrays.items()}
-        self.sampled = torch.from_numpy(plan.slots[plan.samples].astype(np.int64))
         self._slots = None if len(plan.tokens) else plan.slots
-        self._first = int(plan.starts[0])
+        if self._slots is not None:
+            self._arrays["past_lens"] = self._arrays["positions"]
+        self._first = self._start = int(plan.starts[0])
         for name in STEP_INPUTS:
             self.request.set_tensor(name, ov.Tensor(self._arrays[name], shared_memory=True))
 

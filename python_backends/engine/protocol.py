@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 from python_backends.request import ModelLimits
 from python_backends.step import StepOutput, StepPlan
@@ -27,3 +28,11 @@ class Engine(Protocol):
     def collect(self) -> StepOutput: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Announcing(Protocol):
+    """An engine that can tell when a launched step is done, if nobody waits in `collect` for it."""
+
+    def on_done(self, call: Callable[[], None]) -> None:
+        """`call` comes from some thread."""

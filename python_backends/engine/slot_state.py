@@ -8,6 +8,7 @@ this step's outputs. A row that ended stays as it is, so a step launched before 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,22 @@ from python_backends.step import Admit, Grow, Release, SlotOperation, StepPlan
 NO_STOP_ID = -1
 
 
+@dataclass(slots=True)
+class _Run:
+    """Plain greedy rows that go on together, all alive: what they appended is booked when something else happens."""
+
+    slots: Tensor  # [rows]
+    stop_ids: NDArray[np.int64] | None  # [rows, most]; None: they have none
+    left: int  # steps before the first one is full
+    running: NDArray[np.int64]  # [rows] RUNNING
+    tokens: NDArray[np.int64] | None = None  # [rows] the last ones
+    num_steps: int = 0  # not booked
+
+    def takes(self, slots: Tensor, tokens: NDArray[np.int64]) -> bool:
+        stops = self.stop_ids is not None and bool((self.stop_ids == tokens[:, None]).any())
+        return slots is self.slots and self.left > self.num_steps and not stops
+
+
 class SlotState:
     def __init__(self, limits: ModelLimits, device: torch.device) -> None:
         slots, self._limits, self.device = limits.num_slots + 1, limits, device  # the last is nobody's
@@ -34,6 +51,8 @@ class SlotState:
         self._counts[-1, Column.LENGTH] = self._counts[-1, Column.ENDED] = 1
         self._stop_ids = torch.full((slots, 1), NO_STOP_ID, dtype=torch.int64, device=device)  # [slots, most stop ids]
         self._sampling = SamplingState(limits, device)
+        self._run: _Run | None = None
+        self._appended: Tensor | None = None  # slots of the last plain step
 
     @property
     def dead_slot(self) -> int:
@@ -51,11 +70,15 @@ class SlotState:
 
     @property
     def last_tokens(self) -> NDArray[np.int64]:
-        """[slots] of a CPU's own memory: an engine may write the next tokens here before it appends them."""
+        """[slots] of a CPU's own memory."""
+        self._book_run()
         return self._counts.numpy()[:, Column.LAST_TOKEN]
 
     def apply(self, operations: Sequence[SlotOperation]) -> None:
         """The operations of one plan, in order: of a slot's lives within it, the last one counts."""
+        if not operations:
+            return
+        self._book_run()
         lives: dict[int, Admit | Release] = {}
         blocks: dict[int, list[tuple[int, Ids]]] = {}
         for operation in operations:
@@ -74,6 +97,7 @@ class SlotState:
         A row that ended gives its last token again and again: what a step launched before the end was read writes is the KV that
         belongs there, in blocks that are still its own.
         """
+        self._book_run()
         counts = self._counts[slots]
         return counts[:, Column.LAST_TOKEN], counts[:, Column.LENGTH] - 1
 
@@ -86,12 +110,14 @@ class SlotState:
         host = host if order is None else host[order]
         if not self._sampling.is_asked(host):
             return GREEDY
+        self._book_run()
         lengths = (plan.starts + plan.lengths)[plan.samples]
         lengths = lengths if order is None else lengths[order]
         return self._sampling.rows(Batch(slots, host, lengths, self._counts, self._stop_ids))
 
     def append(self, slots: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Appends `tokens` [sampled] to `slots` and ends those that are done. Tokens and finishes; 0, RUNNING where a row had ended."""
+        self._book_run()
         history = self._sampling.history
         if history.is_kept:
             history.append(slots, self._counts[slots, Column.LENGTH], tokens)
@@ -104,6 +130,35 @@ class SlotState:
             appended, finishes = _append(*(tensor.numpy() for tensor in tensors))
             return torch.as_tensor(appended), torch.as_tensor(finishes)
         return _append(*tensors)
+
+    def append_plain(self, slots: Tensor, tokens: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The same on a CPU for rows of which nothing is asked. Steps of the very same `slots` wait to be booked together."""
+        run = self._run
+        if run is not None and run.takes(slots, tokens):
+            run.num_steps += 1
+            run.tokens = tokens
+            return tokens, run.running
+        self._book_run()
+        arrays = (self._counts.numpy(), self._stop_ids.numpy(), slots.numpy(), tokens)
+        result: tuple[NDArray[np.int64], NDArray[np.int64]] = _append(*arrays)
+        if slots is self._appended:
+            self._run = self._run_of(slots)
+        self._appended = slots
+        return result
+
+    def _run_of(self, slots: Tensor) -> _Run | None:
+        counts, stop_ids = self._counts.numpy()[slots.numpy()], self._stop_ids.numpy()[slots.numpy()]
+        if counts[:, Column.ENDED].any():
+            return None
+        left = int((counts[:, Column.MAX_LENGTH] - counts[:, Column.LENGTH]).min()) - 1
+        return _Run(slots, stop_ids if (stop_ids != NO_STOP_ID).any() else None, left, np.full(len(slots), int(Finish.RUNNING)))
+
+    def _book_run(self) -> None:
+        run, self._run = self._run, None
+        if run is not None and run.tokens is not None:
+            counts, slots = self._counts.numpy(), run.slots.numpy()
+            counts[slots, Column.LAST_TOKEN] = run.tokens
+            counts[slots, Column.LENGTH : Column.OUTPUTS + 1] += run.num_steps
 
     def _admit(self, admits: list[Admit]) -> None:
         if not admits:

@@ -26,9 +26,12 @@ class StepTimer:
     def begin(self) -> None:
         self._began = self._mark()
 
-    def end(self) -> Callable[[], Seconds]:
-        """Ends the step; what it returns gives its (busy_s, gap_s) as soon as the device has come so far. No gap before the first."""
-        before, began, ended = self._ended, self._began, self._mark()
+    def end(self, ended: Mark = None) -> Callable[[], Seconds]:
+        """Ends the step, now or at `ended`. What it returns gives its (busy_s, gap_s) as soon as the device has come so far.
+
+        No gap before the first.
+        """
+        before, began, ended = self._ended, self._began, self._mark() if ended is None else ended
         self._ended = ended
         return lambda: (self._between(ended, began), 0.0 if before is None else self._between(began, before))
 

@@ -20,6 +20,7 @@ WARM = 64  # steps that are learned from at once and all count in full
 BATCH = 16  # later ones are learned from together
 FAR = 4.0  # times the usual error: what is further off is an interruption, not the engine, and counts less
 NUM_ERRORS = 256  # whose quantiles are known
+QUICK = 0.05  # share of the steps that may take less than `least_s`
 STAY = 1e-6  # how firmly a coefficient stays where it is when steps say nothing about it
 
 Array = NDArray[np.float64]
@@ -36,6 +37,7 @@ class StepTime:
         self.errors: deque[float] = deque(maxlen=NUM_ERRORS)  # measured / expected of the latest steps
         self._products: Array = np.zeros((len(FEATURES), len(FEATURES)))  # Σ w·x·xᵀ
         self._times: Array = np.zeros(len(FEATURES))  # Σ w·x·t
+        self._quick = 0.0  # measured / expected of a step that is quicker than most
         self._usual_error_s = 0.0
         self._count = 0
         self._observed: list[tuple[StepPlan, float]] = []  # and not yet learned from
@@ -51,6 +53,10 @@ class StepTime:
 
     def expected_s(self, plan: StepPlan) -> float:
         return self.seconds(*_loads(plan))
+
+    def least_s(self, plan: StepPlan) -> float:
+        """What nearly every such step takes at least."""
+        return self.expected_s(plan) * self._quick
 
     def error_quantile(self, level: float) -> float:
         """Of measured / expected seconds of the latest steps; 1 before any was seen."""
@@ -69,6 +75,7 @@ class StepTime:
         expected_s = features @ self.coefficients
         if self._count:
             self.errors.extend((seconds / np.maximum(expected_s, 1e-9)).tolist())
+            self._quick = min(1.0, self.error_quantile(QUICK))
         weights = self._weights(np.abs(seconds - expected_s))
         fading = (1.0 - 1.0 / MEMORY) ** len(loads)
         self._products = self._products * fading + (features.T * weights) @ features

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from python_backends.config import SettingsError
+from python_backends.engine.protocol import Announcing
 from python_backends.request import Finish, Request, Sampling
 from tests.cpu.tiny_models import TINY, VOCABULARY, Serving, TinyModel, random_requests
 
@@ -62,6 +64,17 @@ def test_every_step_but_the_first_tells_how_long_it_was_waited_for(one: TinyMode
     assert all(output.busy_s > 0 for output in outputs)
     assert outputs[0].gap_s == 0
     assert all(output.gap_s > 0 for output in outputs[1:])
+
+
+def test_a_loop_that_waits_is_told_when_a_step_is_done(one: TinyModel) -> None:
+    serving, done = Serving(one.openvino_engine(steps_ahead=1), ahead=1), threading.Semaphore(0)
+    assert isinstance(serving.engine, Announcing)
+    serving.engine.on_done(done.release)
+    serving.submit(random_requests(1)[0])
+    for _ in range(5):
+        serving.step()
+        assert done.acquire(timeout=30)
+    serving.engine.close()
 
 
 def test_requests_come_and_go_while_steps_are_launched_ahead(one: TinyModel) -> None:

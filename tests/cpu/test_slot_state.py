@@ -79,3 +79,24 @@ def test_a_new_tenant_inherits_no_stop_ids(state: SlotState) -> None:
     state.apply([_admit(0, 5, stop_ids=(1, 2, 3))])
     state.apply([Release(0, 1), _admit(0, 5, stop_ids=(4,))])
     assert _append(state, [0], [2])[1] == [Finish.RUNNING]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_steps_that_are_booked_together_give_what_each_by_itself_gives(seed: int) -> None:
+    """Random steps: the same rows for a while, then others; admissions and growth in between; stop ids come up by chance."""
+    together, each = (SlotState(LIMITS, torch.device("cpu")) for _ in range(2))
+    chance = np.random.default_rng(seed)
+    slots = torch.tensor([0])
+    for step in range(200):
+        if step == 0 or chance.random() < 0.1:
+            slot = int(chance.integers(4))
+            operations = [_admit(slot, int(chance.integers(1, 30)), max_tokens=int(chance.integers(2, 12)), stop_ids=(7,) * (slot % 2))]
+            together.apply(operations)
+            each.apply(operations)
+            slots = torch.from_numpy(chance.permutation(4)[: chance.integers(1, 5)])
+        tokens = torch.from_numpy(chance.integers(0, 20, len(slots)))
+        appended = [values.tolist() for values in together.append_plain(slots, tokens.numpy())]
+        assert appended == [values.tolist() for values in each.append(slots.clone(), tokens)]
+        if chance.random() < 0.1:
+            assert all(map(torch.equal, together.decode_inputs(slots), each.decode_inputs(slots)))
+            assert np.array_equal(together.last_tokens, each.last_tokens)

@@ -132,6 +132,14 @@ def test_a_step_is_expected_to_take_what_steps_like_it_took() -> None:
     assert times.expected_s(_plan(200)) == pytest.approx(0.050)
 
 
+def test_what_nearly_every_step_takes_at_least_is_what_the_quick_ones_took() -> None:
+    times = StepTime()
+    assert times.least_s(_plan(0)) == 0
+    for number in range(320):
+        times.observe(_plan(0), 0.006 if number % 10 == 0 else 0.010)
+    assert times.least_s(_plan(0)) == pytest.approx(0.006, rel=0.05)
+
+
 def _plan(num_prefill_tokens: int) -> StepPlan:
     empty: Any = np.zeros(0, np.int32)
     return StepPlan(0, (), empty, empty, empty, empty, empty, empty, np.zeros(num_prefill_tokens, np.int32))

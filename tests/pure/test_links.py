@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,6 +123,15 @@ def test_feedback_and_wakes_arrive(wires: Wires) -> None:
     started = time.monotonic()
     assert scheduler.receive(5.0) == []
     assert time.monotonic() - started < 4
+
+
+def test_an_instance_that_waits_for_news_can_be_woken(wires: Wires) -> None:
+    instance = wires.instance()
+    instance.receive(0.5)
+    threading.Timer(0.05, instance.wake).start()
+    began_s = time.monotonic()
+    assert instance.receive(30.0) == []
+    assert time.monotonic() - began_s < 20
 
 
 def test_feedback_that_can_wait_goes_along_with_the_next_in_order(wires: Wires) -> None:
