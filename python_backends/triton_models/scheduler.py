@@ -25,8 +25,9 @@ from python_backends.metrics import Metrics
 from python_backends.request import Feedback, Idle, Request
 from python_backends.restarts import RestartsFile
 from python_backends.step import Started, Tokens
+from python_backends.streams.outgoing import Outgoing
 from python_backends.streams.predictions import Predictions, without_subject
-from python_backends.streams.table import Outgoing, StreamTable
+from python_backends.streams.table import StreamTable
 from python_backends.text.detokenizer import context_tokens
 from python_backends.triton_models.metrics_export import MetricsExport
 from python_backends.triton_models.predictor_link import PredictorLink
