@@ -1,35 +1,24 @@
-"""Both ends of the wires between scheduler model, instance and detokenizer: ZeroMQ sockets in the run directory.
+"""The wire between scheduler model and instance: sessions.
 
-    detokenizer ── PUSH ─► PULL ── scheduler model ── ROUTER ◄─► DEALER ── instance
-                                                   └─ PUSH ─► PULL ── learner
-
-The scheduler model binds, the others connect, in any order and as often as they are restarted. A session is one pairing of a scheduler
-model with one life of an instance: frames of another session are dropped. When the scheduler model gives an instance up it opens a new
-session, so that an instance that was only asleep forgets what it had.
+A session is one pairing of a scheduler model with one life of an instance: frames of another session are dropped. When the scheduler
+model gives an instance up it opens a new session, so that an instance that was only asleep forgets what it had.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import os
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import zmq
 
-from python_backends.messages import NOBODY, AnswerRecord, BadMessageError, Hello, Message, new_incarnation, pack, unpack
-from python_backends.request import Feedback, Idle, ModelLimits
-
-log = logging.getLogger("gapless")
-
-SEND_LIMIT = 100_000  # frames that wait for a peer which doesn't read
-FEEDBACK_EVERY_S = 0.005
-MAX_UNHEARD = 4096  # frames that wait for the learner
+from python_backends.links.sockets import address, open_socket, received
+from python_backends.messages import NOBODY, Hello, Message, new_incarnation, pack
+from python_backends.request import ModelLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +43,11 @@ class SchedulerEnd:
 
     def __init__(self, run_directory: Path, dead_after_s: float) -> None:
         self._context = zmq.Context()
-        self._instances = _socket(self._context, zmq.ROUTER)
+        self._instances = open_socket(self._context, zmq.ROUTER)
         self._instances.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a restarted instance takes its name over
-        self._instances.bind(_address(run_directory, "scheduler"))
-        self._feedback = _socket(self._context, zmq.PULL)
-        self._feedback.bind(_address(run_directory, "feedback"))
+        self._instances.bind(address(run_directory, "scheduler"))
+        self._feedback = open_socket(self._context, zmq.PULL)
+        self._feedback.bind(address(run_directory, "feedback"))
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK)
         self._poller = zmq.Poller()
         for source in (self._instances, self._feedback, self._wake_fd):
@@ -77,9 +66,9 @@ class SchedulerEnd:
         self._poller.poll(max(0, math.ceil(timeout_s * 1000)))
         self._clear_wake()
         news: list[Any] = []
-        for name, frame in _messages(self._instances):
+        for name, frame in received(self._instances):
             news += self._from_instance(name, *frame)
-        for _, feedback in _messages(self._feedback):
+        for _, feedback in received(self._feedback):
             news += feedback
         if self._peer_incarnation and time.monotonic() - self._heard_s > self._dead_after_s:
             news += self._lose()
@@ -133,9 +122,9 @@ class InstanceEnd:
 
     def __init__(self, run_directory: Path, name: str, limits: ModelLimits) -> None:
         self._context = zmq.Context()
-        self._socket = _socket(self._context, zmq.DEALER)
+        self._socket = open_socket(self._context, zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, name.encode())
-        self._socket.connect(_address(run_directory, "scheduler"))
+        self._socket.connect(address(run_directory, "scheduler"))
         self._incarnation = new_incarnation()
         self._session = NOBODY
         self._limits = limits
@@ -145,7 +134,7 @@ class InstanceEnd:
         """Waits for news. Returns Submit, Cancel and NewSession in the order of their arrival."""
         self._socket.poll(int(timeout_s * 1000))
         news: list[Any] = []
-        for _, (session, _, messages) in _messages(self._socket):
+        for _, (session, _, messages) in received(self._socket):
             if session != self._session:
                 self._session = session
                 news.append(NewSession())
@@ -163,92 +152,3 @@ class InstanceEnd:
     def _send(self, messages: Sequence[Message]) -> None:
         frame = pack((self._incarnation, self._session, tuple(messages)))
         self._socket.send(frame, zmq.NOBLOCK)  # raises when SEND_LIMIT frames wait: a lost one would leave a stream waiting for ever
-
-
-class FeedbackEnd:
-    """The detokenizer's end: what it found goes to the scheduler model. Any thread may send.
-
-    Every message wakes the scheduler model, and there is a word for every window: what can wait goes along with what comes after it.
-    """
-
-    def __init__(self, run_directory: Path) -> None:
-        self._context = zmq.Context()
-        self._socket = _socket(self._context, zmq.PUSH)
-        self._socket.connect(_address(run_directory, "feedback"))
-        self._lock = threading.Lock()
-        self._held: list[Feedback | Idle] = []
-        self._sent_s = 0.0
-
-    def send(self, *feedback: Feedback | Idle, can_wait: bool = False) -> None:
-        """With what was held before it, in order. What can wait is held if something went out within the last FEEDBACK_EVERY_S."""
-        with self._lock:
-            self._held += feedback
-            now_s = time.monotonic()
-            if self._held and not (can_wait and now_s - self._sent_s < FEEDBACK_EVERY_S):
-                self._socket.send(pack(tuple(self._held)))
-                self._held, self._sent_s = [], now_s
-
-    def close(self) -> None:
-        self._context.destroy(linger=0)
-
-
-class RecordsEnd:
-    """The scheduler model's end towards the learner: tells what has ended; forgotten if nobody listens for long. One thread uses it."""
-
-    def __init__(self, run_directory: Path) -> None:
-        self._context = zmq.Context()
-        self._socket = _socket(self._context, zmq.PUSH)
-        self._socket.setsockopt(zmq.SNDHWM, MAX_UNHEARD)
-        self._socket.connect(_address(run_directory, "records"))
-
-    def send(self, records: Sequence[AnswerRecord]) -> None:
-        """Never waits."""
-        try:
-            if records:
-                self._socket.send(pack(tuple(records)), zmq.NOBLOCK)
-        except zmq.Again:
-            return
-
-    def close(self) -> None:
-        self._context.destroy(linger=0)
-
-
-class LearnerEnd:
-    """The learner's end: hears of every answer that has ended."""
-
-    def __init__(self, run_directory: Path) -> None:
-        self._context = zmq.Context()
-        self._socket = _socket(self._context, zmq.PULL)
-        self._socket.bind(_address(run_directory, "records"))
-
-    def receive(self, timeout_s: float) -> list[AnswerRecord]:
-        """Waits for the first ones."""
-        self._socket.poll(max(0, math.ceil(timeout_s * 1000)))
-        return [record for _, records in _messages(self._socket) for record in records]
-
-    def close(self) -> None:
-        self._context.destroy(linger=0)
-
-
-def _socket(context: zmq.Context[Any], kind: int) -> zmq.Socket[Any]:
-    socket: zmq.Socket[Any] = context.socket(kind)
-    socket.setsockopt(zmq.SNDHWM, SEND_LIMIT)
-    socket.setsockopt(zmq.RCVHWM, SEND_LIMIT)
-    socket.setsockopt(zmq.LINGER, 0)
-    return socket
-
-
-def _address(run_directory: Path, name: str) -> str:
-    return f"ipc://{run_directory}/{name}.sock"
-
-
-def _messages(socket: zmq.Socket[Any]) -> Iterator[tuple[bytes, Any]]:
-    """Everything that has arrived as (sender's name, what it sent); frames that nobody of ours wrote are passed over."""
-    while True:
-        try:
-            frames = socket.recv_multipart(zmq.NOBLOCK)
-            yield frames[0], unpack(frames[-1])
-        except zmq.Again:
-            return
-        except BadMessageError as error:
-            log.warning("dropped a frame: %s", error)
