@@ -61,7 +61,7 @@ class TritonPythonModel:
         self._link = SchedulerEnd(run_directory(), settings.dead_after_s)
         self._predictions = Predictions(self._metrics, everything.prediction.keep_prompts)
         self._predictor = PredictorLink(self._blobs, self._link.wake) if everything.predicts_lengths else None
-        self._records = RecordsEnd(run_directory())
+        self._records = RecordsEnd(run_directory()) if everything.predicts_lengths else None  # else nobody learns
         self._export = MetricsExport(self._metrics)
         self._arrivals: SimpleQueue[tuple[Request, Any]] = SimpleQueue()
         self._load = Load()
@@ -90,7 +90,8 @@ class TritonPythonModel:
         self._link.wake()
         self._thread.join()
         self._link.close()
-        self._records.close()
+        if self._records is not None:
+            self._records.close()
         if self._spans is not None:
             self._spans.close()
 
@@ -172,7 +173,8 @@ class TritonPythonModel:
     def _log_ended(self) -> None:
         for stream in self._table.take_ended():
             self._predictions.ended(stream.request, len(stream.tokens), stream.finish)
-        self._records.send(self._predictions.take_records())
+        if self._records is not None:
+            self._records.send(self._predictions.take_records())
 
     def _try_to_send(self, outgoing: Outgoing) -> None:
         """A response that can't be sent ends its own stream and touches no other."""
