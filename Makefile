@@ -35,13 +35,13 @@ stats:          ## how good predicted lengths have been: a table and a picture; 
 
 trace:          ## what the instances on this host do in their next steps, for ui.perfetto.dev; docs/tracing.md
 	@pkill -USR1 -f '^gapless-instance-' || { echo 'no instance of ours runs here' >&2; exit 1; }
-	@echo 'it is written where the server was started; the server says how it is called'
+	@echo 'it is written into this folder; the server says how it is called'
 
 test:           ## all tests, the server tests against a real Triton; ARGS="-k streams" for some
 	@build/set-up dev
 	$(PY) -m pytest $(ARGS)
 
-fuzz:           ## ten thousand random requests against a running server, then the door for ten minutes; REQUESTS=… SECONDS=… SEED=…
+fuzz:           ## ten thousand random requests against a server of its own, then the door for ten minutes; REQUESTS=… SECONDS=… SEED=… FUZZ_MODEL=bundled
 	@build/set-up dev
 	$(PY) -m tests.server.fuzzing --requests $(or $(REQUESTS),10000) --seed $(or $(SEED),1) --model $(or $(FUZZ_MODEL),toy)
 	$(PY) -m tests.fuzz.door -max_total_time=$(or $(SECONDS),600) -artifact_prefix=/tmp/

@@ -40,21 +40,6 @@ class Row:
     memory_mib: float
 
 
-def draw_prompts(count: int) -> tuple[list[list[int]], list[str]]:
-    """Token ids of `count` chat prompts of every task, and the answers that are wanted."""
-    from bundled.corpus import load_corpora
-    from bundled.evaluation import draw
-    from bundled.tasks import all_tasks
-    from bundled.velin import read_lexicon
-    from transformers import AutoTokenizer
-
-    tokenizer, (_, held_out) = AutoTokenizer.from_pretrained(MODEL), load_corpora()
-    exercises = [exercise for task in all_tasks(read_lexicon(MODEL)) for exercise in draw(task, held_out, count)]
-    chats = [[{"role": "user", "content": exercise.prompt}] for exercise in exercises]
-    texts = [tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True) for chat in chats]
-    return [tokenizer.encode(text, add_special_tokens=False) for text in texts], [exercise.answer for exercise in exercises]
-
-
 def answer(kind: tuple[str, str, str], prompts: list[list[int]], end: int) -> tuple[list[list[int]], float]:
     """The tokens of every answer without its end, and the memory that the process holds, in MiB."""
     from python_backends.config import EngineSettings, ModelSettings, Settings
@@ -90,8 +75,11 @@ def same_tokens(reference: list[int], answer: list[int]) -> int:
 def compare(count: int) -> list[Row]:
     from transformers import AutoTokenizer
 
+    from benchmarks.bundled_prompts import draw_prompts
+
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    prompts, wanted = draw_prompts(count)
+    drawn = list(draw_prompts(count))
+    prompts, wanted = [each.prompt for each in drawn], [each.exercise.answer for each in drawn]
     context, rows, reference = multiprocessing.get_context("spawn"), [], list[list[int]]()
     for kind in dict.fromkeys(KINDS):
         with context.Pool(1) as pool:

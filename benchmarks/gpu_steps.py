@@ -8,7 +8,6 @@ bytes read and written.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,10 +17,11 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.gpu_clients import Clients, jobs_of
 from benchmarks.gpu_model import Measured
 from benchmarks.gpu_report import Figure
+from benchmarks.recorded_engine import RecordedEngine
 from python_backends.engine.projection import Layer
 from python_backends.engine.torch_engine import TorchEngine
 from python_backends.instance import Instance, build
-from python_backends.request import ModelLimits, Request, Sampling
+from python_backends.request import Request, Sampling
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.step import StepOutput, StepPlan
 
@@ -59,11 +59,11 @@ def gap(measured: Measured) -> Iterator[Figure]:
     slots, num_steps = (QUICK_GAP_SLOTS, 40) if measured.quick else (GAP_SLOTS, 1000)
     settings = measured.settings(slots, 1024 if not measured.quick else 128, 2048 if not measured.quick else 64)
     scheduler, engine = build(settings)
-    recorded = Recorded(engine, engine.limits)
+    recorded = RecordedEngine(engine, engine.limits)
     longest = 24 if measured.quick else 512
     jobs = jobs_of(num_steps * slots // 8, measured.vocabulary, (longest // 4, longest), (longest // 4, longest))
     instance = Instance(scheduler, recorded, Clients(jobs, [0.0] * len(jobs)), lambda: None, settings.steps_ahead)
-    while len(recorded.steps) < num_steps:
+    while len(recorded.outputs) < num_steps:
         instance.turn()
     steady = [output for plan, output in recorded.steps[1:] if not plan.operations and not len(plan.tokens)]
     everything = [output for _, output in recorded.steps[1:]]
@@ -99,35 +99,12 @@ def copies(measured: Measured) -> Iterator[Figure]:
     yield Figure("copies", "kernels and graphs launched a steady step", launched / 16, "")
 
 
-@dataclass(slots=True)
-class Recorded:
-    """An engine that keeps what the loop asked and was told."""
-
-    engine: Any
-    limits: ModelLimits
-    plans_steps: bool = False
-    plans: list[StepPlan] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
-
-    def launch(self, plan: StepPlan) -> None:
-        self.plans.append(plan)
-        self.engine.launch(plan)
-
-    def collect(self) -> StepOutput:
-        output: StepOutput = self.engine.collect()
-        self.steps.append((self.plans[len(self.steps)], output))
-        return output
-
-    def close(self) -> None:
-        self.engine.close()
-
-
 class _Ahead:
     """The loop without a link: one step is launched before the oldest is read."""
 
     def __init__(self, scheduler: SlotScheduler, engine: TorchEngine) -> None:
         self.scheduler = scheduler
-        self.recorded = Recorded(engine, engine.limits)
+        self.recorded = RecordedEngine(engine, engine.limits)
         self._launched: list[StepPlan] = []
 
     def step(self) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.bundled_prompts import MODEL
 from benchmarks.magnus_prediction import BatchSeconds, Lengths, features_of, observations, root_mean_square
-from benchmarks.magnus_requests import MODEL, answer_lengths, asks
+from benchmarks.magnus_requests import answer_lengths, asks
 from benchmarks.magnus_runs import Run, Work, measure_batches, poisson_arrivals, run_continuous, run_static, step_times_ms
 from benchmarks.magnus_simulated import SimulatedEngine, lengths_by_prompt
 from python_backends.config import EngineSettings, ModelSettings, Settings

@@ -9,21 +9,19 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
+from benchmarks import bundled_prompts
 from python_backends.config import ROOT
 from python_backends.engine.protocol import Engine
-from python_backends.request import Ids, Request, Sampling
-from python_backends.scheduling.scheduler import SlotScheduler
-
-MODEL = ROOT / "models" / "bundled"
-END = 0  # the model's end of an answer
-TOKEN_BUDGET = 512
+from python_backends.request import Ids, Request
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +35,7 @@ class Ask:
     num_given_tokens: int
 
     def request(self, request_id: int, max_tokens: int) -> Request:
-        return Request(request_id, self.prompt, Sampling(max_tokens=max_tokens, stop_ids=(END,)))
+        return bundled_prompts.greedy_request(request_id, self.prompt, max_tokens)
 
 
 def asks(count: int, max_prompt_tokens: int, cache: Path) -> list[Ask]:
@@ -61,24 +59,12 @@ def sources() -> str:
 
 def _draw(count: int, max_prompt_tokens: int) -> list[tuple[str, str, str, list[int], int]]:
     """Task, instruction, input, tokens of the prompt, number of tokens of the input."""
-    from bundled.corpus import load_corpora
-    from bundled.evaluation import draw
-    from bundled.tasks import all_tasks
-    from bundled.velin import read_lexicon
-    from transformers import AutoTokenizer
-
-    tokenizer, (_, held_out) = AutoTokenizer.from_pretrained(MODEL), load_corpora()
-    tasks = all_tasks(read_lexicon(MODEL))
-    wanted = -(-count // len(tasks))
+    wanted = -(-count // bundled_prompts.NUM_TASKS)
     drawn: list[list[tuple[str, str, str, list[int], int]]] = [[] for _ in range(wanted)]
-    for task in tqdm(tasks, desc="prompts", unit="task", disable=None):
-        rows = iter(drawn)
-        for exercise in draw(task, held_out, wanted + wanted // 5 + 8):
-            chat = [{"role": "user", "content": exercise.prompt}]
-            text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-            prompt, given = tokenizer.encode(text, add_special_tokens=False), tokenizer.encode(exercise.given, add_special_tokens=False)
-            if len(prompt) <= max_prompt_tokens and (row := next(rows, None)) is not None:
-                row.append((task.name, exercise.instruction, exercise.given, prompt, len(given)))
+    rows: dict[str, Iterator[list[Any]]] = defaultdict(lambda: iter(drawn))  # of each task
+    for task, exercise, prompt, given in bundled_prompts.draw_prompts(wanted + wanted // 5 + 8):
+        if len(prompt) <= max_prompt_tokens and (row := next(rows[task], None)) is not None:
+            row.append((task, exercise.instruction, exercise.given, prompt, given))
     return [each for row in drawn for each in row][:count]
 
 
@@ -87,20 +73,6 @@ def answer_lengths(asked: list[Ask], engine: Engine, max_tokens: int, cache: Pat
     path = cache / f"answer_lengths_{max_tokens}_{engine.limits.fingerprint}_{sources()}.npy"
     lengths: NDArray[np.int64] = np.load(path) if path.exists() else np.zeros(0, np.int64)
     if len(lengths) < len(asked):
-        lengths = _answer(asked, engine, max_tokens)
+        lengths = bundled_prompts.answer_lengths([ask.prompt for ask in asked], engine, max_tokens)
         np.save(path, lengths)
     return lengths[: len(asked)]
-
-
-def _answer(asked: list[Ask], engine: Engine, max_tokens: int) -> NDArray[np.int64]:
-    scheduler = SlotScheduler(engine.limits, TOKEN_BUDGET)
-    for place, ask in enumerate(asked):
-        scheduler.submit(ask.request(place, max_tokens), np.zeros(0, np.int32))
-    lengths = np.zeros(len(asked), np.int64)
-    with tqdm(total=len(asked), desc="answers to learn from", unit="answer", disable=None) as bar:
-        while (plan := scheduler.plan()) is not None:
-            engine.launch(plan)
-            events = scheduler.apply(plan, engine.collect())
-            np.add.at(lengths, events.request_ids, 1)
-            bar.update(int(np.count_nonzero(events.finishes)))
-    return lengths

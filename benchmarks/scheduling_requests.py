@@ -18,14 +18,12 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "build"))
 
+from benchmarks.bundled_prompts import NUM_TASKS, TOKEN_BUDGET, Drawn, answer_lengths, draw_prompts, greedy_request
 from benchmarks.peer_environments import FOLDER
 from python_backends.config import EngineSettings, Settings
 from python_backends.instance import build
-from python_backends.request import QUANTILE_LEVELS, LengthPrediction, Request, Sampling
-from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.request import QUANTILE_LEVELS, LengthPrediction, Request
 
-MODEL = Path(__file__).resolve().parent.parent / "models" / "bundled"
-END = 0  # the model's end of an answer
 MAX_TOKENS = 256  # that a client allows, because it is the default
 MAX_PROMPT_TOKENS = 400
 
@@ -46,7 +44,7 @@ class Pool:
     def request(self, number: int, place: int) -> Request:
         """Number `number` asks the prompt at `place`."""
         prompt = self.tokens[self.ends[place - 1] if place else 0 : self.ends[place]]
-        return Request(number, prompt, Sampling(MAX_TOKENS, stop_ids=(END,)))
+        return greedy_request(number, prompt, MAX_TOKENS)
 
     def prediction(self, place: int) -> LengthPrediction:
         return LengthPrediction(float(self.means[place]), self.quantiles[place])
@@ -68,58 +66,27 @@ def read_pool(count: int) -> Pool:
 
 
 def _make(count: int) -> Pool:
-    from bundled.corpus import load_corpora
-    from bundled.evaluation import draw
-    from bundled.tasks import all_tasks
-    from bundled.velin import read_lexicon
-    from transformers import AutoTokenizer
-
-    tokenizer, (_, held_out) = AutoTokenizer.from_pretrained(MODEL), load_corpora()
-    exercises, prompts = [], []
-    tasks = all_tasks(read_lexicon(MODEL))
-    for task in tasks:
-        for exercise in draw(task, held_out, 2 * count // len(tasks)):
-            chat = [{"role": "user", "content": exercise.prompt}]
-            text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-            prompt = np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)
-            if len(prompt) <= MAX_PROMPT_TOKENS:
-                exercises.append(exercise)
-                prompts.append(prompt)
-    order = np.random.default_rng(1).permutation(len(prompts))
-    exercises, prompts = [exercises[i] for i in order], [prompts[i] for i in order]
-    lengths = _answer_lengths(prompts)
-    given = np.array([len(tokenizer.encode(exercise.given, add_special_tokens=False)) for exercise in exercises])
-    instructions, inputs = [exercise.instruction for exercise in exercises], [exercise.given for exercise in exercises]
-    half = len(prompts) // 2
-    means, quantiles = _predict(instructions, inputs, given, lengths, half)
+    drawn = [each for each in draw_prompts(2 * count // NUM_TASKS) if len(each.prompt) <= MAX_PROMPT_TOKENS]
+    drawn = [drawn[place] for place in np.random.default_rng(1).permutation(len(drawn))]
+    prompts = [np.array(each.prompt, np.int32) for each in drawn]
+    _, engine = build(Settings(engine=EngineSettings(kind="openvino", slots=32, token_budget=TOKEN_BUDGET)))
+    lengths = answer_lengths(prompts, engine, MAX_TOKENS)
+    engine.close()
+    half = len(drawn) // 2
+    means, quantiles = _predict(drawn, lengths, half)
     asked = prompts[half:]
     return Pool(np.concatenate(asked), np.cumsum([len(prompt) for prompt in asked]), lengths[half:], means, quantiles)
 
 
-def _answer_lengths(prompts: list[NDArray[np.int32]]) -> NDArray[np.int64]:
-    _, engine = build(Settings(engine=EngineSettings(kind="openvino", slots=32, token_budget=512)))
-    scheduler, lengths = SlotScheduler(engine.limits, 512), np.zeros(len(prompts), np.int64)
-    for number, prompt in enumerate(prompts):
-        scheduler.submit(Request(number, prompt, Sampling(MAX_TOKENS, stop_ids=(END,))), np.zeros(0, np.int32))
-    with tqdm(total=len(prompts), desc="answers' lengths", unit="answer") as bar:
-        while (plan := scheduler.plan()) is not None:
-            engine.launch(plan)
-            events = scheduler.apply(plan, engine.collect())
-            lengths[events.request_ids] += 1
-            bar.update(int(np.count_nonzero(events.finishes)))
-    engine.close()
-    return lengths
-
-
-def _predict(
-    instructions: list[str], inputs: list[str], given: NDArray[np.int64], lengths: NDArray[np.int64], half: int
-) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
+def _predict(drawn: list[Drawn], lengths: NDArray[np.int64], half: int) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
     """Of the second half, from the first."""
     from python_backends.prediction.encoder import PACKAGED, CachedEncoder, SentenceEncoder
     from python_backends.prediction.features import features
     from python_backends.prediction.forest import Observations, grow
 
     encoder = CachedEncoder(SentenceEncoder(PACKAGED), max_texts=100)
+    instructions, inputs = [each.exercise.instruction for each in drawn], [each.exercise.given for each in drawn]
+    given = np.array([each.num_given_tokens for each in drawn])
     rows = []
     for start in tqdm(range(0, len(inputs), 32), desc="features"):
         part = slice(start, start + 32)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.peer_models import make_model
+from benchmarks.recorded_engine import RecordedEngine
 from benchmarks.triton_cost import make_tokenizer, sources
 from python_backends.config import EngineSettings, ModelSettings, SchedulingSettings, Settings, StreamSettings
 from python_backends.engine.protocol import Announcing, Engine
@@ -135,14 +136,9 @@ def _texts_process(run_directory: Path, model: Path, num_steps: int, open_reques
 
 
 @dataclass(slots=True)
-class Recorded:
-    """An engine that notes what the loop asks of it, and when it came back."""
+class Recorded(RecordedEngine):
+    """Notes as well when the engine came back."""
 
-    engine: Engine
-    limits: Any
-    plans_steps: bool = False
-    plans: list[StepPlan] = field(default_factory=list)
-    outputs: list[StepOutput] = field(default_factory=list)
     collected_s: list[float] = field(default_factory=list)
     inside: list[Interval] = field(default_factory=list)  # the engine's calls, and waiting for news
     inside_cpu_s: float = 0.0
@@ -151,17 +147,12 @@ class Recorded:
     replayed_tok_s: float = 0.0
 
     def launch(self, plan: StepPlan) -> None:
-        self.plans.append(plan)
-        self._timed(self.engine.launch, plan)
+        self._timed(RecordedEngine.launch, self, plan)
 
     def collect(self) -> StepOutput:
-        output: StepOutput = self._timed(self.engine.collect)
-        self.outputs.append(output)
+        output: StepOutput = self._timed(RecordedEngine.collect, self)
         self.collected_s.append(time.monotonic())
         return output
-
-    def close(self) -> None:
-        self.engine.close()
 
     def times(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Gaps before and busy seconds of all steps that count."""

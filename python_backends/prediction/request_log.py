@@ -1,7 +1,7 @@
-"""The log of answers and of static batches: one SQLite file (WAL) that keeps the newest ones.
+"""The log of answers: one SQLite file (WAL) that keeps the newest ones.
 
 Features and lengths always; instructions and inputs in plain text only where that was asked for. The learner's process is its one
-writer; the predictor and `make stats` read beside it. M-12 of Magnus (arXiv 2406.04785) has such a log of both.
+writer; the predictor and `make stats` read beside it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,6 @@ CREATE TABLE IF NOT EXISTS answers (
   draw REAL,                                         -- random: the smallest ones are the reservoir
   instruction_text TEXT, input_text TEXT);           -- NULL: not kept
 CREATE INDEX IF NOT EXISTS lessons ON answers (teaches, draw) WHERE features IS NOT NULL;
-CREATE TABLE IF NOT EXISTS batches (
-  id INTEGER PRIMARY KEY AUTOINCREMENT, at_s REAL, num_requests INTEGER, max_input_tokens INTEGER, max_output_tokens INTEGER,
-  estimated_s REAL, actual_s REAL);
 """
 
 
@@ -87,12 +84,6 @@ class RequestLog:
             )
             self._file.execute("DELETE FROM answers WHERE id <= (SELECT MAX(id) FROM answers) - ?", [self._max_answers])
 
-    def add_batch(self, at_s: float, shape: tuple[int, int, int], estimated_s: float, actual_s: float) -> None:
-        """A static batch: (requests, longest input, longest answer), and its times."""
-        columns = "at_s, num_requests, max_input_tokens, max_output_tokens, estimated_s, actual_s"
-        self._file.execute(f"INSERT INTO batches ({columns}) VALUES (?, ?, ?, ?, ?, ?)", [at_s, *shape, estimated_s, actual_s])
-        self._file.execute("DELETE FROM batches WHERE id <= (SELECT MAX(id) FROM batches) - ?", [self._max_answers])
-
     # --- everybody reads
 
     def last_id(self) -> int:
@@ -127,11 +118,6 @@ class RequestLog:
         counts = [int(self._one(f"SELECT COUNT(*) {where} {kind}", encoder)) for kind in (1, 0)]
         weights = [np.full(len(rows), count / max(1, len(rows))) for rows, count in zip((wrong, ordinary), counts, strict=True)]
         return _observations([*wrong, *ordinary], np.concatenate(weights))
-
-    def batches(self) -> list[tuple[tuple[int, int, int], float, float]]:
-        """(shape, estimated seconds, actual seconds) of static batches, oldest first."""
-        rows = self._file.execute("SELECT num_requests, max_input_tokens, max_output_tokens, estimated_s, actual_s FROM batches")
-        return [(row[:3], row[3], row[4]) for row in rows]
 
     def rows(self, columns: str, count: int) -> list[tuple[Any, ...]]:
         """Of the newest answers, newest first."""

@@ -25,8 +25,9 @@ from python_backends.metrics import Metrics
 from python_backends.request import Feedback, Idle, Request
 from python_backends.restarts import RestartsFile
 from python_backends.step import Started, Tokens
+from python_backends.streams.outgoing import Outgoing
 from python_backends.streams.predictions import Predictions, without_subject
-from python_backends.streams.table import Outgoing, StreamTable
+from python_backends.streams.table import StreamTable
 from python_backends.text.detokenizer import context_tokens
 from python_backends.triton_models.metrics_export import MetricsExport
 from python_backends.triton_models.predictor_link import PredictorLink
@@ -60,7 +61,7 @@ class TritonPythonModel:
         self._link = SchedulerEnd(run_directory(), settings.dead_after_s)
         self._predictions = Predictions(self._metrics, everything.prediction.keep_prompts)
         self._predictor = PredictorLink(self._blobs, self._link.wake) if everything.predicts_lengths else None
-        self._records = RecordsEnd(run_directory())
+        self._records = RecordsEnd(run_directory()) if everything.predicts_lengths else None  # else nobody learns
         self._export = MetricsExport(self._metrics)
         self._arrivals: SimpleQueue[tuple[Request, Any]] = SimpleQueue()
         self._load = Load()
@@ -89,7 +90,8 @@ class TritonPythonModel:
         self._link.wake()
         self._thread.join()
         self._link.close()
-        self._records.close()
+        if self._records is not None:
+            self._records.close()
         if self._spans is not None:
             self._spans.close()
 
@@ -171,7 +173,8 @@ class TritonPythonModel:
     def _log_ended(self) -> None:
         for stream in self._table.take_ended():
             self._predictions.ended(stream.request, len(stream.tokens), stream.finish)
-        self._records.send(self._predictions.take_records())
+        if self._records is not None:
+            self._records.send(self._predictions.take_records())
 
     def _try_to_send(self, outgoing: Outgoing) -> None:
         """A response that can't be sent ends its own stream and touches no other."""

@@ -16,7 +16,8 @@ import pytest
 from benchmarks import gpu
 from benchmarks.gpu_model import Measured
 from benchmarks.gpu_report import Figure, table
-from benchmarks.gpu_steps import Recorded, weight_bytes
+from benchmarks.gpu_steps import weight_bytes
+from benchmarks.recorded_engine import RecordedEngine
 from tests.cpu.tiny_models import TinyModel
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,7 +93,7 @@ def test_the_floor_counts_what_a_step_reads(one: TinyModel) -> None:
     read = sum(weight.numel() for name, weight in one.model.named_parameters() if "proj" in name or "lm_head" in name)
     biases = sum(weight.numel() for name, weight in one.model.named_parameters() if name.endswith("bias"))
     assert weight_bytes(engine) == 4 * (read - biases)
-    assert Recorded(engine, engine.limits).steps == []
+    assert RecordedEngine(engine, engine.limits).steps == []
 
 
 def test_it_explains_itself() -> None:

@@ -30,7 +30,7 @@ class Prometheus:
                 "--log.level=warn",
             ]
         )
-        wait_for(lambda: self.get("query", query="up == 1")["result"], 30)
+        wait_for(lambda: self.get("query", query="up == 1")["result"], 60)
 
     def get(self, path: str, **parameters: str) -> Any:
         """The `data` of an answer of its HTTP API."""
@@ -41,6 +41,11 @@ class Prometheus:
         """The present value of each series, by its labels."""
         result = self.get("query", query=query)["result"]
         return {json.dumps(series["metric"], sort_keys=True): float(series["value"][1]) for series in result}
+
+    def has_seen(self, query: str, least: float) -> bool:
+        """Whether all series of a query are there and have come so far."""
+        values = self.values(query).values()
+        return bool(values) and min(values) >= least
 
     def stop(self) -> None:
         self.process.terminate()

@@ -21,7 +21,9 @@ from python_backends.messages import Cancel, Submit
 from python_backends.metrics import Metrics
 from python_backends.request import Feedback, Finish, Idle, Request, Sampling, TokenWindow
 from python_backends.step import Started, Tokens
-from python_backends.streams.table import LONG_SILENCE_NS, Outgoing, StreamTable
+from python_backends.streams.flow_control import LONG_SILENCE_NS
+from python_backends.streams.outgoing import Outgoing
+from python_backends.streams.table import StreamTable
 from tests.pure.examples import examples
 
 MS, S = 1_000_000, 1_000_000_000
@@ -438,7 +440,7 @@ def spoil(news: Started | list[Row]) -> Started | list[Row]:
 
 def left_in(table: StreamTable) -> list[str]:
     """The names of all that is not empty."""
-    owners = (table, table._timers)
+    owners = (table, table._submissions, table._ready, table._ready.timers)
     return [name for owner in owners for name, value in vars(owner).items() if isinstance(value, dict | list) and value]
 
 

@@ -12,8 +12,9 @@ from python_backends.messages import Cancel, Submit
 from python_backends.metrics import Metrics
 from python_backends.request import Feedback, Finish, Idle, Request, Sampling, TokenWindow
 from python_backends.step import Started, Tokens
+from python_backends.streams.outgoing import Outgoing
 from python_backends.streams.pacing import Pacing
-from python_backends.streams.table import Outgoing, StreamTable
+from python_backends.streams.table import StreamTable
 
 MS = 1_000_000
 

@@ -1,6 +1,6 @@
 """Random requests for a real server, good and bad, and what has to hold around them.
 
-    python -m tests.server.fuzzing --requests 10000 --model bundled      (`make fuzz`)
+    python -m tests.server.fuzzing --requests 10000 --model toy      (`make fuzz`)
 
 Eight control streams run all the time, and their texts must not change. Every other request is drawn from its number and a seed: valid
 or with wrong types, ranks, shapes, names, values or bytes, through one of three doors, read to its end or left at a random moment. Each

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from python_backends.triton_server import STUBS
+from python_backends.launcher.stubs import STUBS
 
 LONG_PROMPTS = "shared with the tokenizer"
 NOISE_MIB = {  # how much a warm server may yet take for good, because more long prompts come at once than before: some are a megabyte

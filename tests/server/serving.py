@@ -64,7 +64,7 @@ class Gapless:
         self.stop()
         raise AssertionError(f"Gapless did not start:\n{self.log}")
 
-    def stop(self, timeout_s: float = 45) -> int:
+    def stop(self, timeout_s: float = 90) -> int:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
         code = self.process.wait(timeout_s)
@@ -95,14 +95,14 @@ class Gapless:
                         return process.pid
             return 0
 
-        return int(wait_for(find, 30))
+        return int(wait_for(find, 60))
 
     def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
         os.kill(pid, number)
 
     def metrics(self) -> dict[str, float]:
         """Our metrics by name with labels, as /metrics shows them."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.metrics_port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.metrics_port, timeout=60)
         connection.request("GET", "/metrics")
         text = connection.getresponse().read().decode()
         connection.close()
@@ -196,7 +196,7 @@ class GrpcClient:
         while any(not answer.num_ends for answer in self.answers.values()):
             self._take(timeout_s)
 
-    def read_until(self, condition: Callable[[], bool], timeout_s: float = 30) -> None:
+    def read_until(self, condition: Callable[[], bool], timeout_s: float = 60) -> None:
         while not condition():
             self._take(timeout_s)
 
@@ -273,6 +273,23 @@ def wait_for(condition: Callable[[], Any], timeout_s: float) -> Any:
                 return value
         assert time.monotonic() < end_s, f"did not come true within {timeout_s} s"
         time.sleep(0.05)
+
+
+def settled(count: Callable[[], float], timeout_s: float = 60) -> float:
+    """What is counted, once it has not changed for two seconds: /metrics and logs lag behind. Raises AssertionError."""
+    end_s, before = time.monotonic() + timeout_s, count()
+    while True:
+        time.sleep(2)
+        now = count()
+        if now == before:
+            return now
+        assert time.monotonic() < end_s, f"it still changes after {timeout_s} s"
+        before = now
+
+
+def busyness() -> float:
+    """Limits on times speak of a machine that has nothing else to do: how many times as long it may take here."""
+    return min(4.0, max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)) - 1))
 
 
 def leftovers(run_name: str) -> Iterator[str]:

@@ -16,10 +16,11 @@ import pytest
 from tests.server import doors
 from tests.server.doors import GrpcDoor, Outcome
 from tests.server.expected import Expected
-from tests.server.serving import ROOT, Gapless, wait_for
+from tests.server.serving import ROOT, Gapless, busyness, wait_for
 
 ONE, TOKENS_OF_ONE = "a", 1
 LONG = {"text_input": "def read(self, size=-1):", "max_tokens": 1500, "min_tokens": 1500}  # eight seconds
+LONGEST = {"text_input": ONE, "max_tokens": 2040, "min_tokens": 2040}
 SHORT = {"text_input": ONE, "max_tokens": 2, "min_tokens": 2}
 SETTINGS = {
     "engine.kind": "toy",
@@ -45,7 +46,7 @@ def gapless(toy_model: Path) -> Iterator[Gapless]:
 @pytest.fixture(autouse=True)
 def idle(gapless: Gapless) -> Iterator[None]:
     yield
-    wait_for(gapless.is_idle, 20)
+    wait_for(gapless.is_idle, 60)
 
 
 def ask(gapless: Gapless, door: str, timeout_us: int | None = None, **inputs: Any) -> Outcome:
@@ -58,15 +59,15 @@ def ask(gapless: Gapless, door: str, timeout_us: int | None = None, **inputs: An
 
 @contextmanager
 def busy(gapless: Gapless) -> Iterator[None]:
-    """The only slot is taken meanwhile, for four seconds."""
+    """The only slot is taken meanwhile, for ten seconds at most."""
     client = gapless.grpc()
-    answer = client.ask(timeout_us=4_000_000, **LONG)
+    answer = client.ask(**LONGEST)
     client.read_until(lambda: answer.chunks > 2)
     yield
+    client.drain(0.01)
     assert not answer.num_ends, "the slot was free too early for this test"
-    client.finish()
+    client.cancel()
     client.close()
-    assert answer.reasons == ["deadline"]
 
 
 @contextmanager
@@ -75,7 +76,7 @@ def waiting_behind_a_busy_slot(gapless: Gapless, count: int, text: str) -> Itera
     with busy(gapless):
         for client in clients:
             client.ask(text_input=text, max_tokens=2)
-        wait_for(lambda: gapless.metrics()["gapless_requests_waiting"] == count, 3)
+        wait_for(lambda: gapless.metrics()["gapless_requests_waiting"] == count, 60)
         yield
     for client in clients:
         client.finish()
@@ -128,7 +129,7 @@ def test_too_many_open_requests(gapless: Gapless, door: str) -> None:
     with waiting_behind_a_busy_slot(gapless, 4, ONE):
         says = "too many open requests: 5 are open, the limit is 5 (streams.max_open)"
         check_refusal(ask(gapless, door, **SHORT), door, says)
-    wait_for(gapless.is_idle, 5)
+    wait_for(gapless.is_idle, 60)
     assert ask(gapless, door, **SHORT).reasons == ["length"]
 
 
@@ -149,20 +150,20 @@ def test_a_deadline_while_waiting(gapless: Gapless, door: str) -> None:
     with busy(gapless):
         started_s = time.monotonic()
         outcome = ask(gapless, door, timeout_us=700_000, **SHORT)
-        assert 0.7 <= time.monotonic() - started_s < 3
+        assert 0.7 <= time.monotonic() - started_s < 3 * busyness()
     assert (outcome.text, outcome.reasons, outcome.errors) == ("", ["deadline"], [])
     assert outcome.status == ("OK" if door == "grpc" else "200")
 
 
 @pytest.mark.parametrize("door", DOORS)
 def test_a_deadline_while_running(gapless: Gapless, expected: Expected, door: str) -> None:
-    outcome = ask(gapless, door, timeout_us=700_000, **LONG)
+    outcome = ask(gapless, door, timeout_us=1_500_000, **LONG)
     assert (outcome.reasons, outcome.errors) == (["deadline"], [])
     assert outcome.status == ("OK" if door == "grpc" else "200")
     assert outcome.text
     whole = expected.text(LONG["text_input"], max_tokens=1500, min_tokens=1500)
     assert whole.startswith(outcome.text.rstrip("\ufffd")), "the last character may be cut in half"
-    wait_for(gapless.is_idle, 2)
+    wait_for(gapless.is_idle, 5)  # it would take six seconds more
 
 
 # --- whose turn it is
@@ -176,9 +177,9 @@ def test_a_larger_priority(gapless: Gapless, door: str) -> None:
     with busy(gapless):
         for number, priority in enumerate([0, -1, 5]):
             threads.append(ask_later(gapless, door, order, priority))
-            wait_for(lambda: gapless.metrics()["gapless_requests_waiting"] == number + 1, 5)  # noqa: B023
+            wait_for(lambda: gapless.metrics()["gapless_requests_waiting"] == number + 1, 60)  # noqa: B023
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert order == [5, 0, -1]
 
 
@@ -189,16 +190,16 @@ def test_passed_over_for_too_long(gapless: Gapless, door: str) -> None:
     threads = [threading.Thread(target=keep_asking, args=[gapless, order]) for _ in range(3)]
     for thread in threads:
         thread.start()
-    wait_for(lambda: len(order) > 3, 10)
+    wait_for(lambda: len(order) > 3, 60)
     started_s = time.monotonic()
     patient = ask_later(gapless, door, order, priority=-1)
-    patient.join(30)
+    patient.join(60)
     waited_s = time.monotonic() - started_s
     order.append(STOP)
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert -1 in order
-    assert 1.5 <= waited_s < 6
+    assert 1.5 <= waited_s < 6 * busyness()
 
 
 STOP = 99

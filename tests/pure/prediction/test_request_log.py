@@ -87,10 +87,3 @@ def test_readers_beside_the_writer_see_what_is_whole(tmp_path: Path) -> None:
     assert reader.last_id() == 1
     log.close()
     reader.close()
-
-
-def test_batches_are_logged_too(tmp_path: Path) -> None:
-    log = log_of(tmp_path)
-    log.add_batch(1.5e9, (8, 100, 200), 4.0, 5.5)
-    assert log.batches() == [((8, 100, 200), 4.0, 5.5)]
-    log.close()

@@ -1,0 +1,60 @@
+"""The command line, and the run directory that one life of the launcher has.
+
+    python -m python_backends.launcher [--settings gapless.toml] [--set model.directory=… --set engine.slots=64]
+
+Ctrl-C or SIGTERM drains: open requests may end, new ones are refused. A second one ends at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import secrets
+import sys
+import tempfile
+from pathlib import Path
+
+import setproctitle
+
+from python_backends.config import ROOT, SettingsError, dump, load
+from python_backends.instance_state import KEY
+from python_backends.launcher import run_directories
+from python_backends.launcher.health import GiveUpError
+from python_backends.launcher.supervisor import Supervisor
+from python_backends.time_slice import SHORT_NS, ask_for_slice
+
+log = logging.getLogger("gapless")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="gapless",
+        description="Serves a language model on NVIDIA Triton Inference Server. Every setting stands, commented, in gapless.toml.",
+        epilog="example: python -m python_backends.launcher --set model.directory=/models/qwen --set engine.slots=64",
+    )
+    parser.add_argument("--settings", type=Path, default=ROOT / "gapless.toml", metavar="FILE", help="default: gapless.toml")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", dest="overrides", help="one setting")
+    return parser.parse_args()
+
+
+def main() -> int:
+    setproctitle.setproctitle("gapless-launcher")
+    logging.basicConfig(level=logging.INFO, format="gapless: %(message)s", stream=sys.stderr)
+    asked = arguments()
+    ask_for_slice(SHORT_NS)  # for the server and its models as well; instances ask otherwise
+    parent = Path(tempfile.gettempdir())
+    run_directories.sweep(parent)
+    try:
+        with run_directories.held(parent) as run_directory:
+            settings = load(asked.settings, dict(item.partition("=")[::2] for item in asked.overrides))
+            dump(settings, run_directory / "settings.json")
+            (run_directory / KEY).write_bytes(secrets.token_bytes(16))
+            Supervisor(settings, run_directory).serve()
+    except (SettingsError, GiveUpError) as error:
+        log.error("%s", error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""What the launcher prints when it is ready: where it listens, and what to try."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+
+from python_backends.config import ROOT, ServerSettings
+
+
+def invitation(server: ServerSettings) -> str:
+    url = f"http://{server.address}:{server.http_port}/v2/models/ensemble/generate_stream"
+    messages = r'"messages": "[{\"role\": \"user\", \"content\": \"Convert to camelCase: def read_all_lines(file_name): pass\"}]"'
+    return f"""
+Gapless is ready on {server.address}: HTTP {server.http_port}, gRPC {server.grpc_port}, metrics {server.metrics_port}
+Try it in another terminal:
+
+  curl -sN {url} -d '{{{messages}, "stream": true}}'
+
+  {_shown(sys.executable)} client/stream.py --port {server.grpc_port} "Convert to camelCase: def read_all_lines(file_name): pass"
+
+  make chat{"" if server.grpc_port == 8001 else f" URL={server.address}:{server.grpc_port}"}
+
+Ctrl-C ends it.
+"""
+
+
+def _shown(path: str) -> str:
+    """Relative to the checkout where that is shorter to type."""
+    with contextlib.suppress(ValueError):
+        return str(Path(path).relative_to(ROOT))
+    return path

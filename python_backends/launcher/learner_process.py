@@ -1,0 +1,43 @@
+"""The process of the learner, as the supervisor sees it: started again when it ends, after ever longer pauses, and never missed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from python_backends.config import ROOT
+from python_backends.launcher.process_group import end_group, start_group
+
+log = logging.getLogger("gapless")
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 300.0  # between two of its lives
+STOP_S = 2.0
+
+
+class LearnerProcess:
+    def __init__(self, run_directory: Path) -> None:
+        self._command = [sys.executable, "-m", "python_backends.learner", str(run_directory)]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pause_s = FIRST_PAUSE_S
+        self._start_at_s = 0.0
+
+    def heal(self) -> None:
+        """Starts it, the first time and whenever it has ended."""
+        now_s = time.monotonic()
+        if self._process is not None and self._process.poll() is None:
+            return
+        if self._process is not None:
+            log.warning("the learner ended with %d; starting it again in %.0f s", self._process.returncode, self._pause_s)
+            self._start_at_s, self._process = now_s + self._pause_s, None
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+        if now_s >= self._start_at_s:
+            environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+            self._process = start_group(self._command, environment, cwd=ROOT)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            end_group(self._process, STOP_S)

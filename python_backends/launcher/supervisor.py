@@ -1,0 +1,166 @@
+"""The life of a server: starts the instance and tritonserver as siblings, watches both, heals what dies, and ends all of them.
+
+The command line makes one and calls `serve`; it runs in one thread. What a process is, the rooms beside this one know.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from python_backends.config import Settings
+from python_backends.instance_state import CLOSING, DRAINING
+from python_backends.launcher.health import FailedStarts, GiveUpError, Pulse
+from python_backends.launcher.instance_process import InstanceProcess
+from python_backends.launcher.invitation import invitation
+from python_backends.launcher.learner_process import LearnerProcess
+from python_backends.launcher.stubs import PREDICTOR, STUBS
+from python_backends.launcher.triton_server import TritonServer
+from python_backends.restarts import RestartsFile
+
+log = logging.getLogger("gapless")
+
+WATCH_EVERY_S = 0.2
+PREDICTOR_PAUSE_S = 10.0  # between two attempts to load it again
+SETTLE_S = 1.2  # until what is under way has reached the metrics, which are written every 0.5 s, or the client
+
+
+class Supervisor:
+    def __init__(self, settings: Settings, run_directory: Path) -> None:
+        self._settings = settings
+        self._run_directory = run_directory
+        self._instance = InstanceProcess(settings, run_directory, 0)
+        self._server = TritonServer(settings.server, run_directory, settings.predicts_lengths)
+        self._learner = LearnerProcess(run_directory)
+        self._reload_at_s = 0.0  # the predictor, not before
+        self._server_failures = FailedStarts("tritonserver")
+        self._pulse = Pulse(self._server.answers)
+        self._restarts = RestartsFile(run_directory)
+        self._signals = 0
+
+    def serve(self) -> None:
+        """Runs until a signal comes. Raises GiveUpError."""
+        for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(name, self._count_signal)
+        self._restarts.begin(("instance", "tritonserver", *STUBS, PREDICTOR))
+        try:
+            if self._start():
+                self._watch()
+                self._drain()
+        finally:
+            self._stop()
+
+    def _start(self) -> bool:
+        """False if a signal came before everything was ready."""
+        started_s = time.monotonic()
+        log.info("loading %s (%s engine, %s)", self._settings.model_directory, self._settings.engine.kind, self._settings.model.device)
+        self._server.check_ports()
+        self._instance.start()
+        self._await(lambda: self._instance.is_ready, "the instance", self._check_first_start)
+        log.info("model loaded after %.1f s; starting tritonserver", time.monotonic() - started_s)
+        if not self._signals:
+            self._server.start()
+            self._await(self._server.is_ready, "tritonserver", self._check_first_start)
+        if self._signals:
+            return False
+        log.info("ready after %.1f s", time.monotonic() - started_s)
+        print(invitation(self._settings.server), flush=True)
+        return True
+
+    def _watch(self) -> None:
+        self._pulse.start()
+        while not self._signals:
+            self._instance.heal()
+            self._heal_server()
+            if self._settings.predicts_lengths:
+                self._learner.heal()
+            time.sleep(WATCH_EVERY_S)
+
+    def _await(self, ready: Callable[[], bool], what: str, check: Callable[[], None]) -> None:
+        """Until `ready`, or a signal. `check` looks after everything else meanwhile."""
+        end_s = time.monotonic() + self._settings.server.ready_s
+        while not self._signals and not ready():
+            check()
+            if time.monotonic() > end_s:
+                raise GiveUpError(f"{what} was not ready within {self._settings.server.ready_s:.0f} s (server.ready_s)")
+            time.sleep(0.05)
+
+    def _check_first_start(self) -> None:
+        if self._instance.has_ended():
+            raise GiveUpError("the instance did not start; what it said stands above")
+        if self._server.was_started and not self._server.is_running:
+            raise GiveUpError("tritonserver did not start; what it said stands above")
+
+    def _heal_server(self) -> None:
+        if not self._server.is_running:
+            self._restart_server("tritonserver", "it has ended")
+            return
+        if self._pulse.is_lost:
+            self._restart_server("tritonserver", "it no longer answers")
+            return
+        dead = self._server.dead_stubs()
+        if "scheduler" in dead:
+            self._restart_server("scheduler", "its stub has died, and its streams with it")
+            return
+        if PREDICTOR in dead:
+            self._heal_predictor()
+        for model in dead - {PREDICTOR}:
+            log.warning("the stub of %s has died; loading the model again", model)
+            self._restarts.add(model)
+            if not self._server.reload(model):
+                self._restart_server("tritonserver", f"{model} could not be loaded again")
+                return
+
+    def _heal_predictor(self) -> None:
+        """Nothing waits for it, so it may as well stay away for a while."""
+        if time.monotonic() < self._reload_at_s:
+            return
+        log.warning("the stub of %s has died; loading the model again", PREDICTOR)
+        self._restarts.add(PREDICTOR)
+        self._server.reload(PREDICTOR)
+        self._reload_at_s = time.monotonic() + PREDICTOR_PAUSE_S
+
+    def _restart_server(self, whose_fault: str, why: str) -> None:
+        log.warning("%s: %s; starting the server again", whose_fault, why)
+        self._restarts.add(whose_fault)
+        self._start_server()
+        self._await(self._server.is_ready, "tritonserver", self._check_restart)
+        self._server_failures.book(was_ready=True)
+        self._pulse.forget()
+        log.info("serving again")
+
+    def _start_server(self) -> None:
+        self._server.kill()
+        self._server.start()
+
+    def _check_restart(self) -> None:
+        self._instance.heal()
+        if not self._server.is_running:
+            self._server_failures.book(was_ready=False)
+            self._start_server()
+
+    def _drain(self) -> None:
+        """New requests are refused at the door; open ones may end. A second signal cuts it short."""
+        drain_s, signals = self._settings.server.drain_s, self._signals
+        log.info("draining: open requests may end (at most %.0f s; Ctrl-C again ends at once)", drain_s)
+        (self._run_directory / DRAINING).touch()
+        end_s = time.monotonic() + drain_s
+        time.sleep(SETTLE_S)
+        while self._server.has_open_requests() and time.monotonic() < end_s and self._signals == signals:
+            self._instance.heal()
+            time.sleep(WATCH_EVERY_S)
+        (self._run_directory / CLOSING).touch()  # what is open still gets its last answer
+        time.sleep(SETTLE_S)
+
+    def _stop(self) -> None:
+        self._pulse.stop()
+        self._server.stop()
+        self._instance.stop(wait_s=3)
+        self._learner.stop()
+        log.info("stopped")
+
+    def _count_signal(self, *_: object) -> None:
+        self._signals += 1

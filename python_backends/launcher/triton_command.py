@@ -1,0 +1,86 @@
+"""The command line and the environment of tritonserver. Called by the server's room."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from python_backends.config import ROOT, ServerSettings
+from python_backends.launcher.triton_files import TritonFiles
+
+STUB_PYTHON = "GAPLESS_STUB_PYTHON"  # names another Python for the stubs, where ours has numpy 2
+RESTRICTED = ("shared-memory", "model-repository", "trace", "logging")  # what only the launcher may use
+EXIT_TIMEOUT_S = 3  # Triton refuses the later steps of an ensemble while it exits: it is asked to only when nothing is open
+SHARED_BYTES = 1 << 24  # with each model, taken at once: stubs died, it seems while smaller ones grew
+ALLOCATOR = {  # glibc's: docs/limits.md, Memory
+    "MALLOC_ARENA_MAX": "2",  # not one for each of a hundred threads, each with pages of its own that nobody else can use
+    "MALLOC_MMAP_THRESHOLD_": "131072",  # bytes; fixed: else the first long prompt raises it, and the next ones leave holes in the heap
+    "MALLOC_TRIM_THRESHOLD_": "1048576",
+}
+
+
+def command(
+    settings: ServerSettings, files: TritonFiles, run_directory: Path, models: Iterable[str], key: tuple[str, str]
+) -> list[str]:
+    """Loads `models`, each of which it can bring back later; `key` is the secret header that opens the restricted endpoints."""
+    return [
+        str(files.binary),
+        f"--model-repository={ROOT / settings.model_repository}",
+        f"--backend-directory={files.backends}",
+        "--model-control-mode=explicit",
+        *(f"--load-model={model}" for model in models),
+        *_doors(settings),
+        *_restrictions(settings, key),
+        "--pinned-memory-pool-byte-size=0",  # tensors here are small and stay on the host
+        "--allow-gpu-metrics=false",  # needs DCGM, which few hosts have
+        f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
+        f"--log-info={str(settings.verbose).lower()}",
+        f"--backend-config=python,shm-region-prefix-name={run_directory.name}-",
+        f"--backend-config=python,shm-default-byte-size={SHARED_BYTES}",
+        f"--backend-config=python,stub-timeout-seconds={int(settings.ready_s)}",
+        *(_trace_options(settings) if settings.trace_url else ()),
+    ]
+
+
+def environment(files: TritonFiles, run_directory: Path) -> dict[str, str]:
+    """The stubs inherit it."""
+    libraries = [str(path) for path in files.libraries] + os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    return {
+        **ALLOCATOR,
+        **os.environ,
+        "PATH": f"{Path(os.environ.get(STUB_PYTHON, sys.executable)).parent}:{os.environ['PATH']}",
+        "LD_LIBRARY_PATH": ":".join(filter(None, libraries)),
+        "PYTHONPATH": str(ROOT),
+        "GAPLESS_RUN_DIRECTORY": str(run_directory),
+        "TQDM_DISABLE": "1",
+        "OMP_NUM_THREADS": "1",  # the processors belong to the engine
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+def _doors(settings: ServerSettings) -> list[str]:
+    return [
+        f"--http-address={settings.address}",
+        f"--http-port={settings.http_port}",
+        f"--grpc-address={settings.address}",
+        f"--grpc-port={settings.grpc_port}",
+        f"--metrics-address={settings.address}",
+        f"--metrics-port={settings.metrics_port}",
+        "--grpc-keepalive-time=10000",  # ms; finds dead connections
+        "--grpc-keepalive-timeout=5000",
+    ]
+
+
+def _restrictions(settings: ServerSettings, key: tuple[str, str]) -> list[str]:
+    closed = ",".join(RESTRICTED if settings.statistics else (*RESTRICTED, "statistics"))
+    header, value = key
+    return [f"--http-restricted-api={closed}:{header}={value}", f"--grpc-restricted-protocol={closed}:{header}={value}"]
+
+
+def _trace_options(settings: ServerSettings) -> list[str]:
+    """Triton's own spans, to the same receiver as ours."""
+    sampling = ["mode=opentelemetry", "level=TIMESTAMPS", f"rate={settings.trace_every}"]
+    receiver = [f"opentelemetry,url={settings.trace_url}", "opentelemetry,resource=service.name=gapless"]
+    return [f"--trace-config={option}" for option in (*sampling, *receiver)]

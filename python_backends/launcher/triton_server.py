@@ -1,0 +1,135 @@
+"""The tritonserver process: its health, its log and its end.
+
+Knows what shows that it or one of its models is dead, and what brings a model back. The supervisor decides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+from python_backends.config import ServerSettings, SettingsError
+from python_backends.launcher.process_group import end_group, start_group
+from python_backends.launcher.run_directories import remove_shared_memory
+from python_backends.launcher.stubs import PREDICTOR, STUBS, Stubs
+from python_backends.launcher.triton_command import EXIT_TIMEOUT_S, command, environment
+from python_backends.launcher.triton_files import locate
+
+NOISE = ("Signal (15) received",)
+WITHOUT_GPU = ("CUDA driver version is insufficient", "CudaDriverHelper", "NVML", "DCGM", "pinned memory pool", "pinned system memory")
+OPEN_REQUESTS = ("gapless_requests_running ", "gapless_requests_waiting ")
+UNLOAD_S, LOAD_S = 6.0, 60.0
+ANSWER_S = 5.0  # for a question that it answers from memory
+
+
+class TritonServer:
+    def __init__(self, settings: ServerSettings, run_directory: Path, predicts_lengths: bool) -> None:
+        self._settings = settings
+        self._models = (*STUBS, PREDICTOR) if predicts_lengths else STUBS
+        self._run_directory = run_directory
+        self._key = ("gapless-key", secrets.token_hex(16))
+        self._files = locate(run_directory)
+        self._process: subprocess.Popen[str] | None = None
+        self._stubs = Stubs(self._models)
+
+    @property
+    def was_started(self) -> bool:
+        return self._process is not None
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        self._process = start_group(
+            command(self._settings, self._files, self._run_directory, (*self._models, "ensemble"), self._key),
+            environment(self._files, self._run_directory),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        threading.Thread(target=_relay, args=[self._process.stdout], name="server log", daemon=True).start()
+
+    def check_ports(self) -> None:
+        """Raises SettingsError if somebody else listens on one of them: it would answer for us."""
+        for name in ("http_port", "grpc_port", "metrics_port"):
+            port = getattr(self._settings, name)
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind((self._settings.address, port))
+                except OSError as error:
+                    raise SettingsError(f"server.{name} = {port}: {error.strerror or error} on {self._settings.address}") from error
+
+    def is_ready(self) -> bool:
+        return self.is_running and self._get("/v2/health/ready")[0] == 200 and not self.dead_stubs() & set(STUBS)
+
+    def answers(self) -> bool:
+        """Whether it says that the ensemble takes requests. It goes on saying so when a stub is dead."""
+        return self._get("/v2/models/ensemble/ready", timeout_s=ANSWER_S)[0] == 200
+
+    def dead_stubs(self) -> set[str]:
+        """Names of the models whose stub process is gone."""
+        assert self._process is not None
+        return self._stubs.dead(self._process.pid)
+
+    def reload(self, model: str) -> bool:
+        """Brings a model whose stub has died back; the others don't notice. `load` alone would do nothing.
+
+        False if it can't be done, or not soon: a request that died inside the stub may keep Triton from unloading for ever.
+        """
+        path = f"/v2/repository/models/{model}"
+        return all(self._post(f"{path}/{verb}", timeout_s) == 200 for verb, timeout_s in (("unload", UNLOAD_S), ("load", LOAD_S)))
+
+    def has_open_requests(self) -> bool:
+        """As /metrics says. A server that can't be asked may have some."""
+        status, text = self._get("/metrics", self._settings.metrics_port)
+        if status != 200:
+            return self.is_running
+        return any(float(line.split()[-1]) > 0 for line in text.splitlines() if line.startswith(OPEN_REQUESTS))
+
+    def stop(self) -> None:
+        """Ends the server, nicely if it will, and everything that is left of it: orphaned stubs are in its group."""
+        self._end(EXIT_TIMEOUT_S + 1)
+
+    def kill(self) -> None:
+        self._end(0)
+
+    def _end(self, wait_s: float) -> None:
+        if self._process is not None:
+            end_group(self._process, wait_s)
+            remove_shared_memory(self._run_directory)
+
+    def _get(self, path: str, port: int = 0, timeout_s: float = 60) -> tuple[int, str]:
+        return self._ask("GET", path, port or self._settings.http_port, timeout_s)
+
+    def _post(self, path: str, timeout_s: float) -> int:
+        return self._ask("POST", path, self._settings.http_port, timeout_s)[0]
+
+    def _ask(self, method: str, path: str, port: int, timeout_s: float) -> tuple[int, str]:
+        """HTTP status and text; status 0 if nobody answers sensibly."""
+        connection = http.client.HTTPConnection(self._settings.address, port, timeout=timeout_s)
+        try:
+            connection.request(method, path, "{}" if method == "POST" else None, dict([self._key]))
+            response = connection.getresponse()
+            return response.status, response.read().decode(errors="replace")
+        except (OSError, http.client.HTTPException):
+            return 0, ""
+        finally:
+            connection.close()
+
+
+def _relay(lines: Iterable[str]) -> None:
+    """Passes the server's log on, without what it says about every machine that has no GPU."""
+    for line in lines:
+        if not any(noise in line for noise in (*NOISE, *WITHOUT_GPU)):
+            with contextlib.suppress(OSError):  # the terminal is gone
+                sys.stderr.write(line)

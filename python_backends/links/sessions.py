@@ -1,0 +1,153 @@
+"""The wire between scheduler model and instance: sessions.
+
+A session is one pairing of a scheduler model with one life of an instance: frames of another session are dropped. When the scheduler
+model gives an instance up it opens a new session, so that an instance that was only asleep forgets what it had.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from python_backends.links.sockets import Wake, address, open_socket, poller_of, received
+from python_backends.messages import NOBODY, Hello, Message, new_incarnation, pack
+from python_backends.request import ModelLimits
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceReady:
+    """An instance has opened a session with us and holds nothing."""
+
+    limits: ModelLimits
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceLost:
+    """The instance of this session died, stalled or was replaced."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewSession:
+    """The scheduler model is another one, or starts over: everything of the old session is void."""
+
+
+class SchedulerEnd:
+    """The scheduler model's end. One thread uses it; any thread may call `wake`."""
+
+    def __init__(self, run_directory: Path, dead_after_s: float) -> None:
+        self._context = zmq.Context()
+        self._instances = open_socket(self._context, zmq.ROUTER)
+        self._instances.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a restarted instance takes its name over
+        self._instances.bind(address(run_directory, "scheduler"))
+        self._feedback = open_socket(self._context, zmq.PULL)
+        self._feedback.bind(address(run_directory, "feedback"))
+        self._wake = Wake()
+        self._poller = poller_of(self._instances, self._feedback, self._wake.fd)
+        self._dead_after_s = dead_after_s
+        self._session = new_incarnation()
+        self._peer = b""  # name of the instance
+        self._peer_incarnation = NOBODY
+        self._heard_s = 0.0
+
+    def wake(self) -> None:
+        self._wake.call()
+
+    def receive(self, timeout_s: float) -> list[Any]:
+        """Waits for news. Returns messages, Feedback, Idle, InstanceReady and InstanceLost in the order of their arrival."""
+        self._poller.poll(max(0, math.ceil(timeout_s * 1000)))
+        self._wake.clear()
+        news: list[Any] = []
+        for name, frame in received(self._instances):
+            news += self._from_instance(name, *frame)
+        for _, feedback in received(self._feedback):
+            news += feedback
+        if self._peer_incarnation and time.monotonic() - self._heard_s > self._dead_after_s:
+            news += self._lose()
+        return news
+
+    def send(self, messages: Sequence[Message]) -> None:
+        """Sends to the instance of this session; without one nothing is sent."""
+        if messages and self._peer_incarnation:
+            self._send(messages)
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+        self._wake.close()
+
+    def _from_instance(self, name: bytes, sender: str, receiver: str, messages: tuple[Any, ...]) -> list[Any]:
+        if sender == self._peer_incarnation and receiver == self._session:
+            self._heard_s = time.monotonic()
+            return [message for message in messages if not isinstance(message, Hello)]
+        news = self._lose() if sender != self._peer_incarnation else []
+        self._peer = name
+        limits = messages[0].limits if isinstance(messages[0], Hello) else None
+        if receiver != self._session or limits is None:
+            self._send([Hello()])  # it doesn't know this session, or we don't know it
+            return news
+        self._peer_incarnation, self._heard_s = sender, time.monotonic()
+        return [*news, InstanceReady(limits)]
+
+    def _lose(self) -> list[InstanceLost]:
+        known, self._peer_incarnation = self._peer_incarnation, NOBODY
+        if not known:
+            return []
+        self._session = new_incarnation()
+        return [InstanceLost()]
+
+    def _send(self, messages: Sequence[Message]) -> None:
+        frame = pack((self._session, self._peer_incarnation, tuple(messages)))
+        try:
+            self._instances.send_multipart([self._peer, frame], zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return  # it is gone; its silence or its successor's hello will tell
+
+
+class InstanceEnd:
+    """An instance's end. One thread uses it; any thread may call `wake`."""
+
+    def __init__(self, run_directory: Path, name: str, limits: ModelLimits) -> None:
+        self._context = zmq.Context()
+        self._socket = open_socket(self._context, zmq.DEALER)
+        self._socket.setsockopt(zmq.IDENTITY, name.encode())
+        self._socket.connect(address(run_directory, "scheduler"))
+        self._wake = Wake()
+        self._poller = poller_of(self._socket, self._wake.fd)
+        self._incarnation = new_incarnation()
+        self._session = NOBODY
+        self._limits = limits
+        self._send([Hello(limits)])
+
+    def receive(self, timeout_s: float) -> list[Any]:
+        """Waits for news, or until woken. Returns Submit, Cancel and NewSession in the order of their arrival."""
+        if timeout_s:
+            self._poller.poll(int(timeout_s * 1000))
+            self._wake.clear()
+        news: list[Any] = []
+        for _, (session, _, messages) in received(self._socket):
+            if session != self._session:
+                self._session = session
+                news.append(NewSession())
+            if any(isinstance(message, Hello) for message in messages):
+                self._send([Hello(self._limits)])
+            news += [message for message in messages if not isinstance(message, Hello)]
+        return news
+
+    def wake(self) -> None:
+        self._wake.call()
+
+    def publish(self, messages: Sequence[Message]) -> None:
+        self._send(messages)
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+        self._wake.close()
+
+    def _send(self, messages: Sequence[Message]) -> None:
+        frame = pack((self._incarnation, self._session, tuple(messages)))
+        self._socket.send(frame, zmq.NOBLOCK)  # raises when SEND_LIMIT frames wait: a lost one would leave a stream waiting for ever

@@ -1,0 +1,47 @@
+"""What /metrics is told of client streams, from their acceptance to their end. Called by the stream table; times are nanoseconds."""
+
+from __future__ import annotations
+
+from python_backends.metrics import Metrics
+from python_backends.streams.stream import Stream
+
+S = 1_000_000_000
+
+
+class StreamMetrics:
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def refused(self) -> None:
+        self._count_outcome("refused")
+
+    def accepted(self, stream: Stream) -> None:
+        self._metrics.count("gapless_prompt_tokens_total", len(stream.request.prompt))
+
+    def started(self, num_prefix_hit_tokens: int) -> None:
+        self._metrics.count("gapless_prefix_hit_tokens_total", num_prefix_hit_tokens)
+
+    def first_started(self, stream: Stream) -> None:
+        self._metrics.observe("gapless_queue_time_seconds", (stream.started_ns - stream.request.arrival_ns) / S)
+
+    def generated(self, num_tokens: int) -> None:
+        self._metrics.count("gapless_generated_tokens_total", num_tokens)
+
+    def first_token(self, stream: Stream) -> None:
+        self._metrics.observe("gapless_time_to_first_token_seconds", (stream.first_token_ns - stream.request.arrival_ns) / S)
+
+    def sent(self, num_responses: int) -> None:
+        self._metrics.count("gapless_responses_total", num_responses)
+
+    def instance_lost(self) -> None:
+        self._metrics.count("gapless_instance_losses_total")
+
+    def ended(self, stream: Stream, now_ns: int) -> None:
+        self._count_outcome(stream.finish.reason)
+        self._metrics.observe("gapless_e2e_latency_seconds", (now_ns - stream.request.arrival_ns) / S)
+        if len(stream.tokens) > 1:
+            per_token_s = (now_ns - stream.first_token_ns) / S / (len(stream.tokens) - 1)
+            self._metrics.observe("gapless_time_per_output_token_seconds", per_token_s)
+
+    def _count_outcome(self, outcome: str) -> None:
+        self._metrics.count("gapless_requests_total", labels=(("outcome", outcome),))

@@ -1,0 +1,109 @@
+"""Open streams as the instance has them: whom it was given, who has a slot there, and what it is still to be told.
+
+Owns what a stream says of that (`submitted`, `seated`, `epoch`) and whether there is an instance. Used by the stream table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from python_backends.messages import Cancel, Predicted, Submit
+from python_backends.request import Finish
+from python_backends.streams.quarantine import Quarantine
+from python_backends.streams.stream import Stream
+
+
+class Submissions:
+    def __init__(self) -> None:
+        self.num_queued_tokens = 0  # of the prompts of streams without a slot
+        self._instance_ready = False
+        self._quarantine = Quarantine()
+        self._unsubmitted: dict[int, Stream] = {}  # what an instance may be given
+        self._cancels: list[Cancel] = []
+        self._predicted: list[Predicted] = []
+
+    @property
+    def is_told(self) -> bool:
+        """Of every stream that ended, and of every prediction."""
+        return not self._cancels and not self._predicted
+
+    def add(self, stream: Stream) -> None:
+        self._unsubmitted[stream.request_id] = stream
+        self.num_queued_tokens += len(stream.request.prompt)
+
+    def started(self, stream: Stream) -> None:
+        """It has a slot."""
+        self._seat(stream, True)
+
+    def predicted(self, stream: Stream) -> None:
+        """How long its answer will be is believed anew."""
+        if stream.submitted and stream.prediction is not None:
+            self._predicted.append(Predicted(stream.request_id, stream.prediction))
+
+    def cancel(self, stream: Stream) -> None:
+        """We are about to end it; the instance is told if it is still at work on it."""
+        if stream.submitted and stream.finish == Finish.RUNNING:
+            self._cancels.append(Cancel(stream.request_id))
+        self._unsubmitted.pop(stream.request_id, None)
+
+    def remove(self, stream: Stream) -> None:
+        """It has ended: its prompt waits no longer."""
+        self._seat(stream, True)
+
+    def instance_ready(self) -> None:
+        self._instance_ready = True
+
+    def instance_lost(self, streams: Collection[Stream]) -> Stream | None:
+        """Whatever it had of all `streams` is to be submitted again. Returns the one that is to blame, if that is sure."""
+        self._instance_ready = False
+        culprit = self._quarantine.crashed(streams)
+        for stream in streams:
+            self._withdraw(stream)
+        return culprit
+
+    def outbox(self, streams: Collection[Stream]) -> list[Cancel | Submit | Predicted]:
+        """What the instance is to be told now; `streams` are all."""
+        self._end_trial()
+        cancels, self._cancels = self._cancels, []
+        predicted, self._predicted = self._predicted, []
+        return [*cancels, *predicted, *self._submit(streams)]
+
+    def check_integrity(self, streams: Collection[Stream]) -> None:
+        """Re-derives from all streams what is kept beside them. Raises AssertionError."""
+        queued = sum(len(stream.request.prompt) for stream in streams if not stream.seated)
+        assert queued == self.num_queued_tokens, "queued tokens are off"
+        ready = {stream.request_id for stream in streams if not stream.submitted and stream.finish == Finish.RUNNING}
+        assert ready == set(self._unsubmitted), "a stream waits for an instance that has it, or for none"
+
+    def _submit(self, streams: Collection[Stream]) -> list[Submit | Predicted]:
+        if not self._instance_ready or not self._unsubmitted:
+            return []
+        chosen = self._quarantine.admissible(self._unsubmitted.values(), streams)
+        for stream in chosen:
+            stream.submitted = True
+            del self._unsubmitted[stream.request_id]
+        submits = [Submit(stream.request, np.array(stream.tokens, np.int32), stream.epoch) for stream in chosen]
+        return [*submits, *(Predicted(stream.request_id, stream.prediction) for stream in chosen if stream.prediction is not None)]
+
+    def _seat(self, stream: Stream, seated: bool) -> None:
+        """The prompts of those that have no slot are queued."""
+        if seated != stream.seated:
+            self.num_queued_tokens += -len(stream.request.prompt) if seated else len(stream.request.prompt)
+            stream.seated = seated
+
+    def _withdraw(self, stream: Stream) -> None:
+        """No instance has the request any more."""
+        self._seat(stream, False)
+        stream.submitted = False
+        stream.epoch += 1
+        stream.early.clear()
+        if stream.finish == Finish.RUNNING:
+            self._unsubmitted[stream.request_id] = stream
+
+    def _end_trial(self) -> None:
+        stream = self._quarantine.acquitted()
+        if stream is not None and stream.finish == Finish.RUNNING:
+            self._cancels.append(Cancel(stream.request_id))
+            self._withdraw(stream)
