@@ -144,7 +144,7 @@ class HttpOnlooker:
             return "an error"
         return "the whole answer" if self.answer.reasons else "a closed connection"
 
-    def wait_for_text(self, timeout_s: float = 30) -> None:
+    def wait_for_text(self, timeout_s: float = 60) -> None:
         end_s = time.monotonic() + timeout_s
         while len(self.answer.text) < 20:
             assert time.monotonic() < end_s, f"no text: {self.answer} {self.closed}"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 
 import pytest
 
-from tests.server.serving import Gapless, wait_for
+from tests.server.serving import Gapless, settled, wait_for
 
 INSTRUCTION = "Convert to camelCase: read_all_lines"
 BLOCK_TOKENS = 32
@@ -61,13 +60,12 @@ def test_the_second_turn_of_a_chat_pays_its_new_suffix_and_at_most_one_block(gap
 
 
 def num_ended(gapless: Gapless) -> float:
-    time.sleep(0.5)  # until /metrics has caught up
-    return gapless.metrics()["gapless_e2e_latency_seconds_count"]
+    return settled(lambda: gapless.metrics()["gapless_e2e_latency_seconds_count"])
 
 
 def prefix_hits(gapless: Gapless, ended: float) -> float:
     """When so many requests have ended."""
-    wait_for(lambda: gapless.metrics()["gapless_e2e_latency_seconds_count"] >= ended, 5)
+    wait_for(lambda: gapless.metrics()["gapless_e2e_latency_seconds_count"] >= ended, 60)
     return gapless.metrics()["gapless_prefix_hit_tokens_total"]
 
 

@@ -72,12 +72,12 @@ def test_a_stop_word_ends_the_answer_and_is_never_sent(gapless: Gapless, expecte
 
 
 def test_a_deadline_ends_an_answer_with_what_there_is(gapless: Gapless, expected: Expected) -> None:
-    answer = gapless.generate_stream(text_input=PROMPT, max_tokens=1500, min_tokens=1500, timeout=300_000)
+    answer = gapless.generate_stream(text_input=PROMPT, max_tokens=1500, min_tokens=1500, timeout=1_500_000)
     assert answer.reasons == ["deadline"]
     assert answer.text
     assert expected.text(PROMPT, max_tokens=1500, min_tokens=1500).startswith(answer.text[:-3])
     client = gapless.grpc()
-    asked = client.ask(text_input=PROMPT, max_tokens=1500, min_tokens=1500, timeout_us=300_000)
+    asked = client.ask(text_input=PROMPT, max_tokens=1500, min_tokens=1500, timeout_us=1_500_000)
     client.finish()
     client.close()
     assert asked.reasons == ["deadline"]
@@ -163,10 +163,11 @@ def test_the_server_listens_on_loopback_only(gapless: Gapless) -> None:
 
 
 def test_metrics_are_there_and_count(gapless: Gapless) -> None:
-    wait_for(gapless.is_idle, 10)
+    wait_for(gapless.is_idle, 60)
     before = gapless.metrics()
     gapless.generate(text_input=PROMPT, max_tokens=30, min_tokens=30)
-    wait_for(lambda: gapless.metrics()["gapless_generated_tokens_total"] == before["gapless_generated_tokens_total"] + 30, 3)
+    wait_for(lambda: gapless.metrics()["gapless_generated_tokens_total"] == before["gapless_generated_tokens_total"] + 30, 60)
+    wait_for(lambda: gapless.metrics()["gapless_slots_total"] == 16, 60)
     after = gapless.metrics()
     for name in (
         "gapless_requests_running",
@@ -182,5 +183,4 @@ def test_metrics_are_there_and_count(gapless: Gapless) -> None:
         "gapless_queue_time_seconds_count",
     ):
         assert name in after
-    assert after["gapless_slots_total"] == 16
     assert after["gapless_kv_blocks_total"] > 0

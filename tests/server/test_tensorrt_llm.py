@@ -83,7 +83,7 @@ def test_a_request_error_fails_its_own_request_alone(gapless: Gapless, expected:
     assert "this request has gone wrong" in refused.error
     assert [answer.text for answer in answers] == [expected.text(f"{PROMPT} {n}", **LONG) for n in range(4)]
     assert gapless.instance_pid() == instance
-    wait_for(gapless.is_idle, 5)
+    wait_for(gapless.is_idle, 60)
 
 
 def test_an_adapter_is_asked_for_by_its_name(gapless: Gapless, expected: Expected) -> None:
