@@ -42,7 +42,7 @@ log = logging.getLogger("gapless.instance")
 
 HEARTBEAT_S = 0.2
 SLOW_TURN_S = 3.0
-EARLY_S = 0.001  # the next plan is made so long before the running step may end
+EARLY_S = 0.002  # the next plan is made so long before the running step may end
 
 
 class Link(Protocol):

@@ -97,17 +97,14 @@ class OpenVINOEngine:
     def launch(self, plan: StepPlan) -> None:
         """Starts the step as soon as the one before it has its tokens. All that the start doesn't need is done behind it."""
         self._inputs.rotate()
-        inputs, is_early = self._inputs[0], self._ahead and not plan.operations
-        if is_early:
-            is_new = inputs.fill(plan, self.state.table.numpy(), self._life)
+        inputs = self._inputs[0]
+        self.state.apply_blocks(plan.operations)
+        self._life += bool(plan.operations)
+        is_new = inputs.fill(plan, self.state.table.numpy(), self._life)
         self._choose()
-        if not is_early:
-            self._append()
-            self.state.apply(plan.operations)
-            self._life += bool(plan.operations)
-            is_new = inputs.fill(plan, self.state.table.numpy(), self._life)
         self._start(plan, inputs)
         self._append()
+        self.state.apply_lives(plan.operations)
         self._running = self._step(plan, inputs.request, is_new)
 
     @torch.inference_mode()

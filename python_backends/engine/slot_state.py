@@ -76,20 +76,26 @@ class SlotState:
 
     def apply(self, operations: Sequence[SlotOperation]) -> None:
         """The operations of one plan, in order: of a slot's lives within it, the last one counts."""
-        if not operations:
-            return
-        self._book_run()
-        lives: dict[int, Admit | Release] = {}
+        self.apply_blocks(operations)
+        self.apply_lives(operations)
+
+    def apply_blocks(self, operations: Sequence[SlotOperation]) -> None:
+        """What they say of the block table, which no running step reads on a CPU."""
         blocks: dict[int, list[tuple[int, Ids]]] = {}
         for operation in operations:
             if isinstance(operation, Grow):
                 blocks.setdefault(operation.slot, []).append((operation.first, operation.blocks))
-                continue
-            lives[operation.slot] = operation
-            blocks[operation.slot] = [(0, operation.blocks)] if isinstance(operation, Admit) else []
+            else:
+                blocks[operation.slot] = [(0, operation.blocks)] if isinstance(operation, Admit) else []
+        self._write_table(blocks)
+
+    def apply_lives(self, operations: Sequence[SlotOperation]) -> None:
+        """The rest, which comes behind the tokens of the step before."""
+        lives = {operation.slot: operation for operation in operations if not isinstance(operation, Grow)}
+        if lives:
+            self._book_run()
         self._admit([life for life in lives.values() if isinstance(life, Admit)])
         self._release([slot for slot, life in lives.items() if isinstance(life, Release)])
-        self._write_table(blocks)
 
     def decode_inputs(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Last tokens and their positions, each [rows], of `slots` [rows].
