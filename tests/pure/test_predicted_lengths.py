@@ -271,7 +271,7 @@ def test_who_makes_room_for_a_larger_priority_is_not_passed_over() -> None:
 
 
 def test_while_slots_and_memory_suffice_nothing_is_foreseen(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five requests in a row on four slots, never more than three at once: as cheap as in order of arrival. A crowd is another thing."""
+    """Five requests in a row on four slots, never more than four at once: as cheap as fcfs. A crowd is another thing."""
     drawn: list[int] = []
     draw = FutureMemory.draw
     monkeypatch.setattr(FutureMemory, "draw", lambda self, used, head: drawn.append(used) or draw(self, used, head))

@@ -255,7 +255,7 @@ class House:
 
     def __init__(self, directory: Path, predictor: Callable[[int, int], LengthAnswer | None] | None) -> None:
         settings = Settings(
-            ModelSettings(directory=str(directory)), EngineSettings(kind="toy", slots=2), SchedulingSettings(policy="fcfs")
+            ModelSettings(directory=str(directory)), EngineSettings(kind="toy", slots=2), scheduling=SchedulingSettings(policy="fcfs")
         )
         self.scheduler, engine = build(settings)
         self.inbox: list[Any] = []
