@@ -64,9 +64,10 @@ class TensorRTLLMSettings:
 
 @dataclass(frozen=True, slots=True)
 class SchedulingSettings:
-    policy: str = "fcfs"
+    policy: str = "ours"
     static_slots: bool = True
     max_passed_over_s: float = 10.0
+    patience: float = 0.1
     memory_share: float = 0.95
     memory_caution: float = 1.0
     ttft_s: float = 1.0
@@ -117,6 +118,7 @@ class PredictionSettings:
     encoder: str = "packaged"
     encoder_from: int = 200
     processor_share: float = 0.03
+    sample_every_s: float = 5.0
     relearn_s: float = 180.0
     max_logged: int = 50_000
     keep_prompts: bool = False
@@ -179,11 +181,13 @@ _RANGES = {
     "tensorrt_llm.max_adapter_rank": (1, 4096),
     "model.max_model_tokens": (0, 1 << 24),
     "scheduling.max_passed_over_s": (0.0, 86_400.0),
+    "scheduling.patience": (0.0, 1000.0),
     "scheduling.memory_share": (0.1, 1.0),
     "scheduling.memory_caution": (0.0, 10.0),
     "scheduling.ttft_s": (0.0, 3600.0),
     "prediction.encoder_from": (0, 1 << 30),
     "prediction.processor_share": (0.0, 1.0),
+    "prediction.sample_every_s": (0.0, 86_400.0),
     "prediction.relearn_s": (1.0, 86_400.0),
     "prediction.max_logged": (100, 10_000_000),
     "streams.max_open": (1, 1 << 20),

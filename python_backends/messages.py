@@ -117,6 +117,10 @@ class Load:
     gap_sum_s: float = 0.0
     draining: bool = False
 
+    def is_contested(self, num_open: int) -> bool:
+        """Whether `num_open` requests compete for slots or memory, as far as this tells: then it matters whose turn it is."""
+        return num_open > self.num_slots or self.num_waiting > 0 or 2 * self.num_used_blocks > self.num_blocks
+
 
 Message = Hello | Submit | Predicted | Cancel | Started | Tokens | Load | Failed
 

@@ -77,6 +77,7 @@ class FutureMemory:
         self._sum_mean: Array = np.zeros(1)
         self._sum_variance: Array = np.zeros(1)
         self._candidates: dict[int, Row] = {}  # rows of those that wait at the head, by request
+        self.is_drawn = False  # else nothing is foreseen, and all rows are zeros
 
     # --- who comes and goes
 
@@ -90,20 +91,38 @@ class FutureMemory:
         """It has got a slot."""
         slot = sequence.slot
         self._believed[slot] = self._beliefs([sequence])[0]
+        if not self.is_drawn:
+            return
         row = self._candidates.get(sequence.request_id) or self._row(sequence)
         self._mean[slot], self._variance[slot] = row
         self._sum_mean += self._mean[slot]
         self._sum_variance += self._variance[slot]
 
     def leave(self, slot: int) -> None:
+        if not self.is_drawn:
+            return
         self._sum_mean -= self._mean[slot]
         self._sum_variance -= self._variance[slot]
         self._mean[slot] = self._variance[slot] = 0.0
 
     # --- the curve
 
+    def holds_all(self, waiting: list[Sequence]) -> bool:
+        """Whether all that run and those that wait would fit if every answer took all of its max_tokens."""
+        limits = np.array([sequence.request.max_total_tokens for sequence in waiting], np.int64)
+        most = np.concatenate([self._slots.limits[self._slots.live], np.minimum(limits, self._max_model_tokens)])
+        return bool((-(-most // self._block_tokens)).sum() <= self._most_blocks)
+
+    def forget(self) -> None:
+        """Nothing is foreseen until it is next drawn."""
+        if self.is_drawn:
+            self.is_drawn, self._candidates = False, {}
+            for array in (self._mean, self._variance, self._sum_mean, self._sum_variance):
+                array[:] = 0.0
+
     def draw(self, num_used_blocks: int, head: list[Sequence]) -> None:
         """Anew for all slots, and for those at the head of the waiting."""
+        self.is_drawn = True
         live = np.flatnonzero(self._slots.live)
         running, waiting = self._running(live), self._waiting(head)
         self._steps = points(np.concatenate([running.ahead, waiting.ahead]))

@@ -1,7 +1,8 @@
 """What lies ahead of an instance: whose turn it is by what is predicted, and who fits into the memory to come.
 
 Brings together step time, future memory and predicted order, and makes the two latter anew at most every 50 ms, best while the device
-computes. Owned by the slot scheduler. For policies that don't look ahead it keeps the history of lengths and nothing else.
+computes. Owned by the slot scheduler. For policies that don't look ahead it keeps the history of lengths and nothing else, and while
+slots and memory suffice for everybody it makes nothing anew.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 
 from python_backends.config import SchedulingSettings
 from python_backends.request import ModelLimits
-from python_backends.scheduling.future_memory import FutureMemory
+from python_backends.scheduling.future_memory import Fits, FutureMemory
 from python_backends.scheduling.lengths import Array
 from python_backends.scheduling.policies import Policy
 from python_backends.scheduling.predicted_order import HEAD, PredictedOrder
@@ -32,7 +33,7 @@ class Outlook:
         self.step_time = StepTime()
         self.future = FutureMemory(slots, limits, settings.memory_share, settings.memory_caution, policy.sampled)
         ranked = policy.rank is not None
-        self.order = PredictedOrder(policy.rank, settings.ttft_s, self.future.rest_tokens, clock) if policy.rank else None
+        self.order = PredictedOrder(policy.rank, settings, self.future.rest_tokens, clock) if policy.rank else None
         self._is_used = policy.looks_ahead or ranked
         self._slots = slots
         self._clock = clock
@@ -51,6 +52,20 @@ class Outlook:
     def left(self, slot: int) -> None:
         if self._is_used:
             self.future.leave(slot)
+
+    def can_rest(self, waiting: list[Sequence]) -> bool:
+        """Whether there is nothing to foresee: all that run and these, for which there are slots, fit however long they get. What was
+        drawn lately is used up first.
+        """
+        if (self.future.is_drawn and self._clock() < self._refreshed_s + REFRESHED_S) or not self.future.holds_all(waiting):
+            return False
+        self.future.forget()
+        self._refreshed_s = -math.inf
+        return True
+
+    def trial(self, num_available: int, blocks_now: Callable[[Sequence], int]) -> Fits:
+        """Who of the waiting fits (see future memory); everybody while nothing has to be foreseen."""
+        return self.future.trial(num_available, blocks_now) if self.future.is_drawn else lambda sequence: True
 
     def refresh(self, num_used_blocks: int, waiting: Callable[[], list[Sequence]]) -> bool:
         """Makes everything anew if that is due: for all slots, and for the head of the `waiting`. False: it was not."""

@@ -16,6 +16,7 @@ from python_backends.scheduling.lengths import Array
 from python_backends.scheduling.predicted_order import Rank, Waits
 from python_backends.scheduling.sequence import Sequence
 
+BEFORE_ALL = -1e9  # a rank
 MAX_SKIPPED = 16  # waiting sequences without room that are passed by in one step
 
 Reserve = Callable[[Sequence], int]
@@ -119,10 +120,13 @@ def response_ratio(waits: Waits) -> Array:
 
 
 def slack_then_ratio(waits: Waits) -> Array:
-    """Those whose first token can still come in time, the shortest first; then the others by response ratio."""
+    """Those that have been passed over for too long, in order of arrival; those whose first token can still come in time, the shortest
+    first; the others by response ratio.
+    """
     in_time = waits.slack_s >= 0
     ratio = 1.0 + waits.waited_s / waits.service_s
-    return np.where(in_time & np.isfinite(waits.slack_s), -1.0 / waits.service_s, 1.0 / ratio)
+    rank = np.where(in_time & np.isfinite(waits.slack_s), -1.0 / waits.service_s, 1.0 / ratio)
+    return np.where(waits.passed_s >= waits.patience_s, BEFORE_ALL - waits.waited_s, rank)
 
 
 # --- who makes way

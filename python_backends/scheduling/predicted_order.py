@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from python_backends.config import SchedulingSettings
 from python_backends.scheduling.lengths import Array
 from python_backends.scheduling.sequence import Sequence
 
 HEAD = 64  # sequences beyond the free slots that a step may look at
-REST = 4  # the column of the predicted tokens
+REST, PASSED = 4, 6  # the columns of the predicted tokens, and of when it was first passed over
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,23 +28,29 @@ class Waits:
     waited_s: Array  # [n]
     service_s: Array  # [n] what prefill and answer are predicted to take
     slack_s: Array  # [n] until it has to start for its first token to come in time; infinite for those that have theirs
+    passed_s: Array  # [n] since one that came later and has no larger priority went before it; negative if none has
+    patience_s: float  # so long it may be passed over like that
 
 
 Rank = Callable[[Waits], Array]  # [n] the least goes first
 
 
 class PredictedOrder:
-    """First tokens are to come within `ttft_s`; `rest_tokens` [n] is what sequences are predicted to make still."""
+    """First tokens are to come within `settings.ttft_s`; `rest_tokens` [n] is what sequences are predicted to make still."""
 
-    def __init__(self, rank: Rank, ttft_s: float, rest_tokens: Callable[[list[Sequence]], Array], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, rank: Rank, settings: SchedulingSettings, rest_tokens: Callable[[list[Sequence]], Array], clock: Callable[[], float]
+    ) -> None:
         self._rank = rank
-        self._ttft_s = ttft_s
+        self._ttft_s = settings.ttft_s
+        self._patience = settings.patience
         self._rest_tokens = rest_tokens
         self._clock = clock
         self._rows: dict[int, int] = {}  # by request
         self._sequences: list[Sequence | None] = []
         self._free: list[int] = []
-        self._columns = np.zeros((0, 6))
+        self._columns = np.zeros((0, 7))
+        self._seated: dict[int, float] = {}  # by priority, since the order was last made: when the latest of them had arrived
         self._head: dict[int, Sequence] = {}  # by request, in order
 
     def add(self, sequence: Sequence) -> None:
@@ -53,7 +60,7 @@ class PredictedOrder:
         most = sequence.request.sampling.max_tokens - sequence.num_output_tokens
         first_due_s = sequence.arrived_s + self._ttft_s if sequence.num_output_tokens == 0 else np.inf
         priority, prompt = sequence.request.priority, len(sequence.tokens)
-        self._columns[row] = priority, sequence.arrived_s, first_due_s, prompt, self._expected(sequence), most
+        self._columns[row] = priority, sequence.arrived_s, first_due_s, prompt, self._expected(sequence), most, np.inf
         self._head[sequence.request_id] = sequence
 
     def remove(self, sequence: Sequence) -> None:
@@ -61,6 +68,14 @@ class PredictedOrder:
         self._sequences[row] = None
         self._free.append(row)
         self._head.pop(sequence.request_id, None)
+
+    def seated(self, sequence: Sequence) -> None:
+        """It has got a slot, before all that wait."""
+        if not self._rows:
+            self._seated.clear()
+            return
+        priority = sequence.request.priority
+        self._seated[priority] = max(sequence.arrived_s, self._seated.get(priority, -math.inf))
 
     def expect(self, sequence: Sequence) -> None:
         """Takes up what was predicted for it, if it waits."""
@@ -81,14 +96,25 @@ class PredictedOrder:
         the prefill of [n] prompt tokens and [n] answer tokens take.
         """
         rows = np.fromiter(self._rows.values(), np.int64, len(self._rows))
-        priority, arrived_s, first_due_s, prompts, rests, most = self._columns[rows].T
+        now_s = self._clock()
+        self._note_passed(rows, now_s)
+        priority, arrived_s, first_due_s, prompts, rests, most, passed_s = self._columns[rows].T
         tokens = np.minimum(np.where(np.isnan(rests), usual_tokens, rests), most)
         prefill_s, decode_s = seconds(prompts, tokens)
-        now_s = self._clock()
-        rank = self._rank(Waits(now_s - arrived_s, prefill_s + decode_s, first_due_s - prefill_s - now_s))
+        waited_s = now_s - arrived_s
+        patience_s = max(self._ttft_s, self._patience * float(waited_s.max(initial=0.0)))
+        slack_s = first_due_s - prefill_s - now_s
+        rank = self._rank(Waits(waited_s, prefill_s + decode_s, slack_s, now_s - passed_s, patience_s))
         first = least(rank, priority, count)
         sequences = (self._sequences[row] for row in rows[first])
         self._head = {sequence.request_id: sequence for sequence in sequences if sequence is not None}
+
+    def _note_passed(self, rows: NDArray[np.int64], now_s: float) -> None:
+        """Whoever of `rows` came before one that has got a slot, and has no less priority, has been passed over."""
+        for seated, latest_s in self._seated.items():
+            passed = (self._columns[rows, 1] < latest_s) & (self._columns[rows, 0] >= seated) & np.isinf(self._columns[rows, PASSED])
+            self._columns[rows[passed], PASSED] = now_s
+        self._seated.clear()
 
     def check_integrity(self) -> None:
         """Raises AssertionError."""
@@ -106,7 +132,7 @@ class PredictedOrder:
         row = len(self._sequences)
         self._sequences.append(None)
         if row == len(self._columns):
-            self._columns = np.concatenate([self._columns, np.zeros((max(HEAD, row), 6))])
+            self._columns = np.concatenate([self._columns, np.zeros((max(HEAD, row), 7))])
         return row
 
 

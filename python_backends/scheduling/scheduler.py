@@ -89,6 +89,8 @@ class SlotScheduler:
         """KV blocks that will be in use at most, as admission reckons."""
         if not self.policy.looks_ahead:
             return self.blocks.num_used + self._allocator.num_promised_blocks
+        if self._rests():
+            return self.blocks.num_used + self._allocator.num_promised_blocks
         self.outlook.refresh(self.blocks.num_used, self._head)
         return round(self.outlook.future.peak_blocks)
 
@@ -120,8 +122,15 @@ class SlotScheduler:
 
     def refresh(self) -> None:
         """Makes the order of the waiting and the future memory anew, if that is due: best while the device computes."""
-        if self._waiting and self.outlook.refresh(self.blocks.num_used, self._head):
+        if self._waiting and not self._rests() and self.outlook.refresh(self.blocks.num_used, self._head):
             self._may_admit = True
+
+    def _rests(self) -> bool:
+        """Whether everybody who waits can be seated, and nobody will have to make way: their order doesn't matter then."""
+        if not self.policy.looks_ahead or len(self._waiting) > self.slots.num_free:
+            return False
+        waiting = list(self._waiting.in_order())
+        return len(waiting) == len(self._waiting) and self.outlook.can_rest(waiting)
 
     def cancel(self, request_id: int) -> bool:
         """Ends a request at once: its slot is free for the next plan. False if it isn't here (any more)."""
@@ -241,7 +250,7 @@ class SlotScheduler:
         view = self._allocator.view()
         if not self.policy.looks_ahead:
             return view
-        fits = self.outlook.future.trial(self.blocks.num_available, self._allocator.blocks_now)
+        fits = self.outlook.trial(self.blocks.num_available, self._allocator.blocks_now)
         return replace(view, fits=fits, is_overdue=self._waiting.is_overdue)
 
     def _head(self) -> list[Sequence]:

@@ -51,6 +51,8 @@ class WaitingList:
     def take(self, sequence: Sequence) -> None:
         """It gets a slot: those that wait and came earlier are passed over."""
         self.remove(sequence)
+        if self._predicted is not None:
+            self._predicted.seated(sequence)
         known = self._passes[-1][1] if self._passes else self._overdue
         if sequence.arrival > known and self._arrived and self._arrived[0].arrival < sequence.arrival:
             self._passes.append((self._clock(), sequence.arrival))

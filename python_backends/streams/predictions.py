@@ -1,13 +1,18 @@
 """What was asked of the length predictor, what it said, and what came true. Pure; the scheduler model's streams thread calls it.
 
+A length is asked for when somebody can use it: while requests compete for slots or memory (`ask_all`). Otherwise one request every
+`sample_every_s` is asked for, whichever comes next, so that there is something to learn from; of the others nothing is kept.
+
 Nobody waits here: a question is put in a list that somebody else empties, and an answer is taken when it comes. Only the log waits: an
 answer that has ended before its prediction came is logged when that comes. Short answers are the first to end; logged without features,
-they would be missing in what is learned. Predictions that can't be (not a number, not ascending) count as none.
+they would be missing in what is learned. For the same reason answers that had begun before they were asked for teach nothing: of those
+that run at any time more are long. Predictions that can't be (not a number, not ascending) count as none.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -22,19 +27,44 @@ MAX_ASKED = 64  # at once
 
 
 class Predictions:
-    def __init__(self, metrics: Metrics, keep_prompts: bool) -> None:
+    def __init__(
+        self, metrics: Metrics, keep_prompts: bool, sample_every_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._metrics = metrics
         self._keep_prompts = keep_prompts
-        self._open: dict[int, tuple[Subject, LengthAnswer | None]] = {}  # by request; None: not answered yet
-        self._pending: dict[int, Subject] = {}  # not asked yet, in order of arrival
+        self._sample_every_s = sample_every_s
+        self._clock = clock
+        self._sampled_s = clock() - sample_every_s
+        self._unasked: dict[int, Subject] = {}  # open, and nobody has wanted to know yet; in order of arrival
+        self._open: dict[int, tuple[Subject, LengthAnswer | None]] = {}  # to be known, by request; None: not answered yet
+        self._had_begun: set[int] = set()  # of these, when they were asked for
+        self._pending: dict[int, Subject] = {}  # of these, not asked yet, in order
         self._ended: dict[int, AnswerRecord] = {}  # without their prediction, in order of their end
         self._records: list[AnswerRecord] = []
 
-    def asked(self, request: Request) -> None:
+    def opened(self, request: Request) -> None:
+        """A request has come; its length is asked for if that is due for the sake of learning."""
         if request.subject is None:
             return
-        self._open[request.request_id] = (request.subject, None)
-        self._pending[request.request_id] = request.subject
+        self._unasked[request.request_id] = request.subject
+        now_s = self._clock()
+        if now_s - self._sampled_s >= self._sample_every_s:
+            self._sampled_s = now_s
+            self._ask(request.request_id, self._unasked.pop(request.request_id))
+
+    def ask_all(self, has_begun: Callable[[int], bool]) -> None:
+        """The length of every open request is wanted: of those that have not begun first, of the others as far as there is room."""
+        unasked, self._unasked = self._unasked, {}
+        for request_id in sorted(unasked, key=has_begun):
+            if has_begun(request_id):
+                if len(self._pending) == MAX_PENDING:
+                    break
+                self._had_begun.add(request_id)
+            self._ask(request_id, unasked[request_id])
+
+    def _ask(self, request_id: int, subject: Subject) -> None:
+        self._open[request_id] = (subject, None)
+        self._pending[request_id] = subject
         if len(self._pending) > MAX_PENDING:
             dropped = next(iter(self._pending))
             del self._pending[dropped]
@@ -58,8 +88,13 @@ class Predictions:
         return makes_sense
 
     def ended(self, request: Request, num_output_tokens: int, finish: Finish) -> None:
+        self._unasked.pop(request.request_id, None)
         subject, answer = self._open.pop(request.request_id, (None, None))
         if subject is None:
+            return
+        if request.request_id in self._had_begun:
+            self._had_begun.discard(request.request_id)
+            self._pending.pop(request.request_id, None)
             return
         record = self._record(request, subject, num_output_tokens, finish)
         if answer is not None:

@@ -123,6 +123,11 @@ class StreamTable:
         stream.prediction = within(prediction, stream.request.sampling)
         self._submissions.predicted(stream)
 
+    def is_seated(self, request_id: int) -> bool:
+        """Whether it has a slot, as far as we have heard."""
+        stream = self._streams.get(request_id)
+        return stream is not None and stream.seated
+
     def handed_over(self, request_id: int) -> None:
         """The server has taken the last window of this stream: from now on it may be missed."""
         stream = self._streams.get(request_id)

@@ -22,7 +22,7 @@ from python_backends.instance_state import CLOSING
 from python_backends.links import InstanceLost, InstanceReady, RecordsEnd, SchedulerEnd
 from python_backends.messages import Failed, Load
 from python_backends.metrics import Metrics
-from python_backends.request import Feedback, Idle, Request
+from python_backends.request import Feedback, Idle, ModelLimits, Request
 from python_backends.restarts import RestartsFile
 from python_backends.step import Started, Tokens
 from python_backends.streams.outgoing import Outgoing
@@ -59,7 +59,7 @@ class TritonPythonModel:
         if self._spans is not None:
             table.on_end = self._spans.end
         self._link = SchedulerEnd(run_directory(), settings.dead_after_s)
-        self._predictions = Predictions(self._metrics, everything.prediction.keep_prompts)
+        self._predictions = Predictions(self._metrics, everything.prediction.keep_prompts, everything.prediction.sample_every_s)
         self._predictor = PredictorLink(self._blobs, self._link.wake) if everything.predicts_lengths else None
         self._records = RecordsEnd(run_directory()) if everything.predicts_lengths else None  # else nobody learns
         self._export = MetricsExport(self._metrics)
@@ -131,17 +131,18 @@ class TritonPythonModel:
         elif isinstance(news, Failed):
             self._table.fail(news.request_id, news.error)
         elif isinstance(news, InstanceReady):
-            self._meet(news.limits.fingerprint)
+            self._meet(news.limits)
         elif isinstance(news, InstanceLost):
             self._load = Load()
             self._table.instance_lost()
         else:
             self._readers[type(news)](news)
 
-    def _meet(self, fingerprint: str) -> None:
-        if self._fingerprint not in ("", fingerprint) and len(self._table):
+    def _meet(self, limits: ModelLimits) -> None:
+        if self._fingerprint not in ("", limits.fingerprint) and len(self._table):
             log.warning("the instance came back with another model or settings: open streams go on with it")
-        self._fingerprint = fingerprint
+        self._fingerprint = limits.fingerprint
+        self._load = Load(num_slots=limits.num_slots, num_blocks=limits.num_blocks)
         self._table.instance_ready()
 
     def _accept(self) -> None:
@@ -156,12 +157,14 @@ class TritonPythonModel:
                     self._spans.forget(request.request_id)
                 final(sender, failure(refusal, "UNAVAILABLE"))
             else:
-                self._predictions.asked(request)
+                self._predictions.opened(request)
 
     def _predict(self) -> None:
-        """Takes what the predictor has said and asks what is new, without waiting for either."""
+        """Takes what the predictor has said and asks what somebody can use, without waiting for either."""
         if self._predictor is None:
             return
+        if self._load.is_contested(len(self._table)):
+            self._predictions.ask_all(self._table.is_seated)
         for request_id, answer in self._predictor.take():
             if not self._predictions.answered(request_id, answer):
                 self._predictor.complain("it answers what can't be a length")

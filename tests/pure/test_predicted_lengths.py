@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from python_backends.config import PREDICTED_POLICIES
+from python_backends.config import PREDICTED_POLICIES, SchedulingSettings
 from python_backends.request import QUANTILE_LEVELS, LengthPrediction, Request
+from python_backends.scheduling.future_memory import FutureMemory
 from python_backends.scheduling.lengths import FEWEST, Array
 from python_backends.scheduling.outlook import REFRESHED_S
-from python_backends.scheduling.policies import POLICIES
+from python_backends.scheduling.policies import POLICIES, slack_then_ratio
 from python_backends.scheduling.predicted_order import PredictedOrder, Waits, least
 from python_backends.scheduling.sequence import Sequence
 from tests.pure.test_scheduling import Instance, answer, request, write_vocabulary
@@ -196,7 +197,7 @@ def test_the_head_is_that_of_a_full_sort(waiting: list[tuple[int, int]], count: 
 
 
 def test_the_order_is_made_for_the_head_and_who_comes_later_stands_behind_it() -> None:
-    order = PredictedOrder(lambda waits: waits.service_s, 1.0, lambda sequences: np.zeros(len(sequences)), lambda: 5.0)
+    order = PredictedOrder(lambda waits: waits.service_s, SchedulingSettings(), lambda sequences: np.zeros(len(sequences)), lambda: 5.0)
     for number in range(20):
         order.add(waiting(number, predicted=20 - number))
     assert not order.is_used_up
@@ -218,7 +219,7 @@ def test_the_ranks_see_waiting_service_and_slack() -> None:
         seen.append(waits)
         return waits.service_s
 
-    order = PredictedOrder(rank, 2.0, lambda sequences: np.full(len(sequences), 30.0), lambda: 5.0)
+    order = PredictedOrder(rank, SchedulingSettings(ttft_s=2.0), lambda sequences: np.full(len(sequences), 30.0), lambda: 5.0)
     order.add(waiting(0, predicted=7))
     order.add(waiting(1, predicted=None))
     order.add(waiting(2, predicted=60, delivered=10))
@@ -226,6 +227,69 @@ def test_the_ranks_see_waiting_service_and_slack() -> None:
     assert seen[0].waited_s.tolist() == [1, 1, 1]
     assert seen[0].service_s.tolist() == [7.1, 25.1, 31.1]
     assert seen[0].slack_s.tolist() == pytest.approx([0.9, 0.9, np.inf])
+
+
+def test_equals_are_passed_over_for_a_share_of_the_longest_wait_and_then_go_in_order_of_arrival() -> None:
+    """0 is long; 3, which came later and is short, goes before it."""
+    now_s = [5.0]
+    settings = SchedulingSettings(policy="ours", ttft_s=1.0, patience=0.5)
+    order = PredictedOrder(slack_then_ratio, settings, lambda sequences: np.full(len(sequences), 30.0), lambda: now_s[0])
+
+    def head() -> list[int]:
+        order.sort(9, 25.0, lambda prompts, tokens: (prompts / 1000, tokens / 10))
+        return [sequence.request_id for sequence in order.in_order()]
+
+    late = waiting(3, predicted=1)
+    late.arrived_s = 4.5
+    for sequence in (waiting(0, predicted=90), waiting(4, predicted=1), late):
+        order.add(sequence)
+    assert head() == [3, 4, 0]
+    order.remove(late)
+    order.seated(late)
+    assert head() == [4, 0], "passed over just now"
+    now_s[0] = 6.6
+    newer = waiting(5, predicted=2)
+    newer.arrived_s = 6.5
+    order.add(newer)
+    assert head() == [0, 4, 5], "for 1.6 s, and the longest wait is 2.6 s"
+
+
+def test_who_makes_room_for_a_larger_priority_is_not_passed_over() -> None:
+    now_s = [5.0]
+    order = PredictedOrder(slack_then_ratio, SchedulingSettings(), lambda sequences: np.zeros(len(sequences)), lambda: now_s[0])
+    urgent = Sequence(request(1, [1], priority=7), np.zeros(0, np.int32), 1, 0, arrived_s=4.5)
+    order.add(waiting(0, predicted=90))
+    order.add(urgent)
+    order.remove(urgent)
+    order.seated(urgent)
+    now_s[0] = 9.0
+    newer = waiting(2, predicted=1)
+    newer.arrived_s = 8.9
+    order.add(newer)
+    order.sort(9, 25.0, lambda prompts, tokens: (prompts / 1000, tokens / 10))
+    assert [sequence.request_id for sequence in order.in_order()] == [2, 0]
+
+
+def test_while_slots_and_memory_suffice_nothing_is_foreseen(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five requests in a row on four slots, never more than four at once: as cheap as fcfs. A crowd is another thing."""
+    drawn: list[int] = []
+    draw = FutureMemory.draw
+    monkeypatch.setattr(FutureMemory, "draw", lambda self, used, head: drawn.append(used) or draw(self, used, head))
+    instance = Instance(model, slots=4, blocks=64, policy="ours")
+    for number in range(5):
+        instance.submit(request(number, [number + 1] * 5, max_tokens=8))
+        for _ in range(4):
+            turn(instance)
+        instance.scheduler.peak_blocks()
+    instance.run()
+    assert not drawn
+    for number in range(10, 16):
+        instance.submit(request(number, [number] * 5, max_tokens=8))
+    for _ in range(3):
+        turn(instance)
+    assert drawn
+    instance.run()
+    instance.scheduler.check_integrity()
 
 
 def waiting(number: int, predicted: float | None, delivered: int = 0) -> Sequence:

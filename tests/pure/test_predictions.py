@@ -12,7 +12,7 @@ import pytest
 
 from python_backends.config import EngineSettings, ModelSettings, SchedulingSettings, Settings, StreamSettings
 from python_backends.instance import Instance, build
-from python_backends.messages import LengthAnswer, Predicted, Submit
+from python_backends.messages import LengthAnswer, Load, Predicted, Submit
 from python_backends.metrics import Metrics
 from python_backends.request import Finish, LengthPrediction, Request, Sampling, Subject
 from python_backends.step import Started, Tokens
@@ -36,7 +36,7 @@ def request(number: int, max_tokens: int = 12, min_tokens: int = 0) -> Request:
 
 
 def predictions(keep_prompts: bool = False) -> Predictions:
-    return Predictions(Metrics(), keep_prompts)
+    return Predictions(Metrics(), keep_prompts, sample_every_s=0.0)
 
 
 # --- what is asked, what comes back, what is logged
@@ -45,7 +45,7 @@ def predictions(keep_prompts: bool = False) -> Predictions:
 def test_questions_are_asked_once_and_together() -> None:
     books = predictions()
     for number in range(MAX_ASKED + 3):
-        books.asked(request(number))
+        books.opened(request(number))
     assert [number for number, _ in books.take_questions()] == list(range(MAX_ASKED))
     assert [number for number, _ in books.take_questions()] == list(range(MAX_ASKED, MAX_ASKED + 3))
     assert books.take_questions() == []
@@ -54,13 +54,90 @@ def test_questions_are_asked_once_and_together() -> None:
 def test_questions_that_nobody_takes_are_bounded() -> None:
     books = predictions()
     for number in range(2 * MAX_PENDING):
-        books.asked(request(number))
+        books.opened(request(number))
     assert books.take_questions()[0][0] == MAX_PENDING
+
+
+# --- only when somebody can use it
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def nobody(number: int) -> bool:
+    return False
+
+
+def test_while_nobody_competes_one_request_in_a_while_is_asked_for_and_only_its_end_is_logged() -> None:
+    clock = Clock()
+    books = Predictions(Metrics(), keep_prompts=False, sample_every_s=5.0, clock=clock)
+    for number in range(12):
+        books.opened(request(number))
+        for asked, _ in books.take_questions():
+            books.answered(asked, LengthAnswer(GOOD, 1))
+        books.ended(request(number), 7, Finish.STOP)
+        clock.now_s += 1.0
+    assert len(books.take_records()) == 3
+    assert sum(books._metrics.histograms["gapless_length_prediction_error_tokens"].counts) == 3
+    assert not any((books._unasked, books._open, books._pending, books._ended, books._had_begun)), "of the others nothing is kept"
+
+
+def test_when_they_compete_all_are_asked_for_at_once_and_those_that_wait_first() -> None:
+    books = Predictions(Metrics(), keep_prompts=False, sample_every_s=5.0, clock=Clock())
+    for number in range(5):
+        books.opened(request(number))
+    assert [number for number, _ in books.take_questions()] == [0]
+    books.ask_all(lambda number: number < 3)
+    assert [number for number, _ in books.take_questions()] == [3, 4, 1, 2]
+    books.ask_all(nobody)
+    assert books.take_questions() == []
+
+
+def test_what_had_begun_before_it_was_asked_for_teaches_nothing() -> None:
+    """Of those that run at any time more are long than of those that come: learned from them, lengths and errors would be too large."""
+    books = Predictions(Metrics(), keep_prompts=False, sample_every_s=5.0, clock=Clock())
+    for number in range(4):
+        books.opened(request(number))
+    books.take_questions()
+    books.ask_all(lambda number: number < 3)
+    for asked, _ in books.take_questions()[:2]:
+        assert books.answered(asked, LengthAnswer(GOOD, 1))
+    for number in (1, 2, 3):
+        books.ended(request(number), 7, Finish.STOP)
+    assert len(books.take_records()) == 1
+    assert sum(books._metrics.histograms["gapless_length_prediction_error_tokens"].counts) == 1
+
+
+def test_a_crowd_that_runs_pushes_out_nobody_who_waits() -> None:
+    books = Predictions(Metrics(), keep_prompts=False, sample_every_s=1e9, clock=Clock())
+    for number in range(2 * MAX_PENDING):
+        books.opened(request(number))
+    books.take_questions()
+    books.ask_all(lambda number: number < 2 * MAX_PENDING - 10)
+    assert [number for number, _ in books.take_questions()][:10] == list(range(2 * MAX_PENDING - 10, 2 * MAX_PENDING))
+
+
+@pytest.mark.parametrize(
+    ("load", "num_open", "contested"),
+    [
+        (Load(num_slots=4, num_blocks=100, num_used_blocks=50), 4, False),
+        (Load(num_slots=4, num_blocks=100, num_used_blocks=50), 5, True),
+        (Load(num_slots=4, num_blocks=100, num_used_blocks=51), 2, True),
+        (Load(num_slots=4, num_blocks=100, num_waiting=1), 2, True),
+    ],
+    ids=["a slot for each", "more than slots", "memory half used", "somebody waits"],
+)
+def test_requests_compete_when_there_is_not_enough_for_all(load: Load, num_open: int, contested: bool) -> None:
+    assert load.is_contested(num_open) is contested
 
 
 def test_the_record_of_an_answer_has_what_was_predicted_and_no_text() -> None:
     books = predictions()
-    books.asked(request(1))
+    books.opened(request(1))
     assert books.answered(1, LengthAnswer(GOOD, 3, np.ones(21, np.float32), "packaged"))
     books.ended(request(1), 7, Finish.STOP)
     (record,) = books.take_records()
@@ -75,7 +152,7 @@ def test_the_record_of_an_answer_has_what_was_predicted_and_no_text() -> None:
 
 def test_an_answer_that_was_cut_is_logged_and_is_no_error() -> None:
     books = predictions(keep_prompts=True)
-    books.asked(request(1))
+    books.opened(request(1))
     books.answered(1, LengthAnswer(GOOD, 0))
     books.ended(request(1), 12, Finish.LENGTH)
     assert books.take_records()[0].user_input == "hello"
@@ -85,7 +162,7 @@ def test_an_answer_that_was_cut_is_logged_and_is_no_error() -> None:
 def test_short_answers_that_end_before_their_prediction_are_learned_from_too() -> None:
     """Logged without features, they would be missing in the forest, which would take all answers to be long."""
     books = predictions()
-    books.asked(request(1))
+    books.opened(request(1))
     books.ended(request(1), 2, Finish.STOP)
     assert books.take_records() == []
     assert [number for number, _ in books.take_questions()] == [1]
@@ -98,7 +175,7 @@ def test_short_answers_that_end_before_their_prediction_are_learned_from_too() -
 def test_what_is_never_answered_is_logged_without_a_prediction() -> None:
     books = predictions()
     for number in range(2 * MAX_PENDING + 5):
-        books.asked(request(number))
+        books.opened(request(number))
         books.ended(request(number), 7, Finish.STOP)
     records = books.take_records()
     assert len(records) == MAX_PENDING + 5
@@ -121,7 +198,7 @@ def test_what_is_never_answered_is_logged_without_a_prediction() -> None:
 )
 def test_what_can_be_no_length_is_not_taken(nonsense: LengthPrediction) -> None:
     books = predictions()
-    books.asked(request(1))
+    books.opened(request(1))
     assert not is_sane(nonsense)
     assert not books.answered(1, LengthAnswer(nonsense, 1))
     books.ended(request(1), 7, Finish.STOP)
@@ -178,7 +255,7 @@ class House:
 
     def __init__(self, directory: Path, predictor: Callable[[int, int], LengthAnswer | None] | None) -> None:
         settings = Settings(
-            ModelSettings(directory=str(directory)), EngineSettings(kind="toy", slots=2), SchedulingSettings(policy="fcfs")
+            ModelSettings(directory=str(directory)), EngineSettings(kind="toy", slots=2), scheduling=SchedulingSettings(policy="fcfs")
         )
         self.scheduler, engine = build(settings)
         self.inbox: list[Any] = []
@@ -198,7 +275,7 @@ class House:
     def turn(self, number: int) -> None:
         if number % 2 == 0 and number < 20:
             self.table.accept(without_subject(request(number)), None)
-            self.books.asked(request(number))
+            self.books.opened(request(number))
         if self.predictor is not None:
             self.hear(number, self.predictor)
         self.inbox += self.table.outbox()

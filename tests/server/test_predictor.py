@@ -62,7 +62,7 @@ class Moody:
         self.set(WELL)
         (repository / "length_predictor/1/model.py").write_text(MOODY.replace("{mood}", str(self._mood)))
         settings = {"model.directory": toy_model, "engine.kind": "toy", "engine.toy_step_ms": 5, "engine.slots": 2}
-        self.gapless = Gapless(**settings, **{"server.model_repository": repository, "scheduling.policy": "ours"})
+        self.gapless = Gapless(**settings, **{"server.model_repository": repository, "prediction.sample_every_s": 0})
 
     def set(self, mood: str) -> None:
         self._mood.write_text(mood)
