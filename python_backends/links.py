@@ -24,6 +24,7 @@ import zmq
 
 from python_backends.messages import NOBODY, AnswerRecord, BadMessageError, Hello, Message, new_incarnation, pack, unpack
 from python_backends.request import Feedback, Idle, ModelLimits
+from python_backends.token_runs import RunsIn, RunsOut
 
 log = logging.getLogger("gapless")
 
@@ -65,6 +66,7 @@ class SchedulerEnd:
             self._poller.register(source, zmq.POLLIN)
         self._dead_after_s = dead_after_s
         self._session = new_incarnation()
+        self._runs = RunsIn()  # of this session
         self._peer = b""  # name of the instance
         self._peer_incarnation = NOBODY
         self._heard_s = 0.0
@@ -97,7 +99,7 @@ class SchedulerEnd:
     def _from_instance(self, name: bytes, sender: str, receiver: str, messages: tuple[Any, ...]) -> list[Any]:
         if sender == self._peer_incarnation and receiver == self._session:
             self._heard_s = time.monotonic()
-            return [message for message in messages if not isinstance(message, Hello)]
+            return self._runs.complete([message for message in messages if not isinstance(message, Hello)])
         news = self._lose() if sender != self._peer_incarnation else []
         self._peer = name
         limits = messages[0].limits if isinstance(messages[0], Hello) else None
@@ -111,7 +113,7 @@ class SchedulerEnd:
         known, self._peer_incarnation = self._peer_incarnation, NOBODY
         if not known:
             return []
-        self._session = new_incarnation()
+        self._session, self._runs = new_incarnation(), RunsIn()
         return [InstanceLost()]
 
     def _send(self, messages: Sequence[Message]) -> None:
@@ -138,16 +140,18 @@ class InstanceEnd:
         self._socket.connect(_address(run_directory, "scheduler"))
         self._incarnation = new_incarnation()
         self._session = NOBODY
+        self._runs = RunsOut()  # of this session
         self._limits = limits
         self._send([Hello(limits)])
 
     def receive(self, timeout_s: float) -> list[Any]:
         """Waits for news. Returns Submit, Cancel and NewSession in the order of their arrival."""
-        self._socket.poll(int(timeout_s * 1000))
         news: list[Any] = []
+        if not self._socket.poll(int(timeout_s * 1000)):
+            return news
         for _, (session, _, messages) in _messages(self._socket):
             if session != self._session:
-                self._session = session
+                self._session, self._runs = session, RunsOut()
                 news.append(NewSession())
             if any(isinstance(message, Hello) for message in messages):
                 self._send([Hello(self._limits)])
@@ -155,7 +159,7 @@ class InstanceEnd:
         return news
 
     def publish(self, messages: Sequence[Message]) -> None:
-        self._send(messages)
+        self._send(self._runs.shorten(messages))
 
     def close(self) -> None:
         self._context.destroy(linger=0)

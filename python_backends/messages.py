@@ -14,6 +14,7 @@ from typing import Any
 
 import msgpack
 import numpy as np
+from numpy.typing import NDArray
 
 from python_backends.request import (
     Feedback,
@@ -101,6 +102,16 @@ class Failed:
     error: str
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class MoreTokens:
+    """The tokens of one more step of those rows that the last Tokens of this session named (see `token_runs`)."""
+
+    further: int  # tokens that every row has gone on since the first step of the run
+    tokens: Ids  # [n]
+    finishes: NDArray[np.uint8] | None  # [n] Finish; None: all go on
+    log_probs: RowLogProbs | None
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """Heartbeat of an instance, and what it carries at the moment."""
@@ -118,7 +129,7 @@ class Load:
     draining: bool = False
 
 
-Message = Hello | Submit | Predicted | Cancel | Started | Tokens | Load | Failed
+Message = Hello | Submit | Predicted | Cancel | Started | Tokens | MoreTokens | Load | Failed
 
 _KINDS: tuple[type[Any], ...] = (
     Sampling,
@@ -141,6 +152,7 @@ _KINDS: tuple[type[Any], ...] = (
     Subject,
     LengthAnswer,
     AnswerRecord,
+    MoreTokens,
 )
 _TAGS = {kind: tag for tag, kind in enumerate(_KINDS)}
 _FIELDS: tuple[tuple[str, ...], ...] = tuple(tuple(field.name for field in dataclasses.fields(kind)) for kind in _KINDS)

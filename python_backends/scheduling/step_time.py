@@ -12,6 +12,7 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
+from python_backends.request import Ids
 from python_backends.step import StepPlan
 
 FEATURES = ("constant", "decode row", "KV token", "prefill token", "training token")
@@ -38,7 +39,9 @@ class StepTime:
         self._times: Array = np.zeros(len(FEATURES))  # Σ w·x·t
         self._usual_error_s = 0.0
         self._count = 0
-        self._observed: list[tuple[StepPlan, float]] = []  # and not yet learned from
+        self._observed: list[tuple[float, ...]] = []  # loads and seconds, not yet learned from
+        self._firsts: Ids | None = None  # of the latest plan
+        self._first_kv_tokens = 0  # their sum over its decode rows
 
     def seconds(self, decode_rows: float, kv_tokens: float, prefill_tokens: float = 0, training_tokens: float = 0) -> float:
         """Of a step with so many rows that decode, tokens that these attend to, and tokens of prompts; 0 before any was seen."""
@@ -50,18 +53,17 @@ class StepTime:
         return self.coefficients[FEATURES.index("prefill token")]
 
     def expected_s(self, plan: StepPlan) -> float:
-        return self.seconds(*_loads(plan))
+        return self.seconds(*self._loads(plan))
 
     def error_quantile(self, level: float) -> float:
         """Of measured / expected seconds of the latest steps; 1 before any was seen."""
         return float(np.quantile(self.errors, level)) if self.errors else 1.0
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
-        self._observed.append((plan, seconds))
+        self._observed.append((*self._loads(plan), 0, seconds))
         if self._count < WARM or len(self._observed) == BATCH:
-            plans, times = zip(*self._observed, strict=True)
-            self._observed = []
-            self.learn(np.array([(*_loads(each), 0) for each in plans], np.float64), np.array(times))
+            observed, self._observed = np.array(self._observed, np.float64), []
+            self.learn(observed[:, :-1], observed[:, -1])
 
     def learn(self, loads: Array, seconds: Array) -> None:
         """`loads` [n, 4]: the arguments of `seconds` for steps that took `seconds` [n]."""
@@ -98,8 +100,9 @@ class StepTime:
         coefficients[used] = found
         self.coefficients = coefficients.tolist()
 
-
-def _loads(plan: StepPlan) -> tuple[int, int, int]:
-    """Decode rows, tokens that they attend to, prefill tokens."""
-    rows = plan.num_decodes if len(plan.tokens) else len(plan.slots)  # they come first
-    return rows, int(plan.starts[:rows].sum()) + rows, len(plan.tokens)
+    def _loads(self, plan: StepPlan) -> tuple[int, int, int]:
+        """Decode rows, tokens that they attend to, prefill tokens. In a steady run nothing is added up again."""
+        rows = plan.num_decodes if len(plan.tokens) else len(plan.slots)  # they come first
+        if plan.firsts is not self._firsts:
+            self._firsts, self._first_kv_tokens = plan.firsts, int(plan.firsts[:rows].sum())
+        return rows, self._first_kv_tokens + rows * (plan.further + 1), len(plan.tokens)

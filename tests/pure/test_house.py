@@ -20,6 +20,7 @@ FLOORS = {
     "request": 0,
     "step": 0,
     "messages": 0,
+    "token_runs": 0,
     "config": 0,
     "metrics": 0,
     "instance_state": 0,
