@@ -95,7 +95,7 @@ def link_to_a_reader(engine: Engine) -> Iterator[InstanceEnd]:
         link = InstanceEnd(Path(directory), "instance-0", engine.limits)
         try:
             while not any(isinstance(news, NewSession) for news in link.receive(1.0)):
-                pass
+                assert reader.is_alive(), "the reader has ended"
             yield link
         finally:
             link.close()
