@@ -79,8 +79,8 @@ class SchedulerEnd:
         self._poller.poll(max(0, math.ceil(timeout_s * 1000)))
         self._clear_wake()
         news: list[Any] = []
-        for name, frame in _messages(self._instances):
-            news += self._from_instance(name, *frame)
+        for (name, _, *behind), said in _messages(self._instances, place=1):
+            news += self._from_instance(name, said, behind)
         for _, feedback in _messages(self._feedback):
             news += feedback
         if self._peer_incarnation and time.monotonic() - self._heard_s > self._dead_after_s:
@@ -96,10 +96,11 @@ class SchedulerEnd:
         self._context.destroy(linger=0)
         os.close(self._wake_fd)
 
-    def _from_instance(self, name: bytes, sender: str, receiver: str, messages: tuple[Any, ...]) -> list[Any]:
+    def _from_instance(self, name: bytes, said: tuple[str, str, tuple[Any, ...]], behind: list[bytes]) -> list[Any]:
+        sender, receiver, messages = said
         if sender == self._peer_incarnation and receiver == self._session:
             self._heard_s = time.monotonic()
-            return self._runs.complete([message for message in messages if not isinstance(message, Hello)])
+            return self._runs.complete([message for message in messages if not isinstance(message, Hello)], behind)
         news = self._lose() if sender != self._peer_incarnation else []
         self._peer = name
         limits = messages[0].limits if isinstance(messages[0], Hello) else None
@@ -159,14 +160,16 @@ class InstanceEnd:
         return news
 
     def publish(self, messages: Sequence[Message]) -> None:
-        self._send(self._runs.shorten(messages))
+        self._send(*self._runs.shorten(messages))
 
     def close(self) -> None:
         self._context.destroy(linger=0)
 
-    def _send(self, messages: Sequence[Message]) -> None:
+    def _send(self, messages: Sequence[Message], behind: Sequence[memoryview] = ()) -> None:
         frame = pack((self._incarnation, self._session, tuple(messages)))
-        self._socket.send(frame, zmq.NOBLOCK)  # raises when SEND_LIMIT frames wait: a lost one would leave a stream waiting for ever
+        self._socket.send_multipart(
+            [frame, *behind], zmq.NOBLOCK
+        )  # raises when SEND_LIMIT frames wait: a lost one would leave a stream waiting for ever
 
 
 class FeedbackEnd:
@@ -246,12 +249,12 @@ def _address(run_directory: Path, name: str) -> str:
     return f"ipc://{run_directory}/{name}.sock"
 
 
-def _messages(socket: zmq.Socket[Any]) -> Iterator[tuple[bytes, Any]]:
-    """Everything that has arrived as (sender's name, what it sent); frames that nobody of ours wrote are passed over."""
+def _messages(socket: zmq.Socket[Any], place: int = 0) -> Iterator[tuple[list[bytes], Any]]:
+    """Everything that has arrived as (frames, what the one at `place` says); what nobody of ours wrote is passed over."""
     while True:
         try:
             frames = socket.recv_multipart(zmq.NOBLOCK)
-            yield frames[0], unpack(frames[-1])
+            yield frames, unpack(frames[place])
         except zmq.Again:
             return
         except BadMessageError as error:

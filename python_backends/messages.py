@@ -104,10 +104,9 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MoreTokens:
-    """The tokens of one more step of those rows that the last Tokens of this session named (see `token_runs`)."""
+    """One more step of the rows that the last Tokens of this session named. Its tokens are a frame of their own (see `token_runs`)."""
 
     further: int  # tokens that every row has gone on since the first step of the run
-    tokens: Ids  # [n]
     finishes: NDArray[np.uint8] | None  # [n] Finish; None: all go on
     log_probs: RowLogProbs | None
 

@@ -63,7 +63,7 @@ SCORES = RowLogProbs(
         Started(1, 0, 16),
         Tokens(*(np.array([1, 2], kind) for kind in (np.int64, np.int32, np.int32, np.int32, np.uint8))),
         Tokens(*(np.array([1, 2], kind) for kind in (np.int64, np.int32, np.int32, np.int32, np.uint8)), SCORES),
-        MoreTokens(3, np.array([1, 2], np.int32), None, SCORES),
+        MoreTokens(3, None, SCORES),
         Load(num_running=3),
     ],
     ids=lambda message: type(message).__name__,

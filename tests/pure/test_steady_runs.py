@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from python_backends.messages import MoreTokens, pack, unpack
+from python_backends.messages import pack, unpack
 from python_backends.request import Finish, Ids, Request, Sampling
 from python_backends.scheduling.sequence import Sequence
 from python_backends.scheduling.slots import SlotTable, rows_of
@@ -195,16 +195,17 @@ def rows(tokens: Tokens) -> list[list[int]]:
 def test_a_run_says_once_whose_its_tokens_are_and_comes_out_whole() -> None:
     said, heard = RunsOut(), RunsIn()
     sent = steps(4, ends_at=3) + steps(2)
-    frames = [pack(said.shorten([tokens])) for tokens in sent]
-    assert [isinstance(unpack(frame)[0], MoreTokens) for frame in frames] == [False, True, True, True, False, True]
-    assert [rows(message) for frame in frames for message in heard.complete(unpack(frame))] == [rows(tokens) for tokens in sent]
+    frames = [(pack(short), [frame.tobytes() for frame in behind]) for short, behind in (said.shorten([tokens]) for tokens in sent)]
+    assert [len(behind) for _, behind in frames] == [0, 1, 1, 1, 0, 1]
+    came = [message for frame, behind in frames for message in heard.complete(unpack(frame), behind)]
+    assert [rows(message) for message in came] == [rows(tokens) for tokens in sent]
 
 
 def test_other_messages_and_empty_tokens_pass_by_as_they_are() -> None:
     said, heard = RunsOut(), RunsIn()
     first, second = steps(2)
     messages = ["a", first, "b", second]
-    out = heard.complete(said.shorten(messages))
+    out = heard.complete(*said.shorten(messages))
     assert out[0] == "a"
     assert out[2] == "b"
     assert [rows(out[1]), rows(out[3])] == [rows(first), rows(second)]
@@ -215,4 +216,4 @@ def test_a_run_that_has_not_begun_is_heard_as_a_fault() -> None:
     first, second = steps(2)
     said.shorten([first])
     with pytest.raises(AssertionError, match="has not begun"):
-        RunsIn().complete(said.shorten([second]))
+        RunsIn().complete(*said.shorten([second]))
