@@ -28,6 +28,7 @@ NOTHING = np.zeros(0, np.int32)
 BLOCKS_A_SLOT = 64  # of 32 tokens
 PROMPT_TOKENS = 4
 SWEPT_BYTES = 64 << 20
+STEP_S = 0.025  # the toy engine takes 15 ms for 1,024 slots; a sweep 4
 QUEUE_SLOTS = 16
 QUEUE_PROMPT_TOKENS = 64
 PRIORITIES = 10
@@ -54,8 +55,8 @@ class NoEngine:
 
 
 class SweepingEngine:
-    """Does what `engine` does, and afterwards leaves the processor's caches as a forward pass would, if it `sweeps`: full of something
-    else. Notes the plan and the processor time inside.
+    """Does what `engine` does. If it `sweeps` it then goes on as a forward pass does: reads and writes memory that is larger than the
+    caches until the step has taken STEP_S, whatever `engine` took of it. Notes the plan and the processor time inside.
     """
 
     plans_steps = False
@@ -65,19 +66,20 @@ class SweepingEngine:
         self.plan: StepPlan | None = None  # the latest
         self.inside_s = 0.0
         self.sweeps = False
+        self._launched_s = 0.0
         self._engine = engine
         self._memory = np.zeros(SWEPT_BYTES // 8)
 
     def launch(self, plan: StepPlan) -> None:
         began_s = time.thread_time()
-        self.plan = plan
+        self.plan, self._launched_s = plan, time.monotonic()
         self._engine.launch(plan)
         self.inside_s += time.thread_time() - began_s
 
     def collect(self) -> StepOutput:
         began_s = time.thread_time()
         output = self._engine.collect()
-        if self.sweeps:
+        while self.sweeps and time.monotonic() - self._launched_s < STEP_S:
             self._memory += 1.0
         self.inside_s += time.thread_time() - began_s
         return output
