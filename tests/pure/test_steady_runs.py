@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.host_time_loop import NoEngine
+from python_backends.config import EngineSettings, Settings
+from python_backends.instance import Instance as Loop
+from python_backends.instance import build
 from python_backends.messages import pack, unpack
 from python_backends.request import Finish, Ids, Request, Sampling
 from python_backends.scheduling.sequence import Sequence
@@ -18,6 +24,7 @@ from python_backends.scheduling.step_time import StepTime
 from python_backends.step import StepPlan, Tokens
 from python_backends.token_runs import RunsIn, RunsOut
 from tests.pure.examples import examples
+from tests.pure.test_instance import Link, submit
 from tests.pure.test_scheduling import Instance, answer, request, write_vocabulary
 
 SLOTS = 4
@@ -217,3 +224,36 @@ def test_a_run_that_has_not_begun_is_heard_as_a_fault() -> None:
     said.shorten([first])
     with pytest.raises(AssertionError, match="has not begun"):
         RunsIn().complete(*said.shorten([second]))
+
+
+# --- the whole loop
+
+
+def test_a_steady_step_looks_at_no_row_by_itself() -> None:
+    """Ten steps with 64 slots run through as many lines as with 4, but for a few of the step-time model: counted, not timed."""
+    few, many = _lines_of_steady_steps(4), _lines_of_steady_steps(64)
+    assert few > 300
+    assert abs(many - few) < 60, "less than one for each row more"
+
+
+def _lines_of_steady_steps(slots: int) -> int:
+    """Lines of our Python that ten steady steps run through, without the engine's calls."""
+    scheduler, toy = build(Settings(engine=EngineSettings(kind="toy", slots=slots, token_budget=slots * 8)))
+    instance = Loop(scheduler, NoEngine(toy), Link([[submit(number, 4, max_tokens=90) for number in range(slots)]]), lambda: None)
+    instance.link.publish = lambda messages: None  # type: ignore[method-assign]
+    for _ in range(70):  # the step-time model learns from every one of the first 64
+        instance.turn()
+    instance._heartbeat._beaten_s = time.monotonic() + 60  # none is due
+    count = 0
+
+    def trace(frame: Any, event: str, _argument: Any) -> Any:
+        nonlocal count
+        count += event == "line" and "python_backends" in frame.f_code.co_filename
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    for _ in range(10):
+        instance.turn()
+    sys.settrace(before)
+    return count
