@@ -114,7 +114,7 @@ def main() -> None:
             "command": " ".join(["python", *sys.argv]),
         }
         asked.json.parent.mkdir(parents=True, exist_ok=True)
-        asked.json.write_text(json.dumps(result, indent=1) + "\n")
+        asked.json.write_text(json.dumps(result | {"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
     print(table(rows))
 
 
