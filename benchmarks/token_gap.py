@@ -6,7 +6,8 @@ inline: one process; prompts are tokenized, answers detokenized in the loop, and
 processes: texts are another process's affair. slots: static slots, of which only changes are sent. async: the next step is launched
 before the tokens of the running one are read. The loop is the instance's own, switched by `scheduling.static_slots`,
 `engine.steps_ahead` and the link that it is given; requests wait all the time. `replay` is the loop's tokens per second over those of
-the same plans run again with no scheduler. The last figures: host time of a steady step with the toy engine, 16 to 1,024 slots.
+the same plans run again with no scheduler. With `--threads 1` on two processors the loop has one of its own, as beside a GPU; with all of
+them in the engine, the last step can only move its work, not hide it. Host time by itself: `host_time.py`.
 """
 
 from __future__ import annotations
@@ -26,9 +27,8 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.peer_report import machine, versions
-from benchmarks.token_gap_loop import MODES, Recorded, host_us_of_steady_steps, prepare, run
+from benchmarks.token_gap_loop import MODES, Recorded, prepare, run
 
-TOY_SLOTS = (16, 64, 256, 1024)
 TIMELINE_STEPS = 5
 TIMELINE_SLOTS = 16
 
@@ -120,10 +120,9 @@ def main() -> None:
     slots = [int(count) for count in asked.slots.split(",")]
     found = list(measure(asked.engine, asked.threads, slots, num_steps))
     rows = [row for row, _ in found]
-    steady = {count: host_us_of_steady_steps(count, num_steps) for count in tqdm(TOY_SLOTS, desc="steady steps")}
     if asked.json:
         result: dict[str, Any] = {"machine": machine(), "versions": versions(), "command": " ".join(["python", *sys.argv])}
-        result |= {"engine": asked.engine, "rows": [asdict(row) for row in rows], "toy_host_us_per_steady_step": steady}
+        result |= {"engine": asked.engine, "threads": asked.threads, "rows": [asdict(row) for row in rows]}
         asked.json.parent.mkdir(parents=True, exist_ok=True)
         asked.json.write_text(json.dumps(result, indent=1) + "\n")
     if asked.plot:
@@ -131,7 +130,6 @@ def main() -> None:
         count = TIMELINE_SLOTS if TIMELINE_SLOTS in slots else slots[0]
         shown = {row.mode: recorded for row, recorded in found if row.slots == count}
         draw_timeline(asked.plot.with_stem(asked.plot.stem + "_timeline"), shown[MODES[0]], shown[MODES[-1]])
-    print("host time of a steady step, toy engine: " + ", ".join(f"{count} slots {spent:.0f} us" for count, spent in steady.items()))
     print(table(rows))
 
 

@@ -24,7 +24,7 @@ from python_backends.engine.trace import begins
 from python_backends.instance import Instance, build
 from python_backends.links import InstanceEnd, InstanceReady, SchedulerEnd
 from python_backends.metrics import Metrics
-from python_backends.request import Feedback, Request, Sampling
+from python_backends.request import Feedback, Request
 from python_backends.step import Started, StepOutput, StepPlan, Tokens
 from python_backends.streams.table import StreamTable
 from python_backends.text.checkpoint import read_checkpoint
@@ -249,52 +249,3 @@ def _replayed_tok_s(engine: Engine, plans: list[StepPlan], ahead: int) -> float:
 def _tok_s(outputs: list[StepOutput], collected_s: list[float]) -> float:
     """Output tokens per second, from the end of the first step that counts."""
     return sum(len(output.tokens) for output in outputs[WARM_UP_STEPS:]) / (collected_s[-1] - collected_s[WARM_UP_STEPS - 1])
-
-
-class _Swept:
-    """An engine that leaves the processor's caches as a forward pass does, whatever it has computed: full of something else."""
-
-    plans_steps = False
-
-    def __init__(self, engine: Engine) -> None:
-        self.limits = engine.limits
-        self._engine = engine
-        self._memory = np.zeros(SWEPT_BYTES // 8)
-
-    def launch(self, plan: StepPlan) -> None:
-        self._engine.launch(plan)
-
-    def collect(self) -> StepOutput:
-        output = self._engine.collect()
-        self._memory += 1.0
-        return output
-
-    def close(self) -> None:
-        self._engine.close()
-
-
-class _Silence:
-    """A link of a loop that has its requests."""
-
-    def receive(self, timeout_s: float) -> list[Any]:
-        return []
-
-    def publish(self, messages: Sequence[Any]) -> None: ...
-
-
-def host_us_of_steady_steps(slots: int, num_steps: int) -> float:
-    """Median processor time that the loop itself spends on a step of `slots` decoding rows, with the toy engine and cold caches."""
-    engine_settings = EngineSettings(kind="toy", slots=slots, kv_blocks=slots * BLOCKS_A_SLOT, token_budget=slots * 8)
-    scheduler, engine = build(Settings(engine=engine_settings))
-    recorded = Recorded(_Swept(engine), engine.limits)
-    instance, spent = Instance(scheduler, recorded, _Silence(), lambda: None), []
-    for number in range(slots):
-        request = Request(number, np.full(4, number, np.int32), Sampling(max_tokens=num_steps + 8))
-        instance.scheduler.submit(request, np.zeros(0, np.int32))
-    while len(recorded.outputs) < num_steps:
-        cpu_s, inside_cpu_s = time.thread_time(), recorded.inside_cpu_s
-        instance.turn()
-        plan = recorded.plans[-1]
-        if plan.num_decodes == slots and not plan.operations:
-            spent.append(time.thread_time() - cpu_s - (recorded.inside_cpu_s - inside_cpu_s))
-    return round(float(np.median(spent)) * 1e6, 1)

@@ -24,11 +24,12 @@ import setproctitle
 
 from python_backends.config import Settings, SettingsError, undump
 from python_backends.engine.engine_thread import EngineThread
+from python_backends.engine.kinds import ENGINES
 from python_backends.engine.protocol import Announcing, Engine
+from python_backends.heartbeat import HEARTBEAT_S, Heartbeat
 from python_backends.instance_state import State, StateFile
 from python_backends.links import InstanceEnd, NewSession
-from python_backends.messages import Cancel, Failed, Load, Message, Predicted, Submit
-from python_backends.metrics import GAP_BOUNDS_S, Histogram
+from python_backends.messages import Cancel, Failed, Message, Predicted, Submit
 from python_backends.scheduling.policies import reserve_max_tokens
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.self_planned import SelfPlannedScheduler, reserve_likely
@@ -40,8 +41,6 @@ from python_backends.time_slice import USUAL, ask_for_slice
 
 log = logging.getLogger("gapless.instance")
 
-HEARTBEAT_S = 0.2
-SLOW_TURN_S = 3.0
 EARLY_S = 0.002  # the next plan is made so long before the running step may end
 
 
@@ -64,13 +63,11 @@ class Instance:
         self.scheduler = scheduler
         self.engine = engine
         self.link = link
-        self._beat = beat
-        self._beaten_s = time.monotonic()
+        self._heartbeat = Heartbeat(beat)
         self._steps_ahead = 0 if engine.plans_steps else steps_ahead
         self._launched: deque[StepPlan] = deque()
         self._has_rested = True
         self._after_rest = -1  # number of the last step that began when there had been nothing to do: no gap stands before it
-        self._gaps = Histogram(GAP_BOUNDS_S)  # since the last heartbeat
         self._running_since_s = 0.0  # the oldest launched step
         self._step_time = scheduler.outlook.step_time
 
@@ -97,7 +94,7 @@ class Instance:
         output = self.engine.collect()
         plan, now_s = self._launched.popleft(), time.monotonic()
         if plan.number != self._after_rest and not self.engine.plans_steps:
-            self._gaps.observe(output.gap_s)
+            self._heartbeat.gaps.observe(output.gap_s)
         took_s = output.busy_s if self._steps_ahead else now_s - self._running_since_s  # not how late we read it
         self._step_time.observe(plan, took_s)
         self._running_since_s = now_s
@@ -144,70 +141,11 @@ class Instance:
             self.link.publish(messages)
 
     def _beat_if_due(self) -> None:
-        """Says that we live and what we carry: while at work a few times a second, at once when the last request has ended."""
-        now_s = time.monotonic()
-        if now_s - self._beaten_s > SLOW_TURN_S:
-            log.warning(
-                "a step took %.1f s: an instance is given up after streams.dead_after_s; a smaller token_budget helps",
-                now_s - self._beaten_s,
-            )
-        if not self.scheduler.is_idle and now_s - self._beaten_s < HEARTBEAT_S:
+        if not self._heartbeat.is_due(self.scheduler.is_idle):
             return
-        self._beaten_s = now_s
-        self._beat()
-        self._publish([self._load()])
+        self._publish([self._heartbeat.beat(self.scheduler)])
         if self.scheduler.is_idle:
             self.scheduler.check_integrity()
-
-    def _load(self) -> Load:
-        scheduler, gaps, self._gaps = self.scheduler, self._gaps, Histogram(GAP_BOUNDS_S)
-        return Load(
-            num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting,
-            num_slots=scheduler.limits.num_slots,
-            num_used_blocks=scheduler.blocks.num_used,
-            num_retained_blocks=scheduler.blocks.num_retained,
-            num_blocks=scheduler.limits.num_blocks,
-            num_evictions=scheduler.num_evictions,
-            peak_blocks=scheduler.peak_blocks(),
-            gap_counts=tuple(gaps.counts) if any(gaps.counts) else (),
-            gap_sum_s=gaps.sum,
-        )
-
-
-def _torch_engine(settings: Settings) -> Engine:
-    from python_backends.engine.torch_engine import TorchEngine  # brings torch, which other engines don't need
-
-    return TorchEngine(settings)
-
-
-def _openvino_engine(settings: Settings) -> Engine:
-    from python_backends.engine.openvino_engine import OpenVINOEngine
-
-    return OpenVINOEngine(settings)
-
-
-def _tensorrt_llm_engine(settings: Settings) -> Engine:
-    try:
-        from python_backends.engine.tensorrt_llm_engine import TensorRTLLMEngine
-    except (ImportError, OSError) as error:  # OSError: one of its libraries
-        raise SettingsError(f"engine.kind = 'tensorrt_llm': {error} (docs/tensorrt_llm.md)") from error
-
-    return TensorRTLLMEngine(settings)
-
-
-def _toy_engine(settings: Settings) -> Engine:
-    from python_backends.engine.toy_engine import ToyEngine
-
-    return ToyEngine(settings)
-
-
-ENGINES: dict[str, Callable[[Settings], Engine]] = {
-    "torch": _torch_engine,
-    "openvino": _openvino_engine,
-    "tensorrt_llm": _tensorrt_llm_engine,
-    "toy": _toy_engine,
-}
 
 
 def build(settings: Settings) -> tuple[SlotScheduler, Engine]:

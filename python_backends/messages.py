@@ -14,6 +14,7 @@ from typing import Any
 
 import msgpack
 import numpy as np
+from numpy.typing import NDArray
 
 from python_backends.request import (
     Feedback,
@@ -101,6 +102,15 @@ class Failed:
     error: str
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class MoreTokens:
+    """One more step of the rows that the last Tokens of this session named. Its tokens are a frame of their own: `links/token_runs`."""
+
+    further: int  # tokens that every row has gone on since the first step of the run
+    finishes: NDArray[np.uint8] | None  # [n] Finish; None: all go on
+    log_probs: RowLogProbs | None
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """Heartbeat of an instance, and what it carries at the moment."""
@@ -122,7 +132,7 @@ class Load:
         return num_open > self.num_slots or self.num_waiting > 0 or 2 * self.num_used_blocks > self.num_blocks
 
 
-Message = Hello | Submit | Predicted | Cancel | Started | Tokens | Load | Failed
+Message = Hello | Submit | Predicted | Cancel | Started | Tokens | MoreTokens | Load | Failed
 
 _KINDS: tuple[type[Any], ...] = (
     Sampling,
@@ -145,6 +155,7 @@ _KINDS: tuple[type[Any], ...] = (
     Subject,
     LengthAnswer,
     AnswerRecord,
+    MoreTokens,
 )
 _TAGS = {kind: tag for tag, kind in enumerate(_KINDS)}
 _FIELDS: tuple[tuple[str, ...], ...] = tuple(tuple(field.name for field in dataclasses.fields(kind)) for kind in _KINDS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,24 +62,30 @@ class Release:
 SlotOperation = Admit | Grow | Release
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class StepPlan:
     """One turn of the loop. Span i works on tokens [starts[i], starts[i] + lengths[i]) of the sequence in slots[i].
 
     Decode spans come first and have length 1; their input is the slot's last token, which the engine holds. The input of the
     prefill spans stands in `tokens`, one after the other. A span with `samples` set yields one new token: every decode span,
-    and the last chunk of a prefill.
+    and the last chunk of a prefill. Steps of a steady run have the very same arrays, each `further` than the first.
     """
 
     number: int
     operations: tuple[SlotOperation, ...]
     slots: Ids  # [spans]
     epochs: Ids  # [spans]
-    starts: Ids  # [spans]
+    firsts: Ids  # [spans] where they started in the first step of the run
     lengths: Ids  # [spans]
     kinds: NDArray[np.uint8]  # [spans] SpanKind
     samples: NDArray[np.bool_]  # [spans]
     tokens: Ids  # [prefill tokens of this step]
+    further: int = 0  # tokens that every span of a steady run has gone on since then
+
+    @cached_property
+    def starts(self) -> Ids:
+        """[spans]"""
+        return self.firsts + np.int32(self.further)
 
     @property
     def num_decodes(self) -> int:
@@ -89,9 +96,9 @@ class StepPlan:
         return int(self.lengths.sum())
 
     def goes_on(self, number: int) -> StepPlan:
-        """A steady step behind this one of decode spans alone: each is a token further, all else is the very same arrays."""
-        starts = self.starts + np.int32(1)
-        return StepPlan(number, (), self.slots, self.epochs, starts, self.lengths, self.kinds, self.samples, self.tokens)
+        """A steady step behind this one of decode spans alone: each is a token further."""
+        arrays = (self.slots, self.epochs, self.firsts, self.lengths, self.kinds, self.samples, self.tokens)
+        return StepPlan(number, (), *arrays, self.further + 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,12 +159,18 @@ class Started:
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokens:
     """The new tokens of one step as the streams know them: token `indices[i]` of the answer to `request_ids[i]`, in that request's
-    life `epochs[i]`.
+    life `epochs[i]`. Steps of a steady run share the first three arrays.
     """
 
     request_ids: NDArray[np.int64]  # [n]
     epochs: Ids  # [n]
-    indices: Ids  # [n]
+    firsts: Ids  # [n] indices in the first step of the run
     tokens: Ids  # [n]
     finishes: NDArray[np.uint8]  # [n] Finish
     log_probs: RowLogProbs | None = None  # None: nobody asks
+    further: int = 0  # tokens that every row has gone on since then
+
+    @property
+    def indices(self) -> Ids:
+        """[n]"""
+        return self.firsts + np.int32(self.further)

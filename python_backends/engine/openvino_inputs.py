@@ -25,7 +25,7 @@ class StepInputs:
         self._arrays: dict[str, NDArray[np.int32]] = {}
         self._slots: Ids | None = None  # of decode rows alone, that the arrays are made for
         self._life = -1  # of the block table
-        self._first = self._start = 0  # where the first row stood then, and stands now
+        self._further = self._first = 0  # how far the rows have gone on in their run, now and then
 
     def fill(self, plan: StepPlan, table: Table, life: int) -> bool:
         """False if it is a step of the same decode rows as before, with the same blocks.
@@ -35,8 +35,8 @@ class StepInputs:
         `life` of the block table is another one whenever something in it has changed. Positions are the plan's. A row that has ended
         meanwhile computes a token more, behind its last one, in a block of its own.
         """
-        if plan.slots is self._slots and life == self._life and plan.starts[0] - self._first < BLOCKS_AHEAD * BLOCK_TOKENS:
-            self._go_on(plan.starts)
+        if plan.slots is self._slots and life == self._life and plan.further - self._first < BLOCKS_AHEAD * BLOCK_TOKENS:
+            self._go_on(plan.further)
             return False
         self._make(plan, table)
         self._life = life
@@ -46,21 +46,21 @@ class StepInputs:
         """Of the decode rows [decodes]."""
         self._arrays["tokens"][: len(tokens)] = tokens
 
-    def _go_on(self, starts: Ids) -> None:
-        arrays, start = self._arrays, int(starts[0])
-        arrays["positions"][:] = starts  # and `past_lens`
-        arrays["max_context_len"] += start - self._start
-        self._start = start
+    def _go_on(self, further: int) -> None:
+        arrays, steps = self._arrays, further - self._further
+        arrays["positions"] += steps  # and `past_lens`
+        arrays["max_context_len"] += steps
+        self._further = further
 
     def _make(self, plan: StepPlan, table: Table) -> None:
-        ends = np.cumsum(plan.lengths)
+        starts, ends = plan.starts, np.cumsum(plan.lengths)
         offsets = np.arange(ends[-1]) - np.repeat(ends - plan.lengths, plan.lengths)
-        num_tokens = plan.starts + plan.lengths
+        num_tokens = starts + plan.lengths
         blocks, begins = _blocks(table[plan.slots], num_tokens)
         arrays = {
             "tokens": np.concatenate([np.zeros(plan.num_decodes, np.int32), plan.tokens]),
-            "positions": np.repeat(plan.starts, plan.lengths) + offsets,
-            "past_lens": plan.starts,
+            "positions": np.repeat(starts, plan.lengths) + offsets,
+            "past_lens": starts,
             "subsequence_begins": np.concatenate([[0], ends]),
             "block_indices": blocks,
             "block_indices_begins": begins,
@@ -71,7 +71,7 @@ class StepInputs:
         self._slots = None if len(plan.tokens) else plan.slots
         if self._slots is not None:
             self._arrays["past_lens"] = self._arrays["positions"]
-        self._first = self._start = int(plan.starts[0])
+        self._first = self._further = plan.further
         for name in STEP_INPUTS:
             self.request.set_tensor(name, ov.Tensor(self._arrays[name], shared_memory=True))
 

@@ -1,4 +1,4 @@
-"""What the instance loop asks of an engine. The loop is written once, against this; `ENGINES` in `instance.py` names them."""
+"""What the instance loop asks of an engine. The loop is written once, against this; `kinds` names them."""
 
 from __future__ import annotations
 

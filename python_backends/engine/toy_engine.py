@@ -106,10 +106,10 @@ class ToyEngine:
                 self._compute(row, int(start), tokens)
             if samples:
                 sampled.append(self._sample(row))
-        rows = np.array(sampled, np.int32).reshape(-1, 2)
-        scores = self._log_probs(plan, rows[:, 0])
+        tokens, finishes = np.array(sampled, np.int32).reshape(-1, 2).T.copy()
+        scores = self._log_probs(plan, tokens)
         busy_s, gap_s = self._run_device()
-        self._outputs.append(StepOutput(plan.number, rows[:, 0], rows[:, 1].astype(np.uint8), scores, busy_s, gap_s))
+        self._outputs.append(StepOutput(plan.number, tokens, finishes.astype(np.uint8), scores, busy_s, gap_s))
         self._ends_s.append(self._idle_s)
 
     def collect(self) -> StepOutput:

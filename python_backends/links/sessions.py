@@ -16,6 +16,7 @@ from typing import Any
 import zmq
 
 from python_backends.links.sockets import Wake, address, open_socket, poller_of, received
+from python_backends.links.token_runs import RunsIn, RunsOut
 from python_backends.messages import NOBODY, Hello, Message, new_incarnation, pack
 from python_backends.request import ModelLimits
 
@@ -51,6 +52,7 @@ class SchedulerEnd:
         self._poller = poller_of(self._instances, self._feedback, self._wake.fd)
         self._dead_after_s = dead_after_s
         self._session = new_incarnation()
+        self._runs = RunsIn()  # of this session
         self._peer = b""  # name of the instance
         self._peer_incarnation = NOBODY
         self._heard_s = 0.0
@@ -63,8 +65,8 @@ class SchedulerEnd:
         self._poller.poll(max(0, math.ceil(timeout_s * 1000)))
         self._wake.clear()
         news: list[Any] = []
-        for name, frame in received(self._instances):
-            news += self._from_instance(name, *frame)
+        for (name, _, *behind), said in received(self._instances, place=1):
+            news += self._from_instance(name, said, behind)
         for _, feedback in received(self._feedback):
             news += feedback
         if self._peer_incarnation and time.monotonic() - self._heard_s > self._dead_after_s:
@@ -80,10 +82,11 @@ class SchedulerEnd:
         self._context.destroy(linger=0)
         self._wake.close()
 
-    def _from_instance(self, name: bytes, sender: str, receiver: str, messages: tuple[Any, ...]) -> list[Any]:
+    def _from_instance(self, name: bytes, said: tuple[str, str, tuple[Any, ...]], behind: list[bytes]) -> list[Any]:
+        sender, receiver, messages = said
         if sender == self._peer_incarnation and receiver == self._session:
             self._heard_s = time.monotonic()
-            return [message for message in messages if not isinstance(message, Hello)]
+            return self._runs.complete([message for message in messages if not isinstance(message, Hello)], behind)
         news = self._lose() if sender != self._peer_incarnation else []
         self._peer = name
         limits = messages[0].limits if isinstance(messages[0], Hello) else None
@@ -97,7 +100,7 @@ class SchedulerEnd:
         known, self._peer_incarnation = self._peer_incarnation, NOBODY
         if not known:
             return []
-        self._session = new_incarnation()
+        self._session, self._runs = new_incarnation(), RunsIn()
         return [InstanceLost()]
 
     def _send(self, messages: Sequence[Message]) -> None:
@@ -120,18 +123,19 @@ class InstanceEnd:
         self._poller = poller_of(self._socket, self._wake.fd)
         self._incarnation = new_incarnation()
         self._session = NOBODY
+        self._runs = RunsOut()  # of this session
         self._limits = limits
         self._send([Hello(limits)])
 
     def receive(self, timeout_s: float) -> list[Any]:
         """Waits for news, or until woken. Returns Submit, Cancel and NewSession in the order of their arrival."""
-        if timeout_s:
-            self._poller.poll(int(timeout_s * 1000))
-            self._wake.clear()
         news: list[Any] = []
+        if not self._poller.poll(int(timeout_s * 1000)):
+            return news
+        self._wake.clear()
         for _, (session, _, messages) in received(self._socket):
             if session != self._session:
-                self._session = session
+                self._session, self._runs = session, RunsOut()
                 news.append(NewSession())
             if any(isinstance(message, Hello) for message in messages):
                 self._send([Hello(self._limits)])
@@ -142,12 +146,13 @@ class InstanceEnd:
         self._wake.call()
 
     def publish(self, messages: Sequence[Message]) -> None:
-        self._send(messages)
+        self._send(*self._runs.shorten(messages))
 
     def close(self) -> None:
         self._context.destroy(linger=0)
         self._wake.close()
 
-    def _send(self, messages: Sequence[Message]) -> None:
+    def _send(self, messages: Sequence[Message], behind: Sequence[memoryview] = ()) -> None:
+        """Raises when SEND_LIMIT frames wait: a lost one would leave a stream waiting for ever."""
         frame = pack((self._incarnation, self._session, tuple(messages)))
-        self._socket.send(frame, zmq.NOBLOCK)  # raises when SEND_LIMIT frames wait: a lost one would leave a stream waiting for ever
+        self._socket.send_multipart([frame, *behind], zmq.NOBLOCK)

@@ -57,12 +57,12 @@ def address(run_directory: Path, name: str) -> str:
     return f"ipc://{run_directory}/{name}.sock"
 
 
-def received(socket: zmq.Socket[Any]) -> Iterator[tuple[bytes, Any]]:
-    """Everything that has arrived as (sender's name, what it sent); frames that nobody of ours wrote are passed over."""
+def received(socket: zmq.Socket[Any], place: int = 0) -> Iterator[tuple[list[bytes], Any]]:
+    """Everything that has arrived as (frames, what the one at `place` says); what nobody of ours wrote is passed over."""
     while True:
         try:
             frames = socket.recv_multipart(zmq.NOBLOCK)
-            yield frames[0], unpack(frames[-1])
+            yield frames, unpack(frames[place])
         except zmq.Again:
             return
         except BadMessageError as error:

@@ -44,7 +44,7 @@ class BatchPlans:
             operations=tuple(operations),
             slots=self._slots,
             epochs=np.ones(count, np.int32),
-            starts=starts,
+            firsts=starts,
             lengths=self._prompts if kind is SpanKind.PREFILL else np.ones(count, np.int32),
             kinds=np.full(count, kind, np.uint8),
             samples=np.ones(count, np.bool_),

@@ -1,9 +1,9 @@
 """The slot scheduler: plans each step of one instance and applies its tokens.
 
-Owns the sequences and decides: who gets a slot, who makes way, what a step computes. The allocator below carries that out; neither
-touches a tensor. The instance loop calls `submit` and `cancel` for what came in, `plan` for the next step, and `apply` with what the
-engine made of it; plans may be some steps ahead of what has been applied. Work per step grows with what changes: a steady step makes no
-Python loop over the running sequences.
+Owns the sequences and decides who gets a slot and who makes way; touches no tensor. The allocator carries that out, the plan writer
+says what a step computes, the booking what came of it. The instance loop calls `submit` and `cancel` for what came in, `plan` for the
+next step, and `apply` with what the engine made of it; plans may be some steps ahead of what has been applied. Work per step grows with
+what changes: a steady step looks at no row by itself.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ import numpy as np
 
 from python_backends.config import SchedulingSettings
 from python_backends.messages import Failed
-from python_backends.request import QUANTILE_LEVELS, Finish, Ids, LengthPrediction, ModelLimits, Request
+from python_backends.request import QUANTILE_LEVELS, Ids, LengthPrediction, ModelLimits, Request
 from python_backends.scheduling.allocator import Allocator
+from python_backends.scheduling.booking import Booking
 from python_backends.scheduling.outlook import Outlook
+from python_backends.scheduling.plan_writer import PlanWriter
 from python_backends.scheduling.policies import POLICIES, Reserve, View, reserve_max_tokens
 from python_backends.scheduling.predicted_order import HEAD
 from python_backends.scheduling.sequence import Sequence, Status
-from python_backends.scheduling.slots import Rows, rows_of
 from python_backends.scheduling.waiting import WaitingList
-from python_backends.step import SpanKind, Started, StepOutput, StepPlan, Tokens
+from python_backends.step import Started, StepOutput, StepPlan, Tokens
 
 DEFAULTS = SchedulingSettings()
 
@@ -49,27 +50,24 @@ class SlotScheduler:
         self.limits = limits
         self.token_budget = max(token_budget, limits.num_slots + 1)  # room for a chunk beside all decodes
         self.policy = POLICIES[settings.policy]
-        self._static_slots = settings.static_slots
         self._max_in_flight = self.policy.max_in_flight if settings.static_slots else 1
         self._allocator = self.allocator(limits, reserve or self._reserve, lean=self.policy.looks_ahead)
         self.slots = self._allocator.slots
         self.blocks = self._allocator.blocks
+        self._plans = PlanWriter(self._allocator, self.token_budget, self.policy.chunked_prefill, settings.static_slots)
+        self._booking = Booking(self.slots)
         self.num_evictions = 0
         self.outlook = Outlook(self.policy, settings, limits, self.slots, clock)
         self._may_admit = True  # something has changed since nobody could be admitted
         self._clock = clock
         bound, bound_clock = settings.max_passed_over_s, clock
         if self.policy.max_passed_over_steps:
-            bound, bound_clock = self.policy.max_passed_over_steps, lambda: self._steps
+            bound, bound_clock = self.policy.max_passed_over_steps, lambda: self._plans.num_steps
         self._waiting = WaitingList(bound, bound_clock, self.policy.by_priority, self.outlook.order)
         self._sequences: dict[int, Sequence] = {}  # waiting and running
         self._arrivals = 0
-        self._steps = 0
         self._last_leave = 0  # number of the first step behind the last time that a slot was given up
         self._in_flight = 0
-        self._last: StepPlan  # written
-        self._rows: Rows  # of the last plan, if it is of decodes alone
-        self._num_steady_steps = 0  # that may follow it unless something changes
         self._failed: list[Failed] = []
 
     @property
@@ -83,7 +81,7 @@ class SlotScheduler:
     @property
     def num_steps(self) -> int:
         """Planned so far."""
-        return self._steps
+        return self._plans.num_steps
 
     def peak_blocks(self) -> int:
         """KV blocks that will be in use at most, as admission reckons."""
@@ -152,38 +150,24 @@ class SlotScheduler:
         """The next step, or None if there is nothing to do before more requests or outputs come."""
         if self._in_flight >= self._max_in_flight:
             return None
-        if self._num_steady_steps > 0 and not self._has_changed():
-            return self._go_on()
-        self._num_steady_steps = 0
-        evicted = self._grow()
-        if not evicted:  # an evicted sequence would only push the next one out
-            self._admit()
-        decodes = self.slots.decoding()
-        chunks = self._chunks(self.token_budget - len(decodes))
-        if not len(decodes) and not chunks:
-            return None  # operations wait for the next step that has work
-        if not self._static_slots:
-            self._allocator.rewrite()
-        self._in_flight += 1
-        self._last = self._write_plan(decodes, chunks)
-        if not chunks and self._static_slots:
-            self._rows = rows_of(decodes)
-            self._num_steady_steps = self.slots.num_steady_steps(self._rows)
-        return self._last
+        if self._plans.is_steady and not self._is_admission_due():
+            plan: StepPlan | None = self._plans.go_on()
+        else:
+            if not self._grow():  # an evicted sequence would only push the next one out
+                self._admit()
+            plan = self._plans.write()
+        self._in_flight += plan is not None
+        return plan
 
     def apply(self, plan: StepPlan, output: StepOutput) -> Tokens:
         """Books the tokens of the oldest launched step. Rows whose slot has changed hands since are dropped."""
         self._in_flight -= 1
         if plan.number >= self._last_leave and not len(plan.tokens):  # decode rows, all still there
-            return self._book(plan.slots, rows_of(plan.slots), output)
-        return self._book_current(plan.slots[plan.samples], plan.epochs[plan.samples], output)
-
-    def _book_current(self, slots: Ids, epochs: Ids, output: StepOutput) -> Tokens:
-        """Of these rows, those whose slot has not changed hands since."""
-        current = (self.slots.epochs[slots] == epochs) & self.slots.live[slots]
-        log_probs = None if output.log_probs is None else output.log_probs.kept(current)
-        kept = replace(output, tokens=output.tokens[current], finishes=output.finishes[current], log_probs=log_probs)
-        return self._book(slots[current], slots[current], kept)
+            tokens, ended = self._booking.book_all(plan, output)
+        else:
+            tokens, ended = self._booking.book_current(plan.slots[plan.samples], plan.epochs[plan.samples], output)
+        self._finish(ended)
+        return tokens
 
     def take_started(self) -> list[Started]:
         """Who got a slot since this was last asked."""
@@ -261,91 +245,17 @@ class SlotScheduler:
 
     # --- leaving
 
-    def _finish(self, slot: int) -> None:
-        sequence = self.slots.sequences[slot]
-        assert sequence is not None
-        del self._sequences[sequence.request_id]
-        self._leave(sequence, Status.FINISHED)
-        self.outlook.future.lengths.ended(sequence.num_output_tokens)
+    def _finish(self, slots: list[int]) -> None:
+        for slot in slots:
+            sequence = self.slots.sequences[slot]
+            assert sequence is not None
+            del self._sequences[sequence.request_id]
+            self._leave(sequence, Status.FINISHED)
+            self.outlook.future.lengths.ended(sequence.num_output_tokens)
 
     def _leave(self, sequence: Sequence, status: Status) -> None:
         self.outlook.left(sequence.slot)
         self._allocator.unseat(sequence)
-        self._may_admit = True
         sequence.status = status
         self._may_admit = True
-        self._last_leave = self._steps
-
-    # --- booking tokens
-
-    def _book(self, slots: Ids, rows: Rows, output: StepOutput) -> Tokens:
-        """`slots` [sampled], and the same as an index."""
-        table, finishes = self.slots, output.finishes
-        known = table.append(slots, rows, output.tokens)
-        full = known >= table.limits[rows]
-        if full.any():  # our limit may be lower than the engine's
-            finishes = np.where(full & (finishes == Finish.RUNNING), np.uint8(Finish.LENGTH), finishes)
-        request_ids, epochs = np.array(table.request_ids[rows]), np.array(table.stream_epochs[rows])
-        events = Tokens(request_ids, epochs, known - 1 - table.prompts[rows], output.tokens, finishes, output.log_probs)
-        if finishes.any():
-            for slot in slots[finishes != Finish.RUNNING].tolist():
-                self._finish(slot)
-        return events
-
-    # --- steady steps
-
-    def _has_changed(self) -> bool:
-        """Whether the next step may be another than the last one's rows, each a token further."""
-        return self._allocator.has_operations or self._is_admission_due()
-
-    def _go_on(self) -> StepPlan:
-        self._num_steady_steps -= 1
-        self._in_flight += 1
-        self.slots.decode(self._rows)
-        self._last = self._last.goes_on(self._steps)
-        self._steps += 1
-        return self._last
-
-    # --- writing the plan
-
-    def _chunks(self, budget: int) -> list[tuple[int, int, int]]:
-        """(slot, start, length) of this step's prefill chunks, in order of arrival, within the token budget."""
-        chunks = []
-        for slot in self.slots.prefilling():
-            start = int(self.slots.computed[slot])
-            length = int(self.slots.targets[slot]) - start
-            if self.policy.chunked_prefill:
-                length = min(length, budget)
-            if length <= 0:
-                break
-            budget -= length
-            chunks.append((slot, start, length))
-        return chunks
-
-    def _write_plan(self, decodes: Ids, chunks: list[tuple[int, int, int]]) -> StepPlan:
-        table, count = self.slots, len(decodes)
-        slots = np.concatenate([decodes, np.array([slot for slot, _, _ in chunks], np.int32)])
-        starts = np.concatenate([table.planned[decodes] - 1, np.array([start for _, start, _ in chunks], np.int32)])
-        lengths = np.concatenate([np.ones(count, np.int32), np.array([length for _, _, length in chunks], np.int32)])
-        table.computed[slots] = starts + lengths
-        samples = table.computed[slots] >= table.targets[slots]
-        table.planned[slots[samples]] += 1
-        plan = StepPlan(
-            number=self._steps,
-            operations=self._allocator.take_operations(),
-            slots=slots,
-            epochs=table.epochs[slots],
-            starts=starts,
-            lengths=lengths,
-            kinds=np.repeat(np.array([SpanKind.DECODE, SpanKind.PREFILL], np.uint8), [count, len(chunks)]),
-            samples=samples,
-            tokens=self._prefill_tokens(chunks),
-        )
-        self._steps += 1
-        return plan
-
-    def _prefill_tokens(self, chunks: list[tuple[int, int, int]]) -> Ids:
-        for slot, start, length in chunks:
-            self._allocator.publish_prefill(slot, start + length)
-        rows = [self.slots.tokens[slot, start : start + length] for slot, start, length in chunks]
-        return np.concatenate(rows) if rows else np.zeros(0, np.int32)
+        self._last_leave = self._plans.num_steps

@@ -23,7 +23,7 @@ from python_backends.step import GatheredOutput, Release, Started, StepOutput, S
 
 LIKELY = QUANTILE_LEVELS.index(0.9)
 NONE = np.zeros(0, np.int32)
-NO_SPANS: dict[str, Any] = dict.fromkeys(("slots", "epochs", "starts", "lengths", "tokens"), NONE)
+NO_SPANS: dict[str, Any] = dict.fromkeys(("slots", "epochs", "firsts", "lengths", "tokens"), NONE)
 NO_SPANS |= {"kinds": np.zeros(0, np.uint8), "samples": np.zeros(0, np.bool_)}
 NO_TOKENS = Tokens(np.zeros(0, np.int64), NONE, NONE, NONE, np.zeros(0, np.uint8))
 
@@ -93,8 +93,7 @@ class SelfPlannedScheduler(SlotScheduler):
         if not self.slots.num_busy:
             return None
         self._in_flight += 1
-        self._steps += 1
-        return StepPlan(self._steps - 1, self._allocator.take_operations(), **NO_SPANS)
+        return StepPlan(self._plans.next_number(), self._allocator.take_operations(), **NO_SPANS)
 
     def apply(self, plan: StepPlan, output: StepOutput) -> Tokens:
         """Books what the engine has made, whenever it began with it."""
@@ -113,7 +112,9 @@ class SelfPlannedScheduler(SlotScheduler):
         assert int(self.slots.live.sum()) + len(self._waiting) == len(self._sequences), "a sequence is neither waiting nor running"
 
     def _book_all(self, output: GatheredOutput) -> Tokens:
-        tokens, table = self._book_current(output.slots, output.epochs, output), self.slots
+        table = self.slots
+        tokens, ended = self._booking.book_current(output.slots, output.epochs, output)
+        self._finish(ended)
         table.planned[output.slots] = table.computed[output.slots] = table.known[output.slots]
         return tokens
 
@@ -121,4 +122,4 @@ class SelfPlannedScheduler(SlotScheduler):
         sequence = self.slots.sequences[slot]
         if sequence is not None and self.slots.epochs[slot] == epoch:
             self._failed.append(Failed(sequence.request_id, error))
-            self._finish(slot)
+            self._finish([slot])

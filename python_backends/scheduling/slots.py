@@ -5,6 +5,9 @@ Owns the counts and tokens of running sequences; decides nothing. Called by the 
 Counts of a row: `computed` tokens have their KV in blocks; `known` tokens have been read from the engine (prompt and earlier output
 at first); `planned` counts those of launched steps as well. A row prefills while computed < target, which is what it was seated
 with; the last chunk yields its first new token, and from then on it decodes and computed = planned − 1.
+
+In a run of steps of the very same rows all of these counts grow by one a step, so only the steps are counted. The rows follow when
+somebody looks at them, or when other rows come.
 """
 
 from __future__ import annotations
@@ -18,7 +21,6 @@ from python_backends.request import Ids
 from python_backends.scheduling.sequence import NO_SLOT, Sequence, Status
 
 GROWTH_TOKENS = 128  # a slot gets blocks for so many tokens to come: an operation every 128 steps, not every 16
-MAX_PENDING = 64  # steps
 Rows = slice | Ids  # some rows of the table: neighbours as a slice, which numpy reads without looking at each
 
 
@@ -29,9 +31,9 @@ class SlotTable:
         self.live: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         self.epochs: Ids = np.zeros(num_slots, np.int32)  # counts the lives of a slot
         self.tokens: Ids = np.zeros((num_slots, max_model_tokens + 1), np.int32)  # untouched rows cost no memory
-        self.computed: Ids = np.zeros(num_slots, np.int32)
-        self.known: Ids = np.zeros(num_slots, np.int32)
-        self.planned: Ids = np.zeros(num_slots, np.int32)
+        self._computed: Ids = np.zeros(num_slots, np.int32)
+        self._known: Ids = np.zeros(num_slots, np.int32)
+        self._planned: Ids = np.zeros(num_slots, np.int32)
         self.targets: Ids = np.zeros(num_slots, np.int32)  # tokens to prefill
         self.limits: Ids = np.zeros(num_slots, np.int32)  # most tokens the row may come to hold
         self.capacity: Ids = np.zeros(num_slots, np.int32)  # tokens that its blocks can hold
@@ -39,8 +41,25 @@ class SlotTable:
         self.request_ids: NDArray[np.int64] = np.zeros(num_slots, np.int64)
         self.stream_epochs: Ids = np.zeros(num_slots, np.int32)
         self._free = list(range(num_slots))
-        self._pending: list[Ids] = []  # tokens of the last steps, all of `_pending_slots`, that are known and not written yet
-        self._pending_slots: Ids = np.zeros(0, np.int32)
+        self._decoding: Rows = slice(0)  # rows of the last decode steps that were planned
+        self._num_unsettled = 0  # of these steps, that `_computed` and `_planned` don't have yet
+        self._appended: Ids = np.zeros(0, np.int32)  # slots of the last tokens that became known
+        self._unwritten: list[Ids] = []  # those tokens, of one step after the other, that `_known` and `tokens` don't have yet
+
+    @property
+    def computed(self) -> Ids:
+        self._settle()
+        return self._computed
+
+    @property
+    def planned(self) -> Ids:
+        self._settle()
+        return self._planned
+
+    @property
+    def known(self) -> Ids:
+        self.write_tokens()
+        return self._known
 
     @property
     def num_free(self) -> int:
@@ -101,29 +120,36 @@ class SlotTable:
         return int(np.minimum(self.limits[rows] - planned, self.capacity[rows] + 1 - planned).min())
 
     def decode(self, rows: Rows) -> None:
-        """One more decode step is planned for `rows`."""
-        self.computed[rows] += 1
-        self.planned[rows] += 1
+        """One more decode step is planned for `rows`: the very same object for as long as they stay the same."""
+        if rows is not self._decoding:
+            self._settle()
+            self._decoding = rows
+        self._num_unsettled += 1
 
-    def append(self, slots: Ids, rows: Rows, tokens: Ids) -> Ids:
-        """`slots` [n], which are `rows`, have one more token each. How many they have now.
+    def append(self, slots: Ids, tokens: Ids) -> None:
+        """`slots` [n] have one more token each; the very same array for as long as they stay the same.
 
-        Tokens of the same rows are written together, some steps at once: one row lies far from the next.
+        Tokens of the same slots are written together, some steps at once: one row lies far from the next.
         """
-        if slots is not self._pending_slots or len(self._pending) == MAX_PENDING:
+        if slots is not self._appended:
             self.write_tokens()
-        self._pending_slots = slots
-        self._pending.append(tokens)
-        self.known[rows] += 1
-        return self.known[rows]
+            self._appended = slots
+        self._unwritten.append(tokens)
 
     def write_tokens(self) -> None:
         """From now on `tokens` has all that are known."""
-        if self._pending:
-            slots, count = self._pending_slots, len(self._pending)
-            columns = self.known[slots][:, None] + np.arange(-count, 0)
-            self.tokens[slots[:, None], columns] = np.stack(self._pending, axis=1)
-            self._pending = []
+        if self._unwritten:
+            slots, count = self._appended, len(self._unwritten)
+            columns = self._known[slots][:, None] + np.arange(count)
+            self.tokens[slots[:, None], columns] = np.stack(self._unwritten, axis=1)
+            self._known[slots] += count
+            self._unwritten = []
+
+    def _settle(self) -> None:
+        if self._num_unsettled:
+            self._computed[self._decoding] += self._num_unsettled
+            self._planned[self._decoding] += self._num_unsettled
+            self._num_unsettled = 0
 
     def prefilling(self) -> list[int]:
         """Slots with a prompt left to compute, in order of arrival."""

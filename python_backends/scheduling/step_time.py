@@ -12,6 +12,7 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
+from python_backends.request import Ids
 from python_backends.step import StepPlan
 
 FEATURES = ("constant", "decode row", "KV token", "prefill token", "training token")
@@ -40,7 +41,9 @@ class StepTime:
         self._quick = 0.0  # measured / expected of a step that is quicker than most
         self._usual_error_s = 0.0
         self._count = 0
-        self._observed: list[tuple[StepPlan, float]] = []  # and not yet learned from
+        self._observed: list[tuple[float, ...]] = []  # loads and seconds, not yet learned from
+        self._firsts: Ids | None = None  # of the latest plan
+        self._first_kv_tokens = 0  # their sum over its decode rows
 
     def seconds(self, decode_rows: float, kv_tokens: float, prefill_tokens: float = 0, training_tokens: float = 0) -> float:
         """Of a step with so many rows that decode, tokens that these attend to, and tokens of prompts; 0 before any was seen."""
@@ -52,7 +55,7 @@ class StepTime:
         return self.coefficients[FEATURES.index("prefill token")]
 
     def expected_s(self, plan: StepPlan) -> float:
-        return self.seconds(*_loads(plan))
+        return self.seconds(*self._loads(plan))
 
     def least_s(self, plan: StepPlan) -> float:
         """What nearly every such step takes at least."""
@@ -63,11 +66,10 @@ class StepTime:
         return float(np.quantile(self.errors, level)) if self.errors else 1.0
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
-        self._observed.append((plan, seconds))
+        self._observed.append((*self._loads(plan), 0, seconds))
         if self._count < WARM or len(self._observed) == BATCH:
-            plans, times = zip(*self._observed, strict=True)
-            self._observed = []
-            self.learn(np.array([(*_loads(each), 0) for each in plans], np.float64), np.array(times))
+            observed, self._observed = np.array(self._observed, np.float64), []
+            self.learn(observed[:, :-1], observed[:, -1])
 
     def learn(self, loads: Array, seconds: Array) -> None:
         """`loads` [n, 4]: the arguments of `seconds` for steps that took `seconds` [n]."""
@@ -105,8 +107,9 @@ class StepTime:
         coefficients[used] = found
         self.coefficients = coefficients.tolist()
 
-
-def _loads(plan: StepPlan) -> tuple[int, int, int]:
-    """Decode rows, tokens that they attend to, prefill tokens."""
-    rows = plan.num_decodes if len(plan.tokens) else len(plan.slots)  # they come first
-    return rows, int(plan.starts[:rows].sum()) + rows, len(plan.tokens)
+    def _loads(self, plan: StepPlan) -> tuple[int, int, int]:
+        """Decode rows, tokens that they attend to, prefill tokens. In a steady run nothing is added up again."""
+        rows = plan.num_decodes if len(plan.tokens) else len(plan.slots)  # they come first
+        if plan.firsts is not self._firsts:
+            self._firsts, self._first_kv_tokens = plan.firsts, int(plan.firsts[:rows].sum())
+        return rows, self._first_kv_tokens + rows * (plan.further + 1), len(plan.tokens)

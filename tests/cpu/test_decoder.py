@@ -106,7 +106,7 @@ def _flat_batch(tiny: TinyModel, prompts: list[Tensor], windows: tuple[int | Non
         operations=admits,
         slots=np.arange(count, dtype=np.int32),
         epochs=np.ones(count, np.int32),
-        starts=np.zeros(count, np.int32),
+        firsts=np.zeros(count, np.int32),
         lengths=lengths,
         kinds=np.full(count, SpanKind.PREFILL, np.uint8),
         samples=np.ones(count, np.bool_),

@@ -47,7 +47,7 @@ def _plan(slots: list[int], lengths: list[int]) -> StepPlan:
         operations=(),
         slots=np.array(slots, np.int32),
         epochs=np.ones(count, np.int32),
-        starts=np.array(lengths, np.int32) - 1,
+        firsts=np.array(lengths, np.int32) - 1,
         lengths=np.ones(count, np.int32),
         kinds=np.full(count, SpanKind.DECODE, np.uint8),
         samples=np.ones(count, np.bool_),

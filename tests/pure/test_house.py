@@ -32,6 +32,7 @@ FLOORS = {
     "links": 1,
     "spans": 1,
     "streams": 2,
+    "heartbeat": 2,
     "instance": 3,
     "static_mode": 3,
     "learner": 3,

@@ -14,6 +14,7 @@ import pytest
 from python_backends.links import FeedbackEnd, InstanceEnd, InstanceLost, InstanceReady, NewSession, SchedulerEnd
 from python_backends.messages import Cancel, Load, Submit
 from python_backends.request import Feedback, ModelLimits, Request, Sampling
+from python_backends.step import Tokens
 
 LIMITS = ModelLimits(100, 50, 4, 20, 16, "x")
 
@@ -112,6 +113,29 @@ def test_a_restarted_scheduler_finds_the_instance_and_the_instance_drops_what_it
     wires.hear(instance, NewSession)
     heard = wires.hear(second, InstanceReady)
     assert not any(isinstance(message, Load) for message in heard)
+
+
+def test_tokens_of_a_run_arrive_whole_and_a_new_session_hears_again_whose_they_are(wires: Wires) -> None:
+    ids, zeros = np.array([7, 8], np.int64), np.zeros(2, np.int32)
+    run = [Tokens(ids, zeros, zeros, zeros + 40 + step, zeros.astype(np.uint8), None, step) for step in range(4)]
+    first, instance = wires.scheduler(), wires.instance()
+    wires.hear(first, InstanceReady)
+    wires.hear(instance, NewSession)
+    for tokens in run[:2]:
+        instance.publish([tokens])
+    heard = wires.hear(first, Tokens)
+    while len(heard) < 2:
+        heard += wires.hear(first, Tokens)
+    wires.kill(first)
+    second = wires.scheduler()
+    instance.publish([run[2]])  # it doesn't know yet, and what it says counts no more
+    wires.hear(instance, NewSession)
+    wires.hear(second, InstanceReady)
+    instance.publish([run[3]])
+    heard += wires.hear(second, Tokens)
+    assert [(tokens.request_ids.tolist(), tokens.indices.tolist(), tokens.tokens.tolist()) for tokens in heard] == [
+        ([7, 8], [step, step], [40 + step, 40 + step]) for step in (0, 1, 3)
+    ]
 
 
 def test_feedback_and_wakes_arrive(wires: Wires) -> None:

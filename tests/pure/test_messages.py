@@ -8,7 +8,18 @@ import dataclasses
 import numpy as np
 import pytest
 
-from python_backends.messages import AnswerRecord, BadMessageError, Hello, LengthAnswer, Load, Predicted, Submit, pack, unpack
+from python_backends.messages import (
+    AnswerRecord,
+    BadMessageError,
+    Hello,
+    LengthAnswer,
+    Load,
+    MoreTokens,
+    Predicted,
+    Submit,
+    pack,
+    unpack,
+)
 from python_backends.request import Feedback, Finish, LengthPrediction, LogProbs, ModelLimits, Request, Sampling, Subject, TokenWindow
 from python_backends.step import RowLogProbs, Started, Tokens
 
@@ -52,6 +63,7 @@ SCORES = RowLogProbs(
         Started(1, 0, 16),
         Tokens(*(np.array([1, 2], kind) for kind in (np.int64, np.int32, np.int32, np.int32, np.uint8))),
         Tokens(*(np.array([1, 2], kind) for kind in (np.int64, np.int32, np.int32, np.int32, np.uint8)), SCORES),
+        MoreTokens(3, None, SCORES),
         Load(num_running=3),
     ],
     ids=lambda message: type(message).__name__,

@@ -1,0 +1,122 @@
+"""Host time of one step: flat in the number of slots, and whatever number of requests wait.
+
+    python benchmarks/host_time.py --json benchmarks/results/host_time.json
+
+loop: a steady step of the instance's loop, in which nobody comes or ends: news, plan, launch, booking, tokens on the wire to a process
+that reads them. Processor time of the loop's thread, without what it spends in the engine's own calls. `warm`: caches as engine and
+loop left them. The toy engine is a Python loop over the slots, which leaves the less of them the more slots there are; the engine
+`none` computes nothing. `flushed`: as a forward pass of 25 ms leaves them, which goes through 64 MB again and again. Loops take turns
+of ten steps.
+
+changing: the slot scheduler alone, 16 slots; at every step one request ends, one arrives, one that waits is cancelled. streams: the
+stream table, of whose streams 16 get a token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.host_time_loop import QUEUE_SLOTS, ChangingQueue, WaitingStreams, steady_loop
+from benchmarks.peer_report import machine, versions
+
+TURN_STEPS = 10  # of one loop, then of the next
+Case = tuple[str, int, int]  # engine, slots, waiting requests
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    what: str
+    engine: str
+    slots: int
+    waiting: int
+    caches: str
+    us_p50: float
+    us_p99: float
+    steps: int
+
+
+def row_of(what: str, case: Case, caches: str, seconds: list[float]) -> Row:
+    p50, p99 = (round(float(np.percentile(seconds, level)) * 1e6, 1) for level in (50, 99))
+    row = Row(what, *case, caches, p50, p99, len(seconds))
+    tqdm.write(f"{what}, engine {row.engine}, {row.slots} slots, {row.waiting} waiting, {caches}: {p50} us, p99 {p99}")
+    return row
+
+
+def loop_cases(engines: list[str], slots: list[int], waiting: list[int]) -> list[Case]:
+    """Every number of slots with nobody waiting, and the fewest and most of the toy engine's with requests waiting."""
+    found = [(engine, count, 0) for engine in engines for count in slots]
+    return found + [
+        ("toy", count, queue) for count in sorted({min(slots), max(slots)}) for queue in waiting if queue and "toy" in engines
+    ]
+
+
+def loops(cases: list[Case], steps: int) -> Iterator[Row]:
+    """Of steady steps."""
+    spent: dict[tuple[Case, str], list[float]] = {(case, caches): [] for caches in ("warm", "flushed") for case in cases}
+    with ExitStack() as stack:
+        running = {case: stack.enter_context(steady_loop(*case)) for case in tqdm(cases, desc="loops made")}
+        for _ in tqdm(range(-(-steps // TURN_STEPS)), desc="steady steps"):
+            for (case, caches), found in spent.items():
+                found += running[case].steady_steps(TURN_STEPS, caches == "flushed")
+    for (case, caches), found in spent.items():
+        yield row_of("loop", case, caches, found)
+
+
+def queues(waiting: list[int], steps: int) -> Iterator[Row]:
+    """Of steps in which somebody comes and somebody ends, and of tokens for some of many streams."""
+    kinds: dict[str, type[ChangingQueue | WaitingStreams]] = {"changing": ChangingQueue, "streams": WaitingStreams}
+    for what, count in tqdm([(what, count) for what in kinds for count in waiting], desc="queues"):
+        queue = kinds[what](max(count, 2 * QUEUE_SLOTS))
+        yield row_of(what, ("none", QUEUE_SLOTS, max(count, 2 * QUEUE_SLOTS)), "warm", [queue.turn() for _ in range(steps)])
+
+
+def table(rows: list[Row]) -> str:
+    names = list(asdict(rows[0]))
+    lines = [names, ["---"] * len(names), *([str(value) for value in asdict(row).values()] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--slots", default="1,16,64,256,1024")
+    parser.add_argument("--waiting", default="0,1000,100000")
+    parser.add_argument("--engines", default="toy,none", help="of the loops")
+    parser.add_argument("--only", default="loop,queues")
+    parser.add_argument("--steps", type=int, default=300, help="measured for each row")
+    parser.add_argument("--quick", action="store_true", help="a few steps: does it run at all?")
+    parser.add_argument("--json", type=Path, help="also write the results here")
+    asked = parser.parse_args()
+    slots, waiting = ([int(count) for count in given.split(",")] for given in (asked.slots, asked.waiting))
+    steps, rows = TURN_STEPS if asked.quick else asked.steps, list[Row]()
+    if "loop" in asked.only:
+        rows += loops(loop_cases(asked.engines.split(","), slots, waiting), steps)
+    if "queues" in asked.only:
+        rows += queues(waiting, steps)
+    if asked.json:
+        date = datetime.datetime.now(datetime.UTC).date().isoformat()
+        result: dict[str, Any] = {
+            "machine": machine(),
+            "versions": versions(),
+            "date": date,
+            "command": " ".join(["python", *sys.argv]),
+        }
+        asked.json.parent.mkdir(parents=True, exist_ok=True)
+        asked.json.write_text(json.dumps(result | {"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

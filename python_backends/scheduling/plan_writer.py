@@ -1,0 +1,102 @@
+"""Writes the plan of each step: the rows that decode, then chunks of prompts within the token budget.
+
+Owns the numbers of the steps and the steady run: as long as the same rows decode and nobody changes anything, the next plan is the last
+one a token further, whatever the number of rows. Decides neither who has a slot nor who makes way. Called by the slot scheduler.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from python_backends.request import Ids
+from python_backends.scheduling.allocator import Allocator
+from python_backends.scheduling.slots import Rows, rows_of
+from python_backends.step import SpanKind, StepPlan
+
+Chunk = tuple[int, int, int]  # slot, start, length
+
+
+class PlanWriter:
+    """`chunked`: prompts are cut to the token budget. `static_slots`: the engine is told of changes only, not of every slot anew."""
+
+    def __init__(self, allocator: Allocator, token_budget: int, chunked: bool, static_slots: bool) -> None:
+        self._allocator = allocator
+        self._slots = allocator.slots
+        self._token_budget = token_budget
+        self._chunked = chunked
+        self._static_slots = static_slots
+        self.num_steps = 0  # planned so far
+        self._last: StepPlan  # written
+        self._rows: Rows  # of the last plan, if it is of decodes alone
+        self._num_steady_steps = 0  # that may follow it unless something changes
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the next step is the last one's rows, each a token further, unless somebody comes or goes."""
+        return self._num_steady_steps > 0 and not self._allocator.has_operations
+
+    def go_on(self) -> StepPlan:
+        """The next plan of a steady run."""
+        self._num_steady_steps -= 1
+        self._slots.decode(self._rows)
+        self._last = self._last.goes_on(self.next_number())
+        return self._last
+
+    def write(self) -> StepPlan | None:
+        """The plan of all that is to be done now; None if that is nothing: operations wait for the next step that has work."""
+        self._num_steady_steps = 0
+        decodes = self._slots.decoding()
+        chunks = self._chunks(self._token_budget - len(decodes))
+        if not len(decodes) and not chunks:
+            return None
+        if not self._static_slots:
+            self._allocator.rewrite()
+        self._last = self._plan(decodes, chunks)
+        if not chunks and self._static_slots:
+            self._rows = rows_of(decodes)
+            self._num_steady_steps = self._slots.num_steady_steps(self._rows)
+        return self._last
+
+    def next_number(self) -> int:
+        self.num_steps += 1
+        return self.num_steps - 1
+
+    def _chunks(self, budget: int) -> list[Chunk]:
+        """This step's prefill chunks, in order of arrival, within the token budget."""
+        chunks = []
+        for slot in self._slots.prefilling():
+            start = int(self._slots.computed[slot])
+            length = int(self._slots.targets[slot]) - start
+            if self._chunked:
+                length = min(length, budget)
+            if length <= 0:
+                break
+            budget -= length
+            chunks.append((slot, start, length))
+        return chunks
+
+    def _plan(self, decodes: Ids, chunks: list[Chunk]) -> StepPlan:
+        table, count = self._slots, len(decodes)
+        slots = np.concatenate([decodes, np.array([slot for slot, _, _ in chunks], np.int32)])
+        starts = np.concatenate([table.planned[decodes] - 1, np.array([start for _, start, _ in chunks], np.int32)])
+        lengths = np.concatenate([np.ones(count, np.int32), np.array([length for _, _, length in chunks], np.int32)])
+        table.computed[slots] = starts + lengths
+        samples = table.computed[slots] >= table.targets[slots]
+        table.planned[slots[samples]] += 1
+        return StepPlan(
+            number=self.next_number(),
+            operations=self._allocator.take_operations(),
+            slots=slots,
+            epochs=table.epochs[slots],
+            firsts=starts,
+            lengths=lengths,
+            kinds=np.repeat(np.array([SpanKind.DECODE, SpanKind.PREFILL], np.uint8), [count, len(chunks)]),
+            samples=samples,
+            tokens=self._prefill_tokens(chunks),
+        )
+
+    def _prefill_tokens(self, chunks: list[Chunk]) -> Ids:
+        for slot, start, length in chunks:
+            self._allocator.publish_prefill(slot, start + length)
+        rows = [self._slots.tokens[slot, start : start + length] for slot, start, length in chunks]
+        return np.concatenate(rows) if rows else np.zeros(0, np.int32)
