@@ -6,8 +6,8 @@ inline: one process; prompts are tokenized, answers detokenized in the loop, and
 processes: texts are another process's affair. slots: static slots, of which only changes are sent. async: the next step is launched
 before the tokens of the running one are read. The loop is the instance's own, switched by `scheduling.static_slots`,
 `engine.steps_ahead` and the link that it is given; requests wait all the time. `replay` is the loop's tokens per second over those of
-the same plans run again with no scheduler. With `--threads 1` on two processors the loop has one of its own, as beside a GPU; with all of
-them in the engine, the last step can only move its work, not hide it. Host time by itself: `host_time.py`.
+the same plans run again with no scheduler. With `--threads 1` on two processors the loop has one of its own, as beside a
+GPU; with all of them in the engine, the last step can only move its work, not hide it. Host time by itself: `host_time.py`.
 """
 
 from __future__ import annotations

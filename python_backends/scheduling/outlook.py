@@ -23,6 +23,7 @@ from python_backends.scheduling.slots import SlotTable
 from python_backends.scheduling.step_time import StepTime
 
 REFRESHED_S = 0.05
+SCARCE = 1 / 8  # of the slots, if no more are free
 UNSEEN_STEP_S = 0.02  # what a step may take, before any was seen
 
 
@@ -74,7 +75,8 @@ class Outlook:
             return False
         self._refreshed_s = self._clock()
         if self.order is not None:
-            self.order.sort(HEAD + self._slots.num_free, self.future.lengths.usual_tokens, self._seconds)
+            slots_are_scarce = self._slots.num_free <= self._slots.num_slots * SCARCE
+            self.order.sort(HEAD + self._slots.num_free, self.future.lengths.usual_tokens, self._seconds, slots_are_scarce)
         self.future.draw(num_used_blocks, waiting())
         return True
 

@@ -91,9 +91,14 @@ class PredictedOrder:
     def is_used_up(self) -> bool:
         return not self._head and bool(self._rows)
 
-    def sort(self, count: int, usual_tokens: float, seconds: Callable[[Array, Array], tuple[Array, Array]]) -> None:
+    def sort(
+        self, count: int, usual_tokens: float, seconds: Callable[[Array, Array], tuple[Array, Array]], slots_are_scarce: bool = True
+    ) -> None:
         """Makes the order anew, the first `count` of it. `usual_tokens`: of answers for which nothing is predicted; `seconds`: what
         the prefill of [n] prompt tokens and [n] answer tokens take.
+
+        Where slots are scarce somebody's gain is another one's wait, and `patience` bounds it. Where memory is, foreseeing it gives
+        everybody more than passing over takes.
         """
         rows = np.fromiter(self._rows.values(), np.int64, len(self._rows))
         now_s = self._clock()
@@ -102,7 +107,7 @@ class PredictedOrder:
         tokens = np.minimum(np.where(np.isnan(rests), usual_tokens, rests), most)
         prefill_s, decode_s = seconds(prompts, tokens)
         waited_s = now_s - arrived_s
-        patience_s = max(self._ttft_s, self._patience * float(waited_s.max(initial=0.0)))
+        patience_s = max(self._ttft_s, self._patience * float(waited_s.max(initial=0.0))) if slots_are_scarce else math.inf
         slack_s = first_due_s - prefill_s - now_s
         rank = self._rank(Waits(waited_s, prefill_s + decode_s, slack_s, now_s - passed_s, patience_s))
         first = least(rank, priority, count)

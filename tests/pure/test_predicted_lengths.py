@@ -235,8 +235,8 @@ def test_equals_are_passed_over_for_a_share_of_the_longest_wait_and_then_go_in_o
     settings = SchedulingSettings(policy="ours", ttft_s=1.0, patience=0.5)
     order = PredictedOrder(slack_then_ratio, settings, lambda sequences: np.full(len(sequences), 30.0), lambda: now_s[0])
 
-    def head() -> list[int]:
-        order.sort(9, 25.0, lambda prompts, tokens: (prompts / 1000, tokens / 10))
+    def head(slots_are_scarce: bool = True) -> list[int]:
+        order.sort(9, 25.0, lambda prompts, tokens: (prompts / 1000, tokens / 10), slots_are_scarce)
         return [sequence.request_id for sequence in order.in_order()]
 
     late = waiting(3, predicted=1)
@@ -252,6 +252,7 @@ def test_equals_are_passed_over_for_a_share_of_the_longest_wait_and_then_go_in_o
     newer.arrived_s = 6.5
     order.add(newer)
     assert head() == [0, 4, 5], "for 1.6 s, and the longest wait is 2.6 s"
+    assert head(slots_are_scarce=False) == [5, 4, 0], "what is scarce is memory"
 
 
 def test_who_makes_room_for_a_larger_priority_is_not_passed_over() -> None:
