@@ -46,7 +46,7 @@ class _Running:
 
     number: int
     request: ov.InferRequest
-    spans: Ids  # [spans] the plan's slots: the very same array while rows go on together
+    firsts: Ids  # [spans] the plan's: the very same array while rows go on together
     slots: Tensor  # [sampled]
     rows: SamplingRows
 
@@ -102,6 +102,8 @@ class OpenVINOEngine:
         self._life += bool(plan.operations)
         is_new = inputs.fill(plan, self.state.table.numpy(), self._life)
         self._choose()
+        if not self._ahead:
+            self._append()  # the only logits are about to be overwritten
         self._start(plan, inputs)
         self._append()
         self.state.apply_lives(plan.operations)
@@ -123,14 +125,14 @@ class OpenVINOEngine:
 
     def _step(self, plan: StepPlan, request: ov.InferRequest, is_new: bool) -> _Running:
         last = self._last and self._last.step
-        if last and last.spans is plan.slots:
+        if last and last.firsts is plan.firsts:
             rows = last.rows if last.rows is GREEDY and not is_new else self.state.sampling_rows(last.slots, plan)
-            return _Running(plan.number, request, plan.slots, last.slots, rows)
+            return _Running(plan.number, request, plan.firsts, last.slots, rows)
         slots = torch.from_numpy(plan.slots[plan.samples].astype(np.int64))
-        return _Running(plan.number, request, plan.slots, slots, self.state.sampling_rows(slots, plan))
+        return _Running(plan.number, request, plan.firsts, slots, self.state.sampling_rows(slots, plan))
 
     def _start(self, plan: StepPlan, inputs: StepInputs) -> None:
-        if self._last is not None and self._last.step.spans is plan.slots:
+        if self._last is not None and self._last.step.firsts is plan.firsts:
             inputs.put_tokens(self._last.tokens)
         else:
             self._append()

@@ -23,7 +23,7 @@ class StepInputs:
     def __init__(self, request: ov.InferRequest) -> None:
         self.request = request
         self._arrays: dict[str, NDArray[np.int32]] = {}
-        self._slots: Ids | None = None  # of decode rows alone, that the arrays are made for
+        self._firsts: Ids | None = None  # of the run of decode rows that the arrays are made for
         self._life = -1  # of the block table
         self._further = self._first = 0  # how far the rows have gone on in their run, now and then
 
@@ -35,7 +35,7 @@ class StepInputs:
         `life` of the block table is another one whenever something in it has changed. Positions are the plan's. A row that has ended
         meanwhile computes a token more, behind its last one, in a block of its own.
         """
-        if plan.slots is self._slots and life == self._life and plan.further - self._first < BLOCKS_AHEAD * BLOCK_TOKENS:
+        if plan.firsts is self._firsts and life == self._life and plan.further - self._first < BLOCKS_AHEAD * BLOCK_TOKENS:
             self._go_on(plan.further)
             return False
         self._make(plan, table)
@@ -68,8 +68,8 @@ class StepInputs:
             "sampling_rows": ends[plan.samples] - 1 if plan.samples.any() else np.zeros(1),
         }
         self._arrays = {name: np.array(values, np.int32) for name, values in arrays.items()}
-        self._slots = None if len(plan.tokens) else plan.slots
-        if self._slots is not None:
+        self._firsts = None if len(plan.tokens) else plan.firsts
+        if self._firsts is not None:
             self._arrays["past_lens"] = self._arrays["positions"]
         self._first = self._further = plan.further
         for name in STEP_INPUTS:

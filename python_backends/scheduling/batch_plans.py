@@ -8,6 +8,7 @@ it is not valid. Decides nothing but when memory is used up. Called by `static_m
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -32,13 +33,22 @@ class BatchPlans:
         self._frame = int(self._prompts.max())  # tokens that each row may hold
         self._blocks_a_row = 0
         self._steps = 0
+        self._last: StepPlan | None = None  # of decode rows
 
     def plan(self) -> StepPlan:
         """The next step. Raises OutOfMemoryError."""
         operations = self._prefill_operations() if self._steps == 0 else self._growth()
-        starts = np.zeros_like(self._prompts) if self._steps == 0 else self._positions()
-        count, kind = len(self._requests), SpanKind.PREFILL if self._steps == 0 else SpanKind.DECODE
         self._steps += 1
+        if self._last is not None and self._last.starts.max() + 1 < self._limits.max_model_tokens:
+            self._last = replace(self._last.goes_on(self._steps), operations=tuple(operations))
+            return self._last
+        plan = self._write(operations)
+        self._last = plan if self._steps > 1 else None
+        return plan
+
+    def _write(self, operations: list[SlotOperation]) -> StepPlan:
+        starts = np.zeros_like(self._prompts) if self._steps == 1 else self._positions()
+        count, kind = len(self._requests), SpanKind.PREFILL if self._steps == 1 else SpanKind.DECODE
         return StepPlan(
             number=self._steps,
             operations=tuple(operations),
@@ -53,7 +63,7 @@ class BatchPlans:
 
     def _positions(self) -> Ids:
         """Where each row computes its last token; those that ended go on, up to the end of the model's context."""
-        return np.minimum(self._prompts + self._steps - 1, self._limits.max_model_tokens - 1).astype(np.int32)
+        return np.minimum(self._prompts + self._steps - 2, self._limits.max_model_tokens - 1).astype(np.int32)
 
     def _prefill_operations(self) -> list[SlotOperation]:
         blocks = self._take(-(-self._frame // self._limits.block_tokens))

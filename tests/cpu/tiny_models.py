@@ -44,7 +44,7 @@ from transformers import (
     Starcoder2Config,
 )
 
-from python_backends.config import EngineSettings, ModelSettings, Settings
+from python_backends.config import EngineSettings, ModelSettings, SchedulingSettings, Settings
 from python_backends.engine.protocol import Engine
 from python_backends.engine.torch_engine import TorchEngine
 from python_backends.request import Finish, Ids, Request, Sampling
@@ -275,7 +275,7 @@ class Serving:
 
     def __init__(self, engine: Engine, token_budget: int = 24, ahead: int = 1, reserve: Reserve = reserve_max_tokens) -> None:
         self.engine = engine
-        self.scheduler = SlotScheduler(engine.limits, token_budget=token_budget, reserve=reserve)
+        self.scheduler = SlotScheduler(engine.limits, token_budget, SchedulingSettings(policy="fcfs"), reserve)
         self.ahead = ahead
         self.answers: dict[int, list[int]] = {}
         self.finishes: dict[int, Finish] = {}
