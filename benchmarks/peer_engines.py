@@ -55,7 +55,7 @@ class _Clients:
 
     def receive(self, timeout_s: float) -> list[Any]:
         count = min(self._work.in_flight - (len(self.timings) - self.num_ended), len(self._work.jobs) - len(self.timings))
-        if not count:
+        if not count and timeout_s:
             time.sleep(timeout_s)
         return [self._submit(len(self.timings)) for _ in range(count)]
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peer_work import Job, Timing, Work
+from python_backends.large_pages import with_large_pages
 
 ROOT = Path(__file__).resolve().parent.parent
 END_S = 60
@@ -33,6 +34,8 @@ class EngineProcess:
     ) -> None:
         command = [str(python), "-m", "benchmarks.peer_process", name, str(directory), dtype, str(in_flight)]
         environment = {**os.environ, **variables}
+        if name.startswith("gapless"):
+            environment = with_large_pages(environment)  # as the launcher starts an instance
         self._name = name
         self._process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.versions: dict[str, str] = self._receive()["versions"]  # of what there is in its environment

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import random
 import subprocess
 import sys
@@ -36,6 +37,7 @@ from benchmarks.peer_process import EngineProcess
 from benchmarks.peer_report import machine, versions
 from benchmarks.peer_work import MAX_MODEL_TOKENS, Job, Timing, Work, load_work
 from python_backends.config import ROOT, Settings, dump, load
+from python_backends.large_pages import with_large_pages
 from python_backends.links import InstanceReady, SchedulerEnd
 from python_backends.messages import Submit
 from python_backends.request import Request, Sampling
@@ -62,7 +64,7 @@ class Instance:
         dump(settings, directory / "settings.json")
         self._link = SchedulerEnd(directory, dead_after_s=600)
         command = [sys.executable, "-m", "python_backends.instance", str(directory), "0"]
-        self._process = subprocess.Popen(command, cwd=ROOT)
+        self._process = subprocess.Popen(command, cwd=ROOT, env=with_large_pages(os.environ))
         while not any(isinstance(news, InstanceReady) for news in self._link.receive(1.0)):
             pass
         self._num_asked = 0

@@ -135,8 +135,10 @@ class OpenVINOEngine:
         if self._last is not None and self._last.step.firsts is plan.firsts:
             inputs.put_tokens(self._last.tokens)
         else:
-            self._append()
-            inputs.put_tokens(self.state.last_tokens[plan.slots[: plan.num_decodes]])
+            last_tokens = self.state.last_tokens
+            if self._chosen is not None:
+                last_tokens[self._chosen.step.slots.numpy()] = self._chosen.tokens  # before they are booked
+            inputs.put_tokens(last_tokens[plan.slots[: plan.num_decodes]])
         self._timer.begin()
         if self._ahead:
             inputs.request.start_async()

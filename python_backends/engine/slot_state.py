@@ -70,7 +70,7 @@ class SlotState:
 
     @property
     def last_tokens(self) -> NDArray[np.int64]:
-        """[slots] of a CPU's own memory."""
+        """[slots] of a CPU's own memory: an engine may write the next tokens here before it appends them."""
         self._book_run()
         return self._counts.numpy()[:, Column.LAST_TOKEN]
 

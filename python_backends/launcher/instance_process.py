@@ -11,6 +11,7 @@ from pathlib import Path
 
 from python_backends.config import ROOT, Settings
 from python_backends.instance_state import State, StateFile
+from python_backends.large_pages import with_large_pages
 from python_backends.launcher.health import FailedStarts
 from python_backends.launcher.process_group import end_group, start_group
 from python_backends.restarts import RestartsFile
@@ -36,7 +37,8 @@ class InstanceProcess:
     def start(self) -> None:
         self._state.write_starting()
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]  # a library may live where only its user knows
-        self._process = start_group(self._command, {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, cwd=ROOT)
+        environment = with_large_pages({**os.environ, "PYTHONPATH": os.pathsep.join(paths)})
+        self._process = start_group(self._command, environment, cwd=ROOT)
         self._started_s = time.monotonic()
 
     def heal(self) -> None:

@@ -24,6 +24,7 @@ FLOORS = {
     "metrics": 0,
     "instance_state": 0,
     "time_slice": 0,
+    "large_pages": 0,
     "restarts": 0,
     "text": 1,
     "scheduling": 1,
