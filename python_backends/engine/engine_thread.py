@@ -11,6 +11,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from python_backends.engine.protocol import Engine
+from python_backends.engine.step_end import StepEnd
 from python_backends.request import ModelLimits
 from python_backends.step import StepOutput, StepPlan
 
@@ -22,7 +23,8 @@ class EngineThread:
         """Raises what `make` raises."""
         self._plans: SimpleQueue[StepPlan | None] = SimpleQueue()
         self._outputs: SimpleQueue[ModelLimits | StepOutput | BaseException] = SimpleQueue()
-        self._call: Callable[[], None] = _nothing
+        self._step_end = StepEnd()
+        self.on_done = self._step_end.on_done
         self._thread = threading.Thread(target=self._run, args=[make], name="engine", daemon=True)
         self._thread.start()
         limits = self._next()
@@ -37,15 +39,13 @@ class EngineThread:
         assert isinstance(output, StepOutput)
         return output
 
-    def on_done(self, call: Callable[[], None]) -> None:
-        self._call = call
-
     def close(self) -> None:
         self._plans.put(None)
         self._thread.join()
 
     def _next(self) -> ModelLimits | StepOutput:
-        result = self._outputs.get()
+        with self._step_end.awaited():
+            result = self._outputs.get()
         if isinstance(result, BaseException):
             raise result
         return result
@@ -56,12 +56,10 @@ class EngineThread:
             self._outputs.put(engine.limits)
             while (plan := self._plans.get()) is not None:
                 engine.launch(plan)
-                self._outputs.put(engine.collect())
-                self._call()
+                output = engine.collect()
+                self._step_end.came()
+                self._outputs.put(output)
             engine.close()
         except BaseException as fault:
+            self._step_end.came()
             self._outputs.put(fault)
-            self._call()
-
-
-def _nothing() -> None: ...

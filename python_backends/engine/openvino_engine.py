@@ -28,6 +28,7 @@ from python_backends.engine.openvino_inputs import StepInputs
 from python_backends.engine.quantised import kept
 from python_backends.engine.sampler import GREEDY, SamplingRows, sample
 from python_backends.engine.slot_state import SlotState
+from python_backends.engine.step_end import StepEnd
 from python_backends.engine.step_timer import Seconds, StepTimer
 from python_backends.engine.weights import describe, take_layers
 from python_backends.request import Ids
@@ -88,7 +89,8 @@ class OpenVINOEngine:
         self._last: _Chosen | None = None  # the newest, booked or not
         self._outputs: deque[StepOutput] = deque()
         self._done_s = 0.0  # when the running step was computed, known if steps are launched ahead
-        self._on_done: Callable[[], None] | None = None
+        self._step_end = StepEnd()
+        self.on_done = self._step_end.on_done
         if self._ahead:
             for request in requests:
                 request.set_callback(self._computed, None)
@@ -115,9 +117,6 @@ class OpenVINOEngine:
             self._choose()
             self._append()
         return self._outputs.popleft()
-
-    def on_done(self, call: Callable[[], None]) -> None:
-        self._on_done = call
 
     def close(self) -> None:
         self._choose()
@@ -150,7 +149,8 @@ class OpenVINOEngine:
         if self._running is None:
             return
         step, self._running = self._running, None
-        step.request.wait()
+        with self._step_end.awaited():
+            step.request.wait()
         woken_s = time.monotonic()
         logits = step.request.get_output_tensor(0).data[: len(step.slots)]
         tokens = logits.argmax(-1) if step.rows is GREEDY else sample(torch.from_numpy(logits), step.rows).numpy()
@@ -160,8 +160,7 @@ class OpenVINOEngine:
     def _computed(self, _: object) -> None:
         """Called by a thread of OpenVINO's."""
         self._done_s = time.monotonic()
-        if self._on_done is not None:
-            self._on_done()
+        self._step_end.came()
 
     def _append(self) -> None:
         """Books the tokens that were chosen last, and makes the output of their step."""

@@ -28,10 +28,9 @@ class StepInputs:
         self._further = self._first = 0  # how far the rows have gone on in their run, now and then
 
     def fill(self, plan: StepPlan, table: Table, life: int) -> bool:
-        """False if it is a step of the same decode rows as before, with the same blocks.
+        """All but the tokens of the decode rows. False if it is a step of the same decode rows as before, with the same blocks.
 
-        All but the tokens of the decode rows. Spans stand in the order of the plan: decode rows, then chunks of prompts.
-
+        Spans stand in the order of the plan: decode rows, then chunks of prompts.
         `life` of the block table is another one whenever something in it has changed. Positions are the plan's. A row that has ended
         meanwhile computes a token more, behind its last one, in a block of its own.
         """

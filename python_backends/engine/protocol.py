@@ -32,7 +32,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Announcing(Protocol):
-    """An engine that can tell when a launched step is done, if nobody waits in `collect` for it."""
+    """An engine that can tell when a launched step is done, unless somebody waits for it in `launch` or `collect`."""
 
-    def on_done(self, call: Callable[[], None]) -> None:
-        """`call` comes from some thread."""
+    def on_done(self, tell: Callable[[], None]) -> None:
+        """`tell` is called by some thread."""

@@ -85,9 +85,7 @@ class SlotScheduler:
 
     def peak_blocks(self) -> int:
         """KV blocks that will be in use at most, as admission reckons."""
-        if not self.policy.looks_ahead:
-            return self.blocks.num_used + self._allocator.num_promised_blocks
-        if self._rests():
+        if not self.policy.looks_ahead or self._rests():
             return self.blocks.num_used + self._allocator.num_promised_blocks
         self.outlook.refresh(self.blocks.num_used, self._head)
         return round(self.outlook.future.peak_blocks)

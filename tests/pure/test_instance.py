@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -120,6 +121,29 @@ def test_an_instance_publishes_the_peak_of_its_future_memory(policy: str, blocks
     running.close()
     assert max(load.peak_blocks for load in link.loads) == blocks
     assert link.loads[-1].peak_blocks == 0
+
+
+def test_the_end_of_a_step_is_told_only_if_nobody_waits_for_it() -> None:
+    """What a loop is told while it waits for the step itself it would take for the end of the next one."""
+    settings = Settings(engine=EngineSettings(kind="toy", slots=1, toy_step_ms=100.0, steps_ahead=1))
+    scheduler, toy = build(settings)
+    engine, told = EngineThread(lambda: toy), threading.Semaphore(0)
+    engine.on_done(told.release)
+    scheduler.submit(Request(1, np.arange(4, dtype=np.int32), Sampling(max_tokens=20)), np.zeros(0, np.int32))
+
+    def launch() -> StepPlan:
+        plan = scheduler.plan()
+        assert plan is not None
+        engine.launch(plan)
+        return plan
+
+    plan = launch()
+    scheduler.apply(plan, engine.collect())
+    assert not told.acquire(timeout=0.3)
+    plan = launch()
+    assert told.acquire(timeout=30)
+    scheduler.apply(plan, engine.collect())
+    engine.close()
 
 
 def test_a_step_is_expected_to_take_what_steps_like_it_took() -> None:

@@ -1,0 +1,31 @@
+"""The end of a step, told to a loop that waits for something else meanwhile. Called by the engines whose own threads compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class StepEnd:
+    """Whoever waits for the step itself is not told: he would find the news when the next step has just begun, and take it for that."""
+
+    def __init__(self) -> None:
+        self._tell: Callable[[], None] | None = None
+        self._is_awaited = False
+
+    def on_done(self, tell: Callable[[], None]) -> None:
+        self._tell = tell
+
+    @contextmanager
+    def awaited(self) -> Iterator[None]:
+        """The loop's thread waits for the step in here."""
+        self._is_awaited = True
+        try:
+            yield
+        finally:
+            self._is_awaited = False
+
+    def came(self) -> None:
+        """Called by the thread that has computed."""
+        if self._tell is not None and not self._is_awaited:
+            self._tell()
