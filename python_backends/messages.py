@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,8 +158,11 @@ _KINDS: tuple[type[Any], ...] = (
 )
 _TAGS = {kind: tag for tag, kind in enumerate(_KINDS)}
 _FIELDS: tuple[tuple[str, ...], ...] = tuple(tuple(field.name for field in dataclasses.fields(kind)) for kind in _KINDS)
-_DTYPES = ("<i4", "<i8", "|u1", "<f4")
+_FINISH_AT = tuple(names.index("finish") if "finish" in names else None for names in _FIELDS)  # msgpack makes a number of it
+_DTYPES = tuple(np.dtype(name) for name in ("<i4", "<i8", "|u1", "<f4"))
+_DTYPE_TAGS = {dtype: bytes([tag]) for tag, dtype in enumerate(_DTYPES)}
 _ARRAY, _KIND = 1, 2  # msgpack extension types
+_BUFFER_BYTES = 512  # to begin with; its own, 256 KiB for every message within a message, come from the kernel and go back at once
 
 
 def new_incarnation() -> str:
@@ -170,7 +172,7 @@ def new_incarnation() -> str:
 
 def pack(message: Any) -> bytes:
     """A message, or a tuple of messages and plain values, as bytes."""
-    return msgpack.packb(message, default=_encode)  # type: ignore[no-any-return]
+    return msgpack.packb(message, default=_encode, buf_size=_BUFFER_BYTES)  # type: ignore[no-any-return]
 
 
 def unpack(frame: bytes | memoryview) -> Any:
@@ -183,24 +185,15 @@ def unpack(frame: bytes | memoryview) -> Any:
 
 def _encode(value: Any) -> msgpack.ExtType:
     if isinstance(value, np.ndarray):
-        return msgpack.ExtType(_ARRAY, bytes([_DTYPES.index(value.dtype.str)]) + value.tobytes())
+        return msgpack.ExtType(_ARRAY, _DTYPE_TAGS[value.dtype] + value.tobytes())
     tag = _TAGS[type(value)]
     fields = [getattr(value, name) for name in _FIELDS[tag]]
-    return msgpack.ExtType(_KIND, bytes([tag]) + msgpack.packb(fields, default=_encode))
+    return msgpack.ExtType(_KIND, bytes([tag]) + pack(fields))
 
 
 def _decode(code: int, data: bytes) -> Any:
     if code == _ARRAY:
         return np.frombuffer(data, _DTYPES[data[0]], offset=1)
-    tag = data[0]
-    return _KINDS[tag](*(_REVIVERS.get((tag, i), _same)(field) for i, field in enumerate(unpack(data[1:]))))
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-# fields whose type msgpack doesn't keep
-_REVIVERS: dict[tuple[int, int], Callable[[Any], Any]] = {
-    (tag, i): Finish for tag, names in enumerate(_FIELDS) for i, name in enumerate(names) if name == "finish"
-}
+    tag, fields = data[0], unpack(data[1:])
+    at = _FINISH_AT[tag]
+    return _KINDS[tag](*(fields if at is None else (*fields[:at], Finish(fields[at]), *fields[at + 1 :])))

@@ -14,6 +14,7 @@ STUB_PYTHON = "GAPLESS_STUB_PYTHON"  # names another Python for the stubs, where
 RESTRICTED = ("shared-memory", "model-repository", "trace", "logging")  # what only the launcher may use
 EXIT_TIMEOUT_S = 3  # Triton refuses the later steps of an ensemble while it exits: it is asked to only when nothing is open
 SHARED_BYTES = 1 << 24  # with each model, taken at once: stubs died, it seems while smaller ones grew
+POOL_THREADS = 2  # pass on what the stubs send, in turn: Triton's 32 are each asleep and cold when theirs comes
 ALLOCATOR = {  # glibc's: docs/limits.md, Memory
     "MALLOC_ARENA_MAX": "2",  # not one for each of a hundred threads, each with pages of its own that nobody else can use
     "MALLOC_MMAP_THRESHOLD_": "131072",  # bytes; fixed: else the first long prompt raises it, and the next ones leave holes in the heap
@@ -40,6 +41,7 @@ def command(
         f"--backend-config=python,shm-region-prefix-name={run_directory.name}-",
         f"--backend-config=python,shm-default-byte-size={SHARED_BYTES}",
         f"--backend-config=python,stub-timeout-seconds={int(settings.ready_s)}",
+        f"--backend-config=python,thread-pool-size={POOL_THREADS}",
         *(_trace_options(settings) if settings.trace_url else ()),
     ]
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tokenizers import Encoding
+
 from python_backends.config import LimitSettings
 from python_backends.request import Ids, ModelLimits, RefusedError, Request, Sampling, Subject
 from python_backends.text.chat_template import ChatTemplate
@@ -19,7 +21,7 @@ from python_backends.text.checkpoint import Checkpoint, CheckpointError
 from python_backends.text.encoder import Encoder
 from python_backends.text.fields import Ask, read_ask, refuse_what_the_engine_lacks
 from python_backends.text.special_tokens import SpecialTokens
-from python_backends.text.subject import MAX_COUNTED_CHARS, MAX_READ_CHARS, of_messages, of_text
+from python_backends.text.subject import MAX_READ_CHARS, num_tokens_of, of_messages, of_text
 
 ANY_ENGINE = ModelLimits(0, 0, 0, 0, 0)  # one that can follow every field, and has no adapters
 
@@ -50,7 +52,7 @@ class Door:
         """One answer for each request's fields (name to value, absent if not given), in order."""
         drafts = [self._draft(fields) for fields in batch]
         ready = [draft for draft in drafts if isinstance(draft, _Draft)]
-        prompts = iter(self.encoder.encode([draft.prompt for draft in ready]))
+        prompts = iter(self.encoder.encodings([draft.prompt for draft in ready]))
         return [self._finish(draft, next(prompts)) if isinstance(draft, _Draft) else draft for draft in drafts]
 
     def _draft(self, fields: Mapping[str, Any]) -> _Draft | RefusedError:
@@ -69,15 +71,17 @@ class Door:
             raise RefusedError("messages: this model has no chat template; send text_input")
         return self.template.render(ask.messages)
 
-    def _finish(self, draft: _Draft, prompt: Ids | RefusedError) -> Request | RefusedError:
+    def _finish(self, draft: _Draft, encoding: Encoding) -> Request | RefusedError:
+        prompt = self.encoder.ids(encoding)
         if isinstance(prompt, RefusedError):
             return prompt
         try:
-            return self._request(draft, prompt if draft.ask.text is None else self.encoder.framed(prompt))
+            subject = self._subject(draft, encoding) if self.names_subjects else None
+            return self._request(draft, prompt if draft.ask.text is None else self.encoder.framed(prompt), subject)
         except RefusedError as refused:
             return refused
 
-    def _request(self, draft: _Draft, prompt: Ids) -> Request:
+    def _request(self, draft: _Draft, prompt: Ids, subject: Subject | None) -> Request:
         ask = draft.ask
         return Request(
             request_id=1 + secrets.randbelow((1 << 63) - 1),
@@ -91,16 +95,14 @@ class Door:
             arrival_ns=draft.arrival_ns,
             deadline_ns=draft.arrival_ns + ask.timeout_us * 1000 if ask.timeout_us else 0,
             priority=ask.priority,
-            subject=self._subject(ask) if self.names_subjects else None,
+            subject=subject,
             adapter=ask.adapter,
         )
 
-    def _subject(self, ask: Ask) -> Subject:
-        whole = ask.instruction
+    def _subject(self, draft: _Draft, encoding: Encoding) -> Subject:
+        ask, whole = draft.ask, draft.ask.instruction
         instruction, given = of_messages(ask.messages, whole) if ask.text is None else of_text(ask.text, whole)
-        counted = given[:MAX_COUNTED_CHARS]
-        ids = self.encoder.encode([counted])[0] if counted else ()
-        count = 0 if isinstance(ids, RefusedError) else round(len(ids) * len(given) / max(1, len(counted)))
+        count = num_tokens_of(given, draft.prompt, encoding)
         return Subject(instruction[:MAX_READ_CHARS], given[:MAX_READ_CHARS], count)
 
     def _sampling(self, ask: Ask, num_prompt: int) -> Sampling:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Encoding, Tokenizer
 
 from python_backends.request import Ids, RefusedError
 from python_backends.text.checkpoint import CheckpointError
@@ -29,19 +29,23 @@ class Encoder:
 
     def encode(self, texts: Sequence[str]) -> list[Ids | RefusedError]:
         """The ids of each text, in one call for all of them; without those that open or close a prompt."""
-        encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
-        return [self._checked(np.array(encoding.ids, np.int32)) for encoding in encodings]
+        return [self.ids(encoding) for encoding in self.encodings(texts)]
 
-    def framed(self, ids: Ids) -> Ids:
-        """With the ids that the tokenizer puts around a plain prompt (BOS); a chat template writes its own."""
-        return np.concatenate([self._before, ids, self._behind])
+    def encodings(self, texts: Sequence[str]) -> list[Encoding]:
+        """What `ids` reads; also knows which characters each token stands for."""
+        return self._tokenizer.encode_batch(texts, add_special_tokens=False)
 
-    def _checked(self, raw: Ids) -> Ids | RefusedError:
+    def ids(self, encoding: Encoding) -> Ids | RefusedError:
         """Some vocabularies (Unigram) hold special tokens as words, and find them where the search for added tokens passed by."""
+        raw = np.array(encoding.ids, np.int32)
         if self._forbidden[raw].any():
             token = self._tokenizer.id_to_token(int(raw[self._forbidden[raw]][0]))
             return RefusedError(f"{token!r} in the prompt: this model's tokenizer can't take it as plain text")
         return self._true_ids[raw]
+
+    def framed(self, ids: Ids) -> Ids:
+        """With the ids that the tokenizer puts around a plain prompt (BOS); a chat template writes its own."""
+        return np.concatenate([self._before, ids, self._behind])
 
     def _tables(self) -> tuple[Ids, NDArray[np.bool_]]:
         """By id of the copy: the model's id, and whether it must not come from plain text."""

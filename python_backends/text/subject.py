@@ -12,11 +12,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from tokenizers import Encoding
+
 from python_backends.text.chat_template import Message
 
 MAX_INSTRUCTION_CHARS = 200  # more before the first colon or line break is no instruction
 MAX_READ_CHARS = 1024  # of either; an encoder reads less
-MAX_COUNTED_CHARS = 8192  # of an input are tokenized once more, to count; the rest is taken to be like them
 
 _END = re.compile(r"[:\n]")
 
@@ -36,6 +37,16 @@ def of_messages(messages: Sequence[Message], instruction: str | None = None) -> 
     if instruction is None and system:
         return system.strip(), asked
     return of_text(asked, instruction)
+
+
+def num_tokens_of(given: str, prompt: str, encoding: Encoding) -> int:
+    """Of the tokens of `prompt`, those of the input `given`, which stands in it as it is or is counted by its share of the characters."""
+    text = given.strip()
+    begin = prompt.rfind(text)
+    if not text or begin < 0:
+        return round(len(encoding) * len(text) / max(1, len(prompt)))
+    first, last = encoding.char_to_token(begin), encoding.char_to_token(begin + len(text) - 1)
+    return (len(encoding) - 1 if last is None else last) - (first or 0) + 1
 
 
 def _last(messages: Sequence[Message], roles: tuple[str, ...]) -> str:

@@ -9,7 +9,7 @@ import pytest
 from python_backends.config import LimitSettings
 from python_backends.request import RefusedError, Request, Subject
 from python_backends.text.door import open_door
-from python_backends.text.subject import MAX_COUNTED_CHARS, MAX_READ_CHARS, of_messages, of_text
+from python_backends.text.subject import MAX_READ_CHARS, num_tokens_of, of_messages, of_text
 from tests.pure.text.checkpoints import byte_level
 
 
@@ -59,13 +59,19 @@ def test_the_door_counts_the_tokens_of_the_input_alone() -> None:
     assert request.subject == Subject("Say it", "abc", len(open_door(byte_level(), LimitSettings(), 99).encoder.encode(["abc"])[0]))
 
 
-def test_a_long_input_is_cut_and_its_length_estimated_from_its_beginning() -> None:
-    text = "ab " * MAX_COUNTED_CHARS
+def test_a_long_input_is_cut_but_counted_whole() -> None:
+    text = "ab " * MAX_READ_CHARS
     request = admitted(text_input="Say it:" + text, max_tokens=1)
     assert isinstance(request, Request)
     assert request.subject is not None
     assert len(request.subject.user_input) == MAX_READ_CHARS
     assert request.subject.num_input_tokens == pytest.approx(len(request.prompt), rel=0.02)
+
+
+def test_an_input_that_the_prompt_spells_differently_is_counted_by_its_share_of_the_characters() -> None:
+    encoding = byte_level().tokenizer.encode("abcabcabcabc")
+    assert num_tokens_of("ABC", "abcabcabcabc", encoding) == round(len(encoding) / 4)
+    assert num_tokens_of(" ", "abcabcabcabc", encoding) == 0
 
 
 def test_nothing_is_counted_where_nothing_is_predicted() -> None:
