@@ -103,10 +103,11 @@ class OpenVINOEngine:
         self.state.apply_blocks(plan.operations)
         self._life += bool(plan.operations)
         is_new = inputs.fill(plan, self.state.table.numpy(), self._life)
-        self._choose()
         if not self._ahead:
-            self._append()  # the only logits are about to be overwritten
-        self._start(plan, inputs)
+            self._end_step()  # the only logits are about to be overwritten
+        last_tokens = None if self._goes_on(plan) else self.state.last_tokens  # booked while the step before still runs
+        self._choose()
+        self._start(inputs, plan, last_tokens)
         self._append()
         self.state.apply_lives(plan.operations)
         self._running = self._step(plan, inputs.request, is_new)
@@ -114,8 +115,7 @@ class OpenVINOEngine:
     @torch.inference_mode()
     def collect(self) -> StepOutput:
         if not self._outputs:
-            self._choose()
-            self._append()
+            self._end_step()
         return self._outputs.popleft()
 
     def close(self) -> None:
@@ -130,11 +130,16 @@ class OpenVINOEngine:
         slots = torch.from_numpy(plan.slots[plan.samples].astype(np.int64))
         return _Running(plan.number, request, plan.firsts, slots, self.state.sampling_rows(slots, plan))
 
-    def _start(self, plan: StepPlan, inputs: StepInputs) -> None:
-        if self._last is not None and self._last.step.firsts is plan.firsts:
+    def _goes_on(self, plan: StepPlan) -> bool:
+        """With the very rows of the step before."""
+        before = self._running or (self._last.step if self._last else None)
+        return before is not None and before.firsts is plan.firsts
+
+    def _start(self, inputs: StepInputs, plan: StepPlan, last_tokens: NDArray[np.int64] | None) -> None:
+        if last_tokens is None:
+            assert self._last is not None, "rows go on that have no tokens yet"
             inputs.put_tokens(self._last.tokens)
         else:
-            last_tokens = self.state.last_tokens
             if self._chosen is not None:
                 last_tokens[self._chosen.step.slots.numpy()] = self._chosen.tokens  # before they are booked
             inputs.put_tokens(last_tokens[plan.slots[: plan.num_decodes]])
@@ -143,6 +148,10 @@ class OpenVINOEngine:
             inputs.request.start_async()
         else:
             inputs.request.infer()  # this thread computes too
+
+    def _end_step(self) -> None:
+        self._choose()
+        self._append()
 
     def _choose(self) -> None:
         """Waits for the running step and chooses its tokens; the next one may start then."""

@@ -27,6 +27,19 @@ STAY = 1e-6  # how firmly a coefficient stays where it is when steps say nothing
 Array = NDArray[np.float64]
 
 
+class _Kind:
+    """Steps that are alike."""
+
+    def __init__(self) -> None:
+        self.quick = 0.0  # measured / expected of one that is quicker than most; 0 before any was seen
+        self._errors: deque[float] = deque(maxlen=NUM_ERRORS)
+
+    def learn(self, errors: Array) -> None:
+        if len(errors):
+            self._errors.extend(errors.tolist())
+            self.quick = min(1.0, float(np.quantile(self._errors, QUICK)))
+
+
 class StepTime:
     """`coefficients` are seconds for one of each of `FEATURES`, none of them negative.
 
@@ -38,7 +51,7 @@ class StepTime:
         self.errors: deque[float] = deque(maxlen=NUM_ERRORS)  # measured / expected of the latest steps
         self._products: Array = np.zeros((len(FEATURES), len(FEATURES)))  # Σ w·x·xᵀ
         self._times: Array = np.zeros(len(FEATURES))  # Σ w·x·t
-        self._quick = 0.0  # measured / expected of a step that is quicker than most
+        self._kinds = (_Kind(), _Kind())  # steps without prompts, and those with some, whose times are less certain
         self._usual_error_s = 0.0
         self._count = 0
         self._observed: list[tuple[float, ...]] = []  # loads and seconds, not yet learned from
@@ -59,7 +72,7 @@ class StepTime:
 
     def least_s(self, plan: StepPlan) -> float:
         """What nearly every such step takes at least."""
-        return self.expected_s(plan) * self._quick
+        return self.expected_s(plan) * self._kinds[len(plan.tokens) > 0].quick
 
     def error_quantile(self, level: float) -> float:
         """Of measured / expected seconds of the latest steps; 1 before any was seen."""
@@ -76,8 +89,10 @@ class StepTime:
         features = np.column_stack([np.ones(len(loads)), loads])  # [n, features]
         expected_s = features @ self.coefficients
         if self._count:
-            self.errors.extend((seconds / np.maximum(expected_s, 1e-9)).tolist())
-            self._quick = min(1.0, self.error_quantile(QUICK))
+            errors, with_prompts = seconds / np.maximum(expected_s, 1e-9), loads[:, 2] > 0
+            self.errors.extend(errors.tolist())
+            for kind, chosen in zip(self._kinds, (~with_prompts, with_prompts), strict=True):
+                kind.learn(errors[chosen])
         weights = self._weights(np.abs(seconds - expected_s))
         fading = (1.0 - 1.0 / MEMORY) ** len(loads)
         self._products = self._products * fading + (features.T * weights) @ features

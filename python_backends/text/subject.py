@@ -40,7 +40,7 @@ def of_messages(messages: Sequence[Message], instruction: str | None = None) -> 
 
 
 def num_tokens_of(given: str, prompt: str, encoding: Encoding) -> int:
-    """Of the tokens of `prompt`, those of the input `given`, which stands in it as it is or is counted by its share of the characters."""
+    """Of the tokens of `prompt`, those of the input `given`, which stands in it unchanged or is counted by its share of characters."""
     text = given.strip()
     begin = prompt.rfind(text)
     if not text or begin < 0:
