@@ -164,6 +164,17 @@ def test_what_nearly_every_step_takes_at_least_is_what_the_quick_ones_took() -> 
     assert times.least_s(_plan(0)) == pytest.approx(0.006, rel=0.05)
 
 
+def test_steps_with_prompts_and_steps_without_are_quick_each_in_their_own_way() -> None:
+    times = StepTime()
+    for number in range(640):
+        if number % 8 == 0:
+            times.observe(_plan(100), 0.020 if number % 16 == 0 else 0.040)
+        else:
+            times.observe(_plan(0), 0.010)
+    assert times.least_s(_plan(0)) == pytest.approx(0.010, rel=0.05)
+    assert times.least_s(_plan(100)) == pytest.approx(0.020, rel=0.1)
+
+
 def _plan(num_prefill_tokens: int) -> StepPlan:
     empty: Any = np.zeros(0, np.int32)
     return StepPlan(0, (), empty, empty, empty, empty, empty, empty, np.zeros(num_prefill_tokens, np.int32))
