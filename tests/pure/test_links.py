@@ -162,7 +162,7 @@ def test_feedback_that_can_wait_goes_along_with_the_next_in_order(wires: Wires) 
     scheduler, detokenizer = wires.scheduler(), FeedbackEnd(wires.directory)
     detokenizer.send(Feedback(1, 1))
     assert wires.hear(scheduler, Feedback) == [Feedback(1, 1)]
-    detokenizer.send(Feedback(1, 2), can_wait=True)  # goes at once if 5 ms have passed meanwhile
+    detokenizer.send(Feedback(1, 2), can_wait=True)  # goes at once if 20 ms have passed meanwhile
     detokenizer.send(Feedback(1, 3), can_wait=True)
     detokenizer.send()
     heard: list[Feedback] = []
