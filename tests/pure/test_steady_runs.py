@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.host_time_loop import NoEngine
+from benchmarks.host_time_loop import NoEngine, steady_loop
 from python_backends.config import EngineSettings, Settings
 from python_backends.instance import Instance as Loop
 from python_backends.instance import build
@@ -257,3 +257,8 @@ def _lines_of_steady_steps(slots: int) -> int:
         instance.turn()
     sys.settrace(before)
     return count
+
+
+def test_the_loop_whose_host_time_is_measured_has_all_slots_decoding() -> None:
+    with steady_loop("none", 64, 0) as loop:
+        assert len(loop.steady_steps(3, sweeps=False)) == 3
