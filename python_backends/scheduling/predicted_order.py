@@ -1,7 +1,8 @@
-"""Whose turn it is, by how long answers are predicted to take: made anew for all that wait, at once, at most every 50 ms.
+"""Whose turn it is, by how long answers are predicted to take: made anew at most every 50 ms, by array operations.
 
-Owns one row of a few arrays for each waiting sequence. A step reads the head of the order; who comes in between stands behind it
-until the order is next made. Called by the waiting list and the slot scheduler; the ranks are policies.
+Owns a few numbers for each waiting sequence. A step reads the head of the order; who comes in between stands behind it until the order
+is next made. Of a crowd only a part is looked at each time, beside the head, so that no step waits for a long sort: the next part the
+next time. Called by the waiting list and the slot scheduler; the ranks are policies.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +20,9 @@ from python_backends.scheduling.lengths import Array
 from python_backends.scheduling.sequence import Sequence
 
 HEAD = 64  # sequences beyond the free slots that a step may look at
-REST, PASSED = 4, 6  # the columns of the predicted tokens, and of when it was first passed over
+LOOKED_AT = 2048  # sequences at a time, and as many of the head
+# What is known of each: predicted tokens are `REST`, and `PASSED` is when it was first passed over.
+PRIORITY, ARRIVED, FIRST_DUE, PROMPT, REST, MOST, PASSED, ARRIVAL = range(8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,32 +50,37 @@ class PredictedOrder:
         self._patience = settings.patience
         self._rest_tokens = rest_tokens
         self._clock = clock
-        self._rows: dict[int, int] = {}  # by request
-        self._sequences: list[Sequence | None] = []
-        self._free: list[int] = []
-        self._columns = np.zeros((0, 7))
-        self._seated: dict[int, float] = {}  # by priority, since the order was last made: when the latest of them had arrived
+        self._sequences: list[Sequence] = []
+        self._places: dict[int, int] = {}  # of each request among them
+        self._known = np.zeros((8, HEAD))  # a column for each of them
+        self._next = 0  # the place at which the next look begins
+        self._seated: dict[int, float] = {}  # by priority, since all were looked at: when the latest of them had arrived
         self._head: dict[int, Sequence] = {}  # by request, in order
 
     def add(self, sequence: Sequence) -> None:
-        row = self._free.pop() if self._free else self._new_row()
-        self._rows[sequence.request_id] = row
-        self._sequences[row] = sequence
+        place = len(self._sequences)
+        if place == self._known.shape[1]:
+            self._known = np.concatenate([self._known, np.zeros_like(self._known)], axis=1)
+        self._places[sequence.request_id] = place
+        self._sequences.append(sequence)
         most = sequence.request.sampling.max_tokens - sequence.num_output_tokens
         first_due_s = sequence.arrived_s + self._ttft_s if sequence.num_output_tokens == 0 else np.inf
-        priority, prompt = sequence.request.priority, len(sequence.tokens)
-        self._columns[row] = priority, sequence.arrived_s, first_due_s, prompt, self._expected(sequence), most, np.inf
+        priority, prompt, rest = sequence.request.priority, len(sequence.tokens), self._expected(sequence)
+        self._known[:, place] = priority, sequence.arrived_s, first_due_s, prompt, rest, most, np.inf, sequence.arrival
         self._head[sequence.request_id] = sequence
 
     def remove(self, sequence: Sequence) -> None:
-        row = self._rows.pop(sequence.request_id)
-        self._sequences[row] = None
-        self._free.append(row)
+        """The last one takes its place."""
+        place, last = self._places.pop(sequence.request_id), self._sequences.pop()
+        if last is not sequence:
+            self._sequences[place] = last
+            self._places[last.request_id] = place
+            self._known[:, place] = self._known[:, len(self._sequences)]
         self._head.pop(sequence.request_id, None)
 
     def seated(self, sequence: Sequence) -> None:
         """It has got a slot, before all that wait."""
-        if not self._rows:
+        if not self._sequences:
             self._seated.clear()
             return
         priority = sequence.request.priority
@@ -79,9 +88,9 @@ class PredictedOrder:
 
     def expect(self, sequence: Sequence) -> None:
         """Takes up what was predicted for it, if it waits."""
-        row = self._rows.get(sequence.request_id)
-        if row is not None:
-            self._columns[row, REST] = self._expected(sequence)
+        place = self._places.get(sequence.request_id)
+        if place is not None:
+            self._known[REST, place] = self._expected(sequence)
 
     def in_order(self) -> Iterator[Sequence]:
         """The head; beyond it nobody has been put into order."""
@@ -89,7 +98,7 @@ class PredictedOrder:
 
     @property
     def is_used_up(self) -> bool:
-        return not self._head and bool(self._rows)
+        return not self._head and bool(self._sequences)
 
     def sort(
         self, count: int, usual_tokens: float, seconds: Callable[[Array, Array], tuple[Array, Array]], slots_are_scarce: bool = True
@@ -100,32 +109,43 @@ class PredictedOrder:
         Where slots are scarce somebody's gain is another one's wait, and `patience` bounds it. Where memory is, foreseeing it gives
         everybody more than passing over takes.
         """
-        rows = np.fromiter(self._rows.values(), np.int64, len(self._rows))
-        now_s = self._clock()
-        self._note_passed(rows, now_s)
-        priority, arrived_s, first_due_s, prompts, rests, most, passed_s = self._columns[rows].T
+        places, now_s = self._looked_at(), self._clock()
+        self._note_passed(places, now_s)
+        priority, arrived_s, first_due_s, prompts, rests, most, passed_s, arrival = self._known[:, places]
         tokens = np.minimum(np.where(np.isnan(rests), usual_tokens, rests), most)
         prefill_s, decode_s = seconds(prompts, tokens)
         waited_s = now_s - arrived_s
-        patience_s = max(self._ttft_s, self._patience * float(waited_s.max(initial=0.0))) if slots_are_scarce else math.inf
+        longest_s = now_s - float(self._known[ARRIVED, : len(self._sequences)].min(initial=now_s))
+        patience_s = max(self._ttft_s, self._patience * longest_s) if slots_are_scarce else math.inf
         slack_s = first_due_s - prefill_s - now_s
         rank = self._rank(Waits(waited_s, prefill_s + decode_s, slack_s, now_s - passed_s, patience_s))
-        first = least(rank, priority, count)
-        sequences = (self._sequences[row] for row in rows[first])
-        self._head = {sequence.request_id: sequence for sequence in sequences if sequence is not None}
+        first = places[least(rank, priority, arrival, count)]
+        self._head = {self._sequences[place].request_id: self._sequences[place] for place in first}
 
-    def _note_passed(self, rows: NDArray[np.int64], now_s: float) -> None:
-        """Whoever of `rows` came before one that has got a slot, and has no less priority, has been passed over."""
+    def _looked_at(self) -> NDArray[np.int64]:
+        """Places: all, or of a crowd the head and the next part."""
+        count = len(self._sequences)
+        if count <= LOOKED_AT:
+            return np.arange(count)
+        part = (self._next + np.arange(LOOKED_AT)) % count
+        return np.union1d(part, [self._places[request] for request in islice(self._head, LOOKED_AT)])
+
+    def _note_passed(self, places: NDArray[np.int64], now_s: float) -> None:
+        """Whoever came before one that has got a slot, and has no less priority, has been passed over."""
         for seated, latest_s in self._seated.items():
-            passed = (self._columns[rows, 1] < latest_s) & (self._columns[rows, 0] >= seated) & np.isinf(self._columns[rows, PASSED])
-            self._columns[rows[passed], PASSED] = now_s
-        self._seated.clear()
+            passed = (self._known[ARRIVED, places] < latest_s) & (self._known[PRIORITY, places] >= seated)
+            passed &= np.isinf(self._known[PASSED, places])
+            self._known[PASSED, places[passed]] = now_s
+        self._next += LOOKED_AT
+        if self._next >= len(self._sequences):  # all have been looked at
+            self._next = 0
+            self._seated.clear()
 
     def check_integrity(self) -> None:
         """Raises AssertionError."""
-        assert self._rows.keys() >= self._head.keys(), "somebody who doesn't wait stands in the order"
-        here = [sequence is not None for sequence in self._sequences]
-        assert sum(here) == len(self._rows) == len(here) - len(self._free), "rows of the predicted order are off"
+        assert self._places.keys() >= self._head.keys(), "somebody who doesn't wait stands in the order"
+        here = {sequence.request_id: place for place, sequence in enumerate(self._sequences)}
+        assert here == self._places, "places of the predicted order are off"
 
     def _expected(self, sequence: Sequence) -> float:
         """Tokens that it is predicted to make; NaN: nobody has predicted anything."""
@@ -133,16 +153,9 @@ class PredictedOrder:
             return math.nan
         return float(self._rest_tokens([sequence])[0]) if sequence.num_output_tokens else sequence.prediction.mean
 
-    def _new_row(self) -> int:
-        row = len(self._sequences)
-        self._sequences.append(None)
-        if row == len(self._columns):
-            self._columns = np.concatenate([self._columns, np.zeros((max(HEAD, row), 7))])
-        return row
 
-
-def least(rank: Array, priority: Array, count: int) -> NDArray[np.intp]:
-    """Places of the first `count`: larger priority first, then lesser rank."""
+def least(rank: Array, priority: Array, arrival: Array, count: int) -> NDArray[np.intp]:
+    """Places of the first `count`: larger priority first, then lesser rank, then who came first (of equals at the edge, anybody)."""
     places = np.arange(len(rank))
     if count < len(rank):
         edge = -np.partition(-priority, count - 1)[count - 1]
@@ -152,5 +165,5 @@ def least(rank: Array, priority: Array, count: int) -> NDArray[np.intp]:
         level = places[~above]
         level = level[np.argpartition(rank[level], need - 1)[:need]] if need < len(level) else level
         places = np.concatenate([places[above], level])
-    order: NDArray[np.intp] = np.lexsort((places, rank[places], -priority[places]))
+    order: NDArray[np.intp] = np.lexsort((arrival[places], rank[places], -priority[places]))
     return places[order]

@@ -15,7 +15,7 @@ from python_backends.scheduling.future_memory import FutureMemory
 from python_backends.scheduling.lengths import FEWEST, Array
 from python_backends.scheduling.outlook import REFRESHED_S
 from python_backends.scheduling.policies import POLICIES, slack_then_ratio
-from python_backends.scheduling.predicted_order import PredictedOrder, Waits, least
+from python_backends.scheduling.predicted_order import LOOKED_AT, PredictedOrder, Waits, least
 from python_backends.scheduling.sequence import Sequence
 from tests.pure.test_scheduling import Instance, answer, request, write_vocabulary
 
@@ -191,8 +191,10 @@ def test_past_future_stops_at_the_first_without_room_and_takes_no_notice_of_pred
 @given(st.lists(st.tuples(st.integers(-2, 2), st.integers(0, 9)), min_size=1, max_size=60), st.integers(1, 60))
 def test_the_head_is_that_of_a_full_sort(waiting: list[tuple[int, int]], count: int) -> None:
     priority, rank = (np.array(column, np.float64) for column in zip(*waiting, strict=True))
-    places = least(rank, priority, min(count, len(waiting))).tolist()
+    arrival = np.arange(len(waiting), 0.0, -1.0)
+    places = least(rank, priority, arrival, min(count, len(waiting))).tolist()
     assert [(-priority[place], rank[place]) for place in places] == sorted(zip(-priority, rank, strict=True))[: len(places)]
+    assert sorted(places, key=lambda place: (-priority[place], rank[place], arrival[place])) == places
     assert len(set(places)) == min(count, len(waiting))
 
 
@@ -210,6 +212,49 @@ def test_the_order_is_made_for_the_head_and_who_comes_later_stands_behind_it() -
     order.sort(2, np.inf, lambda prompts, tokens: (prompts, tokens))
     assert [sequence.request_id for sequence in order.in_order()] == [15, 14]
     order.check_integrity()
+
+
+def test_a_crowd_is_put_into_order_part_by_part() -> None:
+    """Nobody looks at all of 10,000 at once, and in the end the first are found, wherever they stand."""
+    seen: list[int] = []
+
+    def rank(waits: Waits) -> Array:
+        seen.append(len(waits.waited_s))
+        return waits.service_s
+
+    order = PredictedOrder(rank, SchedulingSettings(), lambda sequences: np.zeros(len(sequences)), lambda: 5.0)
+    predicted = np.random.default_rng(0).permutation(10_000) / 200  # tokens
+    crowd = [waiting(number, predicted=predicted[number]) for number in range(10_000)]
+    for sequence in crowd:
+        order.add(sequence)
+    for sequence in crowd[::7]:
+        order.remove(sequence)
+    stay = [number for number in range(10_000) if number % 7]
+    while sum(seen) < 2 * len(stay):
+        order.sort(20, np.inf, lambda prompts, tokens: (prompts, tokens))
+    assert [sequence.request_id for sequence in order.in_order()] == sorted(stay, key=lambda number: predicted[number])[:20]
+    assert max(seen) <= 2 * LOOKED_AT
+    order.check_integrity()
+
+
+def test_in_a_crowd_too_who_has_been_passed_over_for_too_long_goes_first() -> None:
+    now_s = [5.0]
+    settings = SchedulingSettings(policy="ours", ttft_s=1.0, patience=0.25)
+    order = PredictedOrder(slack_then_ratio, settings, lambda sequences: np.full(len(sequences), 30.0), lambda: now_s[0])
+    for number in range(3 * LOOKED_AT):
+        long = waiting(number, predicted=90 - number / LOOKED_AT * 25)
+        long.arrived_s = number / 3 / LOOKED_AT
+        order.add(long)
+
+    def head() -> list[int]:
+        order.sort(3, 25.0, lambda prompts, tokens: (prompts / 1000, tokens / 10))
+        return [sequence.request_id for sequence in order.in_order()]
+
+    order.seated(waiting(90_000, predicted=1))  # arrived at 4.0
+    assert [head() for _ in range(3)][-1] != [0, 1, 2]
+    for now_s[0] in (6.0, 7.0, 8.0, 9.0):
+        heads = head()
+    assert heads == [0, 1, 2], "passed over 4 s ago, and the longest wait is 9 s"
 
 
 def test_the_ranks_see_waiting_service_and_slack() -> None:
