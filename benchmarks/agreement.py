@@ -10,12 +10,10 @@ MiB. Every engine runs in a process of its own.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -94,7 +92,7 @@ def compare(count: int) -> list[Row]:
 
 
 def main() -> None:
-    from benchmarks.peer_report import machine, versions
+    from benchmarks.results_file import write_result
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=8, help="of each of the eight tasks")
@@ -102,9 +100,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = compare(arguments.prompts)
     if arguments.json:
-        facts: dict[str, Any] = {"machine": machine(), "versions": versions(), "command": " ".join(["python", *sys.argv])}
-        facts |= {"prompts_a_task": arguments.prompts, "rows": [asdict(row) for row in rows]}
-        arguments.json.write_text(json.dumps(facts, indent=1) + "\n")
+        write_result(arguments.json, {"prompts_a_task": arguments.prompts, "rows": [asdict(row) for row in rows]})
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ the predicted mean, in tokens, over the requests of one virtual minute.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "build"))
 
 from benchmarks.length_requests import Asked, Remembered, draw, task_names
-from benchmarks.peer_report import machine, versions
+from benchmarks.results_file import write_result
 from python_backends.config import PredictionSettings
 from python_backends.learner import Learner
 from python_backends.messages import AnswerRecord, LengthAnswer
@@ -187,9 +186,8 @@ def main() -> None:
     if given.plot:
         write_plot(given.plot, rows, learned_at_s)
     if given.json:
-        what = {"machine": machine(), "versions": versions(), "command": " ".join(["python", *sys.argv]), "encoder": given.encoder}
-        written = {**what, "learned_at_s": learned_at_s, "rows": [asdict(row) for row in rows]}
-        given.json.write_text(json.dumps(written, indent=1) + "\n")
+        told = {"encoder": given.encoder, "learned_at_s": learned_at_s, "rows": [asdict(row) for row in rows]}
+        write_result(given.json, told)
 
 
 if __name__ == "__main__":

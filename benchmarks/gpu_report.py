@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peer_report import machine, versions
+from benchmarks.results_file import write_result
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +54,7 @@ def table(figures: Sequence[Figure], parts: Sequence[Ended]) -> str:
 
 def write_json(path: Path, device: dict[str, Any], figures: Sequence[Figure], parts: Sequence[Ended]) -> None:
     result = {
-        "machine": {**machine(), **device},
-        "versions": versions(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": " ".join(["python", *sys.argv]),
         "figures": [{**asdict(figure), "verdict": figure.verdict} for figure in figures],
         "parts": [asdict(part) for part in parts],
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(path, result, device)

@@ -15,14 +15,11 @@ stream table, of whose streams 16 get a token.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -30,7 +27,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.host_time_loop import QUEUE_SLOTS, ChangingQueue, WaitingStreams, steady_loop
-from benchmarks.peer_report import machine, versions
+from benchmarks.results_file import write_result
 
 TURN_STEPS = 10  # of one loop, then of the next
 Case = tuple[str, int, int]  # engine, slots, waiting requests
@@ -106,15 +103,7 @@ def main() -> None:
     if "queues" in asked.only:
         rows += queues(waiting, steps)
     if asked.json:
-        date = datetime.datetime.now(datetime.UTC).date().isoformat()
-        result: dict[str, Any] = {
-            "machine": machine(),
-            "versions": versions(),
-            "date": date,
-            "command": " ".join(["python", *sys.argv]),
-        }
-        asked.json.parent.mkdir(parents=True, exist_ok=True)
-        asked.json.write_text(json.dumps(result | {"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+        write_result(asked.json, {"rows": [asdict(row) for row in rows]})
     print(table(rows))
 
 

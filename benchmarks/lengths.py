@@ -11,7 +11,6 @@ length with the answer's, as in Magnus's Table I. Costs are processor time of on
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -28,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "build"))
 
 from benchmarks.length_requests import Asked, Remembered, draw, features_of, observations, task_names
-from benchmarks.peer_report import machine, versions
+from benchmarks.results_file import write_result
 from python_backends.prediction.encoder import PACKAGED, SentenceEncoder
 from python_backends.prediction.forest import Forest, grow
 from python_backends.prediction.history import Answered, History
@@ -158,9 +157,8 @@ def main() -> None:
     cost = costs(forest, test, encoder)
     print("processor time, ms a request:", cost, "| of a fit, s, by observations:", fits)
     if asked.json:
-        what = {"machine": machine(), "versions": versions(), "command": " ".join(["python", *sys.argv]), "encoder": asked.encoder}
-        written = {**what, "levels": LEVELS.tolist(), "cost": cost, "fit_s": fits, "rows": [asdict(row) for row in rows]}
-        asked.json.write_text(json.dumps(written, indent=1) + "\n")
+        told = {"encoder": asked.encoder, "levels": LEVELS.tolist(), "cost": cost, "fit_s": fits}
+        write_result(asked.json, told | {"rows": [asdict(row) for row in rows]})
 
 
 if __name__ == "__main__":

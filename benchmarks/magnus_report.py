@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -15,7 +12,7 @@ from numpy.typing import NDArray
 
 from benchmarks.magnus_requests import Ask
 from benchmarks.magnus_runs import Row, Run
-from benchmarks.peer_report import machine, versions
+from benchmarks.results_file import write_result
 
 BASELINES = ("vs", "vsq", "ccb", "magnus")
 ABLATION = ("vs", "glp", "abp", "magnus")
@@ -67,10 +64,6 @@ def table(rows: Sequence[Row]) -> str:
 def write_json(path: Path, runs: Sequence[Run], about: dict[str, Any]) -> None:
     rows = [run.row for run in runs]
     result = {
-        "machine": machine(),
-        "versions": versions(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": " ".join(["python", *sys.argv]),
         **about,
         "rows": [asdict(row) for row in rows],
         "gains": [gain for over in ("vs", "vsq", "ccb") for gain in gains(rows, over)],
@@ -86,8 +79,7 @@ def write_json(path: Path, runs: Sequence[Run], about: dict[str, Any]) -> None:
             if run.num_batches
         ],
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(path, result)
 
 
 def write_plot(path: Path, rows: Sequence[Row]) -> None:

@@ -1,20 +1,15 @@
-"""What `peers.py` tells: figures from the times of a round, medians, ratios, a table, JSON and a plot; the machine and versions."""
+"""What `peers.py` tells: figures from the times of a round, medians, ratios, a table, JSON and a plot."""
 
 from __future__ import annotations
 
-import datetime
-import importlib.metadata
-import json
-import os
-import platform
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.peer_work import Timing, num_cores
+from benchmarks.peer_work import Timing
+from benchmarks.results_file import write_result
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +50,6 @@ def median(rows: list[Row]) -> Row:
     return Row(rows[0].engine, rows[0].shape, rows[0].dtype, **figures)
 
 
-def machine() -> dict[str, Any]:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    models = {line.partition(": ")[2] for line in lines if line.startswith("model name")}
-    threads = {name: value for name, value in os.environ.items() if "OMP_" in name}
-    return {"processor": ", ".join(models), "cores": num_cores(), "memory_gib": round(memory, 1), "environment": threads}
-
-
-def versions() -> dict[str, str]:
-    names = ("torch", "transformers", "numpy")
-    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in names}
-
-
 def ratios(rows: list[Row]) -> dict[str, float]:
     """Output tokens per second of each of our ways over those of every other engine; of the others over our own loop alone."""
     ours = [row for row in rows if row.engine.startswith("gapless")]
@@ -84,18 +66,7 @@ def table(rows: list[Row]) -> str:
 
 
 def write_json(path: Path, rows: list[Row], rounds: int, more: dict[str, Any]) -> None:
-    result = {
-        "machine": machine(),
-        "versions": versions(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": " ".join(["python", *sys.argv]),
-        "rounds": rounds,
-        "rows": [asdict(row) for row in rows],
-        "ratios": ratios(rows),
-        **more,
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    write_result(path, {"rounds": rounds, "rows": [asdict(row) for row in rows], "ratios": ratios(rows), **more})
 
 
 def write_plot(path: Path, rows: list[Row]) -> None:

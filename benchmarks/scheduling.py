@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,20 +28,21 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.peer_report import machine, versions
+from benchmarks.results_file import write_result
 from benchmarks.scheduling_requests import MAX_TOKENS, Pool, read_pool
-from benchmarks.scheduling_runs import TOKEN_BUDGET, Machine, Served, Work, serve, simulate
+from benchmarks.scheduling_runs import TOKEN_BUDGET, Machine, Served, Steps, Work, serve, simulate
 from python_backends.config import EngineSettings, ModelSettings, SchedulingSettings, Settings
 from python_backends.instance import build
 from python_backends.request import ModelLimits
 from python_backends.scheduling.policies import POLICIES
-from python_backends.scheduling.step_time import FEATURES, StepTime
+from python_backends.scheduling.step_time import FEATURES
 
 ORACLE = "oracle"
 BLOCK_TOKENS = 32  # the OpenVINO engine takes no others
 MAX_MODEL_TOKENS = 704  # the longest prompt and answer of the mix
 IN_FLIGHT = 3  # times the slots, when requests shall never run out
 POOL, QUICK_POOL = 1000, 160  # prompts
+NO_TIME = [0.0] * len(FEATURES)  # until it is calibrated
 Run = Callable[[str, Work], Served]
 
 
@@ -122,36 +124,33 @@ class Bench:
         engine = EngineSettings(kind=asked.engine, slots=asked.slots, kv_blocks=asked.blocks, block_tokens=BLOCK_TOKENS)
         self.settings = Settings(model=model, engine=replace(engine, token_budget=TOKEN_BUDGET), scheduling=self.scheduling)
         self.limits = ModelLimits(MAX_MODEL_TOKENS, 1 << 12, asked.slots, asked.blocks, BLOCK_TOKENS)
-        self.times = StepTime()
+        self.machine = Machine.exact([float(each) for each in asked.step_time.split(",")] if asked.step_time else NO_TIME)
         self._engine: Any = None
 
-    def real(self, policy: str, work: Work) -> Served:
+    def real(self, policy: str, work: Work, steps: Steps | None = None) -> Served:
         if self._engine is None:
             self._engine = build(self.settings)[1]
         rules = replace(self.scheduling, policy="ours" if policy == ORACLE else policy)
         told = replace(work, knows_lengths=policy == ORACLE)
-        return serve(self._engine, replace(self.settings, scheduling=rules), told, self.times)
+        return serve(self._engine, replace(self.settings, scheduling=rules), told, steps or Steps())
 
-    def simulated(self, policy: str, work: Work) -> Served:
+    def simulated(self, policy: str, work: Work, machine: Machine | None = None) -> Served:
         rules = replace(self.scheduling, policy="ours" if policy == ORACLE else policy)
-        return simulate(self.limits, rules, replace(work, knows_lengths=policy == ORACLE), self.machine())
-
-    def machine(self) -> Machine:
-        if self.asked.step_time:
-            return Machine.exact([float(each) for each in self.asked.step_time.split(",")])
-        return Machine(self.times, np.array(self.times.errors))
+        return simulate(self.limits, rules, replace(work, knows_lengths=policy == ORACLE), machine or self.machine)
 
     def calibrate(self) -> None:
         """By a real closed loop with each number of requests in flight, so that few and many rows are seen."""
+        steps = Steps()
         for in_flight in tqdm((1, 4, self.asked.slots // 2, 2 * self.asked.slots), desc="calibrating"):
             count = 3 * in_flight + 12
             work = Work(self.pool, np.zeros(count), _places(self.pool, count, seed=0), in_flight=in_flight)
-            self.real("ours", work)
+            self.real("ours", work, steps)
+        self.machine = steps.machine()
 
     def tpot_s(self) -> float:
         """Twice what a step with all slots takes."""
         kv_tokens = self.asked.blocks * BLOCK_TOKENS * 0.6
-        return self.asked.tpot or round(2 * self.machine().step_time.seconds(self.asked.slots, kv_tokens), 3)
+        return self.asked.tpot or round(2 * self.machine.step_time.seconds(self.asked.slots, kv_tokens), 3)
 
     def rows(self, run: Run, most: float, seed: int = 1) -> Iterator[Row]:
         asked = self.asked
@@ -164,12 +163,22 @@ class Bench:
 
 
 def check(bench: Bench, most: float) -> list[dict[str, Any]]:
-    """Simulated / real for each figure, the median of three pairs with other arrivals."""
+    """Simulated / real for each figure, the median of three pairs with other arrivals. Steps take as long as in the pair's real run, so
+    that what the machine did meanwhile is in both.
+    """
+    machines: deque[Machine] = deque()
+
+    def real(policy: str, work: Work) -> Served:
+        served = bench.real(policy, work, steps := Steps())
+        machines.append(steps.machine())
+        return served
+
     names = ("goodput", "mean_e2e_s", "mean_ttft_s")
     pairs = []
     for seed in (1, 2, 3):
-        real, simulated = (list(bench.rows(run, most, seed)) for run in (bench.real, bench.simulated))
-        pairs.append(list(zip(real, simulated, strict=True)))
+        measured = list(bench.rows(real, most, seed))
+        simulated = list(bench.rows(lambda policy, work: bench.simulated(policy, work, machines.popleft()), most, seed))
+        pairs.append(list(zip(measured, simulated, strict=True)))
     found = []
     for case in zip(*pairs, strict=True):
         ratios = {name: [getattr(b, name) / max(getattr(a, name), 1e-3) for a, b in case] for name in names}
@@ -253,12 +262,10 @@ def main() -> None:
             "slots": asked.slots,
             "blocks": asked.blocks,
         },
-        "step_time_s": dict(zip(FEATURES, bench.machine().step_time.coefficients, strict=True)),
+        "step_time_s": dict(zip(FEATURES, bench.machine.step_time.coefficients, strict=True)),
     }
     if asked.json:
-        result = {"machine": machine(), "versions": versions(), "command": " ".join(["python", *sys.argv]), **told, "rows": rows}
-        asked.json.parent.mkdir(parents=True, exist_ok=True)
-        asked.json.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(asked.json, told | {"rows": rows})
     print(json.dumps(told))
     print(table(rows))
 

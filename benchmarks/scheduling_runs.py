@@ -26,6 +26,8 @@ PREDICTED_AFTER_S = 0.02  # the predictor's answer is so much later than the req
 TOKEN_BUDGET = 256
 Doubles = NDArray[np.float64]
 NOTHING = np.zeros(0, np.int32)
+PREFILL = 2  # the place of prefill tokens among a step's loads
+NUM_ERRORS = 4096  # drawn for each kind of steps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,18 +127,51 @@ class Served:
 # --- by a virtual clock
 
 
+class Steps:
+    """What real steps took, from one to the next."""
+
+    def __init__(self) -> None:
+        self._times = StepTime()
+        self._loads: list[tuple[int, ...]] = []
+        self._seconds: list[float] = []
+
+    def observe(self, plan: StepPlan, seconds: float) -> None:
+        self._loads.append(self._times.loads(plan))
+        self._seconds.append(seconds)
+
+    def machine(self) -> Machine:
+        """On which steps take so long: by least squares over all of them, and each draws how far it is off from one of its kind, so
+        that all together take as long as they did.
+        """
+        loads, seconds = np.array(self._loads, np.float64), np.array(self._seconds)
+        step_time = StepTime()
+        step_time.learn(loads, seconds)
+        expected_s = np.array([step_time.seconds(*each) for each in loads])
+        kinds = [np.flatnonzero((loads[:, PREFILL] > 0) == with_prompts) for with_prompts in (False, True)]
+        errors, random = [], np.random.default_rng(0)
+        for kind in kinds:
+            likely = expected_s[kind] / expected_s[kind].sum()
+            errors.append(random.choice(seconds[kind] / expected_s[kind], NUM_ERRORS, p=likely) if len(kind) else np.ones(1))
+        return Machine(step_time, errors[False], errors[True])
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Machine:
-    """How long steps take: by a calibrated model, and measured / expected of steps that it was calibrated on."""
+    """How long steps take: by a model of step time, and measured / expected of real steps, of those with prompts by themselves."""
 
     step_time: StepTime
-    errors: Doubles
+    decode_errors: Doubles
+    prompt_errors: Doubles
 
     @staticmethod
     def exact(coefficients: Sequence[float]) -> Machine:
         times = StepTime()
         times.coefficients = list(coefficients)
-        return Machine(times, np.ones(1))
+        return Machine(times, np.ones(1), np.ones(1))
+
+    def seconds(self, plan: StepPlan) -> float:
+        errors = self.prompt_errors if len(plan.tokens) else self.decode_errors
+        return self.step_time.expected_s(plan) * float(errors[plan.number % len(errors)])
 
 
 class _Lengths:
@@ -158,11 +193,10 @@ class _Lengths:
         return StepOutput(plan.number, np.ones(len(slots), np.int32), finishes)
 
 
-def simulate(limits: ModelLimits, settings: SchedulingSettings, work: Work, machine: Machine, seed: int = 0) -> Served:
+def simulate(limits: ModelLimits, settings: SchedulingSettings, work: Work, machine: Machine) -> Served:
     served = Served(replace(work, distinct=True))
     scheduler = SlotScheduler(limits, TOKEN_BUDGET, settings, clock=lambda: served.now_s)
-    engine, random = _Lengths(scheduler, work), np.random.default_rng(seed)
-    noise = random.choice(machine.errors, 4096).tolist()
+    engine = _Lengths(scheduler, work)
     while not served.is_over:
         for message in served.news(served.now_s):
             if isinstance(message, Submit):
@@ -174,7 +208,7 @@ def simulate(limits: ModelLimits, settings: SchedulingSettings, work: Work, mach
             served.now_s = max(served.now_s, served.next_s)
             continue
         served.started(scheduler.take_started())
-        seconds = machine.step_time.expected_s(plan) * noise[plan.number % len(noise)]
+        seconds = machine.seconds(plan)
         scheduler.outlook.step_time.observe(plan, seconds)
         served.tokens(scheduler.apply(plan, engine.step(plan)), served.now_s + seconds)
     served.num_evictions = scheduler.num_evictions
@@ -213,11 +247,11 @@ class _Paced:
 
     plans_steps = False
 
-    def __init__(self, engine: Engine, link: _Link, times: StepTime) -> None:
+    def __init__(self, engine: Engine, link: _Link, steps: Steps) -> None:
         self.limits = engine.limits
         self._engine = engine
         self._link = link
-        self._times = times
+        self._steps = steps
         self._plan: StepPlan | None = None
         self._collected_s = time.monotonic()
 
@@ -228,7 +262,7 @@ class _Paced:
     def collect(self) -> StepOutput:
         output, now_s = self._engine.collect(), time.monotonic()
         assert self._plan is not None
-        self._times.observe(self._plan, now_s - max(self._collected_s, self._link.rested_s))
+        self._steps.observe(self._plan, now_s - max(self._collected_s, self._link.rested_s))
         self._collected_s = now_s
         return output
 
@@ -236,12 +270,12 @@ class _Paced:
         self._engine.close()
 
 
-def serve(engine: Engine, settings: Settings, work: Work, times: StepTime) -> Served:
-    """By the instance's loop; `times` learns what its steps take."""
+def serve(engine: Engine, settings: Settings, work: Work, steps: Steps) -> Served:
+    """By the instance's loop; `steps` is told what they take."""
     served = Served(work)
     scheduler = SlotScheduler(engine.limits, settings.engine.token_budget, settings.scheduling)
     link = _Link(served)
-    instance = Instance(scheduler, _Paced(engine, link, times), link, lambda: None)
+    instance = Instance(scheduler, _Paced(engine, link, steps), link, lambda: None)
     while not served.is_over:
         instance.turn()
     served.num_evictions = scheduler.num_evictions

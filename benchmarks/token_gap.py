@@ -13,7 +13,6 @@ GPU; with all of them in the engine, the last step can only move its work, not h
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.peer_report import machine, versions
+from benchmarks.results_file import write_result
 from benchmarks.token_gap_loop import MODES, Recorded, prepare, run
 
 TIMELINE_STEPS = 5
@@ -121,10 +120,7 @@ def main() -> None:
     found = list(measure(asked.engine, asked.threads, slots, num_steps))
     rows = [row for row, _ in found]
     if asked.json:
-        result: dict[str, Any] = {"machine": machine(), "versions": versions(), "command": " ".join(["python", *sys.argv])}
-        result |= {"engine": asked.engine, "threads": asked.threads, "rows": [asdict(row) for row in rows]}
-        asked.json.parent.mkdir(parents=True, exist_ok=True)
-        asked.json.write_text(json.dumps(result, indent=1) + "\n")
+        write_result(asked.json, {"engine": asked.engine, "threads": asked.threads, "rows": [asdict(row) for row in rows]})
     if asked.plot:
         draw(asked.plot, rows)
         count = TIMELINE_SLOTS if TIMELINE_SLOTS in slots else slots[0]

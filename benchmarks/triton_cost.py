@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import random
 import subprocess
@@ -34,8 +33,8 @@ from benchmarks.http_streams import EnsembleStreams
 from benchmarks.peer_engines import TOKEN_BUDGET
 from benchmarks.peer_models import VOCABULARY, make_model
 from benchmarks.peer_process import EngineProcess
-from benchmarks.peer_report import machine, versions
 from benchmarks.peer_work import MAX_MODEL_TOKENS, Job, Timing, Work, load_work
+from benchmarks.results_file import write_result
 from python_backends.config import ROOT, Settings, dump, load
 from python_backends.large_pages import with_large_pages
 from python_backends.links import InstanceReady, SchedulerEnd
@@ -197,10 +196,7 @@ def main() -> None:
         rows = measure(Path(directory), arguments.dtype, rounds, load_work(arguments.quick), settings)
     result = summary(rows)
     if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        command = " ".join(["python", *sys.argv])
-        about = {"machine": machine(), "versions": versions(), "date": time.strftime("%Y-%m-%d"), "command": command}
-        arguments.json.write_text(json.dumps({**about, "rounds": rounds, **result}, indent=1) + "\n")
+        write_result(arguments.json, {"rounds": rounds, **result})
     for mode in MODES[:-1]:
         share, more = result[f"tok_s_of_{mode}"], result[f"ttft_p50_ms_more_than_{mode}"]
         print(f"ensemble beside {mode}: {share:.2f} of the tokens per second, first token {more:+.1f} ms")

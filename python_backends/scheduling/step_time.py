@@ -67,8 +67,15 @@ class StepTime:
     def seconds_a_prefill_token(self) -> float:
         return self.coefficients[FEATURES.index("prefill token")]
 
+    def loads(self, plan: StepPlan) -> tuple[int, int, int, int]:
+        """The arguments of `seconds` for a step. In a steady run nothing is added up again."""
+        rows = plan.num_decodes if len(plan.tokens) else len(plan.slots)  # they come first
+        if plan.firsts is not self._firsts:
+            self._firsts, self._first_kv_tokens = plan.firsts, int(plan.firsts[:rows].sum())
+        return rows, self._first_kv_tokens + rows * (plan.further + 1), len(plan.tokens), 0
+
     def expected_s(self, plan: StepPlan) -> float:
-        return self.seconds(*self._loads(plan))
+        return self.seconds(*self.loads(plan))
 
     def least_s(self, plan: StepPlan) -> float:
         """What nearly every such step takes at least."""
@@ -79,7 +86,7 @@ class StepTime:
         return float(np.quantile(self.errors, level)) if self.errors else 1.0
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
-        self._observed.append((*self._loads(plan), 0, seconds))
+        self._observed.append((*self.loads(plan), seconds))
         if self._count < WARM or len(self._observed) == BATCH:
             observed, self._observed = np.array(self._observed, np.float64), []
             self.learn(observed[:, :-1], observed[:, -1])
@@ -121,10 +128,3 @@ class StepTime:
         coefficients = np.zeros(len(FEATURES))
         coefficients[used] = found
         self.coefficients = coefficients.tolist()
-
-    def _loads(self, plan: StepPlan) -> tuple[int, int, int]:
-        """Decode rows, tokens that they attend to, prefill tokens. In a steady run nothing is added up again."""
-        rows = plan.num_decodes if len(plan.tokens) else len(plan.slots)  # they come first
-        if plan.firsts is not self._firsts:
-            self._firsts, self._first_kv_tokens = plan.firsts, int(plan.firsts[:rows].sum())
-        return rows, self._first_kv_tokens + rows * (plan.further + 1), len(plan.tokens)

@@ -9,9 +9,11 @@ import pytest
 
 from benchmarks.scheduling import Row, capacity, open_work, row_of
 from benchmarks.scheduling_requests import MAX_TOKENS, Pool
-from benchmarks.scheduling_runs import Machine, Served, Work, simulate
+from benchmarks.scheduling_runs import Machine, Served, Steps, Work, simulate
 from python_backends.config import SchedulingSettings
 from python_backends.request import ModelLimits
+from python_backends.scheduling.step_time import StepTime
+from python_backends.step import StepPlan
 
 SLOTS = 16
 LIMITS = ModelLimits(512, 1000, SLOTS, 2 * SLOTS, 32)
@@ -75,3 +77,20 @@ def test_a_lone_request_takes_what_its_steps_take() -> None:
     served = run("ours", Work(pool, np.array([1.0]), np.array([0])))
     assert served.first_s[0] - 1.0 == pytest.approx(0.02 + 30e-4)
     assert served.last_s[0] - served.first_s[0] == pytest.approx(9 * (0.02 + 0.0005) + sum(range(31, 40)) * 1e-6)
+
+
+def test_simulated_steps_take_as_long_as_the_real_ones_did_all_together(pool: Pool) -> None:
+    """Real ones that no model of step time has exactly right: every tenth takes four times as long, prompts by their square."""
+    steps = Steps()
+
+    class Uneven(Machine):
+        def seconds(self, plan: StepPlan) -> float:
+            seconds = (0.01 + 1e-6 * len(plan.tokens) ** 2) * (4.0 if plan.number % 10 == 0 else 1.0)
+            steps.observe(plan, seconds)
+            return seconds
+
+    work = Work(pool, np.zeros(60), np.arange(60))
+    real = simulate(LIMITS, SchedulingSettings(), work, Uneven(StepTime(), np.ones(1), np.ones(1)))
+    simulated = simulate(LIMITS, SchedulingSettings(), work, steps.machine())
+    assert simulated.last_s.max() == pytest.approx(real.last_s.max(), rel=0.1)
+    assert (simulated.last_s - simulated.arrived_s).mean() == pytest.approx((real.last_s - real.arrived_s).mean(), rel=0.1)

@@ -167,15 +167,11 @@ def test_steady_steps_share_their_arrays_and_a_change_ends_that(model: Path) -> 
 
 
 def test_the_loads_of_a_run_are_those_of_its_starts() -> None:
-    times, seen = StepTime(), []
-    times.seconds = lambda *loads: seen.append(loads) or 0.0  # type: ignore[assignment, func-returns-value]
-    plan = _decodes(3)
+    times, plan = StepTime(), _decodes(3)
     for number in range(1, 4):
-        times.expected_s(plan)
-        assert seen[-1] == (3, int(plan.starts.sum()) + 3, 0)
+        assert times.loads(plan) == (3, int(plan.starts.sum()) + 3, 0, 0)
         plan = plan.goes_on(number)
-    times.expected_s(_decodes(2))
-    assert seen[-1] == (2, 10 + 11 + 2, 0)
+    assert times.loads(_decodes(2)) == (2, 10 + 11 + 2, 0, 0)
 
 
 def _decodes(count: int) -> StepPlan:
