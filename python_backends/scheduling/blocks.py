@@ -59,8 +59,12 @@ class BlockPool:
         return blocks, keys
 
     def num_revived(self, blocks: Sequence[int]) -> int:
-        """How many of `blocks` are only retained: sharing them takes as much of what is available as fresh ones."""
-        return sum(self._references[block] == 0 for block in blocks)
+        """How many of `blocks`, a prefix, take as much of what is available as fresh ones: from the first that is only retained, all.
+
+        It may be gone before they are shared, and then those behind it are not found, whoever holds them.
+        """
+        held = next((place for place, block in enumerate(blocks) if self._references[block] == 0), len(blocks))
+        return len(blocks) - held
 
     def share(self, blocks: Iterable[int]) -> None:
         for block in blocks:

@@ -128,7 +128,8 @@ class PredictedOrder:
         if count <= LOOKED_AT:
             return np.arange(count)
         part = (self._next + np.arange(LOOKED_AT)) % count
-        return np.union1d(part, [self._places[request] for request in islice(self._head, LOOKED_AT)])
+        head = [self._places[request] for request in islice(self._head, LOOKED_AT)]
+        return np.union1d(part, np.array(head, np.int64))
 
     def _note_passed(self, places: NDArray[np.int64], now_s: float) -> None:
         """Whoever came before one that has got a slot, and has no less priority, has been passed over."""

@@ -234,6 +234,11 @@ def test_a_crowd_is_put_into_order_part_by_part() -> None:
         order.sort(20, np.inf, lambda prompts, tokens: (prompts, tokens))
     assert [sequence.request_id for sequence in order.in_order()] == sorted(stay, key=lambda number: predicted[number])[:20]
     assert max(seen) <= 2 * LOOKED_AT
+    for sequence in list(order.in_order()):
+        order.remove(sequence)
+    assert order.is_used_up
+    order.sort(20, np.inf, lambda prompts, tokens: (prompts, tokens))
+    assert len(list(order.in_order())) == 20
     order.check_integrity()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from python_backends.config import EngineSettings, ModelSettings, SchedulingSettings, Settings
 from python_backends.engine.toy_engine import ToyEngine, toy_answer
 from python_backends.request import QUANTILE_LEVELS, Finish, LengthPrediction, Request, Sampling
+from python_backends.scheduling import predicted_order
 from python_backends.scheduling.policies import Reserve, reserve_max_tokens
+from python_backends.scheduling.predicted_order import LOOKED_AT
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.step import Admit, Grow, Release, StepPlan, Tokens
 from tests.pure.examples import examples
@@ -44,6 +47,12 @@ NEVER_EVICT = ("fcfs", "orca")
 @pytest.fixture(scope="module", autouse=True)
 def model(tmp_path_factory: pytest.TempPathFactory) -> None:
     SchedulerStates.model = write_vocabulary(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def looked_at() -> Iterator[None]:
+    yield
+    predicted_order.LOOKED_AT = LOOKED_AT
 
 
 def toy_engine(slots: int) -> ToyEngine:
@@ -134,9 +143,13 @@ class SchedulerStates(RuleBasedStateMachine):
         depth=st.integers(1, 3),
         lag=st.integers(0, 2),
         step_s=st.sampled_from([0.0, 1.0]),
+        looked_at=st.sampled_from([1, 3, LOOKED_AT]),
     )
-    def begin(self, rules: str, slots: int, budget: int, depth: int, lag: int, step_s: float) -> None:
-        """`depth` steps are launched before the oldest is read, and `lag` frames of tokens are on their way to the streams."""
+    def begin(self, rules: str, slots: int, budget: int, depth: int, lag: int, step_s: float, looked_at: int) -> None:
+        """`depth` steps are launched before the oldest is read, and `lag` frames of tokens are on their way to the streams. More than
+        `looked_at` that wait are a crowd.
+        """
+        predicted_order.LOOKED_AT = looked_at
         self.rules, self.slots, self.budget, self.depth, self.lag, self.step_s = rules, slots, budget, depth, lag, step_s
         self.now_s = 0.0
         self.answers: dict[int, Answer] = {}

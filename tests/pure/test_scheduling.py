@@ -266,3 +266,21 @@ def test_limits_are_refused_at_construction(model: Path) -> None:
     limits = replace(Instance(model).engine.limits, num_slots=2)
     with pytest.raises(KeyError):
         SlotScheduler(limits, settings=SchedulingSettings("unknown"))
+
+
+def test_a_prefix_that_goes_before_its_finder_is_seated_costs_nobody_else_a_block(model: Path) -> None:
+    """1 began like 0 in the same step, so its second block is found behind the first of 0, which nobody holds any more. 3 takes that
+    away, and 4, which counted on both, finds neither.
+    """
+    instance = Instance(model, blocks=25)
+    instance.submit(request(0, [7] * 4 + [1], max_tokens=1))
+    instance.submit(request(1, [7] * 4 + [8] * 4 + [1], max_tokens=60))
+    instance.turn()
+    instance.submit(request(2, [5] * 17, max_tokens=1))
+    instance.turn()
+    assert instance.scheduler.blocks.num_retained == 5
+    asks = [request(3, [6] * 12, max_tokens=4), request(4, [7] * 4 + [8] * 4 + [2], max_tokens=7)]
+    for ask in asks:
+        instance.submit(ask)
+    instance.run()
+    assert all(instance.answers[ask.request_id] == answer(ask) for ask in asks)
