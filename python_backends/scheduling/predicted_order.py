@@ -109,8 +109,10 @@ class PredictedOrder:
         Where slots are scarce somebody's gain is another one's wait, and `patience` bounds it. Where memory is, foreseeing it gives
         everybody more than passing over takes.
         """
-        places, now_s = self._looked_at(), self._clock()
+        places, now_s = self._look_on(), self._clock()
         self._note_passed(places, now_s)
+        if self._next == 0:  # by now all have been looked at
+            self._seated.clear()
         priority, arrived_s, first_due_s, prompts, rests, most, passed_s, arrival = self._known[:, places]
         tokens = np.minimum(np.where(np.isnan(rests), usual_tokens, rests), most)
         prefill_s, decode_s = seconds(prompts, tokens)
@@ -122,12 +124,13 @@ class PredictedOrder:
         first = places[least(rank, priority, arrival, count)]
         self._head = {self._sequences[place].request_id: self._sequences[place] for place in first}
 
-    def _looked_at(self) -> NDArray[np.int64]:
+    def _look_on(self) -> NDArray[np.int64]:
         """Places: all, or of a crowd the head and the next part."""
-        count = len(self._sequences)
+        count, begin = len(self._sequences), self._next
+        self._next = begin + LOOKED_AT if begin + LOOKED_AT < count else 0
         if count <= LOOKED_AT:
             return np.arange(count)
-        part = (self._next + np.arange(LOOKED_AT)) % count
+        part = (begin + np.arange(LOOKED_AT)) % count
         head = [self._places[request] for request in islice(self._head, LOOKED_AT)]
         return np.union1d(part, np.array(head, np.int64))
 
@@ -137,10 +140,6 @@ class PredictedOrder:
             passed = (self._known[ARRIVED, places] < latest_s) & (self._known[PRIORITY, places] >= seated)
             passed &= np.isinf(self._known[PASSED, places])
             self._known[PASSED, places[passed]] = now_s
-        self._next += LOOKED_AT
-        if self._next >= len(self._sequences):  # all have been looked at
-            self._next = 0
-            self._seated.clear()
 
     def check_integrity(self) -> None:
         """Raises AssertionError."""

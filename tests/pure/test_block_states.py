@@ -49,7 +49,8 @@ class BlockStates(RuleBasedStateMachine):
         """As a sequence that gets a slot: what is found is shared, the rest is computed in fresh blocks."""
         found, keys = self.find(tokens)
         missing = self.pool.blocks_for(len(tokens)) - len(found)
-        assert self.pool.num_revived(found) >= len(set(found) & set(self.retained))
+        first_retained = next((place for place, block in enumerate(found) if block in self.retained), len(found))
+        assert self.pool.num_revived(found) == len(found[first_retained:])
         if missing + self.pool.num_revived(found) > self.pool.num_available:
             return
         self.pool.share(found)
