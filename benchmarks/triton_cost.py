@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import os
 import random
-import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -37,6 +36,7 @@ from benchmarks.peer_work import MAX_MODEL_TOKENS, Job, Timing, Work, load_work
 from benchmarks.results_file import write_result
 from python_backends.config import ROOT, Settings, dump, load
 from python_backends.large_pages import with_large_pages
+from python_backends.launcher.process_group import end_group, start_group
 from python_backends.links import InstanceReady, SchedulerEnd
 from python_backends.messages import Submit
 from python_backends.request import Request, Sampling
@@ -63,7 +63,7 @@ class Instance:
         dump(settings, directory / "settings.json")
         self._link = SchedulerEnd(directory, dead_after_s=600)
         command = [sys.executable, "-m", "python_backends.instance", str(directory), "0"]
-        self._process = subprocess.Popen(command, cwd=ROOT, env=with_large_pages(os.environ))
+        self._process = start_group(command, with_large_pages(os.environ), cwd=ROOT)
         while not any(isinstance(news, InstanceReady) for news in self._link.receive(1.0)):
             pass
         self._num_asked = 0
@@ -80,8 +80,7 @@ class Instance:
         return list(timings.values())
 
     def close(self) -> None:
-        self._process.terminate()
-        self._process.wait()
+        end_group(self._process, wait_s=10)
         self._link.close()
 
     def _submit(self, job: Job) -> Submit:

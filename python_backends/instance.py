@@ -184,7 +184,6 @@ def _trace(instance: Instance, num_steps: int) -> None:
 
 
 def main(run_directory: Path, number: int) -> None:
-    parent = os.getppid()
     setproctitle.setproctitle(f"gapless-instance-{number}")
     ask_for_slice(USUAL)  # it is the one that others interrupt
     logging.basicConfig(level=logging.INFO, format=f"instance {number}: %(message)s", stream=sys.stderr)
@@ -203,7 +202,7 @@ def main(run_directory: Path, number: int) -> None:
     if isinstance(engine, Announcing):
         engine.on_done(link.wake)  # however late it was expected
     instance = Instance(scheduler, engine, link, state.beat, settings.steps_ahead)
-    while not stopping and os.getppid() == parent:
+    while not stopping:
         instance.turn()
         if traces:
             traces.clear()

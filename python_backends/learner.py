@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import fcntl
 import logging
-import os
 import signal
 import sqlite3
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -89,24 +89,19 @@ def lock(directory: Path, is_over: Callable[[], bool]) -> IO[str] | None:
 
 
 def main(run_directory: Path) -> None:
-    parent = os.getppid()
     setproctitle.setproctitle("gapless-learner")
     stand_back()
     logging.basicConfig(level=logging.INFO, format="learner: %(message)s", stream=sys.stderr)
-    stopping: list[int] = []
+    stopping = threading.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(name, lambda signum, _frame: stopping.append(signum))
-
-    def is_over() -> bool:
-        return bool(stopping) or os.getppid() != parent
-
+        signal.signal(name, lambda _signum, _frame: stopping.set())
     settings = undump(run_directory / "settings.json")
     directory = settings.prediction_directory
-    held = lock(directory, is_over)
+    held = lock(directory, stopping.is_set)
     if held is None:
         return
     learner, link = Learner(settings.prediction, directory), LearnerEnd(run_directory)
-    while not is_over():
+    while not stopping.is_set():
         learner.take(link.receive(WRITE_EVERY_S))
         if learner.learn_if_due():
             log.info("learned: %s", current(directory))

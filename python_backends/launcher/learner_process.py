@@ -32,6 +32,7 @@ class LearnerProcess:
             return
         if self._process is not None:
             log.warning("the learner ended with %d; starting it again in %.0f s", self._process.returncode, self._pause_s)
+            end_group(self._process, 0)
             self._start_at_s, self._process = now_s + self._pause_s, None
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
         if now_s >= self._start_at_s:

@@ -1,22 +1,27 @@
 """A process and everything that it starts: one group, which dies with the launcher, however that ends, and is ended as one.
 
-Called by the rooms beside it that know what the process is.
+In each group a shell waits at a pipe into which nobody writes. The launcher's end closes it, and the shell then kills the group. A
+signal by which the kernel tells a child of its parent's death would not do: it reaches no grandchild, and nobody who asks for it when
+the parent is already gone. Called by the rooms beside it that know what the process is.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
 from typing import Any
 
-DIES_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
+KEEPER = "exec sh -c 'read -r _; kill -KILL 0' gapless-keeper"
+WITH_KEEPER = f'exec 3<&0 </dev/null; {{ {KEEPER} <&3 3<&-; }} & exec "$@" 3<&-'
 
 
 def start_group(command: list[str], environment: dict[str, str], **options: Any) -> subprocess.Popen[Any]:
-    """`options` are Popen's."""
-    return subprocess.Popen([*DIES_WITH_PARENT, *command], env=environment, start_new_session=True, **options)
+    """`options` are Popen's. The command's input is empty."""
+    guarded = ["sh", "-c", WITH_KEEPER, "sh", *command]
+    return subprocess.Popen(guarded, env=environment, stdin=_launcher_lives(), start_new_session=True, **options)
 
 
 def end_group(process: subprocess.Popen[Any], wait_s: float) -> None:
@@ -28,3 +33,9 @@ def end_group(process: subprocess.Popen[Any], wait_s: float) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+@functools.cache
+def _launcher_lives() -> int:
+    """The end to read of a pipe whose other end this process alone has, and never closes."""
+    return os.pipe()[0]

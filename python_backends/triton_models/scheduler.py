@@ -69,7 +69,6 @@ class TritonPythonModel:
         self._sending_s = 0.0
         self._paced_s = self._exported_s = time.monotonic()
         self._stopping = False
-        threading.Thread(target=_leave_with, args=[os.getppid()], name="server watch", daemon=True).start()
         self._thread = threading.Thread(target=self._run, name="streams")
         self._thread.start()
 
@@ -233,10 +232,3 @@ def _spans(trace_url: str) -> StreamSpans | None:
     from python_backends.triton_models.tracing import StreamSpans  # brings OpenTelemetry
 
     return StreamSpans(trace_url)
-
-
-def _leave_with(server: int) -> None:
-    """Ends this process when the server is gone: a stub with open streams would stay, and wait in a send for ever."""
-    while os.getppid() == server:
-        time.sleep(1.0)
-    os._exit(1)

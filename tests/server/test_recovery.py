@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
 import random
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.server.expected import PROMPT, Expected
-from tests.server.serving import Answer, Gapless, GrpcClient, busyness, leftovers, wait_for
+from tests.server.serving import ROOT, Answer, Gapless, GrpcClient, busyness, leftovers, wait_for
 
 LONG = {"max_tokens": 400, "min_tokens": 400}
 
@@ -205,6 +209,30 @@ def test_when_the_launcher_goes_everything_goes(toy_model: Path, number: int) ->
     served.process.wait(60)
     wait_for(lambda: not any(process.is_running() and process.status() != "zombie" for process in processes), 60)
     served.stop()
+
+
+LAST_MOMENT = """
+import os, subprocess
+from python_backends.launcher.process_group import start_group
+group = start_group(["sh", "-c", "sleep 1000 & sleep 1000"], dict(os.environ), stdout=subprocess.DEVNULL)
+print(group.pid, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_what_a_launcher_starts_in_its_last_moment_goes_too() -> None:
+    for _ in range(20):
+        command = [sys.executable, "-c", LAST_MOMENT]
+        launcher = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False, timeout=60)
+        assert launcher.returncode == -signal.SIGKILL
+        group = int(launcher.stdout)
+        wait_for(lambda group=group: not any(is_in(group, process) for process in psutil.process_iter(["status"])), 60)
+
+
+def is_in(group: int, process: psutil.Process) -> bool:
+    with contextlib.suppress(ProcessLookupError):
+        return process.info["status"] != "zombie" and os.getpgid(process.pid) == group
+    return False
 
 
 def test_one_request_too_many_is_refused_at_once_and_costs_the_open_one_nothing(toy_model: Path, expected: Expected) -> None:
