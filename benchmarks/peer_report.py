@@ -21,6 +21,7 @@ class Row:
     req_s: float
     latency_mean_s: float
     latency_p99_s: float
+    itl_mean_ms: float
     itl_p50_ms: float
     itl_p99_ms: float
     peak_rss_gib: float
@@ -38,6 +39,7 @@ def row_of(engine: str, shape: str, dtype: str, timings: list[Timing], peak_rss_
         req_s=len(timings) / wall,
         latency_mean_s=float(np.mean(latencies)),
         latency_p99_s=float(np.percentile(latencies, 99)),
+        itl_mean_ms=float(gaps.mean()),
         itl_p50_ms=float(np.percentile(gaps, 50)),
         itl_p99_ms=float(np.percentile(gaps, 99)),
         peak_rss_gib=peak_rss_gib,

@@ -41,7 +41,7 @@ class EngineSettings:
     block_tokens: int = 32
     kv_blocks: int = 0
     kv_memory_gib: float = 1.0
-    token_budget: int = 256
+    token_budget: int = 512
     steps_ahead: int = -1
     cuda_graphs: str = "auto"
     threads: int = 0
@@ -66,6 +66,7 @@ class TensorRTLLMSettings:
 class SchedulingSettings:
     policy: str = "ours"
     static_slots: bool = True
+    max_step_ms: float = 150.0
     max_passed_over_s: float = 10.0
     patience: float = 0.1
     memory_share: float = 0.95
@@ -180,6 +181,7 @@ _RANGES = {
     "tensorrt_llm.lost_after_s": (0.1, 86_400.0),
     "tensorrt_llm.max_adapter_rank": (1, 4096),
     "model.max_model_tokens": (0, 1 << 24),
+    "scheduling.max_step_ms": (0.0, 600_000.0),
     "scheduling.max_passed_over_s": (0.0, 86_400.0),
     "scheduling.patience": (0.0, 1000.0),
     "scheduling.memory_share": (0.1, 1.0),

@@ -80,9 +80,9 @@ class OpenVINOEngine:
         self._ahead = settings.steps_ahead > 0
         self._life = 0  # of the block table: one more with every plan that has operations
         requests = [compiled.create_infer_request() for _ in range(1 + self._ahead)]
-        self._inputs = deque(map(StepInputs, requests))  # of the running step, and of the one before
-        self._caches = self._give_caches(shape)
         self.state = SlotState(self.limits, torch.device("cpu"))
+        self._inputs = deque(StepInputs(each, self.state.dead_slot) for each in requests)  # of the running step, and of the one before
+        self._caches = self._give_caches(shape)
         self._timer = StepTimer()
         self._running: _Running | None = None
         self._chosen: _Chosen | None = None
@@ -187,10 +187,10 @@ class OpenVINOEngine:
         self._outputs.append(StepOutput(step.number, tokens.astype(np.int32), finishes.astype(np.uint8), scores, busy_s, gap_s))
 
     def _give_caches(self, shape: BlockShape) -> list[Tensor]:
-        """Keys and values of every layer [blocks, kv_heads, block_tokens, dim], as inputs that stay for good."""
+        """Keys and values of every layer [blocks + 1 for padding, kv_heads, block_tokens, dim], as inputs that stay for good."""
         caches = []
         for layer, part in product(range(shape.num_layers), ("key", "value")):
-            sizes = (self.limits.num_blocks, shape.num_kv_heads, BLOCK_TOKENS, shape.head_dim)
+            sizes = (self.limits.num_blocks + 1, shape.num_kv_heads, BLOCK_TOKENS, shape.head_dim)
             cache = torch.zeros(sizes, dtype=shape.dtype)  # untouched blocks cost no memory
             bits = cache.view(torch.int16 if shape.dtype == torch.bfloat16 else shape.dtype).numpy()
             for inputs in self._inputs:

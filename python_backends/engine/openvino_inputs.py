@@ -1,7 +1,8 @@
 """What the OpenVINO graph reads of a step, for one of its infer requests.
 
-Owns the arrays, which the request reads where they lie: in steps of the same decode rows they are changed in place. Called by the
-OpenVINO engine.
+Owns the arrays, which the request reads where they lie: in steps of the same decode rows they are changed in place. The plugin makes
+and keeps code for each number of rows that it meets (6 to 12 ms and 1 MiB), and its products want whole tiles: steps are padded to few
+sizes. Called by the OpenVINO engine.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ Table = NDArray[np.int64]  # [slots, blocks]
 
 
 class StepInputs:
-    def __init__(self, request: ov.InferRequest) -> None:
+    def __init__(self, request: ov.InferRequest, dead_slot: int) -> None:
         self.request = request
+        self._dead_slot = dead_slot
         self._arrays: dict[str, NDArray[np.int32]] = {}
+        self._decodes = np.zeros(0, np.int32)  # positions of the decode rows
         self._firsts: Ids | None = None  # of the run of decode rows that the arrays are made for
         self._life = -1  # of the block table
         self._further = self._first = 0  # how far the rows have gone on in their run, now and then
@@ -46,33 +49,44 @@ class StepInputs:
         self._arrays["tokens"][: len(tokens)] = tokens
 
     def _go_on(self, further: int) -> None:
-        arrays, steps = self._arrays, further - self._further
-        arrays["positions"] += steps  # and `past_lens`
-        arrays["max_context_len"] += steps
+        steps = further - self._further
+        self._decodes += steps
+        self._arrays["max_context_len"] += steps
         self._further = further
 
     def _make(self, plan: StepPlan, table: Table) -> None:
-        starts, ends = plan.starts, np.cumsum(plan.lengths)
-        offsets = np.arange(ends[-1]) - np.repeat(ends - plan.lengths, plan.lengths)
-        num_tokens = starts + plan.lengths
-        blocks, begins = _blocks(table[plan.slots], num_tokens)
+        num_rows = plan.num_decodes + len(plan.tokens)
+        padding = np.zeros(padded(num_rows) - num_rows, np.int32)  # one span each: the first token of the dead slot
+        slots = np.concatenate([plan.slots, padding + self._dead_slot])
+        starts = np.concatenate([plan.starts, padding])
+        lengths = np.concatenate([plan.lengths, padding + 1])
+        ends, num_tokens = np.cumsum(lengths), starts + lengths
+        blocks, begins = _blocks(table[slots], num_tokens)
+        sampled = ends[: len(plan.samples)][plan.samples] - 1
         arrays = {
-            "tokens": np.concatenate([np.zeros(plan.num_decodes, np.int32), plan.tokens]),
-            "positions": np.repeat(starts, plan.lengths) + offsets,
+            "tokens": np.concatenate([np.zeros(plan.num_decodes, np.int32), plan.tokens, padding]),
+            "positions": np.repeat(starts - ends + lengths, lengths) + np.arange(ends[-1]),
             "past_lens": starts,
             "subsequence_begins": np.concatenate([[0], ends]),
             "block_indices": blocks,
             "block_indices_begins": begins,
             "max_context_len": num_tokens.max(),
-            "sampling_rows": ends[plan.samples] - 1 if plan.samples.any() else np.zeros(1),
+            "sampling_rows": np.concatenate([sampled, np.zeros(padded(max(len(sampled), 1)) - len(sampled))]),
         }
         self._arrays = {name: np.array(values, np.int32) for name, values in arrays.items()}
         self._firsts = None if len(plan.tokens) else plan.firsts
         if self._firsts is not None:
             self._arrays["past_lens"] = self._arrays["positions"]
+            self._decodes = self._arrays["positions"][: plan.num_decodes]
         self._first = self._further = plan.further
         for name in STEP_INPUTS:
             self.request.set_tensor(name, ov.Tensor(self._arrays[name], shared_memory=True))
+
+
+def padded(num_rows: int) -> int:
+    """The rows of a step with `num_rows` at least: four sizes an octave, then multiples of 32."""
+    size = min(max(1 << (num_rows - 1).bit_length() >> 3, 1), 32)
+    return -(-num_rows // size) * size
 
 
 def _blocks(rows: Table, num_tokens: Ids) -> tuple[Table, NDArray[np.int64]]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from python_backends.config import SchedulingSettings
-from python_backends.request import ModelLimits
+from python_backends.request import Ids, ModelLimits
 from python_backends.scheduling.future_memory import Fits, FutureMemory
 from python_backends.scheduling.lengths import Array
 from python_backends.scheduling.policies import Policy
@@ -32,6 +32,7 @@ class Outlook:
         self, policy: Policy, settings: SchedulingSettings, limits: ModelLimits, slots: SlotTable, clock: Callable[[], float]
     ) -> None:
         self.step_time = StepTime()
+        self._max_step_s = settings.max_step_ms / 1000
         self.future = FutureMemory(slots, limits, settings.memory_share, settings.memory_caution, policy.sampled)
         ranked = policy.rank is not None
         self.order = PredictedOrder(policy.rank, settings, self.future.rest_tokens, clock) if policy.rank else None
@@ -79,6 +80,12 @@ class Outlook:
             self.order.sort(HEAD + self._slots.num_free, self.future.lengths.usual_tokens, self._seconds, slots_are_scarce)
         self.future.draw(num_used_blocks, waiting())
         return True
+
+    def prefill_tokens(self, decodes: Ids) -> float:
+        """So many may be computed in the step that is planned, beside the slots that decode in it, who wait for its end."""
+        if not len(decodes):
+            return math.inf
+        return self.step_time.prefill_tokens(self._max_step_s, len(decodes), int(self._slots.planned[decodes].sum()))
 
     def _seconds(self, prompts: Array, tokens: Array) -> tuple[Array, Array]:
         """What prefills and answers of so many tokens will take, at the pace of now."""

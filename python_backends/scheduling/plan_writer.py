@@ -1,4 +1,4 @@
-"""Writes the plan of each step: the rows that decode, then chunks of prompts within the token budget.
+"""Writes the plan of each step: the rows that decode, then chunks of prompts, within the token budget and what a step may take.
 
 Owns the numbers of the steps and the steady run: as long as the same rows decode and nobody changes anything, the next plan is the last
 one a token further, whatever the number of rows. Decides neither who has a slot nor who makes way. Called by the slot scheduler.
@@ -10,18 +10,21 @@ import numpy as np
 
 from python_backends.request import Ids
 from python_backends.scheduling.allocator import Allocator
+from python_backends.scheduling.outlook import Outlook
 from python_backends.scheduling.slots import Rows, rows_of
 from python_backends.step import SpanKind, StepPlan
 
 Chunk = tuple[int, int, int]  # slot, start, length
+TILE = 32  # rows of a step that is cut to fit: products are computed in tiles of so many at most
 
 
 class PlanWriter:
-    """`chunked`: prompts are cut to the token budget. `static_slots`: the engine is told of changes only, not of every slot anew."""
+    """`chunked`: prompts are cut to fit. `static_slots`: the engine is told of changes only, not of every slot anew."""
 
-    def __init__(self, allocator: Allocator, token_budget: int, chunked: bool, static_slots: bool) -> None:
+    def __init__(self, allocator: Allocator, outlook: Outlook, token_budget: int, chunked: bool, static_slots: bool) -> None:
         self._allocator = allocator
         self._slots = allocator.slots
+        self._outlook = outlook
         self._token_budget = token_budget
         self._chunked = chunked
         self._static_slots = static_slots
@@ -46,7 +49,7 @@ class PlanWriter:
         """The plan of all that is to be done now; None if that is nothing: operations wait for the next step that has work."""
         self._num_steady_steps = 0
         decodes = self._slots.decoding()
-        chunks = self._chunks(self._token_budget - len(decodes))
+        chunks = self._chunks(decodes)
         if not len(decodes) and not chunks:
             return None
         if not self._static_slots:
@@ -61,10 +64,18 @@ class PlanWriter:
         self.num_steps += 1
         return self.num_steps - 1
 
-    def _chunks(self, budget: int) -> list[Chunk]:
-        """This step's prefill chunks, in order of arrival, within the token budget."""
-        chunks = []
-        for slot in self._slots.prefilling():
+    def _chunks(self, decodes: Ids) -> list[Chunk]:
+        """This step's prefill chunks, in order of arrival."""
+        chunks: list[Chunk] = []
+        slots = self._slots.prefilling()
+        if not slots:
+            return chunks
+        budget = self._token_budget - len(decodes)
+        in_time = self._outlook.prefill_tokens(decodes)
+        if in_time < budget:
+            whole = int(len(decodes) + in_time) // TILE * TILE
+            budget = max(whole - len(decodes), min(TILE // 2, budget))
+        for slot in slots:
             start = int(self._slots.computed[slot])
             length = int(self._slots.targets[slot]) - start
             if self._chunked:

@@ -54,10 +54,11 @@ class SlotScheduler:
         self._allocator = self.allocator(limits, reserve or self._reserve, lean=self.policy.looks_ahead)
         self.slots = self._allocator.slots
         self.blocks = self._allocator.blocks
-        self._plans = PlanWriter(self._allocator, self.token_budget, self.policy.chunked_prefill, settings.static_slots)
+        self.outlook = Outlook(self.policy, settings, limits, self.slots, clock)
+        chunked, static = self.policy.chunked_prefill, settings.static_slots
+        self._plans = PlanWriter(self._allocator, self.outlook, self.token_budget, chunked, static)
         self._booking = Booking(self.slots)
         self.num_evictions = 0
-        self.outlook = Outlook(self.policy, settings, limits, self.slots, clock)
         self._may_admit = True  # something has changed since nobody could be admitted
         self._clock = clock
         bound, bound_clock = settings.max_passed_over_s, clock

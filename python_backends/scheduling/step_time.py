@@ -7,6 +7,7 @@ The slot scheduler reads from it what a request will take; the simulated benchma
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 import numpy as np
@@ -62,6 +63,12 @@ class StepTime:
         """Of a step with so many rows that decode, tokens that these attend to, and tokens of prompts; 0 before any was seen."""
         constant, row, kv, prefill, training = self.coefficients
         return constant + row * decode_rows + kv * kv_tokens + prefill * prefill_tokens + training * training_tokens
+
+    def prefill_tokens(self, limit_s: float, decode_rows: int, kv_tokens: int) -> float:
+        """So many fit beside such rows into a step of `limit_s`, or of twice what it takes without them if that is longer."""
+        step_s = self.seconds(decode_rows, kv_tokens)
+        a_token_s = self.seconds_a_prefill_token
+        return max(limit_s - step_s, step_s) / a_token_s if a_token_s else math.inf
 
     @property
     def seconds_a_prefill_token(self) -> float:

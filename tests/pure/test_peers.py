@@ -66,7 +66,7 @@ def test_a_row_is_worked_out_by_hand():
 
 def test_ratios_are_ours_over_theirs_and_through_triton_over_alone():
     def row(engine: str, tok_s: float) -> Row:
-        return Row(engine, "S", "bfloat16", tok_s, 1, 1, 1, 1, 1, 1)
+        return Row(engine, "S", "bfloat16", tok_s, 1, 1, 1, 1, 1, 1, 1)
 
     found = ratios([row("gapless", 10), row("gapless_triton", 9), row("vllm", 5)])
     assert found == {"S: gapless / vllm": 2.0, "S: gapless_triton / vllm": 1.8, "S: gapless_triton / gapless": 0.9}

@@ -194,6 +194,26 @@ def test_a_long_prompt_does_not_stall_decodes(model: Path) -> None:
     assert instance.answers[2] == []
 
 
+@pytest.mark.parametrize(("step_s", "expected"), [(0.010, 63), (0.120, 31), (0.200, 95)])
+def test_beside_decodes_a_prompt_is_cut_to_what_a_step_may_take(model: Path, step_s: float, expected: int) -> None:
+    """2 ms a token of a prompt, 150 ms a step or twice what it takes without one: whole tiles of 32 rows, 1 of them decodes."""
+    instance = Instance(model)
+    instance.submit(request(1, [1], max_tokens=60))
+    instance.turn()
+    instance.scheduler.outlook.step_time.coefficients = [step_s, 0.0, 0.0, 0.002, 0.0]
+    instance.submit(request(2, [2] * 100))
+    instance.turn()
+    assert instance.scheduler.slots.computed[1] == expected
+
+
+def test_a_prompt_that_keeps_nobody_waiting_is_computed_at_once(model: Path) -> None:
+    instance = Instance(model)
+    instance.scheduler.outlook.step_time.coefficients = [0.010, 0.0, 0.0, 0.002, 0.0]
+    instance.submit(request(1, [2] * 100))
+    instance.turn()
+    assert len(instance.answers[1]) == 1
+
+
 def test_orca_reserves_max_tokens_and_its_head_blocks_all_behind_it(model: Path) -> None:
     """30 blocks of 4 hold 120 tokens: 2 × (5 + 40) fit, the third of that size waits, and so does the tiny one behind it."""
     instance = Instance(model, blocks=30, policy="orca")
