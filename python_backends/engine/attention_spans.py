@@ -40,7 +40,8 @@ class PrefillSpan:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """All rows of the flat batch, in order."""
+    """All rows of the flat batch, in order. Those of padding attend to nothing."""
 
     decodes: tuple[DecodeGroup | PagedRows, ...]
     prefills: tuple[PrefillSpan, ...]
+    num_padding: int = 0

@@ -1,8 +1,7 @@
 """What the OpenVINO graph reads of a step, for one of its infer requests.
 
-Owns the arrays, which the request reads where they lie: in steps of the same decode rows they are changed in place. The plugin makes
-and keeps code for each number of rows that it meets (6 to 12 ms and 1 MiB), and its products want whole tiles: steps are padded to few
-sizes. Called by the OpenVINO engine.
+Owns the arrays, which the request reads where they lie: in steps of the same decode rows they are changed in place. Steps are padded
+to few sizes. Called by the OpenVINO engine.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import openvino as ov
 from numpy.typing import NDArray
 
 from python_backends.engine.openvino_graph import BLOCK_TOKENS, STEP_INPUTS
+from python_backends.engine.padding import padded
 from python_backends.request import Ids
 from python_backends.step import StepPlan
 
@@ -81,12 +81,6 @@ class StepInputs:
         self._first = self._further = plan.further
         for name in STEP_INPUTS:
             self.request.set_tensor(name, ov.Tensor(self._arrays[name], shared_memory=True))
-
-
-def padded(num_rows: int) -> int:
-    """The rows of a step with `num_rows` at least: four sizes an octave, then multiples of 32."""
-    size = min(max(1 << (num_rows - 1).bit_length() >> 3, 1), 32)
-    return -(-num_rows // size) * size
 
 
 def _blocks(rows: Table, num_tokens: Ids) -> tuple[Table, NDArray[np.int64]]:

@@ -1,9 +1,9 @@
 """One step's flat batch: which tokens, where their KV goes, and which KV each row reads, as device tensors.
 
 Made from a plan and the slot state, once a step, for all layers. Decode rows stand first, in order of their length, so that rows of
-similar length are neighbours and are padded to their own longest; prefill chunks follow. In a steady step nothing comes from the
-host: the order of the slots stays as it is. Layers with a sliding window read only the blocks that it touches, row by row; blocks
-behind it stay with their sequence. Called by the torch engine.
+similar length are neighbours and are padded to their own longest; prefill chunks follow, and behind them padding. In a steady step
+nothing comes from the host: the order of the slots stays as it is. Layers with a sliding window read only the blocks that it touches,
+row by row; blocks behind it stay with their sequence. Called by the torch engine.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from python_backends.engine.attention_spans import DecodeGroup, PagedRows, PrefillSpan, Spans
 from python_backends.engine.kv_cache import KVCache
+from python_backends.engine.padding import padded
 from python_backends.engine.slot_state import SlotState
 from python_backends.request import Ids
 from python_backends.step import StepPlan
@@ -66,11 +67,14 @@ class StepBatcher:
         tokens, positions = self._state.decode_inputs(slots)
         table = self._state.table[slots]  # [rows, blocks]
         rows = _Rows(tokens, positions, table.gather(1, (positions // self._block_tokens)[:, None])[:, 0])
-        spans = self._spans(plan, table, positions, plan.starts[order])
         sampling_rows: Tensor | None = None
+        num_padding = 0
         if len(plan.slots) > count:
-            rows = _joined(rows, self._chunks(plan, count))
+            num_rows = count + len(plan.tokens)
+            num_padding = padded(num_rows) - num_rows
+            rows = _joined(rows, self._chunks(plan, count), self._padding(num_padding))
             sampling_rows, slots = self._sampling(plan, count, slots)
+        spans = self._spans(plan, table, positions, plan.starts[order], num_padding)
         write = self._cache.write_rows(rows.blocks, rows.positions % self._block_tokens)
         order = np.concatenate([order, np.arange(count, np.count_nonzero(plan.samples))])
         return StepBatch(rows.tokens, rows.positions, write, spans, sampling_rows, slots, order)
@@ -93,7 +97,7 @@ class StepBatcher:
             self._host_slots, self._slots = slots, self._put(slots)
         return self._slots
 
-    def _spans(self, plan: StepPlan, table: Tensor, positions: Tensor, starts: Ids) -> dict[int | None, Spans]:
+    def _spans(self, plan: StepPlan, table: Tensor, positions: Tensor, starts: Ids, num_padding: int) -> dict[int | None, Spans]:
         """What layers of each window read; `starts` [rows] ascending: positions as the plan knows them, no less than the device's."""
         longest = int((plan.starts + plan.lengths).max())
         made: dict[int | None, Spans] = {}
@@ -101,7 +105,7 @@ class StepBatcher:
             effective = None if window is None or window >= longest else window
             if effective not in made:
                 decodes = self._decodes(table, positions, starts, effective)
-                made[effective] = Spans(decodes, self._prefills(plan, effective))
+                made[effective] = Spans(decodes, self._prefills(plan, effective), num_padding)
             made[window] = made[effective]
         return made
 
@@ -149,6 +153,10 @@ class StepBatcher:
         device = self._put(np.stack([plan.tokens, positions, slots]))
         return _Rows(device[0], device[1], self._state.table[device[2], device[1] // self._block_tokens])
 
+    def _padding(self, count: int) -> _Rows:
+        nothing = torch.zeros(count, dtype=torch.int64, device=self._state.device)
+        return _Rows(nothing, nothing, self._state.table[self._state.dead_slot, :1].expand(count))
+
     def _prefills(self, plan: StepPlan, window: int | None) -> tuple[PrefillSpan, ...]:
         lasts = np.cumsum(plan.lengths)
         spans = zip(plan.slots.tolist(), plan.starts.tolist(), plan.lengths.tolist(), lasts.tolist(), strict=True)
@@ -187,9 +195,9 @@ def group_ends(lengths: Ids) -> list[int]:
     return group_ends(lengths[:split]) + [split + end for end in group_ends(lengths[split:])]
 
 
-def _joined(first: _Rows, second: _Rows) -> _Rows:
+def _joined(*parts: _Rows) -> _Rows:
     return _Rows(
-        torch.cat((first.tokens, second.tokens)),
-        torch.cat((first.positions, second.positions)),
-        torch.cat((first.blocks, second.blocks)),
+        torch.cat([part.tokens for part in parts]),
+        torch.cat([part.positions for part in parts]),
+        torch.cat([part.blocks for part in parts]),
     )

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from python_backends.config import SettingsError
-from python_backends.engine.openvino_inputs import padded
 from python_backends.engine.protocol import Announcing
 from python_backends.request import Finish, Request, Sampling
 from tests.cpu.tiny_models import TINY, VOCABULARY, Serving, TinyModel, random_requests
@@ -29,13 +28,6 @@ def test_answers_do_not_depend_on_slots_and_chunk_size(computed: TinyModel, slot
     answers = Serving(computed.openvino_engine(slots=slots), token_budget).run(requests)
     for request in requests:
         computed.check(request, answers[request.request_id])
-
-
-def test_steps_are_padded_to_few_sizes_and_small_ones_hardly() -> None:
-    sizes = {num_rows: padded(num_rows) for num_rows in range(1, 513)}
-    assert all(num_rows <= size <= max(num_rows, 1.25 * num_rows) for num_rows, size in sizes.items())
-    assert all(sizes[num_rows] == num_rows for num_rows in range(1, 9))
-    assert len(set(sizes.values())) == 8 + 4 * 4 + 12  # up to 8, four an octave up to 128, then every 32
 
 
 @pytest.mark.parametrize("ahead", [1, 2])
