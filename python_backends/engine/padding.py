@@ -7,10 +7,10 @@ the dead slot (see slot state), and nobody reads what comes of them. Called by b
 
 from __future__ import annotations
 
-MOST_PADDED = 32  # rows at a time
+MOST_APART = 32  # rows, from one size to the next
 
 
 def padded(num_rows: int) -> int:
     """The rows of a step with `num_rows` at least: four sizes an octave, then multiples of 32."""
-    size = min(max(1 << (num_rows - 1).bit_length() >> 3, 1), MOST_PADDED)
+    size = min(max(1 << (num_rows - 1).bit_length() >> 3, 1), MOST_APART)
     return -(-num_rows // size) * size
