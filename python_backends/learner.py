@@ -12,7 +12,6 @@ import logging
 import signal
 import sqlite3
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -92,16 +91,16 @@ def main(run_directory: Path) -> None:
     setproctitle.setproctitle("gapless-learner")
     stand_back()
     logging.basicConfig(level=logging.INFO, format="learner: %(message)s", stream=sys.stderr)
-    stopping = threading.Event()
+    stopping: list[int] = []
     for name in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(name, lambda _signum, _frame: stopping.set())
+        signal.signal(name, lambda signum, _frame: stopping.append(signum))
     settings = undump(run_directory / "settings.json")
     directory = settings.prediction_directory
-    held = lock(directory, stopping.is_set)
+    held = lock(directory, lambda: bool(stopping))
     if held is None:
         return
     learner, link = Learner(settings.prediction, directory), LearnerEnd(run_directory)
-    while not stopping.is_set():
+    while not stopping:
         learner.take(link.receive(WRITE_EVERY_S))
         if learner.learn_if_due():
             log.info("learned: %s", current(directory))

@@ -79,7 +79,7 @@ def attend(qkv: Tensor, spans: Spans, layer: LayerAttention, cache: KVCache) -> 
     outs = [decode_attention(qkv[group.first : group.last, :width], group, layer, cache) for group in spans.decodes]
     outs += [prefill_attention(qkv[span.first : span.last], span, layer, cache) for span in spans.prefills]
     if spans.num_padding:
-        outs.append(qkv[-spans.num_padding :, :width])  # anything
+        outs.append(qkv[-spans.num_padding :, :width])  # nobody reads what comes of them
     return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 

@@ -44,4 +44,4 @@ class Spans:
 
     decodes: tuple[DecodeGroup | PagedRows, ...]
     prefills: tuple[PrefillSpan, ...]
-    num_padding: int = 0
+    num_padding: int = 0  # rows behind them

@@ -2,7 +2,7 @@
 
 In each group a shell waits at a pipe into which nobody writes. The launcher's end closes it, and the shell then kills the group. A
 signal by which the kernel tells a child of its parent's death would not do: it reaches no grandchild, and nobody who asks for it when
-the parent is already gone. Called by the rooms beside it that know what the process is.
+the parent is already gone. Called by whoever knows what the process is.
 """
 
 from __future__ import annotations

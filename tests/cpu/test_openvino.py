@@ -40,6 +40,18 @@ def test_steps_that_are_computed_while_the_loop_goes_on_give_the_same_answers(co
     serving.engine.close()
 
 
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_rows_go_on_beside_padding_as_they_do_alone(one: TinyModel, ahead: int) -> None:
+    """11 rows and 13 are padded to 12 and 14 at every step of their run."""
+    for count in (11, 13):
+        requests = random_requests(count, seed=12, max_tokens=40)
+        serving = Serving(one.openvino_engine(slots=count, steps_ahead=ahead), token_budget=1000, ahead=ahead)
+        answers = serving.run(requests)
+        for request in requests:
+            one.check(request, answers[request.request_id])
+        serving.engine.close()
+
+
 def test_stops_draws_penalties_and_log_probabilities_are_those_of_one_step_after_the_other(one: TinyModel) -> None:
     free = Serving(one.openvino_engine()).run(random_requests(1, seed=6))[0]
     requests = random_requests(1, seed=6, stop_ids=(free[9],))
