@@ -148,6 +148,11 @@ class Settings:
         return chosen if chosen >= 0 else int(self.model.device != "cpu")
 
     @property
+    def engine_gives_way(self) -> bool:
+        """Whether its threads offer their processor to others while they wait for each other: OpenVINO's do, torch's keep it."""
+        return self.engine.kind == "openvino"
+
+    @property
     def model_directory(self) -> Path:
         path = Path(self.model.directory)
         return path if path.is_absolute() else ROOT / path

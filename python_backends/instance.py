@@ -37,7 +37,7 @@ from python_backends.step import StepPlan
 from python_backends.text.checkpoint import CheckpointError, read_checkpoint
 from python_backends.text.detokenizer import Detokenizer
 from python_backends.text.door import open_door
-from python_backends.time_slice import USUAL, ask_for_slice
+from python_backends.time_slice import take_usual_turns
 
 log = logging.getLogger("gapless.instance")
 
@@ -185,7 +185,7 @@ def _trace(instance: Instance, num_steps: int) -> None:
 
 def main(run_directory: Path, number: int) -> None:
     setproctitle.setproctitle(f"gapless-instance-{number}")
-    ask_for_slice(USUAL)  # it is the one that others interrupt
+    take_usual_turns()  # it is the one that computes
     logging.basicConfig(level=logging.INFO, format=f"instance {number}: %(message)s", stream=sys.stderr)
     stopping: list[int] = []
     traces: list[int] = []

@@ -21,7 +21,7 @@ from python_backends.instance_state import KEY
 from python_backends.launcher import run_directories
 from python_backends.launcher.health import GiveUpError
 from python_backends.launcher.supervisor import Supervisor
-from python_backends.time_slice import SHORT_NS, ask_for_slice
+from python_backends.time_slice import take_short_turns
 
 log = logging.getLogger("gapless")
 
@@ -41,12 +41,12 @@ def main() -> int:
     setproctitle.setproctitle("gapless-launcher")
     logging.basicConfig(level=logging.INFO, format="gapless: %(message)s", stream=sys.stderr)
     asked = arguments()
-    ask_for_slice(SHORT_NS)  # for the server and its models as well; instances ask otherwise
     parent = Path(tempfile.gettempdir())
     run_directories.sweep(parent)
     try:
         with run_directories.held(parent) as run_directory:
             settings = load(asked.settings, dict(item.partition("=")[::2] for item in asked.overrides))
+            take_short_turns(interrupting=not settings.engine_gives_way)  # the server and its models as well; instances ask otherwise
             dump(settings, run_directory / "settings.json")
             (run_directory / KEY).write_bytes(secrets.token_bytes(16))
             Supervisor(settings, run_directory).serve()
