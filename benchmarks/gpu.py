@@ -7,7 +7,7 @@ Parts, each in a process of its own with a time budget, so that one's failure le
 tiny models of every architecture; copy bandwidth and decode steps of Llama-3.1-8B's shape (random weights, drawn on the device)
 beside the floor; the token gap with requests waiting; copies in steady steps; the online work of TensorRT-LLM's table through our loop
 in process and through real Triton; transformers' continuous batching. One figure a line as it comes, one table last; ends with 1 if
-one is not as wanted. Needs torch, transformers, tokenizers, msgpack, sortedcontainers, pyzmq and setproctitle, for Triton
+one is not as wanted. Needs torch, transformers, tokenizers, msgspec, sortedcontainers, pyzmq and setproctitle, for Triton
 nvidia-pytriton and psutil, and no network (README.md tells how they get there). `--device cpu --quick` tries the script itself.
 """
 

@@ -145,7 +145,7 @@ def _learn(served: Served, lengths: Lengths | None, seconds: BatchSeconds | None
 def run_continuous(name: str, work: Work, engine: Engine, num_slots: int) -> Run:
     """Conservative continuous batching: so many rows as always fit in memory; who ends leaves at once, and the next one joins."""
     run, clock, num_come = Run(name, work.rate), Clock(work.now), 0
-    scheduler = SlotScheduler(replace(engine.limits, num_slots=num_slots), TOKEN_BUDGET)
+    scheduler = SlotScheduler(engine.limits.changed(num_slots=num_slots), TOKEN_BUDGET)
     with tqdm(total=len(work.asked), desc=f"{name} at {work.rate:.1f}/s", unit="request", disable=None) as bar:
         while num_come < len(work.asked) or not scheduler.is_idle:
             if scheduler.is_idle:

@@ -121,7 +121,8 @@ class Served:
 
     def _request(self, number: int) -> Request:
         request = self.work.pool.request(number, int(self.work.places[number]))
-        return replace(request, prompt=np.full(len(request.prompt), number, np.int32)) if self.work.distinct else request
+        prompt = np.full(len(request.prompt), number, np.int32)
+        return request.changed(prompt=prompt) if self.work.distinct else request
 
 
 # --- by a virtual clock

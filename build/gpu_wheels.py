@@ -20,7 +20,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("msgpack", "sortedcontainers", "pyzmq", "setproctitle", "psutil")
+PACKAGES = ("msgspec", "sortedcontainers", "pyzmq", "setproctitle", "psutil")
 STUB_PACKAGES = ("numpy",)
 TRITON = "nvidia-pytriton"
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64")

@@ -15,7 +15,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,7 +28,7 @@ from python_backends.engine.protocol import Announcing, Engine
 from python_backends.heartbeat import HEARTBEAT_S, Heartbeat
 from python_backends.instance_state import State, StateFile
 from python_backends.links import InstanceEnd, NewSession
-from python_backends.messages import Cancel, Failed, Message, Predicted, Submit
+from python_backends.messages import Cancel, Failed, FromInstance, Predicted, Submit, ToInstance
 from python_backends.scheduling.policies import reserve_max_tokens
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.self_planned import SelfPlannedScheduler, reserve_likely
@@ -49,7 +48,7 @@ class Link(Protocol):
 
     def receive(self, timeout_s: float) -> list[Any]: ...
 
-    def publish(self, messages: Sequence[Message]) -> None: ...
+    def publish(self, messages: Sequence[FromInstance]) -> None: ...
 
 
 class Instance:
@@ -120,7 +119,7 @@ class Instance:
         least_s = self._step_time.least_s(self._launched[0]) - EARLY_S
         return max(0.0, self._running_since_s + least_s - time.monotonic())
 
-    def _take(self, message: Message | NewSession) -> None:
+    def _take(self, message: ToInstance | NewSession) -> None:
         if isinstance(message, Submit):
             self._submit(message)
         elif isinstance(message, Predicted):
@@ -136,7 +135,7 @@ class Instance:
         except ValueError as error:
             self._publish([Failed(message.request.request_id, str(error))])
 
-    def _publish(self, messages: Sequence[Message]) -> None:
+    def _publish(self, messages: Sequence[FromInstance]) -> None:
         if messages:
             self.link.publish(messages)
 
@@ -158,7 +157,7 @@ def build(settings: Settings) -> tuple[SlotScheduler, Engine]:
     gc.collect()
     gc.freeze()  # what is loaded stays: looking at all of it for garbage took a step's time
     limits = engine.limits
-    limits = replace(limits, max_model_tokens=min(limits.max_model_tokens, limits.kv_tokens))  # a lone request always fits
+    limits = limits.changed(max_model_tokens=min(limits.max_model_tokens, limits.kv_tokens))  # a lone request always fits
     if engine.plans_steps:
         reserve = reserve_likely if settings.tensorrt_llm.capacity == "max_utilization" else reserve_max_tokens
         return SelfPlannedScheduler(limits, settings.engine.token_budget, settings.scheduling, reserve), engine

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ class StateFile:
 
     def write(self, state: State, limits: ModelLimits | None = None) -> None:
         written = self.path.with_suffix(".new")
-        written.write_text(json.dumps({"state": state.value, "pid": os.getpid(), "limits": limits and asdict(limits)}))
+        written.write_text(json.dumps({"state": state.value, "pid": os.getpid(), "limits": limits and limits.as_dict()}))
         written.replace(self.path)
         self.beat()
 

@@ -1,52 +1,44 @@
 """What processes say to each other, and how it is written: msgpack, numpy arrays as raw bytes, one frame a message. Never pickle.
 
+A wire reads only the nouns that belong on it, and each field only as what it is declared to be.
+
 Between scheduler model and instance every frame is (sender incarnation, receiver incarnation, messages): what an earlier life said
 or was told is dropped. The same writing carries a `Request` from tokenizer to scheduler and a `TokenWindow` to the detokenizer.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
-import msgpack
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from python_backends.request import (
-    Feedback,
-    Finish,
-    Floats,
-    Idle,
-    Ids,
-    LengthPrediction,
-    LogProbs,
-    ModelLimits,
-    Request,
-    Sampling,
-    Subject,
-    TokenWindow,
-)
+from python_backends.request import Finish, Floats, Ids, LengthPrediction, ModelLimits, Noun, Request
 from python_backends.step import RowLogProbs, Started, Tokens
 
+Array = NDArray[Any]
+Reader = Callable[[bytes | memoryview], Any]
+
 NOBODY = ""  # the receiver of a first hello
+
+_DTYPES = tuple(np.dtype(name) for name in ("<i4", "<i8", "|u1", "<f4"))  # an array's extension type is its place here
+_TAGS = {dtype: tag for tag, dtype in enumerate(_DTYPES)}
 
 
 class BadMessageError(ValueError):
     """A frame that none of our processes wrote."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(Noun, frozen=True):
     """Opens a connection, and answers a frame from or for somebody unknown. An instance says what it can take."""
 
     limits: ModelLimits | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Submit:
+class Submit(Noun, frozen=True, eq=False):
     """A request that is to go on behind the output tokens `delivered`, as life `epoch` of its stream."""
 
     request: Request
@@ -54,16 +46,14 @@ class Submit:
     epoch: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Predicted:
+class Predicted(Noun, frozen=True, eq=False):
     """How long the answer to a request that was submitted before is expected to be; it may come late, or never."""
 
     request_id: int
     prediction: LengthPrediction
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LengthAnswer:
+class LengthAnswer(Noun, frozen=True, eq=False):
     """What the predictor says to one Subject."""
 
     prediction: LengthPrediction | None = None  # None: nothing is known yet
@@ -72,8 +62,7 @@ class LengthAnswer:
     encoder: str = ""  # that made them
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class AnswerRecord:
+class AnswerRecord(Noun, frozen=True, eq=False):
     """One answer that has ended, for the request log."""
 
     at_s: float  # Unix time
@@ -86,23 +75,20 @@ class AnswerRecord:
     user_input: str = ""  # only where prompts are kept
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(Noun, frozen=True):
     """Nobody waits for this request any more."""
 
     request_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Noun, frozen=True):
     """An instance can't take this request."""
 
     request_id: int
     error: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MoreTokens:
+class MoreTokens(Noun, frozen=True, eq=False):
     """One more step of the rows that the last Tokens of this session named. Its tokens are a frame of their own: `links/token_runs`."""
 
     further: int  # tokens that every row has gone on since the first step of the run
@@ -110,8 +96,7 @@ class MoreTokens:
     log_probs: RowLogProbs | None
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(Noun, frozen=True):
     """Heartbeat of an instance, and what it carries at the moment."""
 
     num_running: int = 0
@@ -131,38 +116,8 @@ class Load:
         return num_open > self.num_slots or self.num_waiting > 0 or 2 * self.num_used_blocks > self.num_blocks
 
 
-Message = Hello | Submit | Predicted | Cancel | Started | Tokens | MoreTokens | Load | Failed
-
-_KINDS: tuple[type[Any], ...] = (
-    Sampling,
-    Request,
-    TokenWindow,
-    Feedback,
-    ModelLimits,
-    Hello,
-    Submit,
-    Cancel,
-    Tokens,
-    Started,
-    Load,
-    Failed,
-    LogProbs,
-    RowLogProbs,
-    Idle,
-    LengthPrediction,
-    Predicted,
-    Subject,
-    LengthAnswer,
-    AnswerRecord,
-    MoreTokens,
-)
-_TAGS = {kind: tag for tag, kind in enumerate(_KINDS)}
-_FIELDS: tuple[tuple[str, ...], ...] = tuple(tuple(field.name for field in dataclasses.fields(kind)) for kind in _KINDS)
-_FINISH_AT = tuple(names.index("finish") if "finish" in names else None for names in _FIELDS)  # msgpack makes a number of it
-_DTYPES = tuple(np.dtype(name) for name in ("<i4", "<i8", "|u1", "<f4"))
-_DTYPE_TAGS = {dtype: bytes([tag]) for tag, dtype in enumerate(_DTYPES)}
-_ARRAY, _KIND = 1, 2  # msgpack extension types
-_BUFFER_BYTES = 512  # to begin with; its own, 256 KiB for every message within a message, come from the kernel and go back at once
+ToInstance = Hello | Submit | Predicted | Cancel
+FromInstance = Hello | Started | Tokens | MoreTokens | Load | Failed
 
 
 def new_incarnation() -> str:
@@ -170,30 +125,40 @@ def new_incarnation() -> str:
     return secrets.token_hex(8)
 
 
-def pack(message: Any) -> bytes:
-    """A message, or a tuple of messages and plain values, as bytes."""
-    return msgpack.packb(message, default=_encode, buf_size=_BUFFER_BYTES)  # type: ignore[no-any-return]
+def pack(message: Noun | tuple[Any, ...]) -> bytes:
+    """A noun, or a tuple of nouns and plain values, as bytes."""
+    return _ENCODER.encode(message)
 
 
-def unpack(frame: bytes | memoryview) -> Any:
-    """What `pack` was given; arrays are read-only views. Raises BadMessageError."""
-    try:
-        return msgpack.unpackb(frame, ext_hook=_decode, use_list=False)
-    except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:
-        raise BadMessageError(f"not a message: {error}") from error
+def reader(kind: Any) -> Reader:
+    """What reads frames in which `kind` was packed: a noun, several joined by |, or tuple[...] of them; arrays are read-only views.
+
+    It raises BadMessageError for whatever is something else.
+    """
+    decoder = msgspec.msgpack.Decoder(kind, dec_hook=_checked, ext_hook=_array)
+
+    def read(frame: bytes | memoryview) -> Any:
+        try:
+            return decoder.decode(frame)
+        except (msgspec.DecodeError, ValueError, IndexError) as error:  # the latter two from arrays
+            raise BadMessageError(f"not a message: {error}") from error
+
+    return read
 
 
-def _encode(value: Any) -> msgpack.ExtType:
-    if isinstance(value, np.ndarray):
-        return msgpack.ExtType(_ARRAY, _DTYPE_TAGS[value.dtype] + value.tobytes())
-    tag = _TAGS[type(value)]
-    fields = [getattr(value, name) for name in _FIELDS[tag]]
-    return msgpack.ExtType(_KIND, bytes([tag]) + pack(fields))
+def _extension(array: Any) -> msgspec.msgpack.Ext:
+    return msgspec.msgpack.Ext(_TAGS[array.dtype], array.tobytes())
 
 
-def _decode(code: int, data: bytes) -> Any:
-    if code == _ARRAY:
-        return np.frombuffer(data, _DTYPES[data[0]], offset=1)
-    tag, fields = data[0], unpack(data[1:])
-    at = _FINISH_AT[tag]
-    return _KINDS[tag](*(fields if at is None else (*fields[:at], Finish(fields[at]), *fields[at + 1 :])))
+def _array(tag: int, data: memoryview) -> Array:
+    return np.frombuffer(data, _DTYPES[tag])
+
+
+def _checked(kind: Any, value: Any) -> Array:
+    """An array, if it is what a field is declared to be: NDArray[...] of its type."""
+    if not isinstance(value, np.ndarray) or value.dtype != kind.__args__[1].__args__[0]:
+        raise ValueError(f"expected {kind}")
+    return value
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_extension)

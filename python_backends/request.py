@@ -6,10 +6,11 @@ its progress into `TokenWindow`s, the detokenizer turns those into text and answ
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any, Self
 
 import numpy as np
+from msgspec import Struct, structs
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int32]  # token ids, one dimension
@@ -17,6 +18,17 @@ Floats = NDArray[np.float32]
 
 MAX_BAD_WORD_TOKENS = 4
 QUANTILE_LEVELS = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)  # of a predicted length
+
+
+class Noun(Struct, frozen=True, array_like=True, tag=True):
+    """What travels between processes: written as its name and its fields, in their order (`messages`)."""
+
+    def changed(self, **fields: Any) -> Self:
+        """The same, with other values in some fields."""
+        return structs.replace(self, **fields)
+
+    def as_dict(self) -> dict[str, Any]:
+        return structs.asdict(self)
 
 
 class RefusedError(ValueError):
@@ -38,8 +50,7 @@ class Finish(IntEnum):
         return self.name.lower()
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
+class Sampling(Noun, frozen=True):
     """How tokens are chosen and when to stop; checked at the door, so that nobody behind it checks again."""
 
     max_tokens: int
@@ -67,8 +78,7 @@ class Sampling:
         return self.penalizes or bool(self.bad_words)
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
+class Subject(Noun, frozen=True):
     """What a request is about, for who predicts how long its answer will be; texts are cut to what is read of them."""
 
     instruction: str  # what is to be done; may be empty
@@ -76,8 +86,7 @@ class Subject:
     num_input_tokens: int  # of the whole input
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Request:
+class Request(Noun, frozen=True, eq=False):
     """One immutable ask, as the tokenizer lets it in."""
 
     request_id: int
@@ -99,16 +108,14 @@ class Request:
         return len(self.prompt) + self.sampling.max_tokens
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LengthPrediction:
+class LengthPrediction(Noun, frozen=True, eq=False):
     """How many tokens the answer to a request may have, from its first to its last."""
 
     mean: float
     quantiles: Floats  # [len(QUANTILE_LEVELS)] ascending
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LogProbs:
+class LogProbs(Noun, frozen=True, eq=False):
     """Natural logarithms of the probabilities that the model itself gave: before penalties, bans and temperature."""
 
     chosen: Floats  # [tokens]
@@ -125,8 +132,7 @@ class LogProbs:
         return LogProbs(self.chosen[:count], self.top_ids[:top], self.top[:top])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TokenWindow:
+class TokenWindow(Noun, frozen=True, eq=False):
     """What the detokenizer needs to print the next piece of one answer without remembering anything.
 
     `tokens` are the output tokens [start, start + len(tokens)). The text up to `num_sent` output tokens went out with earlier
@@ -149,8 +155,7 @@ class TokenWindow:
     cum_log_prob: float = 0.0  # sum over the first num_sent tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Feedback:
+class Feedback(Noun, frozen=True):
     """What the detokenizer tells the scheduler of one window it has dealt with."""
 
     request_id: int
@@ -160,15 +165,13 @@ class Feedback:
     answered: bool = False  # a chunk went out to it
 
 
-@dataclass(frozen=True, slots=True)
-class Idle:
+class Idle(Noun, frozen=True):
     """The detokenizer had nothing to do at this time, nor for a while before: what it was sent long before will not come any more."""
 
     at_ns: int  # of the host's monotonic clock
 
 
-@dataclass(frozen=True, slots=True)
-class ModelLimits:
+class ModelLimits(Noun, frozen=True):
     """What the loaded engine can take; the door checks against it."""
 
     max_model_tokens: int  # prompt + output
@@ -176,7 +179,7 @@ class ModelLimits:
     num_slots: int
     num_blocks: int
     block_tokens: int
-    fingerprint: str = field(default="", compare=True)  # which weights and settings make the tokens
+    fingerprint: str = ""  # which weights and settings make the tokens
     max_bad_word_tokens: int = MAX_BAD_WORD_TOKENS
     unsupported: tuple[str, ...] = ()  # fields of a request that this engine can't follow
     adapters: tuple[str, ...] = ()  # names of LoRA adapters

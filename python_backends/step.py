@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from python_backends.request import Ids, LogProbs, Sampling
+from python_backends.request import Ids, LogProbs, Noun, Sampling
 
 
 class SpanKind(IntEnum):
@@ -101,8 +101,7 @@ class StepPlan:
         return StepPlan(number, (), *arrays, self.further + 1)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RowLogProbs:
+class RowLogProbs(Noun, frozen=True, eq=False):
     """Log-probabilities of those tokens of a step whose requests ask for them; num_top is the most that any of these asks for."""
 
     rows: Ids  # [asking] which tokens of the step, ascending
@@ -147,8 +146,7 @@ class GatheredOutput(StepOutput):
     released: tuple[Release, ...] = ()  # the engine holds nothing of these any more
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(Noun, frozen=True):
     """A request got its slot; so many tokens of its prompt were found in kept blocks."""
 
     request_id: int
@@ -156,8 +154,7 @@ class Started:
     num_prefix_hit_tokens: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Tokens:
+class Tokens(Noun, frozen=True, eq=False):
     """The new tokens of one step as the streams know them: token `indices[i]` of the answer to `request_ids[i]`, in that request's
     life `epochs[i]`. Steps of a steady run share the first three arrays.
     """

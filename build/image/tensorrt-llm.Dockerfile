@@ -3,7 +3,7 @@
 FROM nvcr.io/nvidia/tritonserver:25.12-trtllm-python-py3
 WORKDIR /gapless
 COPY requirements.lock .
-RUN grep -E '^(msgpack|pyzmq|setproctitle|sortedcontainers|python-rapidjson|psutil|Jinja2)==' requirements.lock >missing.lock \
+RUN grep -E '^(msgspec|pyzmq|setproctitle|sortedcontainers|python-rapidjson|psutil|Jinja2)==' requirements.lock >missing.lock \
  && python3 -m pip install --no-cache-dir --no-deps -r missing.lock \
  && groupadd --gid 10001 gapless && useradd --uid 10001 --gid 10001 --home-dir /tmp --no-create-home gapless \
  && install -d -o gapless -g gapless /data

@@ -9,9 +9,10 @@ from pathlib import Path
 import zmq
 
 from python_backends.links.sockets import address, open_socket, received
-from python_backends.messages import AnswerRecord, pack
+from python_backends.messages import AnswerRecord, pack, reader
 
 MAX_UNHEARD = 4096  # frames that wait for the learner
+READ = reader(tuple[AnswerRecord, ...])
 
 
 class RecordsEnd:
@@ -46,7 +47,7 @@ class LearnerEnd:
     def receive(self, timeout_s: float) -> list[AnswerRecord]:
         """Waits for the first ones."""
         self._socket.poll(max(0, math.ceil(timeout_s * 1000)))
-        return [record for _, records in received(self._socket) for record in records]
+        return [record for _, records in received(self._socket, READ) for record in records]
 
     def close(self) -> None:
         self._context.destroy(linger=0)

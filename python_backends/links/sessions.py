@@ -17,8 +17,12 @@ import zmq
 
 from python_backends.links.sockets import Wake, address, open_socket, poller_of, received
 from python_backends.links.token_runs import RunsIn, RunsOut
-from python_backends.messages import NOBODY, Hello, Message, new_incarnation, pack
-from python_backends.request import ModelLimits
+from python_backends.messages import NOBODY, FromInstance, Hello, ToInstance, new_incarnation, pack, reader
+from python_backends.request import Feedback, Idle, ModelLimits
+
+FROM_INSTANCE = reader(tuple[str, str, tuple[FromInstance, ...]])
+TO_INSTANCE = reader(tuple[str, str, tuple[ToInstance, ...]])
+FEEDBACK = reader(tuple[Feedback | Idle, ...])
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +69,15 @@ class SchedulerEnd:
         self._poller.poll(max(0, math.ceil(timeout_s * 1000)))
         self._wake.clear()
         news: list[Any] = []
-        for (name, _, *behind), said in received(self._instances, place=1):
+        for (name, _, *behind), said in received(self._instances, FROM_INSTANCE, place=1):
             news += self._from_instance(name, said, behind)
-        for _, feedback in received(self._feedback):
+        for _, feedback in received(self._feedback, FEEDBACK):
             news += feedback
         if self._peer_incarnation and time.monotonic() - self._heard_s > self._dead_after_s:
             news += self._lose()
         return news
 
-    def send(self, messages: Sequence[Message]) -> None:
+    def send(self, messages: Sequence[ToInstance]) -> None:
         """Sends to the instance of this session; without one nothing is sent."""
         if messages and self._peer_incarnation:
             self._send(messages)
@@ -103,7 +107,7 @@ class SchedulerEnd:
         self._session, self._runs = new_incarnation(), RunsIn()
         return [InstanceLost()]
 
-    def _send(self, messages: Sequence[Message]) -> None:
+    def _send(self, messages: Sequence[ToInstance]) -> None:
         frame = pack((self._session, self._peer_incarnation, tuple(messages)))
         try:
             self._instances.send_multipart([self._peer, frame], zmq.NOBLOCK)
@@ -133,7 +137,7 @@ class InstanceEnd:
         if not self._poller.poll(int(timeout_s * 1000)):
             return news
         self._wake.clear()
-        for _, (session, _, messages) in received(self._socket):
+        for _, (session, _, messages) in received(self._socket, TO_INSTANCE):
             if session != self._session:
                 self._session, self._runs = session, RunsOut()
                 news.append(NewSession())
@@ -145,14 +149,14 @@ class InstanceEnd:
     def wake(self) -> None:
         self._wake.call()
 
-    def publish(self, messages: Sequence[Message]) -> None:
+    def publish(self, messages: Sequence[FromInstance]) -> None:
         self._send(*self._runs.shorten(messages))
 
     def close(self) -> None:
         self._context.destroy(linger=0)
         self._wake.close()
 
-    def _send(self, messages: Sequence[Message], behind: Sequence[memoryview] = ()) -> None:
+    def _send(self, messages: Sequence[FromInstance], behind: Sequence[memoryview] = ()) -> None:
         """Raises when SEND_LIMIT frames wait: a lost one would leave a stream waiting for ever."""
         frame = pack((self._incarnation, self._session, tuple(messages)))
         self._socket.send_multipart([frame, *behind], zmq.NOBLOCK)

@@ -14,7 +14,7 @@ from typing import Any
 
 import zmq
 
-from python_backends.messages import BadMessageError, unpack
+from python_backends.messages import BadMessageError, Reader
 
 log = logging.getLogger("gapless")
 
@@ -57,13 +57,13 @@ def address(run_directory: Path, name: str) -> str:
     return f"ipc://{run_directory}/{name}.sock"
 
 
-def received(socket: zmq.Socket[Any], place: int = 0) -> Iterator[tuple[list[bytes], Any]]:
-    """Everything that has arrived as (frames, what the one at `place` says); what nobody of ours wrote is passed over."""
-    while True:
+def received(socket: zmq.Socket[Any], read: Reader, place: int = 0) -> Iterator[tuple[list[bytes], Any]]:
+    """Everything that has arrived as (frames, what `read` finds in the one at `place`); what nobody of ours wrote is passed over."""
+    while int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
         try:
             frames = socket.recv_multipart(zmq.NOBLOCK)
-            yield frames, unpack(frames[place])
+            yield frames, read(frames[place])
         except zmq.Again:
             return
-        except BadMessageError as error:
+        except (BadMessageError, IndexError) as error:
             log.warning("dropped a frame: %s", error)

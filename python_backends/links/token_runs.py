@@ -8,7 +8,6 @@ is lost. Called by `sessions`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -55,4 +54,4 @@ class RunsIn:
         tokens = np.frombuffer(next(frames), np.int32)
         assert len(tokens) == len(self._said.tokens), "a run goes on with other rows"
         finishes = np.zeros(len(tokens), np.uint8) if message.finishes is None else message.finishes
-        return replace(self._said, tokens=tokens, finishes=finishes, log_probs=message.log_probs, further=message.further)
+        return self._said.changed(tokens=tokens, finishes=finishes, log_probs=message.log_probs, further=message.further)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
@@ -81,7 +80,7 @@ class Predictions:
         answer = answer if makes_sense else NOTHING
         record = self._ended.pop(request_id, None)
         if record is not None:
-            self._records.append(replace(record, predicted=answer))
+            self._records.append(record.changed(predicted=answer))
         elif request_id in self._open:
             self._open[request_id] = (self._open[request_id][0], answer)
             self._count(answer)
@@ -99,7 +98,7 @@ class Predictions:
         record = self._record(request, subject, num_output_tokens, finish)
         if answer is not None:
             self._observe(answer, num_output_tokens, finish)
-            self._records.append(replace(record, predicted=answer))
+            self._records.append(record.changed(predicted=answer))
             return
         self._ended[request.request_id] = record
         if len(self._ended) > MAX_PENDING:
@@ -147,4 +146,4 @@ def within(prediction: LengthPrediction, sampling: Sampling) -> LengthPrediction
 
 def without_subject(request: Request) -> Request:
     """As instances see it."""
-    return replace(request, subject=None) if request.subject is not None else request
+    return request.changed(subject=None) if request.subject is not None else request

@@ -15,6 +15,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from python_backends.links import FeedbackEnd
+from python_backends.messages import reader
 from python_backends.request import Feedback, Finish, Idle, LogProbs, TokenWindow
 from python_backends.text.checkpoint import read_checkpoint
 from python_backends.text.detokenizer import Detokenizer, Piece, new_log_probs
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gapless.detokenizer")
 
+WINDOW = reader(TokenWindow)
 MAX_ENTRIES = 4096
 FORGET_AFTER_S = 10.0
 BEAT_S = 0.25
@@ -81,7 +83,7 @@ class TritonPythonModel:
     def _try_to_answer(self, request: Any) -> Feedback | None:
         """None if the window is none of ours, or can't be answered: its stream ends when it is missed."""
         try:
-            return self._answer(request, self._blobs.message(request, "token_window"))
+            return self._answer(request, self._blobs.message(request, "token_window", WINDOW))
         except ForgedError as error:
             final(request.get_response_sender(), failure(str(error), "INVALID_ARG"))
         except Exception:

@@ -16,15 +16,17 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from python_backends.config import PredictionSettings
-from python_backends.messages import LengthAnswer
+from python_backends.messages import LengthAnswer, reader
 from python_backends.prediction.budget import Budget
 from python_backends.prediction.encoder import Encoder, SentenceEncoder
 from python_backends.prediction.predictor import Predictor
+from python_backends.request import Subject
 from python_backends.time_slice import stand_back
 from python_backends.triton_models.tensors import Blobs, ForgedError, effective_settings, failure
 
 log = logging.getLogger("gapless.length_predictor")
 
+SUBJECTS = reader(tuple[Subject, ...])
 GRACE_S = 0.5
 
 
@@ -55,7 +57,7 @@ class TritonPythonModel:
     def _subjects(self, request: Any) -> Any:
         """A tuple of them, or the response to somebody who may not ask."""
         try:
-            return self._blobs.message(request, "subjects")
+            return self._blobs.message(request, "subjects", SUBJECTS)
         except ForgedError as error:
             return failure(str(error), "INVALID_ARG")
 

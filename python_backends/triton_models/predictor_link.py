@@ -14,12 +14,13 @@ from queue import Empty, SimpleQueue
 
 import triton_python_backend_utils as pb_utils
 
-from python_backends.messages import LengthAnswer
+from python_backends.messages import LengthAnswer, reader
 from python_backends.request import Subject
 from python_backends.triton_models.tensors import Blobs
 
 log = logging.getLogger("gapless.scheduler")
 
+ANSWERS = reader(tuple[LengthAnswer, ...])
 REST_S = 5.0  # after a failure
 SLOW_S = 10.0
 
@@ -82,5 +83,5 @@ class PredictorLink:
         response = request.exec()
         if response.has_error():
             raise RuntimeError(response.error().message())
-        answers = self._blobs.opened(pb_utils.get_output_tensor_by_name(response, "length_answers"))
+        answers = self._blobs.opened(pb_utils.get_output_tensor_by_name(response, "length_answers"), ANSWERS)
         return list(zip((number for number, _ in questions), answers, strict=True))

@@ -20,7 +20,7 @@ import triton_python_backend_utils as pb_utils
 
 from python_backends.instance_state import CLOSING
 from python_backends.links import InstanceLost, InstanceReady, RecordsEnd, SchedulerEnd
-from python_backends.messages import Failed, Load
+from python_backends.messages import Failed, Load, reader
 from python_backends.metrics import Metrics
 from python_backends.request import Feedback, Idle, ModelLimits, Request
 from python_backends.restarts import RestartsFile
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gapless.scheduler")
 
+REQUEST = reader(Request)
 PACE_EVERY_S = 0.2
 EXPORT_EVERY_S = 0.5  # each number that has changed is a round trip to the server
 
@@ -76,7 +77,7 @@ class TritonPythonModel:
         for request in requests:
             sender = request.get_response_sender()
             try:
-                message = self._blobs.message(request, "request")
+                message = self._blobs.message(request, "request", REQUEST)
                 if self._spans is not None:
                     self._spans.begin(message.request_id, request)
                 self._arrivals.put((message, sender))

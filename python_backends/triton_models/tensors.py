@@ -12,7 +12,7 @@ import triton_python_backend_utils as pb_utils
 
 from python_backends.config import Settings, undump
 from python_backends.instance_state import KEY
-from python_backends.messages import pack, unpack
+from python_backends.messages import Reader, pack
 
 RUN_DIRECTORY = "GAPLESS_RUN_DIRECTORY"  # environment variable, set by the launcher
 
@@ -40,16 +40,16 @@ class Blobs:
     def tensor(self, name: str, message: Any) -> Any:
         return pb_utils.Tensor(name, np.frombuffer(self._key + pack(message), np.uint8).reshape(1, -1))
 
-    def message(self, request: Any, name: str) -> Any:
-        """The message in input `name` of a Triton request. Raises ForgedError if none of our processes wrote it."""
-        return self.opened(pb_utils.get_input_tensor_by_name(request, name))
+    def message(self, request: Any, name: str, read: Reader) -> Any:
+        """What `read` finds in input `name` of a Triton request. Raises ForgedError if none of our processes wrote it."""
+        return self.opened(pb_utils.get_input_tensor_by_name(request, name), read)
 
-    def opened(self, tensor: Any) -> Any:
-        """The message in a tensor. Raises ForgedError."""
+    def opened(self, tensor: Any, read: Reader) -> Any:
+        """What `read` finds in a tensor. Raises ForgedError."""
         data = tensor.as_numpy().tobytes()
         if not hmac.compare_digest(data[: len(self._key)], self._key):
             raise ForgedError("this model is not for clients; ask the model `ensemble`")
-        return unpack(data[len(self._key) :])
+        return read(data[len(self._key) :])
 
 
 def failure(message: str, code: str = "INTERNAL") -> Any:

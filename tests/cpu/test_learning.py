@@ -60,7 +60,7 @@ def test_another_comes_when_predictions_were_wrong_and_not_before(tmp_path: Path
     right = [record(num_input=n, num_output=2 * n, mean=2 * n) for n in range(5, 55)]
     log.add(right)
     assert not is_due(log, ENCODER, version)
-    log.add([replace(each, num_output_tokens=each.num_output_tokens + 20) for each in right[: learning.MIN_WRONG]])
+    log.add([each.changed(num_output_tokens=each.num_output_tokens + 20) for each in right[: learning.MIN_WRONG]])
     assert is_due(log, ENCODER, version)
 
 

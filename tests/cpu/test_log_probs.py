@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -50,8 +49,8 @@ def _reference(tiny: TinyModel, request: Request, answer: list[int]) -> Tensor:
 def _requests(**sampling: Any) -> list[Request]:
     """Every third asks for nothing, the others for 0 to 4 of the top."""
     return [
-        replace(
-            request, sampling=replace(request.sampling, **sampling, log_probs=index % 3 > 0, num_top_log_probs=index % 3 and index // 2)
+        request.changed(
+            sampling=request.sampling.changed(**sampling, log_probs=index % 3 > 0, num_top_log_probs=index % 3 and index // 2)
         )
         for index, request in enumerate(random_requests(9, seed=12))
     ]
@@ -107,7 +106,7 @@ def test_log_probabilities_go_on_after_a_restart(one: TinyModel) -> None:
 
 def test_asking_changes_no_token_of_anybody(one: TinyModel) -> None:
     requests = _requests(temperature=1.3, seed=5)
-    quiet = [replace(request, sampling=replace(request.sampling, log_probs=False, num_top_log_probs=0)) for request in requests]
+    quiet = [request.changed(sampling=request.sampling.changed(log_probs=False, num_top_log_probs=0)) for request in requests]
     assert Serving(one.engine()).run(requests) == Serving(one.engine()).run(quiet)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -206,7 +205,7 @@ def test_a_steady_step_sends_nothing_to_the_device(one: TinyModel, monkeypatch: 
         "min_p": 0.01,
     }
     requests = [
-        replace(request, sampling=replace(request.sampling, max_tokens=40, **(everything if index % 2 else {})))
+        request.changed(sampling=request.sampling.changed(max_tokens=40, **(everything if index % 2 else {})))
         for index, request in enumerate(random_requests(4))
     ]
     serving = Serving(one.engine(slots=4), token_budget=256)
@@ -237,7 +236,7 @@ def _asking(index: int, request: Request) -> Request:
         {"presence_penalty": 2.0, "frequency_penalty": 1.5},
         {"repetition_penalty": 1.2, "presence_penalty": -1.0, "frequency_penalty": -0.3},
     ]
-    return replace(request, sampling=replace(request.sampling, **kinds[index % len(kinds)]))
+    return request.changed(sampling=request.sampling.changed(**kinds[index % len(kinds)]))
 
 
 class _PlainPenalties(reference.LogitsProcessor):
@@ -245,7 +244,7 @@ class _PlainPenalties(reference.LogitsProcessor):
 
     def __init__(self, request: Request) -> None:
         self._prompt = request.prompt
-        self._sampling = replace(request.sampling, repetition_penalty=1.0)
+        self._sampling = request.sampling.changed(repetition_penalty=1.0)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         output = input_ids[0, len(self._prompt) :].numpy()
@@ -265,7 +264,7 @@ def _reference(tiny: TinyModel, request: Request) -> list[int]:
 def test_greedy_answers_with_penalties_and_bad_words_are_those_of_transformers(each: TinyModel) -> None:
     requests = [_asking(index, request) for index, request in enumerate(random_requests(10, seed=4))]
     plain = random_requests(3, seed=5)
-    plain = [replace(request, request_id=100 + request.request_id) for request in plain]
+    plain = [request.changed(request_id=100 + request.request_id) for request in plain]
     answers = Serving(each.engine(slots=5), token_budget=20).run([*requests, *plain])
     changed = 0
     for request in requests:
@@ -278,7 +277,7 @@ def test_greedy_answers_with_penalties_and_bad_words_are_those_of_transformers(e
 
 def test_penalties_and_bad_words_rebuild_exactly_after_a_restart_and_an_eviction(one: TinyModel) -> None:
     requests = [_asking(index, request) for index, request in enumerate(random_requests(10, seed=6))]
-    requests = [replace(request, sampling=replace(request.sampling, temperature=1.5, seed=request.request_id)) for request in requests]
+    requests = [request.changed(sampling=request.sampling.changed(temperature=1.5, seed=request.request_id)) for request in requests]
     whole = dict(Serving(one.engine()).run(requests))
     again = Serving(one.engine())
     for request in requests:
@@ -295,9 +294,9 @@ def _check_each(answers: dict[int, list[int]], whole: dict[int, list[int]]) -> N
 
 def test_prefix_blocks_that_are_found_count_as_prompt(one: TinyModel) -> None:
     """Their tokens are in no prefill span; the penalty must see them all the same."""
-    request = replace(random_requests(1)[0], prompt=np.arange(100, 150, dtype=np.int32))
-    request = replace(request, sampling=replace(request.sampling, repetition_penalty=2.0))
+    request = random_requests(1)[0].changed(prompt=np.arange(100, 150, dtype=np.int32))
+    request = request.changed(sampling=request.sampling.changed(repetition_penalty=2.0))
     serving = Serving(one.engine())
     first = list(serving.run([request])[request.request_id])
-    assert serving.run([replace(request, request_id=77)])[77] == first
+    assert serving.run([request.changed(request_id=77)])[77] == first
     assert serving.scheduler.blocks.num_retained > 0

@@ -128,7 +128,7 @@ def test_the_same_seed_gives_the_same_text_after_a_restart(one: TinyModel) -> No
 def test_other_seeds_give_other_texts(one: TinyModel) -> None:
     request = _drawing_requests()[0]
     seeds = (0, 1, 2, 2**64 - 1, 10**30)
-    others = [Request(i, request.prompt, replace(request.sampling, seed=seed)) for i, seed in enumerate(seeds)]
+    others = [Request(i, request.prompt, request.sampling.changed(seed=seed)) for i, seed in enumerate(seeds)]
     answers = Serving(one.engine()).run(others)
     assert len({tuple(answer) for answer in answers.values()}) == len(others)
 
@@ -142,7 +142,7 @@ def _drawing_requests() -> list[Request]:
     ]
     requests = random_requests(len(kinds), seed=9, temperature=2.0)
     return [
-        replace(request, sampling=replace(request.sampling, seed=100 + index, **kinds[index])) for index, request in enumerate(requests)
+        request.changed(sampling=request.sampling.changed(seed=100 + index, **kinds[index])) for index, request in enumerate(requests)
     ]
 
 

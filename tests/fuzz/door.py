@@ -14,7 +14,7 @@ import numpy as np
 
 with atheris.instrument_imports(include=["python_backends"]):
     from python_backends.config import LimitSettings
-    from python_backends.messages import pack, unpack
+    from python_backends.messages import pack, reader
     from python_backends.request import RefusedError, Request
     from python_backends.text.door import open_door
     from python_backends.text.fields import KNOWN
@@ -95,7 +95,7 @@ def check(asked: dict[str, Any], answer: Request | RefusedError) -> None:
     assert all(0 < len(word.encode()) <= LIMITS.max_stop_word_bytes for word in answer.stop_words)
     assert len(answer.stop_words) <= LIMITS.max_stop_words
     struct.pack("<iqQ", answer.priority, answer.deadline_ns, sampling.seed)
-    again = unpack(pack(answer))
+    again = reader(Request)(pack(answer))
     assert pack(again) == pack(answer), "a request is the same on the other side of a wire"
 
 

@@ -45,7 +45,7 @@ ROOMS_OF = {  # libraries that stay in their rooms
     "transformers": {"engine"},
     "triton": {"engine"},  # the language; the server's Python is triton_python_backend_utils
     "zmq": {"links"},
-    "msgpack": {"messages"},
+    "msgspec": {"request", "messages"},
     "tokenizers": {"text"},
     "jinja2": {"text"},
     "triton_python_backend_utils": {"triton_models"},

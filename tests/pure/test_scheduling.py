@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -274,7 +273,7 @@ def test_a_request_that_does_not_fit_after_all_is_refused_and_costs_nobody_else_
 
 def test_a_limit_below_the_engines_own_ends_a_sequence_all_the_same(model: Path) -> None:
     instance = Instance(model)
-    instance.scheduler = SlotScheduler(replace(instance.engine.limits, max_model_tokens=12))
+    instance.scheduler = SlotScheduler(instance.engine.limits.changed(max_model_tokens=12))
     ask = request(1, [3, 5, 8])
     instance.submit(ask)
     instance.run()
@@ -283,7 +282,7 @@ def test_a_limit_below_the_engines_own_ends_a_sequence_all_the_same(model: Path)
 
 
 def test_limits_are_refused_at_construction(model: Path) -> None:
-    limits = replace(Instance(model).engine.limits, num_slots=2)
+    limits = Instance(model).engine.limits.changed(num_slots=2)
     with pytest.raises(KeyError):
         SlotScheduler(limits, settings=SchedulingSettings("unknown"))
 

@@ -17,7 +17,7 @@ from python_backends.config import EngineSettings, Settings
 from python_backends.instance import Instance as Loop
 from python_backends.instance import build
 from python_backends.links.token_runs import RunsIn, RunsOut
-from python_backends.messages import pack, unpack
+from python_backends.messages import MoreTokens, pack, reader
 from python_backends.request import Finish, Ids, Request, Sampling
 from python_backends.scheduling.sequence import Sequence
 from python_backends.scheduling.slots import SlotTable, rows_of
@@ -197,10 +197,11 @@ def rows(tokens: Tokens) -> list[list[int]]:
 
 def test_a_run_says_once_whose_its_tokens_are_and_comes_out_whole() -> None:
     said, heard = RunsOut(), RunsIn()
+    read = reader(tuple[Tokens | MoreTokens, ...])
     sent = steps(4, ends_at=3) + steps(2)
     frames = [(pack(short), [frame.tobytes() for frame in behind]) for short, behind in (said.shorten([tokens]) for tokens in sent)]
     assert [len(behind) for _, behind in frames] == [0, 1, 1, 1, 0, 1]
-    came = [message for frame, behind in frames for message in heard.complete(unpack(frame), behind)]
+    came = [message for frame, behind in frames for message in heard.complete(read(frame), behind)]
     assert [rows(message) for message in came] == [rows(tokens) for tokens in sent]
 
 
