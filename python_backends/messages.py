@@ -146,8 +146,11 @@ def reader(kind: Any) -> Reader:
     return read
 
 
-def _extension(array: Any) -> msgspec.msgpack.Ext:
-    return msgspec.msgpack.Ext(_TAGS[array.dtype], array.tobytes())
+def _written(value: Any) -> Any:
+    """Of what msgspec does not know: an array, or a number of numpy's."""
+    if isinstance(value, np.generic):
+        return value.item()
+    return msgspec.msgpack.Ext(_TAGS[value.dtype], value.tobytes())
 
 
 def _array(tag: int, data: memoryview) -> Array:
@@ -161,4 +164,4 @@ def _checked(kind: Any, value: Any) -> Array:
     return value
 
 
-_ENCODER = msgspec.msgpack.Encoder(enc_hook=_extension)
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_written)

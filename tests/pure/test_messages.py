@@ -70,6 +70,14 @@ def test_a_message_comes_out_as_it_went_in(message: object) -> None:
     assert same(reader(type(message))(pack(message)), message)
 
 
+def test_numbers_of_numpy_come_out_as_plain_ones() -> None:
+    said = LengthPrediction(np.float64(3.5), np.ones(6, np.float32))
+    mean = reader(LengthPrediction)(pack(said)).mean
+    assert type(mean) is float
+    assert mean == 3.5
+    assert reader(Load)(pack(Load(num_running=np.int64(3)))) == Load(num_running=3)  # type: ignore[arg-type]
+
+
 WINDOW = TokenWindow(1, np.array([5, 6], np.int32))
 
 

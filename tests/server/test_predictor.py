@@ -23,9 +23,11 @@ from pathlib import Path
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from python_backends.messages import LengthAnswer
-from python_backends.request import LengthPrediction
+from python_backends.messages import LengthAnswer, reader
+from python_backends.request import LengthPrediction, Subject
 from python_backends.triton_models.tensors import Blobs
+
+SUBJECTS = reader(tuple[Subject, ...])
 
 
 class TritonPythonModel:
@@ -33,7 +35,7 @@ class TritonPythonModel:
         self._blobs = Blobs()
 
     def execute(self, requests):
-        return [self._answer(self._blobs.message(request, "subjects")) for request in requests]
+        return [self._answer(self._blobs.message(request, "subjects", SUBJECTS)) for request in requests]
 
     def _answer(self, subjects):
         mood = Path("{mood}").read_text()
