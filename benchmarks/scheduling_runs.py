@@ -121,8 +121,7 @@ class Served:
 
     def _request(self, number: int) -> Request:
         request = self.work.pool.request(number, int(self.work.places[number]))
-        prompt = np.full(len(request.prompt), number, np.int32)
-        return request.changed(prompt=prompt) if self.work.distinct else request
+        return request.changed(prompt=np.full(len(request.prompt), number, np.int32)) if self.work.distinct else request
 
 
 # --- by a virtual clock
