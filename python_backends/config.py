@@ -45,6 +45,7 @@ class EngineSettings:
     steps_ahead: int = -1
     cuda_graphs: str = "auto"
     threads: int = 0
+    fused_layers: bool = True
     trace_steps: int = 20
     toy_step_ms: float = 0.0
     toy_poison_token: int = -1

@@ -20,10 +20,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from python_backends.config import Settings, SettingsError
+from python_backends.engine import fused_layer
 from python_backends.engine.checkpoint import block_shape, declared_tokens, load_model, model_limits, read_config
+from python_backends.engine.description import Model
 from python_backends.engine.kv_cache import BlockShape
 from python_backends.engine.log_probs import LogProbRows, log_probs, row_log_probs
-from python_backends.engine.openvino_graph import BLOCK_TOKENS, TYPES, build_graph, cache_name
+from python_backends.engine.openvino_fused_graph import FusedGraph, FusedOperation
+from python_backends.engine.openvino_graph import BLOCK_TOKENS, TYPES, Graph, cache_name
 from python_backends.engine.openvino_inputs import StepInputs
 from python_backends.engine.quantised import kept
 from python_backends.engine.sampler import GREEDY, SamplingRows, sample
@@ -73,7 +76,7 @@ class OpenVINOEngine:
         self.limits = model_limits(settings, config)
         model = load_model(settings, config)
         description = describe(model, declared_tokens(settings, config))
-        graph = build_graph(description, kept(take_layers(model), settings.model.weights), self.limits.max_model_tokens)
+        graph = _graph(settings, description, self.limits.max_model_tokens).build(kept(take_layers(model), settings.model.weights))
         del model, description
         shape = block_shape(settings, config)
         compiled = _compiled(graph, shape, settings.engine.threads)
@@ -201,6 +204,11 @@ class OpenVINOEngine:
 
 def _scores(logits: Tensor, tokens: Tensor, asks: LogProbRows | None) -> RowLogProbs | None:
     return None if asks is None else row_log_probs(log_probs(logits, tokens, asks).numpy(), asks.host_rows)
+
+
+def _graph(settings: Settings, model: Model, num_positions: int) -> Graph:
+    library = fused_layer.library() if settings.engine.fused_layers and settings.model.dtype == "bfloat16" else None
+    return Graph(model, num_positions) if library is None else FusedGraph(model, num_positions, FusedOperation(library))
 
 
 def _compiled(graph: ov.Model, shape: BlockShape, threads: int) -> ov.CompiledModel:

@@ -44,33 +44,35 @@ def cache_name(layer: int, part: str) -> str:
     return f"{part}.{layer}"
 
 
-def build_graph(model: Model, layers: Iterable[Layer], num_positions: int) -> ov.Model:
-    """From STEP_INPUTS and the caches of all layers to the logits [sampled, vocabulary], float32.
-
-    Raises SettingsError where OpenVINO's paged attention can't compute what the model wants.
-    """
-    graph = _Graph(model, num_positions)
-    x = graph.embed()
-    for index, layer in enumerate(layers):
-        x = graph.layer(x, index, layer)
-    return ov.Model([ops.result(graph.logits(x))], graph.parameters, "gapless")
-
-
-class _Graph:
+class Graph:
     """The hidden state is [tokens, 1, hidden] throughout: the form in which the plugin knows rotary embedding."""
 
     def __init__(self, model: Model, num_positions: int) -> None:
-        self._model = model
+        self.model = model
+        self.widths = [model.heads.query_width, model.heads.kv_width, model.heads.kv_width]  # of query, key and value
         self._heads = model.heads
         self._cache_type = TYPES[model.embedding.dtype]
-        self.parameters: list[Node] = []
+        self._parameters: list[Node] = []
         self._inputs = {name: self._input(name, [-1] * rank, ov.Type.i32) for name, rank in STEP_INPUTS.items()}
         self._embedding = _weight(model.embedding)
         self._rotations = [self._rotation(rotary, num_positions) for rotary in model.rotaries]
 
-    def embed(self) -> Node:
+    def build(self, layers: Iterable[Layer]) -> ov.Model:
+        """From STEP_INPUTS and the caches of all layers to the logits [sampled, vocabulary], float32.
+
+        Raises SettingsError where OpenVINO's paged attention can't compute what the model wants.
+        """
+        x = self.layers(self._embed(), layers)
+        return ov.Model([ops.result(self._logits(x))], self._parameters, "gapless")
+
+    def layers(self, x: Node, layers: Iterable[Layer]) -> Node:
+        for index, layer in enumerate(layers):
+            x = self.layer(x, index, layer)
+        return x
+
+    def _embed(self) -> Node:
         x = ops.gather(self._embedding, self._inputs["tokens"], _int(0))
-        return ops.unsqueeze(_scaled(x, self._model.embedding_scale), _int(1))
+        return ops.unsqueeze(_scaled(x, self.model.embedding_scale), _int(1))
 
     def layer(self, x: Node, index: int, layer: Layer) -> Node:
         normed = _norm(x, layer.attention_norm)
@@ -82,25 +84,32 @@ class _Graph:
         fed = _norm(_feed_forward(_norm(x, layer.feed_forward_norm), layer.feed_forward), layer.feed_forward_output_norm)
         return ops.add(x, _scaled(fed, layer.residual_scale))
 
-    def logits(self, x: Node) -> Node:
-        model = self._model
-        x = ops.gather(ops.squeeze(x, _int(1)), self._inputs["sampling_rows"], _int(0))
+    def head(self, x: Node) -> Node:
+        """[sampled, 1, hidden] → [sampled, 1, vocabulary]"""
+        model = self.model
         tied = model.head.weight.data_ptr() == model.embedding.data_ptr()
-        logits = _linear(_norm(x, model.norm), model.head, self._embedding if tied else None)
-        return _softcapped(_scaled(logits, model.logit_scale), model.logit_softcap)
+        return _linear(_norm(x, model.norm), model.head, self._embedding if tied else None)
 
-    def _attend(self, x: Node, index: int, attention: Attention) -> Node:
+    def attended(self, parts: list[Node], index: int, attention: Attention) -> Node:
+        """Of query, key and value [tokens, 1, width] → [tokens, 1, heads · dim]."""
         if attention.softcap is not None:
             raise SettingsError("attention with soft-capped scores is not computed by the openvino engine; engine.kind = 'torch' does")
         heads = self._heads
-        widths = [heads.query_width, heads.kv_width, heads.kv_width]
-        query, key, value = _products(x, attention.qkv, widths)
+        query, key, value = parts
         query = self._turned(query, heads.num_query_heads, attention.q_norm, attention.rotary)
         key = self._turned(key, heads.num_kv_heads, attention.k_norm, attention.rotary)
-        flat = [_reshaped(part, [-1, width]) for part, width in zip((query, key, value), widths, strict=True)]
+        flat = [_reshaped(part, [-1, width]) for part, width in zip((query, key, value), self.widths, strict=True)]
         caches = [self._input(cache_name(index, part), self._cache_shape(), self._cache_type) for part in ("key", "value")]
-        attended = self._paged_attention(flat, caches, attention.window or 0)
-        return _linear(_reshaped(attended, [-1, 1, heads.query_width]), attention.output)
+        return _reshaped(self._paged_attention(flat, caches, attention.window or 0), [-1, 1, heads.query_width])
+
+    def _logits(self, x: Node) -> Node:
+        rows = ops.gather(x, self._inputs["sampling_rows"], _int(0))
+        logits = _scaled(ops.squeeze(self.head(rows), _int(1)), self.model.logit_scale)
+        return _softcapped(logits, self.model.logit_softcap)
+
+    def _attend(self, x: Node, index: int, attention: Attention) -> Node:
+        parts = _products(x, attention.qkv, self.widths)
+        return _linear(self.attended(parts, index, attention), attention.output)
 
     def _turned(self, part: Node, num_heads: int, norm: Norm | None, rotary: int | None) -> Node:
         """Normed and turned queries or keys [tokens, 1, heads · dim]."""
@@ -145,7 +154,7 @@ class _Graph:
     def _input(self, name: str, shape: list[int], kind: ov.Type) -> Node:
         parameter = ops.parameter(shape, kind, name=name)
         parameter.output(0).get_tensor().set_names({name})
-        self.parameters.append(parameter)
+        self._parameters.append(parameter)
         return parameter
 
 

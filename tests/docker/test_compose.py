@@ -49,6 +49,11 @@ def test_it_runs_without_rights_on_a_read_only_disk_and_is_published_on_this_hos
     assert addresses == {f"127.0.0.1:{port}" for port in (served.http_port, served.grpc_port, served.metrics_port)}
 
 
+def test_the_image_brings_what_is_compiled(served: Composed) -> None:
+    """There is no compiler in it, and nothing could be written."""
+    assert "/gapless/run/compiled/fused-layer-" in served.inside(".venv/bin/python -m python_backends.engine.fused_layer")
+
+
 @pytest.mark.parametrize("profile", ["gpu", "dashboard"])
 def test_docker_compose_takes_the_profiles_that_can_not_run_here(composed: Composed, profile: str) -> None:
     assert "gapless" in composed.compose("--profile", profile, "config", "--services").split()

@@ -1,0 +1,211 @@
+"""Our operation for what lies between two attentions: its numbers beside torch's, and the engine with and without it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import openvino as ov
+import pytest
+import torch
+from numpy.typing import NDArray
+from openvino import opset15 as ops
+from torch import Tensor
+from torch.nn import functional
+
+from python_backends.engine import fused_layer
+from python_backends.engine.description import Activation, Attention, FeedForward, Layer, Linear, Norm, NormKind
+from python_backends.engine.openvino_fused_graph import FusedOperation, fits
+from tests.cpu.tiny_models import TINY, Serving, TinyModel, random_requests
+
+HIDDEN, HEADS, GATED, WIDTHS = 160, 96, 224, [96, 32, 64]
+ROWS = (1, 5, 16, 17, 32, 33, 64, 70, 131)
+
+needs_tiles = pytest.mark.skipif(fused_layer.library() is None, reason="a processor with AMX and a C++ compiler")
+
+
+def random_linear(outputs: int, inputs: int, bias: bool) -> Linear:
+    weight = torch.randn(outputs, inputs) / inputs**0.5
+    return Linear(weight.bfloat16(), torch.randn(outputs).bfloat16() if bias else None)
+
+
+def random_norm() -> Norm:
+    return Norm(NormKind.RMS, torch.rand(HIDDEN) + 0.5, None, 1e-5)
+
+
+@dataclass
+class Between:
+    """Random weights of what lies between two attentions."""
+
+    layer: Layer
+    following: Layer
+
+    @classmethod
+    def random(cls, bias: bool) -> Between:
+        torch.manual_seed(int(bias))
+        return cls(cls._layer(bias), cls._layer(bias))
+
+    @staticmethod
+    def _layer(bias: bool) -> Layer:
+        attention = Attention(
+            random_linear(sum(WIDTHS), HIDDEN, bias), random_linear(HIDDEN, HEADS, bias), None, None, None, None, None
+        )
+        up, down = random_linear(2 * GATED, HIDDEN, bias), random_linear(HIDDEN, GATED, bias)
+        feed_forward = FeedForward(up, down, Activation.SILU, gated=True)
+        return Layer(attention, feed_forward, random_norm(), None, random_norm(), None, parallel=False, residual_scale=1)
+
+    def expected(self, x: Tensor, attended: Tensor) -> list[Tensor]:
+        """By torch in float32, rounded to bfloat16 where the operation rounds."""
+        x = x + linear(attended, self.layer.attention.output)
+        gate, up = linear(normed(x, self.layer.feed_forward_norm), self.layer.feed_forward.up).chunk(2, -1)
+        x = x + linear(rounded(functional.silu(gate) * up), self.layer.feed_forward.down)
+        return [x, *torch.split(linear(normed(x, self.following.attention_norm), self.following.attention.qkv), WIDTHS, -1)]
+
+
+def rounded(x: Tensor) -> Tensor:
+    return x.bfloat16().float()
+
+
+def linear(x: Tensor, by: Linear) -> Tensor:
+    return functional.linear(x, by.weight.float(), None if by.bias is None else by.bias.float())
+
+
+def normed(x: Tensor, norm: Norm | None) -> Tensor:
+    assert norm is not None
+    return rounded(functional.rms_norm(x, (HIDDEN,), norm.weight, norm.eps))
+
+
+@pytest.fixture(scope="module")
+def operation() -> FusedOperation:
+    library = fused_layer.library()
+    assert library is not None
+    return FusedOperation(library)
+
+
+def compiled(outputs: list[ov.Output], inputs: list[ov.Node]) -> Callable[[list[NDArray[np.float32]]], list[Tensor]]:
+    model = ov.Model([ops.result(ops.convert(output, "f32")) for output in outputs], inputs, "one operation")
+    request = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "bf16"}).create_infer_request()
+
+    def run(arrays: list[NDArray[np.float32]]) -> list[Tensor]:
+        return [torch.from_numpy(np.array(value)) for value in request.infer(arrays).values()]
+
+    return run
+
+
+def whole(operation: FusedOperation, between: Between) -> Callable[[list[NDArray[np.float32]]], list[Tensor]]:
+    x, attended = (ops.parameter([-1, 1, width], ov.Type.f32) for width in (HIDDEN, HEADS))
+    return compiled(operation.between(x, between.layer, attended, between.following, WIDTHS), [x, attended])
+
+
+@needs_tiles
+@pytest.mark.parametrize("bias", [False, True])
+def test_it_computes_what_torch_computes_for_any_number_of_rows(operation: FusedOperation, bias: bool) -> None:
+    between = Between.random(bias)
+    run = whole(operation, between)
+    for rows in ROWS:
+        x, attended = torch.randn(rows, 1, HIDDEN), rounded(torch.randn(rows, 1, HEADS))
+        for got, expected in zip(run([x.numpy(), attended.numpy()]), between.expected(x, attended), strict=True):
+            torch.testing.assert_close(got, expected, rtol=2**-7, atol=0.03)
+
+
+@needs_tiles
+def test_a_row_is_the_same_to_the_last_bit_in_any_company(operation: FusedOperation) -> None:
+    run = whole(operation, Between.random(bias=True))
+    x, attended = torch.randn(max(ROWS), 1, HIDDEN).numpy(), torch.randn(max(ROWS), 1, HEADS).numpy()
+    alone = [run([x[:rows], attended[:rows]]) for rows in ROWS]
+    for rows, outputs in zip(ROWS, alone, strict=True):
+        for part, of_all in zip(outputs, alone[-1], strict=True):
+            assert torch.equal(part, of_all[:rows])
+
+
+@needs_tiles
+def test_logits_are_float32(operation: FusedOperation) -> None:
+    torch.manual_seed(3)
+    norm, head, x = random_norm(), random_linear(512, HIDDEN, bias=False), torch.randn(9, 1, HIDDEN)
+    parameter = ops.parameter([-1, 1, HIDDEN], ov.Type.f32)
+    run = compiled([operation.logits(parameter, norm, head)], [parameter])
+    torch.testing.assert_close(run([x.numpy()])[0], linear(normed(x, norm), head), rtol=1e-4, atol=1e-2)
+
+
+@needs_tiles
+def test_gates_far_from_zero_stay_numbers(operation: FusedOperation) -> None:
+    between = Between.random(bias=False)
+    run = whole(operation, between)
+    x, attended = torch.randn(20, 1, HIDDEN), torch.zeros(20, 1, HEADS)
+    between.layer.feed_forward.up.weight.mul_(64)  # gates of some hundred
+    outputs = whole(operation, between)([x.numpy(), attended.numpy()])
+    for got, expected in zip(outputs, between.expected(x, attended), strict=True):
+        torch.testing.assert_close(got, expected, rtol=2**-6, atol=2.0)
+    assert all(torch.isfinite(output).all() for output in run([x.numpy(), attended.numpy()]))
+
+
+@pytest.mark.parametrize("name", sorted(TINY.keys() - {"gemma2", "gemma3"}))
+@needs_tiles
+def test_its_answers_are_as_near_to_float32_as_those_of_openvinos_operations(tiny: Callable[[str], TinyModel], name: str) -> None:
+    model, requests = tiny(name), random_requests(24, seed=8)
+    agreement = {}
+    for fused in (True, False):
+        answers = Serving(model.openvino_engine(dtype="bfloat16", fused_layers=fused, slots=8)).run(requests)
+        agreement[fused] = float(np.mean([model.agreeing(request, answers[request.request_id]) for request in requests]))
+    with_it, without = agreement[True], agreement[False]
+    model.agreement.notes.append(f"bfloat16, {name}: {with_it:.0%} of an answer as in float32 with fused layers, {without:.0%} without")
+    assert with_it > without - 0.15
+
+
+def test_without_a_compiler_it_says_so_and_serves(
+    one: TinyModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(fused_layer, "ROOT", tmp_path)
+    monkeypatch.setattr(fused_layer, "_processor_flags", lambda: fused_layer.NEEDED)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    fused_layer.library.cache_clear()
+    with caplog.at_level(logging.INFO, "gapless.instance"):
+        answers = Serving(one.openvino_engine(dtype="bfloat16")).run(random_requests(2))
+    fused_layer.library.cache_clear()
+    assert "no fused layers: a C++ compiler would make them" in caplog.text
+    assert len(answers) == 2
+
+
+def test_what_does_not_compile_is_shown_and_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    source = tmp_path / "fused_layer.cpp"
+    source.write_text("this is no C++")
+    monkeypatch.setattr(fused_layer, "ROOT", tmp_path)
+    monkeypatch.setattr(fused_layer, "SOURCE", source)
+    monkeypatch.setattr(fused_layer, "_processor_flags", lambda: fused_layer.NEEDED)
+    fused_layer.library.cache_clear()
+    assert fused_layer.library() is None
+    fused_layer.library.cache_clear()
+    assert "this is no C++" in caplog.text
+    assert list((tmp_path / "run" / "compiled").iterdir()) == []
+
+
+def test_another_processor_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(fused_layer, "_processor_flags", lambda: {"avx2"})
+    fused_layer.library.cache_clear()
+    with caplog.at_level(logging.INFO, "gapless.instance"):
+        assert fused_layer.library() is None
+    fused_layer.library.cache_clear()
+    assert "the processor has no amx_bf16" in caplog.text
+
+
+def test_layers_that_it_does_not_compute_are_openvinos() -> None:
+    layer = Between.random(bias=False).layer
+    assert fits(layer)
+    float32 = Linear(torch.zeros(HIDDEN, HEADS), None)
+    others = [
+        replace(layer, parallel=True),
+        replace(layer, residual_scale=0.5),
+        replace(layer, attention_output_norm=random_norm()),
+        replace(layer, feed_forward_norm=None),
+        replace(layer, attention_norm=replace(random_norm(), kind=NormKind.LAYER)),
+        replace(layer, feed_forward=replace(layer.feed_forward, activation=Activation.GELU)),
+        replace(layer, feed_forward=replace(layer.feed_forward, gated=False)),
+        replace(layer, attention=replace(layer.attention, output=float32)),
+        replace(layer, attention=replace(layer.attention, output=random_linear(HIDDEN, HEADS + 8, bias=False))),
+    ]
+    assert not any(map(fits, others))
