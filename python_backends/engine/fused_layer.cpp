@@ -1,15 +1,17 @@
-// What lies between two attentions of a decoder, as one operation of OpenVINO's graph, for a processor that multiplies tiles of bfloat16
-// (AMX):
+// What lies between two attentions of a decoder, as one operation of OpenVINO's graph, for a processor that multiplies bfloat16, by
+// tiles (AMX) or by vectors (AVX512_BF16):
 //
-//     x ← x + attended·Oᵀ;  x ← x + (silu(g)·u)·Dᵀ with g, u = norm(x)·Uᵀ;  and q, k, v = norm(x)·Qᵀ of the attention that follows.
+//     x ← x + attended·Oᵀ
+//     x ← x + (silu(g)·u)·Dᵀ,  g, u = norm(x)·Uᵀ
+//     q, k, v = norm(x)·Qᵀ of the attention that follows
 //
 // Each of the three parts may be missing: before the first attention there is only the last one, and so at the logits.
 //
-// A weight [out, in] lies in panels of 32 outputs, a panel in tiles as the processor takes them: [out / 32, in / 32, 2, 16, 16, 2], where
-// the last three are pairs of inputs, outputs, and the two of a pair; in U, 16 outputs of g and 16 of u take turns. A decode step
-// reads every weight once, so what counts is that reading never stops: each thread goes through panels that lie one after the other and
+// A weight [out, in] lies in panels of 32 outputs, a panel in tiles as the processor takes them: [out / 32, in / 32, 2, 16, 16, 2], the
+// last three being pairs of inputs, outputs, and the two of a pair; in U, 16 outputs of g and 16 of u take turns. A decode step reads
+// every weight once, so what counts is that reading never stops: each thread goes through panels that lie one after the other and
 // fetches ahead of itself, with many rows the next panel while it multiplies this one. Who is done with its own panels takes
-// some of the others', so a thread that is interrupted is not waited for.
+// some of the others', so a thread that is interrupted is not waited for. A row's numbers don't depend on the rows beside it.
 //
 // Compiled by fused_layer.py, when the engine starts.
 
@@ -23,6 +25,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -42,18 +45,53 @@ constexpr int LINES = 32;          // of weights that a panel has for 32 inputs,
 constexpr int TAKEN = 4;           // panels that a thread takes at a time
 constexpr int BYTES_AHEAD = 2048;  // how far a thread fetches ahead of itself
 
-// The tile registers of this thread. 0 and 1: sums of the first 16 rows, 2 and 3: of the others, 4 and 5: rows, 6 and 7: weights.
-class Tiles {
+struct alignas(64) Line {
+    Bfloat16 values[32];
+};
+
+// A memory [rows, width] that begins with a line, as tiles are loaded fastest; width is a multiple of 32.
+class Rows {
 public:
-    Tiles() {
+    Bfloat16* of(int rows, int width) {
+        m_lines.resize(size_t(rows) * width / 32);
+        return m_lines.data()->values;
+    }
+
+private:
+    std::vector<Line> m_lines;
+};
+
+inline void fetch(const char* from, int lines) {
+    for (int line = 0; line < lines; ++line) {
+        _mm_prefetch(from + line * 64, _MM_HINT_T0);
+    }
+}
+
+#ifdef __AMX_BF16__
+
+// Multiplies by its thread's tile registers: 0 and 1 are sums of the first 16 rows, 2 and 3 of the others, 4 and 5 rows, 6 and 7 weights.
+class Multiplier {
+public:
+    Multiplier() {
         static const long allowed = syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */);
         (void)allowed;
     }
 
-    ~Tiles() {
+    ~Multiplier() {
         _tile_release();
     }
 
+    // sums [rows, 32] = up to 32 rows of x · panel. Fetches `lines` lines from `ahead` on for each 32 inputs.
+    void multiply(const Bfloat16* x, int rows, int depth, const char* panel, float* sums, const char* ahead, int lines) {
+        shape(rows);
+        if (rows > TILE) {
+            multiply<true>(x, depth, panel, sums, ahead, lines);
+        } else {
+            multiply<false>(x, depth, panel, sums, ahead, lines);
+        }
+    }
+
+private:
     void shape(int rows) {
         if (rows == m_rows) {
             return;
@@ -71,47 +109,105 @@ public:
         _tile_loadconfig(&config);
     }
 
-private:
+    template <bool MANY>  // more than 16 rows
+    static void multiply(const Bfloat16* x, int depth, const char* panel, float* sums, const char* ahead, int lines) {
+        const auto* others = x + TILE * depth;
+        const size_t stride = depth * sizeof(Bfloat16);
+        _tile_zero(0);
+        _tile_zero(1);
+        if (MANY) {
+            _tile_zero(2);
+            _tile_zero(3);
+        }
+        for (int i = 0; i < depth; i += PANEL) {
+            _tile_loadd(6, panel, 64);
+            _tile_loadd(4, x + i, stride);
+            _tile_loadd(7, panel + TILE * 64, 64);
+            fetch(ahead, lines);
+            _tile_dpbf16ps(0, 4, 6);
+            if (MANY) {
+                _tile_loadd(5, others + i, stride);
+                _tile_dpbf16ps(2, 5, 6);
+            }
+            _tile_dpbf16ps(1, 4, 7);
+            if (MANY) {
+                _tile_dpbf16ps(3, 5, 7);
+            }
+            panel += LINES * 64;
+            ahead += lines * 64;
+        }
+        _tile_stored(0, sums, PANEL * sizeof(float));
+        _tile_stored(1, sums + TILE, PANEL * sizeof(float));
+        if (MANY) {
+            _tile_stored(2, sums + TILE * PANEL, PANEL * sizeof(float));
+            _tile_stored(3, sums + TILE * PANEL + TILE, PANEL * sizeof(float));
+        }
+    }
+
     int m_rows = 0;
 };
 
-// sums [32, 32] = 32 rows of x · panel; of 16 rows at most unless MANY. Fetches `lines` lines from `ahead` on for each 32 inputs.
-template <bool MANY>
-void multiply(const Bfloat16* x, int depth, const char* panel, float* sums, const char* ahead, int lines) {
-    const auto* others = x + TILE * depth;
-    const size_t stride = depth * sizeof(Bfloat16);
-    _tile_zero(0);
-    _tile_zero(1);
-    if (MANY) {
-        _tile_zero(2);
-        _tile_zero(3);
-    }
-    for (int i = 0; i < depth; i += PANEL) {
-        _tile_loadd(6, panel, 64);
-        _tile_loadd(4, x + i, stride);
-        _tile_loadd(7, panel + 1024, 64);
-        for (int line = 0; line < lines; ++line) {
-            _mm_prefetch(ahead + line * 64, _MM_HINT_T0);
+#else
+
+// Multiplies by vectors: 8 rows at a time, so many inputs that the piece of the panel stays in the nearest cache for the next 8.
+class Multiplier {
+public:
+    // sums [rows, 32] = up to 32 rows of x · panel. Fetches `lines` lines from `ahead` on for each 32 inputs.
+    void multiply(const Bfloat16* x, int rows, int depth, const char* panel, float* sums, const char* ahead, int lines) {
+        for (int i = 0; i < depth; i += PIECE) {
+            const Piece piece{panel + i * 64, std::min(PIECE, depth - i), i == 0};
+            for (int row = 0; row < rows; row += TOGETHER) {
+                const auto* from = x + size_t(row) * depth + i;
+                const auto* next = ahead + i / PANEL * lines * 64;
+                add<TOGETHER>(std::min(TOGETHER, rows - row), from, depth, piece, sums + row * PANEL, next, row ? 0 : lines);
+            }
         }
-        _tile_dpbf16ps(0, 4, 6);
-        if (MANY) {
-            _tile_loadd(5, others + i, stride);
-            _tile_dpbf16ps(2, 5, 6);
-        }
-        _tile_dpbf16ps(1, 4, 7);
-        if (MANY) {
-            _tile_dpbf16ps(3, 5, 7);
-        }
-        panel += LINES * 64;
-        ahead += lines * 64;
     }
-    _tile_stored(0, sums, PANEL * sizeof(float));
-    _tile_stored(1, sums + TILE, PANEL * sizeof(float));
-    if (MANY) {
-        _tile_stored(2, sums + TILE * PANEL, PANEL * sizeof(float));
-        _tile_stored(3, sums + TILE * PANEL + TILE, PANEL * sizeof(float));
+
+private:
+    static constexpr int TOGETHER = 8, PIECE = 256;
+
+    struct Piece {
+        const char* panel;
+        int inputs;
+        bool first;
+    };
+
+    template <int ROWS>
+    static void add(int rows, const Bfloat16* x, int depth, const Piece& piece, float* sums, const char* ahead, int lines) {
+        if constexpr (ROWS > 1) {
+            if (rows < ROWS) {
+                return add<ROWS - 1>(rows, x, depth, piece, sums, ahead, lines);
+            }
+        }
+        __m512 low[ROWS], high[ROWS];
+        for (int row = 0; row < ROWS; ++row) {
+            low[row] = piece.first ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + row * PANEL);
+            high[row] = piece.first ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + row * PANEL + TILE);
+        }
+        const char* tiles = piece.panel;
+        for (int i = 0; i < piece.inputs; i += PANEL, tiles += LINES * 64, ahead += lines * 64) {
+            fetch(ahead, lines);
+            for (int pair = 0; pair < TILE; ++pair) {
+                const auto left = reinterpret_cast<__m512bh>(_mm512_loadu_si512(tiles + pair * 64));
+                const auto right = reinterpret_cast<__m512bh>(_mm512_loadu_si512(tiles + (TILE + pair) * 64));
+                for (int row = 0; row < ROWS; ++row) {
+                    int32_t both;
+                    std::memcpy(&both, x + size_t(row) * depth + i + 2 * pair, sizeof(both));
+                    const auto inputs = reinterpret_cast<__m512bh>(_mm512_set1_epi32(both));
+                    low[row] = _mm512_dpbf16_ps(low[row], inputs, left);
+                    high[row] = _mm512_dpbf16_ps(high[row], inputs, right);
+                }
+            }
+        }
+        for (int row = 0; row < ROWS; ++row) {
+            _mm512_storeu_ps(sums + row * PANEL, low[row]);
+            _mm512_storeu_ps(sums + row * PANEL + TILE, high[row]);
+        }
     }
-}
+};
+
+#endif
 
 inline __m512 exponential(__m512 x) {  // 2^(whole + rest), the latter by its Taylor series: within 3e-7
     const auto power = _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f));
@@ -166,7 +262,7 @@ void product(const Bfloat16* x, int rows, const Weight& weight, const Finish& fi
     const int blocks = (rows + PANEL - 1) / PANEL, depth = weight.depth;
     const int each = (LINES + blocks - 1) / blocks;  // lines of the next panel that a block fetches for 32 inputs
     const size_t size = size_t(depth) * PANEL * sizeof(Bfloat16);
-    const auto run = [&](Tiles& tiles, int first, int last) {
+    const auto run = [&](Multiplier& multiplier, int first, int last) {
         alignas(64) float sums[PANEL * PANEL];
         for (int panel = first; panel < last; ++panel) {
             const auto* from = weight.panels + panel * size;
@@ -181,11 +277,11 @@ void product(const Bfloat16* x, int rows, const Weight& weight, const Finish& fi
                     ahead = from + size + size_t(begin) * each * depth * 2;
                     lines = panel + 1 < last ? std::clamp(LINES - block * each, 0, each) : 0;
                 }
-                tiles.shape(count);
-                (count > TILE ? multiply<true> : multiply<false>)(x + size_t(begin) * depth, depth, from, sums, ahead, lines);
+                multiplier.multiply(x + size_t(begin) * depth, count, depth, from, sums, ahead, lines);
                 for (int row = 0; row < count; ++row) {
                     const auto* sum = sums + row * PANEL;
-                    finish(panel, begin + row, _mm512_add_ps(_mm512_load_ps(sum), low), _mm512_add_ps(_mm512_load_ps(sum + TILE), high));
+                    const auto left = _mm512_add_ps(_mm512_load_ps(sum), low);
+                    finish(panel, begin + row, left, _mm512_add_ps(_mm512_load_ps(sum + TILE), high));
                 }
             }
         }
@@ -196,13 +292,13 @@ void product(const Bfloat16* x, int rows, const Weight& weight, const Finish& fi
         shares[i].end = panels * (i + 1) / threads;
     }
     const auto compute = [&](int thread) {
-        Tiles tiles;
+        Multiplier multiplier;
         const auto control = _mm_getcsr();
         _mm_setcsr(control | 0x8040);  // numbers too small to matter are zero instead of slow, as the tiles have it
         for (int i = 0; i < threads; ++i) {
             auto& share = shares[(thread + i) % threads];
             for (int first; (first = share.next.fetch_add(TAKEN)) < share.end;) {
-                run(tiles, first, std::min(first + TAKEN, share.end));
+                run(multiplier, first, std::min(first + TAKEN, share.end));
             }
         }
         _mm_setcsr(control);
@@ -315,13 +411,13 @@ private:
         product(heads, rows, inputs.weight("output", attended.get_shape().back()), add_to(x));
         const auto up = inputs.weight("up", width);
         const int half = up.outputs / 2;
-        thread_local std::vector<Bfloat16> gated;
-        gated.resize(size_t(rows) * half);
-        const auto gate = [=, to = gated.data()](int panel, int row, __m512 gate, __m512 up) {
-            store(to + size_t(row) * half + panel * TILE, _mm512_mul_ps(silu(gate), up));
+        thread_local Rows kept;
+        auto* gated = kept.of(rows, half);
+        const auto gate = [=](int panel, int row, __m512 gate, __m512 up) {
+            store(gated + size_t(row) * half + panel * TILE, _mm512_mul_ps(silu(gate), up));
         };
         product(normed(inputs, "norm", y, rows, width), rows, up, gate);
-        product(gated.data(), rows, inputs.weight("down", half), add_to(y));
+        product(gated, rows, inputs.weight("down", half), add_to(y));
     }
 
     // The products of what follows, each panel to the output that it belongs to.
@@ -340,22 +436,26 @@ private:
         }
         const auto put = [&](auto type) {
             using Value = decltype(type);
-            product(normed(inputs, "next_norm", x, rows, width), rows, inputs.weight("next", width), [&](int panel, int row, __m512 low, __m512 high) {
+            const auto put_row = [&](int panel, int row, __m512 low, __m512 high) {
                 auto* to = reinterpret_cast<Value*>(places[panel].first_row + row * places[panel].stride);
                 store(to, low);
                 store(to + TILE, high);
-            });
+            };
+            product(normed(inputs, "next_norm", x, rows, width), rows, inputs.weight("next", width), put_row);
         };
         m_logits ? put(float()) : put(Bfloat16());
     }
 
     // x [rows, width] normed by the factors `name`, in a memory that the next call overwrites.
     static const Bfloat16* normed(const Inputs& inputs, const std::string& name, const float* x, int rows, int width) {
-        thread_local std::vector<Bfloat16> buffer;
-        buffer.resize(size_t(rows) * width);
+        thread_local Rows kept;
+        auto* to = kept.of(rows, width);
         const auto* factors = inputs.floats(name);
         const auto eps = *inputs.floats(name + "_eps");
-        const auto norm_row = [=, to = buffer.data()](int row) { norm(x + size_t(row) * width, factors, eps, width, to + size_t(row) * width); };
+        const auto norm_row = [=](int row) {
+            const auto at = size_t(row) * width;
+            norm(x + at, factors, eps, width, to + at);
+        };
         if (rows > PANEL) {
             tbb::parallel_for(0, rows, norm_row);
         } else {
@@ -363,7 +463,7 @@ private:
                 norm_row(row);
             }
         }
-        return buffer.data();
+        return to;
     }
 
     std::vector<std::string> m_parts;

@@ -24,7 +24,7 @@ from tests.cpu.tiny_models import TINY, Serving, TinyModel, random_requests
 HIDDEN, HEADS, GATED, WIDTHS = 160, 96, 224, [96, 32, 64]
 ROWS = (1, 5, 16, 17, 32, 33, 64, 70, 131)
 
-needs_tiles = pytest.mark.skipif(fused_layer.library() is None, reason="a processor with AMX and a C++ compiler")
+wanted = pytest.mark.skipif(fused_layer.library() is None, reason="wants a C++ compiler, and AVX512_BF16 or AMX")
 
 
 def random_linear(outputs: int, inputs: int, bias: bool) -> Linear:
@@ -78,11 +78,10 @@ def normed(x: Tensor, norm: Norm | None) -> Tensor:
     return rounded(functional.rms_norm(x, (HIDDEN,), norm.weight, norm.eps))
 
 
-@pytest.fixture(scope="module")
-def operation() -> FusedOperation:
-    library = fused_layer.library()
-    assert library is not None
-    return FusedOperation(library)
+@pytest.fixture(scope="module", params=fused_layer.kinds_here())
+def operation(request: pytest.FixtureRequest) -> FusedOperation:
+    """For everything that this processor can multiply with."""
+    return FusedOperation(fused_layer.compiled(request.param))
 
 
 def compiled(outputs: list[ov.Output], inputs: list[ov.Node]) -> Callable[[list[NDArray[np.float32]]], list[Tensor]]:
@@ -100,7 +99,7 @@ def whole(operation: FusedOperation, between: Between) -> Callable[[list[NDArray
     return compiled(operation.between(x, between.layer, attended, between.following, WIDTHS), [x, attended])
 
 
-@needs_tiles
+@wanted
 @pytest.mark.parametrize("bias", [False, True])
 def test_it_computes_what_torch_computes_for_any_number_of_rows(operation: FusedOperation, bias: bool) -> None:
     between = Between.random(bias)
@@ -111,7 +110,7 @@ def test_it_computes_what_torch_computes_for_any_number_of_rows(operation: Fused
             torch.testing.assert_close(got, expected, rtol=2**-7, atol=0.03)
 
 
-@needs_tiles
+@wanted
 def test_a_row_is_the_same_to_the_last_bit_in_any_company(operation: FusedOperation) -> None:
     run = whole(operation, Between.random(bias=True))
     x, attended = torch.randn(max(ROWS), 1, HIDDEN).numpy(), torch.randn(max(ROWS), 1, HEADS).numpy()
@@ -121,7 +120,7 @@ def test_a_row_is_the_same_to_the_last_bit_in_any_company(operation: FusedOperat
             assert torch.equal(part, of_all[:rows])
 
 
-@needs_tiles
+@wanted
 def test_logits_are_float32(operation: FusedOperation) -> None:
     torch.manual_seed(3)
     norm, head, x = random_norm(), random_linear(512, HIDDEN, bias=False), torch.randn(9, 1, HIDDEN)
@@ -130,7 +129,7 @@ def test_logits_are_float32(operation: FusedOperation) -> None:
     torch.testing.assert_close(run([x.numpy()])[0], linear(normed(x, norm), head), rtol=1e-4, atol=1e-2)
 
 
-@needs_tiles
+@wanted
 def test_gates_far_from_zero_stay_numbers(operation: FusedOperation) -> None:
     between = Between.random(bias=False)
     run = whole(operation, between)
@@ -143,7 +142,7 @@ def test_gates_far_from_zero_stay_numbers(operation: FusedOperation) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(TINY.keys() - {"gemma2", "gemma3"}))
-@needs_tiles
+@wanted
 def test_its_answers_are_as_near_to_float32_as_those_of_openvinos_operations(tiny: Callable[[str], TinyModel], name: str) -> None:
     model, requests = tiny(name), random_requests(24, seed=8)
     agreement = {}
@@ -159,7 +158,7 @@ def test_without_a_compiler_it_says_so_and_serves(
     one: TinyModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(fused_layer, "ROOT", tmp_path)
-    monkeypatch.setattr(fused_layer, "_processor_flags", lambda: fused_layer.NEEDED)
+    monkeypatch.setattr(fused_layer, "_processor_flags", lambda: fused_layer.VECTORS)
     monkeypatch.setenv("CXX", "no-such-compiler")
     fused_layer.library.cache_clear()
     with caplog.at_level(logging.INFO, "gapless.instance"):
@@ -176,7 +175,7 @@ def test_what_does_not_compile_is_shown_and_left_out(
     source.write_text("this is no C++")
     monkeypatch.setattr(fused_layer, "ROOT", tmp_path)
     monkeypatch.setattr(fused_layer, "SOURCE", source)
-    monkeypatch.setattr(fused_layer, "_processor_flags", lambda: fused_layer.NEEDED)
+    monkeypatch.setattr(fused_layer, "_processor_flags", lambda: fused_layer.VECTORS)
     fused_layer.library.cache_clear()
     assert fused_layer.library() is None
     fused_layer.library.cache_clear()
@@ -190,7 +189,7 @@ def test_another_processor_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pyt
     with caplog.at_level(logging.INFO, "gapless.instance"):
         assert fused_layer.library() is None
     fused_layer.library.cache_clear()
-    assert "the processor has no amx_bf16" in caplog.text
+    assert "the processor has no avx512_bf16, avx512bw" in caplog.text
 
 
 def test_layers_that_it_does_not_compute_are_openvinos() -> None:
