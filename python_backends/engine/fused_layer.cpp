@@ -13,13 +13,11 @@
 // fetches ahead of itself, with many rows the next panel while it multiplies this one. Who is done with its own panels takes
 // some of the others', so a thread that is interrupted is not waited for. A row's numbers don't depend on the rows beside it.
 //
-// Compiled by fused_layer.py, when the engine starts.
+// Compiled by fused_layer.py when the engine starts, which asks Linux for the tiles as well.
 
 #include <immintrin.h>
-#include <sys/syscall.h>
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -72,11 +70,6 @@ inline void fetch(const char* from, int lines) {
 // Multiplies by its thread's tile registers: 0 and 1 are sums of the first 16 rows, 2 and 3 of the others, 4 and 5 rows, 6 and 7 weights.
 class Multiplier {
 public:
-    Multiplier() {
-        static const long allowed = syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */);
-        (void)allowed;
-    }
-
     ~Multiplier() {
         _tile_release();
     }

@@ -7,6 +7,7 @@ Called by the OpenVINO engine at its start.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import logging
 import os
@@ -41,8 +42,9 @@ FLAGS = {Kind.TILES: (*COMMON, "-mamx-tile", "-mamx-bf16"), Kind.VECTORS: COMMON
 
 
 def kinds_here() -> list[Kind]:
+    """What this processor has and Linux lets this process use."""
     flags = _processor_flags()
-    return [kind for kind in Kind if NEEDED[kind] <= flags]
+    return [kind for kind in Kind if NEEDED[kind] <= flags and (kind != Kind.TILES or _tiles_are_allowed())]
 
 
 @cache
@@ -84,6 +86,12 @@ def compiled(kind: Kind) -> Path:
 def _digest(kind: Kind) -> str:
     made_from = [SOURCE.read_text(), *FLAGS[kind], ov.get_version(), str(OPENVINO)]
     return hashlib.sha256("\n".join(made_from).encode()).hexdigest()[:16]
+
+
+def _tiles_are_allowed() -> bool:
+    """Asks for them, as every process has to before its first: arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA)."""
+    refused: int = ctypes.CDLL(None).syscall(158, 0x1023, 18)
+    return refused == 0
 
 
 def _processor_flags() -> set[str]:
