@@ -59,9 +59,9 @@ private:
     std::vector<Line> m_lines;
 };
 
-inline void fetch(const char* from, int lines) {
+inline void fetch(const char* from, int lines) {  // into the second cache: a panel is larger than the first
     for (int line = 0; line < lines; ++line) {
-        _mm_prefetch(from + line * 64, _MM_HINT_T0);
+        _mm_prefetch(from + line * 64, _MM_HINT_T1);
     }
 }
 
@@ -251,6 +251,9 @@ void product(const Bfloat16* x, int rows, const Weight& weight, const Finish& fi
         std::atomic<int> next;
         int end;
     };
+    if (rows == 0) {
+        return;
+    }
     const int threads = tbb::this_task_arena::max_concurrency(), panels = weight.outputs / PANEL;
     const int blocks = (rows + PANEL - 1) / PANEL, depth = weight.depth;
     const int each = (LINES + blocks - 1) / blocks;  // lines of the next panel that a block fetches for 32 inputs
@@ -267,7 +270,7 @@ void product(const Bfloat16* x, int rows, const Weight& weight, const Finish& fi
                 const char* ahead = from + BYTES_AHEAD;
                 int lines = block ? 0 : LINES;
                 if (blocks > 2) {
-                    ahead = from + size + size_t(begin) * each * depth * 2;
+                    ahead = from + size + size_t(block) * each * depth * 2;
                     lines = panel + 1 < last ? std::clamp(LINES - block * each, 0, each) : 0;
                 }
                 multiplier.multiply(x + size_t(begin) * depth, count, depth, from, sums, ahead, lines);

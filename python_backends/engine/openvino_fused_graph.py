@@ -122,7 +122,7 @@ def _norm(name: str, norm: Norm | None) -> Parts:
 def _packed(name: str, linear: Linear) -> Parts:
     """The weight [out, in] as [panels, in / 32, 2, 16 pairs of inputs, 16 outputs, 2], flat: tiles as the processor takes them."""
     rows, columns = linear.weight.shape
-    tiles = linear.weight.view(rows // PANEL, 2, TILE, columns // PANEL, TILE, 2).permute(0, 3, 1, 4, 2, 5)
+    tiles = linear.weight.reshape(rows // PANEL, 2, TILE, columns // PANEL, TILE, 2).permute(0, 3, 1, 4, 2, 5)
     data = tiles.contiguous().view(-1).view(torch.uint8)  # a memory of torch's: it lies on a multiple of 64
     part = {name: ov.op.Constant(data.numpy(), shared_memory=True)}
     return part if linear.bias is None else part | {f"{name}_bias": _floats(linear.bias)}
@@ -130,7 +130,7 @@ def _packed(name: str, linear: Linear) -> Parts:
 
 def _in_turn(gate_and_up: Tensor) -> Tensor:
     """[2 · width, …], gate and then up, as 16 rows of gate and 16 of up in turn."""
-    return gate_and_up.view(2, -1, TILE, *gate_and_up.shape[1:]).transpose(0, 1).reshape(gate_and_up.shape)
+    return gate_and_up.reshape(2, -1, TILE, *gate_and_up.shape[1:]).transpose(0, 1).reshape(gate_and_up.shape)
 
 
 def _floats(values: Tensor) -> Node:
