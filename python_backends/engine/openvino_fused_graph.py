@@ -16,7 +16,7 @@ from openvino.utils.node_factory import NodeFactory
 from torch import Tensor
 
 from python_backends.engine.description import Activation, Layer, Linear, Model, Norm, NormKind
-from python_backends.engine.openvino_graph import Graph, Node
+from python_backends.engine.openvino_graph import Graph, Node, floats, output
 
 TILE, PANEL = 16, 32  # outputs of a weight that lie together: fused_layer.cpp
 
@@ -70,7 +70,7 @@ class FusedOperation:
 
     def _node(self, x: Node, parts: Parts, widths: list[int], *, logits: bool = False) -> list[Node]:
         attributes = {"parts": list(parts), "widths": widths, "logits": logits}
-        node = self._operations.create("FusedLayer", [_output(part) for part in (x, *parts.values())], attributes)
+        node = self._operations.create("FusedLayer", [output(part) for part in (x, *parts.values())], attributes)
         return list(node.outputs())
 
 
@@ -101,8 +101,9 @@ def _rest(layer: Layer) -> Parts:
     """What follows a layer's attention."""
     up = layer.feed_forward.up
     gates_and_ups = Linear(_in_turn(up.weight), None if up.bias is None else _in_turn(up.bias))
-    output, down = _packed("output", layer.attention.output), _packed("down", layer.feed_forward.down)
-    return output | _norm("norm", layer.feed_forward_norm) | _packed("up", gates_and_ups) | down
+    end_of_attention = _packed("output", layer.attention.output)
+    feed_forward = _norm("norm", layer.feed_forward_norm) | _packed("up", gates_and_ups) | _packed("down", layer.feed_forward.down)
+    return end_of_attention | feed_forward
 
 
 def _attention(layer: Layer) -> Parts:
@@ -116,7 +117,7 @@ def _next(norm: Norm | None, linear: Linear) -> Parts:
 
 def _norm(name: str, norm: Norm | None) -> Parts:
     assert norm is not None, "asked of fits"
-    return {name: _floats(norm.weight), f"{name}_eps": _floats(torch.tensor([norm.eps]))}
+    return {name: floats(norm.weight), f"{name}_eps": floats(torch.tensor([norm.eps]))}
 
 
 def _packed(name: str, linear: Linear) -> Parts:
@@ -125,16 +126,12 @@ def _packed(name: str, linear: Linear) -> Parts:
     tiles = linear.weight.reshape(rows // PANEL, 2, TILE, columns // PANEL, TILE, 2).permute(0, 3, 1, 4, 2, 5)
     data = tiles.contiguous().view(-1).view(torch.uint8)  # a memory of torch's: it lies on a multiple of 64
     part = {name: ov.op.Constant(data.numpy(), shared_memory=True)}
-    return part if linear.bias is None else part | {f"{name}_bias": _floats(linear.bias)}
+    return part if linear.bias is None else part | {f"{name}_bias": floats(linear.bias)}
 
 
 def _in_turn(gate_and_up: Tensor) -> Tensor:
     """[2 · width, …], gate and then up, as 16 rows of gate and 16 of up in turn."""
     return gate_and_up.reshape(2, -1, TILE, *gate_and_up.shape[1:]).transpose(0, 1).reshape(gate_and_up.shape)
-
-
-def _floats(values: Tensor) -> Node:
-    return ov.op.Constant(values.float().numpy())
 
 
 def _with_following(layers: Iterable[Layer]) -> Iterator[tuple[Layer, Layer | None]]:
@@ -145,7 +142,3 @@ def _with_following(layers: Iterable[Layer]) -> Iterator[tuple[Layer, Layer | No
         before = layer
     if before is not None:
         yield before, None
-
-
-def _output(node: Node) -> ov.Output:
-    return node if isinstance(node, ov.Output) else node.output(0)

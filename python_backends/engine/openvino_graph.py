@@ -70,10 +70,6 @@ class Graph:
             x = self.layer(x, index, layer)
         return x
 
-    def _embed(self) -> Node:
-        x = ops.gather(self._embedding, self._inputs["tokens"], _int(0))
-        return ops.unsqueeze(_scaled(x, self.model.embedding_scale), _int(1))
-
     def layer(self, x: Node, index: int, layer: Layer) -> Node:
         normed = _norm(x, layer.attention_norm)
         attended = _norm(self._attend(normed, index, layer.attention), layer.attention_output_norm)
@@ -102,6 +98,10 @@ class Graph:
         caches = [self._input(cache_name(index, part), self._cache_shape(), self._cache_type) for part in ("key", "value")]
         return _reshaped(self._paged_attention(flat, caches, attention.window or 0), [-1, 1, heads.query_width])
 
+    def _embed(self) -> Node:
+        x = ops.gather(self._embedding, self._inputs["tokens"], _int(0))
+        return ops.unsqueeze(_scaled(x, self.model.embedding_scale), _int(1))
+
     def _logits(self, x: Node) -> Node:
         rows = ops.gather(x, self._inputs["sampling_rows"], _int(0))
         logits = _scaled(ops.squeeze(self.head(rows), _int(1)), self.model.logit_scale)
@@ -127,7 +127,7 @@ class Graph:
 
     def _rotation(self, rotary: Rotary, num_positions: int) -> list[Node]:
         """cos and sin [tokens, 1, 1, dim]."""
-        tables = [_floats(torch.cat((table, table), 1)) for table in rotary.tables(num_positions)]
+        tables = [floats(torch.cat((table, table), 1)) for table in rotary.tables(num_positions)]
         rows = [ops.gather(table, self._inputs["positions"], _int(0)) for table in tables]
         return [_reshaped(row, [-1, 1, 1, self._heads.head_dim]) for row in rows]
 
@@ -140,7 +140,7 @@ class Graph:
         lengths = [self._inputs[name] for name in names]
         scale = [_float(self._heads.scale), _int(window), f32, self._inputs["max_context_len"]]
         left_off = [i32, i32, i32, f32, f32, _int(0), _int(0), f32, _int(0), i32, i32, i32, i32, np.zeros(0, np.uint8), i32]
-        node = PagedAttention([_output(value) for value in [*parts, *caches, *lengths, *scale, *left_off]])
+        node = PagedAttention([output(value) for value in [*parts, *caches, *lengths, *scale, *left_off]])
         info, heads = node.get_rt_info(), self._heads
         for name, value in (("k_head_size", heads.head_dim), ("v_head_size", heads.head_dim)):
             info[name] = value
@@ -176,7 +176,7 @@ def _products(x: Node, linear: Linear, widths: list[int]) -> list[Node]:
 
 def _linear(x: Node, linear: Linear, weight: Node | None = None) -> Node:
     y = ops.matmul(x, weight or _scaled_weight(linear), False, True)
-    return y if linear.bias is None else ops.add(y, _floats(linear.bias))
+    return y if linear.bias is None else ops.add(y, floats(linear.bias))
 
 
 def _norm(x: Node, norm: Norm | None) -> Node:
@@ -184,11 +184,11 @@ def _norm(x: Node, norm: Norm | None) -> Node:
         return x
     axes = _ints(-1)
     if norm.kind == NormKind.LAYER:
-        y = ops.multiply(ops.mvn(x, axes, True, norm.eps, "inside_sqrt"), _floats(norm.weight))
-        return y if norm.bias is None else ops.add(y, _floats(norm.bias))
+        y = ops.multiply(ops.mvn(x, axes, True, norm.eps, "inside_sqrt"), floats(norm.weight))
+        return y if norm.bias is None else ops.add(y, floats(norm.bias))
     mean_square = ops.reduce_mean(ops.power(x, _float(2.0)), axes, keep_dims=True)
     factor = ops.divide(_float(1.0), ops.sqrt(ops.add(mean_square, _float(norm.eps))))
-    return ops.multiply(_floats(norm.weight), ops.multiply(x, factor))
+    return ops.multiply(floats(norm.weight), ops.multiply(x, factor))
 
 
 def _scaled(x: Node, scale: float) -> Node:
@@ -214,20 +214,20 @@ def _scaled_weight(linear: Linear) -> Node:
     """int8 is multiplied inside the product by the plugin, which keeps it as it is."""
     if linear.scale is None:
         return _weight(linear.weight)
-    return ops.multiply(ops.convert(ops.constant(linear.weight.numpy()), "f32"), _floats(linear.scale[:, None]))
+    return ops.multiply(ops.convert(ops.constant(linear.weight.numpy()), "f32"), floats(linear.scale[:, None]))
 
 
 def _weight(weight: Tensor) -> Node:
     """A constant in the weight's own type, which the plugin keeps; float32 in the eyes of the graph."""
     if weight.dtype == torch.float32:
-        return _floats(weight)
+        return floats(weight)
     bits = weight.contiguous().view(torch.int16).numpy()
     copied = ov.Tensor(TYPES[weight.dtype], list(weight.shape))
     copied.data.view(np.int16)[...] = bits
     return ops.convert(ov.op.Constant(copied), "f32")
 
 
-def _floats(values: Tensor) -> Node:
+def floats(values: Tensor) -> Node:
     return ops.constant(values.float().numpy())
 
 
@@ -247,6 +247,6 @@ def _ints(*values: int) -> Node:
     return ops.constant(np.array(values, np.int64))
 
 
-def _output(value: Node | NDArray[np.generic]) -> Node:
+def output(value: Node | NDArray[np.generic]) -> Node:
     node = ops.constant(value) if isinstance(value, np.ndarray) else value
     return node if isinstance(node, ov.Output) else node.output(0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -132,13 +132,11 @@ def test_logits_are_float32(operation: FusedOperation) -> None:
 @wanted
 def test_gates_far_from_zero_stay_numbers(operation: FusedOperation) -> None:
     between = Between.random(bias=False)
-    run = whole(operation, between)
-    x, attended = torch.randn(20, 1, HIDDEN), torch.zeros(20, 1, HEADS)
     between.layer.feed_forward.up.weight.mul_(64)  # gates of some hundred
+    x, attended = torch.randn(20, 1, HIDDEN), torch.zeros(20, 1, HEADS)
     outputs = whole(operation, between)([x.numpy(), attended.numpy()])
     for got, expected in zip(outputs, between.expected(x, attended), strict=True):
-        torch.testing.assert_close(got, expected, rtol=2**-6, atol=2.0)
-    assert all(torch.isfinite(output).all() for output in run([x.numpy(), attended.numpy()]))
+        torch.testing.assert_close(got, expected, rtol=2**-7, atol=2**-7 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("name", sorted(TINY.keys() - {"gemma2", "gemma3"}))
@@ -154,41 +152,43 @@ def test_its_answers_agree_with_float32_as_those_of_openvinos_operations_do(tiny
     assert with_it > without / 3  # wrong ones agree for a token or two; the rest is rounding, and each processor's own
 
 
-def test_without_a_compiler_it_says_so_and_serves(
-    one: TinyModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
+@pytest.fixture
+def nothing_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """Where a processor that has what is needed would find it."""
     monkeypatch.setattr(fused_layer, "ROOT", tmp_path)
     monkeypatch.setattr(fused_layer, "_processor_flags", lambda: fused_layer.VECTORS)
-    monkeypatch.setenv("CXX", "no-such-compiler")
     fused_layer.library.cache_clear()
+    yield tmp_path / "run" / "compiled"
+    fused_layer.library.cache_clear()
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+def test_without_a_compiler_it_says_so_and_serves(
+    one: TinyModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
     with caplog.at_level(logging.INFO, "gapless.instance"):
         answers = Serving(one.openvino_engine(dtype="bfloat16")).run(random_requests(2))
-    fused_layer.library.cache_clear()
     assert "no fused layers: a C++ compiler would make them" in caplog.text
     assert len(answers) == 2
 
 
 def test_what_does_not_compile_is_shown_and_left_out(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    nothing_compiled: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     source = tmp_path / "fused_layer.cpp"
     source.write_text("this is no C++")
-    monkeypatch.setattr(fused_layer, "ROOT", tmp_path)
     monkeypatch.setattr(fused_layer, "SOURCE", source)
-    monkeypatch.setattr(fused_layer, "_processor_flags", lambda: fused_layer.VECTORS)
-    fused_layer.library.cache_clear()
     assert fused_layer.library() is None
-    fused_layer.library.cache_clear()
     assert "this is no C++" in caplog.text
-    assert list((tmp_path / "run" / "compiled").iterdir()) == []
+    assert list(nothing_compiled.iterdir()) == []
 
 
+@pytest.mark.usefixtures("nothing_compiled")
 def test_another_processor_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(fused_layer, "_processor_flags", lambda: {"avx2"})
-    fused_layer.library.cache_clear()
     with caplog.at_level(logging.INFO, "gapless.instance"):
         assert fused_layer.library() is None
-    fused_layer.library.cache_clear()
     assert "the processor has no avx512_bf16, avx512bw" in caplog.text
 
 
