@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import gc
 import logging
+import math
 import os
 import signal
 import sys
@@ -26,9 +27,11 @@ from python_backends.engine.engine_thread import EngineThread
 from python_backends.engine.kinds import ENGINES
 from python_backends.engine.protocol import Announcing, Engine
 from python_backends.heartbeat import HEARTBEAT_S, Heartbeat
+from python_backends.held_tokens import HeldTokens
 from python_backends.instance_state import State, StateFile
 from python_backends.links import InstanceEnd, NewSession
-from python_backends.messages import Cancel, Failed, FromInstance, Predicted, Submit, ToInstance
+from python_backends.loop_processor import LoopProcessor
+from python_backends.messages import Cancel, Failed, FromInstance, Pace, Predicted, Submit, ToInstance
 from python_backends.scheduling.policies import reserve_max_tokens
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.self_planned import SelfPlannedScheduler, reserve_likely
@@ -68,12 +71,13 @@ class Instance:
         self._has_rested = True
         self._after_rest = -1  # number of the last step that began when there had been nothing to do: no gap stands before it
         self._running_since_s = 0.0  # the oldest launched step
+        self._held = HeldTokens()
         self._step_time = scheduler.outlook.step_time
 
     def turn(self) -> None:
         self._take_inbox()
         plan = self.scheduler.plan()
-        self._publish(self.scheduler.take_started())  # before the launch: if that is the end of us, they were in it
+        self._publish(self.scheduler.take_started(), self._next_tokens_s(plan))  # if the launch is the end of us, they were in it
         if plan is not None:
             self._launch(plan)
         self.scheduler.refresh()
@@ -119,6 +123,14 @@ class Instance:
         least_s = self._step_time.least_s(self._launched[0]) - EARLY_S
         return max(0.0, self._running_since_s + least_s - time.monotonic())
 
+    def _next_tokens_s(self, plan: StepPlan | None) -> float:
+        """When the next tokens are expected if `plan` is launched now."""
+        oldest = self._launched[0] if self._launched else plan
+        if oldest is None:
+            return math.inf
+        began_s = self._running_since_s if self._launched else time.monotonic()
+        return began_s + self._step_time.expected_s(oldest)
+
     def _take(self, message: ToInstance | NewSession) -> None:
         if isinstance(message, Submit):
             self._submit(message)
@@ -126,8 +138,11 @@ class Instance:
             self.scheduler.predict(message.request_id, message.prediction)
         elif isinstance(message, Cancel):
             self.scheduler.cancel(message.request_id)
+        elif isinstance(message, Pace):
+            self._held.interval_s = message.interval_s
         elif isinstance(message, NewSession):
             self.scheduler.cancel_all()
+            self._held = HeldTokens()
 
     def _submit(self, message: Submit) -> None:
         try:
@@ -135,9 +150,11 @@ class Instance:
         except ValueError as error:
             self._publish([Failed(message.request.request_id, str(error))])
 
-    def _publish(self, messages: Sequence[FromInstance]) -> None:
-        if messages:
-            self.link.publish(messages)
+    def _publish(self, messages: Sequence[FromInstance], next_tokens_s: float = 0.0) -> None:
+        """In order. Tokens may wait for those of the next steps, if these don't come too late."""
+        now = self._held.put(messages, time.monotonic()) + self._held.due(next_tokens_s)
+        if now:
+            self.link.publish(now)
 
     def _beat_if_due(self) -> None:
         if not self._heartbeat.is_due(self.scheduler.is_idle):
@@ -200,7 +217,14 @@ def main(run_directory: Path, number: int) -> None:
     state.write(State.READY, scheduler.limits)
     if isinstance(engine, Announcing):
         engine.on_done(link.wake)  # however late it was expected
-    instance = Instance(scheduler, engine, link, state.beat, settings.steps_ahead)
+    processor = LoopProcessor() if settings.engine_gives_way else None
+
+    def beat() -> None:
+        state.beat()
+        if processor is not None:
+            processor.keep()
+
+    instance = Instance(scheduler, engine, link, beat, settings.steps_ahead)
     while not stopping:
         instance.turn()
         if traces:

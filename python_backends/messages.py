@@ -81,6 +81,16 @@ class Cancel(Noun, frozen=True):
     request_id: int
 
 
+class Pace(Noun, frozen=True):
+    """So long may tokens wait in an instance for those of the next steps."""
+
+    interval_s: float
+
+
+class Flush(Noun, frozen=True):
+    """All tokens that have come may be sent to clients now: no more are expected in time to go with them."""
+
+
 class Failed(Noun, frozen=True):
     """An instance can't take this request."""
 
@@ -116,8 +126,8 @@ class Load(Noun, frozen=True):
         return num_open > self.num_slots or self.num_waiting > 0 or 2 * self.num_used_blocks > self.num_blocks
 
 
-ToInstance = Hello | Submit | Predicted | Cancel
-FromInstance = Hello | Started | Tokens | MoreTokens | Load | Failed
+ToInstance = Hello | Submit | Predicted | Cancel | Pace
+FromInstance = Hello | Started | Tokens | MoreTokens | Flush | Load | Failed
 
 
 def new_incarnation() -> str:

@@ -18,10 +18,16 @@ KEEPER = "exec sh -c 'read -r _; kill -KILL 0' gapless-keeper"
 WITH_KEEPER = f'exec 3<&0 </dev/null; {{ {KEEPER} <&3 3<&-; }} & exec "$@" 3<&-'
 
 
-def start_group(command: list[str], environment: dict[str, str], **options: Any) -> subprocess.Popen[Any]:
-    """`options` are Popen's. The command's input is empty."""
-    guarded = ["sh", "-c", WITH_KEEPER, "sh", *command]
-    return subprocess.Popen(guarded, env=environment, stdin=_launcher_lives(), start_new_session=True, **options)
+def start_group(
+    command: list[str], environment: dict[str, str], processors: frozenset[int] | None = None, **options: Any
+) -> subprocess.Popen[Any]:
+    """On these processors; None: on all of ours. `options` are Popen's. The command's input is empty."""
+    guarded, ours = ["sh", "-c", WITH_KEEPER, "sh", *command], os.sched_getaffinity(0)
+    os.sched_setaffinity(0, processors or ours)  # it inherits them
+    try:
+        return subprocess.Popen(guarded, env=environment, stdin=_launcher_lives(), start_new_session=True, **options)
+    finally:
+        os.sched_setaffinity(0, ours)
 
 
 def end_group(process: subprocess.Popen[Any], wait_s: float) -> None:

@@ -19,13 +19,14 @@ from python_backends.launcher.invitation import invitation
 from python_backends.launcher.learner_process import LearnerProcess
 from python_backends.launcher.stubs import PREDICTOR, STUBS
 from python_backends.launcher.triton_server import TritonServer
+from python_backends.loop_processor import others
 from python_backends.restarts import RestartsFile
 
 log = logging.getLogger("gapless")
 
 WATCH_EVERY_S = 0.2
 PREDICTOR_PAUSE_S = 10.0  # between two attempts to load it again
-SETTLE_S = 1.2  # until what is under way has reached the metrics, which are written every 0.5 s, or the client
+SETTLE_S = 1.7  # until what is under way has reached the metrics, which are written every second, or the client
 
 
 class Supervisor:
@@ -33,7 +34,8 @@ class Supervisor:
         self._settings = settings
         self._run_directory = run_directory
         self._instance = InstanceProcess(settings, run_directory, 0)
-        self._server = TritonServer(settings.server, run_directory, settings.predicts_lengths)
+        processors = others() if settings.engine_gives_way else None
+        self._server = TritonServer(settings.server, run_directory, settings.predicts_lengths, processors)
         self._learner = LearnerProcess(run_directory)
         self._reload_at_s = 0.0  # the predictor, not before
         self._server_failures = FailedStarts("tritonserver")

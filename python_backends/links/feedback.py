@@ -12,7 +12,7 @@ from python_backends.links.sockets import address, open_socket
 from python_backends.messages import pack
 from python_backends.request import Feedback, Idle
 
-FEEDBACK_EVERY_S = 0.04
+FEEDBACK_EVERY_S = 0.1
 
 
 class FeedbackEnd:

@@ -66,13 +66,16 @@ class SchedulerEnd:
 
     def receive(self, timeout_s: float) -> list[Any]:
         """Waits for news. Returns messages, Feedback, Idle, InstanceReady and InstanceLost in the order of their arrival."""
-        self._poller.poll(max(0, math.ceil(timeout_s * 1000)))
-        self._wake.clear()
+        ready = dict(self._poller.poll(max(0, math.ceil(timeout_s * 1000))))
         news: list[Any] = []
-        for (name, _, *behind), said in received(self._instances, FROM_INSTANCE, place=1):
-            news += self._from_instance(name, said, behind)
-        for _, feedback in received(self._feedback, FEEDBACK):
-            news += feedback
+        if self._wake.fd in ready:
+            self._wake.clear()
+        if self._instances in ready:
+            for (name, _, *behind), said in received(self._instances, FROM_INSTANCE, place=1):
+                news += self._from_instance(name, said, behind)
+        if self._feedback in ready:
+            for _, feedback in received(self._feedback, FEEDBACK):
+                news += feedback
         if self._peer_incarnation and time.monotonic() - self._heard_s > self._dead_after_s:
             news += self._lose()
         return news
@@ -132,7 +135,7 @@ class InstanceEnd:
         self._send([Hello(limits)])
 
     def receive(self, timeout_s: float) -> list[Any]:
-        """Waits for news, or until woken. Returns Submit, Cancel and NewSession in the order of their arrival."""
+        """Waits for news, or until woken. Returns Submit, Predicted, Cancel, Pace and NewSession in the order of their arrival."""
         news: list[Any] = []
         if not self._poller.poll(int(timeout_s * 1000)):
             return news

@@ -13,7 +13,7 @@ MS = 1_000_000
 S = 1_000_000_000
 SILENCE_NS = S // 2  # a window sent so long before a confirmed one, or before the detokenizer had nothing to do, is lost
 LONG_SILENCE_NS = 30 * S  # one that is unconfirmed for so long is, whatever others see
-LOOK_AGAIN_NS = S // 4  # at a stream with unconfirmed windows
+LOOK_AGAIN_NS = S // 4  # at streams with unconfirmed windows, at all of them together
 
 
 class FlowControl:
@@ -48,7 +48,7 @@ class FlowControl:
         """When something is next due for this stream if nothing comes in: its deadline, word of a lost window, a probe."""
         wakes = [stream.request.deadline_ns] if stream.request.deadline_ns else []
         if stream.unacked_ns:
-            wakes.append(now_ns + LOOK_AGAIN_NS)
+            wakes.append((now_ns // LOOK_AGAIN_NS + 1) * LOOK_AGAIN_NS)
         if not self.is_full(stream):
             wakes.append(stream.last_sent_ns + self._probe_every_ns(num_streams))
         return min(wakes)

@@ -16,13 +16,14 @@ class ReadyQueue:
     def __init__(self) -> None:
         self._touched: dict[int, None] = {}  # in order
         self._held: dict[int, None] = {}  # their tokens wait for company
-        self._flush_ns = 0  # when the oldest of these tokens is sent; 0: none waits
+        self._flush_ns = 0  # when the oldest of these tokens is sent at the latest; 0: none waits
+        self._is_flushed = False  # all tokens are sent with the next look
         self.timers = Timers()  # when a stream is looked at although nothing happened to it
 
     @property
     def is_empty(self) -> bool:
         """Nothing has happened to anybody."""
-        return not self._touched
+        return not self._touched and not self._is_flushed
 
     def touch(self, stream: int) -> None:
         self._touched[stream] = None
@@ -32,9 +33,13 @@ class ReadyQueue:
         self._held[stream] = None
 
     def flush_at(self, when_ns: int) -> None:
-        """Tokens that come now are sent then, or with those that came before them."""
+        """Tokens that come now are sent then at the latest, or with those that came before them."""
         if self._flush_ns == 0:
             self._flush_ns = when_ns
+
+    def flush(self) -> None:
+        """Tokens that have come are sent now."""
+        self._is_flushed = True
 
     def drop(self, stream: int) -> None:
         self.timers.drop(stream)
@@ -43,12 +48,12 @@ class ReadyQueue:
 
     def take(self, now_ns: int) -> tuple[Iterable[int], bool]:
         """Each of those to be looked at once, and whether tokens that waited are to be sent."""
-        flush = now_ns >= self._flush_ns
+        flush = self._is_flushed or now_ns >= self._flush_ns
         taken, self._touched = self._touched, {}
         taken |= dict.fromkeys(self.timers.pop_due(now_ns))
         if flush:
             taken |= self._held
-            self._flush_ns, self._held = 0, {}
+            self._is_flushed, self._flush_ns, self._held = False, 0, {}
         return taken, flush
 
     def next_ns(self, otherwise_ns: int) -> int:

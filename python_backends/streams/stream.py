@@ -92,7 +92,8 @@ class Stream:
             self.tokens.append(token)
             if self.log_probs is not None:
                 self.log_probs.append(scores)
-            self.finish = Finish(finish)
+            if finish:
+                self.finish = Finish(finish)
             count += 1
         return count
 

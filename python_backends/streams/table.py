@@ -91,11 +91,18 @@ class StreamTable:
             tokens.finishes.tolist(),
             strict=True,
         )
-        scores = by_row(tokens.log_probs)
+        scores, now, count = by_row(tokens.log_probs), self._clock(), 0
         for row, (request_id, epoch, index, token, finish) in enumerate(rows):
             stream = self._streams.get(request_id)
             if stream is not None and stream.epoch == epoch:
-                self._append(stream, index, token, finish, scores.get(row, UNKNOWN))
+                count += self._append(stream, now, index, token, finish, scores.get(row, UNKNOWN))
+        if count:
+            self._ready.flush_at(now + int(self.pacing.interval_s * S))
+            self._metrics.generated(count)
+
+    def flush(self) -> None:
+        """Tokens that have come wait no longer for others."""
+        self._ready.flush()
 
     def feedback(self, feedback: Feedback) -> None:
         """What the detokenizer found in a window: it is confirmed, and may have ended the stream."""
@@ -201,17 +208,15 @@ class StreamTable:
             )
         return ""
 
-    def _append(self, stream: Stream, index: int, token: int, finish: int, scores: TokenLogProbs) -> None:
+    def _append(self, stream: Stream, now: int, index: int, token: int, finish: int, scores: TokenLogProbs) -> int:
+        """How many tokens it has more."""
         count = stream.append(index, token, finish, scores)
-        if not count:
-            return
-        now = self._clock()
-        self._ready.touch(stream.request_id)
-        self._ready.flush_at(now + int(self.pacing.interval_s * S))
-        self._metrics.generated(count)
-        if stream.first_token_ns == 0:
+        if count:
+            self._ready.touch(stream.request_id)
+        if count and stream.first_token_ns == 0:
             stream.first_token_ns = now
             self._metrics.first_token(stream)
+        return count
 
     def _end(self, stream: Stream, finish: Finish, num_tokens: int | None = None) -> None:
         """Ends a stream from our side; its instance is told if it is still at work on it."""

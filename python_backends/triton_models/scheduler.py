@@ -13,14 +13,14 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import triton_python_backend_utils as pb_utils
 
 from python_backends.instance_state import CLOSING
 from python_backends.links import InstanceLost, InstanceReady, RecordsEnd, SchedulerEnd
-from python_backends.messages import Failed, Load, reader
+from python_backends.messages import Failed, Flush, Load, Pace, reader
 from python_backends.metrics import Metrics
 from python_backends.request import Feedback, Idle, ModelLimits, Request
 from python_backends.restarts import RestartsFile
@@ -39,15 +39,16 @@ if TYPE_CHECKING:
 log = logging.getLogger("gapless.scheduler")
 
 REQUEST = reader(Request)
-PACE_EVERY_S = 0.2
-EXPORT_EVERY_S = 0.5  # each number that has changed is a round trip to the server
+PACE_EVERY_S = 0.1
+EXPORT_EVERY_S = 1.0  # each number that has changed is a round trip to the server
 
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         everything = effective_settings()
         trace_url, settings = everything.server.trace_url, everything.streams
-        settings = replace(settings, sender_load=settings.sender_load * len(os.sched_getaffinity(0)))  # of one processor
+        num_processors = len(os.sched_getaffinity(0)) + everything.engine_gives_way  # the loop has one to itself
+        settings = replace(settings, sender_load=settings.sender_load * num_processors)  # of one of them
         self._blobs = Blobs()
         self._closing = run_directory() / CLOSING
         self._restarts = RestartsFile(run_directory())
@@ -118,16 +119,26 @@ class TritonPythonModel:
         now_s = time.monotonic()
         self._sending_s += now_s - started_s
         if now_s - self._paced_s >= PACE_EVERY_S:
-            self._table.pacing.adjust(self._sending_s, now_s - self._paced_s)
-            self._sending_s, self._paced_s = 0.0, now_s
+            self._pace(now_s)
         if now_s - self._exported_s >= EXPORT_EVERY_S:
             self._exported_s = now_s
             self._keep_books()
+
+    def _pace(self, now_s: float) -> None:
+        """Tokens wait for company where they are made: one that has come costs a turn already."""
+        pacing = self._table.pacing
+        before_s = pacing.interval_s
+        pacing.adjust(self._sending_s, now_s - self._paced_s)
+        self._sending_s, self._paced_s = 0.0, now_s
+        if pacing.interval_s != before_s:
+            self._link.send([Pace(pacing.interval_s)])
 
     def _take(self, news: Any) -> None:
         if isinstance(news, Load):
             self._load = news
             self._metrics.histograms["gapless_token_gap_seconds"].add(news.gap_counts, news.gap_sum_s)
+        elif isinstance(news, Flush):
+            self._table.flush()
         elif isinstance(news, Failed):
             self._table.fail(news.request_id, news.error)
         elif isinstance(news, InstanceReady):
@@ -143,14 +154,12 @@ class TritonPythonModel:
             log.warning("the instance came back with another model or settings: open streams go on with it")
         self._fingerprint = limits.fingerprint
         self._load = Load(num_slots=limits.num_slots, num_blocks=limits.num_blocks)
+        self._link.send([Pace(self._table.pacing.interval_s)])
         self._table.instance_ready()
 
     def _accept(self) -> None:
-        while True:
-            try:
-                request, sender = self._arrivals.get_nowait()
-            except Empty:
-                return
+        while not self._arrivals.empty():
+            request, sender = self._arrivals.get_nowait()
             refusal = self._table.accept(without_subject(request), sender)
             if refusal:
                 if self._spans is not None:

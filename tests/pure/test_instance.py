@@ -14,7 +14,7 @@ import pytest
 from python_backends.config import EngineSettings, ModelSettings, SchedulingSettings, Settings, SettingsError
 from python_backends.engine.engine_thread import EngineThread
 from python_backends.instance import Instance, build
-from python_backends.messages import Cancel, Load, Submit
+from python_backends.messages import Cancel, Load, Pace, Submit
 from python_backends.metrics import GAP_BOUNDS_S, Histogram, Metrics
 from python_backends.request import Request, Sampling
 from python_backends.scheduling.step_time import StepTime
@@ -31,6 +31,7 @@ class Link:
         self.loads: list[Load] = []
         self.answers: dict[int, list[int]] = {}
         self.num_ended = 0
+        self.num_frames = 0  # with tokens
 
     def receive(self, timeout_s: float) -> list[Any]:
         return self.inbox.pop(0) if self.inbox else []
@@ -41,6 +42,7 @@ class Link:
             for request_id, token in zip(tokens.request_ids.tolist(), tokens.tokens.tolist(), strict=True):
                 self.answers.setdefault(request_id, []).append(token)
             self.num_ended += int(np.count_nonzero(tokens.finishes))
+        self.num_frames += any(isinstance(message, Tokens) for message in messages)
 
 
 def submit(number: int, length: int, **sampling: Any) -> Submit:
@@ -66,6 +68,20 @@ def test_tokens_are_the_same_however_many_steps_are_launched_ahead() -> None:
     expected = serve(0, inbox, 8)
     assert [len(expected[number]) for number in range(8)] == [10 + number for number in range(8)]
     assert serve(1, inbox, 8) == serve(2, inbox, 8) == expected
+
+
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_a_scheduler_model_that_is_busy_hears_of_many_steps_at_once(steps_ahead: int) -> None:
+    inbox = [[submit(number, 5 + 3 * number, max_tokens=10 + number) for number in range(3)]]
+    expected = serve(0, inbox, 3)
+    scheduler, engine = build(Settings(engine=EngineSettings(kind="toy", slots=3, block_tokens=4, steps_ahead=steps_ahead)))
+    link = Link([[Pace(60.0), *inbox[0]]])
+    instance = Instance(scheduler, engine, link, lambda: None, steps_ahead)
+    while link.num_ended < 3:
+        instance.turn()
+    assert link.answers == expected
+    assert link.num_frames <= 2 * 3, "the first tokens and the last of each"
+    engine.close()
 
 
 def test_a_stop_that_is_read_late_gives_no_token_more() -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 
 from python_backends.config import StreamSettings
 from python_backends.messages import Cancel, Submit
@@ -242,12 +243,40 @@ def test_tokens_are_put_together_only_while_the_sender_is_busy() -> None:
     pacing = Pacing(max_interval_s=0.040, wanted_load=0.1)
     pacing.adjust(busy_s=0.001, elapsed_s=0.1)
     assert pacing.interval_s == 0
-    for _ in range(100):
-        pacing.adjust(busy_s=0.05, elapsed_s=0.1)
+    pacing.adjust(busy_s=0.02, elapsed_s=0.1)
+    assert pacing.interval_s == pytest.approx(0.020), "twice as busy as wanted"
+    pacing.adjust(busy_s=0.05, elapsed_s=0.1)
     assert pacing.interval_s == 0.040
     for _ in range(100):
         pacing.adjust(busy_s=0.001, elapsed_s=0.1)
     assert pacing.interval_s == 0
+
+
+def test_tokens_wait_for_company_until_the_instance_expects_no_more_in_time() -> None:
+    house = running()
+    house.table.pacing.interval_s = 0.040
+    house.tokens((1, 0, 0, 50, Finish.RUNNING))
+    house.turn()
+    house.tokens((1, 0, 1, 51, Finish.RUNNING))
+    house.turn()
+    assert house.received(1) == [50]
+    assert house.table.wait_s() > 0
+    house.table.flush()
+    assert house.table.wait_s() == 0
+    house.turn()
+    assert house.received(1) == [50, 51]
+
+
+def test_tokens_of_an_instance_that_says_nothing_more_wait_no_longer_than_others() -> None:
+    house = running()
+    house.table.pacing.interval_s = 0.040
+    house.tokens((1, 0, 0, 50, Finish.RUNNING))
+    house.turn()
+    house.tokens((1, 0, 1, 51, Finish.RUNNING))
+    house.turn(ms=39)
+    assert house.received(1) == [50]
+    house.turn(ms=2)
+    assert house.received(1) == [50, 51]
 
 
 def test_a_slow_reader_gets_its_tokens_in_fewer_and_larger_windows() -> None:

@@ -1,22 +1,37 @@
-"""Who may interrupt the engine on a CPU: what the launcher asks of the kernel holds for the whole server."""
+"""Who may interrupt the engine on a CPU, and where: what the launcher asks of the kernel holds for the whole server."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
-from tests.server.serving import Gapless
+from python_backends.loop_processor import others
+from tests.server.serving import Gapless, wait_for
 
 MODELS = ("tokenizer", "scheduler", "detokenizer")
 
 
 @pytest.mark.parametrize(("kind", "policy"), [("openvino", os.SCHED_BATCH), ("torch", os.SCHED_OTHER)])
 def test_triton_interrupts_only_an_engine_whose_threads_keep_their_processors(kind: str, policy: int) -> None:
+    """And where it does not, it keeps off the processor of the loop, as the engine's other threads do."""
     gapless = Gapless(**{"engine.kind": kind})
+    everywhere = frozenset(os.sched_getaffinity(0))
     try:
         around = {gapless.server_pid(), *(gapless.stub_pid(model) for model in MODELS)}
         assert {os.sched_getscheduler(pid) for pid in around} == {policy}
-        assert os.sched_getscheduler(gapless.instance_pid()) == os.SCHED_OTHER
+        instance = gapless.instance_pid()
+        assert os.sched_getscheduler(instance) == os.SCHED_OTHER
+        gives_way = kind == "openvino"
+        assert {frozenset(os.sched_getaffinity(pid)) for pid in around} == {others() if gives_way else everywhere}
+        loop = everywhere - others() if gives_way else set()
+        wait_for(lambda: _places(instance) == (loop or everywhere, {everywhere - loop}), 10)
     finally:
         gapless.stop()
+
+
+def _places(process: int) -> tuple[set[int], set[frozenset[int]]]:
+    """The processors of its main thread, and those of its others."""
+    threads = {int(thread.name) for thread in Path(f"/proc/{process}/task").iterdir()} - {process}
+    return os.sched_getaffinity(process), {frozenset(os.sched_getaffinity(thread)) for thread in threads}

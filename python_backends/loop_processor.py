@@ -1,0 +1,46 @@
+"""The loop of an instance has a processor to itself; the engine's other threads and Triton's processes share the rest.
+
+Whatever else an engine's threads do, the loop's own thread has most of a step to do on a CPU: its share of the computing, and all that
+lies between two steps. Who interrupts it holds up every thread; who interrupts another one is made up for by those that have ended
+early. So nobody else gets its processor, where there are two at least. A thread that is started inherits its starter's place, so places
+are given anew when there are others. Used by an instance and by what starts Triton.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Set
+from pathlib import Path
+
+THREADS = Path("/proc/self/task")
+
+
+def others() -> frozenset[int]:
+    """The processors of this thread without the one that is the loop's; all, if it has but one."""
+    ours = os.sched_getaffinity(0)
+    return frozenset(ours - {min(ours)}) or frozenset(ours)
+
+
+class LoopProcessor:
+    """Of this process, whose main thread is the loop's."""
+
+    def __init__(self) -> None:
+        self._all = frozenset(os.sched_getaffinity(0))
+        self._num_placed = 0
+
+    def keep(self) -> None:
+        """Gives every thread its place, if there are new ones."""
+        threads = [int(each.name) for each in THREADS.iterdir()]
+        if len(threads) == self._num_placed or len(self._all) < 2:
+            return
+        self._num_placed = len(threads)
+        own = min(self._all)
+        for thread in threads:
+            _place(thread, {own} if thread == os.getpid() else self._all - {own})
+
+
+def _place(thread: int, processors: Set[int]) -> None:
+    try:
+        os.sched_setaffinity(thread, processors)
+    except ProcessLookupError:
+        return  # it has just ended
