@@ -5,7 +5,8 @@
 `engine` is the torch engine behind the slot scheduler in one process, which takes new requests exactly between two steps; `instance` is
 the instance process, its loop driven over its own wire, as the scheduler model drives it; `ensemble` is the whole way through Triton,
 streaming over HTTP. Shape S with random weights (see peers.py), the lengths of `workload.json` with text as prompts, closed loop, 16
-streams, greedy, EOS ignored; the client runs on the same processors. Time to first token: from submission to the first token or text.
+streams, greedy, EOS ignored; the client runs on the processors that Triton has. Time to first token: from submission to the first token
+or text.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from python_backends.config import ROOT, Settings, dump, load
 from python_backends.large_pages import with_large_pages
 from python_backends.launcher.process_group import end_group, start_group
 from python_backends.links import InstanceReady, SchedulerEnd
+from python_backends.loop_processor import keep_off
 from python_backends.messages import Submit
 from python_backends.request import Request, Sampling
 from python_backends.step import Tokens
@@ -152,6 +154,7 @@ def measure(directory: Path, dtype: str, rounds: int, work: Work, overrides: dic
         served = Gapless(**settings)
         stack.callback(served.stop)
         ensemble = EnsembleStreams(served.http_port, work.in_flight, lambda event: bool(event["text_output"]))
+        keep_off()  # a client elsewhere would take nothing of the loop's processor
         for number in range(rounds + 1):
             texts, round_work = make_texts(tokenizer, work, number)
             timings = {"engine": engine.run(round_work)[0], "instance": instance.run(round_work)}

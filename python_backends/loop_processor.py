@@ -3,7 +3,7 @@
 Whatever else an engine's threads do, the loop's own thread has most of a step to do on a CPU: its share of the computing, and all that
 lies between two steps. Who interrupts it holds up every thread; who interrupts another one is made up for by those that have ended
 early. So nobody else gets its processor, where there are two at least. A thread that is started inherits its starter's place, so places
-are given anew when there are others. Used by an instance and by what starts Triton.
+are given anew when there are others. Used by an instance and by the launcher, for itself and all else that it starts.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from pathlib import Path
 THREADS = Path("/proc/self/task")
 
 
-def others() -> frozenset[int]:
-    """The processors of this thread without the one that is the loop's; all, if it has but one."""
-    ours = os.sched_getaffinity(0)
-    return frozenset(ours - {min(ours)}) or frozenset(ours)
+def keep_off() -> frozenset[int]:
+    """This thread and whatever it starts leave the loop its processor, where there is another. Returns where it might run before."""
+    before = frozenset(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, before - {min(before)} or before)
+    return before
 
 
 class LoopProcessor:

@@ -11,6 +11,7 @@ from benchmarks.http_streams import EnsembleStreams
 from benchmarks.peer_engines import BLOCK_TOKENS, TOKEN_BUDGET
 from benchmarks.peer_models import num_tokens, text_of
 from benchmarks.peer_work import MAX_MODEL_TOKENS, Timing, Work
+from python_backends.loop_processor import keep_off
 from tests.server.serving import Gapless
 
 
@@ -21,6 +22,7 @@ class Engine:
         self._served = Gapless(**model, **engine, **{"engine.token_budget": TOKEN_BUDGET})
         self._streams = EnsembleStreams(self._served.http_port, in_flight, lambda event: num_tokens(event["text_output"]))
         self.pid = self._served.process.pid
+        keep_off()  # a client elsewhere would take nothing of the loop's processor
 
     def run(self, work: Work) -> list[Timing]:
         return self._streams.ask([text_of(job.prompt) for job in work.jobs], work)

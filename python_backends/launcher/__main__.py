@@ -21,6 +21,7 @@ from python_backends.instance_state import KEY
 from python_backends.launcher import run_directories
 from python_backends.launcher.health import GiveUpError
 from python_backends.launcher.supervisor import Supervisor
+from python_backends.loop_processor import keep_off
 from python_backends.time_slice import take_short_turns
 
 log = logging.getLogger("gapless")
@@ -47,9 +48,10 @@ def main() -> int:
         with run_directories.held(parent) as run_directory:
             settings = load(asked.settings, dict(item.partition("=")[::2] for item in asked.overrides))
             take_short_turns(interrupting=not settings.engine_gives_way)  # the server and its models as well; instances ask otherwise
+            processors = keep_off() if settings.engine_gives_way else None
             dump(settings, run_directory / "settings.json")
             (run_directory / KEY).write_bytes(secrets.token_bytes(16))
-            Supervisor(settings, run_directory).serve()
+            Supervisor(settings, run_directory, processors).serve()
     except (SettingsError, GiveUpError) as error:
         log.error("%s", error)
         return 1

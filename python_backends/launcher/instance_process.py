@@ -20,10 +20,11 @@ log = logging.getLogger("gapless")
 
 
 class InstanceProcess:
-    def __init__(self, settings: Settings, run_directory: Path, number: int) -> None:
+    def __init__(self, settings: Settings, run_directory: Path, number: int, processors: frozenset[int] | None) -> None:
         self.name = f"instance {number}"
         self._restarts = RestartsFile(run_directory)
         self._settings = settings
+        self._processors = processors
         self._command = [sys.executable, "-m", "python_backends.instance", str(run_directory), str(number)]
         self._state = StateFile(run_directory, number)
         self._failed_starts = FailedStarts(self.name)
@@ -38,7 +39,7 @@ class InstanceProcess:
         self._state.write_starting()
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]  # a library may live where only its user knows
         environment = with_large_pages({**os.environ, "PYTHONPATH": os.pathsep.join(paths)})
-        self._process = start_group(self._command, environment, cwd=ROOT)
+        self._process = start_group(self._command, environment, self._processors, cwd=ROOT)
         self._started_s = time.monotonic()
 
     def heal(self) -> None:

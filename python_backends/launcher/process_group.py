@@ -21,7 +21,7 @@ WITH_KEEPER = f'exec 3<&0 </dev/null; {{ {KEEPER} <&3 3<&-; }} & exec "$@" 3<&-'
 def start_group(
     command: list[str], environment: dict[str, str], processors: frozenset[int] | None = None, **options: Any
 ) -> subprocess.Popen[Any]:
-    """On these processors; None: on all of ours. `options` are Popen's. The command's input is empty."""
+    """On these processors; None: on ours. `options` are Popen's. The command's input is empty."""
     guarded, ours = ["sh", "-c", WITH_KEEPER, "sh", *command], os.sched_getaffinity(0)
     os.sched_setaffinity(0, processors or ours)  # it inherits them
     try:

@@ -19,7 +19,6 @@ from python_backends.launcher.invitation import invitation
 from python_backends.launcher.learner_process import LearnerProcess
 from python_backends.launcher.stubs import PREDICTOR, STUBS
 from python_backends.launcher.triton_server import TritonServer
-from python_backends.loop_processor import others
 from python_backends.restarts import RestartsFile
 
 log = logging.getLogger("gapless")
@@ -30,12 +29,12 @@ SETTLE_S = 1.7  # until what is under way has reached the metrics, which are wri
 
 
 class Supervisor:
-    def __init__(self, settings: Settings, run_directory: Path) -> None:
+    def __init__(self, settings: Settings, run_directory: Path, processors: frozenset[int] | None) -> None:
+        """Instances run on `processors`, all else where the launcher does; None: they do, too."""
         self._settings = settings
         self._run_directory = run_directory
-        self._instance = InstanceProcess(settings, run_directory, 0)
-        processors = others() if settings.engine_gives_way else None
-        self._server = TritonServer(settings.server, run_directory, settings.predicts_lengths, processors)
+        self._instance = InstanceProcess(settings, run_directory, 0, processors)
+        self._server = TritonServer(settings.server, run_directory, settings.predicts_lengths)
         self._learner = LearnerProcess(run_directory)
         self._reload_at_s = 0.0  # the predictor, not before
         self._server_failures = FailedStarts("tritonserver")

@@ -30,12 +30,8 @@ ANSWER_S = 5.0  # for a question that it answers from memory
 
 
 class TritonServer:
-    def __init__(
-        self, settings: ServerSettings, run_directory: Path, predicts_lengths: bool, processors: frozenset[int] | None
-    ) -> None:
-        """It runs on `processors`; None: on all that the launcher may use."""
+    def __init__(self, settings: ServerSettings, run_directory: Path, predicts_lengths: bool) -> None:
         self._settings = settings
-        self._processors = processors
         self._models = (*STUBS, PREDICTOR) if predicts_lengths else STUBS
         self._run_directory = run_directory
         self._key = ("gapless-key", secrets.token_hex(16))
@@ -55,7 +51,6 @@ class TritonServer:
         self._process = start_group(
             command(self._settings, self._files, self._run_directory, (*self._models, "ensemble"), self._key),
             environment(self._files, self._run_directory),
-            self._processors,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from python_backends.launcher.process_group import end_group, start_group
-from python_backends.loop_processor import others
 
 ROOT = Path(__file__).resolve().parents[2]
 PLACED = """
@@ -34,18 +33,28 @@ processor.keep()
 own, rest = places()
 assert own == {min(everywhere)} and rest == [everywhere - own] * 2, (own, rest)
 """
+KEPT_OFF = """
+import os, subprocess, sys
+from python_backends.loop_processor import keep_off
+
+everywhere = os.sched_getaffinity(0)
+assert keep_off() == everywhere
+started = subprocess.run([sys.executable, "-c", "import os; print(*os.sched_getaffinity(0))"], capture_output=True, text=True)
+assert {int(each) for each in started.stdout.split()} == os.sched_getaffinity(0) == everywhere - {min(everywhere)}
+"""
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one processor")
-def test_every_other_thread_stays_away_also_one_that_comes_later() -> None:
-    subprocess.run([sys.executable, "-c", PLACED], check=True, cwd=ROOT)
+@pytest.mark.parametrize("program", [PLACED, KEPT_OFF], ids=["threads that come later too", "what a launcher starts"])
+def test_every_other_thread_stays_away(program: str) -> None:
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
 
 
 def test_a_group_is_started_on_the_processors_that_it_may_use_and_its_starter_stays_where_it_was() -> None:
     before = os.sched_getaffinity(0)
-    process = start_group(["sleep", "60"], dict(os.environ), others())
+    process = start_group(["sleep", "60"], dict(os.environ), frozenset({max(before)}))
     try:
-        assert os.sched_getaffinity(process.pid) == others()
+        assert os.sched_getaffinity(process.pid) == {max(before)}
         assert os.sched_getaffinity(0) == before
     finally:
         end_group(process, 0)
