@@ -1,7 +1,7 @@
 """What is counted: names, kinds and values, gathered as plain numbers and exported to Triton's /metrics a few times a second.
 
 Histograms are kept as Prometheus writes them (cumulative `_bucket`, `_sum`, `_count`), because every update of a metric in a Triton
-model is a round trip to the server: a few changed numbers every 200 ms instead of one trip for each observation.
+model is a round trip to the server: a few changed numbers every second instead of one trip for each observation.
 """
 
 from __future__ import annotations
