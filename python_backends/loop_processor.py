@@ -27,15 +27,14 @@ class LoopProcessor:
 
     def __init__(self) -> None:
         self._all = frozenset(os.sched_getaffinity(0))
-        self._num_placed = 0
+        self._placed: set[int] = set()  # threads
 
     def keep(self) -> None:
         """Gives every thread its place, if there are new ones."""
-        threads = [int(each.name) for each in THREADS.iterdir()]
-        if len(threads) == self._num_placed or len(self._all) < 2:
+        threads = {int(each.name) for each in THREADS.iterdir()}
+        if threads == self._placed or len(self._all) < 2:
             return
-        self._num_placed = len(threads)
-        own = min(self._all)
+        self._placed, own = threads, min(self._all)
         for thread in threads:
             _place(thread, {own} if thread == os.getpid() else self._all - {own})
 

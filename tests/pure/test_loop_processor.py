@@ -26,8 +26,12 @@ def places():
 everywhere = os.sched_getaffinity(0)
 processor = LoopProcessor()
 add()
+ended = threading.Thread(target=(ends := threading.Event()).wait)
+ended.start()
 processor.keep()
-add()  # it inherits the loop's
+ends.set()
+ended.join()
+add()  # it inherits the loop's, and there are as many threads as before
 assert places()[1].count(places()[0]) == 1
 processor.keep()
 own, rest = places()
