@@ -1,7 +1,7 @@
 """Many streams of server-sent events over HTTP, closed loop, read by one thread: the client's side of the benchmarks that serve.
 
 Plain sockets, and an answer is only looked into when it has ended: a Python gRPC client takes 0.2 ms a response of the processors that
-are measured, this one 0.04. Used by `triton_cost.py` and by the peers that answer over HTTP.
+are measured, this one 0.06. Used by `triton_cost.py` and by the peers that answer over HTTP.
 """
 
 from __future__ import annotations

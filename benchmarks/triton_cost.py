@@ -2,7 +2,7 @@
 
     python benchmarks/triton_cost.py --rounds 5 --json benchmarks/results/triton_cost.json
 
-`engine` is the torch engine behind the slot scheduler in one process, which takes new requests exactly between two steps; `instance` is
+`engine` is the engine behind the slot scheduler in one process, which takes new requests exactly between two steps; `instance` is
 the instance process, its loop driven over its own wire, as the scheduler model drives it; `ensemble` is the whole way through Triton,
 streaming over HTTP. Shape S with random weights (see peers.py), the lengths of `workload.json` with text as prompts, closed loop, 16
 streams, greedy, EOS ignored; the client runs on the processors that Triton has. Time to first token: from submission to the first token
@@ -150,11 +150,13 @@ def measure(directory: Path, dtype: str, rounds: int, work: Work, overrides: dic
         engine = stack.enter_context(
             contextlib.closing(EngineProcess(PEERS[settings["engine.kind"]], directory, dtype, work.in_flight))
         )
-        instance = stack.enter_context(contextlib.closing(Instance(load(ROOT / "gapless.toml", settings), directory)))
+        loaded = load(ROOT / "gapless.toml", settings)
+        instance = stack.enter_context(contextlib.closing(Instance(loaded, directory)))
         served = Gapless(**settings)
         stack.callback(served.stop)
         ensemble = EnsembleStreams(served.http_port, work.in_flight, lambda event: bool(event["text_output"]))
-        keep_off()  # a client elsewhere would take nothing of the loop's processor
+        if loaded.engine_gives_way:
+            keep_off()  # as Triton does: a client elsewhere would take nothing of the loop's processor
         for number in range(rounds + 1):
             texts, round_work = make_texts(tokenizer, work, number)
             timings = {"engine": engine.run(round_work)[0], "instance": instance.run(round_work)}

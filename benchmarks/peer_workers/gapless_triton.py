@@ -22,7 +22,7 @@ class Engine:
         self._served = Gapless(**model, **engine, **{"engine.token_budget": TOKEN_BUDGET})
         self._streams = EnsembleStreams(self._served.http_port, in_flight, lambda event: num_tokens(event["text_output"]))
         self.pid = self._served.process.pid
-        keep_off()  # a client elsewhere would take nothing of the loop's processor
+        keep_off()  # as Triton does: a client elsewhere would take nothing of the loop's processor
 
     def run(self, work: Work) -> list[Timing]:
         return self._streams.ask([text_of(job.prompt) for job in work.jobs], work)

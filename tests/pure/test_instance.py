@@ -50,7 +50,7 @@ def submit(number: int, length: int, **sampling: Any) -> Submit:
     return Submit(Request(number, prompt, Sampling(**sampling)), np.zeros(0, np.int32), 0)
 
 
-def serve(steps_ahead: int, inbox: Sequence[list[Any]], num_ends: int, static_slots: bool = True) -> dict[int, list[int]]:
+def served(steps_ahead: int, inbox: Sequence[list[Any]], num_ends: int, static_slots: bool = True) -> Link:
     engine = EngineSettings(kind="toy", slots=3, block_tokens=4, token_budget=16, steps_ahead=steps_ahead)
     scheduling = SchedulingSettings(static_slots=static_slots)
     model = ModelSettings(directory=str(ROOT / "models/bundled"))
@@ -60,7 +60,11 @@ def serve(steps_ahead: int, inbox: Sequence[list[Any]], num_ends: int, static_sl
     while link.num_ended < num_ends:
         instance.turn()
     running.close()
-    return link.answers
+    return link
+
+
+def serve(steps_ahead: int, inbox: Sequence[list[Any]], num_ends: int, static_slots: bool = True) -> dict[int, list[int]]:
+    return served(steps_ahead, inbox, num_ends, static_slots).answers
 
 
 def test_tokens_are_the_same_however_many_steps_are_launched_ahead() -> None:
@@ -72,16 +76,10 @@ def test_tokens_are_the_same_however_many_steps_are_launched_ahead() -> None:
 
 @pytest.mark.parametrize("steps_ahead", [0, 1])
 def test_a_scheduler_model_that_is_busy_hears_of_many_steps_at_once(steps_ahead: int) -> None:
-    inbox = [[submit(number, 5 + 3 * number, max_tokens=10 + number) for number in range(3)]]
-    expected = serve(0, inbox, 3)
-    scheduler, engine = build(Settings(engine=EngineSettings(kind="toy", slots=3, block_tokens=4, steps_ahead=steps_ahead)))
-    link = Link([[Pace(60.0), *inbox[0]]])
-    instance = Instance(scheduler, engine, link, lambda: None, steps_ahead)
-    while link.num_ended < 3:
-        instance.turn()
-    assert link.answers == expected
-    assert link.num_frames <= 2 * 3, "the first tokens and the last of each"
-    engine.close()
+    requests = [submit(number, 5 + 3 * number, max_tokens=10 + number) for number in range(3)]
+    at_once, held = (served(steps_ahead, [[*pace, *requests]], 3) for pace in ([], [Pace(60.0)]))
+    assert held.answers == at_once.answers
+    assert held.num_frames <= 2 * 3 < at_once.num_frames, "the first tokens and the last of each"
 
 
 def test_a_stop_that_is_read_late_gives_no_token_more() -> None:

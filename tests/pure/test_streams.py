@@ -252,14 +252,19 @@ def test_tokens_are_put_together_only_while_the_sender_is_busy() -> None:
     assert pacing.interval_s == 0
 
 
-def test_tokens_wait_for_company_until_the_instance_expects_no_more_in_time() -> None:
+def waiting_for_company() -> House:
+    """The second token of its stream waits, for 40 ms at most."""
     house = running()
     house.table.pacing.interval_s = 0.040
-    house.tokens((1, 0, 0, 50, Finish.RUNNING))
-    house.turn()
-    house.tokens((1, 0, 1, 51, Finish.RUNNING))
-    house.turn()
+    for index in range(2):
+        house.tokens((1, 0, index, 50 + index, Finish.RUNNING))
+        house.turn()
     assert house.received(1) == [50]
+    return house
+
+
+def test_tokens_wait_for_company_until_the_instance_expects_no_more_in_time() -> None:
+    house = waiting_for_company()
     assert house.table.wait_s() > 0
     house.table.flush()
     assert house.table.wait_s() == 0
@@ -268,11 +273,7 @@ def test_tokens_wait_for_company_until_the_instance_expects_no_more_in_time() ->
 
 
 def test_tokens_of_an_instance_that_says_nothing_more_wait_no_longer_than_others() -> None:
-    house = running()
-    house.table.pacing.interval_s = 0.040
-    house.tokens((1, 0, 0, 50, Finish.RUNNING))
-    house.turn()
-    house.tokens((1, 0, 1, 51, Finish.RUNNING))
+    house = waiting_for_company()
     house.turn(ms=39)
     assert house.received(1) == [50]
     house.turn(ms=2)
