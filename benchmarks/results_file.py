@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks.peer_work import num_cores
 
 PACKAGES = ("torch", "transformers", "openvino", "numpy")
+CORES = num_cores()  # now: who measures may keep off some later
 
 
 def write_result(path: Path, result: dict[str, Any], device: dict[str, Any] | None = None) -> None:
@@ -33,7 +34,7 @@ def machine() -> dict[str, Any]:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = {line.partition(": ")[2] for line in lines if line.startswith("model name")}
     threads = {name: value for name, value in os.environ.items() if "OMP_" in name}
-    return {"processor": ", ".join(models), "cores": num_cores(), "memory_gib": round(memory, 1), "environment": threads}
+    return {"processor": ", ".join(models), "cores": CORES, "memory_gib": round(memory, 1), "environment": threads}
 
 
 def versions() -> dict[str, str]:

@@ -79,7 +79,7 @@ class SchedulingSettings:
 class StreamSettings:
     max_open: int = 1024
     max_queued_tokens: int = 1_000_000
-    coalescing_ms: float = 40.0
+    coalescing_ms: float = 60.0
     sender_load: float = 0.0075
     probe_ms: float = 250.0
     first_chunk_ms: float = 500.0
@@ -200,7 +200,7 @@ _RANGES = {
     "prediction.max_logged": (100, 10_000_000),
     "streams.max_open": (1, 1 << 20),
     "streams.max_queued_tokens": (1, 1 << 40),
-    "streams.coalescing_ms": (0.0, 40.0),
+    "streams.coalescing_ms": (0.0, 200.0),
     "streams.sender_load": (0.0001, 1.0),
     "streams.probe_ms": (10.0, 10_000.0),
     "streams.max_unacknowledged": (1, 4096),

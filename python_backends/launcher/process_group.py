@@ -2,7 +2,11 @@
 
 In each group a shell waits at a pipe into which nobody writes. The launcher's end closes it, and the shell then kills the group. A
 signal by which the kernel tells a child of its parent's death would not do: it reaches no grandchild, and nobody who asks for it when
-the parent is already gone. Called by whoever knows what the process is.
+the parent is already gone.
+
+All groups stay in the launcher's session. Where Linux groups tasks by session (autogroup), it shares out processors by session
+first, and nice values and slices count only within one. A group in the background of a terminal may write there even if the terminal
+is set to stop it (`stty tostop`). Called by whoever knows what the process is.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import subprocess
 from typing import Any
 
 KEEPER = "exec sh -c 'read -r _; kill -KILL 0' gapless-keeper"
-WITH_KEEPER = f'exec 3<&0 </dev/null; {{ {KEEPER} <&3 3<&-; }} & exec "$@" 3<&-'
+WITH_KEEPER = f'trap "" TTOU; exec 3<&0 </dev/null; {{ {KEEPER} <&3 3<&-; }} & exec "$@" 3<&-'
 
 
 def start_group(
@@ -25,7 +29,7 @@ def start_group(
     guarded, ours = ["sh", "-c", WITH_KEEPER, "sh", *command], os.sched_getaffinity(0)
     os.sched_setaffinity(0, processors or ours)  # it inherits them
     try:
-        return subprocess.Popen(guarded, env=environment, stdin=_launcher_lives(), start_new_session=True, **options)
+        return subprocess.Popen(guarded, env=environment, stdin=_launcher_lives(), process_group=0, **options)
     finally:
         os.sched_setaffinity(0, ours)
 

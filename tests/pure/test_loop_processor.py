@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from python_backends.launcher.process_group import end_group, start_group
-
 ROOT = Path(__file__).resolve().parents[2]
 PLACED = """
 import os, threading
@@ -52,13 +50,3 @@ assert {int(each) for each in started.stdout.split()} == os.sched_getaffinity(0)
 @pytest.mark.parametrize("program", [PLACED, KEPT_OFF], ids=["threads that come later too", "what a launcher starts"])
 def test_every_other_thread_stays_away(program: str) -> None:
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
-
-
-def test_a_group_is_started_on_the_processors_that_it_may_use_and_its_starter_stays_where_it_was() -> None:
-    before = os.sched_getaffinity(0)
-    process = start_group(["sleep", "60"], dict(os.environ), frozenset({max(before)}))
-    try:
-        assert os.sched_getaffinity(process.pid) == {max(before)}
-        assert os.sched_getaffinity(0) == before
-    finally:
-        end_group(process, 0)
