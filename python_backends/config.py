@@ -200,7 +200,7 @@ _RANGES = {
     "prediction.max_logged": (100, 10_000_000),
     "streams.max_open": (1, 1 << 20),
     "streams.max_queued_tokens": (1, 1 << 40),
-    "streams.coalescing_ms": (0.0, 200.0),
+    "streams.coalescing_ms": (0.0, 60.0),
     "streams.sender_load": (0.0001, 1.0),
     "streams.probe_ms": (10.0, 10_000.0),
     "streams.max_unacknowledged": (1, 4096),
