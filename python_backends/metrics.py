@@ -7,6 +7,7 @@ model is a round trip to the server: a few changed numbers every second instead 
 from __future__ import annotations
 
 import bisect
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -39,6 +40,7 @@ COUNTERS = {
     "gapless_length_predictions_total": "Lengths predicted, by what said so: forest, history, none",
     "gapless_restarts_total": "Times that the launcher started a process again, by process",
 }
+TIMESTAMP = "gapless_metrics_timestamp_seconds"
 OUTCOMES = (*(finish.reason for finish in Finish if finish != Finish.RUNNING), "refused")
 LABELLED = ("gapless_requests_total", "gapless_restarts_total", "gapless_length_predictions_total")
 HISTOGRAMS = {
@@ -97,13 +99,15 @@ class Metrics:
         self.histograms[name].observe(value)
 
     def samples(self) -> Iterator[tuple[str, Labels, float]]:
-        """Every number as (name, labels, value), histograms spelled out."""
+        """Every number as (name, labels, value), histograms spelled out. The last says when they were read: who sees it sees all."""
+        read_s = time.time()
         for name, value in self.gauges.items():
             yield name, (), value
         for (name, labels), value in self.counters.items():
             yield name, labels, value
         for name, histogram in self.histograms.items():
             yield from _spelled_out(name, histogram)
+        yield TIMESTAMP, (), read_s
 
 
 def families() -> Iterator[tuple[str, str, bool]]:
@@ -115,6 +119,7 @@ def families() -> Iterator[tuple[str, str, bool]]:
     for name, text in HISTOGRAMS.items():
         for part in ("_bucket", "_sum", "_count"):
             yield name + part, text, False
+    yield TIMESTAMP, "When all these numbers were read, in Unix time", True
 
 
 def _spelled_out(name: str, histogram: Histogram) -> Iterator[tuple[str, Labels, float]]:

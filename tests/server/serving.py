@@ -101,12 +101,18 @@ class Gapless:
         os.kill(pid, number)
 
     def metrics(self) -> dict[str, float]:
-        """Our metrics by name with labels, as /metrics shows them."""
+        """Our metrics by name with labels, as /metrics shows them once they have been written after this was asked."""
+        asked_s = time.time()
+        return dict(wait_for(lambda: self._metrics_since(asked_s), 60))
+
+    def _metrics_since(self, time_s: float) -> dict[str, float]:
+        """Empty if they are older."""
         connection = http.client.HTTPConnection("127.0.0.1", self.metrics_port, timeout=60)
         connection.request("GET", "/metrics")
         text = connection.getresponse().read().decode()
         connection.close()
-        return {name: float(value) for name, value in re.findall(r"^(gapless_\S+) (\S+)$", text, re.MULTILINE)}
+        metrics = {name: float(value) for name, value in re.findall(r"^(gapless_\S+) (\S+)$", text, re.MULTILINE)}
+        return metrics if metrics["gapless_metrics_timestamp_seconds"] >= time_s else {}
 
     def is_idle(self) -> bool:
         metrics = self.metrics()

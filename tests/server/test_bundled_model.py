@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.server.serving import Gapless, settled, wait_for
+from tests.server.serving import Gapless
 
 INSTRUCTION = "Convert to camelCase: read_all_lines"
 BLOCK_TOKENS = 32
@@ -46,26 +46,19 @@ def test_a_killed_instance_changes_no_text(gapless: Gapless) -> None:
 
 
 def test_the_second_turn_of_a_chat_pays_its_new_suffix_and_at_most_one_block(gapless: Gapless) -> None:
-    ended = num_ended(gapless)
     turn_1 = [user("Write a comment for this function:\ndef size(self):\n    return len(self._items) + len(self._waiting)")]
     first = gapless.generate(messages=json.dumps(turn_1), return_num_input_tokens=True, return_num_output_tokens=True)
     known = first["num_input_tokens"] + first["num_output_tokens"]
-    before = prefix_hits(gapless, ended + 1)
+    before = prefix_hits(gapless)
     turn_2 = [*turn_1, {"role": "assistant", "content": first["text_output"]}, user(INSTRUCTION)]
     second = gapless.generate(messages=json.dumps(turn_2), return_num_input_tokens=True)
-    hits = prefix_hits(gapless, ended + 2) - before
+    hits = prefix_hits(gapless) - before
     assert first["finish_reason"] == "stop"
     assert second["num_input_tokens"] > known
     assert hits > known - 1 - BLOCK_TOKENS, f"{hits} of {known} known tokens were found"
 
 
-def num_ended(gapless: Gapless) -> float:
-    return settled(lambda: gapless.metrics()["gapless_e2e_latency_seconds_count"])
-
-
-def prefix_hits(gapless: Gapless, ended: float) -> float:
-    """When so many requests have ended."""
-    wait_for(lambda: gapless.metrics()["gapless_e2e_latency_seconds_count"] >= ended, 60)
+def prefix_hits(gapless: Gapless) -> float:
     return gapless.metrics()["gapless_prefix_hit_tokens_total"]
 
 
