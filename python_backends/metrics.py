@@ -1,4 +1,4 @@
-"""What is counted: names, kinds and values, gathered as plain numbers and exported to Triton's /metrics a few times a second.
+"""What is counted: names, kinds and values, gathered as plain numbers and exported to Triton's /metrics every second.
 
 Histograms are kept as Prometheus writes them (cumulative `_bucket`, `_sum`, `_count`), because every update of a metric in a Triton
 model is a round trip to the server: a few changed numbers every second instead of one trip for each observation.
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from python_backends.request import Finish
 
+EXPORT_EVERY_S = 1.0  # each number that has changed is a round trip to the server
 Labels = tuple[tuple[str, str], ...]
 
 GAUGES = {

@@ -19,13 +19,14 @@ from python_backends.launcher.invitation import invitation
 from python_backends.launcher.learner_process import LearnerProcess
 from python_backends.launcher.stubs import PREDICTOR, STUBS
 from python_backends.launcher.triton_server import TritonServer
+from python_backends.metrics import EXPORT_EVERY_S
 from python_backends.restarts import RestartsFile
 
 log = logging.getLogger("gapless")
 
 WATCH_EVERY_S = 0.2
 PREDICTOR_PAUSE_S = 10.0  # between two attempts to load it again
-SETTLE_S = 1.7  # until what is under way has reached the metrics, which are written every second, or the client
+PASSING_S = 0.5  # what has just passed the door is with the scheduler by then, and a last answer with its client
 
 
 class Supervisor:
@@ -149,12 +150,13 @@ class Supervisor:
         log.info("draining: open requests may end (at most %.0f s; Ctrl-C again ends at once)", drain_s)
         (self._run_directory / DRAINING).touch()
         end_s = time.monotonic() + drain_s
-        time.sleep(SETTLE_S)
-        while self._server.has_open_requests() and time.monotonic() < end_s and self._signals == signals:
+        time.sleep(PASSING_S)
+        now_s = time.time()
+        while (is_open := self._server.may_have_open_requests(now_s)) and time.monotonic() < end_s and self._signals == signals:
             self._instance.heal()
             time.sleep(WATCH_EVERY_S)
         (self._run_directory / CLOSING).touch()  # what is open still gets its last answer
-        time.sleep(SETTLE_S)
+        time.sleep(PASSING_S + is_open * EXPORT_EVERY_S)
 
     def _stop(self) -> None:
         self._pulse.stop()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import re
 import secrets
 import socket
 import subprocess
@@ -21,10 +22,11 @@ from python_backends.launcher.run_directories import remove_shared_memory
 from python_backends.launcher.stubs import PREDICTOR, STUBS, Stubs
 from python_backends.launcher.triton_command import EXIT_TIMEOUT_S, command, environment
 from python_backends.launcher.triton_files import locate
+from python_backends.metrics import TIMESTAMP
 
 NOISE = ("Signal (15) received",)
 WITHOUT_GPU = ("CUDA driver version is insufficient", "CudaDriverHelper", "NVML", "DCGM", "pinned memory pool", "pinned system memory")
-OPEN_REQUESTS = ("gapless_requests_running ", "gapless_requests_waiting ")
+OPEN_REQUESTS = ("gapless_requests_running", "gapless_requests_waiting")
 UNLOAD_S, LOAD_S = 6.0, 60.0
 ANSWER_S = 5.0  # for a question that it answers from memory
 
@@ -89,12 +91,13 @@ class TritonServer:
         path = f"/v2/repository/models/{model}"
         return all(self._post(f"{path}/{verb}", timeout_s) == 200 for verb, timeout_s in (("unload", UNLOAD_S), ("load", LOAD_S)))
 
-    def has_open_requests(self) -> bool:
-        """As /metrics says. A server that can't be asked may have some."""
-        status, text = self._get("/metrics", self._settings.metrics_port)
-        if status != 200:
-            return self.is_running
-        return any(float(line.split()[-1]) > 0 for line in text.splitlines() if line.startswith(OPEN_REQUESTS))
+    def may_have_open_requests(self, since_s: float) -> bool:
+        """Unless it is dead, or says that it has none on a /metrics read after `since_s`, in Unix time."""
+        if not self.is_running or "scheduler" in self.dead_stubs():
+            return False
+        text = self._get("/metrics", self._settings.metrics_port)[1]
+        numbers = {name: float(value) for name, value in re.findall(r"^(\w+) (\S+)$", text, re.MULTILINE)}
+        return numbers.get(TIMESTAMP, 0.0) < since_s or any(numbers[name] > 0 for name in OPEN_REQUESTS)
 
     def stop(self) -> None:
         """Ends the server, nicely if it will, and everything that is left of it: orphaned stubs are in its group."""

@@ -21,7 +21,7 @@ import triton_python_backend_utils as pb_utils
 from python_backends.instance_state import CLOSING
 from python_backends.links import InstanceLost, InstanceReady, RecordsEnd, SchedulerEnd
 from python_backends.messages import Failed, Flush, Load, Pace, reader
-from python_backends.metrics import Metrics
+from python_backends.metrics import EXPORT_EVERY_S, Metrics
 from python_backends.request import Feedback, Idle, ModelLimits, Request
 from python_backends.restarts import RestartsFile
 from python_backends.step import Started, Tokens
@@ -40,7 +40,6 @@ log = logging.getLogger("gapless.scheduler")
 
 REQUEST = reader(Request)
 PACE_EVERY_S = 0.1
-EXPORT_EVERY_S = 1.0  # each number that has changed is a round trip to the server
 
 
 class TritonPythonModel:

@@ -13,11 +13,13 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.server import doors
 from tests.server.expected import PROMPT, Expected
 from tests.server.serving import ROOT, Answer, Gapless, GrpcClient, busyness, leftovers, wait_for
 
@@ -276,3 +278,19 @@ def test_ctrl_c_drains_and_leaves_no_process_socket_or_shared_memory(toy_model: 
     stopper.join(90)
     assert served.process.returncode == 0
     assert not list(leftovers(run_name))
+
+
+def test_what_is_still_open_when_draining_has_to_end_is_told_so_once(toy_model: Path) -> None:
+    served = Gapless(**{"model.directory": toy_model, "engine.kind": "toy", "engine.toy_step_ms": 5, "server.drain_s": 1})
+    ten_seconds = {"text_input": "x", "max_tokens": 2000, "min_tokens": 2000, "stream": True}
+    with ThreadPoolExecutor() as clients, doors.GrpcDoor(served.grpc_port) as grpc_door:
+        answers = [
+            clients.submit(grpc_door.ask, doors.message(**ten_seconds)),
+            clients.submit(doors.post, served.http_port, "generate_stream", doors.body(**ten_seconds)),
+            clients.submit(doors.post, served.http_port, "generate", doors.body(**ten_seconds | {"stream": False})),
+        ]
+        wait_for(lambda: served.metrics()["gapless_slots_busy"] == 3, 60)
+        assert served.stop() == 0
+        outcomes = [answer.result(60) for answer in answers]
+    assert [outcome.num_ends for outcome in outcomes] == [1, 1, 1]
+    assert all("the server is shutting down" in outcome.errors[0] for outcome in outcomes)
