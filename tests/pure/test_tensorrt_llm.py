@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -142,14 +141,14 @@ def test_a_cancelled_request_keeps_its_slot_until_the_engine_lets_go(model: Path
         serving.run(lambda: not serving.link.inbox)
         assert serving.scheduler.num_running == 3
         had = len(serving.link.answers[0])
-        started_s = time.monotonic()
+        before = len(serving.link.answers[1])
         serving.run(lambda: serving.scheduler.num_running < 3)
-        held_s = time.monotonic() - started_s
+        num_held_steps = len(serving.link.answers[1]) - before
         serving.run()
         assert len(serving.link.answers[0]) == had, "nobody is told of its tokens any more"
         assert [serving.link.answers[number] for number in (1, 2)] == [answer_of(one) for one in others]
         assert serving.llm.max_queued == 0
-    assert held_s < 0.2 if abort == "engine" else held_s > 0.2
+    assert num_held_steps < 30 if abort == "engine" else num_held_steps > 30
 
 
 def test_a_slot_whose_end_is_never_told_is_free_after_a_while(model: Path) -> None:
