@@ -21,6 +21,7 @@ from python_backends.engine.kv_cache import KVCache
 from python_backends.engine.sampler import GREEDY, sample
 from python_backends.engine.slot_state import SlotState
 from python_backends.engine.step_batch import StepBatcher
+from python_backends.engine.transfer import sent
 from python_backends.request import Ids
 
 
@@ -53,7 +54,7 @@ class DecodeSteps:
         if not np.array_equal(slots, bucket.host):
             rows = np.full(len(bucket.slots), self._state.dead_slot, np.int64)
             rows[: len(slots)] = slots
-            bucket.slots.copy_(torch.from_numpy(rows))
+            bucket.slots.copy_(sent(rows, self._state.device))
             bucket.host = slots
         return bucket
 

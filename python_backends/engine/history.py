@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from python_backends.engine.transfer import sent
 from python_backends.request import MAX_BAD_WORD_TOKENS, ModelLimits
 from python_backends.step import Admit
 
@@ -36,7 +37,7 @@ class History:
             if admit.sampling.looks_back
         ]
         if rows:
-            slots, positions, tokens = torch.from_numpy(np.concatenate(rows, axis=1)).to(self._tokens.device)
+            slots, positions, tokens = sent(np.concatenate(rows, axis=1), self._tokens.device)
             self._tokens[slots, positions] = tokens.int()
 
     def release(self, slots: list[int]) -> None:
@@ -82,7 +83,7 @@ class BadWords:
         for row, each in zip(rows, words, strict=True):
             for place, word in zip(row, each, strict=False):
                 place[-len(word) :] = word
-        self._words[slots] = torch.from_numpy(rows).to(self._words.device)
+        self._words[slots] = sent(rows, self._words.device)
 
     def completing(self, slots: Tensor, history: History, lengths: Tensor) -> Tensor:
         """[rows, most words] the token that would complete each bad word of `slots` now; NO_TOKEN where none would."""

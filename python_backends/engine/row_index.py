@@ -10,14 +10,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from python_backends.engine.transfer import sent
+
 
 class RowIndex:
     def __init__(self, device: torch.device) -> None:
         self._host: NDArray[np.int64] = np.zeros(0, np.int64)
-        self._rows = torch.from_numpy(self._host).to(device)
+        self._device, self._rows = device, sent(self._host, device)
 
     def of(self, rows: NDArray[np.int64]) -> Tensor:
         """`rows` [n] on the device."""
         if not np.array_equal(rows, self._host):
-            self._host, self._rows = rows, torch.from_numpy(rows).to(self._rows.device)
+            self._host, self._rows = rows, sent(rows, self._device)
         return self._rows

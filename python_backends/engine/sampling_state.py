@@ -19,6 +19,7 @@ from python_backends.engine.log_probs import LogProbRows
 from python_backends.engine.penalties import Penalties
 from python_backends.engine.row_index import RowIndex
 from python_backends.engine.sampler import Draws, Restrictions, SamplingRows
+from python_backends.engine.transfer import sent
 from python_backends.request import Ids, ModelLimits, Sampling
 from python_backends.step import Admit
 
@@ -73,7 +74,7 @@ class SamplingState:
     def admit(self, slots: Tensor, admits: list[Admit]) -> None:
         """`slots` [admits] are theirs."""
         shares = np.array([_shares(admit.sampling) for admit in admits], np.float32)
-        self._shares[slots] = torch.from_numpy(shares).to(slots.device)
+        self._shares[slots] = sent(shares, slots.device)
         self.history.admit(admits)
         if any(admit.sampling.bad_words for admit in admits):
             self._bad_words.admit(slots, [admit.sampling.bad_words for admit in admits])

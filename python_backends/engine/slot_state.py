@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from python_backends.engine.sampler import GREEDY, SamplingRows
 from python_backends.engine.sampling_state import Batch, Column, SamplingState
+from python_backends.engine.transfer import sent
 from python_backends.request import Finish, Ids, ModelLimits
 from python_backends.step import Admit, Grow, Release, SlotOperation, StepPlan
 
@@ -210,7 +211,7 @@ class SlotState:
             self.table[slots, columns] = values
 
     def _put(self, values: NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(values).to(self.device)
+        return sent(values, self.device)
 
 
 def _append(table: Any, stop_ids: Any, slots: Any, tokens: Any) -> tuple[Any, Any]:

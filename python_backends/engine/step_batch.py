@@ -20,6 +20,7 @@ from python_backends.engine.attention_spans import DecodeGroup, PagedRows, Prefi
 from python_backends.engine.kv_cache import KVCache
 from python_backends.engine.padding import padded
 from python_backends.engine.slot_state import SlotState
+from python_backends.engine.transfer import sent
 from python_backends.request import Ids
 from python_backends.step import StepPlan
 
@@ -180,7 +181,7 @@ class StepBatcher:
         return torch.cat((decodes, device[0])), torch.cat((slots, device[1]))
 
     def _put(self, values: NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(values.astype(np.int64)).to(self._state.device)
+        return sent(values.astype(np.int64), self._state.device)
 
 
 def group_ends(lengths: Ids) -> list[int]:
