@@ -5,8 +5,9 @@
 Parts, each in a process of its own with a time budget, so that one's failure leaves the others alone: whether captured steps run there
 (else the others go without, and that is said); tokens beside transformers' on
 tiny models of every architecture; copy bandwidth and decode steps of Llama-3.1-8B's shape (random weights, drawn on the device)
-beside the floor; the token gap with requests waiting; copies in steady steps; the online work of TensorRT-LLM's table through our loop
-in process and through real Triton; transformers' continuous batching. One figure a line as it comes, one table last; ends with 1 if
+beside the floor; the token gap with requests waiting; copies in steady steps, and launches that wait for the device; the online work of
+TensorRT-LLM's table through our loop in process and through real Triton; decode steps without fused layers, if they were with them;
+transformers' continuous batching. One figure a line as it comes, one table last; ends with 1 if
 one is not as wanted. Needs torch, transformers, tokenizers, msgspec, sortedcontainers, pyzmq and setproctitle, for Triton
 nvidia-pytriton and psutil, and no network (README.md tells how they get there). `--device cpu --quick` tries the script itself.
 """
@@ -36,7 +37,7 @@ import transformers  # noqa: F401
 
 from benchmarks import gpu_checks, gpu_online, gpu_steps
 from benchmarks.gpu_model import Measured
-from benchmarks.gpu_report import Ended, Figure, table, write_json
+from benchmarks.gpu_report import Ended, Figure, LeftOutError, table, write_json
 
 Part = Callable[[Measured], Iterator[Figure]]
 PARTS: dict[str, tuple[Part, float]] = {  # and the seconds that it may take
@@ -47,6 +48,7 @@ PARTS: dict[str, tuple[Part, float]] = {  # and the seconds that it may take
     "copies": (gpu_steps.copies, 40),
     "online": (gpu_online.online, 150),
     "triton": (gpu_online.triton, 200),
+    "unfused": (gpu_steps.unfused, 60),
     "transformers": (gpu_online.transformers, 60),
 }
 START = os.environ.get("GAPLESS_GPU_START", "fork")  # or spawn, slower: if something has touched the device before the parts do
@@ -95,7 +97,7 @@ def _part(name: str, measured: Measured, pipe: Connection) -> None:
     try:
         for figure in PARTS[name][0](measured):
             pipe.send(figure)
-    except gpu_online.LeftOutError as reason:
+    except LeftOutError as reason:
         pipe.send((str(reason), True))
     except Exception:
         pipe.send((traceback.format_exc(), False))
@@ -126,13 +128,15 @@ def run(asked: argparse.Namespace) -> int:
 
 
 def working(measured: Measured, figures: list[Figure], parts: list[Ended]) -> Measured:
-    """With the fastest kind of step that runs and gives the right tokens there; a CPU captures none."""
-    for graphs in ("auto", "eager") if measured.device != "cpu" else ("eager",):
-        tried = replace(measured, cuda_graphs=graphs)
-        parts.append(replace(guarded("capture", tried, figures, PARTS["capture"][1]), part=f"capture, {graphs}"))
+    """With the fastest kind of step that runs and gives the right tokens there; a CPU captures none, and has no kernels of ours."""
+    on_gpu = (("auto", True), ("auto", False), ("eager", False))
+    for graphs, fused in on_gpu if measured.device != "cpu" else (("eager", False),):
+        tried = replace(measured, cuda_graphs=graphs, fused_layers=fused)
+        ended = guarded("capture", tried, figures, PARTS["capture"][1])
+        parts.append(replace(ended, part=f"capture, {gpu_checks.kind_of_step(tried)}"))
         if not parts[-1].error and figures[-1].verdict == "ok":
             return tried
-    return replace(measured, cuda_graphs="off")
+    return replace(measured, cuda_graphs="off", fused_layers=False)
 
 
 def device_name(device: str) -> str:

@@ -5,16 +5,22 @@ same seed alone and in a batch. Called by `gpu.py`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from benchmarks.gpu_model import Measured
 from benchmarks.gpu_report import Figure
-from python_backends.engine.attention import is_paged, score_operator
+from python_backends.engine.attention import score_operator
 from python_backends.engine.attention_spans import PagedRows
-from python_backends.engine.description import Heads
+from python_backends.engine.description import Activation, Heads, Norm, NormKind
+from python_backends.engine.device import runs_kernels
+from python_backends.engine.kv_cache import BlockShape, KVCache
+from python_backends.engine.operators import ResidualNorm, gate_operator, place_operator
+from python_backends.engine.sampler import Restrictions, probabilities, restricted
 from python_backends.engine.torch_engine import TorchEngine
 from tests.cpu.tiny_models import TINY, Agreement, Serving, TinyModel, build, random_requests
 
@@ -24,10 +30,15 @@ QUICK = ("gemma2", "llama_grouped")  # a window, capped scores; grouped heads
 
 def tokens(measured: Measured) -> Iterator[Figure]:
     torch.backends.cuda.matmul.allow_tf32 = False
-    if is_paged(torch.device(measured.device)):
+    if runs_kernels(torch.device(measured.device)):
         for dtype, allowed in ((torch.float32, 1e-4), (torch.bfloat16, 0.02)):
             error = max(kernel_error(Heads(32, 8, 128, 128**-0.5), *case, dtype, measured.device) for case in WINDOWS_AND_CAPS)
             yield Figure("tokens", f"attention over blocks beside torch's, {dtype}, largest error", error, "", f"<= {allowed}")
+            error = max(case() for case in fused_errors(Heads(32, 8, 128, 128**-0.5), 4096, dtype, measured.device))
+            yield Figure("tokens", f"kernels between products beside torch's, {dtype}, largest error", error, "", f"<= {allowed}")
+        yield Figure(
+            "tokens", "rows of which top_k, top_p, min_p keep others", rows_kept_otherwise(128_256, measured.device), "", "<= 0"
+        )
     names, count = (QUICK, 4) if measured.quick else (tuple(sorted(TINY)), 16)
     for name in names:
         yield parity(name, measured, count)
@@ -37,7 +48,11 @@ def tokens(measured: Measured) -> Iterator[Figure]:
 def capture(measured: Measured) -> Iterator[Figure]:
     """Whether steps of `measured.cuda_graphs` run at all, and give the right tokens."""
     figure = parity("llama_grouped", measured, 4)
-    yield replace(figure, part="capture", what=f"cuda_graphs = {measured.cuda_graphs}: {figure.what}")
+    yield replace(figure, part="capture", what=f"{kind_of_step(measured)}: {figure.what}")
+
+
+def kind_of_step(measured: Measured) -> str:
+    return f"cuda_graphs = {measured.cuda_graphs}{', fused layers' * measured.fused_layers}"
 
 
 def parity(name: str, measured: Measured, count: int) -> Figure:
@@ -70,7 +85,7 @@ def seeds(name: str, measured: Measured) -> Figure:
 
 
 def _engine(tiny: TinyModel, measured: Measured) -> TorchEngine:
-    return tiny.engine(device=measured.device, cuda_graphs=measured.cuda_graphs)
+    return tiny.engine(device=measured.device, cuda_graphs=measured.cuda_graphs, fused_layers=measured.fused_layers)
 
 
 def kernel_error(heads: Heads, window: int | None, softcap: float | None, dtype: torch.dtype, device: str) -> float:
@@ -93,3 +108,68 @@ def kernel_error(heads: Heads, window: int | None, softcap: float | None, dtype:
     rows = q.reshape(5, heads.num_kv_heads, heads.group, heads.head_dim).float()
     wanted = score_operator(softcap)(rows, keys, values, attn_mask=mask, scale=heads.scale).reshape(5, -1)
     return float((found.float() - wanted).abs().max())
+
+
+def fused_errors(heads: Heads, width: int, dtype: torch.dtype, device: str) -> list[Callable[[], float]]:
+    """Each gives the largest difference, as a share where beyond 1, between a fused kernel and torch's operators in float32."""
+
+    def drawn(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+        return torch.randn(shape, dtype=dtype, device=device)
+
+    def residual(kind: NormKind, bias: Tensor | None, weight: Tensor) -> float:
+        x, y = drawn(5, width), drawn(5, width)
+        norm, exact = Norm(kind, weight, bias, 1e-5), Norm(kind, weight.float(), None if bias is None else bias.float(), 1e-5)
+        summed = (x.float() + 0.5 * y.float()).to(dtype)
+        normed = ResidualNorm(norm, dtype, fused=True).of_sum(x, y, 0.5)
+        return max(_error(x, summed), _error(normed, ResidualNorm(exact, torch.float32, fused=False).of(summed.float())))
+
+    def gate(activation: Activation) -> float:
+        up = drawn(5, 2 * width)
+        return _error(gate_operator(activation, fused=True)(up), gate_operator(activation, fused=False)(up.float()))
+
+    def place(turns: bool) -> float:
+        shape = BlockShape(3, 8, heads.num_kv_heads, heads.head_dim, dtype)
+        ours, exact = (KVCache(replace(shape, dtype=kind), 12, torch.device(device)) for kind in (dtype, torch.float32))
+        rows = exact.write_rows(torch.tensor([7, 0, 11, 11, 3], device=device), torch.tensor([0, 7, 1, 2, 3], device=device))
+        qkv = drawn(5, heads.query_width + 2 * heads.kv_width)
+        wanted, half = qkv.to(torch.float32, copy=True), drawn(5, 1, heads.head_dim // 2)
+        rotation = (torch.cat((half.cos(), half.cos()), -1), torch.cat((-half.sin(), half.sin()), -1)) if turns else None
+        place_operator(fused=False)(wanted, rotation and (rotation[0].float(), rotation[1].float()), rows, 1, exact, heads)
+        place_operator(fused=True)(qkv, rotation, rows, 1, ours, heads)
+        return max(_error(qkv, wanted), _error(ours.blocks, exact.blocks))
+
+    torch.manual_seed(0)
+    kinds = ((NormKind.RMS, None), (NormKind.LAYER, None), (NormKind.LAYER, drawn(width)))
+    weights = (drawn(width), drawn(width, dtype=torch.float32))
+    norms = [partial(residual, kind, bias, weight) for kind, bias in kinds for weight in weights]
+    return [*norms, *(partial(gate, activation) for activation in Activation), *(partial(place, turns) for turns in (True, False))]
+
+
+def rows_kept_otherwise(vocabulary: int, device: str) -> int:
+    """In how many rows, flat and steep ones, the kernel and torch's operators differ in what they keep."""
+    limits = (
+        (1, 1, 0),
+        (40, 1, 0),
+        (700, 1, 0),
+        (0, 0, 0),
+        (0, 0.3, 0),
+        (0, 0.99, 0.001),
+        (50, 0.9, 0.01),
+        (999, 0.999, 0),
+        (0, 1, 0.1),
+    )
+    top_k, top_p, min_p = torch.tensor(limits, dtype=torch.float32, device=device).unbind(1)
+    restrictions = Restrictions(top_k.long(), top_p, min_p)
+    torch.manual_seed(0)
+    count = 0
+    for steepness in (0.01, 1.0, 6.0):
+        logits = torch.randn((len(limits), vocabulary), device=device) * steepness
+        probs = probabilities(logits, torch.ones(len(limits), device=device))
+        ours, wanted = (restricted(probs, replace(restrictions, by_kernel=by_kernel)) for by_kernel in (True, False))
+        count += int((ours != wanted).any(1).sum())
+    return count
+
+
+def _error(found: Tensor, wanted: Tensor) -> float:
+    wanted = wanted.float()
+    return float(((found.float() - wanted).abs() / wanted.abs().clamp(min=1)).max())

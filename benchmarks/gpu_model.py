@@ -46,6 +46,7 @@ class Measured:
     device: str
     quick: bool
     cuda_graphs: str = "auto"  # what works there
+    fused_layers: bool = True
 
     @property
     def shape(self) -> dict[str, Any]:
@@ -80,6 +81,11 @@ class Measured:
         )
         kv_gib = 0.05 if self.quick else MOST_KV_GIB
         engine = EngineSettings(
-            slots=slots, token_budget=token_budget, kv_memory_gib=kv_gib, steps_ahead=1, cuda_graphs=self.cuda_graphs
+            slots=slots,
+            token_budget=token_budget,
+            kv_memory_gib=kv_gib,
+            steps_ahead=1,
+            cuda_graphs=self.cuda_graphs,
+            fused_layers=self.fused_layers,
         )
         return Settings(model=model, engine=engine)

@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.gpu_clients import Clients, jobs_of
 from benchmarks.gpu_model import Measured
-from benchmarks.gpu_report import Figure
+from benchmarks.gpu_report import Figure, LeftOutError
 from benchmarks.http_streams import HttpStreams
 from benchmarks.peer_models import text_of
 from benchmarks.peer_work import Job, Timing, Work, free_port
@@ -35,10 +35,6 @@ READY_S = 120.0
 PAGE_TOKENS = 32  # of transformers' cache
 BURST_SLOTS, QUICK_SLOTS = 512, 4
 TOKEN_BUDGET = 4096
-
-
-class LeftOutError(RuntimeError):
-    """A part that can't be measured here; says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +148,7 @@ class Served:
             "engine.token_budget": TOKEN_BUDGET,
             "engine.kv_memory_gib": kv_gib,
             "engine.cuda_graphs": measured.cuda_graphs,
+            "engine.fused_layers": str(measured.fused_layers).lower(),
             "server.http_port": self.port,
             "server.grpc_port": free_port(),
             "server.metrics_port": free_port(),

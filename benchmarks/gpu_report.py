@@ -10,6 +10,10 @@ from typing import Any
 from benchmarks.results_file import write_result
 
 
+class LeftOutError(RuntimeError):
+    """A part that can't be measured here; says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Figure:
     part: str

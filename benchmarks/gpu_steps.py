@@ -7,7 +7,8 @@ bytes read and written.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu_clients import Clients, jobs_of
 from benchmarks.gpu_model import Measured
-from benchmarks.gpu_report import Figure
+from benchmarks.gpu_report import Figure, LeftOutError
 from benchmarks.recorded_engine import RecordedEngine
 from python_backends.engine.projection import Layer
 from python_backends.engine.torch_engine import TorchEngine
@@ -25,13 +26,14 @@ from python_backends.request import Request, Sampling
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.step import StepOutput, StepPlan
 
-SLOTS, QUICK_SLOTS = (1, 16, 64, 256), (1, 4)
+SLOTS, UNFUSED_SLOTS, QUICK_SLOTS = (1, 16, 64, 256), (1, 64), (1, 4)
 MOST_OVER_FLOOR = {1: "<= 1.2", 16: "<= 1.2", 64: "<= 1.2"}
 CONTEXT_TOKENS, QUICK_CONTEXT = 512, 48
 NUM_STEPS, QUICK_STEPS = 100, 8
 PREFILL_TOKENS = 8192
 COPY_BYTES, QUICK_BYTES = 4 << 30, 1 << 24
 GAP_SLOTS, QUICK_GAP_SLOTS = 64, 4
+DRAWN: dict[str, Any] = {"temperature": 0.8, "top_k": 50, "top_p": 0.9, "repetition_penalty": 1.1, "seed": 3}
 
 Step = tuple[StepPlan, StepOutput]
 
@@ -52,6 +54,18 @@ def steps(measured: Measured) -> Iterator[Figure]:
         yield Figure("steps", f"decode step of {slots} slots over its floor", step_s / floor_s, "", wanted, note)
     pace = sum(plan.num_tokens for plan, _ in prefills) / sum(output.busy_s + output.gap_s for _, output in prefills)
     yield Figure("steps", "prefill", pace, "tokens/s", note=f"steps of {prefills[0][0].num_tokens} tokens")
+
+
+def unfused(measured: Measured) -> Iterator[Figure]:
+    """What kernels of our own between the products of a layer are worth: the same steps by torch's operators."""
+    if not measured.fused_layers:
+        raise LeftOutError("the steps above were without fused layers already")
+    sizes = QUICK_SLOTS if measured.quick else UNFUSED_SLOTS
+    engine = engine_of(replace(measured, fused_layers=False), sizes[-1])
+    for slots in sizes:
+        _, decodes = run_steps(measured, engine, slots)
+        step_s = float(np.median([output.busy_s + output.gap_s for _, output in decodes]))
+        yield Figure("unfused", f"decode step of {slots} slots without fused layers", step_s * 1e3, "ms")
 
 
 def gap(measured: Measured) -> Iterator[Figure]:
@@ -79,24 +93,39 @@ def gap(measured: Measured) -> Iterator[Figure]:
 
 
 def copies(measured: Measured) -> Iterator[Figure]:
-    """From host to device, in steps without slot changes, as torch's profiler counts them."""
+    """From host to device in steps without slot changes, and waits for the device in any, as torch's profiler counts them."""
     slots = QUICK_GAP_SLOTS if measured.quick else GAP_SLOTS
     engine = engine_of(measured, slots)
     scheduler = filled(measured, engine, slots, num_steps=64)
     ahead = _Ahead(scheduler, engine)
     while not ahead.is_steady(slots):
         ahead.step()
-    on_gpu = [ProfilerActivity.CUDA] * (measured.device != "cpu")
-    with profile(activities=[ProfilerActivity.CPU, *on_gpu]) as profiled:
+
+    def steady_steps() -> None:
         for _ in range(16):
             ahead.step()
             assert ahead.is_steady(slots)
-    names = [event.name for event in profiled.events() or []]
+
+    names = profiled(measured, steady_steps)
+    ahead.run()
     assert any(name == "aten::embedding" or "Graph" in name for name in names), "the profiler saw no forward pass"
     found = sum("Memcpy HtoD" in name for name in names)
     yield Figure("copies", "from host to device in 16 steady steps", found, "", "<= 0")
     launched = sum("LaunchKernel" in name or "GraphLaunch" in name for name in names)
     yield Figure("copies", "kernels and graphs launched a steady step", launched / 16, "")
+    for what, sampling in (("greedy", {}), ("drawn", DRAWN)):
+        ahead = _Ahead(filled(measured, engine, slots, num_steps=40, **sampling), engine)
+        waits = profiled(measured, ahead.run).count("cudaStreamSynchronize")
+        steps = f"of {len(ahead.recorded.plans)} steps: prompts, slot operations, decodes"
+        yield Figure("copies", f"waits for the device while steps are launched, {what}", waits, "", "<= 0", steps)
+
+
+def profiled(measured: Measured, work: Callable[[], None]) -> list[str]:
+    """The names of everything that torch's profiler sees meanwhile."""
+    activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * (measured.device != "cpu")]
+    with profile(activities=activities) as profiler:
+        work()
+    return [event.name for event in profiler.events() or []]
 
 
 class _Ahead:
@@ -115,6 +144,10 @@ class _Ahead:
         if len(self._launched) > 1 or (plan is None and self._launched):
             self.scheduler.apply(self._launched.pop(0), self.recorded.collect())
 
+    def run(self) -> None:
+        while not self.scheduler.is_idle:
+            self.step()
+
     def is_steady(self, slots: int) -> bool:
         """Whether the last two launched steps decoded `slots` rows and changed nothing."""
         last = self.recorded.plans[-2:]
@@ -126,7 +159,7 @@ def engine_of(measured: Measured, slots: int) -> TorchEngine:
     return TorchEngine(measured.settings(slots, tokens, PREFILL_TOKENS))
 
 
-def filled(measured: Measured, engine: TorchEngine, slots: int, num_steps: int) -> SlotScheduler:
+def filled(measured: Measured, engine: TorchEngine, slots: int, num_steps: int, **sampling: Any) -> SlotScheduler:
     """A scheduler with `slots` requests that will decode together for at least `num_steps` steps."""
     context = QUICK_CONTEXT if measured.quick else CONTEXT_TOKENS
     scheduler = SlotScheduler(engine.limits, PREFILL_TOKENS)
@@ -134,7 +167,7 @@ def filled(measured: Measured, engine: TorchEngine, slots: int, num_steps: int) 
     generator = np.random.default_rng(0)
     for number in range(slots):
         prompt = generator.integers(0, measured.vocabulary, context).astype(np.int32)
-        scheduler.submit(Request(number, prompt, Sampling(max_tokens=max_tokens)), np.zeros(0, np.int32))
+        scheduler.submit(Request(number, prompt, Sampling(max_tokens=max_tokens, **sampling)), np.zeros(0, np.int32))
     return scheduler
 
 
@@ -142,8 +175,7 @@ def run_steps(measured: Measured, engine: TorchEngine, slots: int) -> tuple[list
     """Steps of prefill alone, and steps in which all `slots` rows decode."""
     scheduler = filled(measured, engine, slots, QUICK_STEPS if measured.quick else NUM_STEPS)
     ahead = _Ahead(scheduler, engine)
-    while not scheduler.is_idle:
-        ahead.step()
+    ahead.run()
     taken = ahead.recorded.steps
     prefills = [step for step in taken if len(step[0].tokens)]
     decodes = [step for step in taken if step[0].num_decodes == slots == len(step[0].slots)]

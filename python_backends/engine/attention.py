@@ -8,8 +8,6 @@ without copying (prefill). Called by the decoder.
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -30,18 +28,6 @@ class LayerAttention:
     heads: Heads
     scores: Callable[..., Tensor]  # with the arguments of scaled_dot_product_attention
     softcap: float | None = None  # what `scores` caps, for those that compute them otherwise
-
-
-def is_paged(device: torch.device) -> bool:
-    """Whether decode rows on `device` are read straight from the KV blocks. Triton's interpreter takes a CPU's tensors."""
-    runs = device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
-    return runs and importlib.util.find_spec("triton") is not None
-
-
-def rotate(qk: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Rotary embedding in place: qk [tokens, heads, dim]; cos, sin [tokens, 1, dim], the first half of sin negated."""
-    rolled = qk.roll(qk.shape[-1] // 2, -1)
-    qk.mul_(cos).addcmul_(rolled, sin)
 
 
 def decode_attention(q: Tensor, group: DecodeGroup | PagedRows, layer: LayerAttention, cache: KVCache) -> Tensor:

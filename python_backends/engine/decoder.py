@@ -8,25 +8,46 @@ by the torch engine.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from python_backends.engine.attention import LayerAttention, attend, rotate, score_operator
+from python_backends.engine.attention import LayerAttention, attend, score_operator
 from python_backends.engine.description import Heads, Layer, Linear, Model, Rotary
 from python_backends.engine.kv_cache import KVCache
-from python_backends.engine.operators import ACTIVATIONS, head_norm_operator, norm_operator, scale_operator, softcap_operator
+from python_backends.engine.operators import (
+    ACTIVATIONS,
+    ResidualNorm,
+    Rotation,
+    gate_operator,
+    head_norm_operator,
+    norm_operator,
+    place_operator,
+    scale_operator,
+    softcap_operator,
+)
 from python_backends.engine.projection import Int8Projection, Projection, project
 from python_backends.engine.step_batch import StepBatch
 
-Rotation = tuple[Tensor, Tensor]  # cos and sin [tokens, 1, dim]
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """What is the same for all layers of a step."""
+
+    batch: StepBatch
+    rotations: list[Rotation]  # of each rotary embedding of the model
+    cache: KVCache
+    adapters: None
 
 
 class Block:
-    """One decoder layer. `forward` adds its output to x [tokens, hidden], whose dtype is `dtype`."""
+    """One decoder layer. `forward` takes x [tokens, hidden], whose dtype is `dtype`, and its `norm`; it adds its output to x, and gives
+    what the norm behind it makes of that.
+    """
 
-    def __init__(self, layer: Layer, index: int, heads: Heads, dtype: torch.dtype) -> None:
+    def __init__(self, layer: Layer, index: int, heads: Heads, dtype: torch.dtype, fused: bool) -> None:
         attention, feed_forward = layer.attention, layer.feed_forward
         self.heads = heads
         self.window = attention.window
@@ -38,58 +59,51 @@ class Block:
         }
         self._attention = LayerAttention(index, heads, score_operator(attention.softcap), attention.softcap)
         self._rotary = attention.rotary
-        self._attention_norm = norm_operator(layer.attention_norm, dtype)
+        self.norm = ResidualNorm(layer.attention_norm, dtype, fused)
+        self._place = place_operator(fused)
         self._attention_output_norm = norm_operator(layer.attention_output_norm, dtype)
         self._head_norm = head_norm_operator(attention, heads, dtype)
-        self._feed_forward_norm = norm_operator(layer.feed_forward_norm, dtype)
+        self._feed_forward_norm = ResidualNorm(layer.feed_forward_norm, dtype, fused)
         self._feed_forward_output_norm = norm_operator(layer.feed_forward_output_norm, dtype)
-        self._activation = ACTIVATIONS[feed_forward.activation]
-        self._feed_forward = self._gated if feed_forward.gated else self._plain
+        self._activate = gate_operator(feed_forward.activation, fused) if feed_forward.gated else ACTIVATIONS[feed_forward.activation]
         self._shares_norm = layer.feed_forward_norm is None
         self._residual_scale = layer.residual_scale
         self.forward = self._parallel if layer.parallel else self._sequential
 
-    def _sequential(self, x: Tensor, batch: StepBatch, rotations: list[Rotation], cache: KVCache, adapters: None) -> None:
-        attended = self._attend(self._attention_norm(x), batch, rotations, cache, adapters)
-        x.add_(self._attention_output_norm(attended), alpha=self._residual_scale)
-        fed = self._feed_forward(self._feed_forward_norm(x), adapters)
-        x.add_(self._feed_forward_output_norm(fed), alpha=self._residual_scale)
+    def _sequential(self, x: Tensor, normed: Tensor, behind: ResidualNorm, step: StepInputs) -> Tensor:
+        attended = self._attention_output_norm(self._attend(normed, step))
+        fed = self._feed_forward(self._feed_forward_norm.of_sum(x, attended, self._residual_scale), step)
+        return behind.of_sum(x, self._feed_forward_output_norm(fed), self._residual_scale)
 
-    def _parallel(self, x: Tensor, batch: StepBatch, rotations: list[Rotation], cache: KVCache, adapters: None) -> None:
-        normed = self._attention_norm(x)
-        attended = self._attend(normed, batch, rotations, cache, adapters)
-        fed = self._feed_forward(normed if self._shares_norm else self._feed_forward_norm(x), adapters)
-        x.add_(attended.add_(fed), alpha=self._residual_scale)
+    def _parallel(self, x: Tensor, normed: Tensor, behind: ResidualNorm, step: StepInputs) -> Tensor:
+        attended = self._attend(normed, step)
+        fed = self._feed_forward(normed if self._shares_norm else self._feed_forward_norm.of(x), step)
+        return behind.of_sum(x, attended.add_(fed), self._residual_scale)
 
-    def _attend(self, x: Tensor, batch: StepBatch, rotations: list[Rotation], cache: KVCache, adapters: None) -> Tensor:
-        qkv, heads = project(x, self, "qkv", adapters), self.heads
-        tokens = len(qkv)
+    def _attend(self, normed: Tensor, step: StepInputs) -> Tensor:
+        qkv = project(normed, self, "qkv", step.adapters)
         self._head_norm(qkv)
-        if self._rotary is not None:
-            turned = heads.query_width + heads.kv_width
-            rotate(qkv[:, :turned].view(tokens, -1, heads.head_dim), *rotations[self._rotary])
-        cache.write(self._attention.index, batch.write, qkv[:, heads.query_width :].view(tokens, 2, -1, heads.head_dim))
-        return project(attend(qkv, batch.spans[self.window], self._attention, cache), self, "o", adapters)
+        rotation = None if self._rotary is None else step.rotations[self._rotary]
+        self._place(qkv, rotation, step.batch.write, self._attention.index, step.cache, self.heads)
+        attended = attend(qkv, step.batch.spans[self.window], self._attention, step.cache)
+        return project(attended, self, "o", step.adapters)
 
-    def _gated(self, x: Tensor, adapters: None) -> Tensor:
-        gate, up = project(x, self, "up", adapters).chunk(2, dim=-1)
-        return project(self._activation(gate).mul_(up), self, "down", adapters)
-
-    def _plain(self, x: Tensor, adapters: None) -> Tensor:
-        return project(self._activation(project(x, self, "up", adapters)), self, "down", adapters)
+    def _feed_forward(self, normed: Tensor, step: StepInputs) -> Tensor:
+        return project(self._activate(project(normed, self, "up", step.adapters)), self, "down", step.adapters)
 
 
 class Decoder:
-    """A described model and its layers, for sequences of up to `num_positions` tokens."""
+    """A described model and its layers, for sequences of up to `num_positions` tokens; `fused`: with our kernels between products."""
 
-    def __init__(self, model: Model, layers: Iterable[Layer], num_positions: int) -> None:
+    def __init__(self, model: Model, layers: Iterable[Layer], num_positions: int, fused: bool = False) -> None:
         self.embedding = model.embedding
         dtype = self.embedding.dtype
         self.tables = [rotary_tables(rotary, num_positions, dtype) for rotary in model.rotaries]
         self.projections = {"head": _projection(model.head)}
-        self.blocks = [Block(layer, index, model.heads, dtype) for index, layer in enumerate(layers)]
+        self.blocks = [Block(layer, index, model.heads, dtype, fused) for index, layer in enumerate(layers)]
         self.windows = tuple(dict.fromkeys(block.window for block in self.blocks))
-        self._norm = norm_operator(model.norm, dtype)
+        self._norm = ResidualNorm(model.norm, dtype, fused)
+        self._behind = [*(block.norm for block in self.blocks[1:]), self._norm]
         self._scale_embedding = scale_operator(model.embedding_scale)
         self._scale_logits = scale_operator(model.logit_scale)
         self._cap_logits = softcap_operator(model.logit_softcap)
@@ -97,14 +111,15 @@ class Decoder:
     def forward(self, batch: StepBatch, cache: KVCache, adapters: None = None) -> Tensor:
         """Runs all tokens of a step; the logits [sampled, vocabulary] of the rows that sample, and of no others."""
         x = self._scale_embedding(functional.embedding(batch.tokens, self.embedding))  # [tokens, hidden]
-        rotations = self.rotations(batch.positions)
-        for block in self.blocks:
-            block.forward(x, batch, rotations, cache, adapters)
+        step = StepInputs(batch, self.rotations(batch.positions), cache, adapters)
+        normed = self.blocks[0].norm.of(x)
+        for block, behind in zip(self.blocks, self._behind, strict=True):
+            normed = block.forward(x, normed, behind, step)
         if batch.sampling_rows is not None:
-            x = x[batch.sampling_rows]
-        if not len(x):  # chunks in the middle of prompts only
-            return x.new_empty((0, len(self.embedding)))
-        return self._cap_logits(self._scale_logits(project(self._norm(x), self, "head", adapters)))
+            normed = normed[batch.sampling_rows]
+        if not len(normed):  # chunks in the middle of prompts only
+            return normed.new_empty((0, len(self.embedding)))
+        return self._cap_logits(self._scale_logits(project(normed, self, "head", adapters)))
 
     def rotations(self, positions: Tensor) -> list[Rotation]:
         """Of tokens at `positions` [tokens], for each rotary embedding of the model."""

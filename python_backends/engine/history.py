@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from python_backends.engine.transfer import sent
+from python_backends.engine.device import sent
 from python_backends.request import MAX_BAD_WORD_TOKENS, ModelLimits
 from python_backends.step import Admit
 

@@ -1,6 +1,7 @@
-"""torch's operators for the parts of a description: chosen once, when a decoder is built, so that a step asks no questions.
+"""The operators for the parts of a description: chosen once, when a decoder is built, so that a step asks no questions.
 
-Called by the decoder and its blocks.
+They are torch's; where they are to be `fused`, what stands between two products is one kernel (`fused_kernels`). Called by the decoder
+and its blocks.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from python_backends.engine.description import Activation, Attention, Heads, Norm, NormKind
+from python_backends.engine.kv_cache import KVCache
 
 Operator = Callable[[Tensor], Tensor]
+Rotation = tuple[Tensor, Tensor]  # cos and sin [tokens, 1, dim]
+PlaceOperator = Callable[[Tensor, Rotation | None, Tensor, int, KVCache, Heads], None]
 
 
 def unchanged(x: Tensor) -> Tensor:
@@ -34,6 +38,57 @@ def norm_operator(norm: Norm | None, dtype: torch.dtype) -> Operator:
     if norm.weight.dtype == dtype:
         return operator
     return lambda x: operator(x.float()).to(dtype)
+
+
+class ResidualNorm:
+    """The norm of the residual stream x [tokens, width] of `dtype`, as it is or once something was added to it."""
+
+    def __init__(self, norm: Norm | None, dtype: torch.dtype, fused: bool) -> None:
+        self.of = norm_operator(norm, dtype)
+        self.of_sum: Callable[[Tensor, Tensor, float], Tensor] = self._of_sum  # of x, y and a scale, once scale · y is added to x
+        if fused and norm is not None:
+            from python_backends.engine.fused_kernels import add_and_norm  # brings Triton's language
+
+            self.of_sum = partial(add_and_norm, norm=norm)
+
+    def _of_sum(self, x: Tensor, y: Tensor, scale: float) -> Tensor:
+        return self.of(x.add_(y, alpha=scale))
+
+
+def place_operator(fused: bool) -> PlaceOperator:
+    """Rotates queries and keys of qkv [tokens, (heads + 2 kv_heads) · dim], and writes keys and values to their rows of the cache."""
+    if fused:
+        from python_backends.engine.fused_kernels import place  # brings Triton's language
+
+        return place
+    return _place
+
+
+def _place(qkv: Tensor, rotation: Rotation | None, rows: Tensor, layer: int, cache: KVCache, heads: Heads) -> None:
+    if rotation is not None:
+        rotate(qkv[:, : heads.query_width + heads.kv_width].view(len(qkv), -1, heads.head_dim), *rotation)
+    cache.write(layer, rows, qkv[:, heads.query_width :].view(len(qkv), 2, -1, heads.head_dim))
+
+
+def rotate(qk: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Rotary embedding in place: qk [tokens, heads, dim]; cos, sin [tokens, 1, dim], the first half of sin negated."""
+    rolled = qk.roll(qk.shape[-1] // 2, -1)
+    qk.mul_(cos).addcmul_(rolled, sin)
+
+
+def gate_operator(activation: Activation, fused: bool) -> Operator:
+    """[tokens, 2 · width], gates first → activation(gate) · up [tokens, width]."""
+    if fused:
+        from python_backends.engine.fused_kernels import gated  # brings Triton's language
+
+        return partial(gated, activation=activation)
+    operator = ACTIVATIONS[activation]
+
+    def gate(x: Tensor) -> Tensor:
+        gates, up = x.chunk(2, dim=-1)
+        return operator(gates).mul_(up)
+
+    return gate
 
 
 def head_norm_operator(attention: Attention, heads: Heads, dtype: torch.dtype) -> Callable[[Tensor], object]:

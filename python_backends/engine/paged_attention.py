@@ -2,7 +2,7 @@
 
 The tokens that a row sees are divided into `num_splits` parts; a program computes one part of one row for the query heads that share a
 KV head, and a second kernel puts the parts together by their maxima and sums. Lengths are read on the device, so a captured graph holds
-for all of them. Owns nothing; imported only where it runs (`is_available` of `attention`), and called from there.
+for all of them. Owns nothing; imported only where it runs (`runs_kernels` of `device`), and called from there.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from python_backends.engine.transfer import sent
+from python_backends.engine.device import sent
 
 
 class RowIndex:

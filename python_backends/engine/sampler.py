@@ -25,6 +25,7 @@ class Restrictions:
     top_k: Tensor  # [rows] 0: all
     top_p: Tensor  # [rows] 1: all
     min_p: Tensor  # [rows] 0: all
+    by_kernel: bool = False  # where it runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,16 @@ def _marked(ids: Tensor, vocabulary: int) -> Tensor:
 
 
 def _least_kept(probs: Tensor, limits: Restrictions) -> Tensor:
-    """The smallest probability [rows] that stays. Looks at the few most probable ids first; more are needed for flat rows."""
+    """The smallest probability [rows] that stays."""
+    if limits.by_kernel:
+        from python_backends.engine.sampling_kernel import least_kept  # brings Triton's language
+
+        return least_kept(probs, limits.top_k, limits.top_p, limits.min_p)
+    return _least_by_candidates(probs, limits)
+
+
+def _least_by_candidates(probs: Tensor, limits: Restrictions) -> Tensor:
+    """Looks at the few most probable ids first; more are needed for flat rows, which is asked on the host."""
     sizes = [size for size in CANDIDATES if size < probs.shape[1]]
     for size in sizes:
         least, enough = _least_among(probs, size, limits)

@@ -14,12 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from python_backends.engine.device import sent
 from python_backends.engine.history import NO_TOKEN, BadWords, History
 from python_backends.engine.log_probs import LogProbRows
 from python_backends.engine.penalties import Penalties
 from python_backends.engine.row_index import RowIndex
 from python_backends.engine.sampler import Draws, Restrictions, SamplingRows
-from python_backends.engine.transfer import sent
 from python_backends.request import Ids, ModelLimits, Sampling
 from python_backends.step import Admit
 
@@ -63,8 +63,8 @@ class Batch:
 
 
 class SamplingState:
-    def __init__(self, limits: ModelLimits, device: torch.device) -> None:
-        self._limits = limits
+    def __init__(self, limits: ModelLimits, device: torch.device, kernels: bool) -> None:
+        self._limits, self._kernels = limits, kernels
         self._shares = torch.ones((limits.num_slots, len(Share)), dtype=torch.float32, device=device)
         self._bad_words = BadWords(limits, device)
         self.history = History(limits, device)
@@ -103,7 +103,7 @@ class SamplingState:
         shares, counts = self._shares[slots], batch.table[slots]
         restrictions = None
         if self._asked.restricts[batch.host[host_rows]].any():
-            restrictions = Restrictions(counts[:, Column.TOP_K], shares[:, Share.TOP_P], shares[:, Share.MIN_P])
+            restrictions = Restrictions(counts[:, Column.TOP_K], shares[:, Share.TOP_P], shares[:, Share.MIN_P], self._kernels)
         return Draws(shares[:, Share.TEMPERATURE], counts[:, Column.SEED], counts[:, Column.OUTPUTS], restrictions, rows)
 
     def _banned(self, batch: Batch) -> Tensor | None:

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from python_backends.engine.device import sent
 from python_backends.engine.sampler import GREEDY, SamplingRows
 from python_backends.engine.sampling_state import Batch, Column, SamplingState
-from python_backends.engine.transfer import sent
 from python_backends.request import Finish, Ids, ModelLimits
 from python_backends.step import Admit, Grow, Release, SlotOperation, StepPlan
 
@@ -43,7 +43,8 @@ class _Run:
 
 
 class SlotState:
-    def __init__(self, limits: ModelLimits, device: torch.device) -> None:
+    def __init__(self, limits: ModelLimits, device: torch.device, kernels: bool = False) -> None:
+        """`kernels`: ours run there, and rows that draw need ask nothing on the host."""
         slots, self._limits, self.device = limits.num_slots + 1, limits, device  # the last is nobody's
         max_blocks = -(-limits.max_model_tokens // limits.block_tokens)
         self.table = torch.zeros((slots, max_blocks), dtype=torch.int64, device=device)
@@ -51,7 +52,7 @@ class SlotState:
         self.table[-1] = limits.num_blocks
         self._counts[-1, Column.LENGTH] = self._counts[-1, Column.ENDED] = 1
         self._stop_ids = torch.full((slots, 1), NO_STOP_ID, dtype=torch.int64, device=device)  # [slots, most stop ids]
-        self._sampling = SamplingState(limits, device)
+        self._sampling = SamplingState(limits, device, kernels)
         self._run: _Run | None = None
         self._appended: Tensor | None = None  # slots of the last plain step
 

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from python_backends.config import Settings
-from python_backends.engine.attention import is_paged
 from python_backends.engine.checkpoint import block_shape, declared_tokens, load_model, model_limits, read_config
 from python_backends.engine.decode_step import DecodeSteps
 from python_backends.engine.decoder import Decoder
+from python_backends.engine.device import runs_kernels
 from python_backends.engine.kv_cache import KVCache
 from python_backends.engine.log_probs import log_probs, row_log_probs
 from python_backends.engine.quantised import kept
@@ -56,15 +56,16 @@ class TorchEngine:
         self.device = torch.device(settings.model.device)
         model = load_model(settings, config)
         description = describe(model, declared_tokens(settings, config))
-        self.decoder = Decoder(description, kept(take_layers(model), settings.model.weights), self.limits.max_model_tokens)
-        self.cache = KVCache(block_shape(settings, config), self.limits.num_blocks + 1, self.device)  # one for rows of padding
-        self.state = SlotState(self.limits, self.device)
         graphs, on_gpu = settings.engine.cuda_graphs, self.device.type == "cuda"
-        paged = graphs != "off" and is_paged(self.device)
-        self._batcher = StepBatcher(self.state, self.cache, self.decoder.windows, paged)
+        kernels = graphs != "off" and runs_kernels(self.device)
+        layers, fused = kept(take_layers(model), settings.model.weights), kernels and settings.engine.fused_layers
+        self.decoder = Decoder(description, layers, self.limits.max_model_tokens, fused)
+        self.cache = KVCache(block_shape(settings, config), self.limits.num_blocks + 1, self.device)  # one for rows of padding
+        self.state = SlotState(self.limits, self.device, kernels)
+        self._batcher = StepBatcher(self.state, self.cache, self.decoder.windows, kernels)
         self._timer = cuda_timer() if on_gpu else StepTimer()
         self._launched: deque[_Launched] = deque()
-        captures = graphs == "auto" and on_gpu and paged
+        captures = graphs == "auto" and on_gpu and kernels
         parts = (self.decoder, self.state, self.cache, self._batcher)
         self._decode_steps = DecodeSteps(*parts, captures) if captures or graphs == "eager" else None
 

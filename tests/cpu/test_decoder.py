@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from python_backends.engine.decoder import Decoder, rotary_tables
+from python_backends.engine.decoder import Decoder, StepInputs, rotary_tables
 from python_backends.engine.families import head_dim, num_kv_heads
 from python_backends.engine.kv_cache import BlockShape, KVCache
 from python_backends.engine.projection import Projection, can_pack
@@ -35,14 +36,15 @@ def test_the_fused_block_is_the_block_of_transformers(each: TinyModel) -> None:
     states = [model.base_model(prompt, output_hidden_states=True).hidden_states for prompt in prompts]
     decoder = _decoder(model)
     batch, cache = _flat_batch(each, prompts, decoder.windows)
-    rotations = decoder.rotations(batch.positions)
+    step = StepInputs(batch, decoder.rotations(batch.positions), cache, None)
     num_padding = len(batch.tokens) - sum(LENGTHS)
     assert num_padding > 0
-    for index, block in enumerate(decoder.blocks[:-1]):  # transformers gives the last block's output behind the norm
+    for index, (block, following) in enumerate(pairwise(decoder.blocks)):  # transformers gives the last block's output behind the norm
         x = functional.pad(torch.cat([state[index][0] for state in states]), (0, 0, 0, num_padding))
-        block.forward(x, batch, rotations, cache, None)
+        normed = block.forward(x, block.norm.of(x), following.norm, step)
         expected = torch.cat([state[index + 1][0] for state in states])
         torch.testing.assert_close(x[: len(expected)], expected, rtol=1e-4, atol=1e-4)
+        assert torch.equal(normed, following.norm.of(x))
 
 
 @torch.inference_mode()

@@ -105,7 +105,7 @@ def test_bfloat16_gemma_norms_are_applied_before_rounding(tmp_path: Path) -> Non
     engine = tiny.engine(dtype="bfloat16")
     x = torch.randn((7, 64), generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
     with torch.inference_mode():
-        assert torch.equal(engine.decoder.blocks[0]._attention_norm(x), model.model.layers[0].input_layernorm(x))
+        assert torch.equal(engine.decoder.blocks[0].norm.of(x), model.model.layers[0].input_layernorm(x))
 
 
 def _prompt(length: int) -> Ids:

@@ -1,4 +1,4 @@
-"""The kernels over KV blocks beside torch's operators over gathered ones, in the interpreter of the Triton language, without a GPU."""
+"""Our kernels beside torch's operators, in the interpreter of the Triton language, without a GPU."""
 
 from __future__ import annotations
 
@@ -12,28 +12,34 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CASES = """
 import torch
-from benchmarks.gpu_checks import WINDOWS_AND_CAPS, kernel_error
+from benchmarks.gpu_checks import WINDOWS_AND_CAPS, fused_errors, kernel_error, rows_kept_otherwise
 from python_backends.engine.description import Heads
 
 for window, softcap in WINDOWS_AND_CAPS:
     for heads in (Heads(4, 2, 16, 0.25), Heads(6, 1, 24, 0.2)):
         assert kernel_error(heads, window, softcap, torch.float32, "cpu") < 1e-5, (heads, window, softcap)
+for heads, width in ((Heads(4, 2, 16, 0.25), 64), (Heads(14, 3, 24, 0.2), 1100)):
+    for dtype, allowed in ((torch.float32, 1e-5), (torch.bfloat16, 0.02)):  # the interpreter truncates
+        errors = [case() for case in fused_errors(heads, width, dtype, "cpu")]
+        assert max(errors) < allowed, (heads, dtype, errors)
+assert rows_kept_otherwise(1000, "cpu") == 0
 print("equal")
 """
 ENGINE = """
 import tempfile
 from pathlib import Path
 from tests.cpu.tiny_models import Agreement, Serving, TinyModel, build, random_requests
-from python_backends.engine.attention import is_paged
+from python_backends.engine.device import runs_kernels
 
 with tempfile.TemporaryDirectory() as directory:
-    model = TinyModel(Path(directory), build("gemma2"), Agreement())
-    model.model.save_pretrained(directory)
-    requests = random_requests(2, seed=3, max_tokens=6)
-    engine = model.engine(slots=2, cuda_graphs="eager")
-    assert is_paged(engine.device)
-    for request_id, answer in Serving(engine).run(requests).items():
-        model.check(requests[request_id], answer)
+    for name in ("gemma2", "gpt_neox", "llama_grouped"):
+        model = TinyModel(Path(directory) / name, build(name), Agreement())
+        model.model.save_pretrained(model.directory)
+        requests = random_requests(2, seed=3, max_tokens=6)
+        engine = model.engine(slots=2, cuda_graphs="eager")
+        assert runs_kernels(engine.device)
+        for request_id, answer in Serving(engine).run(requests).items():
+            model.check(requests[request_id], answer)
 print("equal")
 """
 
