@@ -9,19 +9,24 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from benchmarks.gpu_model import Measured
 from benchmarks.gpu_report import Figure
-from python_backends.engine.attention import score_operator
-from python_backends.engine.attention_spans import PagedRows
+from python_backends.engine.attention import LayerAttention, attend, score_operator
+from python_backends.engine.attention_spans import CHUNK_ROWS, PagedRows
 from python_backends.engine.description import Activation, Heads, Norm, NormKind
 from python_backends.engine.device import runs_kernels
 from python_backends.engine.kv_cache import BlockShape, KVCache
 from python_backends.engine.operators import ResidualNorm, gate_operator, place_operator
 from python_backends.engine.sampler import Restrictions, probabilities, restricted
+from python_backends.engine.slot_state import SlotState
+from python_backends.engine.step_batch import StepBatcher
 from python_backends.engine.torch_engine import TorchEngine
+from python_backends.request import ModelLimits
+from python_backends.step import StepPlan
 from tests.cpu.tiny_models import TINY, Agreement, Serving, TinyModel, build, random_requests
 
 WINDOWS_AND_CAPS = tuple(itertools.product((None, 16), (None, 8.0)))
@@ -32,9 +37,11 @@ def tokens(measured: Measured) -> Iterator[Figure]:
     torch.backends.cuda.matmul.allow_tf32 = False
     if runs_kernels(torch.device(measured.device)):
         for dtype, allowed in ((torch.float32, 1e-4), (torch.bfloat16, 0.02)):
-            error = max(kernel_error(Heads(32, 8, 128, 128**-0.5), *case, dtype, measured.device) for case in WINDOWS_AND_CAPS)
-            yield Figure("tokens", f"attention over blocks beside torch's, {dtype}, largest error", error, "", f"<= {allowed}")
-            error = max(case() for case in fused_errors(Heads(32, 8, 128, 128**-0.5), 4096, dtype, measured.device))
+            heads = Heads(32, 8, 128, 128**-0.5)
+            for rows, error_of in (("decode rows", kernel_error), ("chunks", chunk_error)):
+                error = max(error_of(heads, *case, dtype, measured.device) for case in WINDOWS_AND_CAPS)
+                yield Figure("tokens", f"attention of {rows} beside torch's, {dtype}, largest error", error, "", f"<= {allowed}")
+            error = max(case() for case in fused_errors(heads, 4096, dtype, measured.device))
             yield Figure("tokens", f"kernels between products beside torch's, {dtype}, largest error", error, "", f"<= {allowed}")
         yield Figure(
             "tokens", "rows of which top_k, top_p, min_p keep others", rows_kept_otherwise(128_256, measured.device), "", "<= 0"
@@ -108,6 +115,29 @@ def kernel_error(heads: Heads, window: int | None, softcap: float | None, dtype:
     rows = q.reshape(5, heads.num_kv_heads, heads.group, heads.head_dim).float()
     wanted = score_operator(softcap)(rows, keys, values, attn_mask=mask, scale=heads.scale).reshape(5, -1)
     return float((found.float() - wanted).abs().max())
+
+
+def chunk_error(heads: Heads, window: int | None, softcap: float | None, dtype: torch.dtype, device: str) -> float:
+    """The same for chunks: whole prompts and ends of prompts, of fewer and of more rows than a tile has."""
+    torch.manual_seed(0)
+    starts, lengths = np.array([0, 0, 37, 90], np.int32), np.array([1, 70, 131, 40], np.int32)
+    count, four, limits = int(lengths.sum()), np.arange(4, dtype=np.int32), ModelLimits(256, 100, 4, 128, 8)
+    nothing = np.zeros(4, np.bool_)
+    plan = StepPlan(0, (), four, four, starts, lengths, np.zeros(4, np.uint8), nothing, np.zeros(count, np.int32))
+    state = SlotState(limits, torch.device(device))
+    state.table[:4] = torch.randperm(128).view(4, 32).to(device)
+    layer = LayerAttention(1, heads, score_operator(softcap), softcap)
+    caches = [KVCache(BlockShape(3, 8, heads.num_kv_heads, heads.head_dim, kind), 129, state.device) for kind in (dtype, torch.float32)]
+    caches[0].blocks.normal_()
+    caches[1].blocks.copy_(caches[0].blocks)
+    outs = []
+    for cache, chunk_rows in zip(caches, (CHUNK_ROWS, 0), strict=True):
+        batch = StepBatcher(state, cache, (window,), chunk_rows=chunk_rows).batch(plan)
+        torch.manual_seed(1)
+        qkv = torch.randn((len(batch.tokens), heads.query_width + 2 * heads.kv_width), dtype=dtype, device=device).to(cache.shape.dtype)
+        place_operator(fused=False)(qkv, None, batch.write, 1, cache, heads)
+        outs.append(attend(qkv, batch.spans[window], layer, cache)[:count].float())
+    return float((outs[0] - outs[1]).abs().max())
 
 
 def fused_errors(heads: Heads, width: int, dtype: torch.dtype, device: str) -> list[Callable[[], float]]:

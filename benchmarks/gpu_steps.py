@@ -52,8 +52,7 @@ def steps(measured: Measured) -> Iterator[Figure]:
         note = f"{step_s * 1e3:.3f} ms; floor {floor_s * 1e3:.3f} ms; {slots / step_s:.0f} tokens/s"
         wanted = "" if measured.quick else MOST_OVER_FLOOR.get(slots, "")
         yield Figure("steps", f"decode step of {slots} slots over its floor", step_s / floor_s, "", wanted, note)
-    pace = sum(plan.num_tokens for plan, _ in prefills) / sum(output.busy_s + output.gap_s for _, output in prefills)
-    yield Figure("steps", "prefill", pace, "tokens/s", note=f"steps of {prefills[0][0].num_tokens} tokens")
+    yield Figure("steps", "prefill", pace_of(prefills), "tokens/s", note=f"steps of {prefills[0][0].num_tokens} tokens")
 
 
 def unfused(measured: Measured) -> Iterator[Figure]:
@@ -63,9 +62,10 @@ def unfused(measured: Measured) -> Iterator[Figure]:
     sizes = QUICK_SLOTS if measured.quick else UNFUSED_SLOTS
     engine = engine_of(replace(measured, fused_layers=False), sizes[-1])
     for slots in sizes:
-        _, decodes = run_steps(measured, engine, slots)
+        prefills, decodes = run_steps(measured, engine, slots)
         step_s = float(np.median([output.busy_s + output.gap_s for _, output in decodes]))
         yield Figure("unfused", f"decode step of {slots} slots without fused layers", step_s * 1e3, "ms")
+    yield Figure("unfused", "prefill without fused layers", pace_of(prefills), "tokens/s")
 
 
 def gap(measured: Measured) -> Iterator[Figure]:
@@ -180,6 +180,11 @@ def run_steps(measured: Measured, engine: TorchEngine, slots: int) -> tuple[list
     prefills = [step for step in taken if len(step[0].tokens)]
     decodes = [step for step in taken if step[0].num_decodes == slots == len(step[0].slots)]
     return prefills, decodes[2:]
+
+
+def pace_of(steps: list[Step]) -> float:
+    """Tokens a second."""
+    return sum(plan.num_tokens for plan, _ in steps) / sum(output.busy_s + output.gap_s for _, output in steps)
 
 
 def copy_bandwidth(measured: Measured) -> float:

@@ -1,9 +1,9 @@
 """Attention of one layer over the flat batch: decode rows in groups of similar length, prefill chunks span by span.
 
-Owns no state; what to read where comes ready from the step batch. Where the Triton language is at hand, decode rows are read straight
-from the KV blocks, in one shape for any lengths (`paged_attention`); elsewhere torch's operators attend over gathered blocks. The query
-heads that share a KV head are taken as query positions (decode: one call for all rows and heads) or as heads over a KV head repeated
-without copying (prefill). Called by the decoder.
+Owns no state; what to read where comes ready from the step batch. Where the Triton language is at hand, rows read straight from the KV
+blocks, all decode rows at once and all chunks at once (`paged_attention`); elsewhere torch's operators attend over gathered blocks. The
+query heads that share a KV head are taken as query positions (decode: one call for all rows and heads) or as heads over a KV head
+repeated without copying (prefill). Called by the decoder.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from python_backends.engine.attention_spans import DecodeGroup, PagedRows, PrefillSpan, Spans
+from python_backends.engine.attention_spans import DecodeGroup, PagedChunks, PagedRows, PrefillSpan, Spans
 from python_backends.engine.description import Heads
 from python_backends.engine.kv_cache import KVCache
 
@@ -43,9 +43,13 @@ def decode_attention(q: Tensor, group: DecodeGroup | PagedRows, layer: LayerAtte
     return out.reshape(rows, heads.query_width)
 
 
-def prefill_attention(qkv: Tensor, span: PrefillSpan, layer: LayerAttention, cache: KVCache) -> Tensor:
-    """qkv [chunk, (heads + 2 kv_heads) · dim] of one chunk, already written to the cache → [chunk, heads · dim]."""
+def prefill_attention(qkv: Tensor, span: PrefillSpan | PagedChunks, layer: LayerAttention, cache: KVCache) -> Tensor:
+    """qkv [rows, (heads + 2 kv_heads) · dim] of one chunk, or of all, already written to the cache → [rows, heads · dim]."""
     heads = layer.heads
+    if isinstance(span, PagedChunks):
+        from python_backends.engine.paged_attention import chunk_attention  # brings Triton's language
+
+        return chunk_attention(qkv, cache.blocks[:, layer.index], span, heads, layer.softcap)
     q, k, v = torch.split(qkv, [heads.query_width, heads.kv_width, heads.kv_width], dim=1)
     q = q.view(len(q), heads.num_kv_heads, heads.group, heads.head_dim).permute(1, 2, 0, 3)  # [kv_heads, group, chunk, dim]
     if span.gather is None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+CHUNK_ROWS = 64  # of a tile, the most
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
@@ -39,9 +41,20 @@ class PrefillSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class PagedChunks:
+    """Rows [first, last) of the flat batch, all chunks: each row reads from the blocks of its own slot up to its own position."""
+
+    first: int
+    last: int
+    tiles: Tensor  # [tiles, 4] a few rows of one chunk: first row behind `first`, rows, first position, slot
+    table: Tensor  # [slots, blocks]
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Spans:
     """All rows of the flat batch, in order. Those of padding attend to nothing."""
 
     decodes: tuple[DecodeGroup | PagedRows, ...]
-    prefills: tuple[PrefillSpan, ...]
+    prefills: tuple[PrefillSpan | PagedChunks, ...]
     num_padding: int = 0  # rows behind them

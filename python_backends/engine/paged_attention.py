@@ -1,8 +1,9 @@
-"""Attention of decode rows straight over KV blocks, as two kernels in the Triton language: one shape for any lengths, nothing gathered.
+"""Attention straight over KV blocks, as kernels in the Triton language: nothing is gathered, whatever the lengths.
 
-The tokens that a row sees are divided into `num_splits` parts; a program computes one part of one row for the query heads that share a
-KV head, and a second kernel puts the parts together by their maxima and sums. Lengths are read on the device, so a captured graph holds
-for all of them. Owns nothing; imported only where it runs (`runs_kernels` of `device`), and called from there.
+Decode rows take two kernels: the tokens that a row sees are divided into `num_splits` parts; a program computes one part of one row for
+the query heads that share a KV head, and the second kernel puts the parts together by their maxima and sums. Lengths are read on the
+device, so a captured graph holds for all of them. The chunks of a step take one kernel, however many they are: a program computes one
+head of one tile. Owns nothing; imported only where it runs (`runs_kernels` of `device`), and called by `attention`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from python_backends.engine.attention_spans import PagedRows
+from python_backends.engine.attention_spans import CHUNK_ROWS, PagedChunks, PagedRows
 from python_backends.engine.description import Heads
 
 TILE_TOKENS = 64
@@ -54,6 +55,35 @@ def paged_attention(q: Tensor, blocks: Tensor, rows: PagedRows, heads: Heads, so
         HAS_SOFTCAP=softcap is not None,
     )
     _join_parts[(count, heads.num_query_heads)](parts, sums, sums[1], out, SPLITS=num_splits, DIM=dim, PADDED=padded)
+    return out
+
+
+def chunk_attention(qkv: Tensor, blocks: Tensor, chunks: PagedChunks, heads: Heads, softcap: float | None) -> Tensor:
+    """qkv [rows, (heads + 2 kv_heads) · dim] → [rows, heads · dim], over the blocks [blocks, 2, kv_heads, tokens, dim] of one layer."""
+    dim, window = heads.head_dim, chunks.window
+    out = torch.empty((len(qkv), heads.query_width), dtype=qkv.dtype, device=qkv.device)
+    _attend_chunk[(heads.num_query_heads, len(chunks.tiles))](
+        qkv,
+        blocks,
+        chunks.table,
+        chunks.tiles,
+        out,
+        qkv.stride(0),
+        chunks.table.stride(0),
+        blocks.stride(0),
+        blocks.stride(1),
+        heads.scale,
+        window or 0,
+        softcap or 0.0,
+        GROUP=heads.group,
+        ROWS=CHUNK_ROWS,
+        DIM=dim,
+        PADDED=triton.next_power_of_2(max(dim, LEAST_ROWS)),
+        BLOCK_TOKENS=blocks.shape[3],
+        TILE=TILE_TOKENS,
+        HAS_WINDOW=window is not None,
+        HAS_SOFTCAP=softcap is not None,
+    )
     return out
 
 
@@ -143,3 +173,61 @@ def _join_parts(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     each = tl.load(parts + (place * SPLITS + split[:, None]) * DIM + dims, mask=dims[None, :] < DIM, other=0.0)
     joined = tl.sum(each * share[:, None], 0) / total
     tl.store(out + place * DIM + dims, joined.to(out.dtype.element_ty), mask=dims < DIM)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _attend_chunk(  # type: ignore[no-untyped-def]  # noqa: PLR0913
+    qkv,
+    blocks,
+    table,
+    tiles,
+    out,
+    row_stride,
+    table_stride,
+    block_stride,
+    values_offset,
+    scale,
+    window,
+    softcap,
+    GROUP: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,  # noqa: N803
+    DIM: tl.constexpr,  # noqa: N803
+    PADDED: tl.constexpr,  # noqa: N803
+    BLOCK_TOKENS: tl.constexpr,  # noqa: N803
+    TILE: tl.constexpr,  # noqa: N803
+    HAS_WINDOW: tl.constexpr,  # noqa: N803
+    HAS_SOFTCAP: tl.constexpr,  # noqa: N803
+):
+    """One query head of one tile. A row that has seen nothing yet, before its window, has the maximum −inf."""
+    head, tile = tl.program_id(0), tiles + tl.program_id(1) * 4
+    first_row, count, start, slot = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
+    row, dims = tl.arange(0, ROWS), tl.arange(0, PADDED)
+    is_here = (row < count)[:, None] & (dims < DIM)
+    position = start + row
+    queries = tl.load(qkv + (first_row + row)[:, None] * row_stride + head * DIM + dims, mask=is_here, other=0.0)
+    end = start + count
+    begin = tl.maximum(start - window + 1, 0) if HAS_WINDOW else start * 0
+    largest = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    weighted = tl.zeros((ROWS, PADDED), tl.float32)
+    for first in range(begin, end, TILE):
+        token = first + tl.arange(0, TILE)
+        block = tl.load(table + slot * table_stride + token // BLOCK_TOKENS, mask=token < end, other=0)
+        key = blocks + block * block_stride + (head // GROUP * BLOCK_TOKENS + token % BLOCK_TOKENS) * DIM  # [TILE]
+        keys = tl.load(key[None, :] + dims[:, None], mask=(token < end)[None, :] & (dims < DIM)[:, None], other=0.0)  # [PADDED, TILE]
+        scores = tl.dot(queries, keys, input_precision="ieee") * scale
+        if HAS_SOFTCAP:
+            scores = softcap * (2.0 / (1.0 + tl.exp(-2.0 * scores / softcap)) - 1.0)  # tanh
+        seen = token[None, :] <= position[:, None]
+        if HAS_WINDOW:
+            seen &= token[None, :] > position[:, None] - window
+        scores = tl.where(seen, scores, float("-inf"))
+        larger = tl.maximum(largest, tl.max(scores, 1))
+        base = tl.where(larger == float("-inf"), 0.0, larger)
+        weights, kept = tl.exp(scores - base[:, None]), tl.exp(largest - base)
+        values = tl.load(key[:, None] + values_offset + dims[None, :], mask=(token < end)[:, None] & (dims < DIM)[None, :], other=0.0)
+        weighted = weighted * kept[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+        total = total * kept + tl.sum(weights, 1)
+        largest = larger
+    joined = (weighted / total[:, None]).to(out.dtype.element_ty)
+    tl.store(out + (first_row + row)[:, None] * (tl.num_programs(0) * DIM) + head * DIM + dims, joined, mask=is_here)

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from python_backends.engine.attention_spans import DecodeGroup, PagedRows, PrefillSpan, Spans
+from python_backends.engine.attention_spans import DecodeGroup, PagedChunks, PagedRows, PrefillSpan, Spans
 from python_backends.engine.device import sent
 from python_backends.engine.kv_cache import KVCache
 from python_backends.engine.padding import padded
@@ -49,15 +49,22 @@ class _Rows:
 
 class StepBatcher:
     """Keeps the device's list of decoding slots from step to step. `windows` are those of the model's layers, each once; where
-    `is_paged`, decode rows are read straight from their blocks.
+    `is_paged`, decode rows read straight from their blocks, and where `chunk_rows` are given, chunks as well, so many rows at a time.
     """
 
-    def __init__(self, state: SlotState, cache: KVCache, windows: tuple[int | None, ...] = (None,), is_paged: bool = False) -> None:
+    def __init__(
+        self,
+        state: SlotState,
+        cache: KVCache,
+        windows: tuple[int | None, ...] = (None,),
+        is_paged: bool = False,
+        chunk_rows: int = 0,
+    ) -> None:
         self._state = state
         self._cache = cache
         self._windows = windows
         self._block_tokens = cache.shape.block_tokens
-        self._is_paged = is_paged
+        self._is_paged, self._chunk_rows = is_paged, chunk_rows
         self._host_slots: Ids = np.zeros(0, np.int32)
         self._slots = self._put(self._host_slots)
 
@@ -102,11 +109,13 @@ class StepBatcher:
         """What layers of each window read; `starts` [rows] ascending: positions as the plan knows them, no less than the device's."""
         longest = int((plan.starts + plan.lengths).max())
         made: dict[int | None, Spans] = {}
+        tiles = self._tiles(plan) if self._chunk_rows and len(plan.tokens) else None
         for window in self._windows:
             effective = None if window is None or window >= longest else window
             if effective not in made:
                 decodes = self._decodes(table, positions, starts, effective)
-                made[effective] = Spans(decodes, self._prefills(plan, effective), num_padding)
+                prefills = self._prefills(plan, effective) if tiles is None else self._chunks_of(plan, tiles, effective)
+                made[effective] = Spans(decodes, prefills, num_padding)
             made[window] = made[effective]
         return made
 
@@ -157,6 +166,19 @@ class StepBatcher:
     def _padding(self, count: int) -> _Rows:
         nothing = torch.zeros(count, dtype=torch.int64, device=self._state.device)
         return _Rows(nothing, nothing, self._state.table[self._state.dead_slot, :1].expand(count))
+
+    def _tiles(self, plan: StepPlan) -> Tensor:
+        """[tiles, 4] as `PagedChunks` has them."""
+        slots, starts, lengths = (part[plan.num_decodes :].astype(np.int64) for part in (plan.slots, plan.starts, plan.lengths))
+        counts = -(-lengths // self._chunk_rows)
+        offsets = self._chunk_rows * (np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts))
+        firsts, starts, lengths, slots = (np.repeat(part, counts) for part in (np.cumsum(lengths) - lengths, starts, lengths, slots))
+        rows = np.minimum(lengths - offsets, self._chunk_rows)
+        return self._put(np.stack([firsts + offsets, rows, starts + offsets, slots], axis=1))
+
+    def _chunks_of(self, plan: StepPlan, tiles: Tensor, window: int | None) -> tuple[PagedChunks]:
+        count = plan.num_decodes
+        return (PagedChunks(count, count + len(plan.tokens), tiles, self._state.table, window),)
 
     def _prefills(self, plan: StepPlan, window: int | None) -> tuple[PrefillSpan, ...]:
         lasts = np.cumsum(plan.lengths)

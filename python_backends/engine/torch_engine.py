@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from python_backends.config import Settings
+from python_backends.engine.attention_spans import CHUNK_ROWS
 from python_backends.engine.checkpoint import block_shape, declared_tokens, load_model, model_limits, read_config
 from python_backends.engine.decode_step import DecodeSteps
 from python_backends.engine.decoder import Decoder
@@ -62,7 +63,7 @@ class TorchEngine:
         self.decoder = Decoder(description, layers, self.limits.max_model_tokens, fused)
         self.cache = KVCache(block_shape(settings, config), self.limits.num_blocks + 1, self.device)  # one for rows of padding
         self.state = SlotState(self.limits, self.device, kernels)
-        self._batcher = StepBatcher(self.state, self.cache, self.decoder.windows, kernels)
+        self._batcher = StepBatcher(self.state, self.cache, self.decoder.windows, kernels, CHUNK_ROWS * fused)
         self._timer = cuda_timer() if on_gpu else StepTimer()
         self._launched: deque[_Launched] = deque()
         captures = graphs == "auto" and on_gpu and kernels

@@ -12,12 +12,13 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CASES = """
 import torch
-from benchmarks.gpu_checks import WINDOWS_AND_CAPS, fused_errors, kernel_error, rows_kept_otherwise
+from benchmarks.gpu_checks import WINDOWS_AND_CAPS, chunk_error, fused_errors, kernel_error, rows_kept_otherwise
 from python_backends.engine.description import Heads
 
 for window, softcap in WINDOWS_AND_CAPS:
     for heads in (Heads(4, 2, 16, 0.25), Heads(6, 1, 24, 0.2)):
         assert kernel_error(heads, window, softcap, torch.float32, "cpu") < 1e-5, (heads, window, softcap)
+        assert chunk_error(heads, window, softcap, torch.float32, "cpu") < 1e-5, (heads, window, softcap)
 for heads, width in ((Heads(4, 2, 16, 0.25), 64), (Heads(14, 3, 24, 0.2), 1100)):
     for dtype, allowed in ((torch.float32, 1e-5), (torch.bfloat16, 0.02)):  # the interpreter truncates
         errors = [case() for case in fused_errors(heads, width, dtype, "cpu")]
