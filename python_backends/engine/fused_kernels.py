@@ -81,7 +81,7 @@ def _place(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     HEADS: tl.constexpr,  # noqa: N803
     TURNS: tl.constexpr,  # noqa: N803
 ):
-    """Some heads of one token. Both halves of a head are held by the same threads, so nobody reads what another has turned."""
+    """Some heads of one token."""
     token, head, pair = tl.program_id(0).to(tl.int64), tl.program_id(1) * HEADS + tl.arange(0, HEADS), tl.arange(0, PADDED)
     is_pair = pair < HALF
     is_here = (head < NUM_QUERY + 2 * NUM_KV)[:, None] & is_pair
@@ -94,6 +94,7 @@ def _place(  # type: ignore[no-untyped-def]  # noqa: PLR0913
         x, y = first.to(tl.float32), second.to(tl.float32)
         first = tl.where(turns, x * c - y * s, x).to(first.dtype)
         second = tl.where(turns, y * c + x * s, y).to(second.dtype)
+        tl.debug_barrier()  # threads that hold the same values have all read them
         tl.store(here, first, mask=turns)
         tl.store(here + HALF, second, mask=turns)
     kept = head - NUM_QUERY  # all keys, then all values
@@ -144,6 +145,7 @@ def _add_and_norm(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     place = tl.program_id(0).to(tl.int64) * WIDTH + column
     added = tl.load(y + place, mask=inside, other=0.0).to(tl.float32)
     summed = (tl.load(x + place, mask=inside, other=0.0).to(tl.float32) + scale * added).to(x.dtype.element_ty)
+    tl.debug_barrier()  # threads that hold the same values have all read them
     tl.store(x + place, summed, mask=inside)
     value = summed.to(tl.float32)
     if CENTRES:
