@@ -1,7 +1,7 @@
 """How each slot's tokens are chosen: its parameters on the device, and what the host must know to leave work out.
 
-Owns the fractions, bad words and token history of all slots; counts and stop ids belong to the slot state, which calls this. In a
-steady step nothing comes from the host; what no row of a step asks for is not done in it.
+Owns the fractions (`shares`), bad words and token history of all slots; counts and stop ids belong to the slot state, which calls this.
+In a steady step nothing comes from the host; what no row of a step asks for is not done in it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from python_backends.engine.log_probs import LogProbRows
 from python_backends.engine.penalties import Penalties
 from python_backends.engine.row_index import RowIndex
 from python_backends.engine.sampler import Draws, Restrictions, SamplingRows
+from python_backends.engine.slot_writes import SlotWrites, Target
 from python_backends.request import Ids, ModelLimits, Sampling
 from python_backends.step import Admit
 
@@ -65,19 +66,19 @@ class Batch:
 class SamplingState:
     def __init__(self, limits: ModelLimits, device: torch.device, kernels: bool) -> None:
         self._limits, self._kernels = limits, kernels
-        self._shares = torch.ones((limits.num_slots, len(Share)), dtype=torch.float32, device=device)
+        self.shares = torch.ones((limits.num_slots, len(Share)), dtype=torch.float32, device=device)
         self._bad_words = BadWords(limits, device)
         self.history = History(limits, device)
         self._drawing, self._penalized, self._worded, self._scored = (RowIndex(device) for _ in range(4))
         self._asked = _Asked(limits.num_slots)
 
-    def admit(self, slots: Tensor, admits: list[Admit]) -> None:
-        """`slots` [admits] are theirs."""
+    def admit(self, slots: NDArray[np.int64], admits: list[Admit], writes: SlotWrites) -> None:
+        """`slots` [admits, 1] are theirs. What is said of them all is added to `writes`."""
         shares = np.array([_shares(admit.sampling) for admit in admits], np.float32)
-        self._shares[slots] = sent(shares, slots.device)
+        writes.add(Target.SHARES, slots, np.arange(len(Share)), shares)
         self.history.admit(admits)
         if any(admit.sampling.bad_words for admit in admits):
-            self._bad_words.admit(slots, [admit.sampling.bad_words for admit in admits])
+            self._bad_words.admit(sent(slots[:, 0].copy(), self.shares.device), [admit.sampling.bad_words for admit in admits])
         for admit in admits:
             self._asked.admit(admit, self._limits.max_model_tokens)
 
@@ -100,7 +101,7 @@ class SamplingState:
             return None
         rows = self._drawing.of(host_rows)
         slots = batch.slots[rows]
-        shares, counts = self._shares[slots], batch.table[slots]
+        shares, counts = self.shares[slots], batch.table[slots]
         restrictions = None
         if self._asked.restricts[batch.host[host_rows]].any():
             restrictions = Restrictions(counts[:, Column.TOP_K], shares[:, Share.TOP_P], shares[:, Share.MIN_P], self._kernels)
@@ -130,7 +131,7 @@ class SamplingState:
         lengths, outputs = batch.table[slots, Column.LENGTH], batch.table[slots, Column.OUTPUTS]
         places = torch.arange(width, device=slots.device)
         is_output = (places >= (lengths - outputs)[:, None]) & (places < lengths[:, None])
-        shares = self._shares[slots]
+        shares = self.shares[slots]
         parts = (shares[:, share] for share in (Share.REPETITION, Share.PRESENCE, Share.FREQUENCY))
         return Penalties(rows, self.history.first(slots, lengths, width), is_output, *parts)
 

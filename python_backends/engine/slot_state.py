@@ -1,8 +1,9 @@
 """What the device holds of each slot: last token, counts, limits, stop ids, its row of the block table, and how its tokens are chosen.
 
-Owns these tensors, the last kind in `SamplingState`. The slot operations of a plan are gathered into one write per kind, whatever their
-number. After sampling, tokens are appended and ends are detected here, on the device, for all rows at once: the next step's inputs are
-this step's outputs. A row that ended stays as it is, so a step launched before its end was read does no harm. Called by the engines.
+Owns these tensors, the last kind in `SamplingState`. What the slot operations of a plan say is gathered and written at once, whatever
+their number. After sampling, tokens are appended and ends are detected here, on the device, for all rows at once: the next step's
+inputs are this step's outputs. A row that ended stays as it is, so a step launched before its end was read does no harm. Called by
+the engines.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from python_backends.engine.device import sent
 from python_backends.engine.sampler import GREEDY, SamplingRows
 from python_backends.engine.sampling_state import Batch, Column, SamplingState
+from python_backends.engine.slot_writes import SlotWrites, Target
 from python_backends.request import Finish, Ids, ModelLimits
 from python_backends.step import Admit, Grow, Release, SlotOperation, StepPlan
 
@@ -53,6 +54,7 @@ class SlotState:
         self._counts[-1, Column.LENGTH] = self._counts[-1, Column.ENDED] = 1
         self._stop_ids = torch.full((slots, 1), NO_STOP_ID, dtype=torch.int64, device=device)  # [slots, most stop ids]
         self._sampling = SamplingState(limits, device, kernels)
+        self._writes = SlotWrites(kernels)
         self._run: _Run | None = None
         self._appended: Tensor | None = None  # slots of the last plain step
 
@@ -78,11 +80,15 @@ class SlotState:
 
     def apply(self, operations: Sequence[SlotOperation]) -> None:
         """The operations of one plan, in order: of a slot's lives within it, the last one counts."""
-        self.apply_blocks(operations)
+        self._gather_blocks(operations)
         self.apply_lives(operations)
 
     def apply_blocks(self, operations: Sequence[SlotOperation]) -> None:
         """What they say of the block table, which no running step reads on a CPU."""
+        self._gather_blocks(operations)
+        self._flush()
+
+    def _gather_blocks(self, operations: Sequence[SlotOperation]) -> None:
         blocks: dict[int, list[tuple[int, Ids]]] = {}
         for operation in operations:
             if isinstance(operation, Grow):
@@ -98,6 +104,10 @@ class SlotState:
             self._book_run()
         self._admit([life for life in lives.values() if isinstance(life, Admit)])
         self._release([slot for slot, life in lives.items() if isinstance(life, Release)])
+        self._flush()
+
+    def _flush(self) -> None:
+        self._writes.flush(self.table, self._counts, self._stop_ids, self._sampling.shares)
 
     def decode_inputs(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Last tokens and their positions, each [rows], of `slots` [rows].
@@ -171,10 +181,10 @@ class SlotState:
     def _admit(self, admits: list[Admit]) -> None:
         if not admits:
             return
-        slots = self._put(np.array([admit.slot for admit in admits]))
-        self._counts[slots] = self._put(np.array([self._row(admit) for admit in admits], np.int64))
+        slots = np.array([admit.slot for admit in admits])[:, None]
+        self._writes.add(Target.COUNTS, slots, np.arange(len(Column)), np.array([self._row(admit) for admit in admits], np.int64))
         self._stop_ids_of(slots, [self._known_ids(admit.sampling.stop_ids) for admit in admits])
-        self._sampling.admit(slots, admits)
+        self._sampling.admit(slots, admits, self._writes)
 
     def _row(self, admit: Admit) -> list[int]:
         sampling, outputs = admit.sampling, admit.num_output_tokens
@@ -187,19 +197,19 @@ class SlotState:
     def _known_ids(self, stop_ids: tuple[int, ...]) -> list[int]:
         return [stop for stop in stop_ids if 0 <= stop < self._limits.vocab_size]
 
-    def _stop_ids_of(self, slots: Tensor, stop_ids: list[list[int]]) -> None:
+    def _stop_ids_of(self, slots: NDArray[np.int64], stop_ids: list[list[int]]) -> None:
         width = max(map(len, stop_ids))
         missing = width - self._stop_ids.shape[1]
         if missing > 0:
             self._stop_ids = functional.pad(self._stop_ids, (0, missing), value=NO_STOP_ID)
         width = self._stop_ids.shape[1]
         rows = [ids + [NO_STOP_ID] * (width - len(ids)) for ids in stop_ids]
-        self._stop_ids[slots] = self._put(np.array(rows, np.int64))
+        self._writes.add(Target.STOP_IDS, slots, np.arange(width), np.array(rows, np.int64))
 
     def _release(self, slots: list[int]) -> None:
         if slots:
             self._sampling.history.release(slots)
-            self._counts[self._put(np.array(slots)), Column.ENDED] = 1
+            self._writes.add(Target.COUNTS, np.array(slots), np.array(Column.ENDED), np.array(1))
 
     def _write_table(self, blocks: dict[int, list[tuple[int, Ids]]]) -> None:
         entries = [
@@ -208,11 +218,7 @@ class SlotState:
             for first, run in runs
         ]
         if entries:
-            slots, columns, values = self._put(np.concatenate(entries, axis=1))
-            self.table[slots, columns] = values
-
-    def _put(self, values: NDArray[np.generic]) -> Tensor:
-        return sent(values, self.device)
+            self._writes.add(Target.TABLE, *np.concatenate(entries, axis=1))
 
 
 def _append(table: Any, stop_ids: Any, slots: Any, tokens: Any) -> tuple[Any, Any]:

@@ -12,18 +12,21 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CASES = """
 import torch
-from benchmarks.gpu_checks import WINDOWS_AND_CAPS, chunk_error, fused_errors, kernel_error, rows_kept_otherwise
+from benchmarks import gpu_checks
+from benchmarks.gpu_checks import WINDOWS_AND_CAPS
 from python_backends.engine.description import Heads
 
 for window, softcap in WINDOWS_AND_CAPS:
     for heads in (Heads(4, 2, 16, 0.25), Heads(6, 1, 24, 0.2)):
-        assert kernel_error(heads, window, softcap, torch.float32, "cpu") < 1e-5, (heads, window, softcap)
-        assert chunk_error(heads, window, softcap, torch.float32, "cpu") < 1e-5, (heads, window, softcap)
+        for error_of in (gpu_checks.kernel_error, gpu_checks.chunk_error):
+            error = error_of(heads, window, softcap, torch.float32, "cpu")
+            assert error < 1e-5, (error_of, heads, window, softcap, error)
 for heads, width in ((Heads(4, 2, 16, 0.25), 64), (Heads(14, 3, 24, 0.2), 1100)):
     for dtype, allowed in ((torch.float32, 1e-5), (torch.bfloat16, 0.02)):  # the interpreter truncates
-        errors = [case() for case in fused_errors(heads, width, dtype, "cpu")]
+        errors = [case() for case in gpu_checks.fused_errors(heads, width, dtype, "cpu")]
         assert max(errors) < allowed, (heads, dtype, errors)
-assert rows_kept_otherwise(1000, "cpu") == 0
+assert gpu_checks.rows_kept_otherwise(1000, "cpu") == 0
+assert gpu_checks.slots_written_otherwise("cpu") == 0
 print("equal")
 """
 ENGINE = """
