@@ -15,15 +15,15 @@ from torch import Tensor
 
 from benchmarks.gpu_model import Measured
 from benchmarks.gpu_report import Figure
-from python_backends.engine.attention import LayerAttention, attend, score_operator
-from python_backends.engine.attention_spans import CHUNK_ROWS, PagedRows
-from python_backends.engine.description import Activation, Heads, Norm, NormKind
 from python_backends.engine.device import runs_kernels
+from python_backends.engine.forward.attention import LayerAttention, attend, score_operator
+from python_backends.engine.forward.attention_spans import CHUNK_ROWS, PagedRows
+from python_backends.engine.forward.operators import ResidualNorm, gate_operator, place_operator
+from python_backends.engine.forward.step_batch import StepBatcher
 from python_backends.engine.kv_cache import BlockShape, KVCache
-from python_backends.engine.operators import ResidualNorm, gate_operator, place_operator
-from python_backends.engine.sampler import Restrictions, probabilities, restricted
-from python_backends.engine.slot_state import SlotState
-from python_backends.engine.step_batch import StepBatcher
+from python_backends.engine.model.description import Activation, Heads, Norm, NormKind
+from python_backends.engine.slots.sampler import Restrictions, probabilities, restricted
+from python_backends.engine.slots.slot_state import SlotState
 from python_backends.engine.torch_engine import TorchEngine
 from python_backends.request import ModelLimits, Sampling
 from python_backends.step import Admit, Grow, Release, StepPlan
@@ -98,7 +98,7 @@ def _engine(tiny: TinyModel, measured: Measured) -> TorchEngine:
 
 def kernel_error(heads: Heads, window: int | None, softcap: float | None, dtype: torch.dtype, device: str) -> float:
     """The largest difference between attention straight over scattered blocks and torch's operators over gathered ones in float32."""
-    from python_backends.engine.paged_attention import paged_attention  # needs the Triton language
+    from python_backends.engine.forward.paged_attention import paged_attention  # needs the Triton language
 
     torch.manual_seed(0)
     lengths = [1, 5, 64, 77, 200]

@@ -19,7 +19,7 @@ from benchmarks.gpu_clients import Clients, jobs_of
 from benchmarks.gpu_model import Measured
 from benchmarks.gpu_report import Figure, LeftOutError
 from benchmarks.recorded_engine import RecordedEngine
-from python_backends.engine.projection import Layer
+from python_backends.engine.forward.projection import Layer
 from python_backends.engine.torch_engine import TorchEngine
 from python_backends.instance import Instance, build
 from python_backends.request import Request, Sampling

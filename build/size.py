@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -18,15 +19,14 @@ def function_lengths(source: str) -> list[int]:
 
 def report(room: str) -> None:
     """Prints one room's files, largest first, and its functions' lengths."""
-    sources = {path: path.read_text() for path in sorted((ROOT / room).rglob("*.py"))}
-    if not sources:
-        return
-    lines = {path: source.count("\n") for path, source in sources.items()}
-    lengths = [length for source in sources.values() for length in function_lengths(source)] or [0]
+    tracked = subprocess.run(["git", "ls-files", f"{room}/*.py", f"{room}/*.cpp"], cwd=ROOT, check=True, capture_output=True, text=True)
+    sources = {name: (ROOT / name).read_text() for name in tracked.stdout.split()}
+    lines = {name: source.count("\n") for name, source in sources.items()}
+    lengths = [length for name, source in sources.items() if name.endswith(".py") for length in function_lengths(source)]
     median, ninety, longest = np.percentile(lengths, [50, 90, 100]).astype(int)
-    print(f"\n{room}: {sum(lines.values())} lines; functions: median {median}, 90 % under {ninety}, longest {longest}")
-    for path, count in sorted(lines.items(), key=lambda item: -item[1]):
-        print(f"{count:6d}  {path.relative_to(ROOT)}")
+    print(f"\n{room}: {sum(lines.values())} lines; functions in Python: median {median}, 90 % under {ninety}, longest {longest}")
+    for name, count in sorted(lines.items(), key=lambda item: -item[1]):
+        print(f"{count:6d}  {name}")
 
 
 if __name__ == "__main__":

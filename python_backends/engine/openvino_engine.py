@@ -20,20 +20,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from python_backends.config import Settings, SettingsError
-from python_backends.engine import fused_layer
-from python_backends.engine.checkpoint import block_shape, declared_tokens, load_model, model_limits, read_config
-from python_backends.engine.description import Model
 from python_backends.engine.kv_cache import BlockShape
-from python_backends.engine.log_probs import LogProbRows, log_probs, row_log_probs
-from python_backends.engine.openvino_fused_graph import FusedGraph, FusedOperation
-from python_backends.engine.openvino_graph import BLOCK_TOKENS, TYPES, Graph, cache_name
-from python_backends.engine.openvino_inputs import StepInputs
-from python_backends.engine.quantised import kept
-from python_backends.engine.sampler import GREEDY, SamplingRows, sample
-from python_backends.engine.slot_state import SlotState
+from python_backends.engine.model.checkpoint import block_shape, declared_tokens, load_model, model_limits, read_config
+from python_backends.engine.model.description import Model
+from python_backends.engine.model.quantised import kept
+from python_backends.engine.model.weights import describe, take_layers
+from python_backends.engine.openvino import fused_layer
+from python_backends.engine.openvino.fused_graph import FusedGraph, FusedOperation
+from python_backends.engine.openvino.graph import BLOCK_TOKENS, TYPES, Graph, cache_name
+from python_backends.engine.openvino.inputs import StepInputs
+from python_backends.engine.slots.log_probs import LogProbRows, log_probs, row_log_probs
+from python_backends.engine.slots.sampler import GREEDY, SamplingRows, sample
+from python_backends.engine.slots.slot_state import SlotState
 from python_backends.engine.step_end import StepEnd
 from python_backends.engine.step_timer import Seconds, StepTimer
-from python_backends.engine.weights import describe, take_layers
 from python_backends.request import Ids
 from python_backends.step import RowLogProbs, StepOutput, StepPlan
 

@@ -22,9 +22,9 @@ from tensorrt_llm.executor import LoRARequest
 from tensorrt_llm.llmapi import CapacitySchedulerPolicy, CudaGraphConfig, KvCacheConfig, RequestError, SchedulerConfig
 
 from python_backends.config import Settings, SettingsError
-from python_backends.engine.open_request import News, Response, Token
-from python_backends.engine.request_loop import RequestLoop
-from python_backends.engine.tensorrt_llm_limits import adapter_paths, model_limits
+from python_backends.engine.tensorrt_llm.limits import adapter_paths, model_limits
+from python_backends.engine.tensorrt_llm.open_request import News, Response, Token
+from python_backends.engine.tensorrt_llm.request_loop import RequestLoop
 from python_backends.request import LogProbs, Sampling
 from python_backends.step import Admit, GatheredOutput, Release, RowLogProbs, SlotFailure, StepPlan
 

@@ -19,19 +19,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from python_backends.config import Settings
-from python_backends.engine.attention_spans import CHUNK_ROWS
-from python_backends.engine.checkpoint import block_shape, declared_tokens, load_model, model_limits, read_config
-from python_backends.engine.decode_step import DecodeSteps
-from python_backends.engine.decoder import Decoder
 from python_backends.engine.device import runs_kernels
+from python_backends.engine.forward.attention_spans import CHUNK_ROWS
+from python_backends.engine.forward.decode_step import DecodeSteps
+from python_backends.engine.forward.decoder import Decoder
+from python_backends.engine.forward.step_batch import StepBatcher
 from python_backends.engine.kv_cache import KVCache
-from python_backends.engine.log_probs import log_probs, row_log_probs
-from python_backends.engine.quantised import kept
-from python_backends.engine.sampler import sample
-from python_backends.engine.slot_state import SlotState
-from python_backends.engine.step_batch import StepBatcher
+from python_backends.engine.model.checkpoint import block_shape, declared_tokens, load_model, model_limits, read_config
+from python_backends.engine.model.quantised import kept
+from python_backends.engine.model.weights import describe, take_layers
+from python_backends.engine.slots.log_probs import log_probs, row_log_probs
+from python_backends.engine.slots.sampler import sample
+from python_backends.engine.slots.slot_state import SlotState
 from python_backends.engine.step_timer import Seconds, StepTimer, cuda_timer
-from python_backends.engine.weights import describe, take_layers
 from python_backends.step import StepOutput, StepPlan
 
 

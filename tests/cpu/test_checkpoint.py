@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from python_backends.config import EngineSettings, ModelSettings, Settings, SettingsError
-from python_backends.engine.checkpoint import fingerprint, model_limits, read_config
+from python_backends.engine.model.checkpoint import fingerprint, model_limits, read_config
 from python_backends.engine.torch_engine import TorchEngine
 from tests.cpu.tiny_models import Serving, TinyModel, random_requests
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from python_backends.engine.decode_step import bucket_sizes
-from python_backends.engine.slot_state import SlotState
+from python_backends.engine.forward.decode_step import bucket_sizes
+from python_backends.engine.slots.slot_state import SlotState
 from python_backends.request import ModelLimits
 from tests.cpu.tiny_models import Serving, TinyModel, random_requests
 

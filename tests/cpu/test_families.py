@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from python_backends.config import EngineSettings, ModelSettings, Settings
-from python_backends.engine.families import FAMILIES
+from python_backends.engine.model.families import FAMILIES
+from python_backends.engine.model.weights import head_order
 from python_backends.engine.torch_engine import TorchEngine
-from python_backends.engine.weights import head_order
 from python_backends.request import Ids, Request, Sampling
 from tests.cpu.tiny_models import RELATIVES, TINY, VOCABULARY, Agreement, Serving, TinyModel, build, generate, random_requests
 

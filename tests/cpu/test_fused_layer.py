@@ -16,9 +16,9 @@ from openvino import opset15 as ops
 from torch import Tensor
 from torch.nn import functional
 
-from python_backends.engine import fused_layer
-from python_backends.engine.description import Activation, Attention, FeedForward, Layer, Linear, Norm, NormKind
-from python_backends.engine.openvino_fused_graph import FusedOperation, fits
+from python_backends.engine.model.description import Activation, Attention, FeedForward, Layer, Linear, Norm, NormKind
+from python_backends.engine.openvino import fused_layer
+from python_backends.engine.openvino.fused_graph import FusedOperation, fits
 from tests.cpu.tiny_models import TINY, Serving, TinyModel, random_requests
 
 HIDDEN, HEADS, GATED, WIDTHS = 160, 96, 224, [96, 32, 64]

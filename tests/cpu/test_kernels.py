@@ -14,7 +14,7 @@ CASES = """
 import torch
 from benchmarks import gpu_checks
 from benchmarks.gpu_checks import WINDOWS_AND_CAPS
-from python_backends.engine.description import Heads
+from python_backends.engine.model.description import Heads
 
 for window, softcap in WINDOWS_AND_CAPS:
     for heads in (Heads(4, 2, 16, 0.25), Heads(6, 1, 24, 0.2)):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from python_backends.engine.sampler import (
+from python_backends.engine.slots.sampler import (
     CANDIDATES,
     Draws,
     Restrictions,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from python_backends.engine.slot_state import SlotState
+from python_backends.engine.slots.slot_state import SlotState
 from python_backends.request import Finish, ModelLimits, Sampling
 from python_backends.step import Admit, Grow, Release
 

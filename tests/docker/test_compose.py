@@ -51,7 +51,7 @@ def test_it_runs_without_rights_on_a_read_only_disk_and_is_published_on_this_hos
 
 def test_the_image_brings_what_is_compiled(served: Composed) -> None:
     """There is no compiler in it, and nothing could be written."""
-    paths = served.inside(".venv/bin/python -m python_backends.engine.fused_layer").split()
+    paths = served.inside(".venv/bin/python -m python_backends.engine.openvino.fused_layer").split()
     assert [path.rsplit("-", 1)[0] for path in paths] == [f"/gapless/run/compiled/fused-layer-{kind}" for kind in ("tiles", "vectors")]
 
 

@@ -42,6 +42,26 @@ FLOORS = {
     "triton_models": 5,
     "launcher": 5,
 }
+ENGINE_FLOORS = {
+    "padding": 0,
+    "device": 0,
+    "kv_cache": 0,
+    "protocol": 0,
+    "step_end": 0,
+    "step_timer": 0,
+    "trace": 0,
+    "model": 1,
+    "slots": 1,
+    "engine_thread": 1,
+    "forward": 2,
+    "openvino": 2,
+    "tensorrt_llm": 2,
+    "toy_engine": 3,
+    "torch_engine": 3,
+    "openvino_engine": 3,
+    "tensorrt_llm_engine": 3,
+    "kinds": 4,
+}
 ROOMS_OF = {  # libraries that stay in their rooms
     "torch": {"engine"},
     "transformers": {"engine"},
@@ -76,6 +96,7 @@ def imports(path: Path) -> set[str]:
 
 
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+ENGINE_MODULES = [path for path in MODULES if room(path) == "engine" and path != PACKAGE / "engine/__init__.py"]
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -84,6 +105,15 @@ def test_imports_go_downward_only(path: Path) -> None:
         if name.startswith("python_backends."):
             below = name.split(".")[1]
             assert below == room(path) or FLOORS[below] < FLOORS[room(path)] or FLOORS[below] == FLOORS[room(path)] in (0, 5), name
+
+
+@pytest.mark.parametrize("path", ENGINE_MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_within_the_engine_imports_go_downward_only_too(path: Path) -> None:
+    here = path.relative_to(PACKAGE / "engine").parts[0].removesuffix(".py")
+    for name in imports(path):
+        if name.startswith("python_backends.engine."):
+            below = name.split(".")[2]
+            assert below == here or ENGINE_FLOORS[below] < ENGINE_FLOORS[here], name
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tensorrt_llm.manners import manners
 
-from python_backends.engine.request_loop import EngineDeadError
+from python_backends.engine.tensorrt_llm.request_loop import EngineDeadError
 from python_backends.engine.toy_engine import toy_log_probs
 from python_backends.messages import Cancel
 from python_backends.request import Finish, Sampling

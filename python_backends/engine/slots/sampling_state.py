@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from python_backends.engine.device import sent
-from python_backends.engine.history import NO_TOKEN, BadWords, History
-from python_backends.engine.log_probs import LogProbRows
-from python_backends.engine.penalties import Penalties
-from python_backends.engine.row_index import RowIndex
-from python_backends.engine.sampler import Draws, Restrictions, SamplingRows
-from python_backends.engine.slot_writes import SlotWrites, Target
+from python_backends.engine.slots.history import NO_TOKEN, BadWords, History
+from python_backends.engine.slots.log_probs import LogProbRows
+from python_backends.engine.slots.penalties import Penalties
+from python_backends.engine.slots.row_index import RowIndex
+from python_backends.engine.slots.sampler import Draws, Restrictions, SamplingRows
+from python_backends.engine.slots.slot_writes import SlotWrites, Target
 from python_backends.request import Ids, ModelLimits, Sampling
 from python_backends.step import Admit
 

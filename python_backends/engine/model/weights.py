@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from python_backends.engine import families
-from python_backends.engine.description import Attention, FeedForward, Heads, Layer, Linear, Model, Norm, Rotary
-from python_backends.engine.families import ACTIVATIONS, Family
+from python_backends.engine.model import families
+from python_backends.engine.model.description import Attention, FeedForward, Heads, Layer, Linear, Model, Norm, Rotary
+from python_backends.engine.model.families import ACTIVATIONS, Family
 
 
 def describe(model: Any, declared_tokens: int) -> Model:

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from python_backends.engine.open_request import News, Response, Row, Token
+from python_backends.engine.tensorrt_llm.open_request import News, Response, Row, Token
 from python_backends.step import Admit, Release, SlotFailure, SlotOperation
 
 log = logging.getLogger("gapless.engine")

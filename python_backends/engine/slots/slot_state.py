@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from python_backends.engine.sampler import GREEDY, SamplingRows
-from python_backends.engine.sampling_state import Batch, Column, SamplingState
-from python_backends.engine.slot_writes import SlotWrites, Target
+from python_backends.engine.slots.sampler import GREEDY, SamplingRows
+from python_backends.engine.slots.sampling_state import Batch, Column, SamplingState
+from python_backends.engine.slots.slot_writes import SlotWrites, Target
 from python_backends.request import Finish, Ids, ModelLimits
 from python_backends.step import Admit, Grow, Release, SlotOperation, StepPlan
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from python_backends.engine.description import Layer, Linear
+from python_backends.engine.model.description import Layer, Linear
 
 LARGEST = 127
 

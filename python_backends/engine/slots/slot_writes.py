@@ -39,7 +39,7 @@ class SlotWrites:
         if not waiting:
             return
         if self._kernels:
-            from python_backends.engine.fused_kernels import write  # brings Triton's language
+            from python_backends.engine.slots.write_kernel import write  # brings Triton's language
 
             packed = [_packed(target, targets[target], *values) for target, *values in waiting]
             write(sent(np.concatenate(packed, axis=1), targets[0].device), targets)

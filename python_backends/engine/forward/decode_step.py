@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from python_backends.engine.decoder import Decoder
 from python_backends.engine.device import sent
+from python_backends.engine.forward.decoder import Decoder
+from python_backends.engine.forward.step_batch import StepBatcher
 from python_backends.engine.kv_cache import KVCache
-from python_backends.engine.sampler import GREEDY, sample
-from python_backends.engine.slot_state import SlotState
-from python_backends.engine.step_batch import StepBatcher
+from python_backends.engine.slots.sampler import GREEDY, sample
+from python_backends.engine.slots.slot_state import SlotState
 from python_backends.request import Ids
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
 
-from python_backends.engine.openvino_graph import BLOCK_TOKENS, STEP_INPUTS
+from python_backends.engine.openvino.graph import BLOCK_TOKENS, STEP_INPUTS
 from python_backends.engine.padding import padded
 from python_backends.request import Ids
 from python_backends.step import StepPlan

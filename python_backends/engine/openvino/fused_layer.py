@@ -1,8 +1,8 @@
 """The library with our own operation for OpenVINO's graph (`fused_layer.cpp`): compiled once for each version of what it is made from.
 
 Owns `run/compiled/`. The headers come with OpenVINO's package; without a compiler, or on another processor, the engine serves with
-OpenVINO's operations alone. `python -m python_backends.engine.fused_layer` compiles for every processor that it knows: for an image.
-Called by the OpenVINO engine at its start.
+OpenVINO's operations alone. `python -m python_backends.engine.openvino.fused_layer` compiles for every processor that it knows: for an
+image. Called by the OpenVINO engine at its start.
 """
 
 from __future__ import annotations

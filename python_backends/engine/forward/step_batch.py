@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from python_backends.engine.attention_spans import DecodeGroup, PagedChunks, PagedRows, PrefillSpan, Spans
 from python_backends.engine.device import sent
+from python_backends.engine.forward.attention_spans import DecodeGroup, PagedChunks, PagedRows, PrefillSpan, Spans
 from python_backends.engine.kv_cache import KVCache
 from python_backends.engine.padding import padded
-from python_backends.engine.slot_state import SlotState
+from python_backends.engine.slots.slot_state import SlotState
 from python_backends.request import Ids
 from python_backends.step import StepPlan
 

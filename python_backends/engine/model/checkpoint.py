@@ -17,8 +17,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from python_backends.config import Settings, SettingsError
-from python_backends.engine.families import ACTIVATIONS, FAMILIES, family_of, head_dim, layer_types, num_kv_heads, rope_parameters
 from python_backends.engine.kv_cache import BlockShape
+from python_backends.engine.model.families import ACTIVATIONS, FAMILIES, family_of, head_dim, layer_types, num_kv_heads, rope_parameters
 from python_backends.request import ModelLimits
 
 # Rotary types whose angles don't depend on the request: "dynamic" changes beyond max_position_embeddings only, where nothing is

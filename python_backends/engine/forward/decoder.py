@@ -14,10 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from python_backends.engine.attention import LayerAttention, attend, score_operator
-from python_backends.engine.description import Heads, Layer, Linear, Model, Rotary
-from python_backends.engine.kv_cache import KVCache
-from python_backends.engine.operators import (
+from python_backends.engine.forward.attention import LayerAttention, attend, score_operator
+from python_backends.engine.forward.operators import (
     ACTIVATIONS,
     ResidualNorm,
     Rotation,
@@ -28,8 +26,10 @@ from python_backends.engine.operators import (
     scale_operator,
     softcap_operator,
 )
-from python_backends.engine.projection import Int8Projection, Projection, project
-from python_backends.engine.step_batch import StepBatch
+from python_backends.engine.forward.projection import Int8Projection, Projection, project
+from python_backends.engine.forward.step_batch import StepBatch
+from python_backends.engine.kv_cache import KVCache
+from python_backends.engine.model.description import Heads, Layer, Linear, Model, Rotary
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from python_backends.engine.description import Activation, Attention, Heads, Norm, NormKind
 from python_backends.engine.kv_cache import KVCache
+from python_backends.engine.model.description import Activation, Attention, Heads, Norm, NormKind
 
 Operator = Callable[[Tensor], Tensor]
 Rotation = tuple[Tensor, Tensor]  # cos and sin [tokens, 1, dim]
@@ -47,7 +47,7 @@ class ResidualNorm:
         self.of = norm_operator(norm, dtype)
         self.of_sum: Callable[[Tensor, Tensor, float], Tensor] = self._of_sum  # of x, y and a scale, once scale · y is added to x
         if fused and norm is not None:
-            from python_backends.engine.fused_kernels import add_and_norm  # brings Triton's language
+            from python_backends.engine.forward.fused_kernels import add_and_norm  # brings Triton's language
 
             self.of_sum = partial(add_and_norm, norm=norm)
 
@@ -58,7 +58,7 @@ class ResidualNorm:
 def place_operator(fused: bool) -> PlaceOperator:
     """Rotates queries and keys of qkv [tokens, (heads + 2 kv_heads) · dim], and writes keys and values to their rows of the cache."""
     if fused:
-        from python_backends.engine.fused_kernels import place  # brings Triton's language
+        from python_backends.engine.forward.fused_kernels import place  # brings Triton's language
 
         return place
     return _place
@@ -79,7 +79,7 @@ def rotate(qk: Tensor, cos: Tensor, sin: Tensor) -> None:
 def gate_operator(activation: Activation, fused: bool) -> Operator:
     """[tokens, 2 · width], gates first → activation(gate) · up [tokens, width]."""
     if fused:
-        from python_backends.engine.fused_kernels import gated  # brings Triton's language
+        from python_backends.engine.forward.fused_kernels import gated  # brings Triton's language
 
         return partial(gated, activation=activation)
     operator = ACTIVATIONS[activation]

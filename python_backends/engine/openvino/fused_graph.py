@@ -15,8 +15,8 @@ from openvino import opset15 as ops
 from openvino.utils.node_factory import NodeFactory
 from torch import Tensor
 
-from python_backends.engine.description import Activation, Layer, Linear, Model, Norm, NormKind
-from python_backends.engine.openvino_graph import Graph, Node, floats, output
+from python_backends.engine.model.description import Activation, Layer, Linear, Model, Norm, NormKind
+from python_backends.engine.openvino.graph import Graph, Node, floats, output
 
 TILE, PANEL = 16, 32  # outputs of a weight that lie together: fused_layer.cpp
 

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from python_backends.engine.attention_spans import CHUNK_ROWS, PagedChunks, PagedRows
-from python_backends.engine.description import Heads
+from python_backends.engine.forward.attention_spans import CHUNK_ROWS, PagedChunks, PagedRows
+from python_backends.engine.model.description import Heads
 
 TILE_TOKENS = 64
 LEAST_ROWS = 16  # of a product; fewer query heads are padded

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from python_backends.engine.attention_spans import DecodeGroup, PagedChunks, PagedRows, PrefillSpan, Spans
-from python_backends.engine.description import Heads
+from python_backends.engine.forward.attention_spans import DecodeGroup, PagedChunks, PagedRows, PrefillSpan, Spans
 from python_backends.engine.kv_cache import KVCache
+from python_backends.engine.model.description import Heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ def decode_attention(q: Tensor, group: DecodeGroup | PagedRows, layer: LayerAtte
     """q [rows, heads · dim] of a decode group → the same shape."""
     rows, heads = group.last - group.first, layer.heads
     if isinstance(group, PagedRows):
-        from python_backends.engine.paged_attention import paged_attention  # brings Triton's language
+        from python_backends.engine.forward.paged_attention import paged_attention  # brings Triton's language
 
         return paged_attention(q, cache.blocks[:, layer.index], group, heads, layer.softcap)
     q = q.view(rows, heads.num_kv_heads, heads.group, heads.head_dim)
@@ -47,7 +47,7 @@ def prefill_attention(qkv: Tensor, span: PrefillSpan | PagedChunks, layer: Layer
     """qkv [rows, (heads + 2 kv_heads) · dim] of one chunk, or of all, already written to the cache → [rows, heads · dim]."""
     heads = layer.heads
     if isinstance(span, PagedChunks):
-        from python_backends.engine.paged_attention import chunk_attention  # brings Triton's language
+        from python_backends.engine.forward.paged_attention import chunk_attention  # brings Triton's language
 
         return chunk_attention(qkv, cache.blocks[:, layer.index], span, heads, layer.softcap)
     q, k, v = torch.split(qkv, [heads.query_width, heads.kv_width, heads.kv_width], dim=1)

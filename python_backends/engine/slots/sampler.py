@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from python_backends.engine.log_probs import LogProbRows
-from python_backends.engine.penalties import Penalties, penalized
+from python_backends.engine.slots.log_probs import LogProbRows
+from python_backends.engine.slots.penalties import Penalties, penalized
 
 UNIFORM_BITS = 48  # so that u · total < total in float64 for every u < 1
 CANDIDATES = (64, 1024)  # sizes tried before sorting a whole vocabulary, which costs as much as a small model's step
@@ -128,7 +128,7 @@ def _marked(ids: Tensor, vocabulary: int) -> Tensor:
 def _least_kept(probs: Tensor, limits: Restrictions) -> Tensor:
     """The smallest probability [rows] that stays."""
     if limits.by_kernel:
-        from python_backends.engine.sampling_kernel import least_kept  # brings Triton's language
+        from python_backends.engine.slots.sampling_kernel import least_kept  # brings Triton's language
 
         return least_kept(probs, limits.top_k, limits.top_p, limits.min_p)
     return _least_by_candidates(probs, limits)

@@ -10,7 +10,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
-from python_backends.engine.description import Activation, NormKind
+from python_backends.engine.model.description import Activation, NormKind
 
 
 class Windows(Enum):

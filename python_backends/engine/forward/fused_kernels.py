@@ -1,7 +1,7 @@
-"""What stands between the products of a layer, and between two steps, as kernels in the Triton language: each launch costs on a GPU.
+"""What stands between the products of a layer, as kernels in the Triton language: each launch costs on a GPU.
 
 Each does in one pass what torch's operators do in several, and in float32: `place_operator`, `gate_operator` and `ResidualNorm` of
-`operators` and `SlotWrites` say what that is. Owns nothing; imported only where it runs (`runs_kernels` of `device`), called by these.
+`operators` say what that is. Owns nothing; imported only where it runs (`runs_kernels` of `device`), called by these.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from python_backends.engine.description import Activation, Heads, Norm, NormKind
 from python_backends.engine.kv_cache import KVCache
+from python_backends.engine.model.description import Activation, Heads, Norm, NormKind
 
 HEADS = 16  # of a token in a program
 TILE = 1024  # of a gate's columns in a program
-WRITES = 128  # in a program
 
 
 def place(qkv: Tensor, rotation: tuple[Tensor, Tensor] | None, rows: Tensor, layer: int, cache: KVCache, heads: Heads) -> None:
@@ -65,24 +64,6 @@ def add_and_norm(x: Tensor, y: Tensor, scale: float, norm: Norm) -> Tensor:
         HAS_BIAS=norm.bias is not None,
     )
     return out
-
-
-def write(writes: Tensor, targets: tuple[Tensor, ...]) -> None:
-    """writes [3, n] int64: which of four targets, the place in it, the value; the last target is float32, whose values are bits."""
-    count = writes.shape[1]
-    _write[(triton.cdiv(count, WRITES),)](writes, *targets, count, TILE=WRITES)
-
-
-@triton.jit(do_not_specialize=["count"])  # type: ignore[untyped-decorator]
-def _write(writes, first, second, third, fourth, count, TILE: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803, PLR0913
-    index = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    which = tl.load(writes + index, mask=index < count, other=-1)
-    place = tl.load(writes + count + index, mask=index < count, other=0)
-    value = tl.load(writes + 2 * count + index, mask=index < count, other=0)
-    tl.store(first + place, value, mask=which == 0)
-    tl.store(second + place, value, mask=which == 1)
-    tl.store(third + place, value, mask=which == 2)
-    tl.store(fourth + place, value.to(tl.int32).to(tl.float32, bitcast=True), mask=which == 3)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -1,0 +1,1 @@
+"""What a model is: read from its checkpoint, written down as plain data, with its weights."""

@@ -1,0 +1,1 @@
+"""A described model as an OpenVINO graph, with layers fused by code of our own."""

@@ -1,0 +1,1 @@
+"""What the TensorRT-LLM engine keeps of requests whose steps another engine plans."""
