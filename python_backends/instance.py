@@ -40,6 +40,7 @@ from python_backends.text.checkpoint import CheckpointError, read_checkpoint
 from python_backends.text.detokenizer import Detokenizer
 from python_backends.text.door import open_door
 from python_backends.time_slice import take_usual_turns
+from python_backends.warm_up import warm_up
 
 log = logging.getLogger("gapless.instance")
 
@@ -178,7 +179,10 @@ def build(settings: Settings) -> tuple[SlotScheduler, Engine]:
     if engine.plans_steps:
         reserve = reserve_likely if settings.tensorrt_llm.capacity == "max_utilization" else reserve_max_tokens
         return SelfPlannedScheduler(limits, settings.engine.token_budget, settings.scheduling, reserve), engine
-    return SlotScheduler(limits, settings.engine.token_budget, settings.scheduling), engine
+    schedulers = partial(SlotScheduler, limits, settings.engine.token_budget, settings.scheduling)
+    if settings.engine.kind != "toy":
+        warm_up(engine, schedulers())
+    return schedulers(), engine
 
 
 def check_texts(settings: Settings) -> None:

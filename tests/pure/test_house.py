@@ -36,6 +36,7 @@ FLOORS = {
     "streams": 2,
     "heartbeat": 2,
     "held_tokens": 2,
+    "warm_up": 2,
     "instance": 3,
     "static_mode": 3,
     "learner": 3,

@@ -111,7 +111,7 @@ class StepBatcher:
         made: dict[int | None, Spans] = {}
         tiles = self._tiles(plan) if self._chunk_rows and len(plan.tokens) else None
         for window in self._windows:
-            effective = None if window is None or window >= longest else window
+            effective = window if self._is_paged or (window is not None and window < longest) else None  # a kernel of its own for each
             if effective not in made:
                 decodes = self._decodes(table, positions, starts, effective)
                 prefills = self._prefills(plan, effective) if tiles is None else self._chunks_of(plan, tiles, effective)

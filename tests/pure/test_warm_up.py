@@ -1,0 +1,65 @@
+"""An engine's first steps: every kind of step is among them, and nothing of them is left for those who come."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.recorded_engine import RecordedEngine
+from python_backends.config import EngineSettings, ModelSettings, Settings
+from python_backends.engine.toy_engine import ToyEngine, toy_answer
+from python_backends.request import Request, Sampling
+from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.step import Admit, Release, StepPlan
+from python_backends.warm_up import GREEDY, warm_up
+
+
+def warm(**engine: int) -> RecordedEngine:
+    model = ModelSettings(max_model_tokens=engine.pop("max_model_tokens", 64))
+    toy = ToyEngine(Settings(model=model, engine=EngineSettings(kind="toy", block_tokens=4, **engine)))
+    recorded = RecordedEngine(toy, toy.limits)
+    warm_up(recorded, SlotScheduler(toy.limits, token_budget=128))
+    return recorded
+
+
+def samplings(plan: StepPlan, running: dict[int, Sampling]) -> list[Sampling]:
+    for operation in plan.operations:
+        if isinstance(operation, Admit):
+            running[operation.slot] = operation.sampling
+        elif isinstance(operation, Release):
+            del running[operation.slot]
+    return list(running.values())
+
+
+def test_there_are_prompts_and_decodes_drawn_and_greedy() -> None:
+    running: dict[int, Sampling] = {}
+    kinds = set()
+    for plan in warm(slots=4).plans:
+        drawn = any(sampling.temperature > 0 for sampling in samplings(plan, running))
+        kinds.add((bool(len(plan.tokens)), bool(plan.num_decodes), drawn))
+    assert kinds >= {(True, False, True), (False, True, True), (False, True, False)}
+
+
+@pytest.mark.parametrize("limits", [{"slots": 4}, {"slots": 1}, {"slots": 2, "kv_blocks": 3, "max_model_tokens": 12}])
+def test_a_slot_whose_sampling_looks_back_is_released(limits: dict[str, int]) -> None:
+    """The last release waits for the next step, which nobody plans any more."""
+    running: dict[int, Sampling] = {}
+    for plan in warm(**limits).plans:
+        left = samplings(plan, running)
+    assert left == [GREEDY]
+
+
+def test_a_model_of_a_single_token_more_than_its_prompt_is_warmed_up_too() -> None:
+    assert warm(slots=2, max_model_tokens=2).plans
+
+
+def test_those_who_come_are_answered_as_if_nothing_had_been() -> None:
+    engine = warm(slots=2)
+    scheduler = SlotScheduler(engine.limits, token_budget=128)
+    prompt, sampling = np.zeros(32, np.int32), Sampling(8)  # that of the made-up requests
+    scheduler.submit(Request(0, prompt, sampling), np.zeros(0, np.int32))
+    tokens: list[int] = []
+    while (plan := scheduler.plan()) is not None:
+        engine.launch(plan)
+        tokens += scheduler.apply(plan, engine.collect()).tokens.tolist()
+    assert tokens == toy_answer(prompt, sampling, engine.limits.vocab_size)
