@@ -12,6 +12,7 @@ import sysconfig
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,7 @@ import numpy as np
 from benchmarks.gpu_clients import Clients, jobs_of
 from benchmarks.gpu_model import Measured
 from benchmarks.gpu_report import Figure, LeftOutError
-from benchmarks.http_streams import HttpStreams
+from benchmarks.http_streams import EnsembleStreams
 from benchmarks.peer_models import text_of
 from benchmarks.peer_work import Job, Timing, Work, free_port
 from benchmarks.peer_workers.transformers_continuous import ContinuousBatching
@@ -70,22 +71,20 @@ def online(measured: Measured) -> Iterator[Figure]:
 def triton(measured: Measured) -> Iterator[Figure]:
     served = Served(measured)
     try:
-        streams = HttpStreams(
-            served.port,
-            "/v2/models/ensemble/generate_stream",
-            QUICK_REQUESTS if measured.quick else NUM_REQUESTS,
-            lambda event: len(event["text_output"]) // measured.letters,
-            lambda event: "finish_reason" in event,
-        )
-        for shape in shapes_of(measured):
-            for paced in (False, True):
-                jobs, due_s = work_of(measured, shape, paced)
-                bodies = [
-                    {"text_input": text_of(job.prompt, measured.letters), "max_tokens": job.max_tokens, "stream": True} for job in jobs
-                ]
-                yield from figures("online, through Triton", measured, shape, paced, streams.run(bodies, due_s))
+        count = QUICK_REQUESTS if measured.quick else NUM_REQUESTS
+        streams = EnsembleStreams(served.port, count, lambda event: len(event["text_output"]) // measured.letters)
+        with closing(streams):
+            yield from _through_triton(measured, streams)
     finally:
         served.stop()
+
+
+def _through_triton(measured: Measured, streams: EnsembleStreams) -> Iterator[Figure]:
+    for shape in shapes_of(measured):
+        for paced in (False, True):
+            jobs, due_s = work_of(measured, shape, paced)
+            texts = [text_of(job.prompt, measured.letters) for job in jobs]
+            yield from figures("online, through Triton", measured, shape, paced, streams.ask(texts, Work(jobs, len(jobs)), due_s))
 
 
 def transformers(measured: Measured) -> Iterator[Figure]:

@@ -36,6 +36,12 @@ class HttpStreams:
             self._ready.register(connection, selectors.EVENT_READ)
         self.num_events = 0
 
+    def close(self) -> None:
+        """A server that is told to end waits for clients that are still connected."""
+        self._ready.close()
+        for connection in (*self._free, *self._asked):
+            connection.close()
+
     def run(self, bodies: Sequence[Event], due_s: Sequence[float] | None = None) -> list[Timing]:
         """Submits each as soon as a connection is free, or so long after the start as `due_s` says, if that is later."""
         timings: list[Timing] = []
@@ -89,7 +95,6 @@ class EnsembleStreams(HttpStreams):
             port, "/v2/models/ensemble/generate_stream", num_connections, num_tokens, lambda event: "finish_reason" in event
         )
 
-    def ask(self, texts: Sequence[str], work: Work) -> list[Timing]:
-        return self.run(
-            [{"text_input": text, "max_tokens": job.max_tokens, "stream": True} for text, job in zip(texts, work.jobs, strict=True)]
-        )
+    def ask(self, texts: Sequence[str], work: Work, due_s: Sequence[float] | None = None) -> list[Timing]:
+        asks = zip(texts, work.jobs, strict=True)
+        return self.run([{"text_input": text, "max_tokens": job.max_tokens, "stream": True} for text, job in asks], due_s)

@@ -155,6 +155,7 @@ def measure(directory: Path, dtype: str, rounds: int, work: Work, overrides: dic
         served = Gapless(**settings)
         stack.callback(served.stop)
         ensemble = EnsembleStreams(served.http_port, work.in_flight, lambda event: bool(event["text_output"]))
+        stack.callback(ensemble.close)
         if loaded.engine_gives_way:
             keep_off()  # as Triton does: a client elsewhere would take nothing of the loop's processor
         for number in range(rounds + 1):

@@ -28,4 +28,5 @@ class Engine:
         return self._streams.ask([text_of(job.prompt) for job in work.jobs], work)
 
     def close(self) -> None:
+        self._streams.close()
         self._served.stop()

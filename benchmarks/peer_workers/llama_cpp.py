@@ -49,6 +49,7 @@ class Engine:
         return self._streams.run([{"prompt": job.prompt, "n_predict": job.max_tokens, **always} for job in work.jobs])
 
     def close(self) -> None:
+        self._streams.close()
         self._process.terminate()
         self._process.wait()
 
