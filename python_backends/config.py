@@ -84,6 +84,7 @@ class StreamSettings:
     probe_ms: float = 250.0
     first_chunk_ms: float = 500.0
     max_unacknowledged: int = 32
+    max_in_flight: int = 128
     dead_after_s: float = 10.0
 
 
@@ -204,6 +205,7 @@ _RANGES = {
     "streams.sender_load": (0.0001, 1.0),
     "streams.probe_ms": (10.0, 10_000.0),
     "streams.max_unacknowledged": (1, 4096),
+    "streams.max_in_flight": (1, 65536),
     "streams.dead_after_s": (1.0, 3600.0),
     "limits.default_max_tokens": (1, 1 << 20),
     "limits.max_prompt_bytes": (1, 1 << 30),

@@ -13,6 +13,7 @@ from python_backends.messages import pack
 from python_backends.request import Feedback, Idle
 
 FEEDBACK_EVERY_S = 0.1
+MOST_HELD = 32
 
 
 class FeedbackEnd:
@@ -30,11 +31,15 @@ class FeedbackEnd:
         self._sent_s = 0.0
 
     def send(self, *feedback: Feedback | Idle, can_wait: bool = False) -> None:
-        """With what was held before it, in order. What can wait is held if something went out within the last FEEDBACK_EVERY_S."""
+        """With what was held before it, in order. What can wait is held if something went out within the last FEEDBACK_EVERY_S.
+
+        Of much that waits the scheduler model is told sooner: it sends no more while so much of it is not confirmed.
+        """
         with self._lock:
             self._held += feedback
             now_s = time.monotonic()
-            if self._held and not (can_wait and now_s - self._sent_s < FEEDBACK_EVERY_S):
+            waits = can_wait and now_s - self._sent_s < FEEDBACK_EVERY_S and len(self._held) < MOST_HELD
+            if self._held and not waits:
                 self._socket.send(pack(tuple(self._held)))
                 self._held, self._sent_s = [], now_s
 

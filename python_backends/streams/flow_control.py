@@ -1,10 +1,13 @@
-"""Windows that the detokenizer has not confirmed: how many a stream may have, when one is lost, and when a quiet stream is probed.
+"""Windows that the detokenizer has not confirmed: how many there may be, when one is lost, and when a quiet stream is probed.
 
 Windows of a client that has left are no longer dispatched, and those inside a detokenizer that dies are lost: either way nobody
-confirms them, while younger ones of others are. Used by the stream table. All times are nanoseconds of one monotonic clock.
+confirms them, while younger ones of others are. The detokenizer takes windows in the order in which they were sent; with more of them
+under way than it needs to be at work, all that they do is wait, and what comes later with them. Used by the stream table. All times are nanoseconds of one monotonic clock.
 """
 
 from __future__ import annotations
+
+from collections import deque
 
 from python_backends.config import StreamSettings
 from python_backends.streams.stream import Stream
@@ -19,8 +22,16 @@ LOOK_AGAIN_NS = S // 4  # at streams with unconfirmed windows, at all of them to
 class FlowControl:
     def __init__(self, settings: StreamSettings) -> None:
         self._max_unacknowledged = settings.max_unacknowledged
+        self._max_in_flight = settings.max_in_flight
         self._probe_ns = int(settings.probe_ms * MS)
         self._last_confirmed_ns = 0  # when the youngest confirmed window was sent
+        self._in_flight_ns: deque[int] = deque()  # when windows were sent that are neither confirmed nor known to be lost, ascending
+
+    def sent(self, stream: Stream, now_ns: int) -> None:
+        """The server has taken the last window of this stream: from now on it may be missed."""
+        if stream.unacked_ns:
+            stream.unacked_ns[-1] = now_ns
+            self._in_flight_ns.append(now_ns)
 
     def confirmed(self, stream: Stream) -> None:
         """The oldest window of this stream."""
@@ -30,6 +41,13 @@ class FlowControl:
     def idle(self, at_ns: int) -> None:
         """Everything that was sent before is confirmed or lost."""
         self._last_confirmed_ns = max(self._last_confirmed_ns, at_ns)
+
+    def room(self, now_ns: int) -> int:
+        """How many windows more may be sent now."""
+        done_ns = max(self._last_confirmed_ns, now_ns - LONG_SILENCE_NS)
+        while self._in_flight_ns and self._in_flight_ns[0] <= done_ns:
+            self._in_flight_ns.popleft()
+        return max(0, self._max_in_flight - len(self._in_flight_ns))
 
     def is_full(self, stream: Stream) -> bool:
         return len(stream.unacked_ns) >= self._max_unacknowledged

@@ -6,6 +6,7 @@ Knows streams by their numbers. Used by the stream table, which looks at nobody 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 
 from python_backends.streams.timers import Timers
 
@@ -15,30 +16,25 @@ class ReadyQueue:
 
     def __init__(self) -> None:
         self._touched: dict[int, None] = {}  # in order
-        self._held: dict[int, None] = {}  # their tokens wait for company
-        self._flush_ns = 0  # when the oldest of these tokens is sent at the latest; 0: none waits
-        self._is_flushed = False  # all tokens are sent with the next look
+        self._held: dict[int, None] = {}  # their tokens wait for company, in order
+        self._flush_ns = 0  # when the oldest of these tokens is due; 0: none waits
+        self._is_flushed = False  # all tokens are due
         self.timers = Timers()  # when a stream is looked at although nothing happened to it
-
-    @property
-    def is_empty(self) -> bool:
-        """Nothing has happened to anybody."""
-        return not self._touched and not self._is_flushed
 
     def touch(self, stream: int) -> None:
         self._touched[stream] = None
 
     def hold(self, stream: int) -> None:
-        """Until tokens are sent the next time."""
+        """Until its tokens are due, and those of whom came before it are sent."""
         self._held[stream] = None
 
     def flush_at(self, when_ns: int) -> None:
-        """Tokens that come now are sent then at the latest, or with those that came before them."""
+        """Tokens that come now are due then at the latest, or with those that came before them."""
         if self._flush_ns == 0:
             self._flush_ns = when_ns
 
     def flush(self) -> None:
-        """Tokens that have come are sent now."""
+        """Tokens that have come are due."""
         self._is_flushed = True
 
     def drop(self, stream: int) -> None:
@@ -46,20 +42,29 @@ class ReadyQueue:
         self._touched.pop(stream, None)
         self._held.pop(stream, None)
 
-    def take(self, now_ns: int) -> tuple[Iterable[int], bool]:
-        """Each of those to be looked at once, and whether tokens that waited are to be sent."""
-        flush = self._is_flushed or now_ns >= self._flush_ns
+    def take(self, now_ns: int) -> Iterable[int]:
+        """Each of those to be looked at once: something happened to them, or their time has come."""
         taken, self._touched = self._touched, {}
-        taken |= dict.fromkeys(self.timers.pop_due(now_ns))
-        if flush:
-            taken |= self._held
-            self._is_flushed, self._flush_ns, self._held = False, 0, {}
-        return taken, flush
+        return taken | dict.fromkeys(self.timers.pop_due(now_ns))
 
-    def next_ns(self, otherwise_ns: int) -> int:
-        """When somebody is to be looked at if nothing happens, at the latest `otherwise_ns`."""
+    def take_held(self, now_ns: int, room: int) -> list[int]:
+        """Those whose tokens are due, at most `room`; who has waited longest is the first."""
+        if not self._is_flushed and now_ns < self._flush_ns:
+            return []
+        taken = list(islice(self._held, room))
+        for stream in taken:
+            del self._held[stream]
+        self._is_flushed, self._flush_ns = bool(self._held), 0
+        return taken
+
+    def next_ns(self, otherwise_ns: int, has_room: bool) -> int:
+        """When somebody is to be looked at if nothing happens, at the latest `otherwise_ns`; 0: now."""
+        if self._touched:
+            return 0
         wake = self.timers.next_ns(otherwise_ns)
-        return min(wake, self._flush_ns) if self._held else wake
+        if not self._held or not has_room:
+            return wake
+        return 0 if self._is_flushed else min(wake, self._flush_ns)
 
     def check_integrity(self, streams: set[int]) -> None:
         """Raises AssertionError."""

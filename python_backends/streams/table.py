@@ -138,8 +138,8 @@ class StreamTable:
     def handed_over(self, request_id: int) -> None:
         """The server has taken the last window of this stream: from now on it may be missed."""
         stream = self._streams.get(request_id)
-        if stream is not None and stream.unacked_ns:
-            stream.unacked_ns[-1] = self._clock()
+        if stream is not None:
+            self._flow.sent(stream, self._clock())
 
     def instance_ready(self) -> None:
         self._submissions.instance_ready()
@@ -177,18 +177,19 @@ class StreamTable:
     def due(self) -> list[Outgoing]:
         """The responses that are to be sent now; every stream that has ended leaves the table here."""
         now = self._clock()
-        numbers, flush = self._ready.take(now)
-        outgoing = [out for number in numbers if (out := self._look_at(self._streams[number], now, flush)) is not None]
+        outgoing = [out for number in self._ready.take(now) if (out := self._look_at(self._streams[number], now)) is not None]
+        room = max(0, self._flow.room(now) - len(outgoing))
+        outgoing += [out for number in self._ready.take_held(now, room) if (out := self._news_of(self._streams[number], now)) is not None]
         outgoing.sort(key=lambda out: not out.is_urgent)
         self._metrics.sent(len(outgoing))
         return outgoing
 
     def wait_s(self) -> float:
         """How long nothing will be due if nothing comes in."""
-        if not self._submissions.is_told or not self._ready.is_empty:
+        if not self._submissions.is_told:
             return 0.0
         now = self._clock()
-        return max(0, self._ready.next_ns(now + MAX_WAIT_NS) - now) / S
+        return max(0, self._ready.next_ns(now + MAX_WAIT_NS, self._flow.room(now) > 0) - now) / S
 
     def check_integrity(self) -> None:
         """Re-derives from the streams what is kept beside them. Raises AssertionError."""
@@ -224,17 +225,32 @@ class StreamTable:
         stream.end(finish, num_tokens)
         self._ready.touch(stream.request_id)
 
-    def _look_at(self, stream: Stream, now: int, flush: bool) -> Outgoing | None:
-        """The response that is due for a stream, if any; sees to it that the stream is looked at again."""
-        outgoing = self._due(stream, now, flush)
+    def _look_at(self, stream: Stream, now: int) -> Outgoing | None:
+        """The response that is due for a stream by itself, if any; sees to it that the stream is looked at again."""
+        outgoing = self._due(stream, now)
         if outgoing is not None and outgoing.final:
             return outgoing
-        if stream.has_news and stream.is_followed and not self._flow.is_full(stream):
+        if self._may_follow(stream):
             self._ready.hold(stream.request_id)
-        self._ready.timers.set(stream.request_id, self._flow.wake_ns(stream, now, len(self._streams)))
+        self._look_again(stream, now)
         return outgoing
 
-    def _due(self, stream: Stream, now: int, flush: bool) -> Outgoing | None:
+    def _look_again(self, stream: Stream, now: int) -> None:
+        self._ready.timers.set(stream.request_id, self._flow.wake_ns(stream, now, len(self._streams)))
+
+    def _may_follow(self, stream: Stream) -> bool:
+        """Whether it has tokens that somebody would read now."""
+        return stream.has_news and stream.is_followed and not self._flow.is_full(stream)
+
+    def _news_of(self, stream: Stream, now: int) -> Outgoing | None:
+        """Of a stream whose tokens have waited for company; None if they went out with something else meanwhile."""
+        if not self._may_follow(stream):
+            return None
+        outgoing = Outgoing(stream.request_id, stream.sender, stream.window(now), final=False)
+        self._look_again(stream, now)
+        return outgoing
+
+    def _due(self, stream: Stream, now: int) -> Outgoing | None:
         request = stream.request
         if request.deadline_ns and now >= request.deadline_ns and stream.finish == Finish.RUNNING:
             self._end(stream, Finish.DEADLINE)
@@ -244,7 +260,7 @@ class StreamTable:
             return self._last(stream, now)
         if self._flow.is_full(stream):
             return None
-        if stream.has_news and stream.is_followed and (flush or stream.awaits_first_token):
+        if stream.has_news and stream.is_followed and stream.awaits_first_token:
             return Outgoing(stream.request_id, stream.sender, stream.window(now), final=False)
         return self._probe(stream, now)
 

@@ -27,7 +27,7 @@ from python_backends.streams.table import StreamTable
 from tests.pure.examples import examples
 
 MS, S = 1_000_000, 1_000_000_000
-SETTINGS = StreamSettings(max_open=5, max_queued_tokens=12, max_unacknowledged=3)
+SETTINGS = StreamSettings(max_open=5, max_queued_tokens=12, max_unacknowledged=3, max_in_flight=4)
 WRONG_TOKEN = -1  # says who was dead when it came
 Row = tuple[int, int, int, int, Finish]  # request, epoch, index, token, finish
 
@@ -115,6 +115,7 @@ class StreamStates(RuleBasedStateMachine):
         self.wire: list[Started | list[Row]] = []  # from the instance
         self.inside: list[Inside] = []
         self.late_beat: Idle | None = None
+        self.in_flight_ns: list[int] = []  # when windows were sent, but for those sent before one that has surely been confirmed
 
     # --- clients
 
@@ -240,10 +241,10 @@ class StreamStates(RuleBasedStateMachine):
         """The detokenizer has nothing to do. It may be heard a good while later."""
         self.inside = []
         if self.late_beat is not None:
-            self.table.idle(self.late_beat)
+            self.say_idle(self.late_beat)
         self.late_beat = Idle(self.now_ns) if late else None
         if not late:
-            self.table.idle(Idle(self.now_ns))
+            self.say_idle(Idle(self.now_ns))
 
     @rule(busy_share=st.sampled_from([0.0, 0.5]))
     def measure_load(self, busy_share: float) -> None:
@@ -294,7 +295,8 @@ class StreamStates(RuleBasedStateMachine):
             assert not client.request.deadline_ns or began_ns < client.request.deadline_ns
             assert client.num_known < client.num_tokens, "it has ended"
             num_inside = sum(window.client is client for window in self.inside)
-            if client.is_followed and not (client.may_be_missed or client.may_fail) and num_inside < SETTINGS.max_unacknowledged:
+            has_room = num_inside < SETTINGS.max_unacknowledged and len(self.in_flight_ns) < SETTINGS.max_in_flight
+            if client.is_followed and not (client.may_be_missed or client.may_fail) and has_room:
                 waits = client.num_known > len(client.tokens)
                 assert not waits or (client.tokens and began_ns < client.news_ns + SETTINGS.coalescing_ms * MS)
 
@@ -314,7 +316,7 @@ class StreamStates(RuleBasedStateMachine):
             self.take(news)
         self.wire = [[self.next_row(number) for number in list(self.lives)]]
         self.detokenize(len(self.inside))
-        self.table.idle(Idle(self.now_ns))
+        self.say_idle(Idle(self.now_ns))
 
     def nothing_is_left(self) -> None:
         while self.turn():
@@ -361,6 +363,7 @@ class StreamStates(RuleBasedStateMachine):
             assert out.window is not None
             client.take(out.window)
             self.table.handed_over(client.number)
+            self.in_flight_ns.append(self.now_ns)
             reached = out.window.start + len(out.window.tokens)
             self.inside.append(Inside(client, out.window.start, reached, self.now_ns))
 
@@ -416,8 +419,17 @@ class StreamStates(RuleBasedStateMachine):
     def confirm(self, window: Inside) -> None:
         client = window.client
         found = client.stop_at if window.start < client.stop_at <= window.reached else 0
+        if client.is_open and not client.may_be_missed:
+            self.are_done(window.taken_ns)
         self.table.feedback(Feedback(client.number, window.reached, found))
         client.told_to_stop |= bool(found) and client.is_open
+
+    def say_idle(self, idle: Idle) -> None:
+        self.table.idle(idle)
+        self.are_done(idle.at_ns)
+
+    def are_done(self, until_ns: int) -> None:
+        self.in_flight_ns = [sent_ns for sent_ns in self.in_flight_ns if sent_ns > until_ns]
 
     def begin_another_life(self, client: Client) -> None:
         client.epoch += 1

@@ -47,6 +47,8 @@ class House:
         self.post()
         for outgoing in self.table.due():
             self.sent.setdefault(outgoing.sender, []).append(outgoing)
+            if not outgoing.final:
+                self.table.handed_over(outgoing.request_id)
         self.post()
 
     def post(self) -> None:
@@ -289,6 +291,61 @@ def test_a_slow_reader_gets_its_tokens_in_fewer_and_larger_windows() -> None:
     house.table.feedback(Feedback(1, 1))
     house.turn()
     assert house.received(1) == list(range(50, 60))
+
+
+def crowd(*numbers: int, **options: Any) -> House:
+    """Streams that have each got their first token, all confirmed."""
+    house = House(options)
+    house.table.instance_ready()
+    for number in numbers:
+        house.accept(number)
+        house.tokens((number, 0, 0, 50, Finish.RUNNING))
+        house.turn(ms=1)
+    for number in numbers:
+        house.table.feedback(Feedback(number, 1))
+    house.turn()
+    return house
+
+
+def test_a_crowd_sends_no_more_windows_than_keep_the_detokenizer_at_work() -> None:
+    house = crowd(1, 2, 3, max_in_flight=2)
+    for index in range(1, 4):
+        house.tokens(*((number, 0, index, 50 + index, Finish.RUNNING) for number in (1, 2, 3)))
+        house.turn(ms=1)
+    assert [house.received(number) for number in (1, 2, 3)] == [[50, 51], [50, 51], [50]]
+    assert house.table.wait_s() > 0, "until a window is confirmed nothing is to be done"
+
+
+def test_who_has_waited_longest_is_the_first_for_whom_there_is_room() -> None:
+    house = crowd(1, 2, 3, max_in_flight=1)
+    for index in range(1, 4):
+        house.tokens(*((number, 0, index, 50 + index, Finish.RUNNING) for number in (1, 2, 3)))
+        house.turn(ms=1)
+        house.table.feedback(Feedback(index, 1 + index))
+        house.turn(ms=1)
+    assert [len(house.received(number)) for number in (1, 2, 3)] == [4, 2, 3]
+
+
+def test_first_and_last_tokens_need_no_room() -> None:
+    house = crowd(1, 2, max_in_flight=1)
+    house.tokens((1, 0, 1, 51, Finish.RUNNING))
+    house.turn(ms=1)
+    house.accept(3)
+    house.tokens((2, 0, 1, 51, Finish.STOP), (3, 0, 0, 50, Finish.RUNNING))
+    house.turn(ms=1)
+    assert [house.received(number) for number in (1, 2, 3)] == [[50, 51], [50, 51], [50]]
+
+
+def test_a_window_that_is_lost_takes_no_room_once_the_detokenizer_has_nothing_to_do() -> None:
+    house = crowd(1, 2, max_in_flight=1)
+    house.tokens((1, 0, 1, 51, Finish.RUNNING))
+    house.turn(ms=1)
+    house.tokens((2, 0, 1, 51, Finish.RUNNING))
+    house.turn(ms=1)
+    assert house.received(2) == [50]
+    house.table.idle(Idle(house.now_ns))
+    house.turn()
+    assert house.received(2) == [50, 51]
 
 
 def test_a_lone_client_whose_window_is_lost_is_gone_once_the_detokenizer_has_nothing_to_do() -> None:
