@@ -179,7 +179,8 @@ class StreamTable:
         now = self._clock()
         outgoing = [out for number in self._ready.take(now) if (out := self._look_at(self._streams[number], now)) is not None]
         room = max(0, self._flow.room(now) - len(outgoing))
-        outgoing += [out for number in self._ready.take_held(now, room) if (out := self._news_of(self._streams[number], now)) is not None]
+        held = self._ready.take_held(now, room)
+        outgoing += [out for number in held if (out := self._news_of(self._streams[number], now)) is not None]
         outgoing.sort(key=lambda out: not out.is_urgent)
         self._metrics.sent(len(outgoing))
         return outgoing
