@@ -1,0 +1,133 @@
+"""How many streams Triton carries: an engine as fast as one on a GPU, which computes nothing, by itself and through the ensemble.
+
+    python benchmarks/many_streams.py --json benchmarks/results/many_streams.json
+
+Streams come all at once, each with 200 prompt tokens and an answer of 200; the toy engine takes as long for a step as `--streams` says,
+by default what weights and KV of 8 billion parameters in bfloat16 take to be read at 4 TB/s. `instance`: the instance process, its loop
+driven over its own wire; `ensemble`: the whole way through Triton, streaming over HTTP, the client on the same processors. Pieces are
+responses with text; a stream's tokens go out together when Triton is at its limit, and the engine must not wait for them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.http_streams import EnsembleStreams
+from benchmarks.peer_work import Job, Timing, Work
+from benchmarks.results_file import write_result
+from benchmarks.triton_cost import Instance
+from python_backends.config import ROOT, load
+from tests.server.serving import Gapless
+
+STREAMS = "16:4.5,64:6,256:12,512:20"
+QUICK_STREAMS, QUICK_TOKENS = "4:5", 20
+NUM_TOKENS = 200  # of a prompt, and of an answer
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    mode: str
+    streams: int
+    step_ms: float
+    tok_s: float
+    ttft_p50_ms: float
+    pieces_s: float
+    between_pieces_p50_ms: float
+    between_pieces_p99_ms: float
+
+
+def row_of(mode: str, streams: int, step_ms: float, work: Work, timings: list[Timing]) -> Row:
+    wall_s = max(timing.ended for timing in timings) - min(timing.submitted for timing in timings)
+    first_ms = [(timing.tokens[0] - timing.submitted) * 1e3 for timing in timings]
+    between_ms = np.concatenate([np.diff(timing.tokens) for timing in timings]) * 1e3
+    p50, p99 = np.percentile(between_ms, [50, 99])
+    tokens, pieces = sum(job.max_tokens for job in work.jobs), sum(len(timing.tokens) for timing in timings)
+    figures = tokens / wall_s, float(np.median(first_ms)), pieces / wall_s, float(p50), float(p99)
+    return Row(mode, streams, step_ms, *(round(figure, 1) for figure in figures))
+
+
+def text_of(number: int, job: Job) -> str:
+    """About as long as the job's prompt; no other begins like it."""
+    return f"{number} " + " ".join(str(token) for token in job.prompt)[: 2 * len(job.prompt)]
+
+
+def measure(streams: int, step_ms: float, num_tokens: int, rounds: int) -> list[Row]:
+    settings = {
+        "engine.kind": "toy",
+        "engine.slots": str(streams),
+        "engine.toy_step_ms": str(step_ms),
+        "engine.token_budget": "4096",
+        "streams.max_open": str(max(1024, streams)),
+    }
+    generator, rows = np.random.default_rng(0), []
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory())
+        instance = stack.enter_context(contextlib.closing(Instance(load(ROOT / "gapless.toml", settings), Path(directory))))
+        served = Gapless(**settings)
+        stack.callback(served.stop)
+        ensemble = EnsembleStreams(served.http_port, streams, lambda event: bool(event["text_output"]))
+        stack.callback(ensemble.close)
+        for number in range(rounds + 1):
+            jobs = [Job(generator.integers(100, 1000, num_tokens).tolist(), num_tokens) for _ in range(streams)]
+            work = Work(jobs, streams)
+            bodies = [
+                {"text_input": text_of(place, job), "stream": True, "max_tokens": job.max_tokens, "min_tokens": job.max_tokens}
+                for place, job in enumerate(jobs)
+            ]
+            pair = [
+                row_of(mode, streams, step_ms, work, timings)
+                for mode, timings in (("instance", instance.run(work)), ("ensemble", ensemble.run(bodies)))
+            ]
+            said = ", ".join(f"{row.mode} {row.tok_s:.0f} tokens/s" for row in pair)
+            print(f"{streams} streams, {'round ' + str(number) if number else 'warm-up'}: {said}", flush=True)
+            rows += pair if number else []
+    return rows
+
+
+def medians(rows: list[Row]) -> list[Row]:
+    """One row for each mode, in their order."""
+    found = []
+    for mode in dict.fromkeys(row.mode for row in rows):
+        table = [list(asdict(row).values())[1:] for row in rows if row.mode == mode]
+        streams, *figures = np.median(table, axis=0).round(1).tolist()
+        found.append(Row(mode, int(streams), *figures))
+    return found
+
+
+def cases(text: str) -> list[tuple[int, float]]:
+    """Streams and milliseconds a step: "16:4.5,64:6"."""
+    return [(int(streams), float(step_ms)) for streams, _, step_ms in (case.partition(":") for case in text.split(","))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=cases, help=f"how many at once, each with the milliseconds of a step; default {STREAMS}")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="also write the results here")
+    parser.add_argument("--quick", action="store_true", help="a few short streams, one round: does it run at all?")
+    arguments = parser.parse_args()
+    rounds, num_tokens = (1, QUICK_TOKENS) if arguments.quick else (arguments.rounds, NUM_TOKENS)
+    wanted = arguments.streams or cases(QUICK_STREAMS if arguments.quick else STREAMS)
+    pairs = [medians(measure(streams, step_ms, num_tokens, rounds)) for streams, step_ms in wanted]
+    rows = [row for pair in pairs for row in pair]
+    if arguments.json:
+        write_result(arguments.json, {"rounds": rounds, "rows": [asdict(row) for row in rows]})
+    for instance, ensemble in pairs:
+        share = ensemble.tok_s / instance.tok_s
+        print(f"{instance.streams} streams, steps of {instance.step_ms} ms: through Triton {share:.2f} of the tokens per second")
+    names = list(asdict(rows[0]))
+    for line in (names, ["---"] * len(names), *([str(value) for value in asdict(row).values()] for row in rows)):
+        print("| " + " | ".join(line) + " |")
+
+
+if __name__ == "__main__":
+    main()
