@@ -36,6 +36,7 @@ TINY: dict[str, Any] = {
     "num_key_value_heads": 2,
 }
 MOST_KV_GIB = 80.0
+KEPT_GIB = 28.0  # of the device, for weights, what a step computes, and libraries
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,18 @@ class Measured:
         head_dim = self.shape["hidden_size"] // self.shape["num_attention_heads"]
         return int(2 * 2 * self.shape["num_hidden_layers"] * self.shape["num_key_value_heads"] * head_dim)
 
+    @property
+    def kv_gib(self) -> float:
+        """For KV blocks, at most. A device of 80 GB has 50 left: enough for the online work, whose 512 slots take 48."""
+        import torch
+
+        if self.quick:
+            return 0.05
+        if self.device == "cpu":
+            return MOST_KV_GIB
+        memory_gib = torch.cuda.get_device_properties(self.device).total_memory / 2**30
+        return float(min(MOST_KV_GIB, memory_gib - KEPT_GIB))
+
     def write(self) -> None:
         from transformers import LlamaConfig
 
@@ -79,11 +92,10 @@ class Measured:
         model = ModelSettings(
             str(self.directory), "bfloat16", device=self.device, max_model_tokens=max_model_tokens, random_weights=True
         )
-        kv_gib = 0.05 if self.quick else MOST_KV_GIB
         engine = EngineSettings(
             slots=slots,
             token_budget=token_budget,
-            kv_memory_gib=kv_gib,
+            kv_memory_gib=self.kv_gib,
             steps_ahead=1,
             cuda_graphs=self.cuda_graphs,
             fused_layers=self.fused_layers,

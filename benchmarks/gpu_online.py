@@ -136,7 +136,6 @@ class Served:
         if not wheel.exists() and not Path("/opt/tritonserver").exists():
             raise LeftOutError("no tritonserver here: neither the wheel nvidia-pytriton nor /opt/tritonserver")
         self.port = free_port()
-        kv_gib = 0.05 if measured.quick else 80.0
         settings = {
             "model.directory": measured.directory,
             "model.random_weights": "true",
@@ -145,7 +144,7 @@ class Served:
             "model.max_model_tokens": 64 if measured.quick else MAX_TOKENS,
             "engine.slots": slots_of(measured),
             "engine.token_budget": TOKEN_BUDGET,
-            "engine.kv_memory_gib": kv_gib,
+            "engine.kv_memory_gib": measured.kv_gib,
             "engine.cuda_graphs": measured.cuda_graphs,
             "engine.fused_layers": str(measured.fused_layers).lower(),
             "server.http_port": self.port,
