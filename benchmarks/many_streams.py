@@ -1,11 +1,12 @@
-"""How many streams Triton carries: an engine as fast as one on a GPU, which computes nothing, by itself and through the ensemble.
+"""How many streams Triton carries: an engine that computes nothing and is as quick as a GPU, by itself and through the ensemble.
 
     python benchmarks/many_streams.py --json benchmarks/results/many_streams.json
 
 Streams come all at once, each with 200 prompt tokens and an answer of 200; the toy engine takes as long for a step as `--streams` says,
-by default what weights and KV of 8 billion parameters in bfloat16 take to be read at 4 TB/s. `instance`: the instance process, its loop
-driven over its own wire; `ensemble`: the whole way through Triton, streaming over HTTP, the client on the same processors. Pieces are
-responses with text; a stream's tokens go out together when Triton is at its limit, and the engine must not wait for them.
+by default 4.5 to 20 ms: up to 25,600 tokens/s, where TensorRT-LLM publishes 10,121 for 8 billion parameters on an H200. `instance`: the
+instance process, its loop driven over its own wire; `ensemble`: the whole way through Triton, streaming over HTTP, the client on the
+same processors. Pieces are responses with text; a stream's tokens go out together when Triton is at its limit, and the engine must not
+wait for them.
 """
 
 from __future__ import annotations
