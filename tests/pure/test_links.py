@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from python_backends.links import FeedbackEnd, InstanceEnd, InstanceLost, InstanceReady, NewSession, SchedulerEnd
+from python_backends.links.feedback import MOST_HELD
 from python_backends.messages import Cancel, Load, Submit
 from python_backends.request import Feedback, ModelLimits, Request, Sampling
 from python_backends.step import Tokens
@@ -169,6 +170,20 @@ def test_feedback_that_can_wait_goes_along_with_the_next_in_order(wires: Wires) 
     while len(heard) < 2:
         heard += wires.hear(scheduler, Feedback)
     assert heard == [Feedback(1, 2), Feedback(1, 3)]
+    detokenizer.close()
+
+
+def test_much_feedback_that_can_wait_does_not(wires: Wires) -> None:
+    scheduler, detokenizer = wires.scheduler(), FeedbackEnd(wires.directory)
+    detokenizer.send(Feedback(1, 1))
+    wires.hear(scheduler, Feedback)
+    words = [Feedback(1, 2 + number) for number in range(MOST_HELD)]
+    for word in words:
+        detokenizer.send(word, can_wait=True)
+    heard: list[Feedback] = []
+    while len(heard) < len(words):
+        heard += wires.hear(scheduler, Feedback)
+    assert heard == words
     detokenizer.close()
 
 
