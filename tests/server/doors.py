@@ -98,7 +98,8 @@ def _break(connection: http.client.HTTPConnection) -> None:
 
 
 def _read(response: http.client.HTTPResponse, outcome: Outcome) -> None:
-    content = response.read().decode()
+    unreadable = "strict" if response.status == 200 else "replace"  # Triton's own errors repeat broken names
+    content = response.read().decode(errors=unreadable)
     lines = [line.removeprefix("data: ") for line in content.splitlines() if line.startswith("data: ")]
     for line in lines or [content]:
         outcome.take(json.loads(line))
