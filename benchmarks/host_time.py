@@ -27,7 +27,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.host_time_loop import QUEUE_SLOTS, ChangingQueue, WaitingStreams, steady_loop
-from benchmarks.results_file import write_result
+from benchmarks.results_file import table, write_result
 
 TURN_STEPS = 10  # of one loop, then of the next
 Case = tuple[str, int, int]  # engine, slots, waiting requests
@@ -80,12 +80,6 @@ def queues(waiting: list[int], steps: int) -> Iterator[Row]:
         yield row_of(what, ("none", QUEUE_SLOTS, max(count, 2 * QUEUE_SLOTS)), "warm", [queue.turn() for _ in range(steps)])
 
 
-def table(rows: list[Row]) -> str:
-    names = list(asdict(rows[0]))
-    lines = [names, ["---"] * len(names), *([str(value) for value in asdict(row).values()] for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slots", default="1,16,64,256,1024")
@@ -104,7 +98,7 @@ def main() -> None:
         rows += queues(waiting, steps)
     if asked.json:
         write_result(asked.json, {"rows": [asdict(row) for row in rows]})
-    print(table(rows))
+    print(table([asdict(row) for row in rows]))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.http_streams import EnsembleStreams
 from benchmarks.peer_work import Job, Timing, Work
-from benchmarks.results_file import write_result
+from benchmarks.results_file import table, write_result
 from benchmarks.triton_cost import Instance
 from python_backends.config import ROOT, load
 from tests.server.serving import Gapless
@@ -125,9 +125,7 @@ def main() -> None:
     for instance, ensemble in pairs:
         share = ensemble.tok_s / instance.tok_s
         print(f"{instance.streams} streams, steps of {instance.step_ms} ms: through Triton {share:.2f} of the tokens per second")
-    names = list(asdict(rows[0]))
-    for line in (names, ["---"] * len(names), *([str(value) for value in asdict(row).values()] for row in rows)):
-        print("| " + " | ".join(line) + " |")
+    print(table([asdict(row) for row in rows]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What every result that is kept begins with: on which machine, with which versions, when, and by which command."""
+"""What every result that is kept begins with: on which machine, with which versions, when, by which command; and rows as a table."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,12 @@ def write_result(path: Path, result: dict[str, Any], device: dict[str, Any] | No
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(depends_on | result, indent=1) + "\n")
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """In Markdown; all rows have the columns of the first."""
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *([str(value) for value in row.values()] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def machine() -> dict[str, Any]:

@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.results_file import write_result
+from benchmarks.results_file import table, write_result
 from benchmarks.scheduling_requests import MAX_TOKENS, Pool, read_pool
 from benchmarks.scheduling_runs import TOKEN_BUDGET, Machine, Served, Steps, Work, serve, simulate
 from python_backends.config import EngineSettings, ModelSettings, SchedulingSettings, Settings
@@ -185,11 +185,6 @@ def check(bench: Bench, most: float) -> list[dict[str, Any]]:
         row, middle = case[0][0], {name: round(float(np.median(ratio)), 3) for name, ratio in ratios.items()}
         found.append({"policy": row.policy, "load": row.load, "arrivals": row.arrivals, **middle})
     return found
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *([str(value) for value in row.values()] for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def draw(path: Path, rows: list[Row]) -> None:

@@ -18,14 +18,13 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.results_file import write_result
+from benchmarks.results_file import table, write_result
 from benchmarks.token_gap_loop import MODES, Recorded, prepare, run
 
 TIMELINE_STEPS = 5
@@ -99,12 +98,6 @@ def draw_timeline(path: Path, before: Recorded, after: Recorded) -> None:
     figure.savefig(path, dpi=120)
 
 
-def table(rows: list[Any]) -> str:
-    names = list(asdict(rows[0]))
-    lines = [names, ["---"] * len(names), *([str(value) for value in asdict(row).values()] for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slots", default="1,16,64,256")
@@ -126,7 +119,7 @@ def main() -> None:
         count = TIMELINE_SLOTS if TIMELINE_SLOTS in slots else slots[0]
         shown = {row.mode: recorded for row, recorded in found if row.slots == count}
         draw_timeline(asked.plot.with_stem(asked.plot.stem + "_timeline"), shown[MODES[0]], shown[MODES[-1]])
-    print(table(rows))
+    print(table([asdict(row) for row in rows]))
 
 
 if __name__ == "__main__":

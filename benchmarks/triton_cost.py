@@ -34,7 +34,7 @@ from benchmarks.peer_engines import TOKEN_BUDGET
 from benchmarks.peer_models import VOCABULARY, make_model
 from benchmarks.peer_process import EngineProcess
 from benchmarks.peer_work import MAX_MODEL_TOKENS, Job, Timing, Work, load_work
-from benchmarks.results_file import write_result
+from benchmarks.results_file import table, write_result
 from python_backends.config import ROOT, Settings, dump, load
 from python_backends.large_pages import with_large_pages
 from python_backends.launcher.process_group import end_group, start_group
@@ -205,13 +205,7 @@ def main() -> None:
     for mode in MODES[:-1]:
         share, more = result[f"tok_s_of_{mode}"], result[f"ttft_p50_ms_more_than_{mode}"]
         print(f"ensemble beside {mode}: {share:.2f} of the tokens per second, first token {more:+.1f} ms")
-    names = list(result["rows"][0])
-    for line in [
-        names,
-        ["---"] * len(names),
-        *([f"{v:.2f}" if isinstance(v, float) else v for v in row.values()] for row in result["rows"]),
-    ]:
-        print("| " + " | ".join(line) + " |")
+    print(table([{name: f"{v:.2f}" if isinstance(v, float) else v for name, v in row.items()} for row in result["rows"]]))
 
 
 if __name__ == "__main__":

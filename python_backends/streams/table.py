@@ -261,7 +261,7 @@ class StreamTable:
             return self._last(stream, now)
         if self._flow.is_full(stream):
             return None
-        if stream.has_news and stream.is_followed and stream.awaits_first_token:
+        if stream.awaits_first_token and self._may_follow(stream):
             return Outgoing(stream.request_id, stream.sender, stream.window(now), final=False)
         return self._probe(stream, now)
 
