@@ -50,7 +50,7 @@ def main() -> int:
             take_short_turns(interrupting=not settings.engine_gives_way)  # the server and its models as well; instances ask otherwise
             processors = keep_off() if settings.engine_gives_way else None
             dump(settings, run_directory / "settings.json")
-            (run_directory / KEY).write_bytes(secrets.token_bytes(16))
+            (run_directory / KEY).write_bytes(secrets.token_bytes(32))
             Supervisor(settings, run_directory, processors).serve()
     except (SettingsError, GiveUpError) as error:
         log.error("%s", error)

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from python_backends.config import ROOT, ServerSettings
+from python_backends.launcher.namesakes import write_namesakes
+from python_backends.launcher.stubs import STUBS
 from python_backends.launcher.triton_files import TritonFiles
 
 STUB_PYTHON = "GAPLESS_STUB_PYTHON"  # names another Python for the stubs, where ours has numpy 2
@@ -29,6 +31,7 @@ def command(
     return [
         str(files.binary),
         f"--model-repository={ROOT / settings.model_repository}",
+        *_namesakes(settings, run_directory),
         f"--backend-directory={files.backends}",
         "--model-control-mode=explicit",
         *(f"--load-model={model}" for model in models),
@@ -60,6 +63,13 @@ def environment(files: TritonFiles, run_directory: Path) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",  # the processors belong to the engine
         "TOKENIZERS_PARALLELISM": "false",
     }
+
+
+def _namesakes(settings: ServerSettings, run_directory: Path) -> list[str]:
+    """None while statistics are open: who reads them, as perf_analyzer, asks for each inner model by its name."""
+    if settings.statistics:
+        return []
+    return ["--model-namespacing=true", f"--model-repository={write_namesakes(STUBS, run_directory / 'namesakes')}"]
 
 
 def _doors(settings: ServerSettings) -> list[str]:

@@ -36,6 +36,16 @@ def says_something(prediction: LengthPrediction) -> bool:
     return len(prediction.quantiles) == len(QUANTILE_LEVELS) and bool(np.isfinite([prediction.mean, *prediction.quantiles]).all())
 
 
+def check_ids(request: Request, delivered: Ids, vocab_size: int) -> None:
+    """Raises ValueError if a token id of the request is not in the vocabulary."""
+    sampling = request.sampling
+    others = np.array([*sampling.stop_ids, *(token for word in sampling.bad_words for token in word)], np.int64)
+    for name, ids in (("the prompt", request.prompt), ("the answer so far", delivered), ("stop ids or bad words", others)):
+        wrong = ids[(ids < 0) | (ids >= vocab_size)]
+        if len(wrong):
+            raise ValueError(f"token id {wrong[0]} in {name}: must be between 0 and {vocab_size - 1}")
+
+
 class SlotScheduler:
     allocator: type[Allocator] = Allocator
 
@@ -98,11 +108,12 @@ class SlotScheduler:
     def submit(self, request: Request, delivered: Ids, epoch: int = 0) -> None:
         """Takes a request that is to go on behind the output tokens `delivered`. The door has checked that it fits the model.
 
-        Raises ValueError if it doesn't after all.
+        Raises ValueError if it doesn't after all: an engine that looked up such a token id would end, and all streams with it.
         """
         num_tokens = len(request.prompt) + len(delivered)
         if num_tokens >= self.limits.max_model_tokens or len(delivered) >= request.sampling.max_tokens:
             raise ValueError(f"one more token than {num_tokens} doesn't fit into {self.limits.max_model_tokens}")
+        check_ids(request, delivered, self.limits.vocab_size)
         self.cancel(request.request_id)  # an earlier life of the same request, if its scheduler had given us up
         sequence = Sequence(request, delivered, self._arrivals, epoch, self._clock())
         self._arrivals += 1

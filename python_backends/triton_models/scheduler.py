@@ -31,7 +31,15 @@ from python_backends.streams.table import StreamTable
 from python_backends.text.detokenizer import context_tokens
 from python_backends.triton_models.metrics_export import MetricsExport
 from python_backends.triton_models.predictor_link import PredictorLink
-from python_backends.triton_models.tensors import Blobs, ForgedError, effective_settings, failure, final, run_directory
+from python_backends.triton_models.tensors import (
+    Blobs,
+    ForgedError,
+    SingleUse,
+    effective_settings,
+    failure,
+    final,
+    run_directory,
+)
 
 if TYPE_CHECKING:
     from python_backends.triton_models.tracing import StreamSpans
@@ -49,6 +57,7 @@ class TritonPythonModel:
         num_processors = len(os.sched_getaffinity(0)) + everything.engine_gives_way  # the loop has one to itself
         settings = replace(settings, sender_load=settings.sender_load * num_processors)  # of one of them
         self._blobs = Blobs()
+        self._single_use = SingleUse()
         self._closing = run_directory() / CLOSING
         self._restarts = RestartsFile(run_directory())
         self._metrics = Metrics()
@@ -78,6 +87,7 @@ class TritonPythonModel:
             sender = request.get_response_sender()
             try:
                 message = self._blobs.message(request, "request", REQUEST)
+                self._single_use.check(message, time.monotonic_ns())
                 if self._spans is not None:
                     self._spans.begin(message.request_id, request)
                 self._arrivals.put((message, sender))

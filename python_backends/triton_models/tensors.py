@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import os
 from pathlib import Path
@@ -13,6 +14,11 @@ import triton_python_backend_utils as pb_utils
 from python_backends.config import Settings, undump
 from python_backends.instance_state import KEY
 from python_backends.messages import Reader, pack
+from python_backends.request import Request
+
+SIGNATURE_BYTES = 16
+VALID_NS = 300 * 10**9  # a request that needs longer from the tokenizer to the scheduler is refused
+NOT_FOR_CLIENTS = "this model is not for clients; ask the model `ensemble`"
 
 RUN_DIRECTORY = "GAPLESS_RUN_DIRECTORY"  # environment variable, set by the launcher
 
@@ -30,15 +36,19 @@ def effective_settings() -> Settings:
 
 
 class Blobs:
-    """Our messages as tensors [1, bytes]. Each begins with a key that only our processes know: clients can call every model of the
-    repository, and nobody but the tokenizer checks what they say.
+    """Our messages as tensors [1, bytes]: a signature of SIGNATURE_BYTES, then the message.
+
+    What a Triton model returns can reach a client, so the tensor holds no secret. The signature is keyed BLAKE2b of the message. Each
+    tensor name has its own key, made from the secret of the run directory: a message of one model is not accepted by another one.
     """
 
     def __init__(self) -> None:
-        self._key = (run_directory() / KEY).read_bytes()
+        self._secret = (run_directory() / KEY).read_bytes()
+        self._keys: dict[str, bytes] = {}  # by tensor name
 
     def tensor(self, name: str, message: Any) -> Any:
-        return pb_utils.Tensor(name, np.frombuffer(self._key + pack(message), np.uint8).reshape(1, -1))
+        data = pack(message)
+        return pb_utils.Tensor(name, np.frombuffer(self._signature(name, data) + data, np.uint8).reshape(1, -1))
 
     def message(self, request: Any, name: str, read: Reader) -> Any:
         """What `read` finds in input `name` of a Triton request. Raises ForgedError if none of our processes wrote it."""
@@ -47,9 +57,33 @@ class Blobs:
     def opened(self, tensor: Any, read: Reader) -> Any:
         """What `read` finds in a tensor. Raises ForgedError."""
         data = tensor.as_numpy().tobytes()
-        if not hmac.compare_digest(data[: len(self._key)], self._key):
-            raise ForgedError("this model is not for clients; ask the model `ensemble`")
-        return read(data[len(self._key) :])
+        signature, data = data[:SIGNATURE_BYTES], data[SIGNATURE_BYTES:]
+        if not hmac.compare_digest(signature, self._signature(tensor.name(), data)):
+            raise ForgedError(NOT_FOR_CLIENTS)
+        return read(data)
+
+    def _signature(self, name: str, data: bytes) -> bytes:
+        if name not in self._keys:
+            self._keys[name] = hashlib.blake2b(name.encode(), key=self._secret).digest()
+        return hashlib.blake2b(data, key=self._keys[name], digest_size=SIGNATURE_BYTES).digest()
+
+
+class SingleUse:
+    """Refuses a request that has come before: a client could have got its message from model `tokenizer` and sent it again."""
+
+    def __init__(self) -> None:
+        self._arrivals_ns: dict[int, int] = {}  # by request id, in order of acceptance
+
+    def __len__(self) -> int:
+        return len(self._arrivals_ns)
+
+    def check(self, request: Request, now_ns: int) -> None:
+        """`now_ns` is of the clock of `arrival_ns`. Raises ForgedError."""
+        if request.request_id in self._arrivals_ns or now_ns - request.arrival_ns > VALID_NS:
+            raise ForgedError(NOT_FOR_CLIENTS)
+        self._arrivals_ns[request.request_id] = now_ns
+        while next(iter(self._arrivals_ns.values())) < now_ns - VALID_NS:
+            del self._arrivals_ns[next(iter(self._arrivals_ns))]
 
 
 def failure(message: str, code: str = "INTERNAL") -> Any:

@@ -271,6 +271,27 @@ def test_a_request_that_does_not_fit_after_all_is_refused_and_costs_nobody_else_
     assert instance.answers[1] == answer(ask)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"prompt": np.array([1, VOCAB], np.int32)},
+        {"prompt": np.array([-1], np.int32)},
+        {"sampling": Sampling(5, stop_ids=(VOCAB,))},
+        {"sampling": Sampling(5, bad_words=((1, 2_000_000_000),))},
+    ],
+)
+def test_a_token_id_outside_the_vocabulary_is_refused_and_others_go_on(model: Path, wrong: dict[str, Any]) -> None:
+    instance = Instance(model)
+    good = request(1, [3, 5, 8])
+    instance.submit(good)
+    with pytest.raises(ValueError, match="must be between 0 and 96"):
+        instance.submit(request(2, [1]).changed(**wrong))
+    with pytest.raises(ValueError, match="answer so far"):
+        instance.submit(request(3, [1]), delivered=(VOCAB,))
+    instance.run()
+    assert instance.answers[1] == answer(good)
+
+
 def test_a_limit_below_the_engines_own_ends_a_sequence_all_the_same(model: Path) -> None:
     instance = Instance(model)
     instance.scheduler = SlotScheduler(instance.engine.limits.changed(max_model_tokens=12))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import queue
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
@@ -142,12 +145,59 @@ def test_grpc_closes_them_too(gapless: Gapless) -> None:
                 knock()
 
 
-@pytest.mark.parametrize(("model", "name"), [("scheduler", "request"), ("detokenizer", "token_window")])
-def test_the_models_behind_the_door_take_nothing_from_clients(gapless: Gapless, model: str, name: str) -> None:
-    status, text = gapless.post(f"/v2/models/{model}/generate", {name: [1] * 40})
-    assert "not for clients" in text
-    assert "python_backends" not in text
-    assert status >= 400
+INNER = {"tokenizer": ("text_input", "BYTES"), "scheduler": ("request", "UINT8"), "detokenizer": ("token_window", "UINT8")}
+
+
+@pytest.mark.parametrize("model", INNER)
+@pytest.mark.parametrize("version", ["", "/versions/1"])
+@pytest.mark.parametrize("verb", ["infer", "generate", "generate_stream"])
+def test_clients_cannot_call_the_models_inside_the_ensemble(gapless: Gapless, model: str, version: str, verb: str) -> None:
+    name, datatype = INNER[model]
+    value: Any = "hello" if datatype == "BYTES" else [1] * 40
+    inputs = [{"name": name, "datatype": datatype, "shape": [1, np.size(value)], "data": [value] if datatype == "BYTES" else value}]
+    status, text = gapless.post(f"/v2/models/{model}{version}/{verb}", {"inputs": inputs} if verb == "infer" else {name: value})
+    assert status == 400
+    assert "2 identifiers" in text
+
+
+@pytest.mark.parametrize("model", INNER)
+def test_grpc_clients_cannot_call_them_either(gapless: Gapless, model: str) -> None:
+    name, datatype = INNER[model]
+    values = np.array([[b"hello"]], object) if datatype == "BYTES" else np.ones((1, 40), np.uint8)
+    given = triton.InferInput(name, values.shape, datatype)
+    given.set_data_from_numpy(values)
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    with triton.InferenceServerClient(f"127.0.0.1:{gapless.grpc_port}") as client:
+        with pytest.raises(triton.InferenceServerException, match="2 identifiers"):
+            client.infer(model, [given])
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        client.async_stream_infer(model, [given])
+        result, error = answers.get(timeout=60)
+        assert result is None
+        assert "2 identifiers" in error.message()
+        client.stop_stream()
+
+
+def test_while_statistics_are_open_no_changed_or_repeated_message_is_taken(toy_model: Path) -> None:
+    """perf_analyzer asks for the inner models by name, so they can be called then."""
+    served = Gapless(**{"model.directory": toy_model, "engine.kind": "toy", "server.statistics": True})
+    try:
+        inputs = [{"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": ["hello"]}]
+        status, text = served.post("/v2/models/tokenizer/infer", {"inputs": inputs})
+        assert status == 200
+        [output] = json.loads(text)["outputs"]
+        message = output["data"]
+        changed = [*message[:-1], message[-1] ^ 1]
+        assert "token_window" in served.post("/v2/models/scheduler/generate_stream", {"request": message})[1]
+        for model, name, data in [
+            ("scheduler", "request", changed),
+            ("scheduler", "request", message),
+            ("detokenizer", "token_window", message),
+        ]:
+            assert "not for clients" in served.post(f"/v2/models/{model}/generate_stream", {name: data})[1]
+        assert served.generate(text_input="hello", max_tokens=5)["status"] == 200
+    finally:
+        assert served.stop() == 0, served.log
 
 
 def test_the_server_listens_on_loopback_only(gapless: Gapless) -> None:

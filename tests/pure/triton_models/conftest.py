@@ -1,0 +1,98 @@
+"""A stand-in for `triton_python_backend_utils`, so that the Triton models can be tested without a server."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from python_backends.config import ModelSettings, Settings, dump
+from python_backends.instance_state import KEY
+from tests.pure.text.checkpoints import TEMPLATE, byte_level_tokenizer, write_checkpoint
+
+PACKAGE = "python_backends.triton_models"
+
+
+@dataclass
+class Tensor:
+    own_name: str
+    values: np.ndarray
+
+    def name(self) -> str:
+        return self.own_name
+
+    def as_numpy(self) -> np.ndarray:
+        return self.values
+
+
+class TritonError(Exception):
+    INVALID_ARG, UNAVAILABLE, INTERNAL = 1, 2, 3
+
+    def __init__(self, message: str, code: int = INTERNAL) -> None:
+        super().__init__(message)
+        self.code = code
+
+    def message(self) -> str:
+        return str(self)
+
+
+@dataclass
+class Response:
+    output_tensors: list[Tensor] = field(default_factory=list)
+    error: TritonError | None = None
+
+
+@dataclass
+class Request:
+    """A Triton request with these inputs; `parameters_` is what HTTP made of unknown fields."""
+
+    inputs_: list[Tensor]
+    parameters_: dict[str, Any] = field(default_factory=dict)
+    timeout_us: int = 0
+
+    def inputs(self) -> list[Tensor]:
+        return self.inputs_
+
+    def parameters(self) -> str:
+        return json.dumps(self.parameters_)
+
+    def timeout(self) -> int:
+        return self.timeout_us
+
+
+def _input(request: Request, name: str) -> Tensor | None:
+    return next((tensor for tensor in request.inputs() if tensor.name() == name), None)
+
+
+@pytest.fixture
+def pb_utils(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    module = ModuleType("triton_python_backend_utils")
+    names = {"Tensor": Tensor, "TritonError": TritonError, "InferenceResponse": Response, "get_input_tensor_by_name": _input}
+    for name, value in {**names, "TRITONSERVER_RESPONSE_COMPLETE_FINAL": 1}.items():
+        setattr(module, name, value)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    yield module
+    for name in [name for name in sys.modules if name.startswith(PACKAGE)]:
+        monkeypatch.delitem(sys.modules, name)  # imported with the stand-in
+
+
+@pytest.fixture
+def run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run directory as the launcher makes it, with the settings of a small model."""
+    directory = tmp_path / "run"
+    directory.mkdir()
+    model = tmp_path / "model"
+    model.mkdir()
+    texts = {"eos_token": "<|end|>", "chat_template": TEMPLATE}
+    write_checkpoint(model, byte_level_tokenizer(), texts, config={"max_position_embeddings": 128, "vocab_size": 448})
+    dump(Settings(model=ModelSettings(str(model))), directory / "settings.json")
+    (directory / KEY).write_bytes(bytes(range(32)))
+    monkeypatch.setenv("GAPLESS_RUN_DIRECTORY", str(directory))
+    return directory
