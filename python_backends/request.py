@@ -154,6 +154,10 @@ class TokenWindow(Noun, frozen=True, eq=False):
     log_probs: LogProbs | None = None  # of the tokens from num_sent on; None: not asked for
     cum_log_prob: float = 0.0  # sum over the first num_sent tokens
 
+    @property
+    def is_probe(self) -> bool:
+        return self.finish == Finish.RUNNING and self.start + len(self.tokens) <= self.num_sent
+
 
 class Feedback(Noun, frozen=True):
     """What the detokenizer tells the scheduler of one window it has dealt with."""
@@ -163,12 +167,14 @@ class Feedback(Noun, frozen=True):
     stopped_at: int = 0  # output tokens up to and with the one that completed a stop word; 0: none did
     gone: bool = False  # the client has cancelled or hung up
     answered: bool = False  # a chunk went out to it
+    error: str = ""  # the window could not be answered, for this reason
 
 
 class Idle(Noun, frozen=True):
     """The detokenizer had nothing to do at this time, nor for a while before: what it was sent long before will not come any more."""
 
     at_ns: int  # of the host's monotonic clock
+    began_ns: int = 0  # same clock: when this detokenizer was started
 
 
 class ModelLimits(Noun, frozen=True):

@@ -21,6 +21,7 @@ from python_backends.launcher.stubs import PREDICTOR, STUBS
 from python_backends.launcher.triton_server import TritonServer
 from python_backends.metrics import EXPORT_EVERY_S
 from python_backends.restarts import RestartsFile
+from python_backends.streams.flow_control import CONFIRM_NS
 
 log = logging.getLogger("gapless")
 
@@ -155,8 +156,8 @@ class Supervisor:
         while (is_open := self._server.may_have_open_requests(now_s)) and time.monotonic() < end_s and self._signals == signals:
             self._instance.heal()
             time.sleep(WATCH_EVERY_S)
-        (self._run_directory / CLOSING).touch()  # what is open still gets its last answer
-        time.sleep(PASSING_S + is_open * EXPORT_EVERY_S)
+        (self._run_directory / CLOSING).touch()  # what is open still gets its text so far and an error
+        time.sleep(PASSING_S + is_open * (EXPORT_EVERY_S + CONFIRM_NS / 1e9))
 
     def _stop(self) -> None:
         self._pulse.stop()

@@ -15,49 +15,89 @@ from python_backends.streams.stream import Stream
 
 MS = 1_000_000
 S = 1_000_000_000
-SILENCE_NS = S // 2  # a window sent so long before a confirmed one, or before the detokenizer had nothing to do, is lost
-LONG_SILENCE_NS = 30 * S  # one that is unconfirmed for so long is, whatever others see
+SILENCE_NS = S // 2  # a window sent this long before a confirmed one is lost
+LONG_SILENCE_NS = 30 * S  # a window that is unconfirmed for this long is lost, whatever is known of others
 LOOK_AGAIN_NS = S // 4  # at streams with unconfirmed windows, at all of them together
+IDLE_NS = S // 5  # the detokenizer says that it is idle after this time without a window
+PAUSE_NS = 2 * S  # the streams thread looks at the table once a second: after a longer time it, or the machine, stood still
+CONFIRM_NS = S  # an error waits this long at most for the windows before it
+PROBE_SHARE = 4  # at most one window of four that are under way is a probe
+ANSWER_EVERY_NS = S // 20  # the server's answers are noted this often
+MAX_ANSWERS = 200
 
 
 class FlowControl:
     def __init__(self, settings: StreamSettings) -> None:
         self._max_unacknowledged = settings.max_unacknowledged
         self._max_in_flight = settings.max_in_flight
+        self._max_probes = max(1, settings.max_in_flight // PROBE_SHARE)
         self._probe_ns = int(settings.probe_ms * MS)
-        self._last_confirmed_ns = 0  # when the youngest confirmed window was sent
+        self._last_confirmed_ns = 0  # what was sent before is confirmed or lost
         self._in_flight_ns: deque[int] = deque()  # when windows were sent that are neither confirmed nor known to be lost, ascending
+        self._probes_ns: deque[int] = deque()  # when those of them were sent that are probes
+        self._answers: deque[tuple[int, int]] = deque(maxlen=MAX_ANSWERS)  # when calls of the server began and ended, ascending
+        self._awake_since_ns = self._looked_ns = 0
+        self._detokenizer_began_ns = 0
 
-    def sent(self, stream: Stream, now_ns: int) -> None:
+    def look(self, now_ns: int) -> None:
+        """Called at least once a second, unless this process or the machine stands still."""
+        if now_ns - self._looked_ns > PAUSE_NS:
+            self._awake_since_ns = now_ns
+        self._looked_ns = now_ns
+
+    def server_answered(self, began_ns: int, ended_ns: int) -> None:
+        """A call of the server, such as the sending of a window, began and ended: so it did not stand still all the time."""
+        if not self._answers or began_ns - self._answers[-1][0] >= ANSWER_EVERY_NS:
+            self._answers.append((began_ns, ended_ns))
+
+    def sent(self, stream: Stream, now_ns: int, *, is_probe: bool = False) -> None:
         """The server has taken the last window of this stream: from now on it may be missed."""
         if stream.unacked_ns:
             stream.unacked_ns[-1] = now_ns
             self._in_flight_ns.append(now_ns)
+            if is_probe:
+                self._probes_ns.append(now_ns)
 
     def confirmed(self, stream: Stream) -> None:
         """The oldest window of this stream."""
         if stream.unacked_ns:
-            self.idle(stream.unacked_ns.popleft())
+            self._settle(stream.unacked_ns.popleft())
 
-    def idle(self, at_ns: int) -> None:
-        """Everything that was sent before is confirmed or lost."""
-        self._last_confirmed_ns = max(self._last_confirmed_ns, at_ns)
+    def idle(self, at_ns: int, began_ns: int) -> None:
+        """The detokenizer, which was started at `began_ns`, had nothing to do for IDLE_NS before `at_ns`.
+
+        Windows that the server had passed on by then are lost. It has passed on what was sent before a later call that it
+        answered; what was sent after that may still be inside the server, which may stand still.
+        """
+        self._detokenizer_began_ns = began_ns
+        while len(self._answers) > 1 and self._answers[1][1] <= at_ns - IDLE_NS:
+            self._answers.popleft()
+        if self._answers and self._answers[0][1] <= at_ns - IDLE_NS:
+            self._settle(self._answers[0][0])
 
     def room(self, now_ns: int) -> int:
         """How many windows more may be sent now."""
-        done_ns = max(self._last_confirmed_ns, now_ns - LONG_SILENCE_NS)
-        while self._in_flight_ns and self._in_flight_ns[0] <= done_ns:
-            self._in_flight_ns.popleft()
+        self._forget(self._in_flight_ns, now_ns)
         return max(0, self._max_in_flight - len(self._in_flight_ns))
+
+    def room_for_probes(self, now_ns: int) -> int:
+        """How many probes more may be sent now: they must not take the place of tokens."""
+        self._forget(self._probes_ns, now_ns)
+        return min(self.room(now_ns), max(0, self._max_probes - len(self._probes_ns)))
+
+    def is_lost_with_detokenizer(self, stream: Stream) -> bool:
+        """Whether its oldest unconfirmed window was sent to a detokenizer that has died."""
+        return bool(stream.unacked_ns) and stream.unacked_ns[0] < self._detokenizer_began_ns
 
     def is_full(self, stream: Stream) -> bool:
         return len(stream.unacked_ns) >= self._max_unacknowledged
 
     def is_silent(self, stream: Stream, now_ns: int) -> bool:
-        """A window of it is lost: its client is gone."""
+        """A window of it is lost: its client is gone, or the detokenizer has died."""
         if not stream.unacked_ns:
             return False
-        return stream.unacked_ns[0] + SILENCE_NS < max(self._last_confirmed_ns, now_ns - LONG_SILENCE_NS + SILENCE_NS)
+        sent_ns = stream.unacked_ns[0]
+        return sent_ns + SILENCE_NS < self._last_confirmed_ns or max(sent_ns, self._awake_since_ns) + LONG_SILENCE_NS < now_ns
 
     def is_quiet(self, stream: Stream, now_ns: int, num_streams: int) -> bool:
         """Nothing was sent for so long that it is probed."""
@@ -69,8 +109,18 @@ class FlowControl:
         if stream.unacked_ns:
             wakes.append((now_ns // LOOK_AGAIN_NS + 1) * LOOK_AGAIN_NS)
         if not self.is_full(stream):
-            wakes.append(stream.last_sent_ns + self._probe_every_ns(num_streams))
+            probe_ns = stream.last_sent_ns + self._probe_every_ns(num_streams)
+            wakes.append(probe_ns if probe_ns > now_ns else now_ns + S)  # it waits for room
         return min(wakes)
+
+    def _settle(self, sent_ns: int) -> None:
+        """What was sent before is confirmed or lost."""
+        self._last_confirmed_ns = max(self._last_confirmed_ns, sent_ns)
+
+    def _forget(self, sent_ns: deque[int], now_ns: int) -> None:
+        done_ns = max(self._last_confirmed_ns, now_ns - LONG_SILENCE_NS)
+        while sent_ns and sent_ns[0] <= done_ns:
+            sent_ns.popleft()
 
     def _probe_every_ns(self, num_streams: int) -> int:
         """At most a thousand probes a second over all streams."""

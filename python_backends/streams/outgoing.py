@@ -10,13 +10,18 @@ from python_backends.request import TokenWindow
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """One response of the scheduler model; `final` is the last of its stream. With `error` there is no window."""
+    """One response of the scheduler model; `final` is the last of its stream, and has either a window or an error."""
 
     request_id: int
     sender: Any
     window: TokenWindow | None
     final: bool
     error: str = ""
+
+    @property
+    def is_probe(self) -> bool:
+        """It brings no token."""
+        return not self.final and self.window is not None and self.window.is_probe
 
     @property
     def is_urgent(self) -> bool:

@@ -17,6 +17,7 @@ class ReadyQueue:
     def __init__(self) -> None:
         self._touched: dict[int, None] = {}  # in order
         self._held: dict[int, None] = {}  # their tokens wait for company, in order
+        self._quiet: dict[int, None] = {}  # they are to be probed when there is room for a probe, in order
         self._flush_ns = 0  # when the oldest of these tokens is due; 0: none waits
         self._is_flushed = False  # all tokens are due
         self.timers = Timers()  # when a stream is looked at although nothing happened to it
@@ -27,6 +28,17 @@ class ReadyQueue:
     def hold(self, stream: int) -> None:
         """Until its tokens are due, and those of whom came before it are sent."""
         self._held[stream] = None
+
+    def add_quiet(self, stream: int) -> None:
+        """It is to be probed, after those that came before it."""
+        self._quiet[stream] = None
+
+    def take_quiet(self, room: int) -> list[int]:
+        """Those to be probed now, at most `room`."""
+        taken = list(islice(self._quiet, room))
+        for stream in taken:
+            del self._quiet[stream]
+        return taken
 
     def flush_at(self, when_ns: int) -> None:
         """Tokens that come now are due then at the latest, or with those that came before them."""
@@ -41,6 +53,7 @@ class ReadyQueue:
         self.timers.drop(stream)
         self._touched.pop(stream, None)
         self._held.pop(stream, None)
+        self._quiet.pop(stream, None)
 
     def take(self, now_ns: int) -> Iterable[int]:
         """Each of those to be looked at once: something happened to them, or their time has come."""
@@ -69,4 +82,4 @@ class ReadyQueue:
     def check_integrity(self, streams: set[int]) -> None:
         """Raises AssertionError."""
         assert {*self._touched, *self.timers} == streams, "a stream is never looked at again, or one that has ended is"
-        assert set(self._held) <= streams, "a stream that has ended waits for company"
+        assert set(self._held) | set(self._quiet) <= streams, "a stream that has ended waits for company or for a probe"

@@ -16,7 +16,7 @@ from python_backends.messages import Cancel, Predicted, Submit
 from python_backends.metrics import Metrics
 from python_backends.request import Feedback, Finish, Idle, LengthPrediction, Request
 from python_backends.step import Started, Tokens
-from python_backends.streams.flow_control import FlowControl
+from python_backends.streams.flow_control import CONFIRM_NS, FlowControl
 from python_backends.streams.log_probs import UNKNOWN, TokenLogProbs, by_row
 from python_backends.streams.outgoing import Outgoing
 from python_backends.streams.pacing import Pacing
@@ -113,14 +113,16 @@ class StreamTable:
         self._flow.confirmed(stream)
         stream.num_acked = max(stream.num_acked, feedback.num_tokens)
         stream.chunked |= feedback.answered
-        if feedback.stopped_at and stream.finish in (Finish.RUNNING, Finish.LENGTH, Finish.STOP):
+        if feedback.error:
+            self._lose(stream, feedback.error)
+        elif feedback.stopped_at and stream.finish in (Finish.RUNNING, Finish.LENGTH, Finish.STOP):
             self._end(stream, Finish.STOP, min(feedback.stopped_at, len(stream.tokens)))
         elif feedback.gone:
             self._end(stream, Finish.CANCELLED)
 
     def idle(self, idle: Idle) -> None:
         """The detokenizer has dealt with everything that reached it: what is unconfirmed since long before is lost."""
-        self._flow.idle(idle.at_ns)
+        self._flow.idle(idle.at_ns, idle.began_ns)
 
     def predicted(self, request_id: int, prediction: LengthPrediction) -> None:
         """How long an answer is expected to be; comes at any time, or never."""
@@ -135,11 +137,17 @@ class StreamTable:
         stream = self._streams.get(request_id)
         return stream is not None and stream.seated
 
-    def handed_over(self, request_id: int) -> None:
-        """The server has taken the last window of this stream: from now on it may be missed."""
-        stream = self._streams.get(request_id)
+    def handed_over(self, outgoing: Outgoing, began_ns: int) -> None:
+        """The server has taken this window, whose sending began at `began_ns`: from now on it may be missed."""
+        now = self._clock()
+        self._flow.server_answered(began_ns, now)
+        stream = self._streams.get(outgoing.request_id)
         if stream is not None:
-            self._flow.sent(stream, self._clock())
+            self._flow.sent(stream, now, is_probe=outgoing.is_probe)
+
+    def server_answered(self, began_ns: int) -> None:
+        """A call of the server that began then has ended."""
+        self._flow.server_answered(began_ns, self._clock())
 
     def instance_ready(self) -> None:
         self._submissions.instance_ready()
@@ -153,11 +161,18 @@ class StreamTable:
             self._end(culprit, Finish.ERROR)
 
     def fail(self, request_id: int, error: str) -> None:
-        """Ends one stream with an error."""
+        """Ends one stream with an error, after the text so far."""
         stream = self._streams.get(request_id)
         if stream is not None:
             stream.error = error
             self._end(stream, Finish.ERROR)
+
+    def not_sent(self, outgoing: Outgoing, error: str) -> None:
+        """The server has not taken this window, so its stream ends with an error."""
+        stream = self._streams.get(outgoing.request_id)
+        if stream is not None:
+            stream.unacked_ns.pop()
+            self._lose(stream, error)
 
     def fail_all(self, error: str) -> None:
         for request_id in list(self._streams):
@@ -177,10 +192,13 @@ class StreamTable:
     def due(self) -> list[Outgoing]:
         """The responses that are to be sent now; every stream that has ended leaves the table here."""
         now = self._clock()
+        self._flow.look(now)
         outgoing = [out for number in self._ready.take(now) if (out := self._look_at(self._streams[number], now)) is not None]
         room = max(0, self._flow.room(now) - len(outgoing))
         held = self._ready.take_held(now, room)
         outgoing += [out for number in held if (out := self._news_of(self._streams[number], now)) is not None]
+        quiet = self._ready.take_quiet(self._flow.room_for_probes(now))
+        outgoing += [out for number in quiet if (out := self._probe(self._streams[number], now)) is not None]
         outgoing.sort(key=lambda out: not out.is_urgent)
         self._metrics.sent(len(outgoing))
         return outgoing
@@ -226,6 +244,11 @@ class StreamTable:
         stream.end(finish, num_tokens)
         self._ready.touch(stream.request_id)
 
+    def _lose(self, stream: Stream, error: str) -> None:
+        """Ends a stream with an error because a part of its text is lost: nothing may follow the gap."""
+        stream.num_sent = len(stream.tokens)
+        self.fail(stream.request_id, error)
+
     def _look_at(self, stream: Stream, now: int) -> Outgoing | None:
         """The response that is due for a stream by itself, if any; sees to it that the stream is looked at again."""
         outgoing = self._due(stream, now)
@@ -256,22 +279,50 @@ class StreamTable:
         if request.deadline_ns and now >= request.deadline_ns and stream.finish == Finish.RUNNING:
             self._end(stream, Finish.DEADLINE)
         if stream.finish == Finish.RUNNING and self._flow.is_silent(stream, now):
-            self._end(stream, Finish.CANCELLED)
+            self._end_silent(stream)
+        if stream.finish == Finish.ERROR:
+            return self._before_error(stream, now)
         if stream.finish != Finish.RUNNING:
             return self._last(stream, now)
         if self._flow.is_full(stream):
             return None
         if stream.awaits_first_token and self._may_follow(stream):
             return Outgoing(stream.request_id, stream.sender, stream.window(now), final=False)
-        return self._probe(stream, now)
+        if self._flow.is_quiet(stream, now, len(self._streams)):
+            self._ready.add_quiet(stream.request_id)
+        return None
 
     def _probe(self, stream: Stream, now: int) -> Outgoing | None:
-        """An empty window for a stream that waits; after a while a chunk without text goes out, so that a broken connection shows."""
-        if not self._flow.is_quiet(stream, now, len(self._streams)):
+        """An empty window for a stream that waits; after a while a chunk without text goes out, so that a broken connection shows.
+
+        None if something else was sent meanwhile.
+        """
+        if self._flow.is_full(stream) or not self._flow.is_quiet(stream, now, len(self._streams)):
             return None
         waited_ms = (now - stream.request.arrival_ns) / MS
         emit = not stream.chunked and waited_ms >= self._settings.first_chunk_ms
-        return Outgoing(stream.request_id, stream.sender, stream.window(now, emit), final=False)
+        outgoing = Outgoing(stream.request_id, stream.sender, stream.window(now, emit), final=False)
+        self._look_again(stream, now)
+        return outgoing
+
+    def _end_silent(self, stream: Stream) -> None:
+        """A window was lost with a detokenizer that died, or its client is gone."""
+        if self._flow.is_lost_with_detokenizer(stream):
+            stream.unacked_ns.clear()
+            self._lose(stream, "a part of the answer was lost, because the detokenizer was restarted")
+        else:
+            self._end(stream, Finish.CANCELLED)
+
+    def _before_error(self, stream: Stream, now: int) -> Outgoing | None:
+        """A stream gets the text so far, and the error once the detokenizer is done with it.
+
+        Triton never releases a request one of whose steps fails while another one runs.
+        """
+        if stream.request.stream and stream.has_news:
+            return Outgoing(stream.request_id, stream.sender, stream.window_before_error(now), final=False)
+        if stream.unacked_ns and now - stream.last_sent_ns < CONFIRM_NS and not self._flow.is_silent(stream, now):
+            return None
+        return self._last(stream, now)
 
     def _last(self, stream: Stream, now: int) -> Outgoing:
         self._submissions.remove(stream)

@@ -6,6 +6,7 @@ client gone) goes to the scheduler model beside the ensemble, because the ensemb
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -33,6 +34,8 @@ BEAT_S = 0.25
 IDLE_NS = 200_000_000
 LATE_NS = 400_000_000
 BUSY = 1 << 62
+LARGE = 4096  # characters and tokens of a response
+NOT_ANSWERED = "a part of the answer could not be turned into text or sent"
 ASK_EVERY_S = 0.5  # is_cancelled() is a round trip: not for every window
 
 
@@ -54,7 +57,7 @@ class TritonPythonModel:
         for request in requests:  # one: they are not batched, see config.pbtxt
             feedback = answer(request)
             if feedback is not None:
-                self._link.send(feedback, can_wait=not (feedback.stopped_at or feedback.gone))
+                self._link.send(feedback, can_wait=not (feedback.stopped_at or feedback.gone or feedback.error))
         self._ended_ns = time.monotonic_ns()
 
     def finalize(self) -> None:
@@ -66,12 +69,13 @@ class TritonPythonModel:
 
     def _say_when_idle(self) -> None:
         """Some windows never get here, those that were lost with a stub: only what does not come tells the scheduler."""
-        now_ns = time.monotonic_ns()
+        began_ns = now_ns = time.monotonic_ns()
+        self._link.send(Idle(now_ns, began_ns))
         while not self._stopping.wait(BEAT_S):
             before_ns, now_ns = now_ns, time.monotonic_ns()
             has_slept_well = now_ns - before_ns < LATE_NS  # else the whole machine may have stood still, and windows are still to come
             is_idle = has_slept_well and now_ns - self._ended_ns > IDLE_NS
-            self._link.send(*([Idle(now_ns)] if is_idle else []))
+            self._link.send(*([Idle(now_ns, began_ns)] if is_idle else []))
 
     def _traced(self, request: Any) -> Feedback | None:
         assert self._spans is not None
@@ -81,27 +85,33 @@ class TritonPythonModel:
         return feedback
 
     def _try_to_answer(self, request: Any) -> Feedback | None:
-        """None if the window is none of ours, or can't be answered: its stream ends when it is missed."""
+        """None if the window is none of ours."""
         try:
-            return self._answer(request, self._blobs.message(request, "token_window", WINDOW))
+            window = self._blobs.message(request, "token_window", WINDOW)
         except ForgedError as error:
             final(request.get_response_sender(), failure(str(error), "INVALID_ARG"))
-        except Exception:
-            log.exception("a window could not be answered")
-        return None
-
-    def _answer(self, request: Any, window: TokenWindow) -> Feedback:
+            return None
         gone = self._is_gone(request, window)
         sender = request.get_response_sender()
         try:
-            piece = self._detokenizer.piece(window)
+            return self._answer(sender, window, gone)
         except Exception:
-            log.exception("a window could not be turned into text")
-            final(sender, failure("the answer could not be turned into text"))
-            return Feedback(window.request_id, window.start + len(window.tokens), gone=True)
+            log.exception("request %d: a window could not be answered", window.request_id)
+            with contextlib.suppress(Exception):  # it is closed
+                final(sender, failure(NOT_ANSWERED))
+            return Feedback(window.request_id, window.start + len(window.tokens), gone=gone, error=NOT_ANSWERED)
+
+    def _answer(self, sender: Any, window: TokenWindow, gone: bool) -> Feedback:
+        piece = self._detokenizer.piece(window)
         scores = new_log_probs(window, piece)
         answered = bool(piece.text) or window.emit or (scores is not None and len(scores.chosen) > 0)
-        final(sender, _response(window, piece, scores) if answered else None)
+        response = _response(window, piece, scores) if answered else None
+        if (
+            len(piece.text) + len(window.tokens) > LARGE
+        ):  # there may be no shared memory for it, and then a final call closes the sender
+            sender.send(response)
+            response = None
+        final(sender, response)
         return Feedback(window.request_id, window.start + len(window.tokens), piece.stopped_at, gone, answered)
 
     def _is_gone(self, request: Any, window: TokenWindow) -> bool:

@@ -6,11 +6,12 @@ the detokenizer, submits and cancels, and sends what is due.
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import math
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from queue import SimpleQueue
@@ -48,6 +49,8 @@ log = logging.getLogger("gapless.scheduler")
 
 REQUEST = reader(Request)
 PACE_EVERY_S = 0.1
+COMPLAIN_EVERY_S = 60.0  # about the same failure of what no stream depends on
+LOST_PART = "a part of the answer could not be sent"
 
 
 class TritonPythonModel:
@@ -74,6 +77,8 @@ class TritonPythonModel:
         self._records = RecordsEnd(run_directory()) if everything.predicts_lengths else None  # else nobody learns
         self._export = MetricsExport(self._metrics)
         self._arrivals: SimpleQueue[tuple[Request, Any]] = SimpleQueue()
+        self._news: deque[Any] = deque()  # from the instance and the detokenizer, not yet taken
+        self._complained_s: dict[str, float] = {}
         self._load = Load()
         self._fingerprint = ""  # of the model that the instance runs
         self._sending_s = 0.0
@@ -116,22 +121,36 @@ class TritonPythonModel:
                 self._table.fail_all("the scheduler failed inside")
 
     def _turn(self) -> None:
-        for news in self._link.receive(self._table.wait_s()):
-            self._take(news)
+        self._news.extend(self._link.receive(0.0 if self._news else self._table.wait_s()))
+        while self._news:  # one that raises takes none of the others along
+            self._take(self._news.popleft())
         self._accept()
-        self._predict()
+        self._observe("lengths could not be predicted", self._predict)
         self._link.send(self._table.outbox())
         started_s = time.monotonic()
         for outgoing in self._table.due():
             self._try_to_send(outgoing)
-        self._log_ended()
+        self._observe("ended answers could not be recorded", self._log_ended)
         now_s = time.monotonic()
         self._sending_s += now_s - started_s
         if now_s - self._paced_s >= PACE_EVERY_S:
             self._pace(now_s)
         if now_s - self._exported_s >= EXPORT_EVERY_S:
             self._exported_s = now_s
-            self._keep_books()
+            if self._closing.exists():
+                self._table.fail_all("the server is shutting down")
+            self._observe("restarts could not be counted", self._count_restarts)
+            self._observe("metrics could not be exported", self._keep_books)
+
+    def _observe(self, what: str, action: Callable[[], None]) -> None:
+        """Does what no stream depends on: a failure is logged, at most once a minute, and ends nothing."""
+        try:
+            action()
+        except Exception:
+            now_s = time.monotonic()
+            if now_s - self._complained_s.get(what, -math.inf) >= COMPLAIN_EVERY_S:
+                self._complained_s[what] = now_s
+                log.exception("%s; streams go on", what)
 
     def _pace(self, now_s: float) -> None:
         """Tokens wait for company where they are made: one that has come costs a turn already."""
@@ -173,7 +192,7 @@ class TritonPythonModel:
             if refusal:
                 if self._spans is not None:
                     self._spans.forget(request.request_id)
-                final(sender, failure(refusal, "UNAVAILABLE"))
+                self._refuse(sender, refusal)
             else:
                 self._predictions.opened(request)
 
@@ -197,32 +216,45 @@ class TritonPythonModel:
         if self._records is not None:
             self._records.send(self._predictions.take_records())
 
+    def _refuse(self, sender: Any, refusal: str) -> None:
+        """A refusal that can't be sent concerns nobody else."""
+        try:
+            final(sender, failure(refusal, "UNAVAILABLE"))
+        except Exception:
+            log.exception("a refusal could not be sent")
+
     def _try_to_send(self, outgoing: Outgoing) -> None:
         """A response that can't be sent ends its own stream and touches no other."""
         try:
             self._send(outgoing)
         except Exception:
-            log.exception("a response could not be sent")
+            log.exception("request %d: a response could not be sent", outgoing.request_id)
             if outgoing.final:
-                with contextlib.suppress(Exception):
-                    final(outgoing.sender)
+                self._end_without_answer(outgoing)
             else:
-                self._table.fail(outgoing.request_id, "a part of the answer could not be sent")
+                self._table.not_sent(outgoing, LOST_PART)
 
     def _send(self, outgoing: Outgoing) -> None:
-        if outgoing.window is None:
-            response = failure(outgoing.error)
-        else:
-            response = pb_utils.InferenceResponse([self._blobs.tensor("token_window", outgoing.window)])
+        """The last window and the end of its stream are two calls.
+
+        A call that says "this is the end" closes its sender even if it fails, and a window may need shared memory that can't
+        be had. The end itself needs next to none.
+        """
+        began_ns = time.monotonic_ns()
+        if outgoing.window is not None:
+            outgoing.sender.send(pb_utils.InferenceResponse([self._blobs.tensor("token_window", outgoing.window)]))
+            self._table.handed_over(outgoing, began_ns)
         if outgoing.final:
-            final(outgoing.sender, response)
-        else:
-            outgoing.sender.send(response)
-            self._table.handed_over(outgoing.request_id)
+            final(outgoing.sender, failure(outgoing.error) if outgoing.error else None)
+
+    def _end_without_answer(self, outgoing: Outgoing) -> None:
+        """The stream has left the table; its sender is still open if its last window could not be sent."""
+        try:
+            final(outgoing.sender, failure(LOST_PART))
+        except Exception:
+            log.exception("request %d: its end could not be sent", outgoing.request_id)
 
     def _keep_books(self) -> None:
-        if self._closing.exists():
-            self._table.fail_all("the server is shutting down")
         load, gauge = self._load, self._metrics.gauge
         gauge("gapless_requests_running", load.num_running)
         gauge("gapless_requests_waiting", max(0, len(self._table) - load.num_running))
@@ -235,8 +267,9 @@ class TritonPythonModel:
         gauge("gapless_admission_peak_blocks", load.peak_blocks)
         gauge("gapless_evictions", load.num_evictions)
         gauge("gapless_coalescing_seconds", self._table.pacing.interval_s)
-        self._count_restarts()
+        began_ns = time.monotonic_ns()
         self._export.flush()
+        self._table.server_answered(began_ns)
 
     def _count_restarts(self) -> None:
         start_time_s, counts = self._restarts.read()

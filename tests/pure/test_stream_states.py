@@ -21,7 +21,7 @@ from python_backends.messages import Cancel, Submit
 from python_backends.metrics import Metrics
 from python_backends.request import Feedback, Finish, Idle, Request, Sampling, TokenWindow
 from python_backends.step import Started, Tokens
-from python_backends.streams.flow_control import LONG_SILENCE_NS
+from python_backends.streams.flow_control import ANSWER_EVERY_NS, IDLE_NS, LONG_SILENCE_NS
 from python_backends.streams.outgoing import Outgoing
 from python_backends.streams.table import StreamTable
 from tests.pure.examples import examples
@@ -51,6 +51,7 @@ class Client:
     is_here: bool = True
     may_be_missed: bool = False  # one of its windows is not confirmed
     may_fail: bool = False
+    is_failing: bool = False  # its error comes after the text so far
     told_to_stop: bool = False
     news_ns: int = 0  # since when there have been tokens to send
     breaks: bool = False  # its next send fails
@@ -115,6 +116,8 @@ class StreamStates(RuleBasedStateMachine):
         self.wire: list[Started | list[Row]] = []  # from the instance
         self.inside: list[Inside] = []
         self.late_beat: Idle | None = None
+        self.answers: list[tuple[int, int]] = []  # when calls of the server began and ended
+        self.exported_ns = 0  # when metrics were last exported: a call of the server
         self.in_flight_ns: list[int] = []  # when windows were sent, but for those sent before one that has surely been confirmed
 
     # --- clients
@@ -154,7 +157,7 @@ class StreamStates(RuleBasedStateMachine):
             client.breaks = True
         elif client.number in self.lives:  # the instance can't take it
             del self.lives[client.number]
-            client.may_fail = True
+            client.may_fail = client.is_failing = True
             self.table.fail(client.number, "does not fit")
 
     def leave(self, client: Client) -> None:
@@ -247,6 +250,20 @@ class StreamStates(RuleBasedStateMachine):
         if not late:
             self.say_idle(Idle(self.now_ns))
 
+    @rule(ms=st.sampled_from([300, 800, 3000, 15_000, 40_000]), beats=st.integers(0, 20))
+    def stand_still(self, ms: int, beats: int) -> None:
+        """The server does, with the windows inside it; the detokenizer has nothing to do meanwhile and says so.
+
+        What was sent before the last call that the server answered is not inside the server any more, but in the detokenizer.
+        """
+        answered_ns = self.answers[-1][0] if self.answers else 0
+        if any(window.taken_ns < answered_ns for window in self.inside if window.client.is_here):
+            beats = 0
+        self.answer_call(self.now_ns, self.now_ns + ms * MS)
+        for beat in range(beats):
+            self.say_idle(Idle(self.now_ns + ms * MS * beat // beats))
+        self.now_ns += ms * MS
+
     @rule(busy_share=st.sampled_from([0.0, 0.5]))
     def measure_load(self, busy_share: float) -> None:
         self.table.pacing.adjust(busy_share * 0.2, 0.2)
@@ -270,6 +287,9 @@ class StreamStates(RuleBasedStateMachine):
     def turn(self) -> bool:
         """Whether it did anything."""
         began_ns = self.now_ns
+        if self.now_ns - self.exported_ns >= S:
+            self.exported_ns = self.now_ns
+            self.answer_call(self.now_ns, self.now_ns)
         messages = self.table.outbox()
         for message in messages:
             self.tell_instance(message)
@@ -293,7 +313,7 @@ class StreamStates(RuleBasedStateMachine):
     def nothing_is_late(self, began_ns: int) -> None:
         assert self.table.num_queued_tokens == sum(self.queued_prompts())
         for client in self.open_clients():
-            assert not client.request.deadline_ns or began_ns < client.request.deadline_ns
+            assert client.may_fail or not client.request.deadline_ns or began_ns < client.request.deadline_ns
             assert client.num_known < client.num_tokens, "it has ended"
             num_inside = sum(window.client is client for window in self.inside)
             has_room = num_inside < SETTINGS.max_unacknowledged and len(self.in_flight_ns) < SETTINGS.max_in_flight
@@ -339,7 +359,7 @@ class StreamStates(RuleBasedStateMachine):
         if isinstance(message, Cancel):
             assert self.lives.pop(message.request_id, None) is not None or message.request_id in self.clients
             client = self.clients[message.request_id]
-            if client.is_open:  # it may be that it leaves after a trial, and comes again
+            if client.is_open and not client.is_failing:  # it may be that it leaves after a trial, and comes again
                 self.begin_another_life(client)
             return
         client = self.clients[message.request.request_id]
@@ -352,21 +372,37 @@ class StreamStates(RuleBasedStateMachine):
         self.wire.append(Started(client.number, message.epoch, 0))
 
     def send(self, out: Outgoing) -> None:
-        self.now_ns += self.send_ns
+        began_ns, self.now_ns = self.now_ns, self.now_ns + self.send_ns
         client = self.clients[out.sender]
         assert client.is_open, "nothing comes after the last answer"
-        if out.final:
-            self.end(client, out)
-        elif client.breaks:
+        if client.breaks and out.window is not None:
             client.may_fail = True
-            self.table.fail(client.number, "could not be sent")
+            if out.final:
+                client.last = out
+            else:
+                client.is_failing = True
+                self.table.not_sent(out, "could not be sent")
+        elif out.final:
+            self.end(client, out)
         else:
             assert out.window is not None
             client.take(out.window)
-            self.table.handed_over(client.number)
+            self.note_answer(began_ns, self.now_ns)
+            self.table.handed_over(out, began_ns)
             self.in_flight_ns.append(self.now_ns)
             reached = out.window.start + len(out.window.tokens)
             self.inside.append(Inside(client, out.window.start, reached, self.now_ns))
+
+    def answer_call(self, began_ns: int, ended_ns: int) -> None:
+        """The server does, by `ended_ns`."""
+        before_ns, self.now_ns = self.now_ns, ended_ns
+        self.note_answer(began_ns, ended_ns)
+        self.table.server_answered(began_ns)
+        self.now_ns = before_ns
+
+    def note_answer(self, began_ns: int, ended_ns: int) -> None:
+        if not self.answers or began_ns - self.answers[-1][0] >= ANSWER_EVERY_NS:
+            self.answers.append((began_ns, ended_ns))
 
     def end(self, client: Client, out: Outgoing) -> None:
         """Why an answer ends: there is a reason for each."""
@@ -427,7 +463,7 @@ class StreamStates(RuleBasedStateMachine):
 
     def say_idle(self, idle: Idle) -> None:
         self.table.idle(idle)
-        self.are_done(idle.at_ns)
+        self.are_done(max((began_ns for began_ns, ended_ns in self.answers if ended_ns <= idle.at_ns - IDLE_NS), default=0))
 
     def are_done(self, until_ns: int) -> None:
         self.in_flight_ns = [sent_ns for sent_ns in self.in_flight_ns if sent_ns > until_ns]

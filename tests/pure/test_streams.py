@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,7 +49,7 @@ class House:
         for outgoing in self.table.due():
             self.sent.setdefault(outgoing.sender, []).append(outgoing)
             if not outgoing.final:
-                self.table.handed_over(outgoing.request_id)
+                self.table.handed_over(outgoing, self.now_ns)
         self.post()
 
     def post(self) -> None:
@@ -345,6 +346,12 @@ def test_a_window_that_is_lost_takes_no_room_once_the_detokenizer_has_nothing_to
     assert house.received(2) == [50]
     house.table.idle(Idle(house.now_ns))
     house.turn()
+    assert house.received(2) == [50], "the server may stand still with the window inside"
+    house.turn(ms=100)
+    house.table.server_answered(house.now_ns)
+    house.turn(ms=200)
+    house.table.idle(Idle(house.now_ns))
+    house.turn()
     assert house.received(2) == [50, 51]
 
 
@@ -370,7 +377,7 @@ def test_a_window_that_the_server_took_late_is_missed_late() -> None:
     house.turn()
     said = Idle(house.now_ns + 900 * MS)
     house.now_ns += 1000 * MS
-    house.table.handed_over(1)
+    house.table.handed_over(house.sent[1][-1], house.now_ns)
     house.table.idle(said)
     house.turn(ms=250)
     assert house.finals(1) == 0
@@ -479,7 +486,117 @@ def test_a_stream_that_failed_is_not_taken_for_one_whose_client_is_gone() -> Non
     house.tokens((1, 0, 0, 50, Finish.RUNNING))
     house.turn()
     house.now_ns += 1000 * MS
-    house.table.fail(1, "a part of the answer could not be sent")
+    house.table.not_sent(house.sent[1][-1], "a part of the answer could not be sent")
     house.table.idle(Idle(house.now_ns))
     house.turn()
     assert house.sent[1][-1].error == "a part of the answer could not be sent"
+
+
+def test_a_stream_that_fails_gets_its_text_so_far_and_its_error_once_that_is_confirmed() -> None:
+    house = waiting_for_company()
+    house.table.fail_all("the server is shutting down")
+    house.turn()
+    assert house.received(1) == [50, 51]
+    assert house.windows(1)[-1].finish is Finish.RUNNING
+    assert house.finals(1) == 0, "a request must not fail while its window is inside the detokenizer"
+    for window in house.windows(1):
+        house.table.feedback(Feedback(1, window.start + len(window.tokens)))
+    house.turn()
+    assert house.sent[1][-1].error == "the server is shutting down"
+    assert house.finals(1) == 1
+
+
+def test_the_error_of_a_stream_does_not_wait_for_a_confirmation_that_never_comes() -> None:
+    house = waiting_for_company()
+    house.table.fail(1, "an error")
+    for _ in range(6):
+        house.turn(ms=250)
+    assert house.received(1) == [50, 51]
+    assert house.finals(1) == 1
+    assert house.sent[1][-1].error == "an error"
+
+
+def test_nothing_follows_a_part_that_was_lost() -> None:
+    house = waiting_for_company()
+    house.table.feedback(Feedback(1, 1, error="a part could not be sent"))
+    house.turn()
+    assert house.received(1) == [50]
+    assert house.sent[1][-1].error == "a part could not be sent"
+    assert house.finals(1) == 1
+
+
+@pytest.mark.parametrize(("began_ms", "reason"), [(0, "cancelled"), (900, "error")])
+def test_windows_that_died_with_their_detokenizer_are_no_sign_that_a_client_left(began_ms: int, reason: str) -> None:
+    house = running()
+    house.tokens((1, 0, 0, 50, Finish.RUNNING))
+    house.turn()
+    began_ns = house.now_ns + began_ms * MS if began_ms else 0
+    house.turn(ms=800)
+    house.turn(ms=400)
+    house.table.idle(Idle(house.now_ns, began_ns))
+    house.turn(ms=250)
+    assert house.finals(1) == 1
+    assert house.metrics.counters["gapless_requests_total", (("outcome", reason),)] == 1
+
+
+def test_a_server_that_stands_still_with_a_window_inside_costs_no_client_its_answer() -> None:
+    """The detokenizer has nothing to do meanwhile, and says so; the streams thread waits in the sending of another window."""
+    house = running()
+    house.tokens((1, 0, 0, 50, Finish.RUNNING))
+    house.turn()
+    began_ns = house.now_ns = house.now_ns + 300 * MS
+    [probe] = house.table.due()
+    said = [Idle(began_ns + ms * MS) for ms in range(250, 8000, 250)]
+    house.now_ns += 8000 * MS
+    house.table.handed_over(probe, began_ns)
+    for idle in said:
+        house.table.idle(idle)
+    house.turn()
+    assert house.finals(1) == 0
+    house.table.feedback(Feedback(1, 1))
+    house.turn(ms=100)
+    assert house.finals(1) == 0
+
+
+def test_a_machine_that_stands_still_for_a_minute_costs_no_client_its_answer() -> None:
+    house = running()
+    house.tokens((1, 0, 0, 50, Finish.RUNNING))
+    house.turn()
+    house.turn(ms=60_000)
+    assert house.finals(1) == 0
+
+
+@pytest.mark.parametrize("per_second", [300, 1100])
+def test_with_1024_waiting_requests_and_a_slow_detokenizer_nobody_is_cancelled_and_tokens_pass(per_second: int) -> None:
+    """Two streams compute, the others wait; the detokenizer deals with `per_second` windows."""
+    house = House({"max_open": 1024})
+    house.table.instance_ready()
+    house.table.pacing.interval_s = 0.05
+    for number in range(1024):
+        house.accept(number)
+    inside: deque[tuple[int, int, int]] = deque()
+    num_seen, oldest_ns, last_probe = dict.fromkeys(range(1024), 0), 0, dict.fromkeys(range(1024), house.now_ns)
+    slowest_probe_ns, budget = 0, 0.0
+    for index in range(20 * 120):  # two minutes in steps of 50 ms
+        house.now_ns += 50 * MS
+        if index < 90:
+            house.tokens(*[(number, 0, index, 50, Finish.RUNNING) for number in (0, 1)])
+        for out in house.table.due():
+            assert not out.final
+            house.table.handed_over(out, house.now_ns)
+            assert out.window is not None
+            inside.append((out.request_id, out.window.start + len(out.window.tokens), house.now_ns))
+            slowest_probe_ns = max(slowest_probe_ns, house.now_ns - last_probe[out.request_id])
+            last_probe[out.request_id] = house.now_ns
+        budget = min(budget + per_second / 20, 60)
+        while inside and budget >= 1:
+            number, reached, sent_ns = inside.popleft()
+            oldest_ns, budget = max(oldest_ns, house.now_ns - sent_ns), budget - 1
+            num_seen[number] += 1
+            house.table.feedback(Feedback(number, reached))
+        if not inside:
+            house.table.idle(Idle(house.now_ns))
+    assert len(house.table) == 1024
+    assert oldest_ns < 1000 * MS, "tokens would wait behind probes"
+    assert min(num_seen.values()) > 3
+    assert slowest_probe_ns < 30_000 * MS, "a client that leaves is noticed by then"

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,16 +33,16 @@ NUMPY = {"INT32": np.int32, "FP32": np.float32, "UINT64": np.uint64}
 
 
 class Gapless:
-    """One launcher with everything below it; `environment` is added to ours."""
+    """One launcher with everything below it; `environment` is added to ours, `prefix` runs the command."""
 
-    def __init__(self, environment: dict[str, str] | None = None, /, **settings: Any) -> None:
+    def __init__(self, environment: dict[str, str] | None = None, prefix: Sequence[str] = (), /, **settings: Any) -> None:
         ports = free_ports(3)
         self._learned = tempfile.TemporaryDirectory(prefix="learned-")  # what others have learned would change the tests
         self.learned = self._learned.name
         given = dict(zip(("server.http_port", "server.grpc_port", "server.metrics_port"), ports, strict=True))
         settings = {**given, "prediction.directory": self._learned.name, **settings}
         self.http_port, self.grpc_port, self.metrics_port = ports
-        command = [sys.executable, "-m", "python_backends.launcher"]
+        command = [*prefix, sys.executable, "-m", "python_backends.launcher"]
         for name, value in settings.items():
             command += ["--set", f"{name}={value}"]
         pipe, variables = subprocess.PIPE, {**os.environ, **(environment or {})}

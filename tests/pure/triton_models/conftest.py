@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -49,6 +50,25 @@ class Response:
     error: TritonError | None = None
 
 
+class Sender:
+    """As Triton's: a call that says "this is the end" closes it before it asks for shared memory, and a closed one raises."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[bool, str]] = []  # whether it was the end, and the error or the kind of response
+        self.is_closed = False
+        self.most_bytes = math.inf  # shared memory that is left for a response
+
+    def send(self, response: Response | None = None, flags: int = 0) -> None:
+        if self.is_closed:
+            raise RuntimeError("Unable to send response. Response sender has been closed.")
+        self.is_closed = bool(flags)
+        tensors = response.output_tensors if response is not None else []
+        if sum(tensor.values.nbytes for tensor in tensors) + (response is not None) > self.most_bytes:
+            raise RuntimeError("Failed to increase the shared memory pool size")
+        error = response.error if response is not None else None
+        self.sent.append((bool(flags), str(error) if error else "window" if response is not None else ""))
+
+
 @dataclass
 class Request:
     """A Triton request with these inputs; `parameters_` is what HTTP made of unknown fields."""
@@ -56,6 +76,10 @@ class Request:
     inputs_: list[Tensor]
     parameters_: dict[str, Any] = field(default_factory=dict)
     timeout_us: int = 0
+    sender: Sender = field(default_factory=Sender)
+
+    def get_response_sender(self) -> Sender:
+        return self.sender
 
     def inputs(self) -> list[Tensor]:
         return self.inputs_
@@ -67,6 +91,21 @@ class Request:
         return self.timeout_us
 
 
+class Metric:
+    def increment(self, amount: float) -> None:
+        pass
+
+
+class MetricFamily:
+    GAUGE, COUNTER = 1, 2
+
+    def __init__(self, **_: Any) -> None:
+        pass
+
+    def Metric(self, labels: dict[str, str]) -> Metric:  # noqa: N802 (Triton's own name)
+        return Metric()
+
+
 def _input(request: Request, name: str) -> Tensor | None:
     return next((tensor for tensor in request.inputs() if tensor.name() == name), None)
 
@@ -75,7 +114,7 @@ def _input(request: Request, name: str) -> Tensor | None:
 def pb_utils(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     module = ModuleType("triton_python_backend_utils")
     names = {"Tensor": Tensor, "TritonError": TritonError, "InferenceResponse": Response, "get_input_tensor_by_name": _input}
-    for name, value in {**names, "TRITONSERVER_RESPONSE_COMPLETE_FINAL": 1}.items():
+    for name, value in {**names, "MetricFamily": MetricFamily, "TRITONSERVER_RESPONSE_COMPLETE_FINAL": 1}.items():
         setattr(module, name, value)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     yield module

@@ -1,0 +1,152 @@
+"""The `scheduler` model without a server: what goes wrong with one stream, or with what no stream depends on, ends no other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from python_backends.config import dump, load
+from python_backends.instance_state import CLOSING
+from python_backends.request import Finish, Request, Sampling
+from python_backends.restarts import RestartsFile
+from python_backends.step import Tokens
+from tests.pure.triton_models.conftest import Request as TritonRequest
+from tests.pure.triton_models.conftest import Sender
+from tests.server.serving import wait_for
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Model:
+    """The model and its streams thread; there is no instance."""
+
+    def __init__(self) -> None:
+        from python_backends.triton_models.scheduler import TritonPythonModel
+        from python_backends.triton_models.tensors import Blobs
+
+        self.model = TritonPythonModel()
+        self.model.initialize({})
+        self.blobs = Blobs()
+
+    def ask(self, number: int, **options: Any) -> Sender:
+        request = Request(number, np.array([1, 2], np.int32), Sampling(10), stream=True, arrival_ns=time.monotonic_ns())
+        asked = TritonRequest([self.blobs.tensor("request", request.changed(**options))])
+        before = len(self.table)
+        self.model.execute([asked])
+        wait_for(lambda: len(self.table) != before or asked.sender.sent or asked.sender.is_closed, 10)
+        return asked.sender
+
+    @property
+    def table(self) -> Any:
+        return self.model._table
+
+    def tell(self, *messages: Any) -> None:
+        """As if these had come from the instance."""
+        self.model._news.extend(messages)
+        self.model._link.wake()
+
+
+@pytest.fixture
+def served(pb_utils: ModuleType, run_directory: Path) -> Iterator[Model]:
+    changes = {"streams.max_open": "2", "prediction.enabled": "false", "streams.coalescing_ms": "0"}
+    dump(load(ROOT / "gapless.toml", changes), run_directory / "settings.json")
+    RestartsFile(run_directory).begin(("instance",))
+    model = Model()
+    yield model
+    model.model.finalize()
+
+
+def tokens(number: int, *ids: int, finish: Finish = Finish.RUNNING) -> Tokens:
+    count = len(ids)
+    finishes = [Finish.RUNNING] * (count - 1) + [finish]
+    columns = ([number] * count, [0] * count, range(count), ids, finishes)
+    kinds = (np.int64, np.int32, np.int32, np.int32, np.uint8)
+    return Tokens(*(np.array(column, kind) for column, kind in zip(columns, kinds, strict=True)))
+
+
+def is_undisturbed(sender: Sender) -> bool:
+    return all(what == "window" and not is_end for is_end, what in sender.sent)
+
+
+def test_a_refusal_that_cannot_be_sent_ends_no_stream(served: Model) -> None:
+    senders = [served.ask(1), served.ask(2)]
+    refused = TritonRequest([], sender=Sender())
+    refused.sender.most_bytes = 0
+    request = Request(3, np.array([1], np.int32), Sampling(5), arrival_ns=time.monotonic_ns())
+    refused.inputs_ = [served.blobs.tensor("request", request)]
+    served.model.execute([refused])
+    wait_for(lambda: refused.sender.is_closed, 10)
+    time.sleep(0.3)
+    assert len(served.table) == 2
+    assert all(map(is_undisturbed, senders))
+
+
+def test_a_lost_or_broken_file_of_restart_counts_ends_no_stream(
+    served: Model, run_directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sender = served.ask(1)
+    (run_directory / "restarts.json").write_text("no JSON")
+    time.sleep(1.5)
+    (run_directory / "restarts.json").unlink()
+    time.sleep(2.5)
+    assert len(served.table) == 1
+    assert is_undisturbed(sender)
+    assert len([record for record in caplog.records if "restarts" in record.message]) == 1, "it is said once, not every second"
+
+
+def test_metrics_that_fail_end_no_stream(served: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    sender = served.ask(1)
+    monkeypatch.setattr(served.model._export, "flush", lambda: 1 / 0)
+    monkeypatch.setattr(served.model._predictions, "take_records", lambda: 1 / 0)
+    time.sleep(1.5)
+    served.tell(tokens(1, 5, 6, finish=Finish.STOP))
+    wait_for(lambda: sender.is_closed, 10)
+    assert sender.sent[-2:] == [(False, "window"), (True, "")]
+
+
+def test_a_last_window_that_cannot_be_sent_ends_its_stream_with_an_error(served: Model) -> None:
+    sender, other = served.ask(1), served.ask(2)
+    sender.most_bytes = 20
+    served.tell(tokens(1, 5, 6, finish=Finish.STOP))
+    wait_for(lambda: sender.is_closed, 10)
+    assert [what for is_end, what in sender.sent if is_end] == ["a part of the answer could not be sent"]
+    assert len(served.table) == 1
+    assert is_undisturbed(other)
+
+
+def test_a_window_that_cannot_be_sent_ends_its_stream_with_an_error(served: Model) -> None:
+    sender, other = served.ask(1), served.ask(2)
+    sender.most_bytes = 20
+    served.tell(tokens(1, 5))
+    wait_for(lambda: sender.is_closed, 10)
+    assert [what for is_end, what in sender.sent if is_end] == ["a part of the answer could not be sent"]
+    assert is_undisturbed(other)
+
+
+def test_news_after_a_message_that_cannot_be_taken_are_not_lost(served: Model) -> None:
+    sender = served.ask(1)
+    served.tell("no message", tokens(1, 5, finish=Finish.STOP))
+    wait_for(lambda: sender.is_closed, 10)
+    assert not served.model._news
+    assert len([end for end, _ in sender.sent if end]) == 1
+
+
+def test_a_server_that_shuts_down_gives_streams_their_text_so_far(served: Model, run_directory: Path) -> None:
+    sender = served.ask(1)
+    served.tell(tokens(1, 5))
+    wait_for(lambda: sender.sent, 10)
+    [stream] = served.table._streams.values()
+    served.table.pacing.interval_s = 30.0
+    served.tell(tokens(1, 5, 6))
+    wait_for(lambda: len(stream.tokens) == 2, 10)
+    assert stream.has_news, "the second token waits for company"
+    (run_directory / CLOSING).touch()
+    wait_for(lambda: sender.is_closed, 10)
+    assert not stream.has_news
+    assert sender.sent[-1] == (True, "the server is shutting down")

@@ -1,0 +1,90 @@
+"""What runs out, stands still or gets lost beside open streams: they go on with unchanged text."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.server.expected import Expected
+from tests.server.serving import Gapless, wait_for
+from tests.server.test_recovery import check_sixteen, sixteen_streams
+
+SHM_BYTES = 512 << 20
+SMALL_SHM = f'mount -t tmpfs -o size={SHM_BYTES} tmpfs /dev/shm && exec "$0" "$@"'
+NAMESPACE = ("unshare", "--mount", *(() if os.getuid() == 0 else ("--map-root-user",)), "sh", "-c", SMALL_SHM)
+
+
+def run_directory(gapless: Gapless) -> Path:
+    """By the path of the stub programs."""
+    for process in gapless.processes():
+        for word in process.cmdline():
+            if word.endswith("/backends/python/triton_python_backend_stub"):
+                return Path(word).parents[2]
+    raise AssertionError("no stub runs")
+
+
+@contextmanager
+def filled(directory: Path) -> Iterator[None]:
+    """No space is left on its file system."""
+    ballast = directory / "ballast"
+    try:
+        with ballast.open("wb") as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(1 << 16))
+        yield
+    finally:
+        ballast.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def with_small_shm(toy_model: Path) -> Iterator[Gapless]:
+    """A server with a /dev/shm of its own, of SHM_BYTES."""
+    served = Gapless({}, NAMESPACE, **{"model.directory": toy_model, "engine.kind": "toy", "engine.toy_step_ms": 5})
+    yield served
+    assert served.stop() == 0, served.log
+
+
+def test_a_full_dev_shm_ends_at_most_the_request_that_needs_more_of_it(with_small_shm: Gapless, expected: Expected) -> None:
+    gapless = with_small_shm
+    client, answers = sixteen_streams(gapless)
+    with filled(Path(f"/proc/{gapless.server_pid()}/root/dev/shm")):
+        long = "x" * (40 << 20)  # more than the shared memory that each model has from the start
+        status, text = gapless.post("/v2/models/ensemble/generate", {"text_input": long, "max_tokens": 5})
+        assert status >= 400, text
+        assert gapless.generate(text_input="hello", max_tokens=5)["status"] == 200
+        check_sixteen(client, answers, expected)
+    assert gapless.generate(text_input="hello", max_tokens=5)["status"] == 200
+    wait_for(gapless.is_idle, 60)
+
+
+def test_a_lost_file_of_restart_counts_ends_no_stream(gapless: Gapless, expected: Expected) -> None:
+    client, answers = sixteen_streams(gapless)
+    path = run_directory(gapless) / "restarts.json"
+    content = path.read_text()
+    path.unlink()
+    try:
+        time.sleep(3)
+        check_sixteen(client, answers, expected)
+    finally:
+        path.write_text(content)
+    wait_for(gapless.is_idle, 60)
+
+
+@pytest.mark.parametrize("seconds", [1, 3])
+def test_a_tritonserver_that_stands_still_for_a_while_costs_no_stream_its_text(
+    gapless: Gapless, expected: Expected, seconds: int
+) -> None:
+    client, answers = sixteen_streams(gapless)
+    pid = gapless.server_pid()
+    gapless.kill(pid, signal.SIGSTOP)
+    time.sleep(seconds)
+    gapless.kill(pid, signal.SIGCONT)
+    check_sixteen(client, answers, expected)
+    assert gapless.server_pid() == pid
