@@ -47,7 +47,7 @@ class Pace:
         if piece.text and not self.first_s:
             self.first_s = now_s
         self.last_s = now_s
-        self.num_tokens = piece.num_output_tokens or self.num_tokens
+        self.num_tokens += piece.num_output_tokens or 0
 
     def __str__(self) -> str:
         said = [f"{self.num_tokens} token{'s' if self.num_tokens != 1 else ''}"]

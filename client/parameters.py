@@ -47,7 +47,7 @@ class Parameters(TypedDict, total=False):
     return_log_probs: Annotated[bool, As("BOOL", "adds the log-probabilities of the answer's tokens")]
     num_top_log_probs: Annotated[int, As("INT32", "adds the so many likeliest tokens beside each, with their log-probabilities")]
     return_num_input_tokens: Annotated[bool, As("BOOL", "adds the length of the prompt, in tokens")]
-    return_num_output_tokens: Annotated[bool, As("BOOL", "adds the length of the answer, in tokens")]
+    return_num_output_tokens: Annotated[bool, As("BOOL", "adds the number of tokens of each piece of the answer")]
     lora_name: Annotated[str, As("BYTES", "the adapter to answer with")]
     lora_task_id: Annotated[int, As("UINT64", "the same by number, as TensorRT-LLM's clients say it")]
     instruction: Annotated[str, As("BYTES", "what the text asks for: for predicting the answer's length")]

@@ -68,8 +68,8 @@ class Client:
             try:
                 for response in call:
                     piece = read_piece(response)
-                    if piece.text or piece.finish_reason:  # an empty chunk only shows that the connection is alive
-                        tries.has_text = True
+                    if piece.says_something:  # an empty chunk only shows that the connection is alive
+                        tries.has_begun = True
                         yield piece
                     if piece.finish_reason:
                         return

@@ -150,7 +150,7 @@ class TokenWindow(Noun, frozen=True, eq=False):
     silent: bool = False  # swallow the text too: an answer that is not streamed, on its way
     echo: str = ""
     num_input_tokens: int = -1  # -1: not asked for
-    num_output_tokens: int = -1
+    num_output_tokens: int = -1  # so far
     log_probs: LogProbs | None = None  # of the tokens from num_sent on; None: not asked for
     cum_log_prob: float = 0.0  # sum over the first num_sent tokens
 

@@ -83,7 +83,7 @@ async def answer(client: AsyncClient, ask: Ask, due_s: float) -> Outcome:
             if piece.text and not outcome.first_s:
                 outcome.first_s = outcome.end_s
             outcome.num_input_tokens = piece.num_input_tokens or outcome.num_input_tokens
-            outcome.num_output_tokens = piece.num_output_tokens or outcome.num_output_tokens
+            outcome.num_output_tokens += piece.num_output_tokens or 0
             outcome.finish_reason = piece.finish_reason
     except GaplessError as error:
         outcome.end_s = time.monotonic()

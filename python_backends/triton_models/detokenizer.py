@@ -18,7 +18,7 @@ from python_backends.links import FeedbackEnd
 from python_backends.messages import reader
 from python_backends.request import Feedback, Finish, Idle, LogProbs, TokenWindow
 from python_backends.text.checkpoint import read_checkpoint
-from python_backends.text.detokenizer import Detokenizer, Piece, new_log_probs
+from python_backends.text.detokenizer import Detokenizer, Piece, new_log_probs, num_new_tokens
 from python_backends.triton_models.tensors import Blobs, ForgedError, effective_settings, failure, final, run_directory
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class TritonPythonModel:
             final(sender, failure("the answer could not be turned into text"))
             return Feedback(window.request_id, window.start + len(window.tokens), gone=True)
         scores = new_log_probs(window, piece)
-        answered = bool(piece.text) or window.emit or (scores is not None and len(scores.chosen) > 0)
+        answered = bool(piece.text) or window.emit or _tells_of_tokens(window, piece, scores)
         final(sender, _response(window, piece, scores) if answered else None)
         return Feedback(window.request_id, window.start + len(window.tokens), piece.stopped_at, gone, answered)
 
@@ -130,17 +130,28 @@ def _spans(trace_url: str) -> Spans | None:
     return Spans(trace_url)
 
 
+def _tells_of_tokens(window: TokenWindow, piece: Piece, scores: LogProbs | None) -> bool:
+    """Whether the client counts tokens, or wants their log-probabilities, and there are new ones, be their text certain or not."""
+    counts = window.num_output_tokens >= 0 and not window.silent and num_new_tokens(window, piece) > 0
+    return counts or (scores is not None and len(scores.chosen) > 0)
+
+
 def _response(window: TokenWindow, piece: Piece, scores: LogProbs | None) -> Any:
-    """The ensemble's outputs: why it ended with the last one only, counts only for those who asked. What is left out costs nothing."""
-    outputs = [pb_utils.Tensor("text_output", np.array([[piece.text.encode()]], object))]
-    finish, num_output = window.finish, window.num_output_tokens
-    if piece.stopped_at and finish in (Finish.STOP, Finish.LENGTH):
-        finish, num_output = Finish.STOP, min(num_output, piece.stopped_at)
+    """The ensemble's outputs, of the shapes that TensorRT-LLM's gives: text [1], everything else with a batch of one before it.
+
+    The reason of the end comes with the last response only, counts only for those who asked. What is left out costs nothing.
+    """
+    outputs = [
+        pb_utils.Tensor("text_output", np.array([piece.text.encode()], object)),
+        pb_utils.Tensor("batch_index", np.zeros((1, 1), np.int32)),  # the row of the request, which has one
+    ]
+    finish = Finish.STOP if piece.stopped_at and window.finish in (Finish.STOP, Finish.LENGTH) else window.finish
     if finish != Finish.RUNNING:
         outputs.append(pb_utils.Tensor("finish_reason", np.array([[finish.reason.encode()]], object)))
-    for name, count in (("num_input_tokens", window.num_input_tokens), ("num_output_tokens", num_output)):
-        if count >= 0:
-            outputs.append(pb_utils.Tensor(name, np.array([[count]], np.int32)))
+    if window.num_input_tokens >= 0:
+        outputs.append(pb_utils.Tensor("num_input_tokens", np.array([[window.num_input_tokens]], np.int32)))
+    if window.num_output_tokens >= 0:
+        outputs.append(pb_utils.Tensor("num_output_tokens", np.array([[num_new_tokens(window, piece)]], np.int32)))
     return pb_utils.InferenceResponse(outputs if scores is None else [*outputs, *_log_probs(window, scores)])
 
 
