@@ -43,7 +43,7 @@ class Detokenizer:
         """The new text of `window`, which starts at 0, or at least context_tokens before the first unacknowledged token."""
         table, ids = self._bytes.table, window.tokens.tolist()
         tokens = [table[token] for token in ids]
-        space = "" if window.start else self._bytes.begin(ids, tokens)
+        space = "" if window.start or window.continues_text else self._bytes.begin(ids, tokens)
         data = b"".join(tokens)
         ends = [0, *accumulate(map(len, tokens))]  # the window's first i tokens end at byte ends[i]
         stop = _first_stop(data, ends, window) if window.stop_words else None
