@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
-from client.errors import GaplessError
-from client.options import add_parameters, add_url, chosen, read_value
-from client.parameters import Parameters
-from client.sync_client import Client
-from client.wire import Message, Piece, assistant, system, user
+from .errors import GaplessError
+from .options import add_parameters, add_url, chosen, read_value
+from .parameters import Parameters
+from .sync_client import Client
+from .wire import Message, Piece, assistant, system, user
 
 HELP = """\
 /help               this

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict, get_args, get_origin, get_type_hints
 
-from client.errors import RefusedError
+from .errors import RefusedError
 
 TIMEOUT = "timeout"  # no tensor: the request's own timeout, in microseconds
 FORMATS = {"INT32": "<i", "UINT64": "<Q", "FP32": "<f", "BOOL": "<?"}

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from client.errors import GaplessError, UnavailableError
+from .errors import GaplessError, UnavailableError
 
 
 @dataclass(frozen=True, slots=True)

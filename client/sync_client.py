@@ -10,10 +10,10 @@ from typing import Any, Self, Unpack
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from client.errors import FailedError, UnavailableError, from_grpc
-from client.parameters import Parameters
-from client.retries import Call, Retries
-from client.wire import CHANNEL_OPTIONS, Piece, Prompt, read_piece, request_message
+from .errors import FailedError, UnavailableError, from_grpc
+from .parameters import Parameters
+from .retries import Call, Retries
+from .wire import CHANNEL_OPTIONS, Piece, Prompt, read_piece, request_message
 
 
 class Client:

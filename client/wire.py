@@ -13,8 +13,8 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from client.errors import from_text
-from client.parameters import FORMATS, TABLE, TIMEOUT, check_names, packed, packed_text, timeout_us
+from .errors import from_text
+from .parameters import FORMATS, TABLE, TIMEOUT, check_names, packed, packed_text, timeout_us
 
 MODEL = "ensemble"
 LISTS = ("output_ids", "output_log_probs")  # outputs with a value for each token

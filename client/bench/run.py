@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from client.async_client import AsyncClient
-from client.bench.arrivals import Load, due_times
-from client.bench.inputs import Ask
-from client.errors import GaplessError
+from ..async_client import AsyncClient
+from ..errors import GaplessError
+from .arrivals import Load, due_times
+from .inputs import Ask
 
 
 @dataclass(slots=True)
