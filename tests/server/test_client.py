@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -203,6 +204,34 @@ def test_ctrl_c_ends_an_answer_and_not_the_chat(gapless: Gapless) -> None:
     terminal.wait_for("> ")
     terminal.type("/quit\r")
     assert terminal.close() == 0
+
+
+# --- the smallest client
+
+
+@pytest.fixture(scope="module")
+def bundled() -> Iterator[Gapless]:
+    served = Gapless()
+    yield served
+    assert served.stop() == 0, served.log
+
+
+def test_the_readmes_second_command_prints_the_answer_as_the_first_one_streams_it(bundled: Gapless) -> None:
+    readme = (ROOT / "README.md").read_text()
+    ((command, prompt),) = re.findall(r'^\.venv/bin/python (client/stream\.py) "(.*)"$', readme, re.MULTILINE)
+    words = [sys.executable, command, prompt, "--port", str(bundled.grpc_port)]
+    said = subprocess.run(words, check=False, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    chat = json.dumps([{"role": "user", "content": prompt}])
+    assert (said.returncode, said.stderr) == (0, "")
+    assert said.stdout == bundled.generate_stream(messages=chat).text + "\n"
+    assert "readAllLines" in said.stdout
+
+
+def test_the_smallest_client_says_what_was_refused(gapless: Gapless) -> None:
+    words = [sys.executable, "client/stream.py", "x", "--port", str(gapless.grpc_port), "--max-tokens", "0"]
+    said = subprocess.run(words, check=False, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (said.returncode, said.stdout) == (1, "")
+    assert "max_tokens = 0: must be a whole number" in said.stderr
 
 
 # --- the load test
