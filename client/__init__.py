@@ -1,6 +1,6 @@
 """A typed Python client for Gapless, over gRPC. It needs `tritonclient` and imports nothing of the server's.
 
-In this repository it is the package `client`; `pip install .` installs it as `gapless`. Inside it all imports are relative.
+In this repository it is the package `client`; `pip install .` installs it as `gapless`. Its imports are relative.
 
     from client import Client, user
 

@@ -50,7 +50,8 @@ def system(content: str) -> Message:
 class Piece:
     """An answer, or a piece of one. The last piece says why the answer ended.
 
-    A piece may have tokens and no text: half a character, or the beginning of a stop word, is held back until what follows is known.
+    A piece may have tokens and no text: half a character, or the beginning of a stop word, is held back until the
+    next token is known.
     """
 
     text: str

@@ -1,7 +1,7 @@
-"""Where the request log and the forests of a model lie: a directory for each checkpoint, found by what is in it.
+"""Where the request log and the forests of a model are: a directory for each checkpoint, named by its content.
 
-Answers of other models have other lengths. In a container every model is mounted at the same path, so the path does not tell them
-apart; the files do. The learner, the predictor and `make stats` ask here.
+Answers of other models have other lengths. In a container every model is mounted at the same path, so the path
+does not tell them apart; the files do. Called by the learner, the predictor and `make stats`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from pathlib import Path
 
 from python_backends.config import ROOT, Settings
 
-NUM_SAMPLES, SAMPLE_BYTES = 16, 4096  # of each weight file: fine-tuned models differ everywhere, and hashing all takes minutes
+# Of each weight file. Fine-tuned models differ everywhere, and to hash all of a large model takes minutes.
+NUM_SAMPLES, SAMPLE_BYTES = 16, 4096
 
 
 def directory_of(settings: Settings) -> Path:
-    """Of the model that is served. The name before its digest is for people only: a model that was renamed keeps its directory."""
+    """Of the served model. The name before the digest is for people: a renamed model keeps its directory."""
     parent, model = ROOT / settings.prediction.directory, settings.model_directory.resolve()
     digest = digest_of(model)
     known = sorted(parent.glob(f"*-{digest}"))
@@ -24,7 +25,7 @@ def directory_of(settings: Settings) -> Path:
 
 
 def adopt(settings: Settings) -> None:
-    """Gives the served model the directory that was named after its path before directories were named after checkpoints.
+    """Renames the directory of an older version, named after the model's path, if there is none yet.
 
     Only for the learner, before it writes. Raises OSError.
     """
@@ -35,7 +36,7 @@ def adopt(settings: Settings) -> None:
 
 
 def digest_of(model: Path) -> str:
-    """16 hexadecimal digits over configuration, tokenizer and samples of the weights; the same wherever the checkpoint lies."""
+    """16 hexadecimal digits of configuration, tokenizer and samples of the weights; the path is not in it."""
     digest = hashlib.sha256()
     for name in ("config.json", "tokenizer.json"):
         digest.update((model / name).read_bytes() if (model / name).is_file() else b"\0")

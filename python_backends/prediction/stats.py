@@ -142,7 +142,8 @@ def main() -> int:
     parser.add_argument("--plot", type=Path, metavar="PATH", help="a picture: .svg or .png; default: stats.svg beside the log")
     asked = parser.parse_args()
     try:
-        directory = directory_of(load(asked.settings, dict(item.partition("=")[::2] for item in asked.overrides)))
+        overrides = dict(item.partition("=")[::2] for item in asked.overrides)
+        directory = directory_of(load(asked.settings, overrides))
         log = RequestLog(directory)
         found = outcomes(log, asked.last)
         log.close()

@@ -57,7 +57,7 @@ class Detokenizer:
 def num_new_tokens(window: TokenWindow, piece: Piece) -> int:
     """How many tokens `window` brings for the first time, up to and with the one that completed a stop word.
 
-    Their text may come later, when it is certain. A response counts its own tokens, as TensorRT-LLM's ensemble does.
+    Their text may come later, when it is certain. A response counts its own tokens, as in TensorRT-LLM's ensemble.
     """
     reached = window.start + len(window.tokens)
     return max(0, min(reached, piece.stopped_at or reached) - window.num_sent)

@@ -131,27 +131,31 @@ def _spans(trace_url: str) -> Spans | None:
 
 
 def _tells_of_tokens(window: TokenWindow, piece: Piece, scores: LogProbs | None) -> bool:
-    """Whether the client counts tokens, or wants their log-probabilities, and there are new ones, be their text certain or not."""
+    """Whether there are new tokens whose count or log-probabilities the client wants; their text may come later."""
     counts = window.num_output_tokens >= 0 and not window.silent and num_new_tokens(window, piece) > 0
     return counts or (scores is not None and len(scores.chosen) > 0)
 
 
 def _response(window: TokenWindow, piece: Piece, scores: LogProbs | None) -> Any:
-    """The ensemble's outputs, of the shapes that TensorRT-LLM's gives: text [1], everything else with a batch of one before it.
+    """The ensemble's outputs, in the shapes of TensorRT-LLM's: text_output [1], all others with a batch dimension.
 
-    The reason of the end comes with the last response only, counts only for those who asked. What is left out costs nothing.
+    Only the last response has the finish reason; counts are only for those who asked. What is left out costs
+    nothing.
     """
     outputs = [
         pb_utils.Tensor("text_output", np.array([piece.text.encode()], object)),
         pb_utils.Tensor("batch_index", np.zeros((1, 1), np.int32)),  # the row of the request, which has one
     ]
-    finish = Finish.STOP if piece.stopped_at and window.finish in (Finish.STOP, Finish.LENGTH) else window.finish
+    finish = window.finish
+    if piece.stopped_at and finish in (Finish.STOP, Finish.LENGTH):
+        finish = Finish.STOP
     if finish != Finish.RUNNING:
         outputs.append(pb_utils.Tensor("finish_reason", np.array([[finish.reason.encode()]], object)))
     if window.num_input_tokens >= 0:
         outputs.append(pb_utils.Tensor("num_input_tokens", np.array([[window.num_input_tokens]], np.int32)))
     if window.num_output_tokens >= 0:
-        outputs.append(pb_utils.Tensor("num_output_tokens", np.array([[num_new_tokens(window, piece)]], np.int32)))
+        count = num_new_tokens(window, piece)
+        outputs.append(pb_utils.Tensor("num_output_tokens", np.array([[count]], np.int32)))
     return pb_utils.InferenceResponse(outputs if scores is None else [*outputs, *_log_probs(window, scores)])
 
 

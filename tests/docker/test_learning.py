@@ -1,4 +1,4 @@
-"""What a container learns is in the volume: used again after `docker compose down` and `up`, and not by another model."""
+"""What a container learns is in the volume: used again after `down` and `up`, and not by another model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from tests.server.serving import wait_for
 pytestmark = pytest.mark.timeout(1200)
 
 QUICKLY = {"encoder_from": 20, "processor_share": 1, "sample_every_s": 0, "relearn_s": 5}
-TASKS = [json.loads(line)["messages"] for line in (ROOT / "client/bench/tasks.jsonl").read_text().splitlines()]
+LINES = (ROOT / "client/bench/tasks.jsonl").read_text().splitlines()
+TASKS = [json.loads(line)["messages"] for line in LINES]
 COUNT = """
 import sqlite3, sys
 print(sqlite3.connect(sys.argv[1]).execute("SELECT count(*) FROM answers").fetchone()[0])
@@ -41,8 +42,9 @@ def learning(composed: Composed, tmp_path_factory: pytest.TempPathFactory) -> It
 
 def ask(project: Composed, count: int) -> None:
     """So many tasks of the bundled model, whose answers end by themselves, a dozen at a time."""
+    asked = [TASKS[number % len(TASKS)] for number in range(count)]
     with Client(f"127.0.0.1:{project.grpc_port}") as client, ThreadPoolExecutor(12) as pool:
-        answers = pool.map(lambda number: client.generate(TASKS[number % len(TASKS)], max_tokens=100), range(count))
+        answers = pool.map(lambda messages: client.generate(messages, max_tokens=100), asked)
         assert all(answer.finish_reason for answer in answers)
 
 
@@ -81,7 +83,11 @@ def test_what_is_learned_outlives_down_and_up_and_is_each_models_own(learning: C
     learning.compose("down")
 
     weights = learning.model / "model.safetensors"
-    save_file({name: tensor * 1.02 for name, tensor in load_file(weights).items()}, weights, metadata={"format": "pt"})
+    save_file(
+        {name: tensor * 1.02 for name, tensor in load_file(weights).items()},
+        weights,
+        metadata={"format": "pt"},
+    )
     learning.up()
     ask(learning, 24)
     wait_for(lambda: len({name.split("/")[0] for name in files(learning)}) == 2, 60)

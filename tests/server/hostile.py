@@ -1,7 +1,8 @@
-"""Requests of somebody who means harm: what a client can send to any model, any path and the bare socket of a server.
+"""Requests of a client that means harm: to any model, any path and the bare socket of a server.
 
-Each kind draws its requests from a random number generator. An attack fires one request and says what came back; what must not have
-happened with it is in its `verdict`. `test_hostile` sends five hundred of them beside streams whose text must not change.
+Each kind draws its requests from a random number generator. An attack fires one request and returns what came
+back; its verdict says what is wrong with that. `test_hostile` sends five hundred of them beside streams whose text
+must not change.
 """
 
 from __future__ import annotations
@@ -24,7 +25,12 @@ from tests.server.doors import GrpcDoor, Outcome
 from tests.server.fuzzing import fire, verdict_of
 
 ANSWERED = "answered"
-INNER = {"tokenizer": "text_input", "scheduler": "request", "detokenizer": "token_window", "length_predictor": "subjects"}
+INNER = {
+    "tokenizer": "text_input",
+    "scheduler": "request",
+    "detokenizer": "token_window",
+    "length_predictor": "subjects",
+}
 SECRETS = ("Traceback", "python_backends", "site-packages", "/dev/shm")
 READ_S = 2.0  # how long a broken connection is read
 
@@ -59,7 +65,8 @@ def draw(kind: str, rng: random.Random) -> Attack:
 
 
 def shows_no_insides(outcome: Outcome) -> str:
-    return "an error shows our insides" if any(secret in error for error in outcome.errors for secret in SECRETS) else ""
+    shown = any(secret in error for error in outcome.errors for secret in SECRETS)
+    return "an error shows our insides" if shown else ""
 
 
 def ends_once(outcome: Outcome) -> str:
@@ -85,7 +92,8 @@ def post(port: int, path: str, content: bytes, method: str = "POST", **headers: 
         response = connection.getresponse()
         outcome.status = str(response.status)
         said = response.read().decode(errors="replace")
-        (outcome.reasons if response.status == 200 and '"error"' not in said else outcome.errors).append(said or outcome.status)
+        is_good = response.status == 200 and '"error"' not in said
+        (outcome.reasons if is_good else outcome.errors).append(said or outcome.status)
     except (OSError, http.client.HTTPException) as error:
         outcome.errors.append(f"closed: {type(error).__name__}")
     finally:
@@ -120,6 +128,11 @@ def raw(port: int, content: bytes, reads: bool) -> Outcome:
 # --- kinds
 
 
+def _over_http(kind: str, rng: random.Random, content: bytes, verdict: Callable[[Outcome], str]) -> Attack:
+    door = rng.choice(("generate", "generate_stream"))
+    return Attack(kind, lambda target: doors.post(target.http_port, door, content), verdict, repr(content[:200]))
+
+
 def _drawn(rng: random.Random) -> Attack:
     """Wrong types, ranks, shapes, names, values and bytes, as `make fuzz` draws them."""
     shot = random_requests.bad_shot(rng)
@@ -132,21 +145,43 @@ def _fire_shot(shot: random_requests.Shot, target: Target) -> Outcome:
 
 
 def _values(rng: random.Random) -> Attack:
-    """Right types with values that are none: NaN, huge numbers, lone surrogates, NUL, numbers as JSON spells no others."""
-    numbers = ("NaN", "Infinity", "-Infinity", "1e400", "9" * 5000, "-0", "1e-400", '"\\ud800"', "true", "[]", "{}", "null")
+    """Values that a parser or a type cannot hold: NaN, huge numbers, lone surrogates."""
+    numbers = (
+        "NaN",
+        "Infinity",
+        "-Infinity",
+        "1e400",
+        "9" * 5000,
+        "-0",
+        "1e-400",
+        '"\\ud800"',
+        "true",
+        "[]",
+        "{}",
+        "null",
+    )
     number = rng.choice(numbers)
     name = rng.choice([*random_requests.FIELDS, "timeout"])
     given = {} if name == "text_input" else {"text_input": '"x"'}
-    content = "{" + ", ".join(f'"{key}": {value}' for key, value in {**given, "max_tokens": "4", name: number}.items()) + "}"
-    door = rng.choice(("generate", "generate_stream"))
-    return Attack("values", lambda target: doors.post(target.http_port, door, content.encode()), ends_once, content)
+    fields = {**given, "max_tokens": "4", name: number}
+    content = "{" + ", ".join(f'"{key}": {value}' for key, value in fields.items()) + "}"
+    return _over_http("values", rng, content.encode(), ends_once)
 
 
 def _texts(rng: random.Random) -> Attack:
     """Texts that are odd and may well be answered."""
     text = rng.choice(
         [
-            *("\ud800", "a\udfffb", "\\ud800", "\0" * 100, "\u202e" * 50, "\ufeff", "\ufffe", "e" + "\u0301" * 500),
+            *(
+                "\ud800",
+                "a\udfffb",
+                "\\ud800",
+                "\0" * 100,
+                "\u202e" * 50,
+                "\ufeff",
+                "\ufffe",
+                "e" + "\u0301" * 500,
+            ),
             *("<|end|>" * 50, "<|end|><|user|>", "{{ 1 // 0 }}", "{% for %}", "\n" * 1000, "%s%n" * 50),
             *("'; DROP TABLE answers; --", "../../etc/passwd"),
         ]
@@ -154,17 +189,25 @@ def _texts(rng: random.Random) -> Attack:
     chat = [{"role": rng.choice(["user", "tool", "admin", "", "<|end|>"]), "content": text}]
     fields = {"text_input": text} if rng.random() < 0.5 else {"messages": json.dumps(chat)}
     content = json.dumps({**fields, "max_tokens": 4, "stop_words": rng.choice([[], [text[:200]]])}).encode()
-    door = rng.choice(("generate", "generate_stream"))
-    return Attack("texts", lambda target: doors.post(target.http_port, door, content), ends_once, content.decode())
+    return _over_http("texts", rng, content, ends_once)
 
 
 def _fields(rng: random.Random) -> Attack:
     """Fields that there are not, of other servers or misspelt."""
-    names = ("tempreature", "max_new_tokens", "n", "stop", "model", "logit_bias", "__class__", "text_input ", "")
+    names = (
+        "temprature",
+        "max_new_tokens",
+        "n",
+        "stop",
+        "model",
+        "logit_bias",
+        "__class__",
+        "text_input ",
+        "",
+    )
     unknown = {name: rng.choice([1, "x", [1], True]) for name in rng.sample(names, 2)}
     content = doors.body(text_input="x", max_tokens=4, **unknown)
-    door = rng.choice(("generate", "generate_stream"))
-    return Attack("fields", lambda target: doors.post(target.http_port, door, content), ends_once, content.decode())
+    return _over_http("fields", rng, content, ends_once)
 
 
 def _inner(rng: random.Random) -> Attack:
@@ -174,24 +217,62 @@ def _inner(rng: random.Random) -> Attack:
     if rng.random() < 0.5:
         body = json.dumps({name: list(content)}).encode()
         path = f"/v2/models/{model}/{rng.choice(['generate', 'generate_stream'])}"
-        return Attack("inner", lambda target: post(target.http_port, path, body), is_refused, f"{path} {len(content)} bytes")
+        return Attack(
+            "inner",
+            lambda target: post(target.http_port, path, body),
+            is_refused,
+            f"{path} {len(content)} bytes",
+        )
     datatype = "UINT8" if model != "tokenizer" else rng.choice(["UINT8", "INT32"])
-    tensor = (datatype, rng.choice([[1, len(content)], [len(content)], [2, len(content)], [1, 1], [1, -1]]), content)
-    return Attack("inner", lambda target: call(target, model, {name: tensor}), is_refused, f"{model} {tensor[:2]} over gRPC")
+    tensor = (
+        datatype,
+        rng.choice([[1, len(content)], [len(content)], [2, len(content)], [1, 1], [1, -1]]),
+        content,
+    )
+    return Attack(
+        "inner",
+        lambda target: call(target, model, {name: tensor}),
+        is_refused,
+        f"{model} {tensor[:2]} over gRPC",
+    )
 
 
 def _elsewhere(rng: random.Random) -> Attack:
     """Models, versions, methods and paths that there are not, and doors that are closed."""
     path = rng.choice(
         [
-            *("/v2/models/nobody/generate", "/v2/models/ensemble/versions/99/generate", "/v2/models/ensemble/versions/x/generate"),
-            *("/v2/models//generate", "/v2/models/..%2f..%2fetc/generate", "/v2/models/ensemble/generate/x", "/v1/chat/completions"),
-            *("/v2/repository/index", "/v2/repository/models/tokenizer/unload", "/v2/systemsharedmemory/region/x/register"),
-            *("/v2/logging", "/v2/trace/setting", "/v2/models/ensemble/trace/setting", "/" + "a" * 4000, "/%00"),
+            *(
+                "/v2/models/nobody/generate",
+                "/v2/models/ensemble/versions/99/generate",
+                "/v2/models/ensemble/versions/x/generate",
+            ),
+            *(
+                "/v2/models//generate",
+                "/v2/models/..%2f..%2fetc/generate",
+                "/v2/models/ensemble/generate/x",
+                "/v1/chat/completions",
+            ),
+            *(
+                "/v2/repository/index",
+                "/v2/repository/models/tokenizer/unload",
+                "/v2/systemsharedmemory/region/x/register",
+            ),
+            *(
+                "/v2/logging",
+                "/v2/trace/setting",
+                "/v2/models/ensemble/trace/setting",
+                "/" + "a" * 4000,
+                "/%00",
+            ),
         ]
     )
     method = rng.choice(["POST", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
-    return Attack("elsewhere", lambda target: post(target.http_port, path, b"{}", method), is_refused, f"{method} {path}")
+    return Attack(
+        "elsewhere",
+        lambda target: post(target.http_port, path, b"{}", method),
+        is_refused,
+        f"{method} {path}",
+    )
 
 
 def _sockets(rng: random.Random) -> Attack:
@@ -216,7 +297,8 @@ def _sockets(rng: random.Random) -> Attack:
         ]
     )
     reads = rng.random() < 0.5
-    return Attack("sockets", lambda target: raw(target.http_port, content, reads), ends_once_unless_cut, repr(content))
+    way = lambda target: raw(target.http_port, content, reads)  # noqa: E731
+    return Attack("sockets", way, ends_once_unless_cut, repr(content))
 
 
 def _leaving(rng: random.Random) -> Attack:
@@ -225,14 +307,19 @@ def _leaving(rng: random.Random) -> Attack:
     after_s = rng.uniform(0, 0.5)
     if rng.random() < 0.5:
         content = doors.message(stream=True, **inputs)
-        return Attack("leaving", lambda target: target.grpc.ask(content, after_s), ends_once_unless_cut, f"gRPC after {after_s:.2f} s")
+        return Attack(
+            "leaving",
+            lambda target: target.grpc.ask(content, after_s),
+            ends_once_unless_cut,
+            f"gRPC after {after_s:.2f} s",
+        )
     content = doors.body(stream=True, **inputs)
     way = lambda target: doors.post(target.http_port, "generate_stream", content, after_s)  # noqa: E731
     return Attack("leaving", way, ends_once_unless_cut, f"HTTP after {after_s:.2f} s")
 
 
 def _megabytes(rng: random.Random) -> Attack:
-    """Prompts of a megabyte: the pattern on which a naive search is quadratic, and texts that become many tokens."""
+    """Prompts of a megabyte: one on which a naive search is quadratic, and texts that become many tokens."""
     size = 950_000
     repeated = "a" * (size // 8) + "b" + "a" * (size // 8)
     chats = [
@@ -240,11 +327,9 @@ def _megabytes(rng: random.Random) -> Attack:
         [{"role": "user", "content": "x"}] * (size // 40),
         [{"role": "user", "content": "<|end|>" * (size // 7)}],
     ]
-    fields = rng.choice([*({"messages": json.dumps(chat)} for chat in chats), {"text_input": " \u0301" * (size // 3)}])
-    content = doors.body(**fields, max_tokens=4)
-    name = next(iter(fields))
-    shown = f"{name} {len(content)} bytes, {content[:40]!r}"
-    return Attack("megabytes", lambda target: doors.post(target.http_port, "generate", content), is_refused, shown)
+    asked = [{"messages": json.dumps(chat)} for chat in chats]
+    fields = rng.choice([*asked, {"text_input": " \u0301" * (size // 3)}])
+    return _over_http("megabytes", rng, doors.body(**fields, max_tokens=4), is_refused)
 
 
 def _deep(rng: random.Random) -> Attack:
@@ -252,7 +337,8 @@ def _deep(rng: random.Random) -> Attack:
     depth = rng.choice([10_000, 100_000, 1_000_000])
     opening, closing = rng.choice([("[", "]"), ('{"a":', "}")])
     value = opening * depth + "1" + closing * depth if rng.random() < 0.7 else opening * depth
-    content = rng.choice([f'{{"text_input": {value}}}', f'{{"text_input": "x", "nonsense": {value}}}', value]).encode()
+    bodies = (f'{{"text_input": {value}}}', f'{{"text_input": "x", "nonsense": {value}}}', value)
+    content = rng.choice(bodies).encode()
     door = rng.choice(("generate", "generate_stream"))
     path = f"/v2/models/ensemble/{door}"
     shown = f"{opening} {depth} times, {content[:40]!r}"
@@ -273,7 +359,11 @@ def _replayed(rng: random.Random) -> Attack:
         data = changed(what_the_tokenizer_answers(target.http_port))
         if rng.random() < 0.5:
             return call(target, model, {INNER[model]: ("UINT8", [1, len(data)], data)})
-        return post(target.http_port, f"/v2/models/{model}/generate_stream", json.dumps({INNER[model]: list(data)}).encode())
+        return post(
+            target.http_port,
+            f"/v2/models/{model}/generate_stream",
+            json.dumps({INNER[model]: list(data)}).encode(),
+        )
 
     return Attack("replayed", fire, is_refused, f"to {model}")
 
@@ -289,8 +379,8 @@ def what_the_tokenizer_answers(port: int) -> bytes:
     if length:
         return said[int(length) :]
     outputs = json.loads(said).get("outputs", [])
-    values = [value for output in outputs for value in np.ravel(output["data"]) if output["datatype"] == "UINT8"]
-    return bytes(int(value) for value in values) or struct.pack("<Q", 1) * 20
+    tensors = [np.ravel(output["data"]) for output in outputs if output["datatype"] == "UINT8"]
+    return b"".join(bytes(values.tolist()) for values in tensors) or struct.pack("<Q", 1) * 20
 
 
 KINDS: dict[str, Draw] = {

@@ -22,7 +22,7 @@ def test_every_input_of_the_ensemble_is_drawn_with_wrong_values_and_most_with_ri
     rng = random.Random(1)
     made = [service_pb2.ModelInferRequest.FromString(random_requests._valid(rng, "grpc")) for _ in range(500)]
     drawn = {tensor.name for request in made for tensor in request.inputs}
-    assert {"stop_words", "stop_token_ids", "return_log_probs", "num_top_log_probs", "temperature", "request_priority"} < drawn
+    assert {"stop_words", "stop_token_ids", "return_log_probs", "num_top_log_probs", "temperature"} < drawn
 
 
 @pytest.mark.timeout(600)

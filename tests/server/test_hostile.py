@@ -1,14 +1,13 @@
 """Five hundred hostile requests beside eight streams, four over HTTP and four over gRPC.
 
-No text changes, no process dies, no slot is kept. `test_fuzz` draws most of its requests right or nearly right; here none is
-meant well, and inner models, paths and bare sockets are asked as well.
+No text changes, no process dies, no slot is kept. `test_fuzz` draws most of its requests right or nearly right;
+here none is meant well, and inner models, paths and bare sockets are asked as well.
 """
 
 from __future__ import annotations
 
 import random
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -105,11 +104,12 @@ def test_hostile_requests_harm_nobody(gapless: Gapless, expected: Expected, kind
     before = pids_of(gapless)
     with controls_of(gapless) as report:
         problems = attack(gapless, shots)
-    assert problems == [], f"{Counter(problem.split(',')[1] for problem in problems)}\n" + "\n".join(problems[:10])
+    assert problems == [], "\n".join([f"{len(problems)} problems", *problems[:10]])
     assert report.problems == []
     assert report.num_control_answers >= NUM_CONTROLS
     assert pids_of(gapless) == before, gapless.log[-2000:]
     wait_for(gapless.is_idle, 60)
     assert gapless.metrics()["gapless_slots_busy"] == 0
     assert gapless.metrics()["gapless_instance_losses_total"] == 0
-    assert gapless.generate(text_input=PROMPT, max_tokens=20)["text_output"] == expected.text(PROMPT, max_tokens=20)
+    answer = gapless.generate(text_input=PROMPT, max_tokens=20)
+    assert answer["text_output"] == expected.text(PROMPT, max_tokens=20)

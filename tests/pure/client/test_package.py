@@ -34,7 +34,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ignored = shutil.ignore_patterns(".*", "__pycache__", "models", "docs", "run")
     shutil.copytree(ROOT, source, ignore=ignored)
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
-    done = subprocess.run([*command, "--wheel-dir", str(built), str(source)], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [*command, "--wheel-dir", str(built), str(source)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert not (source / "build/lib").exists(), "build/ has other things"
     (made,) = built.glob("*.whl")

@@ -212,7 +212,7 @@ def counts(count: int) -> list[tuple[str, str, list[int], bytes]]:
 
 @pytest.mark.parametrize("pieces_of", [pieces_of, pieces_of_async])
 def test_pieces_without_text_bring_their_tokens_too(pieces_of: Callable[[FakeStub], list[Piece]]) -> None:
-    """Half a character and the beginning of a stop word have tokens, log-probabilities and a count, but no text yet."""
+    """Half a character and the beginning of a stop word have tokens and log-probabilities, but no text yet."""
     script = [response("a"), response(), response(), response("\u0928"), response("", "stop")]
     for made, ids in zip(script, [(1,), (2, 3), (), (4,), (5,)], strict=True):
         for name, dtype, shape, data in [*(scores(*ids) if ids else []), *counts(len(ids))]:
