@@ -195,7 +195,7 @@ def _texts(rng: random.Random) -> Attack:
 def _fields(rng: random.Random) -> Attack:
     """Fields that there are not, of other servers or misspelt."""
     names = (
-        "temprature",
+        "heat",
         "max_new_tokens",
         "n",
         "stop",
