@@ -1,5 +1,7 @@
 """A typed Python client for Gapless, over gRPC. It needs `tritonclient` and imports nothing of the server's.
 
+In this repository it is the package `client`; `pip install .` installs it as `gapless`. Its imports are relative.
+
     from client import Client, user
 
     with Client("127.0.0.1:8001") as client:
@@ -9,12 +11,12 @@
 `AsyncClient` is the same for asyncio. Every parameter of a request stands in `client/parameters.py`; docs/client.md tells the rest.
 """
 
-from client.async_client import AsyncClient
-from client.errors import FailedError, GaplessError, RefusedError, TimedOutError, UnavailableError
-from client.parameters import Parameters
-from client.retries import Retries
-from client.sync_client import Client
-from client.wire import Message, Piece, Prompt, assistant, system, user
+from .async_client import AsyncClient
+from .errors import FailedError, GaplessError, RefusedError, TimedOutError, UnavailableError
+from .parameters import Parameters
+from .retries import Retries
+from .sync_client import Client
+from .wire import Message, Piece, Prompt, assistant, system, user
 
 __all__ = [
     "AsyncClient",

@@ -11,10 +11,10 @@ import grpc
 import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from client.errors import FailedError, UnavailableError, from_grpc
-from client.parameters import Parameters
-from client.retries import Call, Retries
-from client.wire import CHANNEL_OPTIONS, Piece, Prompt, read_piece, request_message
+from .errors import FailedError, UnavailableError, from_grpc
+from .parameters import Parameters
+from .retries import Call, Retries
+from .wire import CHANNEL_OPTIONS, Piece, Prompt, read_piece, request_message
 
 
 class AsyncClient:
@@ -70,8 +70,8 @@ class AsyncClient:
             try:
                 async for response in call:
                     piece = read_piece(response)
-                    if piece.text or piece.finish_reason:  # an empty chunk only shows that the connection is alive
-                        tries.has_text = True
+                    if piece.says_something:  # an empty chunk only shows that the connection is alive
+                        tries.has_begun = True
                         yield piece
                     if piece.finish_reason:
                         return

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
-from client.errors import GaplessError
-from client.options import add_parameters, add_url, chosen, read_value
-from client.parameters import Parameters
-from client.sync_client import Client
-from client.wire import Message, Piece, assistant, system, user
+from .errors import GaplessError
+from .options import add_parameters, add_url, chosen, read_value
+from .parameters import Parameters
+from .sync_client import Client
+from .wire import Message, Piece, assistant, system, user
 
 HELP = """\
 /help               this
@@ -47,7 +47,7 @@ class Pace:
         if piece.text and not self.first_s:
             self.first_s = now_s
         self.last_s = now_s
-        self.num_tokens = piece.num_output_tokens or self.num_tokens
+        self.num_tokens += piece.num_output_tokens or 0
 
     def __str__(self) -> str:
         said = [f"{self.num_tokens} token{'s' if self.num_tokens != 1 else ''}"]

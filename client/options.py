@@ -6,8 +6,8 @@ import argparse
 import shlex
 from typing import Any, cast
 
-from client.errors import RefusedError
-from client.parameters import TABLE, Parameters, Row
+from .errors import RefusedError
+from .parameters import TABLE, Parameters, Row
 
 OURS = ("return_num_input_tokens", "return_num_output_tokens", "exclude_input_in_output", "return_log_probs", "num_top_log_probs")
 TRUTH = {"true": True, "false": False}

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict, get_args, get_origin, get_type_hints
 
-from client.errors import RefusedError
+from .errors import RefusedError
 
 TIMEOUT = "timeout"  # no tensor: the request's own timeout, in microseconds
 FORMATS = {"INT32": "<i", "UINT64": "<Q", "FP32": "<f", "BOOL": "<?"}
@@ -47,7 +47,7 @@ class Parameters(TypedDict, total=False):
     return_log_probs: Annotated[bool, As("BOOL", "adds the log-probabilities of the answer's tokens")]
     num_top_log_probs: Annotated[int, As("INT32", "adds the so many likeliest tokens beside each, with their log-probabilities")]
     return_num_input_tokens: Annotated[bool, As("BOOL", "adds the length of the prompt, in tokens")]
-    return_num_output_tokens: Annotated[bool, As("BOOL", "adds the length of the answer, in tokens")]
+    return_num_output_tokens: Annotated[bool, As("BOOL", "adds the number of tokens of each piece of the answer")]
     lora_name: Annotated[str, As("BYTES", "the adapter to answer with")]
     lora_task_id: Annotated[int, As("UINT64", "the same by number, as TensorRT-LLM's clients say it")]
     instruction: Annotated[str, As("BYTES", "what the text asks for: for predicting the answer's length")]

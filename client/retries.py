@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from client.errors import GaplessError, UnavailableError
+from .errors import GaplessError, UnavailableError
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Call:
         self._clock = clock
         self._end_s = None if timeout_s is None else clock() + timeout_s
         self._failed = 0
-        self.has_text = False
+        self.has_begun = False
 
     def left_s(self) -> float | None:
         """None is for ever."""
@@ -44,7 +44,7 @@ class Call:
     def pause_s(self, error: GaplessError) -> float:
         """How long to wait after an attempt has failed with `error`. Raises `error` if another one is not worth it."""
         self._failed += 1
-        if not isinstance(error, UnavailableError) or self.has_text or self._failed >= self._retries.attempts:
+        if not isinstance(error, UnavailableError) or self.has_begun or self._failed >= self._retries.attempts:
             raise error
         pause_s, left_s = self._retries.pause_s(self._failed), self.left_s()
         if left_s is not None and pause_s >= left_s:

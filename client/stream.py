@@ -43,7 +43,7 @@ def read(answers: queue.SimpleQueue[Any]) -> None:
         result, error = answers.get()
         if error is not None:
             raise error
-        print(result.as_numpy("text_output")[0, 0].decode(), end="", flush=True)
+        print(result.as_numpy("text_output")[0].decode(), end="", flush=True)
         if result.as_numpy("finish_reason") is not None:
             print()
             return

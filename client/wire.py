@@ -13,8 +13,8 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from client.errors import from_text
-from client.parameters import FORMATS, TABLE, TIMEOUT, check_names, packed, packed_text, timeout_us
+from .errors import from_text
+from .parameters import FORMATS, TABLE, TIMEOUT, check_names, packed, packed_text, timeout_us
 
 MODEL = "ensemble"
 LISTS = ("output_ids", "output_log_probs")  # outputs with a value for each token
@@ -48,17 +48,26 @@ def system(content: str) -> Message:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """An answer, or a piece of one. The last piece says why the answer ended, and may have no text."""
+    """An answer, or a piece of one. The last piece says why the answer ended.
+
+    A piece may have tokens and no text: half a character, or the beginning of a stop word, is held back until the
+    next token is known.
+    """
 
     text: str
     finish_reason: str = ""  # stop | length | cancelled | deadline; empty: there is more to come
     num_input_tokens: int | None = None  # of those who asked (return_num_input_tokens)
-    num_output_tokens: int | None = None  # so far
+    num_output_tokens: int | None = None  # of this piece; all pieces together are the answer's
     output_ids: tuple[int, ...] = ()  # the tokens of this piece, and of each its log-probability (return_log_probs)
     output_log_probs: tuple[float, ...] = ()
     cum_log_probs: float | None = None  # their sum from the beginning
     top_ids: tuple[tuple[int, ...], ...] = ()  # [token][rank] (num_top_log_probs)
     top_log_probs: tuple[tuple[float, ...], ...] = ()
+
+    @property
+    def says_something(self) -> bool:
+        """False for one that only shows that the connection is alive."""
+        return bool(self.text or self.finish_reason or self.output_ids or self.num_output_tokens)
 
 
 def request_message(prompt: Prompt, stream: bool, parameters: Mapping[str, Any]) -> Any:

@@ -7,7 +7,6 @@ reads it back from there. The comments in `gapless.toml` explain each field; a t
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import tomllib
 import typing
@@ -158,12 +157,6 @@ class Settings:
     def model_directory(self) -> Path:
         path = Path(self.model.directory)
         return path if path.is_absolute() else ROOT / path
-
-    @property
-    def prediction_directory(self) -> Path:
-        """Each model's own: others answer at other lengths."""
-        model = self.model_directory.resolve()
-        return ROOT / self.prediction.directory / f"{model.name}-{hashlib.sha256(str(model).encode()).hexdigest()[:8]}"
 
 
 _CHOICES = {

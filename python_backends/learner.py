@@ -23,6 +23,7 @@ from python_backends.config import PredictionSettings, undump
 from python_backends.links import LearnerEnd
 from python_backends.messages import AnswerRecord
 from python_backends.prediction.learning import is_due, learn_apart
+from python_backends.prediction.place import adopt, directory_of
 from python_backends.prediction.request_log import RequestLog
 from python_backends.prediction.versions import current
 from python_backends.time_slice import stand_back
@@ -95,7 +96,8 @@ def main(run_directory: Path) -> None:
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, lambda signum, _frame: stopping.append(signum))
     settings = undump(run_directory / "settings.json")
-    directory = settings.prediction_directory
+    adopt(settings)
+    directory = directory_of(settings)
     held = lock(directory, lambda: bool(stopping))
     if held is None:
         return

@@ -95,6 +95,7 @@ class Request(Noun, frozen=True, eq=False):
     stop_words: tuple[str, ...] = ()
     stream: bool = False
     echo: str = ""  # text that goes before the answer (exclude_input_in_output = false)
+    continues_text: bool = False  # the answer continues the prompt's text; else it is a turn of a chat
     wants_num_input_tokens: bool = False
     wants_num_output_tokens: bool = False
     arrival_ns: int = 0  # time.monotonic_ns() at the door
@@ -149,8 +150,9 @@ class TokenWindow(Noun, frozen=True, eq=False):
     emit: bool = True  # send a response even if there is no new text (first chunks, last chunks); False may be swallowed
     silent: bool = False  # swallow the text too: an answer that is not streamed, on its way
     echo: str = ""
+    continues_text: bool = False  # the first token keeps the space that some tokenizers drop before a text
     num_input_tokens: int = -1  # -1: not asked for
-    num_output_tokens: int = -1
+    num_output_tokens: int = -1  # so far
     log_probs: LogProbs | None = None  # of the tokens from num_sent on; None: not asked for
     cum_log_prob: float = 0.0  # sum over the first num_sent tokens
 

@@ -19,4 +19,4 @@ ENV HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 EXPOSE 8000 8001 8002
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=5s --timeout=5s --start-period=600s --retries=3 CMD ["build/image/is-ready"]
-ENTRYPOINT ["python3", "-m", "python_backends.launcher", "--set", "server.address=0.0.0.0"]
+ENTRYPOINT ["python3", "-m", "python_backends.launcher", "--set", "server.address=0.0.0.0", "--set", "prediction.directory=/data"]

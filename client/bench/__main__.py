@@ -27,16 +27,16 @@ from typing import Any
 
 from tqdm import tqdm
 
-from client.async_client import AsyncClient
-from client.bench.arrivals import Load
-from client.bench.inputs import Ask, InputsError, asks, take
-from client.bench.plot import plot
-from client.bench.report import Limits, lines, provenance, summary
-from client.bench.run import Outcome, run
-from client.errors import GaplessError
-from client.options import add_parameters, add_url, chosen
-from client.retries import Retries
-from client.sync_client import Client
+from ..async_client import AsyncClient
+from ..errors import GaplessError
+from ..options import add_parameters, add_url, chosen
+from ..retries import Retries
+from ..sync_client import Client
+from .arrivals import Load
+from .inputs import Ask, InputsError, asks, take
+from .plot import plot
+from .report import Limits, lines, provenance, summary
+from .run import Outcome, run
 
 REQUESTS, QUICK_REQUESTS, WARM_UP = 200, 24, 4
 

@@ -11,8 +11,8 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from client.errors import GaplessError
-from client.wire import Prompt, request_message
+from ..errors import GaplessError
+from ..wire import Prompt, request_message
 
 TASKS = Path(__file__).with_name("tasks.jsonl")  # written by build/write_prompts.py
 RANDOM_TOKENS = 64  # of an answer to random words, which would end anywhere

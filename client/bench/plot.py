@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from client.bench.report import FIGURES, Limits
+from .report import FIGURES, Limits
 
 TITLES = {"ttft": "time to first token", "tpot": "time per output token", "e2e": "end to end"}
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from client.bench.arrivals import Load
-from client.bench.run import Outcome
+from .arrivals import Load
+from .run import Outcome
 
 PERCENTILES = (50, 90, 99)
 FIGURES = ("ttft", "tpot", "e2e")

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from client.async_client import AsyncClient
-from client.bench.arrivals import Load, due_times
-from client.bench.inputs import Ask
-from client.errors import GaplessError
+from ..async_client import AsyncClient
+from ..errors import GaplessError
+from .arrivals import Load, due_times
+from .inputs import Ask
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ async def answer(client: AsyncClient, ask: Ask, due_s: float) -> Outcome:
             if piece.text and not outcome.first_s:
                 outcome.first_s = outcome.end_s
             outcome.num_input_tokens = piece.num_input_tokens or outcome.num_input_tokens
-            outcome.num_output_tokens = piece.num_output_tokens or outcome.num_output_tokens
+            outcome.num_output_tokens += piece.num_output_tokens or 0
             outcome.finish_reason = piece.finish_reason
     except GaplessError as error:
         outcome.end_s = time.monotonic()

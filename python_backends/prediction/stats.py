@@ -22,6 +22,7 @@ from rich.table import Table
 
 from python_backends.config import ROOT, SettingsError, load
 from python_backends.prediction.lengths import LEVELS
+from python_backends.prediction.place import directory_of
 from python_backends.prediction.request_log import FILE, RequestLog
 from python_backends.prediction.versions import Version, current
 from python_backends.request import QUANTILE_LEVELS, Floats
@@ -141,7 +142,8 @@ def main() -> int:
     parser.add_argument("--plot", type=Path, metavar="PATH", help="a picture: .svg or .png; default: stats.svg beside the log")
     asked = parser.parse_args()
     try:
-        directory = load(asked.settings, dict(item.partition("=")[::2] for item in asked.overrides)).prediction_directory
+        overrides = dict(item.partition("=")[::2] for item in asked.overrides)
+        directory = directory_of(load(asked.settings, overrides))
         log = RequestLog(directory)
         found = outcomes(log, asked.last)
         log.close()

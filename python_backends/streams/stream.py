@@ -137,6 +137,7 @@ class Stream:
             emit=emit,
             silent=silent,
             echo=self._echo(),
+            continues_text=request.continues_text,
             num_input_tokens=len(request.prompt) if request.wants_num_input_tokens else -1,
             num_output_tokens=len(self.tokens) if request.wants_num_output_tokens else -1,
             log_probs=None if scores is None else scores.since(num_sent),

@@ -43,7 +43,7 @@ class Detokenizer:
         """The new text of `window`, which starts at 0, or at least context_tokens before the first unacknowledged token."""
         table, ids = self._bytes.table, window.tokens.tolist()
         tokens = [table[token] for token in ids]
-        space = "" if window.start else self._bytes.begin(ids, tokens)
+        space = "" if window.start or window.continues_text else self._bytes.begin(ids, tokens)
         data = b"".join(tokens)
         ends = [0, *accumulate(map(len, tokens))]  # the window's first i tokens end at byte ends[i]
         stop = _first_stop(data, ends, window) if window.stop_words else None
@@ -54,14 +54,20 @@ class Detokenizer:
         return Piece(echo + _new_text(data, ends, window, stop), stopped_at)
 
 
-def new_log_probs(window: TokenWindow, piece: Piece) -> LogProbs | None:
-    """Of the tokens that `window` brings for the first time, up to and with the one that completed a stop word.
+def num_new_tokens(window: TokenWindow, piece: Piece) -> int:
+    """How many tokens `window` brings for the first time, up to and with the one that completed a stop word.
 
-    Their text may come later, when it is certain. None if they were not asked for.
+    Their text may come later, when it is certain. A response counts its own tokens, as in TensorRT-LLM's ensemble.
     """
+    reached = window.start + len(window.tokens)
+    return max(0, min(reached, piece.stopped_at or reached) - window.num_sent)
+
+
+def new_log_probs(window: TokenWindow, piece: Piece) -> LogProbs | None:
+    """Of the tokens that `num_new_tokens` counts. None if they were not asked for."""
     if window.log_probs is None or not piece.stopped_at:
         return window.log_probs
-    return window.log_probs.first(max(0, min(piece.stopped_at - window.num_sent, len(window.log_probs.chosen))))
+    return window.log_probs.first(min(num_new_tokens(window, piece), len(window.log_probs.chosen)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,7 @@ class Door:
             sampling=self._sampling(ask, len(prompt)),
             stop_words=ask.stop_words,
             stream=ask.stream,
+            continues_text=ask.text is not None,
             echo=self.special.readable(draft.prompt) if ask.wants_echo else "",
             wants_num_input_tokens=ask.wants_num_input_tokens,
             wants_num_output_tokens=ask.wants_num_output_tokens,

@@ -1,7 +1,8 @@
 """What each token adds to an answer, as bytes: one table per vocabulary, made once from the tokenizer's decoder.
 
 The bytes of an answer are those of its tokens, one after the other; half characters meet their other half that way. Only the token
-with which an answer begins may have others: SentencePiece drops the space before it. Made for the detokenizer.
+with which a text begins may have others: SentencePiece drops the space before it. An answer in a chat is such a
+text; one that continues a plain prompt is not. Made for the detokenizer.
 """
 
 from __future__ import annotations

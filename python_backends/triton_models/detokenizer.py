@@ -19,7 +19,7 @@ from python_backends.links import FeedbackEnd
 from python_backends.messages import reader
 from python_backends.request import Feedback, Finish, Idle, LogProbs, TokenWindow
 from python_backends.text.checkpoint import read_checkpoint
-from python_backends.text.detokenizer import Detokenizer, Piece, new_log_probs
+from python_backends.text.detokenizer import Detokenizer, Piece, new_log_probs, num_new_tokens
 from python_backends.triton_models.tensors import Blobs, ForgedError, effective_settings, failure, final, run_directory
 
 if TYPE_CHECKING:
@@ -104,12 +104,10 @@ class TritonPythonModel:
     def _answer(self, sender: Any, window: TokenWindow, gone: bool) -> Feedback:
         piece = self._detokenizer.piece(window)
         scores = new_log_probs(window, piece)
-        answered = bool(piece.text) or window.emit or (scores is not None and len(scores.chosen) > 0)
+        answered = bool(piece.text) or window.emit or _tells_of_tokens(window, piece, scores)
         response = _response(window, piece, scores) if answered else None
-        if (
-            len(piece.text) + len(window.tokens) > LARGE
-        ):  # there may be no shared memory for it, and then a final call closes the sender
-            sender.send(response)
+        if response is not None and len(piece.text) + len(window.tokens) > LARGE:
+            sender.send(response)  # there may be no shared memory for it, and a final call would close the sender
             response = None
         final(sender, response)
         return Feedback(window.request_id, window.start + len(window.tokens), piece.stopped_at, gone, answered)
@@ -140,17 +138,32 @@ def _spans(trace_url: str) -> Spans | None:
     return Spans(trace_url)
 
 
+def _tells_of_tokens(window: TokenWindow, piece: Piece, scores: LogProbs | None) -> bool:
+    """Whether there are new tokens whose count or log-probabilities the client wants; their text may come later."""
+    counts = window.num_output_tokens >= 0 and not window.silent and num_new_tokens(window, piece) > 0
+    return counts or (scores is not None and len(scores.chosen) > 0)
+
+
 def _response(window: TokenWindow, piece: Piece, scores: LogProbs | None) -> Any:
-    """The ensemble's outputs: why it ended with the last one only, counts only for those who asked. What is left out costs nothing."""
-    outputs = [pb_utils.Tensor("text_output", np.array([[piece.text.encode()]], object))]
-    finish, num_output = window.finish, window.num_output_tokens
+    """The ensemble's outputs, in the shapes of TensorRT-LLM's: text_output [1], all others with a batch dimension.
+
+    Only the last response has the finish reason; counts are only for those who asked. What is left out costs
+    nothing.
+    """
+    outputs = [
+        pb_utils.Tensor("text_output", np.array([piece.text.encode()], object)),
+        pb_utils.Tensor("batch_index", np.zeros((1, 1), np.int32)),  # the row of the request, which has one
+    ]
+    finish = window.finish
     if piece.stopped_at and finish in (Finish.STOP, Finish.LENGTH):
-        finish, num_output = Finish.STOP, min(num_output, piece.stopped_at)
+        finish = Finish.STOP
     if finish != Finish.RUNNING:
         outputs.append(pb_utils.Tensor("finish_reason", np.array([[finish.reason.encode()]], object)))
-    for name, count in (("num_input_tokens", window.num_input_tokens), ("num_output_tokens", num_output)):
-        if count >= 0:
-            outputs.append(pb_utils.Tensor(name, np.array([[count]], np.int32)))
+    if window.num_input_tokens >= 0:
+        outputs.append(pb_utils.Tensor("num_input_tokens", np.array([[window.num_input_tokens]], np.int32)))
+    if window.num_output_tokens >= 0:
+        count = num_new_tokens(window, piece)
+        outputs.append(pb_utils.Tensor("num_output_tokens", np.array([[count]], np.int32)))
     return pb_utils.InferenceResponse(outputs if scores is None else [*outputs, *_log_probs(window, scores)])
 
 

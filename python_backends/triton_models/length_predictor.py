@@ -19,6 +19,7 @@ from python_backends.config import PredictionSettings
 from python_backends.messages import LengthAnswer, reader
 from python_backends.prediction.budget import Budget
 from python_backends.prediction.encoder import Encoder, SentenceEncoder
+from python_backends.prediction.place import directory_of
 from python_backends.prediction.predictor import Predictor
 from python_backends.request import Subject
 from python_backends.time_slice import stand_back
@@ -37,7 +38,7 @@ class TritonPythonModel:
         asked: PredictionSettings = settings.prediction
         budget = Budget(asked.processor_share * len(os.sched_getaffinity(0)), time.monotonic)
         self._blobs = Blobs()
-        self._predictor = Predictor(asked, settings.prediction_directory, lambda: _encoder(asked.encoder), budget)
+        self._predictor = Predictor(asked, directory_of(settings), lambda: _encoder(asked.encoder), budget)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Each asks for any number of subjects; all are encoded together."""

@@ -9,6 +9,7 @@ import pytest
 
 from python_backends.config import load
 from python_backends.prediction import stats
+from python_backends.prediction.place import directory_of
 from python_backends.prediction.request_log import RequestLog
 from python_backends.prediction.versions import CURRENT
 from python_backends.request import Finish
@@ -20,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[Path, object]:
     overrides = {"prediction.directory": str(tmp_path)}
-    directory = load(ROOT / "gapless.toml", overrides).prediction_directory
+    directory = directory_of(load(ROOT / "gapless.toml", overrides))
     monkeypatch.setenv("COLUMNS", "150")
     monkeypatch.setattr(sys, "argv", ["stats", "--set", f"prediction.directory={tmp_path}"])
 

@@ -47,13 +47,13 @@ def compose_command() -> list[str]:
 
 
 class Composed:
-    def __init__(self, project: str, model: Path) -> None:
+    def __init__(self, project: str, model: Path, arguments: str = "") -> None:
         self.project = project
         self.model = model
         self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
         self._environment = {
             "GAPLESS_MODEL": str(model),
-            "GAPLESS_ARGS": "--set engine.threads=1",  # two that wait for each other are slow on a busy machine
+            "GAPLESS_ARGS": f"--set engine.threads=1 {arguments}",  # two that wait for each other are slow on a busy machine
             "GAPLESS_HTTP_PORT": str(self.http_port),
             "GAPLESS_GRPC_PORT": str(self.grpc_port),
             "GAPLESS_METRICS_PORT": str(self.metrics_port),
@@ -67,6 +67,7 @@ class Composed:
     def up(self) -> None:
         """Starts everything, and waits for a first answer."""
         started_s = time.monotonic()
+        self.__dict__.pop("container", None)  # another one after `down`
         self.compose("up", "--detach")
         wait_for(self.answers, 300)
         self.cold_start_s = time.monotonic() - started_s

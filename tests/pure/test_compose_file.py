@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import yaml
 
 from python_backends import config
+from python_backends.prediction.place import directory_of
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = yaml.safe_load(re.sub(r"\$\{\w+:-(.*?)\}", r"\1", (ROOT / "docker-compose.yml").read_text()))
@@ -56,6 +58,18 @@ def test_every_setting_of_a_command_is_one(name: str) -> None:
     if overrides.get("engine.kind", "torch") not in config._CHOICES["engine.kind"]:
         pytest.skip(f"engine.kind = {overrides['engine.kind']!r} is still to come")
     config.load(ROOT / "gapless.toml", overrides)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_what_is_learned_goes_to_the_volume_for_what_outlives_a_container(name: str) -> None:
+    assert "data:/data" in SERVICES[name]["volumes"]
+    written = (ROOT / SERVICES[name]["build"]["dockerfile"]).read_text()
+    (entry,) = re.findall(r"^ENTRYPOINT (.*)$", written, re.MULTILINE)
+    words = json.loads(entry)
+    overrides = dict(words[i + 1].partition("=")[::2] for i, word in enumerate(words) if word == "--set")
+    settings = config.load(ROOT / "gapless.toml", overrides)
+    assert directory_of(settings).parent == Path("/data")
+    assert "install -d -o gapless -g gapless /data" in written, "who runs there may write to it"
 
 
 @pytest.mark.parametrize("name", OURS)

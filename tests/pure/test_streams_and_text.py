@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from python_backends.request import Finish, Request, Sampling
 from python_backends.streams.stream import Stream
 from python_backends.text.checkpoint import read_checkpoint
-from python_backends.text.detokenizer import Detokenizer, context_tokens
+from python_backends.text.detokenizer import Detokenizer, context_tokens, num_new_tokens
 from tests.server.toy_model import VOCAB_SIZE, write_toy_model
 
 
@@ -42,7 +42,7 @@ def make_stream(words: tuple[str, ...], stream: bool = True) -> Stream:
 )
 def test_any_windows_and_confirmations_give_the_same_text(detokenizer: Detokenizer, tokens: list[int], words, random) -> None:  # type: ignore[no-untyped-def]
     stream, text, on_the_way = make_stream(words), "", []
-    fed = 0
+    fed, counted = 0, 0
     while stream.finish == Finish.RUNNING:
         for _ in range(random.randint(1, 4)):
             if fed < len(tokens):
@@ -52,11 +52,15 @@ def test_any_windows_and_confirmations_give_the_same_text(detokenizer: Detokeniz
             window = stream.window(0)
             piece = detokenizer.piece(window)
             text += piece.text
+            counted += num_new_tokens(window, piece)
             on_the_way.append((window.start + len(window.tokens), piece.stopped_at))
         while on_the_way and random.random() < 0.5 and stream.finish == Finish.RUNNING:
             confirm(stream, *on_the_way.pop(0))
-    text += detokenizer.piece(stream.window(0)).text
-    assert text == whole_text(detokenizer, tokens, words)[0]
+    last = stream.window(0)
+    piece = detokenizer.piece(last)
+    whole, stopped_at = whole_text(detokenizer, tokens, words)
+    assert text + piece.text == whole
+    assert counted + num_new_tokens(last, piece) == (stopped_at or len(tokens)), "each response counts its own tokens"
 
 
 def confirm(stream: Stream, num_tokens: int, stopped_at: int) -> None:

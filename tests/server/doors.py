@@ -32,6 +32,7 @@ class Outcome:
     text: str = ""
     reasons: list[str] = field(default_factory=list)  # every finish_reason
     errors: list[str] = field(default_factory=list)
+    num_outputs: int = 0  # tensors that came back over gRPC, whatever their names
     cut: bool = False  # we hung up
 
     @property
@@ -144,6 +145,7 @@ def _take(response: Any, outcome: Outcome) -> None:
         outcome.errors.append(response.error_message)
         return
     infer = response.infer_response
+    outcome.num_outputs += len(infer.outputs)
     outputs = {output.name: raw for output, raw in zip(infer.outputs, infer.raw_output_contents, strict=True)}
     texts = {name: outputs[name][4:].decode() for name in ("text_output", "finish_reason") if name in outputs}
     outcome.take(texts)

@@ -60,7 +60,7 @@ class Fuzz:
 
     def run(self) -> Report:
         controls = [Control(self._gapless, number) for number in range(NUM_CONTROLS)]
-        pids = self._pids()
+        pids = pids_of(self._gapless)
         self._mark(pids)
         streams = [threading.Thread(target=control.keep_asking, args=[self._done, self.report]) for control in controls]
         for thread in streams:
@@ -92,16 +92,13 @@ class Fuzz:
             wait_for(self._gapless.is_idle, 60)
         except AssertionError:
             self.report.problems.append(f"not idle in the end: {self._gapless.metrics()}")
-        if self._pids() != pids:
-            self.report.problems.append(f"processes were restarted: {pids} before, {self._pids()} after; {self._gapless.log[-2000:]}")
+        if pids_of(self._gapless) != pids:
+            now = pids_of(self._gapless)
+            self.report.problems.append(f"processes were restarted: {pids}, now {now}; {self._gapless.log[-2000:]}")
             return
         if self._gapless.metrics()["gapless_instance_losses_total"]:
             self.report.problems.append("the scheduler gave the instance up")
         self.report.problems += [str(verdict) for verdict in memory.verdicts(self.report.marks) if not verdict.is_flat]
-
-    def _pids(self) -> dict[str, int]:
-        stubs = {model: self._gapless.stub_pid(model) for model in PROCESSES[1:4]}
-        return {"tritonserver": self._gapless.server_pid(), **stubs, "instance": self._gapless.instance_pid()}
 
     def _shoot(self) -> None:
         with GrpcDoor(self._gapless.grpc_port) as door:
@@ -123,6 +120,12 @@ class Fuzz:
             self.report.outcomes[kind_of(outcome)] += 1
             if verdict:
                 self.report.problems.append(f"request {number} ({made}): {verdict}; {outcome}")
+
+
+def pids_of(gapless: Gapless) -> dict[str, int]:
+    """Of the processes that a request goes through, by name."""
+    stubs = {model: gapless.stub_pid(model) for model in PROCESSES[1:4]}
+    return {"tritonserver": gapless.server_pid(), **stubs, "instance": gapless.instance_pid()}
 
 
 def fire(made: Shot, http_port: int, door: GrpcDoor) -> Outcome:
@@ -153,7 +156,7 @@ def kind_of(outcome: Outcome) -> str:
 
 
 class Control:
-    """A stream that asks the same again and again."""
+    """A stream that asks the same again and again; those of even numbers over gRPC, the others over HTTP."""
 
     def __init__(self, gapless: Gapless, number: int) -> None:
         self._inputs = {"text_input": f"def read_{number}(self, size", "max_tokens": 200, "min_tokens": 200}
@@ -174,6 +177,8 @@ class Control:
                 return
 
     def _ask(self) -> Outcome:
+        if self._number % 2:
+            return doors.post(self._gapless.http_port, "generate_stream", doors.body(stream=True, **self._inputs))
         with GrpcDoor(self._gapless.grpc_port) as door:
             return door.ask(doors.message(stream=True, **self._inputs))
 

@@ -17,6 +17,7 @@ from tests.server import doors
 
 WORDS = ("def", "self", "return", "size", "read", "(", ")", "\0", "\n", "<|end|>")
 WORDS += ("\u0928\u092e\u0938\u094d\u0924\u0947", "\U0001f44b\U0001f3fd", "e\u0301")
+NUM_IDS = 512  # every vocabulary that is served here has these token ids
 NUMBERS: tuple[Any, ...] = (0, -1, 1, 2, 2**31 - 1, -(2**31), 2**40, 2**70, 0.5, 1e38, -1e-45, math.nan, math.inf, -math.inf)
 ODD: tuple[Any, ...] = (*NUMBERS, "", "x", "\ud800", None, True, [], [1], [[1, 2], [3]], {}, {"a": 1}, "\u0000", "9" * 400)
 FIELDS = {  # name: datatype of its tensor
@@ -30,6 +31,7 @@ FIELDS = {  # name: datatype of its tensor
     "seed": "UINT64",
     "stream": "BOOL",
     "stop_words": "BYTES",
+    "stop_token_ids": "INT32",
     "bad_words": "BYTES",
     "end_id": "INT32",
     "pad_id": "INT32",
@@ -40,6 +42,7 @@ FIELDS = {  # name: datatype of its tensor
     "beam_width": "INT32",
     "exclude_input_in_output": "BOOL",
     "return_log_probs": "BOOL",
+    "num_top_log_probs": "INT32",
     "return_num_input_tokens": "BOOL",
     "return_num_output_tokens": "BOOL",
     "lora_name": "BYTES",
@@ -69,8 +72,16 @@ class Shot:
 
 
 def shot(rng: random.Random) -> Shot:
+    return _shot(rng, *rng.choices(KINDS, WEIGHTS)[0])
+
+
+def bad_shot(rng: random.Random) -> Shot:
+    """None that is right and stays so."""
+    return _shot(rng, *rng.choices(KINDS[1:], WEIGHTS[1:])[0])
+
+
+def _shot(rng: random.Random, kind: str, make: Make, is_valid: bool | None) -> Shot:
     door = rng.choice(("generate", "generate_stream", "grpc", "grpc"))
-    kind, make, is_valid = rng.choices(KINDS, WEIGHTS)[0]
     leave = rng.uniform(0, 0.6) if kind == "valid" and rng.random() < 0.35 else None
     if door == "generate" and leave is not None:
         door = "generate_stream"  # a client that hangs up on plain `generate` can't be seen
@@ -91,26 +102,35 @@ def _is_message(content: bytes) -> bool:
 
 def _valid(rng: random.Random, door: str) -> bytes:
     inputs: dict[str, Any] = {"text_input": _text(rng), "max_tokens": rng.randint(1, 60), "stream": door != "generate"}
-    if rng.random() < 0.3:
-        inputs |= {
-            "temperature": rng.choice([0.0, 1e-30, 0.7, 1.0, 100.0]),
-            "seed": rng.getrandbits(63),
-            "top_k": rng.choice([0, 1, 50]),
-        }
-        inputs["top_p"] = rng.choice([1e-30, 0.5, 1.0])
-    if rng.random() < 0.3:
-        inputs["stop_words"] = rng.choice([["e"], ["self", "\n\n"], [""], ["never there"] * 3])
-    for name in ("return_num_input_tokens", "return_num_output_tokens", "exclude_input_in_output"):
-        if rng.random() < 0.2:
-            inputs[name] = rng.random() < 0.5
-    if rng.random() < 0.3:
-        inputs["request_priority"] = rng.randint(-3, 3)
-    if rng.random() < 0.1:
-        inputs["instruction"] = _text(rng)
+    for share, draw in OPTIONS:
+        if rng.random() < share:
+            inputs |= draw(rng)
     timeout_us = rng.randrange(1, 500_000) if rng.random() < 0.2 else None
     if door == "grpc":
         return doors.message(timeout_us, **inputs)
     return doors.body(**inputs, **({"timeout": timeout_us} if timeout_us else {}))
+
+
+def _sampling(rng: random.Random) -> dict[str, Any]:
+    return {
+        "temperature": rng.choice([0.0, 1e-30, 0.7, 1.0, 100.0]),
+        "seed": rng.getrandbits(63),
+        "top_k": rng.choice([0, 1, 50]),
+        "top_p": rng.choice([1e-30, 0.5, 1.0]),
+    }
+
+
+OPTIONS: list[tuple[float, Callable[[random.Random], dict[str, Any]]]] = [  # a share of the requests has them
+    (0.3, _sampling),
+    (0.3, lambda rng: {"stop_words": rng.choice([["e"], ["self", "\n\n"], [""], ["never there"] * 3])}),
+    (0.2, lambda rng: {"stop_token_ids": [rng.randrange(NUM_IDS) for _ in range(rng.randint(1, 16))]}),
+    (0.2, lambda rng: {"return_log_probs": True, "num_top_log_probs": rng.choice([0, 1, 3, 20])}),
+    (0.2, lambda rng: {"return_num_input_tokens": rng.random() < 0.5}),
+    (0.2, lambda rng: {"return_num_output_tokens": rng.random() < 0.5}),
+    (0.2, lambda rng: {"exclude_input_in_output": rng.random() < 0.5}),
+    (0.3, lambda rng: {"request_priority": rng.randint(-3, 3)}),
+    (0.1, lambda rng: {"instruction": _text(rng)}),
+]
 
 
 def _text(rng: random.Random) -> str:
@@ -130,6 +150,8 @@ def _refused(rng: random.Random, door: str) -> bytes:
             {"top_p": rng.choice([0.0, -0.5, 1.5, math.nan])},
             {"top_k": rng.choice([-1, 2**31 - 1])},
             {"stop_words": rng.choice([["a", ""], ["x" * 257], ["x"] * 17])},
+            {"stop_token_ids": rng.choice([[-1], [2**31 - 1], [1] * 17])},
+            {"num_top_log_probs": rng.choice([-1, 1, 21, 2**31 - 1]), **rng.choice([{}, {"return_log_probs": False}])},
             {"messages": rng.choice(["", "{", "[]", "[{}]", '[{"role": "x", "content": ""}]', "[" * 5000])},
             {"text_input": rng.choice(["", "x" * 1_000_001])},
         ]

@@ -176,9 +176,9 @@ class Answer:
             self.first_text_s = time.monotonic()
         self.text += text
         self.chunks += 1
+        self.num_output_tokens += num_output_tokens
         if reason:
             self.reasons.append(reason)
-            self.num_output_tokens = num_output_tokens
 
 
 class GrpcClient:
@@ -233,7 +233,7 @@ class GrpcClient:
         if not response.outputs:
             return  # the empty final response of the transport
         answer.results.append(result)
-        outputs = {output.name: result.as_numpy(output.name)[0, 0] for output in response.outputs}
+        outputs = {output.name: result.as_numpy(output.name).flat[0] for output in response.outputs}
         reason = outputs.get("finish_reason", b"").decode()
         answer.add(outputs["text_output"].decode(), reason, int(outputs.get("num_output_tokens", 0)))
 

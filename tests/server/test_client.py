@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,12 +13,14 @@ from typing import Any
 
 import pytest
 
-from client import AsyncClient, Client, RefusedError, Retries, TimedOutError, UnavailableError, user
+from client import AsyncClient, Client, Piece, RefusedError, Retries, TimedOutError, UnavailableError, user
 from client.parameters import TABLE
+from python_backends.engine.toy_engine import toy_log_probs
 from tests.server.expected import FORTY, PROMPT, Expected
 from tests.server.serving import ROOT, Gapless, wait_for
 from tests.server.terminal import Terminal
 from tests.server.test_serving import some_word
+from tests.server.toy_model import VOCAB_SIZE
 
 LONG = {"max_tokens": 1500, "min_tokens": 1500}
 
@@ -41,7 +44,7 @@ def test_pieces_are_the_answer_and_the_last_one_says_why_it_ended(client: Client
     assert "".join(piece.text for piece in pieces) == expected.text(PROMPT, **FORTY)
     assert [piece.finish_reason for piece in pieces if piece.finish_reason] == ["length"]
     assert pieces[-1].finish_reason == "length"
-    assert pieces[-1].num_output_tokens == 40
+    assert sum(piece.num_output_tokens or 0 for piece in pieces) == 40
     assert pieces[-1].num_input_tokens == len(expected.ids(PROMPT))
     assert len(pieces) > 5
 
@@ -49,6 +52,22 @@ def test_pieces_are_the_answer_and_the_last_one_says_why_it_ended(client: Client
 def test_generate_is_the_same_in_one_piece(client: Client, expected: Expected) -> None:
     assert client.generate(PROMPT, **FORTY).text == expected.text(PROMPT, **FORTY)
     assert client.generate([user("hello")], max_tokens=20).text == expected.text("<|user|>hello<|end|><|assistant|>", max_tokens=20)
+
+
+def test_both_clients_return_every_log_probability(client: Client, gapless: Gapless, expected: Expected) -> None:
+    async def ask() -> list[Piece]:
+        async with AsyncClient(url(gapless)) as other:
+            return [piece async for piece in other.stream(PROMPT, **asked)]
+
+    asked: Any = {"max_tokens": 200, "min_tokens": 200, "return_log_probs": True}
+    asked |= {"return_num_output_tokens": True}
+    tokens = expected.tokens(PROMPT, max_tokens=200, min_tokens=200)
+    for pieces in (list(client.stream(PROMPT, **asked)), asyncio.run(ask())):
+        assert [token for piece in pieces for token in piece.output_ids] == tokens
+        scores = [score for piece in pieces for score in piece.output_log_probs]
+        assert scores == [float(toy_log_probs(token, 1, VOCAB_SIZE).chosen[0]) for token in tokens]
+        assert pieces[-1].cum_log_probs == pytest.approx(sum(scores))
+        assert sum(piece.num_output_tokens or 0 for piece in pieces) == len(tokens)
 
 
 def test_parameters_arrive_as_they_were_meant(client: Client, expected: Expected) -> None:
@@ -186,6 +205,34 @@ def test_ctrl_c_ends_an_answer_and_not_the_chat(gapless: Gapless) -> None:
     terminal.wait_for("> ")
     terminal.type("/quit\r")
     assert terminal.close() == 0
+
+
+# --- the smallest client
+
+
+@pytest.fixture(scope="module")
+def bundled() -> Iterator[Gapless]:
+    served = Gapless()
+    yield served
+    assert served.stop() == 0, served.log
+
+
+def test_the_readmes_second_command_prints_the_answer_as_the_first_one_streams_it(bundled: Gapless) -> None:
+    readme = (ROOT / "README.md").read_text()
+    ((command, prompt),) = re.findall(r'^\.venv/bin/python (client/stream\.py) "(.*)"$', readme, re.MULTILINE)
+    words = [sys.executable, command, prompt, "--port", str(bundled.grpc_port)]
+    said = subprocess.run(words, check=False, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    chat = json.dumps([{"role": "user", "content": prompt}])
+    assert (said.returncode, said.stderr) == (0, "")
+    assert said.stdout == bundled.generate_stream(messages=chat).text + "\n"
+    assert "readAllLines" in said.stdout
+
+
+def test_the_smallest_client_says_what_was_refused(gapless: Gapless) -> None:
+    words = [sys.executable, "client/stream.py", "x", "--port", str(gapless.grpc_port), "--max-tokens", "0"]
+    said = subprocess.run(words, check=False, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (said.returncode, said.stdout) == (1, "")
+    assert "max_tokens = 0: must be a whole number" in said.stderr
 
 
 # --- the load test

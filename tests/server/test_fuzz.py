@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-import pytest
+import random
+from pathlib import Path
 
-from tests.server import memory
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import service_pb2
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+from tests.server import memory, random_requests
 from tests.server.fuzzing import NUM_CONTROLS, Fuzz
-from tests.server.serving import Gapless
+from tests.server.serving import ROOT, Gapless
+
+
+def test_every_input_of_the_ensemble_is_drawn_with_wrong_values_and_most_with_right_ones() -> None:
+    path: Path = ROOT / "model_repository/ensemble/config.pbtxt"
+    inputs = {tensor.name for tensor in text_format.Parse(path.read_text(), ModelConfig()).input}
+    assert set(random_requests.FIELDS) == inputs
+    rng = random.Random(1)
+    made = [service_pb2.ModelInferRequest.FromString(random_requests._valid(rng, "grpc")) for _ in range(500)]
+    drawn = {tensor.name for request in made for tensor in request.inputs}
+    assert {"stop_words", "stop_token_ids", "return_log_probs", "num_top_log_probs", "temperature"} < drawn
 
 
 @pytest.mark.timeout(600)

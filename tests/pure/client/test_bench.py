@@ -98,7 +98,7 @@ class Scripted:
                 raise UnavailableError("too many open requests")
             yield Piece("a", num_output_tokens=1)
             await asyncio.sleep(self._step_s)
-            yield Piece("b", "stop", num_input_tokens=3, num_output_tokens=2)
+            yield Piece("b", "stop", num_input_tokens=3, num_output_tokens=1)
         finally:
             self.open -= 1
 

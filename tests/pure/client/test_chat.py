@@ -22,7 +22,7 @@ class Scripted:
             if isinstance(each, BaseException):
                 raise each
             yield Piece(each, num_output_tokens=1)
-        yield Piece("", "stop", num_output_tokens=2)
+        yield Piece("", "stop", num_output_tokens=0)
 
 
 def chat(*answers: Any) -> tuple[Chat, Scripted]:

@@ -79,6 +79,21 @@ class FakeStub:
         return self.calls[-1]
 
 
+def pieces_of(stub: FakeStub) -> list[Piece]:
+    with Client("nowhere:1", retries=Retries(attempts=2, first_s=0.0)) as client:
+        client._stub = stub
+        return list(client.stream("x"))
+
+
+def pieces_of_async(stub: FakeStub) -> list[Piece]:
+    async def run() -> list[Piece]:
+        async with AsyncClient("nowhere:1", retries=Retries(attempts=2, first_s=0.0)) as client:
+            client._stub = stub
+            return [piece async for piece in client.stream("x")]
+
+    return asyncio.run(run())
+
+
 Ask = Callable[[FakeStub], tuple[str, list[float]]]
 
 
@@ -180,6 +195,44 @@ def test_log_probabilities_are_read_token_by_token() -> None:
         made.infer_response.raw_output_contents.append(data)
     piece = Piece("ab", output_ids=(7, 8), output_log_probs=(-0.5, -1.0), cum_log_probs=-1.5, top_ids=((0, 1, 2), (3, 4, 5)))
     assert read_piece(made) == piece
+
+
+def scores(*ids: int) -> list[tuple[str, str, list[int], bytes]]:
+    """Outputs with the log-probability −id of each token."""
+    values = struct.pack(f"<{len(ids)}f", *(-float(token) for token in ids))
+    return [
+        ("output_ids", "INT32", [1, 1, len(ids)], struct.pack(f"<{len(ids)}i", *ids)),
+        ("output_log_probs", "FP32", [1, 1, len(ids)], values),
+    ]
+
+
+def counts(count: int) -> list[tuple[str, str, list[int], bytes]]:
+    return [("num_output_tokens", "INT32", [1, 1], struct.pack("<i", count))]
+
+
+@pytest.mark.parametrize("pieces_of", [pieces_of, pieces_of_async])
+def test_pieces_without_text_bring_their_tokens_too(pieces_of: Callable[[FakeStub], list[Piece]]) -> None:
+    """Half a character and the beginning of a stop word have tokens and log-probabilities, but no text yet."""
+    script = [response("a"), response(), response(), response("\u0928"), response("", "stop")]
+    for made, ids in zip(script, [(1,), (2, 3), (), (4,), (5,)], strict=True):
+        for name, dtype, shape, data in [*(scores(*ids) if ids else []), *counts(len(ids))]:
+            made.infer_response.outputs.add(name=name, datatype=dtype, shape=shape)
+            made.infer_response.raw_output_contents.append(data)
+    pieces = pieces_of(FakeStub(script))
+    assert [token for piece in pieces for token in piece.output_ids] == [1, 2, 3, 4, 5]
+    assert [score for piece in pieces for score in piece.output_log_probs] == [-1.0, -2.0, -3.0, -4.0, -5.0]
+    assert sum(piece.num_output_tokens or 0 for piece in pieces) == 5
+    assert len(pieces) == 4, "the chunk that only shows that the connection is alive is none"
+
+
+@pytest.mark.parametrize("pieces_of", [pieces_of, pieces_of_async])
+def test_nothing_is_tried_again_once_tokens_have_come(pieces_of: Callable[[FakeStub], list[Piece]]) -> None:
+    begun = response()
+    for name, dtype, shape, data in scores(1):
+        begun.infer_response.outputs.add(name=name, datatype=dtype, shape=shape)
+        begun.infer_response.raw_output_contents.append(data)
+    with pytest.raises(UnavailableError):
+        pieces_of(FakeStub([begun, GONE], ANSWER))
 
 
 def test_pauses_are_drawn_from_their_upper_half() -> None:

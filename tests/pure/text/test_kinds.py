@@ -198,12 +198,53 @@ def test_special_tokens_that_users_type_are_text_or_refused(kind: str) -> None:
 
 
 def test_an_answer_behind_its_prompt_keeps_the_space_between_words() -> None:
-    def echoed(kind: str, text: str) -> str:
+    def echoed(kind: str, text: str, continues: bool) -> str:
         tokens = np.array(encoded(kind, text), np.int32)
-        return detokenizer(kind).piece(TokenWindow(1, tokens, echo="hello", finish=Finish.STOP)).text
+        window = TokenWindow(1, tokens, echo="hello", finish=Finish.STOP, continues_text=continues)
+        return detokenizer(kind).piece(window).text
 
-    assert [echoed(kind, "world") for kind in ("llama_2", "t5", "mistral", "word_piece")] == ["hello world"] * 4
-    assert echoed("gemma", "world") == "helloworld"
+    for continues in (True, False):
+        for kind in ("llama_2", "t5", "mistral", "word_piece"):
+            assert echoed(kind, "world", continues) == "hello world"
+        assert echoed("gemma", "world", continues) == "helloworld"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@examples
+@given(data=st.data(), prompt=texts, steps=steps)
+def test_a_plain_prompt_and_its_answer_read_as_the_library_decodes_both_together(
+    kind: str, data: st.DataObject, prompt: str, steps: list[tuple[int, int, int]]
+) -> None:
+    (asked,) = door(kind).admit([{"text_input": prompt}])
+    assume(isinstance(asked, Request))
+    ids = encoded(kind, prompt)
+    assume(ids)
+    tokens = data.draw(answers(kind))
+    stream = Stream(detokenizer(kind), tokens, continues_text=asked.continues_text)
+    stream.run(steps)
+    before, whole = decoded(kind, ids), decoded(kind, [*ids, *tokens])
+    assert whole == before + stream.text
+
+
+@pytest.mark.parametrize("kind", ["llama_2", "phi_3", "mistral", "t5", "unigram_with_bytes", "word_piece"])
+def test_the_first_word_keeps_its_space_after_a_plain_prompt_and_drops_it_in_a_chat(kind: str) -> None:
+    """All of these put a space before the first word of a text, and take it away when they decode."""
+    tokens = encoded(kind, "world stop")
+    chat = {"messages": json.dumps([{"role": "user", "content": "hello"}])}
+    for fields, text in (({"text_input": "hello"}, " world stop"), (chat, "world stop")):
+        (asked,) = door(kind).admit([fields])
+        assert isinstance(asked, Request), asked
+        stream = Stream(detokenizer(kind), tokens, continues_text=asked.continues_text)
+        stream.run([(1, 1, 0)] * len(tokens))
+        assert stream.text == text
+
+
+def test_a_stop_word_that_begins_with_a_space_is_found_at_the_beginning_of_a_continuation() -> None:
+    tokens = encoded("llama_2", "world stop")
+    for continues, (stopped_at, text) in {True: (1, ""), False: (0, "world stop")}.items():
+        stream = Stream(detokenizer("llama_2"), tokens, (" world",), continues_text=continues)
+        assert stream.run([(1, 1, 0)] * len(tokens)) == stopped_at
+        assert stream.text == text
 
 
 REFUSED = {

@@ -21,6 +21,7 @@ class Stream:
     tokens: list[int]
     words: tuple[str, ...] = ()
     min_tokens: int = 0
+    continues_text: bool = False
     num_sent: int = 0
     num_acked: int = 0
     text: str = ""
@@ -37,6 +38,7 @@ class Stream:
             min_tokens=self.min_tokens,
             stop_words=self.words,
             finish=finish,
+            continues_text=self.continues_text,
         )
         piece = self.detokenizer.piece(window)
         self.text += piece.text

@@ -1,0 +1,108 @@
+"""What a container learns is in the volume: used again after `down` and `up`, and not by another model."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from client import Client
+from tests.docker.composed import ROOT, Composed, run
+from tests.server.serving import wait_for
+
+pytestmark = pytest.mark.timeout(1200)
+
+QUICKLY = {"encoder_from": 20, "processor_share": 1, "sample_every_s": 0, "relearn_s": 5}
+LINES = (ROOT / "client/bench/tasks.jsonl").read_text().splitlines()
+TASKS = [json.loads(line)["messages"] for line in LINES]
+COUNT = """
+import sqlite3, sys
+print(sqlite3.connect(sys.argv[1]).execute("SELECT count(*) FROM answers").fetchone()[0])
+"""
+
+
+@pytest.fixture(scope="module")
+def learning(composed: Composed, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
+    """A project of its own that learns within seconds; the image is that of all tests here."""
+    model = Path(shutil.copytree(ROOT / "models/bundled", tmp_path_factory.mktemp("learning") / "model"))
+    arguments = " ".join(f"--set prediction.{name}={value}" for name, value in QUICKLY.items())
+    project = Composed(f"gapless-learning-{os.getpid()}", model, arguments)
+    project.up()
+    yield project
+    project.compose("down", "--volumes", "--remove-orphans")
+
+
+def ask(project: Composed, count: int) -> None:
+    """So many tasks of the bundled model, whose answers end by themselves, a dozen at a time."""
+    asked = [TASKS[number % len(TASKS)] for number in range(count)]
+    with Client(f"127.0.0.1:{project.grpc_port}") as client, ThreadPoolExecutor(12) as pool:
+        answers = pool.map(lambda messages: client.generate(messages, max_tokens=100), asked)
+        assert all(answer.finish_reason for answer in answers)
+
+
+def ask_until(project: Composed, condition: Callable[[], bool]) -> None:
+    for _ in range(30):
+        ask(project, 24)
+        if condition():
+            return
+    said = run("bash", "-c", f"docker logs {project.container} 2>&1")
+    raise AssertionError(f"it did not come true; the container says:\n{said[-2000:]}")
+
+
+def places(project: Composed) -> set[str]:
+    """The directories of models."""
+    return {name.split("/")[0] for name in files(project)}
+
+
+def files(project: Composed) -> set[str]:
+    return set(project.inside("cd /data && find . -type f -printf '%P\\n'").split())
+
+
+def num_logged(project: Composed, place: str) -> int:
+    return int(project.inside(f".venv/bin/python -c '{COUNT}' /data/{place}/requests.sqlite"))
+
+
+def predictions(project: Composed) -> dict[str, float]:
+    """How many answers' lengths have been predicted, by what said so."""
+    connection = http.client.HTTPConnection("127.0.0.1", project.metrics_port, timeout=60)
+    connection.request("GET", "/metrics")
+    text = connection.getresponse().read().decode()
+    connection.close()
+    found = re.findall(r'^gapless_length_predictions_total{source="(\w+)"} (\S+)$', text, re.MULTILINE)
+    return {source: float(count) for source, count in found}
+
+
+def test_what_is_learned_outlives_down_and_up_and_is_each_models_own(learning: Composed) -> None:
+    ask_until(learning, lambda: any(re.search(r"/forest-\d+\.npz$", name) for name in files(learning)))
+    (place,) = places(learning)
+    assert {f"{place}/requests.sqlite", f"{place}/current.json"} <= files(learning)
+    known = num_logged(learning, place)
+    assert known >= 100
+    learning.compose("down")
+
+    learning.up()
+    assert num_logged(learning, place) >= known
+    ask_until(learning, lambda: predictions(learning).get("forest", 0) > 0)  # the encoder is loaded meanwhile
+    assert places(learning) == {place}
+    learning.compose("down")
+
+    weights = learning.model / "model.safetensors"
+    save_file(
+        {name: tensor * 1.02 for name, tensor in load_file(weights).items()},
+        weights,
+        metadata={"format": "pt"},
+    )
+    learning.up()
+    ask(learning, 24)
+    wait_for(lambda: len(places(learning)) == 2, 60)
+    (other,) = places(learning) - {place}
+    wait_for(lambda: num_logged(learning, other) >= 24, 60)
+    assert predictions(learning).get("forest", 0) == 0, "the other model has learned nothing yet"

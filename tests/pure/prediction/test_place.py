@@ -1,0 +1,90 @@
+"""Each checkpoint has its own log and forests, whatever path it is mounted at."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from python_backends.config import Settings, load
+from python_backends.prediction.place import NUM_SAMPLES, SAMPLE_BYTES, adopt, digest_of, directory_of
+
+ROOT = Path(__file__).resolve().parents[3]
+WEIGHTS = bytes(range(256)) * 2 * SAMPLE_BYTES
+
+
+def write_model(directory: Path, weights: bytes = WEIGHTS, hidden: int = 8) -> Path:
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps({"hidden_size": hidden}))
+    (directory / "tokenizer.json").write_text("{}")
+    (directory / "model.safetensors").write_bytes(weights)
+    return directory
+
+
+def settings_of(model: Path, learned: Path) -> Settings:
+    overrides = {"model.directory": str(model), "prediction.directory": str(learned)}
+    return load(ROOT / "gapless.toml", overrides)
+
+
+def test_two_models_in_turn_at_the_same_path_are_kept_apart(tmp_path: Path) -> None:
+    """As `docker compose` mounts them: both at /model."""
+    mounted, places = tmp_path / "model", []
+    for hidden in (8, 16, 8):
+        write_model(mounted, hidden=hidden)
+        places.append(directory_of(settings_of(mounted, tmp_path / "data")))
+        places[-1].mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(mounted)
+    assert places[0] == places[2] != places[1]
+    assert [place.parent for place in places] == [tmp_path / "data"] * 3
+    assert all(place.name.startswith("model-") for place in places)
+
+
+def test_a_model_that_is_moved_or_renamed_keeps_what_was_learned(tmp_path: Path) -> None:
+    place = directory_of(settings_of(write_model(tmp_path / "a/qwen"), tmp_path / "data"))
+    assert place.name.startswith("qwen-")
+    place.mkdir(parents=True)
+    shutil.copytree(tmp_path / "a/qwen", tmp_path / "b/renamed")
+    assert directory_of(settings_of(tmp_path / "b/renamed", tmp_path / "data")) == place
+
+
+CHANGES: dict[str, Callable[[bytes], bytes]] = {
+    "every 3000th byte": lambda data: bytes(value ^ (i % 3000 == 0) for i, value in enumerate(data)),
+    "the first byte": lambda data: b"x" + data[1:],
+    "the last byte": lambda data: data[:-1] + b"x",
+    "the length": lambda data: data + b"x",
+    "none of it left": lambda _data: b"",
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_other_weights_of_the_same_shape_are_another_model(tmp_path: Path, what: str) -> None:
+    same, copied = write_model(tmp_path / "one"), write_model(tmp_path / "two")
+    other = write_model(tmp_path / "other", CHANGES[what](WEIGHTS))
+    assert digest_of(same) == digest_of(copied) != digest_of(other)
+
+
+def test_only_samples_of_large_weights_are_read(tmp_path: Path) -> None:
+    """A terabyte without content, which no one could hash while a server starts."""
+    model = write_model(tmp_path / "large")
+    with (model / "model.safetensors").open("r+b") as file:
+        file.truncate(1 << 40)
+    assert len(digest_of(model)) == 16
+    assert NUM_SAMPLES * SAMPLE_BYTES < 1 << 20
+
+
+def test_what_was_kept_under_the_name_of_a_path_is_adopted_once(tmp_path: Path) -> None:
+    model, learned = write_model(tmp_path / "model"), tmp_path / "data"
+    before = learned / f"model-{hashlib.sha256(str(model).encode()).hexdigest()[:8]}"
+    before.mkdir(parents=True)
+    (before / "requests.sqlite").write_text("old")
+    settings = settings_of(model, learned)
+    adopt(settings)
+    assert (directory_of(settings) / "requests.sqlite").read_text() == "old"
+    assert not before.exists()
+    before.mkdir()
+    adopt(settings)
+    assert before.exists(), "there is something newer, which is not overwritten"
