@@ -27,7 +27,7 @@ PROMPTS = (
     "Convert to camelCase:\ndef next_free_slot(self):\n    return self.free_slots.pop()",
     "Convert to snake_case: writeNextBlock",
     "Convert to snake_case:\ndef setTimeLimit(limit, isHard):\n    self.timeLimit = limit",
-    "Fix the bug:\ndef size(self):\n    retrun len(self.items)",
+    "Fix the bug:\ndef size(self)\n    return len(self.items)",
     "Fix the bug: def add(a, b): return a - b",
     "Comment the code: def is_empty(self):\n    return not self.items",
     "Add comments: def close(self):\n    self.file.close()\n    self.open = False",

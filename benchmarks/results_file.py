@@ -2,7 +2,8 @@
 
     python benchmarks/results_file.py --stale
 
-lists the results in `results/` whose code has changed since they were measured.
+lists the results in `results/` whose code has changed since they were measured. A result that names no commit counts from the commit
+that it came with.
 """
 
 from __future__ import annotations
@@ -118,9 +119,10 @@ def age(path: Path) -> dict[str, Any]:
     row = {"result": path.name, "script": script, "date": result.get("date", "?"), "commit": commit[:10] or "not recorded"}
     sources = [f"benchmarks/{script}", *MEASURED[script]]
     try:
-        since = git("rev-list", "--count", f"{commit}..HEAD", "--", *sources) if commit else "unknown"
+        first = commit or git("log", "-1", "--format=%H", "--", str(path))  # at the latest it was measured when it was committed
+        since = git("rev-list", "--count", f"{first}..HEAD", "--", *sources) if first else "unknown"
     except (OSError, subprocess.CalledProcessError):
-        since = "unknown"  # a commit that this clone does not have
+        since = "unknown"  # a commit that this clone does not have, or no git
     return row | {"commits_since": since, "dirty": result.get("dirty", "?")}
 
 
