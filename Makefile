@@ -4,7 +4,7 @@ SETTINGS := $(if $(MODEL),--set model.directory=$(abspath $(MODEL))) $(if $(DEVI
             $(if $(DTYPE),--set model.dtype=$(DTYPE)) $(if $(SLOTS),--set engine.slots=$(SLOTS)) $(foreach s,$(SET),--set $(s))
 SOURCES := python_backends client build benchmarks tests
 
-.PHONY: help serve chat bench perf stats trace test fuzz lint format model-card size clean
+.PHONY: help serve chat bench perf stats trace test fuzz lint format model-card size stale clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
@@ -67,6 +67,10 @@ model-card:     ## measure the bundled model on held-out prompts and write the t
 size:           ## lines per file and how long functions are
 	@build/set-up
 	@$(PY) build/size.py
+
+stale:          ## published results that are older than the code that they measure
+	@build/set-up
+	@$(PY) benchmarks/results_file.py --stale
 
 clean:          ## remove the environment and caches
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -24,7 +25,9 @@ sys.path.insert(0, str(ROOT / "build"))
 MODEL = ROOT / "models" / "bundled"
 REFERENCE = ("torch", "float32", "same")
 KINDS = [REFERENCE, *((e, d, w) for e in ("torch", "openvino") for d in ("float32", "bfloat16") for w in ("same", "int8"))]
+QUICK_KINDS = [REFERENCE, ("openvino", "bfloat16", "same")]
 MAX_TOKENS = 256
+THREADS = 1  # of every engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ def answer(kind: tuple[str, str, str], prompts: list[list[int]], end: int) -> tu
     from python_backends.request import Request, Sampling
 
     engine_kind, dtype, weights = kind
-    settings = Settings(ModelSettings(str(MODEL), dtype, weights), EngineSettings(engine_kind, threads=1))
+    settings = Settings(ModelSettings(str(MODEL), dtype, weights), EngineSettings(engine_kind, threads=THREADS))
     scheduler, engine = build(settings)
     answers: list[list[int]] = [[] for _ in prompts]
     for index, prompt in enumerate(prompts):
@@ -70,7 +73,7 @@ def same_tokens(reference: list[int], answer: list[int]) -> int:
     return next((index for index, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(reference), len(answer)))
 
 
-def compare(count: int) -> list[Row]:
+def compare(count: int, kinds: list[tuple[str, str, str]]) -> list[Row]:
     from transformers import AutoTokenizer
 
     from benchmarks.bundled_prompts import draw_prompts
@@ -79,7 +82,7 @@ def compare(count: int) -> list[Row]:
     drawn = list(draw_prompts(count))
     prompts, wanted = [each.prompt for each in drawn], [each.exercise.answer for each in drawn]
     context, rows, reference = multiprocessing.get_context("spawn"), [], list[list[int]]()
-    for kind in dict.fromkeys(KINDS):
+    for kind in tqdm(dict.fromkeys(kinds), desc="engines", disable=None):
         with context.Pool(1) as pool:
             answers, memory = pool.apply(answer, (kind, prompts, tokenizer.eos_token_id))
         reference = reference or answers
@@ -87,20 +90,24 @@ def compare(count: int) -> list[Row]:
         right = [tokenizer.decode(tokens) == text for tokens, text in zip(answers, wanted, strict=True)]
         equal = [ours == theirs for ours, theirs in zip(reference, answers, strict=True)]
         rows.append(Row(*kind, same / sum(map(len, reference)), float(np.mean(equal)), float(np.mean(right)), memory))
-        print(rows[-1], flush=True)
+        tqdm.write(f"{', '.join(kind)}: {rows[-1].tokens:.1%} of the tokens, {rows[-1].answers:.1%} of the answers")
     return rows
 
 
 def main() -> None:
-    from benchmarks.results_file import write_result
+    from benchmarks.results_file import table, write_result
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=8, help="of each of the eight tasks")
     parser.add_argument("--json", type=Path, help="also write the results here")
+    parser.add_argument("--quick", action="store_true", help="one prompt of each task, two engines: does it run at all?")
     arguments = parser.parse_args()
-    rows = compare(arguments.prompts)
+    count, kinds = (1, QUICK_KINDS) if arguments.quick else (arguments.prompts, KINDS)
+    rows = compare(count, kinds)
     if arguments.json:
-        write_result(arguments.json, {"prompts_a_task": arguments.prompts, "rows": [asdict(row) for row in rows]})
+        about = {"prompts_a_task": count, "threads": THREADS}
+        write_result(arguments.json, {**about, "rows": [asdict(row) for row in rows]})
+    print(table([{name: f"{v:.3f}" if isinstance(v, float) else v for name, v in asdict(row).items()} for row in rows]))
 
 
 if __name__ == "__main__":

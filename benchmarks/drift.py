@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "build"))
 
 from benchmarks.length_requests import Asked, Remembered, draw, task_names
-from benchmarks.results_file import write_result
+from benchmarks.results_file import table, write_result
 from python_backends.config import PredictionSettings
 from python_backends.learner import Learner
 from python_backends.messages import AnswerRecord, LengthAnswer
@@ -41,7 +41,8 @@ from python_backends.prediction.request_log import RequestLog, instruction_id
 from python_backends.prediction.versions import current, read
 from python_backends.request import Finish
 
-PHASES_S = 1200  # each of three
+PHASE_S = 1200.0  # each of three
+QUICK_PHASE_S, QUICK_RATE = 240.0, 0.1
 MINUTE_S = 60
 HISTORY_EVERY = 20  # requests
 NINETY = LEVELS.tolist().index(0.9)
@@ -122,9 +123,9 @@ def _record(asked: Asked, answer: LengthAnswer) -> AnswerRecord:
     return AnswerRecord(0.0, asked.subject.instruction, tokens, tokens, asked.length, Finish.STOP, answer)
 
 
-def requests(rate: float, seed: int) -> list[Asked]:
+def requests(rate: float, phase_s: float, seed: int) -> list[Asked]:
     """Each mix for the same time."""
-    rng, count = Random(seed), int(PHASES_S * rate)
+    rng, count = Random(seed), int(phase_s * rate)
     changing = [name for name in task_names() if name not in COPYING]
     return [asked for tasks in (COPYING, changing, task_names()) for asked in draw(tasks, count, rng, held_out=False)]
 
@@ -151,7 +152,7 @@ def _row(number: int, minute: Sequence[tuple[float, float, float, bool]], versio
     return Row(number, len(minute), means[0], means[1], means[2], means[3], version)
 
 
-def write_plot(path: Path, rows: Sequence[Row], learned_at_s: Sequence[float]) -> None:
+def write_plot(path: Path, rows: Sequence[Row], learned_at_s: Sequence[float], phase_s: float) -> None:
     import matplotlib.pyplot as plt
 
     minutes = [row.minute + 0.5 for row in rows]
@@ -160,7 +161,7 @@ def write_plot(path: Path, rows: Sequence[Row], learned_at_s: Sequence[float]) -
         axes.plot(minutes, [getattr(row, name) for row in rows], style, label=name)
     for at_s in learned_at_s:
         axes.axvline(at_s / 60, color="grey", linewidth=0.5)
-    for border, text in zip((0, PHASES_S / 60, 2 * PHASES_S / 60), ("tasks that copy", "tasks that change", "all tasks"), strict=True):
+    for border, text in zip((0, phase_s / 60, 2 * phase_s / 60), ("tasks that copy", "tasks that change", "all tasks"), strict=True):
         axes.axvline(border, color="black", linewidth=1.2)
         axes.text(border + 0.3, axes.get_ylim()[1] * 0.93, text)
     axes.set(xlabel="minutes (thin lines: the learner made a version)", ylabel="mean absolute error, tokens", ylim=(0, None))
@@ -173,21 +174,19 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=1.0, help="requests a virtual second")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--encoder", default=PACKAGED, help="packaged, a directory, or a name in the local Hugging Face cache")
-    parser.add_argument("--quick", action="store_true", help="a fifth of the requests")
+    parser.add_argument("--quick", action="store_true", help="a few requests: does it run at all?")
     parser.add_argument("--json", type=Path, metavar="PATH")
     parser.add_argument("--plot", type=Path, metavar="PATH")
     given = parser.parse_args()
-    rate = given.rate / 5 if given.quick else given.rate
-    asked = requests(rate, given.seed)
+    rate, phase_s = (QUICK_RATE, QUICK_PHASE_S) if given.quick else (given.rate, PHASE_S)
+    asked = requests(rate, phase_s, given.seed)
     rows, learned_at_s = run(asked, rate, Remembered(SentenceEncoder(given.encoder), asked))
-    print("minute  requests  learning  frozen  history  covered at 0.9  version")
-    for row in rows:
-        print("{:6}  {:8}  {:8.2f}  {:6.2f}  {:7.2f}  {:14.2f}  {:7}".format(*asdict(row).values()))
     if given.plot:
-        write_plot(given.plot, rows, learned_at_s)
+        write_plot(given.plot, rows, learned_at_s, phase_s)
     if given.json:
         told = {"encoder": given.encoder, "learned_at_s": learned_at_s, "rows": [asdict(row) for row in rows]}
         write_result(given.json, told)
+    print(table([asdict(row) for row in rows]))
 
 
 if __name__ == "__main__":

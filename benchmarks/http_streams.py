@@ -83,8 +83,12 @@ class HttpStreams:
                 if "error" in chunk:
                     raise RuntimeError(chunk["error"])
                 timing.tokens += [now] * self._num_tokens(chunk)
+                self._keep(chunk, timing)
                 if self._is_last(chunk):
                     timing.ended = now
+
+    def _keep(self, chunk: Event, timing: Timing) -> None:
+        """Notes what came. Nothing, unless a kind of server says how."""
 
 
 class EnsembleStreams(HttpStreams):
@@ -98,3 +102,6 @@ class EnsembleStreams(HttpStreams):
     def ask(self, texts: Sequence[str], work: Work, due_s: Sequence[float] | None = None) -> list[Timing]:
         asks = zip(texts, work.jobs, strict=True)
         return self.run([{"text_input": text, "max_tokens": job.max_tokens, "stream": True} for text, job in asks], due_s)
+
+    def _keep(self, chunk: Event, timing: Timing) -> None:
+        timing.text += chunk["text_output"]

@@ -153,12 +153,12 @@ def main() -> None:
     raw = Forest(**{**{name: getattr(forest, name) for name in Forest.__slots__}, "levels": LEVELS[None], "instructions": ids[:0]})
     rows += rows_of("raw", num_train, test, raw.predict(made))
     rows += rows_of("history", num_train, test, by_history(train, test))
-    Console(width=180).print(table(rows))
     cost = costs(forest, test, encoder)
     print("processor time, ms a request:", cost, "| of a fit, s, by observations:", fits)
     if asked.json:
         told = {"encoder": asked.encoder, "levels": LEVELS.tolist(), "cost": cost, "fit_s": fits}
         write_result(asked.json, told | {"rows": [asdict(row) for row in rows]})
+    Console(width=180).print(table(rows))
 
 
 if __name__ == "__main__":

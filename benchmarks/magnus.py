@@ -23,7 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "build"))
 
 from benchmarks.magnus_comparison import POLICIES, Comparison
 from benchmarks.magnus_report import correlations, say_gains, table, write_json, write_plot
-from benchmarks.magnus_runs import Run
+from benchmarks.magnus_runs import CONTINUOUS, Run
+from benchmarks.results_file import CORES
 
 
 def measure(arguments: argparse.Namespace, pool: ProcessPoolExecutor) -> list[Run]:
@@ -44,7 +45,7 @@ def measure(arguments: argparse.Namespace, pool: ProcessPoolExecutor) -> list[Ru
                 f"{run.num_batches} batches, {run.num_out_of_memory} out of memory",
                 flush=True,
             )
-    about = about_of(magnus, capacity) | {"predictions": predictions}
+    about = about_of(magnus, capacity, arguments) | {"predictions": predictions}
     if arguments.json:
         write_json(arguments.json, runs, about)
     if arguments.plot:
@@ -54,8 +55,11 @@ def measure(arguments: argparse.Namespace, pool: ProcessPoolExecutor) -> list[Ru
     return runs
 
 
-def about_of(magnus: Comparison, capacity: float) -> dict[str, Any]:
+def about_of(magnus: Comparison, capacity: float, arguments: argparse.Namespace) -> dict[str, Any]:
+    kind = "simulated" if arguments.simulate else arguments.engine
     return {
+        "engine": {"kind": kind, "dtype": arguments.dtype, "threads": arguments.threads or CORES},
+        "ccb_policy": CONTINUOUS.policy,
         "vs_requests_s": capacity,
         "training_requests": len(magnus.training),
         "requests": len(magnus.asked),

@@ -62,7 +62,7 @@ def observations(asked: Sequence[Ask], made: Floats, lengths: NDArray[np.int64],
 
 
 class Lengths:
-    """Magnus's generation-length predictor: a forest's mean. Relearns every `relearn_every_s` from what it was wrong about (M-4)."""
+    """Magnus's generation-length predictor: a forest's mean. Relearns every `relearn_every_s` from what it was wrong about."""
 
     def __init__(
         self, seen: Observations, forest: Forest, asked: Observations, pool: ProcessPoolExecutor, relearn_every_s: float
@@ -112,7 +112,7 @@ class Lengths:
 
 
 class BatchSeconds:
-    """Magnus's serving-time estimator over shapes of batches. Relearns every `relearn_every_s` from what it was wrong about (M-9).
+    """Magnus's serving-time estimator over shapes of batches. Relearns every `relearn_every_s` from what it was wrong about.
 
     Small models take a fraction `scale` of the time of large ones: an error of 2 s there is one of 2 · `scale` here.
     """

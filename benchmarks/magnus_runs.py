@@ -16,14 +16,16 @@ from tqdm import tqdm
 
 from benchmarks.magnus_prediction import BatchSeconds, Lengths
 from benchmarks.magnus_requests import Ask
+from python_backends.config import SchedulingSettings
 from python_backends.engine.protocol import Engine
-from python_backends.request import Finish
+from python_backends.request import Finish, ModelLimits
 from python_backends.scheduling.batch_plans import NO_TOKENS, BatchPlans, OutOfMemoryError
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.static_batching import STATIC_POLICIES, BatchLimits
 from python_backends.static_mode import Served, StaticMode
 
 TOKEN_BUDGET = 256
+CONTINUOUS = SchedulingSettings(policy="fcfs")  # which reserves max_tokens for every request, in order of arrival
 NUM_TIMED_STEPS = 24
 
 
@@ -142,10 +144,15 @@ def _learn(served: Served, lengths: Lengths | None, seconds: BatchSeconds | None
     seconds.relearn_if_due(now_s)
 
 
+def continuous_scheduler(limits: ModelLimits, num_slots: int) -> SlotScheduler:
+    """Of CCB: so many rows, and a request is admitted when there are KV blocks for its max_tokens."""
+    return SlotScheduler(limits.changed(num_slots=num_slots), TOKEN_BUDGET, CONTINUOUS)
+
+
 def run_continuous(name: str, work: Work, engine: Engine, num_slots: int) -> Run:
     """Conservative continuous batching: so many rows as always fit in memory; who ends leaves at once, and the next one joins."""
     run, clock, num_come = Run(name, work.rate), Clock(work.now), 0
-    scheduler = SlotScheduler(engine.limits.changed(num_slots=num_slots), TOKEN_BUDGET)
+    scheduler = continuous_scheduler(engine.limits, num_slots)
     with tqdm(total=len(work.asked), desc=f"{name} at {work.rate:.1f}/s", unit="request", disable=None) as bar:
         while num_come < len(work.asked) or not scheduler.is_idle:
             if scheduler.is_idle:

@@ -1,7 +1,7 @@
 """The engines of `peers.py` that run in one process of the project's own environment: each notes when every token came.
 
 A new one is one class with `run` in `ENGINES`, or, where it needs more, an `Engine` in a module of its own in `peer_workers/`;
-either is made in a process of its own, from (model directory, dtype, requests in flight).
+either is made in a process of its own, from (model directory, dtype, requests in flight) and the options that `peer_setups.py` gives.
 """
 
 from __future__ import annotations
@@ -9,16 +9,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.peer_work import MAX_MODEL_TOKENS, PEER_TOKEN_BUDGET, Job, PeerEngine, Timing, Work, num_cores
+from benchmarks.peer_work import (
+    BLOCK_TOKENS,
+    MAX_MODEL_TOKENS,
+    PEER_TOKEN_BUDGET,
+    Job,
+    PeerEngine,
+    Timing,
+    Work,
+    kv_blocks,
+    num_cores,
+)
 
 TOKEN_BUDGET = PEER_TOKEN_BUDGET
-BLOCK_TOKENS = 32
 
 
 class Gapless:
@@ -29,7 +37,13 @@ class Gapless:
         from python_backends.instance import build
 
         model = ModelSettings(directory=str(directory), dtype=dtype, device=device, max_model_tokens=MAX_MODEL_TOKENS)
-        chosen = EngineSettings(kind=kind, slots=in_flight, block_tokens=BLOCK_TOKENS, token_budget=TOKEN_BUDGET)
+        chosen = EngineSettings(
+            kind=kind,
+            slots=in_flight,
+            block_tokens=BLOCK_TOKENS,
+            kv_blocks=kv_blocks(directory, dtype),
+            token_budget=TOKEN_BUDGET,
+        )
         self._settings = Settings(model=model, engine=replace(chosen, **engine))
         _, self._engine = build(self._settings)
 
@@ -64,8 +78,10 @@ class _Clients:
 
         now = time.perf_counter()
         for tokens in [message for message in messages if isinstance(message, Tokens)]:
-            for index, finish in zip(tokens.request_ids.tolist(), tokens.finishes.tolist(), strict=True):
+            arrived = zip(tokens.request_ids.tolist(), tokens.tokens.tolist(), tokens.finishes.tolist(), strict=True)
+            for index, token, finish in arrived:
                 self.timings[index].tokens.append(now)
+                self.timings[index].ids.append(token)
                 if finish:
                     self.timings[index].ended = now
                     self.num_ended += 1
@@ -108,7 +124,9 @@ class Transformers:
         ids, mask = ids.to(self._model.device), mask.to(self._model.device)
         self._model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=count, eos_token_id=None, streamer=steps)
         ended = time.perf_counter()
-        return [Timing(start, steps.times[1 : 1 + job.max_tokens], ended) for job in jobs]
+        return [
+            Timing(start, steps.times[1 : 1 + job.max_tokens], ended, steps.ids(row, job.max_tokens)) for row, job in enumerate(jobs)
+        ]
 
 
 class _StepTimes:
@@ -116,17 +134,18 @@ class _StepTimes:
 
     def __init__(self) -> None:
         self.times: list[float] = []
+        self._tokens: list[Any] = []  # of each step: [rows]
 
-    def put(self, _tokens: Any) -> None:
+    def put(self, tokens: Any) -> None:
         self.times.append(time.perf_counter())
+        self._tokens.append(tokens)
+
+    def ids(self, row: int, count: int) -> list[int]:
+        """The first `count` tokens of a row's answer."""
+        return [int(tokens[row]) for tokens in self._tokens[1 : 1 + count]]
 
     def end(self) -> None:
         pass
 
 
-ENGINES: dict[str, Callable[..., PeerEngine]] = {
-    "gapless": Gapless,
-    "gapless_async": partial(Gapless, steps_ahead=1),
-    "gapless_torch": partial(Gapless, kind="torch"),
-    "transformers": Transformers,
-}
+ENGINES: dict[str, Callable[..., PeerEngine]] = {"gapless": Gapless, "transformers": Transformers}

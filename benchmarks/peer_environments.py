@@ -16,12 +16,14 @@ import tarfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.peer_work import num_cores
+from benchmarks.peer_work import KV_POOL_GIB, num_cores
 
 HERE = Path(__file__).resolve().parent
 FOLDER = Path(os.environ.get("GAPLESS_BENCHMARK_ENVIRONMENTS") or HERE / ".environments").resolve()
 CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 LLAMA_CPP = "llama-cpp-python==0.3.36"  # its source package carries the tree of llama.cpp
+TCMALLOC = "libtcmalloc_minimal.so.4"
+LIBRARY_FOLDERS = (Path("/usr/lib/x86_64-linux-gnu"), Path("/usr/lib64"), Path("/usr/lib"))
 CMAKE = (
     *("-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF"),
     *("-DLLAMA_OPENSSL=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF"),
@@ -80,14 +82,13 @@ def build_llama_server(python: Path, folder: Path) -> None:
 
 
 def variables(name: str, folder: Path) -> dict[str, str]:
-    """What a peer wants to find in its process's environment."""
+    """What a peer's process finds in its environment."""
     if name != "vllm":
         return {}
     cores = sorted(os.sched_getaffinity(0))
-    preloaded = next((folder / "lib").rglob("libiomp5.so"))
     return {
-        "LD_PRELOAD": str(preloaded),
-        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "LD_PRELOAD": str(intel_openmp(folder)),
+        "VLLM_CPU_KVCACHE_SPACE": str(KV_POOL_GIB),
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CACHE_ROOT": str(folder / "cache"),
@@ -95,6 +96,35 @@ def variables(name: str, folder: Path) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
     }
+
+
+def vllm_variants() -> dict[str, dict[str, str]]:
+    """Ways to run vLLM that are worth a trial, with the variables that differ. Makes its environment.
+
+    Its image preloads tcmalloc, which asks for no large pages; glibc's allocator does. Its engine runs in the client's process
+    or in one of its own. (VLLM_CPU_SGL_KERNEL is gone since vLLM 0.32: it takes these kernels by itself where there is AMX.)
+    """
+    ready("vllm")
+    openmp, tcmalloc = intel_openmp(FOLDER / "vllm"), find_tcmalloc()
+    allocators = {"glibc": str(openmp)} | ({"tcmalloc": f"{tcmalloc}:{openmp}"} if tcmalloc else {})
+    return {
+        f"{allocator}, {count}": {"LD_PRELOAD": preloaded, "VLLM_ENABLE_V1_MULTIPROCESSING": flag}
+        for allocator, preloaded in allocators.items()
+        for count, flag in (("one process", "0"), ("two processes", "1"))
+    }
+
+
+def intel_openmp(folder: Path) -> Path:
+    """Raises FileNotFoundError."""
+    found = next((folder / "lib").rglob("libiomp5.so"), None)
+    if found is None:
+        raise FileNotFoundError(f"no libiomp5.so in {folder}")
+    return found
+
+
+def find_tcmalloc() -> Path | None:
+    """What vLLM's image preloads; Debian's package is libtcmalloc-minimal4. None where it is not installed."""
+    return next((folder / TCMALLOC for folder in LIBRARY_FOLDERS if (folder / TCMALLOC).exists()), None)
 
 
 def run(*command: object) -> None:

@@ -1,4 +1,4 @@
-"""One engine in a process of its own, in its own environment: `peers.py` holds the near end, `serve` is the far one.
+"""One engine in a process of its own, in its own environment: `peers.py` holds one end (EngineProcess), `serve` is the other.
 
 The two speak JSON, one line each way a round, over the process's standard input and output; what an engine prints goes to standard
 error. Imports nothing that a peer's environment may lack.
@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peer_setups import Setup
 from benchmarks.peer_work import Job, Timing, Work
 from python_backends.large_pages import with_large_pages
 
@@ -27,17 +28,18 @@ PACKAGES = ("torch", "transformers", "numpy", "openvino", "openvino-genai", "vll
 
 
 class EngineProcess:
-    """Raises RuntimeError where the engine does not come up or dies."""
+    """Raises RuntimeError where the engine does not come up or dies.
 
-    def __init__(
-        self, name: str, directory: Path, dtype: str, in_flight: int, python: Path = Path(sys.executable), **variables: str
-    ) -> None:
-        command = [str(python), "-m", "benchmarks.peer_process", name, str(directory), dtype, str(in_flight)]
-        environment = {**os.environ, **variables}
-        if name.startswith("gapless"):
-            environment = with_large_pages(environment)  # as the launcher starts an instance
-        self._name = name
-        self._process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    Every engine is started with large pages, as the launcher starts an instance.
+    """
+
+    def __init__(self, setup: Setup, directory: Path, dtype: str, in_flight: int) -> None:
+        environment = setup.environment
+        command = [str(environment.python), "-m", "benchmarks.peer_process", "serve", setup.worker, str(directory), dtype]
+        command += [str(in_flight), json.dumps(setup.options)]
+        variables = with_large_pages({**os.environ, **environment.variables})
+        self._name = setup.name
+        self._process = subprocess.Popen(command, cwd=ROOT, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.versions: dict[str, str] = self._receive()["versions"]  # of what there is in its environment
 
     def run(self, work: Work) -> tuple[list[Timing], float]:
@@ -68,10 +70,22 @@ class EngineProcess:
         return answer
 
 
-def serve(name: str, directory: Path, dtype: str, in_flight: int) -> None:
+def prepare_model(setup: Setup, directory: Path, dtype: str) -> None:
+    """What an engine makes of the checkpoint once, in a process of its own, whose memory and time are not the engine's."""
+    command = [str(setup.environment.python), "-m", "benchmarks.peer_process", "prepare", setup.worker, str(directory), dtype]
+    subprocess.run(command, cwd=ROOT, env={**os.environ, **setup.environment.variables}, check=True, stdout=sys.stderr)
+
+
+def prepare(worker: str, directory: Path, dtype: str) -> None:
+    """Nothing, for workers that read the checkpoint as it is."""
+    if is_module(worker) and hasattr(module := worker_module(worker), "prepare"):
+        module.prepare(directory, dtype)
+
+
+def serve(worker: str, directory: Path, dtype: str, in_flight: int, options: Mapping[str, Any]) -> None:
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    engine = engine_class(name)(directory, dtype, in_flight)
+    engine = engine_class(worker)(directory, dtype, in_flight, **options)
     print(json.dumps({"versions": dict(installed())}), file=replies, flush=True)
     for line in sys.stdin:
         timings = engine.run(read_work(json.loads(line)))
@@ -79,6 +93,7 @@ def serve(name: str, directory: Path, dtype: str, in_flight: int) -> None:
         print(json.dumps(answer), file=replies, flush=True)
     if hasattr(engine, "close"):
         engine.close()
+    sys.stderr.flush()
     os._exit(0)  # some engines' threads don't end by themselves
 
 
@@ -88,10 +103,18 @@ def installed() -> Iterator[tuple[str, str]]:
             yield name, importlib.metadata.version(name)
 
 
-def engine_class(name: str) -> Any:
-    if (Path(__file__).parent / "peer_workers" / f"{name}.py").exists():
-        return importlib.import_module(f"benchmarks.peer_workers.{name}").Engine
-    return importlib.import_module("benchmarks.peer_engines").ENGINES[name]
+def engine_class(worker: str) -> Any:
+    if is_module(worker):
+        return worker_module(worker).Engine
+    return importlib.import_module("benchmarks.peer_engines").ENGINES[worker]
+
+
+def is_module(worker: str) -> bool:
+    return (Path(__file__).parent / "peer_workers" / f"{worker}.py").exists()
+
+
+def worker_module(worker: str) -> Any:
+    return importlib.import_module(f"benchmarks.peer_workers.{worker}")
 
 
 def read_work(fields: Mapping[str, Any]) -> Work:
@@ -110,5 +133,12 @@ def peak_gib(pid: int) -> float:
     return own / 2**20 + sum(map(peak_gib, below))
 
 
+def main(what: str, worker: str, directory: str, dtype: str, *more: str) -> None:
+    if what == "prepare":
+        prepare(worker, Path(directory), dtype)
+    else:
+        serve(worker, Path(directory), dtype, int(more[0]), json.loads(more[1]))
+
+
 if __name__ == "__main__":
-    serve(sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+    main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""The work of the peers, and the times that every engine notes of it. Standard library alone: it runs in every peer's environment."""
+"""The work of the peers, and what every engine notes of it. Standard library alone: it runs in every peer's environment."""
 
 from __future__ import annotations
 
@@ -7,19 +7,25 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 MAX_MODEL_TOKENS = 512
-PEER_TOKEN_BUDGET = 512  # tokens of one step of every engine
+PEER_TOKEN_BUDGET = 512  # tokens of one step of every engine, unless a row says otherwise
+KV_POOL_GIB = 1  # of every engine
+BLOCK_TOKENS = 32
+ITEM_BYTES = {"bfloat16": 2, "float32": 4}
 QUICK_REQUESTS, QUICK_TOKENS = 16, 12
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
+    """`messages` say the same as `prompt`, for engines that take no token ids; empty where the ids have one text."""
+
     prompt: list[int]
     max_tokens: int
+    messages: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +40,16 @@ class Work:
 
 @dataclass(slots=True)
 class Timing:
-    """Of one request, in seconds of one clock: submitted, when each token came, answer complete."""
+    """Of one request, in seconds of one clock: submitted, when each token came, answer complete. And what came.
+
+    An engine that answers with texts notes `text`, the others note `ids`.
+    """
 
     submitted: float
     tokens: list[float]
     ended: float = 0.0
+    ids: list[int] = field(default_factory=list)
+    text: str = ""
 
 
 class PeerEngine(Protocol):
@@ -53,8 +64,8 @@ def load_work(quick: bool) -> Work:
     return Work(jobs, table["concurrency"])
 
 
-def closed_loop(work: Work, submit: Callable[[int, Job], None], step: Callable[[], Iterable[tuple[int, int]]]) -> list[Timing]:
-    """Keeps `work.in_flight` requests inside an engine that is driven step by step; a step says (job, tokens that came) of some."""
+def closed_loop(work: Work, submit: Callable[[int, Job], None], step: Callable[[], Iterable[tuple[int, list[int]]]]) -> list[Timing]:
+    """Keeps `work.in_flight` requests inside an engine that is driven step by step; a step gives (job, ids that came) of some."""
     timings: list[Timing] = []
     num_ended = 0
     while num_ended < len(work.jobs):
@@ -63,12 +74,22 @@ def closed_loop(work: Work, submit: Callable[[int, Job], None], step: Callable[[
             submit(len(timings) - 1, work.jobs[len(timings) - 1])
         came = list(step())
         now = time.perf_counter()
-        for index, count in came:
-            timings[index].tokens += [now] * count
-            if len(timings[index].tokens) == work.jobs[index].max_tokens:
-                timings[index].ended = now
+        for index, ids in came:
+            timing = timings[index]
+            timing.tokens += [now] * len(ids)
+            timing.ids += ids
+            if ids and len(timing.tokens) == work.jobs[index].max_tokens:
+                timing.ended = now
                 num_ended += 1
     return timings
+
+
+def kv_blocks(checkpoint: Path, dtype: str, gib: float = KV_POOL_GIB) -> int:
+    """How many blocks of BLOCK_TOKENS tokens fit in so much memory, for the model of `checkpoint`."""
+    config = json.loads((checkpoint / "config.json").read_text())
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    token_bytes: int = config["num_hidden_layers"] * 2 * config["num_key_value_heads"] * head_dim * ITEM_BYTES[dtype]
+    return int(gib * 2**30) // (BLOCK_TOKENS * token_bytes)
 
 
 def num_cores() -> int:

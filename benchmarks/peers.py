@@ -1,11 +1,15 @@
 """The same work through several engines, in turn in one run: tokens per second, latencies, time between tokens, memory.
 
-    python benchmarks/peers.py --shapes S,M --dtype bfloat16 --rounds 3 --json benchmarks/results/peers.json
+    python benchmarks/peers.py --shapes S,M --rounds 5 --json benchmarks/results/peers.json
 
 The work is `workload.json` (64 requests, closed loop, 16 in flight, greedy, EOS ignored); the models have random weights and the Qwen2
-architecture, and are made here. Every engine runs in a process of its own and waits while another one works; those that don't fit into
+architecture, and are made here. Every engine has the same: the cores, large pages, a pool of 1 GiB for KV, 512 tokens a step. Every
+engine runs in a process of its own and waits while another one works; the order rotates from round to round. Those that don't fit into
 the project's environment get one of their own, made on first use (README.md beside this file says what each needs). An engine that
 can't be had is named and left out.
+
+Before anything is timed, greedy float32 answers of the bundled model are compared; an engine whose tokens differ is left out. Engines
+with several ways to run (vLLM) get a short trial of them on each shape, and the best one is measured.
 """
 
 from __future__ import annotations
@@ -14,85 +18,176 @@ import argparse
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.peer_environments import ready
+from benchmarks.peer_check import Agreement, SameTokens, as_rows
 from benchmarks.peer_models import SHAPES, VOCABULARY, make_model, make_tokenizer
-from benchmarks.peer_process import EngineProcess
-from benchmarks.peer_report import Row, median, ratios, row_of, table, write_json, write_plot
-from benchmarks.peer_work import Work, load_work
+from benchmarks.peer_process import EngineProcess, prepare_model
+from benchmarks.peer_report import Row, ratios, row_of, table, write_json, write_plot
+from benchmarks.peer_setups import DEFAULT, SETUPS, Setup, default_engines, setups_of, variants
+from benchmarks.peer_work import KV_POOL_GIB, PEER_TOKEN_BUDGET, Work, load_work
 
-DEFAULT = ("gapless", "gapless_triton", "openvino", "vllm", "llama_cpp", "transformers", "transformers_continuous")
-OTHERS = ("gapless_async", "gapless_torch")
+TRIAL_ROUNDS = 2
+CANNOT = (subprocess.CalledProcessError, OSError, RuntimeError)  # what an engine that can't be had raises
+
+
+class LeftOut:
+    """The engines that could not be measured, and why."""
+
+    def __init__(self) -> None:
+        self.reasons: dict[str, str] = {}
+
+    def add(self, what: str, error: object) -> None:
+        self.reasons[what] = str(error)
+        print(f"{what}: left out: {error}", flush=True)
 
 
 class Peers:
-    """The engines of one shape, all up, and those that were left out and why."""
+    """Some engines over one model, all up; each works while the others wait."""
 
-    def __init__(self, shape: str, dtype: str, work: Work, directory: Path) -> None:
-        self.left_out: dict[str, str] = {}
+    def __init__(self, shape: str, dtype: str, work: Work, directory: Path, left_out: LeftOut) -> None:
         self.versions: dict[str, dict[str, str]] = {}  # of the packages in each engine's environment
         self._shape, self._dtype, self._work, self._directory = shape, dtype, work, directory
+        self._left_out = left_out
         self._processes: dict[str, EngineProcess] = {}
 
-    def start(self, names: Iterable[str]) -> None:
-        for name in names:
-            print(f"{self._shape} {name}: starting", flush=True)
+    def start(self, setups: Iterable[Setup]) -> None:
+        for setup in setups:
+            name = f"{setup.name}, {setup.variant}" if setup.variant else setup.name
+            started_s = time.monotonic()
             try:
-                environment = ready(name)
-                self._processes[name] = EngineProcess(
-                    name, self._directory, self._dtype, self._work.in_flight, environment.python, **environment.variables
-                )
+                prepare_model(setup, self._directory, self._dtype)
+                self._processes[name] = EngineProcess(setup, self._directory, self._dtype, self._work.in_flight)
                 self.versions[name] = self._processes[name].versions
-            except (subprocess.CalledProcessError, OSError, RuntimeError) as error:
-                self.leave_out(name, error)
+                print(f"{self._shape} {name}: up after {time.monotonic() - started_s:.0f} s", flush=True)
+            except CANNOT as error:
+                self._left_out.add(f"{self._shape}: {name}", error)
 
     def run(self, rounds: int) -> list[Row]:
-        """One warm-up and `rounds` passes of every engine, in turn; the medians."""
-        rows: dict[str, list[Row]] = {name: [] for name in self._processes}
+        """One warm-up and `rounds` passes of every engine; each round begins with another engine."""
+        rows: list[Row] = []
         for number in range(rounds + 1):
-            for name in list(self._processes):
+            for name in rotated(list(self._processes), number):
                 try:
                     row = self._pass(name, number)
                 except RuntimeError as error:
-                    self.leave_out(name, error)
+                    self._left_out.add(f"{self._shape}: {name}", error)
                     self._processes.pop(name).close()
                     continue
                 print(f"{self._shape} {name}: {f'round {number}' if number else 'warm-up'}, {row.tok_s:.1f} tokens/s", flush=True)
-                rows[name] += [row] if number else []
-        return [median(rows[name]) for name in self._processes]
+                rows += [row] if number else []
+        return [row for name in self._processes for row in rows if row.engine == name]
 
     def close(self) -> None:
         for process in self._processes.values():
             process.close()
 
-    def leave_out(self, name: str, error: Exception) -> None:
-        self.left_out[f"{self._shape}: {name}"] = str(error)
-        print(f"{self._shape} {name}: left out: {error}", flush=True)
-
     def _pass(self, name: str, number: int) -> Row:
         timings, peak = self._processes[name].run(self._work.shifted(number, VOCABULARY))
         if [len(timing.tokens) for timing in timings] != [job.max_tokens for job in self._work.jobs]:
             raise RuntimeError("it gave more or fewer tokens than it was asked for")
-        return row_of(name, self._shape, self._dtype, timings, peak)
+        return row_of(name, self._shape, self._dtype, number, timings, peak)
 
 
-def measure(shape: str, engines: list[str], dtype: str, rounds: int, work: Work) -> tuple[list[Row], dict[str, str], dict[str, Any]]:
-    """Medians of the engines that ran, what was wrong with the others, and the versions in each one's environment."""
-    with tempfile.TemporaryDirectory() as directory:
-        print(f"{shape}: making the model", flush=True)
-        make_model(shape, dtype, Path(directory))
-        make_tokenizer(Path(directory))
-        peers = Peers(shape, dtype, work, Path(directory))
+def rotated(names: list[str], by: int) -> list[str]:
+    first = by % len(names) if names else 0
+    return names[first:] + names[:first]
+
+
+class Measurement:
+    """One run of this script: what has been found so far."""
+
+    def __init__(self, dtype: str, rounds: int, work: Work, token_budgets: list[int], tries: bool) -> None:
+        self.rows: list[Row] = []
+        self.left_out = LeftOut()
+        self.versions: dict[str, dict[str, str]] = {}
+        self.agreements: list[Agreement] = []
+        self.trials: dict[str, dict[str, list[float]]] = {}  # by shape and variant: tokens per second of each round
+        self.chosen: dict[str, str] = {}
+        self._dtype, self._rounds, self._work, self._token_budgets, self._tries = dtype, rounds, work, token_budgets, tries
+        self._refused: set[str] = set()
+
+    def compare_tokens(self, engines: Iterable[str]) -> None:
+        """Leaves out those whose float32 tokens are not the reference's."""
+        with tempfile.TemporaryDirectory() as directory:
+            print("greedy tokens of the bundled model: the reference", flush=True)
+            same = SameTokens(Path(directory))
+            for name in engines:
+                try:
+                    found = [same.compare(SETUPS[name], dtype) for dtype in dict.fromkeys(("float32", self._dtype))]
+                except CANNOT as error:
+                    self._refuse(name, error)
+                    continue
+                self.agreements += found
+                print("\n".join(map(str, found)), flush=True)
+                if any(agreement.is_refused for agreement in found):
+                    self._refuse(name, "its float32 tokens are not the reference's")
+
+    def measure(self, shape: str, engines: Iterable[str]) -> None:
+        setups = setups_of([name for name in engines if name not in self._refused], self._token_budgets)
+        with tempfile.TemporaryDirectory() as directory:
+            print(f"{shape}: making the model", flush=True)
+            make_model(shape, self._dtype, Path(directory))
+            make_tokenizer(Path(directory))
+            best = {name: self._best_variant(shape, name, Path(directory)) for name in dict.fromkeys(each.worker for each in setups)}
+            chosen = [replace(each, variables=best[each.worker]) for each in setups]
+            with self._engines(shape, self._work, Path(directory)) as peers:
+                peers.start(chosen)
+                self.rows += peers.run(self._rounds)
+
+    def about(self) -> dict[str, Any]:
+        """What the JSON says beside the rows."""
+        return {
+            "rounds": self._rounds,
+            "every_engine": {"kv_pool_gib": KV_POOL_GIB, "token_budget": PEER_TOKEN_BUDGET, "large_pages": "GLIBC_TUNABLES"},
+            "same_tokens": as_rows(self.agreements),
+            "trials_tok_s": self.trials,
+            "chosen": self.chosen,
+            "left_out": self.left_out.reasons,
+            "environments": self.versions,
+        }
+
+    def _best_variant(self, shape: str, worker: str, directory: Path) -> dict[str, str]:
+        """The variables of the variant that gives the most tokens per second in a short trial."""
         try:
-            peers.start(engines)
-            return peers.run(rounds), peers.left_out, peers.versions
+            found = variants(SETUPS[worker])
+        except CANNOT:
+            return {}
+        if len(found) == 1 or not self._tries:
+            return found[0].variables
+        print(f"{shape} {worker}: a trial of {len(found)} variants", flush=True)
+        work = Work(self._work.jobs[: len(self._work.jobs) // 2], self._work.in_flight)
+        with self._engines(shape, work, directory) as peers:
+            peers.start(found)
+            rows = peers.run(TRIAL_ROUNDS)
+        speeds = {name: [row.tok_s for row in rows if row.engine == name] for name in dict.fromkeys(row.engine for row in rows)}
+        self.trials |= {shape: speeds}
+        if not speeds:
+            return found[0].variables
+        best = max(speeds, key=lambda name: sum(speeds[name]))
+        self.chosen[f"{shape}: {worker}"] = best
+        print(f"{shape}: chosen: {best}", flush=True)
+        return next(each.variables for each in found if best.endswith(each.variant))
+
+    @contextmanager
+    def _engines(self, shape: str, work: Work, directory: Path) -> Iterator[Peers]:
+        peers = Peers(shape, self._dtype, work, directory, self.left_out)
+        try:
+            yield peers
         finally:
             peers.close()
+            self.versions |= peers.versions
+
+    def _refuse(self, name: str, why: object) -> None:
+        self._refused.add(name)
+        self.left_out.add(name, why)
 
 
 def names_of(known: Iterable[str], asked: str) -> list[str]:
@@ -107,35 +202,53 @@ def shape_names(asked: str) -> list[str]:
 
 
 def engine_names(asked: str) -> list[str]:
-    return names_of((*DEFAULT, *OTHERS), asked)
+    return names_of(SETUPS, asked)
 
 
-def main() -> None:
+def token_budgets(asked: str) -> list[int]:
+    return [int(tokens) for tokens in asked.split(",")]
+
+
+def arguments_of() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default="S,M", type=shape_names, help="of " + ", ".join(SHAPES))
-    parser.add_argument("--only", default=",".join(DEFAULT), type=engine_names, help="engines, of " + ", ".join((*DEFAULT, *OTHERS)))
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--only", type=engine_names, help=f"engines, of {', '.join(SETUPS)}; default {', '.join(DEFAULT)}, on M without gapless_torch"
+    )
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
+    parser.add_argument(
+        "--token-budgets",
+        type=token_budgets,
+        default=[PEER_TOKEN_BUDGET],
+        help="tokens of a step of OpenVINO GenAI and vLLM, a row for each: fewer give smaller pauses between tokens; 128,256,512",
+    )
+    parser.add_argument("--check", default=True, action=argparse.BooleanOptionalAction, help="compare tokens before timing")
+    parser.add_argument("--trial", action=argparse.BooleanOptionalAction, help="of an engine's variants; default: not with --quick")
     parser.add_argument("--json", type=Path, help="also write the results here")
     parser.add_argument("--plot", type=Path, help="also draw the results here")
     parser.add_argument("--quick", action="store_true", help="a few short requests, one round: does it run at all?")
-    arguments = parser.parse_args()
-    work, rounds = load_work(arguments.quick), 1 if arguments.quick else arguments.rounds
-    rows: list[Row] = []
-    left_out: dict[str, str] = {}
-    versions: dict[str, Any] = {}
-    for shape in arguments.shapes:
-        measured, missing, known = measure(shape, arguments.only, arguments.dtype, rounds, work)
-        rows, left_out, versions = rows + measured, left_out | missing, versions | known
-        if arguments.json:
-            write_json(arguments.json, rows, rounds, {"left_out": left_out, "environments": versions})
-    if arguments.plot and rows:
-        write_plot(arguments.plot, rows)
-    for name, why in left_out.items():
+    return parser.parse_args()
+
+
+def main() -> None:
+    asked = arguments_of()
+    rounds, tries = 1 if asked.quick else asked.rounds, not asked.quick if asked.trial is None else asked.trial
+    found = Measurement(asked.dtype, rounds, load_work(asked.quick), asked.token_budgets, tries)
+    engines = {shape: asked.only or default_engines(shape) for shape in asked.shapes}
+    if asked.check:
+        found.compare_tokens(dict.fromkeys(name for names in engines.values() for name in names))
+    for shape, names in engines.items():
+        found.measure(shape, names)
+        if asked.json:
+            write_json(asked.json, found.rows, found.about())
+    if asked.plot and found.rows:
+        write_plot(asked.plot, found.rows)
+    for name, why in found.left_out.reasons.items():
         print(f"left out: {name}: {why}")
-    print(table(rows) if rows else "nothing was measured")
-    for name, ratio in ratios(rows).items():
-        print(f"{name}: {ratio:.2f}")
+    for name, ratio in ratios(found.rows).items():
+        print(f"{name}: {ratio}")
+    print(table(found.rows) if found.rows else "nothing was measured")
 
 
 if __name__ == "__main__":

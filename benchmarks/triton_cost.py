@@ -33,6 +33,7 @@ from benchmarks.http_streams import EnsembleStreams
 from benchmarks.peer_engines import TOKEN_BUDGET
 from benchmarks.peer_models import VOCABULARY, make_model
 from benchmarks.peer_process import EngineProcess
+from benchmarks.peer_setups import SETUPS
 from benchmarks.peer_work import MAX_MODEL_TOKENS, Job, Timing, Work, load_work
 from benchmarks.results_file import table, write_result
 from python_backends.config import ROOT, Settings, dump, load
@@ -46,7 +47,7 @@ from python_backends.step import Tokens
 from tests.server.serving import Gapless
 
 MODES = ("engine", "instance", "ensemble")
-PEERS = {"openvino": "gapless", "torch": "gapless_torch"}  # engine.kind -> its name in peer_engines
+PEERS = {"openvino": "gapless", "torch": "gapless_torch"}  # engine.kind -> its row in peer_setups
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,7 @@ def measure(directory: Path, dtype: str, rounds: int, work: Work, overrides: dic
     rows: dict[str, list[Row]] = {mode: [] for mode in MODES}
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(
-            contextlib.closing(EngineProcess(PEERS[settings["engine.kind"]], directory, dtype, work.in_flight))
+            contextlib.closing(EngineProcess(SETUPS[PEERS[settings["engine.kind"]]], directory, dtype, work.in_flight))
         )
         loaded = load(ROOT / "gapless.toml", settings)
         instance = stack.enter_context(contextlib.closing(Instance(loaded, directory)))

@@ -25,7 +25,7 @@ STUB_PACKAGES = ("numpy",)
 TRITON = "nvidia-pytriton"
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64")
 TRITON_PLATFORMS = tuple(f"manylinux_2_{minor}_x86_64" for minor in (35, 34, 31))
-MOST_BYTES = 64 << 20  # of all that travels, this checkout among it
+MOST_BYTES = 64 << 20  # of the wheels and this checkout together: that much is copied to the GPU's machine
 SERVER = "pytriton/tritonserver"
 LIBRARIES = "nvidia_pytriton.libs/"
 
@@ -121,7 +121,7 @@ def report(folder: Path) -> int:
     tree = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
     size = sum(path.stat().st_size for path in files)
     whole = size + sum((ROOT / name).stat().st_size for name in tree if name and (ROOT / name).is_file())
-    print(f"{size / 2**20:6.1f} MiB in {folder}; {whole / 2**20:.1f} MiB with this checkout, of {MOST_BYTES / 2**20:.0f} that travel")
+    print(f"{size / 2**20:6.1f} MiB in {folder}; {whole / 2**20:.1f} MiB with this checkout, of at most {MOST_BYTES / 2**20:.0f}")
     return int(whole > MOST_BYTES)
 
 

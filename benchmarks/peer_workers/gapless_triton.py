@@ -6,11 +6,11 @@ A response may carry several tokens: all of them came when it came. The prompts 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from benchmarks.http_streams import EnsembleStreams
-from benchmarks.peer_engines import BLOCK_TOKENS, TOKEN_BUDGET
 from benchmarks.peer_models import num_tokens, text_of
-from benchmarks.peer_work import MAX_MODEL_TOKENS, Timing, Work
+from benchmarks.peer_work import BLOCK_TOKENS, MAX_MODEL_TOKENS, PEER_TOKEN_BUDGET, Job, Timing, Work, kv_blocks
 from python_backends.loop_processor import keep_off
 from tests.server.serving import Gapless
 
@@ -18,15 +18,27 @@ from tests.server.serving import Gapless
 class Engine:
     def __init__(self, directory: Path, dtype: str, in_flight: int) -> None:
         model = {"model.directory": directory, "model.dtype": dtype, "model.max_model_tokens": MAX_MODEL_TOKENS}
-        engine = {"engine.kind": "openvino", "engine.slots": in_flight, "engine.block_tokens": BLOCK_TOKENS}
-        self._served = Gapless(**model, **engine, **{"engine.token_budget": TOKEN_BUDGET})
+        engine = {
+            "engine.kind": "openvino",
+            "engine.slots": in_flight,
+            "engine.block_tokens": BLOCK_TOKENS,
+            "engine.kv_blocks": kv_blocks(directory, dtype),
+            "engine.token_budget": PEER_TOKEN_BUDGET,
+        }
+        self._served = Gapless(**model, **engine)
         self._streams = EnsembleStreams(self._served.http_port, in_flight, lambda event: num_tokens(event["text_output"]))
         self.pid = self._served.process.pid
         keep_off()  # as Triton does: a client elsewhere would take nothing of the loop's processor
 
     def run(self, work: Work) -> list[Timing]:
-        return self._streams.ask([text_of(job.prompt) for job in work.jobs], work)
+        return self._streams.run([body_of(job) for job in work.jobs])
 
     def close(self) -> None:
         self._streams.close()
         self._served.stop()
+
+
+def body_of(job: Job) -> dict[str, Any]:
+    """The request of `job`: its messages, or the text of its ids."""
+    asked = {"messages": job.messages} if job.messages else {"text_input": text_of(job.prompt)}
+    return {**asked, "max_tokens": job.max_tokens, "stream": True}

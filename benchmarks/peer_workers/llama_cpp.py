@@ -10,29 +10,43 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from benchmarks.http_streams import HttpStreams
+from benchmarks.http_streams import Event, HttpStreams
 from benchmarks.peer_work import MAX_MODEL_TOKENS, PEER_TOKEN_BUDGET, Timing, Work, free_port, num_cores
 from benchmarks.peer_workers.gguf_file import write_gguf
 
 KV_TYPES = {"bfloat16": "bf16", "float32": "f32"}
 READY_S = 300
+MODEL = "model.gguf"
+
+
+def prepare(directory: Path, dtype: str) -> None:
+    """Writes the model as llama.cpp reads it, in the folder of the checkpoint."""
+    if not (directory / MODEL).exists():
+        write_gguf(directory, directory / MODEL, dtype)
+
+
+class Streams(HttpStreams):
+    """Streams of llama-server's `/completion`."""
+
+    def __init__(self, port: int, num_connections: int) -> None:
+        super().__init__(port, "/completion", num_connections, lambda event: len(event["tokens"]), lambda event: event["stop"])
+
+    def _keep(self, chunk: Event, timing: Timing) -> None:
+        timing.ids += chunk["tokens"]
 
 
 class Engine:
-    def __init__(self, directory: Path, dtype: str, in_flight: int) -> None:
-        model = directory / "model.gguf"
-        if not model.exists():
-            write_gguf(directory, model, dtype)
+    def __init__(self, directory: Path, dtype: str, in_flight: int, token_budget: int = PEER_TOKEN_BUDGET) -> None:
         port = free_port()
         options: dict[str, Any] = {
-            "--model": model,
+            "--model": directory / MODEL,
             "--port": port,
             "--parallel": in_flight,
             "--ctx-size": in_flight * MAX_MODEL_TOKENS,
             "--threads": num_cores(),
             "--threads-http": 2,
-            "--batch-size": PEER_TOKEN_BUDGET,
-            "--ubatch-size": PEER_TOKEN_BUDGET,
+            "--batch-size": token_budget,
+            "--ubatch-size": token_budget,
             "--cache-type-k": KV_TYPES[dtype],
             "--cache-type-v": KV_TYPES[dtype],
             "--flash-attn": "on",
@@ -42,7 +56,7 @@ class Engine:
         self._process = subprocess.Popen([*command, "--no-warmup", "--no-webui", "--log-disable"])
         self.pid = self._process.pid
         await_health(port)
-        self._streams = HttpStreams(port, "/completion", in_flight, lambda event: len(event["tokens"]), lambda event: event["stop"])
+        self._streams = Streams(port, in_flight)
 
     def run(self, work: Work) -> list[Timing]:
         always = {"temperature": 0, "ignore_eos": True, "cache_prompt": False, "stream": True, "return_tokens": True}

@@ -8,30 +8,44 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peer_work import PEER_TOKEN_BUDGET, Job, Timing, Work, closed_loop, num_cores
+from benchmarks.peer_work import KV_POOL_GIB, PEER_TOKEN_BUDGET, Job, Timing, Work, closed_loop, num_cores
 
-CACHE_GIB = 1
+CONVERTED = "openvino"
 DTYPES = {"bfloat16": "bf16", "float32": "f32"}
 
 
-class Engine:
-    """Weights, computation and KV in `dtype`; all requests share one pipeline, which is driven step by step."""
+def prepare(directory: Path, _dtype: str) -> None:
+    """Converts the checkpoint, in its folder; the weights keep their type."""
+    if not (directory / CONVERTED).exists():
+        from optimum.exporters.openvino import main_export
 
-    def __init__(self, directory: Path, dtype: str, in_flight: int) -> None:
+        main_export(str(directory), directory / CONVERTED, task="text-generation-with-past", convert_tokenizer=False)
+
+
+class Engine:
+    """Weights and computation in `dtype`, KV as well unless it is left to OpenVINO; all requests share one pipeline."""
+
+    def __init__(
+        self,
+        directory: Path,
+        dtype: str,
+        in_flight: int,
+        token_budget: int = PEER_TOKEN_BUDGET,
+        default_kv_precision: bool = False,
+    ) -> None:
         import openvino_genai
 
-        converted = directory / "openvino"
-        if not converted.exists():
-            convert(directory, converted)
         scheduler = openvino_genai.SchedulerConfig()
-        scheduler.max_num_batched_tokens = PEER_TOKEN_BUDGET
+        scheduler.max_num_batched_tokens = token_budget
         scheduler.max_num_seqs = in_flight
-        scheduler.cache_size = CACHE_GIB
+        scheduler.cache_size = KV_POOL_GIB
         scheduler.dynamic_split_fuse = True
         scheduler.enable_prefix_caching = False
-        precision = {"INFERENCE_PRECISION_HINT": DTYPES[dtype], "KV_CACHE_PRECISION": DTYPES[dtype]}
-        properties = {**precision, "INFERENCE_NUM_THREADS": num_cores()}
-        self._pipeline = openvino_genai.ContinuousBatchingPipeline(str(converted), scheduler, "CPU", properties)
+        properties = {"INFERENCE_PRECISION_HINT": DTYPES[dtype], "INFERENCE_NUM_THREADS": num_cores()}
+        if not default_kv_precision:
+            properties["KV_CACHE_PRECISION"] = DTYPES[dtype]
+        converted = str(directory / CONVERTED)
+        self._pipeline = openvino_genai.ContinuousBatchingPipeline(converted, scheduler, "CPU", properties)
         self._answers: dict[int, Any] = {}
         self._num_asked = 0
 
@@ -49,19 +63,12 @@ class Engine:
         self._answers[index] = self._pipeline.add_request(self._num_asked, prompt, config)
         self._num_asked += 1
 
-    def _step(self) -> Iterator[tuple[int, int]]:
+    def _step(self) -> Iterator[tuple[int, list[int]]]:
         import openvino_genai
 
         self._pipeline.step()
         for index, answer in list(self._answers.items()):
             while answer.can_read():
-                yield index, sum(len(output.generated_ids) for output in answer.read().values())
+                yield index, [token for output in answer.read().values() for token in output.generated_ids]
             if answer.get_status() == openvino_genai.GenerationStatus.FINISHED:
                 del self._answers[index]
-
-
-def convert(checkpoint: Path, converted: Path) -> None:
-    """The weights keep the checkpoint's type."""
-    from optimum.exporters.openvino import main_export
-
-    main_export(str(checkpoint), converted, task="text-generation-with-past", convert_tokenizer=False)

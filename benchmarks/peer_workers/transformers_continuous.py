@@ -6,22 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peer_work import PEER_TOKEN_BUDGET, Job, Timing, Work, closed_loop, num_cores
-
-PAGE_TOKENS, NUM_PAGES = 32, 512
+from benchmarks.peer_work import BLOCK_TOKENS, PEER_TOKEN_BUDGET, Job, Timing, Work, closed_loop, kv_blocks, num_cores
 
 
 class Engine:
-    def __init__(self, directory: Path, dtype: str, in_flight: int) -> None:
+    def __init__(self, directory: Path, dtype: str, in_flight: int, token_budget: int = PEER_TOKEN_BUDGET) -> None:
         import torch
         from transformers import AutoModelForCausalLM, ContinuousBatchingConfig
 
         torch.set_num_threads(num_cores())
         model = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype)).eval()
         batching = ContinuousBatchingConfig(
-            page_size=PAGE_TOKENS,
-            num_blocks=NUM_PAGES,
-            max_batch_tokens=PEER_TOKEN_BUDGET,
+            page_size=BLOCK_TOKENS,
+            num_blocks=kv_blocks(directory, dtype),
+            max_batch_tokens=token_budget,
             max_requests_per_batch=in_flight,
             allow_block_sharing=False,
         )
@@ -49,14 +47,13 @@ class ContinuousBatching:
         self._num_read[index] = 0
         self._batching.add_request(job.prompt, str(index), max_new_tokens=job.max_tokens, streaming=True, eos_token_id=-1)
 
-    def _step(self) -> Iterator[tuple[int, int]]:
+    def _step(self) -> Iterator[tuple[int, list[int]]]:
         answer = self._batching.get_result()
         if answer is None or answer.error:
             raise RuntimeError(answer.error if answer else "transformers' loop has ended")
         index = int(answer.request_id)
-        come = len(answer.generated_tokens)
-        yield index, come - self._num_read[index]
-        self._num_read[index] = come
+        yield index, [int(token) for token in answer.generated_tokens[self._num_read[index] :]]
+        self._num_read[index] = len(answer.generated_tokens)
 
     def stop(self) -> None:
         self._batching.stop(block=False)

@@ -1,4 +1,4 @@
-"""vLLM's build for CPUs, compiled, its engine driven step by step in one process; runs in the environment of the same name."""
+"""vLLM's build for CPUs, compiled, its engine driven step by step; runs in the environment of the same name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.peer_work import MAX_MODEL_TOKENS, PEER_TOKEN_BUDGET, Job, Timin
 
 
 class Engine:
-    def __init__(self, directory: Path, dtype: str, in_flight: int) -> None:
+    def __init__(self, directory: Path, dtype: str, in_flight: int, token_budget: int = PEER_TOKEN_BUDGET) -> None:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -19,12 +19,16 @@ class Engine:
             dtype=dtype,
             max_model_len=MAX_MODEL_TOKENS,
             max_num_seqs=in_flight,
-            max_num_batched_tokens=PEER_TOKEN_BUDGET,
+            max_num_batched_tokens=token_budget,
             enable_prefix_caching=False,
             skip_tokenizer_init=True,
         )
         self._engine = LLMEngine.from_engine_args(arguments)
         self._round = 0
+
+    def close(self) -> None:
+        """Ends the engine's process, where it has one of its own."""
+        self._engine.engine_core.shutdown()
 
     def run(self, work: Work) -> list[Timing]:
         self._round += 1
@@ -40,6 +44,6 @@ class Engine:
         )
         self._engine.add_request(name, {"prompt_token_ids": job.prompt}, sampling)
 
-    def _step(self) -> Iterator[tuple[int, int]]:
+    def _step(self) -> Iterator[tuple[int, list[int]]]:
         for output in self._engine.step():
-            yield int(output.request_id.partition("-")[2]), sum(len(each.token_ids) for each in output.outputs)
+            yield int(output.request_id.partition("-")[2]), [token for each in output.outputs for token in each.token_ids]

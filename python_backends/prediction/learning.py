@@ -1,4 +1,4 @@
-"""When to learn, from what, and the learning itself. Called by the learner's process every few minutes (M-4 of Magnus: three).
+"""When to learn, from what, and the learning itself. Called by the learner's process every few minutes (Magnus: every three).
 
 Something is learned when there is enough for a first forest, when predictions have been wrong often enough since the last, or when
 twice as much is known. The forest is grown in a process of its own, which gives its memory back, and may be killed without harm.

@@ -43,7 +43,7 @@ def instruction_id(text: str) -> int:
 
 
 def teaches(predicted: float, actual: int, ended: bool = True) -> bool:
-    """Whether an answer is learned from: off by more than 10 tokens and by more than 10 % of its length (M-4).
+    """Whether an answer is learned from: off by more than 10 tokens and by more than 10 % of its length, as Magnus does.
 
     One that was cut short only shows that a prediction was too small.
     """

@@ -1,4 +1,4 @@
-"""The serving-time estimator of static batches (M-8) and what it learns from (M-9)."""
+"""The serving-time estimator of static batches and what it learns from."""
 
 from __future__ import annotations
 

@@ -9,10 +9,12 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks.magnus_requests import Ask
-from benchmarks.magnus_runs import Run, Work, poisson_arrivals, run_continuous, run_static
+from benchmarks.magnus_runs import Run, Work, continuous_scheduler, poisson_arrivals, run_continuous, run_static
 from benchmarks.magnus_simulated import SimulatedEngine, lengths_by_prompt
 from python_backends.request import ModelLimits
+from python_backends.scheduling.batch_plans import NO_TOKENS
 from python_backends.scheduling.static_batching import BatchLimits
+from python_backends.step import Admit
 
 COUNT, MAX_TOKENS, SIZE = 400, 256, 7
 LIMITS = ModelLimits(max_model_tokens=512, vocab_size=1000, num_slots=96, num_blocks=16 * SIZE, block_tokens=32)
@@ -69,7 +71,7 @@ def test_each_part_of_magnus_is_a_gain_on_a_device_that_reads_its_weights_at_eve
     assert vs.mean_response_s > glp.mean_response_s > abp.mean_response_s > magnus.mean_response_s
 
 
-def test_magnus_gains_what_its_paper_says_over_vanilla_scheduling(runs: dict[str, Run]) -> None:
+def test_with_perfect_knowledge_magnus_gains_what_its_paper_says_over_vanilla_scheduling(runs: dict[str, Run]) -> None:
     vs, magnus = runs["vs"].row, runs["magnus"].row
     assert magnus.request_throughput > 1.66 * vs.request_throughput
     assert magnus.mean_response_s < 0.4 * vs.mean_response_s
@@ -78,3 +80,16 @@ def test_magnus_gains_what_its_paper_says_over_vanilla_scheduling(runs: dict[str
 def test_only_static_batches_generate_tokens_that_are_not_valid(runs: dict[str, Run]) -> None:
     assert runs["ccb"].num_tokens == runs["ccb"].num_valid_tokens
     assert runs["vs"].num_tokens > runs["glp"].num_tokens > runs["glp"].num_valid_tokens
+
+
+def test_conservative_continuous_batching_admits_only_whom_it_has_reserved_max_tokens_for() -> None:
+    """Blocks for two requests with all of their tokens, slots for seven: the third waits, in order of arrival."""
+    two_requests = LIMITS.changed(num_blocks=2 * (32 + MAX_TOKENS) // 32)
+    scheduler = continuous_scheduler(two_requests, SIZE)
+    for number in range(5):
+        prompt = np.arange(number, number + 30, dtype=np.int32)
+        scheduler.submit(Ask("copy", "Copy:", "", prompt, len(prompt)).request(number, MAX_TOKENS), NO_TOKENS)
+    plan = scheduler.plan()
+    assert plan is not None
+    admitted = [operation.tokens[0] for operation in plan.operations if isinstance(operation, Admit)]
+    assert admitted == [0, 1]

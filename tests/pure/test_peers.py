@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 from pathlib import Path
@@ -9,11 +10,15 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from benchmarks import peer_environments
+from benchmarks import peer_environments, peer_setups, peers
+from benchmarks.peer_check import Agreement, same_tokens
+from benchmarks.peer_environments import Environment, vllm_variants
 from benchmarks.peer_models import VOCABULARY, make_tokenizer, num_tokens, text_of
-from benchmarks.peer_report import Row, ratios, row_of
-from benchmarks.peer_work import Job, Timing, Work, closed_loop, load_work
-from benchmarks.peers import Peers
+from benchmarks.peer_process import EngineProcess
+from benchmarks.peer_report import FIGURES, Row, Spread, ratios, row_of, summaries, table
+from benchmarks.peer_setups import SETUPS, Setup, default_engines, setups_of
+from benchmarks.peer_work import Job, Timing, Work, closed_loop, kv_blocks, load_work
+from benchmarks.peers import LeftOut, Measurement, Peers, rotated
 
 
 class OneTokenAStep:
@@ -27,8 +32,8 @@ class OneTokenAStep:
         self.left[index] = job.max_tokens
         self.most = max(self.most, len(self.left))
 
-    def step(self) -> list[tuple[int, int]]:
-        came = [(index, 1) for index in self.left]
+    def step(self) -> list[tuple[int, list[int]]]:
+        came = [(index, [left]) for index, left in self.left.items()]
         self.left = {index: left - 1 for index, left in self.left.items() if left > 1}
         return came
 
@@ -39,6 +44,7 @@ def test_the_closed_loop_keeps_as_many_in_flight_as_it_may_and_counts_every_toke
     assert engine.most == work.in_flight == 16
     assert [len(timing.tokens) for timing in timings] == [job.max_tokens for job in work.jobs]
     assert all(timing.submitted <= timing.tokens[0] <= timing.ended == timing.tokens[-1] for timing in timings)
+    assert [timing.ids for timing in timings] == [list(range(job.max_tokens, 0, -1)) for job in work.jobs]
 
 
 def test_a_round_has_the_lengths_of_the_others_and_no_prompt_of_theirs():
@@ -59,17 +65,126 @@ def test_every_sequence_of_ids_has_one_text(tmp_path: Path):
 
 
 def test_a_row_is_worked_out_by_hand():
-    timings = [Timing(0.0, [1.0, 1.5, 3.0], 3.0), Timing(1.0, [2.0], 5.0)]
-    row = row_of("some", "S", "bfloat16", timings, 2.0)
-    assert (row.tok_s, row.req_s, row.latency_mean_s, row.itl_p50_ms) == (4 / 5, 2 / 5, 3.5, 1000.0)
+    timings = [Timing(0.0, [1.0, 1.5, 3.0, 3.0], 3.0), Timing(1.0, [2.0], 5.0)]
+    row = row_of("some", "S", "bfloat16", 4, timings, 2.0)
+    assert (row.round, row.tok_s, row.req_s, row.latency_mean_s, row.ttft_p50_ms) == (4, 5 / 5, 2 / 5, 3.5, 1000.0)
+    assert (row.itl_p50_ms, row.itl_mean_ms) == (500.0, pytest.approx(2000 / 3))  # 0.5, 1.5 and 0 s
+    assert row.piece_p50_ms == 1000.0  # 0.5 and 1.5 s: the last two tokens came together
 
 
-def test_ratios_are_ours_over_theirs_and_through_triton_over_alone():
-    def row(engine: str, tok_s: float) -> Row:
-        return Row(engine, "S", "bfloat16", tok_s, 1, 1, 1, 1, 1, 1, 1)
+def row(engine: str, tok_s: float, number: int = 1) -> Row:
+    return Row(engine, "S", "bfloat16", number, *([tok_s] + [1.0] * (len(FIGURES) - 1)))
 
-    found = ratios([row("gapless", 10), row("gapless_triton", 9), row("vllm", 5)])
-    assert found == {"S: gapless / vllm": 2.0, "S: gapless_triton / vllm": 1.8, "S: gapless_triton / gapless": 0.9}
+
+def test_ratios_are_medians_of_rounds_of_ours_over_theirs_and_through_triton_over_alone():
+    speeds = {"gapless": (10, 20, 30), "gapless_triton": (9, 18, 30), "vllm": (5, 20, 20)}
+    found = ratios([row(engine, value, number) for engine, values in speeds.items() for number, value in enumerate(values)])
+    assert found == {
+        "S: gapless / vllm": Spread(1.5, 1.0, 2.0),
+        "S: gapless_triton / gapless": Spread(0.9, 0.9, 1.0),
+        "S: gapless_triton / vllm": Spread(1.5, 0.9, 1.8),
+    }
+
+
+def test_rounds_that_one_engine_did_not_finish_count_in_no_ratio():
+    rows = [row("gapless", 10, 1), row("gapless", 40, 2), row("vllm", 5, 1)]
+    assert ratios(rows) == {"S: gapless / vllm": Spread(2.0, 2.0, 2.0)}
+
+
+def test_the_table_and_the_summary_give_medians_and_between_which_the_rounds_lie():
+    rows = [row("vllm", value, number) for number, value in enumerate((150.0, 140.0, 190.0))]
+    assert "150 (140–190)" in table(rows)
+    (summary,) = summaries(rows)
+    assert (summary["engine"], summary["rounds"]) == ("vllm", 3)
+    assert summary["tok_s"] == {"median": 150.0, "min": 140.0, "max": 190.0}
+
+
+def test_every_engine_is_once_the_first():
+    names = ["a", "b", "c"]
+    assert [rotated(names, number) for number in range(3)] == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"]]
+    assert rotated([], 4) == []
+
+
+def test_a_peer_has_a_row_for_each_token_budget_and_ours_has_one():
+    setups = setups_of(["gapless", "vllm", "openvino_defaults"], [128, 512])
+    assert [setup.name for setup in setups] == ["gapless", "vllm@128", "vllm", "openvino_defaults@128", "openvino_defaults"]
+    assert setups[3].options == {"default_kv_precision": True, "token_budget": 128}
+    assert setups[4].options == {"default_kv_precision": True}
+
+
+def test_the_default_rows_have_both_precisions_of_openvinos_kv_and_ours_with_and_without_fused_layers():
+    assert {"gapless", "gapless_unfused", "gapless_triton", "openvino", "openvino_defaults", "vllm"} < set(default_engines("S"))
+    assert "gapless_torch" in default_engines("S")
+    assert "gapless_torch" not in default_engines("M")
+
+
+def test_a_pool_of_a_gib_has_as_many_blocks_as_fit(tmp_path: Path):
+    heads = {"hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 4, "num_hidden_layers": 8}
+    (tmp_path / "config.json").write_text(json.dumps(heads))
+    assert kv_blocks(tmp_path, "bfloat16") * 8 * 2 * 4 * 64 * 32 * 2 == 2**30
+    assert kv_blocks(tmp_path, "float32") == kv_blocks(tmp_path, "bfloat16") // 2
+
+
+def test_every_engine_is_started_with_large_pages_and_with_its_own_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What the process gets, seen by a script in the place of its Python."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "{\\"versions\\": {\\"tunables\\": \\"$GLIBC_TUNABLES\\", \\"own\\": \\"$OWN\\"}}"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(peer_setups, "ready", lambda name: Environment(python, {"OWN": name}))
+    for name in SETUPS:
+        process = EngineProcess(SETUPS[name], tmp_path, "bfloat16", 1)
+        process.close()
+        assert process.versions == {"tunables": "glibc.malloc.hugetlb=1", "own": SETUPS[name].worker}
+
+
+def test_vllm_is_tried_with_both_allocators_and_with_its_engine_in_either_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(peer_environments, "ready", lambda _name: Environment())
+    monkeypatch.setattr(peer_environments, "FOLDER", tmp_path)
+    (tmp_path / "vllm" / "lib").mkdir(parents=True)
+    (tmp_path / "vllm" / "lib" / "libiomp5.so").touch()
+    monkeypatch.setattr(peer_environments, "find_tcmalloc", lambda: Path("/lib/libtcmalloc_minimal.so.4"))
+    found = vllm_variants()
+    assert list(found) == ["glibc, one process", "glibc, two processes", "tcmalloc, one process", "tcmalloc, two processes"]
+    assert found["tcmalloc, two processes"] == {
+        "LD_PRELOAD": f"/lib/libtcmalloc_minimal.so.4:{tmp_path}/vllm/lib/libiomp5.so",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+    }
+    monkeypatch.setattr(peer_environments, "find_tcmalloc", lambda: None)
+    assert list(vllm_variants()) == ["glibc, one process", "glibc, two processes"]
+
+
+def agreement(engine: str, same: int, *, must_agree: bool = True) -> Agreement:
+    return Agreement(engine, "float32", same, 16, same * 10, 160, must_agree)
+
+
+def test_an_engine_with_other_float32_tokens_is_not_measured(monkeypatch: pytest.MonkeyPatch):
+    class Same:
+        def __init__(self, _directory: Path) -> None: ...
+
+        def compare(self, setup: Setup, _dtype: str) -> Agreement:
+            return {
+                "gapless": agreement("gapless", 16),
+                "vllm": agreement("vllm", 15),
+                "openvino_defaults": agreement("openvino_defaults", 15, must_agree=False),
+            }[setup.name]
+
+    monkeypatch.setattr(peers, "SameTokens", Same)
+    started: list[str] = []
+    monkeypatch.setattr(Peers, "start", lambda _self, setups: started.extend(setup.name for setup in setups))
+    monkeypatch.setattr(peers, "make_model", lambda *_: None)
+    monkeypatch.setattr(peers, "make_tokenizer", lambda *_: None)
+    measurement = Measurement("float32", 1, Work([], 1), [512], tries=False)
+    engines = ["gapless", "vllm", "openvino_defaults"]
+    measurement.compare_tokens(engines)
+    measurement.measure("S", engines)
+    assert started == ["gapless", "openvino_defaults"]
+    assert measurement.left_out.reasons == {"vllm": "its float32 tokens are not the reference's"}
+    assert [row["same_answers"] for row in measurement.about()["same_tokens"]] == [16, 15, 15]
+
+
+def test_tokens_are_the_same_up_to_the_first_that_differs():
+    assert same_tokens([1, 2, 3], [1, 2, 4, 5]) == 2
+    assert same_tokens([1, 2, 3], [1, 2, 3, 4]) == 3
 
 
 def test_an_engine_whose_environment_cannot_be_made_is_named_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -78,8 +193,9 @@ def test_an_engine_whose_environment_cannot_be_made_is_named_and_left_out(tmp_pa
 
     monkeypatch.setattr(peer_environments, "FOLDER", tmp_path)
     monkeypatch.setattr(peer_environments, "run", fails)
-    peers = Peers("S", "bfloat16", Work([], 1), tmp_path)
-    peers.start(["openvino", "vllm"])
-    assert list(peers.left_out) == ["S: openvino", "S: vllm"]
-    assert peers.run(1) == []
+    left_out = LeftOut()
+    made = Peers("S", "bfloat16", Work([], 1), tmp_path, left_out)
+    made.start([SETUPS["openvino"], SETUPS["vllm"]])
+    assert list(left_out.reasons) == ["S: openvino", "S: vllm"]
+    assert made.run(1) == []
     assert not list(tmp_path.rglob("made"))

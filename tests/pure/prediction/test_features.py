@@ -1,4 +1,4 @@
-"""Magnus's 21 numbers (M-2), worked out by hand."""
+"""The 21 numbers that Magnus predicts from, worked out by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The request log: bounded, quiet about texts, and what is taken from it to learn (M-4)."""
+"""The request log: bounded, quiet about texts, and what is taken from it to learn."""
 
 from __future__ import annotations
 

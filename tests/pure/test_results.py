@@ -1,0 +1,130 @@
+"""Results that are kept say which commit, machine, versions and command they are of, and which of them are older than their code."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import results_file
+from benchmarks.results_file import MEASURED, RESULTS, ROOT, age, cpuinfo, script_of, write_result
+
+BEFORE_COMMITS_WERE_RECORDED = {  # the first digits of each file's SHA-256: one that is measured again has to name its commit
+    "agreement.json": "3f0df884ee8c4854",
+    "drift.json": "8ee7e6070702d2a8",
+    "host_time.json": "e9f37e49a13802b9",
+    "lengths.json": "9bf6d549279f2f99",
+    "magnus.json": "d27f80e052344202",
+    "magnus_seed_1.json": "c87dbc5724ea0ed2",
+    "magnus_seed_2.json": "b360b43e7ca8b6c4",
+    "magnus_seed_3.json": "4f791ffdcffae5c8",
+    "magnus_weight_bound.json": "7a86102d1d649a2c",
+    "many_streams.json": "1690e8d8babdbcb5",
+    "peers_m.json": "383daa92b3e1fea9",
+    "peers_s.json": "bc3e152d168c7402",
+    "peers_s_openvino.json": "e2484fef27167d15",
+    "scheduling.json": "713e31fff7438b43",
+    "scheduling_check.json": "85ebc40c85c8941e",
+    "scheduling_simulated.json": "8e8d7a595f34003b",
+    "token_gap.json": "e84b4c56e81670d4",
+    "triton_cost.json": "8941a19895f33d90",
+    "triton_cost_one_thread.json": "b6cf98be04afbcb7",
+}
+FILES = sorted(RESULTS.glob("*.json"))
+
+
+def is_old(path: Path) -> bool:
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return BEFORE_COMMITS_WERE_RECORDED.get(path.name) == digest[:16]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_a_result_says_what_it_was_measured_with(path: Path) -> None:
+    result = json.loads(path.read_text())
+    assert result["command"].startswith("python benchmarks/")
+    assert result["machine"]["processor"]
+    assert result["versions"]["python"]
+    if not is_old(path):
+        assert len(result["commit"]) == 40
+        assert result["dirty"] is False
+        assert result["date"] > "2026-11"
+        assert {"processor", "features", "cores", "memory_gib"} <= set(result["machine"])
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_the_script_of_a_result_is_there_and_so_is_what_it_measures(path: Path) -> None:
+    script = script_of(json.loads(path.read_text()))
+    assert (ROOT / "benchmarks" / script).exists()
+    assert MEASURED[script]
+
+
+@pytest.mark.parametrize("script", MEASURED)
+def test_what_a_script_measures_exists(script: str) -> None:
+    assert (ROOT / "benchmarks" / script).exists()
+    missing = [pattern for pattern in MEASURED[script] if not list(ROOT.glob(pattern))]
+    assert missing == []
+
+
+def test_a_result_begins_with_commit_machine_date_and_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results_file, "COMMIT", {"commit": "a" * 40, "dirty": False})
+    monkeypatch.setattr(sys, "argv", ["benchmarks/peers.py", "--quick"])
+    write_result(tmp_path / "new" / "some.json", {"rows": [1]}, {"gpu": "none"})
+    result = json.loads((tmp_path / "new" / "some.json").read_text())
+    assert list(result) == ["commit", "dirty", "machine", "versions", "date", "command", "rows"]
+    assert result["commit"] == "a" * 40
+    assert shlex.split(result["command"]) == ["python", "benchmarks/peers.py", "--quick"]
+    assert result["machine"]["gpu"] == "none"
+    assert script_of(result) == "peers.py"
+
+
+def test_the_commit_is_that_of_the_checkout_and_changes_make_it_dirty(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {"status": " M python_backends/instance.py", "rev-parse": "b" * 40}
+    monkeypatch.setattr(results_file, "git", lambda *words: answers[words[0]])
+    assert results_file.current_commit() == {"commit": "b" * 40, "dirty": True}
+    answers["status"] = ""
+    assert results_file.current_commit() == {"commit": "b" * 40, "dirty": False}
+
+
+def test_without_git_the_commit_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results_file, "ROOT", Path("/"))
+    assert results_file.current_commit() == {"commit": "unknown", "dirty": True}
+
+
+def test_a_result_is_stale_when_its_script_or_what_it_measures_has_changed_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def git(*words: str) -> str:
+        asked.append(words)
+        return "3"
+
+    monkeypatch.setattr(results_file, "git", git)
+    path = tmp_path / "some.json"
+    path.write_text(json.dumps({"commit": "c" * 40, "dirty": False, "date": "2026-11-23", "command": "python benchmarks/lengths.py"}))
+    assert age(path)["commits_since"] == "3"
+    assert asked[0][:3] == ("rev-list", "--count", f"{'c' * 40}..HEAD")
+    assert {"benchmarks/lengths.py", *MEASURED["lengths.py"]} <= set(asked[0])
+
+
+def test_a_result_without_a_commit_counts_as_stale(tmp_path: Path) -> None:
+    path = tmp_path / "some.json"
+    path.write_text(json.dumps({"command": "python benchmarks/lengths.py"}))
+    assert age(path) | {"result": ""} == {
+        "result": "",
+        "script": "lengths.py",
+        "date": "?",
+        "commit": "not recorded",
+        "commits_since": "unknown",
+        "dirty": "?",
+    }
+
+
+def test_the_fields_of_the_processor_are_read_as_linux_writes_them() -> None:
+    lines = ["model name\t: AMD EPYC", "cpu family\t: 26", "flags\t\t: fpu avx512_bf16", "model name\t: AMD EPYC"]
+    assert cpuinfo(lines, "model name") == {"AMD EPYC"}
+    assert cpuinfo(lines, "flags") == {"fpu avx512_bf16"}
