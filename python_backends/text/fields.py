@@ -5,7 +5,9 @@ Every refusal names the field, the value and the limit. Called by the door.
 
 from __future__ import annotations
 
+import difflib
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,11 +29,13 @@ SUPPORTED = (
     *("text_input", "messages", "instruction", "max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "seed"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "stop_words", "stop_token_ids", "bad_words", "end_id", "pad_id"),
     *("return_log_probs", "num_top_log_probs"),
-    *("stream", "exclude_input_in_output", "return_num_input_tokens", "return_num_output_tokens", "timeout_us", "request_priority"),
+    *("stream", "exclude_input_in_output", "return_num_input_tokens", "return_num_output_tokens", "timeout", "request_priority"),
     "lora_name",
 )
 ASKS_FOR_NOTHING: dict[str, float | None] = {"top_p": 1.0, "repetition_penalty": 1.0, "seed": None}  # others: zero or nothing
 KNOWN = frozenset((*SUPPORTED, *NEUTRAL, "lora_task_id"))
+TRITONS_PARAMETERS = ("id", "priority", "sequence_id", "sequence_start", "sequence_end", "binary_data_output")  # mean nothing here
+TRITONS_PREFIX = "triton_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +95,7 @@ def read_ask(fields: Fields, limits: LimitSettings, vocab_size: int) -> Ask:
         wants_echo=not flag(fields, "exclude_input_in_output", default=True),
         wants_num_input_tokens=flag(fields, "return_num_input_tokens", default=False),
         wants_num_output_tokens=flag(fields, "return_num_output_tokens", default=False),
-        timeout_us=integer(fields, "timeout_us", 0, MAX_TIMEOUT_US) or 0,
+        timeout_us=integer(fields, "timeout", 0, MAX_TIMEOUT_US) or 0,
         priority=integer(fields, "request_priority", -MAX_INT, MAX_INT) or 0,
         adapter=string(fields, "lora_name", MAX_NAME_BYTES) if "lora_name" in fields else "",
     )
@@ -106,6 +110,22 @@ def refuse_what_the_engine_lacks(ask: Ask, engine: ModelLimits) -> None:
     if ask.adapter and ask.adapter not in engine.adapters:
         allowed = f"one of {', '.join(engine.adapters)}, or absent" if engine.adapters else "absent: this server has no adapters"
         raise RefusedError(f"lora_name = {shown(ask.adapter)}: must be {allowed}")
+
+
+def of_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields among the parameters of a Triton request: `timeout`, or none. Over HTTP every JSON key that is no input is a
+    parameter, so an unknown one is most probably a field with a wrong name. Raises RefusedError.
+    """
+    for name in parameters:
+        if name in KNOWN and name != "timeout":
+            raise RefusedError(f"{name}: must be an input of the request, not a parameter")
+    fields = {name: value for name, value in parameters.items() if not _is_tritons(name)}
+    _refuse_unknown(fields)
+    return fields
+
+
+def _is_tritons(name: str) -> bool:
+    return name in TRITONS_PARAMETERS or name.startswith(TRITONS_PREFIX)
 
 
 # --- the prompt
@@ -180,13 +200,27 @@ def _num_top_log_probs(fields: Fields, limits: LimitSettings, vocab_size: int) -
     return count
 
 
-# --- what is not there yet
+# --- what is not there
+
+
+def _refuse_unknown(names: Iterable[str]) -> None:
+    unknown = sorted(set(names) - KNOWN)
+    if unknown:
+        nearest = _nearest(unknown[0])
+        raise RefusedError(f"{shown(unknown[0])}: there is no such field" + (f"; did you mean {nearest}?" if nearest else ""))
+
+
+def _nearest(name: str) -> str:
+    """The field whose name is most like an unknown one, or nothing. Other APIs join words ("logprobs") or shorten names ("stop")."""
+    asked = name[:MAX_NAME_BYTES].lower()
+    joined = asked.replace("_", "")
+    holding = [known for known in SUPPORTED if len(joined) > 2 and joined in known.replace("_", "")]
+    alike = difflib.get_close_matches(asked, sorted(SUPPORTED), n=1)
+    return min(holding, key=len) if holding else "".join(alike)
 
 
 def _refuse_unsupported(fields: Fields) -> None:
-    unknown = sorted(set(fields) - KNOWN)
-    if unknown:
-        raise RefusedError(f"{shown(unknown[0])}: there is no such field")
+    _refuse_unknown(fields)
     for name, neutral in NEUTRAL.items():
         if name in fields and (value := plain(name, fields[name])) != neutral:
             raise RefusedError(f"{name} = {shown(value)}: not supported yet, must be {neutral!r} or absent")

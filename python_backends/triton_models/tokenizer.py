@@ -14,6 +14,7 @@ from python_backends.instance_state import DRAINING, StateFile
 from python_backends.request import RefusedError, Request
 from python_backends.text.checkpoint import read_checkpoint
 from python_backends.text.door import ANY_ENGINE, open_door
+from python_backends.text.fields import of_parameters
 from python_backends.triton_models.tensors import Blobs, effective_settings, failure, run_directory
 
 
@@ -41,9 +42,11 @@ class TritonPythonModel:
 
 
 def _fields(request: Any) -> dict[str, Any] | RefusedError:
-    fields = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+    """Whatever is wrong here is an answer, because an exception would take all requests of the batch along."""
     try:
-        timeout_us = request.timeout() or json.loads(request.parameters()).get("timeout")
-    except ValueError as error:  # one that raised here would take all requests of its batch along
-        return RefusedError(f"parameters: must be JSON in UTF-8 ({error})")
-    return {**fields, "timeout_us": timeout_us} if timeout_us else fields
+        of_request = of_parameters(json.loads(request.parameters()))
+    except ValueError as error:  # RefusedError is one
+        return error if isinstance(error, RefusedError) else RefusedError(f"parameters: must be JSON in UTF-8 ({error})")
+    fields = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+    timeout_us = request.timeout()
+    return {**fields, **of_request, **({"timeout": timeout_us} if timeout_us else {})}
