@@ -22,6 +22,8 @@ REPETITION_PENALTIES = (0.0625, 16.0)  # exact in float32
 MAX_INSTRUCTION_BYTES = 4096
 MAX_TIMEOUT_US = 10**15  # thirty years
 MAX_NAME_BYTES = 256
+BYTES_PER_TOKEN = 32  # of a prompt, on average: ten times as many as usual
+JSON_BYTES = 8  # for each byte of messages: JSON may write six for one, and has names and braces
 
 # Known to clients of TensorRT-LLM's ensemble: taken when they say nothing, refused when they ask for something.
 NEUTRAL: dict[str, float | str] = {"beam_width": 1}
@@ -69,12 +71,30 @@ class Ask:
     adapter: str
 
 
-def read_ask(fields: Fields, limits: LimitSettings, vocab_size: int) -> Ask:
+@dataclass(frozen=True, slots=True)
+class PromptBounds:
+    """How much of a prompt is read at all."""
+
+    max_bytes: int  # of a text, or of all messages' contents
+    max_json_bytes: int
+    max_messages: int
+    limit: str = ""  # says what limits the bytes
+
+
+def bounds(limits: LimitSettings, max_model_tokens: int) -> PromptBounds:
+    """A megabyte is no prompt for a context of 2,048 tokens: so many bytes are read as any text of that many tokens may have."""
+    derived = BYTES_PER_TOKEN * max_model_tokens
+    limit = "limits.max_prompt_bytes" if limits.max_prompt_bytes <= derived else f"{BYTES_PER_TOKEN} a token of this model's context"
+    most = min(limits.max_prompt_bytes, derived)
+    return PromptBounds(most, min(limits.max_prompt_bytes, JSON_BYTES * most), max_model_tokens, f" ({limit})")
+
+
+def read_ask(fields: Fields, limits: LimitSettings, prompt: PromptBounds, vocab_size: int) -> Ask:
     """Raises RefusedError."""
     _refuse_unsupported(fields)
     return Ask(
-        text=_text(fields, limits),
-        messages=_messages(fields, limits),
+        text=_text(fields, prompt),
+        messages=_messages(fields, prompt),
         instruction=string(fields, "instruction", MAX_INSTRUCTION_BYTES) if "instruction" in fields else None,
         max_tokens=integer(fields, "max_tokens", 1, MAX_INT),
         min_tokens=integer(fields, "min_tokens", 0, MAX_INT) or 0,
@@ -131,24 +151,31 @@ def _is_tritons(name: str) -> bool:
 # --- the prompt
 
 
-def _text(fields: Fields, limits: LimitSettings) -> str | None:
+def _text(fields: Fields, prompt: PromptBounds) -> str | None:
     if ("text_input" in fields) == ("messages" in fields):
         given = "both were" if "messages" in fields else "neither was"
         raise RefusedError(f"text_input, messages: exactly one of them must be given, {given}")
-    return string(fields, "text_input", limits.max_prompt_bytes) if "text_input" in fields else None
+    return string(fields, "text_input", prompt.max_bytes, prompt.limit) if "text_input" in fields else None
 
 
-def _messages(fields: Fields, limits: LimitSettings) -> tuple[dict[str, str], ...]:
+def _messages(fields: Fields, prompt: PromptBounds) -> tuple[dict[str, str], ...]:
     if "messages" not in fields:
         return ()
-    text = string(fields, "messages", limits.max_prompt_bytes)
+    text = string(fields, "messages", prompt.max_json_bytes, prompt.limit)
     try:
         messages = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise RefusedError(f"messages = {shown(text)}: must be JSON ({error})") from error
     if not isinstance(messages, list) or not messages:
         raise RefusedError(f"messages = {shown(text)}: must be a JSON list of at least one message")
-    return tuple(_message(f"messages[{i}]", message) for i, message in enumerate(messages))
+    most = prompt.max_messages
+    if len(messages) > most:
+        raise RefusedError(f"messages = {len(messages)} messages: must be at most {most}, one for each token of this model's context")
+    read = tuple(_message(f"messages[{i}]", message) for i, message in enumerate(messages))
+    size = sum(len(message["content"].encode()) for message in read)
+    if size > prompt.max_bytes:
+        raise RefusedError(f"messages = {size} bytes of content: must be at most {prompt.max_bytes}{prompt.limit}")
+    return read
 
 
 def _message(name: str, message: Any) -> dict[str, str]:
@@ -173,9 +200,7 @@ def _stop_ids(fields: Fields, limits: LimitSettings, vocab_size: int) -> tuple[i
 
 
 def _words(fields: Fields, name: str, most: int, limits: LimitSettings) -> tuple[str, ...]:
-    words = strings(fields, name)
-    if len(words) > most:
-        raise RefusedError(f"{name} = {len(words)} words: must be at most {most}")
+    words = strings(fields, name, most)
     for i, word in enumerate(words):
         size = len(word.encode())
         if not 1 <= size <= limits.max_stop_word_bytes:

@@ -1,6 +1,7 @@
 """The `tokenizer` model: tensors of a client in, one checked `Request` out, or an error that says what is wrong with which field.
 
-Batches are tokenized together. Deadlines come two ways: gRPC's as the request's own timeout, HTTP's as a parameter.
+A batch saves calls by Triton; its requests are read one after the other. Deadlines come two ways: gRPC's as the request's own timeout,
+HTTP's as a parameter.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> list[Any]:
         if self._draining.exists():
             return [failure("the server is shutting down and takes no new requests", "UNAVAILABLE") for _ in requests]
-        read = [_fields(request) for request in requests]
-        admitted = iter(self._door.admit([fields for fields in read if not isinstance(fields, RefusedError)]))
-        return [self._response(fields if isinstance(fields, RefusedError) else next(admitted)) for fields in read]
+        return [self._response(self._admitted(request)) for request in requests]
+
+    def _admitted(self, request: Any) -> Request | RefusedError:
+        fields = _fields(request)
+        return fields if isinstance(fields, RefusedError) else self._door.answer(fields)
 
     def _response(self, admitted: Request | RefusedError) -> Any:
         if isinstance(admitted, RefusedError):

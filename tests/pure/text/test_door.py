@@ -227,7 +227,7 @@ REFUSALS: list[tuple[str, Any, str]] = [
     ("text_input", "", "text_input = 0 tokens: must have at least 1"),
     ("text_input", b"a\xff", "text_input = b'a\\xff': must be UTF-8, byte 1 is not"),
     ("text_input", "a\ud800", "text_input = 'a\\ud800': must be Unicode, character 1 is half of a pair"),
-    ("text_input", "a" * 2001, "text_input = 2001 bytes: must be at most 2000"),
+    ("text_input", "a" * 2001, "text_input = 2001 bytes: must be at most 2000 (limits.max_prompt_bytes)"),
     ("text_input", np.array([["a"], ["b"]], object), "text_input has the shape [2, 1]: exactly one value is allowed"),
     ("beam_width", 2, "beam_width = 2: not supported yet, must be 1 or absent"),
     ("bad_words", ["a", ""], "bad_words[1] = 0 bytes: must have 1 to 8"),
