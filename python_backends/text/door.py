@@ -62,7 +62,7 @@ class Door:
             refuse_what_the_engine_lacks(ask, self.engine)
             return self._request(_Draft(ask, self._prompt(ask), arrival_ns))
         except RefusedError as refused:
-            return refused
+            return RefusedError(str(refused))  # one that was raised keeps everything that had been read
 
     def _prompt(self, ask: Ask) -> str:
         if ask.text is not None:

@@ -135,6 +135,13 @@ def test_more_messages_than_tokens_are_refused_before_they_are_looked_at() -> No
     assert str(answer) == "messages = 2049 messages: must be at most 2048, one for each token of this model's context"
 
 
+def test_a_refusal_keeps_nothing_of_what_it_refuses() -> None:
+    """A batch of 64 took 780 MiB: an exception holds the frames that it came through, and these the messages."""
+    (refusal,) = opened("byte_level").admit([{"messages": json.dumps([{}] * 2049)}])
+    assert isinstance(refusal, RefusedError)
+    assert (refusal.__traceback__, refusal.__context__, refusal.__cause__) == (None, None, None)
+
+
 def test_the_first_bad_word_with_too_many_tokens_ends_the_encoding() -> None:
     asked = counted("byte_level")
     answer = asked.door.answer({"text_input": "a", "bad_words": ["q" * 200, *(f"{i}" * 90 for i in range(60))]})
