@@ -1,14 +1,15 @@
 """The door: raw values of one request in, an immutable `Request` or a `RefusedError` out. Behind it nobody checks again.
 
-Built once by the tokenizer model from checkpoint and settings; `admit` takes whole batches. What the values mean by themselves is
-checked in `fields`; what needs the model (tokens, context, vocabulary) here.
+Built once by the tokenizer model from checkpoint and settings. What the values mean by themselves is checked in `fields`; what needs
+the model (tokens, context, vocabulary) here. Limits of bytes come first, then those of tokens, then the rest, so that what is refused
+in the end costs no more than what is taken.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from python_backends.request import Ids, ModelLimits, RefusedError, Request, Sam
 from python_backends.text.chat_template import ChatTemplate
 from python_backends.text.checkpoint import Checkpoint, CheckpointError
 from python_backends.text.encoder import Encoder
-from python_backends.text.fields import Ask, read_ask, refuse_what_the_engine_lacks
+from python_backends.text.fields import Ask, PromptBounds, bounds, read_ask, refuse_what_the_engine_lacks
 from python_backends.text.special_tokens import SpecialTokens
 from python_backends.text.subject import MAX_READ_CHARS, num_tokens_of, of_messages, of_text
 
@@ -41,6 +42,7 @@ class Door:
     special: SpecialTokens
     template: ChatTemplate | None
     limits: LimitSettings
+    bounds: PromptBounds
     max_model_tokens: int
     vocab_size: int
     eos_ids: tuple[int, ...]
@@ -48,21 +50,19 @@ class Door:
     clock: Callable[[], int] = time.monotonic_ns
     names_subjects: bool = False  # somebody predicts lengths from them
 
-    def admit(self, batch: Sequence[Mapping[str, Any]]) -> list[Request | RefusedError]:
-        """One answer for each request's fields (name to value, absent if not given), in order."""
-        drafts = [self._draft(fields) for fields in batch]
-        ready = [draft for draft in drafts if isinstance(draft, _Draft)]
-        prompts = iter(self.encoder.encodings([draft.prompt for draft in ready]))
-        return [self._finish(draft, next(prompts)) if isinstance(draft, _Draft) else draft for draft in drafts]
+    def admit(self, batch: Iterable[Mapping[str, Any]]) -> list[Request | RefusedError]:
+        """One answer for each request's fields, in order."""
+        return [self.answer(fields) for fields in batch]
 
-    def _draft(self, fields: Mapping[str, Any]) -> _Draft | RefusedError:
+    def answer(self, fields: Mapping[str, Any]) -> Request | RefusedError:
+        """What comes of a request's fields (name to value, absent if not given)."""
         arrival_ns = self.clock()
         try:
-            ask = read_ask(fields, self.limits, self.vocab_size)
+            ask = read_ask(fields, self.limits, self.bounds, self.vocab_size)
             refuse_what_the_engine_lacks(ask, self.engine)
-            return _Draft(ask, self._prompt(ask), arrival_ns)
+            return self._request(_Draft(ask, self._prompt(ask), arrival_ns))
         except RefusedError as refused:
-            return refused
+            return RefusedError(str(refused))  # one that was raised keeps everything that had been read
 
     def _prompt(self, ask: Ask) -> str:
         if ask.text is not None:
@@ -71,22 +71,24 @@ class Door:
             raise RefusedError("messages: this model has no chat template; send text_input")
         return self.template.render(ask.messages)
 
-    def _finish(self, draft: _Draft, encoding: Encoding) -> Request | RefusedError:
+    def _encoded(self, draft: _Draft) -> tuple[Ids, Encoding]:
+        """The prompt's ids, and what is known of each. What certainly has too many tokens is not encoded to its end."""
+        if self.encoder.has_far_more_tokens(draft.prompt, self._most_prompt_tokens):
+            self._check_length(draft.ask, self._most_prompt_tokens + 1, more=True)
+        encoding = self.encoder.encoding(draft.prompt)
         prompt = self.encoder.ids(encoding)
         if isinstance(prompt, RefusedError):
-            return prompt
-        try:
-            subject = self._subject(draft, encoding) if self.names_subjects else None
-            return self._request(draft, prompt if draft.ask.text is None else self.encoder.framed(prompt), subject)
-        except RefusedError as refused:
-            return refused
+            raise prompt
+        return prompt if draft.ask.text is None else self.encoder.framed(prompt), encoding
 
-    def _request(self, draft: _Draft, prompt: Ids, subject: Subject | None) -> Request:
+    def _request(self, draft: _Draft) -> Request:
         ask = draft.ask
+        prompt, encoding = self._encoded(draft)
+        sampling = self._sampling(ask, len(prompt))
         return Request(
             request_id=1 + secrets.randbelow((1 << 63) - 1),
             prompt=prompt,
-            sampling=self._sampling(ask, len(prompt)),
+            sampling=sampling,
             stop_words=ask.stop_words,
             stream=ask.stream,
             continues_text=ask.text is not None,
@@ -96,7 +98,7 @@ class Door:
             arrival_ns=draft.arrival_ns,
             deadline_ns=draft.arrival_ns + ask.timeout_us * 1000 if ask.timeout_us else 0,
             priority=ask.priority,
-            subject=subject,
+            subject=self._subject(draft, encoding) if self.names_subjects else None,
             adapter=ask.adapter,
         )
 
@@ -131,24 +133,39 @@ class Door:
         """Their tokens: of each word as it stands, and behind a space, where most vocabularies have other tokens for it."""
         if not words:
             return ()
-        spellings = [[word] if word[0].isspace() else [word, f" {word}"] for word in words]
-        tokens = [self.encoder.encode(each) for each in spellings]
-        most = self.engine.max_bad_word_tokens
-        return tuple(dict.fromkeys(_bad_word(i, ids, most) for i, each in enumerate(tokens) for ids in each))
+        bad = [ids for i, word in enumerate(words) for ids in self._spelled(i, word)]
+        return tuple(dict.fromkeys(bad))
 
-    def _max_tokens(self, ask: Ask, num_prompt: int) -> int:
+    def _spelled(self, index: int, word: str) -> Iterator[tuple[int, ...]]:
+        """One after the other: the first that is too long ends it."""
+        for spelling in [word] if word[0].isspace() else [word, f" {word}"]:
+            (ids,) = self.encoder.encode([spelling])
+            yield _bad_word(index, ids, self.engine.max_bad_word_tokens)
+
+    @property
+    def _most_prompt_tokens(self) -> int:
+        context = self.max_model_tokens - 1
+        return min(context, self.limits.max_prompt_tokens or context)
+
+    def _check_length(self, ask: Ask, num_prompt: int, *, more: bool = False) -> None:
+        """With `more` it has at least so many tokens. Raises RefusedError."""
         name = "messages" if ask.text is None else "text_input"
-        left = self.max_model_tokens - num_prompt
+        said = f"more than {num_prompt - 1}" if more else num_prompt
         if num_prompt < 1:
             raise RefusedError(f"{name} = 0 tokens: must have at least 1")
         most = self.limits.max_prompt_tokens
         if num_prompt > most > 0:
-            raise RefusedError(f"{name} = {num_prompt} tokens: must be at most {most} (limits.max_prompt_tokens)")
-        if left < 1:
+            raise RefusedError(f"{name} = {said} tokens: must be at most {most} (limits.max_prompt_tokens)")
+        if num_prompt >= self.max_model_tokens:
             raise RefusedError(
-                f"{name} = {num_prompt} tokens: must be at most {self.max_model_tokens - 1}, "
+                f"{name} = {said} tokens: must be at most {self.max_model_tokens - 1}, "
                 f"one less than this model's context of {self.max_model_tokens}"
             )
+
+    def _max_tokens(self, ask: Ask, num_prompt: int) -> int:
+        self._check_length(ask, num_prompt)
+        name = "messages" if ask.text is None else "text_input"
+        left = self.max_model_tokens - num_prompt
         if ask.max_tokens is None:
             return min(self.limits.default_max_tokens, left)
         if ask.max_tokens > left:
@@ -177,12 +194,14 @@ def open_door(
     """With `max_model_tokens` 0 the checkpoint's own context is the limit. Raises CheckpointError."""
     special = SpecialTokens(checkpoint.tokenizer, checkpoint.special_tokens)
     source = checkpoint.chat_template
+    context = _context(checkpoint, max_model_tokens)
     return Door(
         encoder=Encoder(checkpoint.tokenizer, special),
         special=special,
         template=ChatTemplate(source, checkpoint.named_tokens, special) if source else None,
         limits=limits,
-        max_model_tokens=_context(checkpoint, max_model_tokens),
+        bounds=bounds(limits, context),
+        max_model_tokens=context,
         vocab_size=checkpoint.vocab_size,
         eos_ids=checkpoint.eos_ids,
         engine=engine,

@@ -7,7 +7,7 @@ Everything is encoded as one string, so that ordinary content gets exactly the i
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,10 @@ from tokenizers import AddedToken, Encoding, Tokenizer
 from python_backends.request import Ids, RefusedError
 from python_backends.text.checkpoint import CheckpointError
 from python_backends.text.special_tokens import SpecialTokens
+
+DIRECT_BYTES = 6  # for each token that a prompt may have: most prompts with more bytes than that have too many tokens
+PIECE_BYTES = 4  # the same, of each piece of a longer prompt
+FEWEST_BYTES = 4096  # are encoded at once, however few tokens are allowed
 
 
 class Encoder:
@@ -27,13 +31,27 @@ class Encoder:
         self._true_ids, self._forbidden = self._tables()
         self._before, self._behind = self._frame()
 
-    def encode(self, texts: Sequence[str]) -> list[Ids | RefusedError]:
-        """The ids of each text, in one call for all of them; without those that open or close a prompt."""
-        return [self.ids(encoding) for encoding in self.encodings(texts)]
+    def encode(self, texts: Iterable[str]) -> list[Ids | RefusedError]:
+        """The ids of each text, without those that open or close a prompt."""
+        return [self.ids(self.encoding(text)) for text in texts]
 
-    def encodings(self, texts: Sequence[str]) -> list[Encoding]:
-        """What `ids` reads; also knows which characters each token stands for."""
-        return self._tokenizer.encode_batch(texts, add_special_tokens=False)
+    def encoding(self, text: str) -> Encoding:
+        """What `ids` reads; also knows which characters each token stands for. It is 20 times as large as the ids: don't keep it."""
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def has_far_more_tokens(self, text: str, most: int) -> bool:
+        """Whether `text` certainly has more tokens than `most`. A text that is long for its limit is encoded in pieces until this is
+        known; a cut may add tokens, so twice as many are asked for. The cost goes by `most`, not by the length of the text.
+        """
+        data = text.encode()
+        if len(data) <= max(FEWEST_BYTES, DIRECT_BYTES * most):
+            return False
+        size, count = max(FEWEST_BYTES, PIECE_BYTES * most), 0
+        for begin in range(0, len(data), size):
+            count += len(self.encoding(data[begin : begin + size].decode(errors="ignore")))
+            if count > 2 * most:
+                return True
+        return False
 
     def ids(self, encoding: Encoding) -> Ids | RefusedError:
         """Some vocabularies (Unigram) hold special tokens as words, and find them where the search for added tokens passed by."""

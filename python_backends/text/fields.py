@@ -5,7 +5,9 @@ Every refusal names the field, the value and the limit. Called by the door.
 
 from __future__ import annotations
 
+import difflib
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +22,8 @@ REPETITION_PENALTIES = (0.0625, 16.0)  # exact in float32
 MAX_INSTRUCTION_BYTES = 4096
 MAX_TIMEOUT_US = 10**15  # thirty years
 MAX_NAME_BYTES = 256
+BYTES_PER_TOKEN = 32  # of a prompt, on average: ten times as many as usual
+JSON_BYTES = 8  # for each byte of messages: JSON may write six for one, and has names and braces
 
 # Known to clients of TensorRT-LLM's ensemble: taken when they say nothing, refused when they ask for something.
 NEUTRAL: dict[str, float | str] = {"beam_width": 1}
@@ -27,11 +31,13 @@ SUPPORTED = (
     *("text_input", "messages", "instruction", "max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "seed"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "stop_words", "stop_token_ids", "bad_words", "end_id", "pad_id"),
     *("return_log_probs", "num_top_log_probs"),
-    *("stream", "exclude_input_in_output", "return_num_input_tokens", "return_num_output_tokens", "timeout_us", "request_priority"),
+    *("stream", "exclude_input_in_output", "return_num_input_tokens", "return_num_output_tokens", "timeout", "request_priority"),
     "lora_name",
 )
 ASKS_FOR_NOTHING: dict[str, float | None] = {"top_p": 1.0, "repetition_penalty": 1.0, "seed": None}  # others: zero or nothing
 KNOWN = frozenset((*SUPPORTED, *NEUTRAL, "lora_task_id"))
+TRITONS_PARAMETERS = ("id", "priority", "sequence_id", "sequence_start", "sequence_end", "binary_data_output")  # mean nothing here
+TRITONS_PREFIX = "triton_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +71,30 @@ class Ask:
     adapter: str
 
 
-def read_ask(fields: Fields, limits: LimitSettings, vocab_size: int) -> Ask:
+@dataclass(frozen=True, slots=True)
+class PromptBounds:
+    """How much of a prompt is read at all."""
+
+    max_bytes: int  # of a text, or of all messages' contents
+    max_json_bytes: int
+    max_messages: int
+    limit: str = ""  # says what limits the bytes
+
+
+def bounds(limits: LimitSettings, max_model_tokens: int) -> PromptBounds:
+    """A megabyte is no prompt for a context of 2,048 tokens: so many bytes are read as any text of that many tokens may have."""
+    derived = BYTES_PER_TOKEN * max_model_tokens
+    limit = "limits.max_prompt_bytes" if limits.max_prompt_bytes <= derived else f"{BYTES_PER_TOKEN} a token of this model's context"
+    most = min(limits.max_prompt_bytes, derived)
+    return PromptBounds(most, min(limits.max_prompt_bytes, JSON_BYTES * most), max_model_tokens, f" ({limit})")
+
+
+def read_ask(fields: Fields, limits: LimitSettings, prompt: PromptBounds, vocab_size: int) -> Ask:
     """Raises RefusedError."""
     _refuse_unsupported(fields)
     return Ask(
-        text=_text(fields, limits),
-        messages=_messages(fields, limits),
+        text=_text(fields, prompt),
+        messages=_messages(fields, prompt),
         instruction=string(fields, "instruction", MAX_INSTRUCTION_BYTES) if "instruction" in fields else None,
         max_tokens=integer(fields, "max_tokens", 1, MAX_INT),
         min_tokens=integer(fields, "min_tokens", 0, MAX_INT) or 0,
@@ -91,7 +115,7 @@ def read_ask(fields: Fields, limits: LimitSettings, vocab_size: int) -> Ask:
         wants_echo=not flag(fields, "exclude_input_in_output", default=True),
         wants_num_input_tokens=flag(fields, "return_num_input_tokens", default=False),
         wants_num_output_tokens=flag(fields, "return_num_output_tokens", default=False),
-        timeout_us=integer(fields, "timeout_us", 0, MAX_TIMEOUT_US) or 0,
+        timeout_us=integer(fields, "timeout", 0, MAX_TIMEOUT_US) or 0,
         priority=integer(fields, "request_priority", -MAX_INT, MAX_INT) or 0,
         adapter=string(fields, "lora_name", MAX_NAME_BYTES) if "lora_name" in fields else "",
     )
@@ -108,27 +132,50 @@ def refuse_what_the_engine_lacks(ask: Ask, engine: ModelLimits) -> None:
         raise RefusedError(f"lora_name = {shown(ask.adapter)}: must be {allowed}")
 
 
+def of_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields among the parameters of a Triton request: `timeout`, or none. Over HTTP every JSON key that is no input is a
+    parameter, so an unknown one is most probably a field with a wrong name. Raises RefusedError.
+    """
+    for name in parameters:
+        if name in KNOWN and name != "timeout":
+            raise RefusedError(f"{name}: must be an input of the request, not a parameter")
+    fields = {name: value for name, value in parameters.items() if not _is_tritons(name)}
+    _refuse_unknown(fields)
+    return fields
+
+
+def _is_tritons(name: str) -> bool:
+    return name in TRITONS_PARAMETERS or name.startswith(TRITONS_PREFIX)
+
+
 # --- the prompt
 
 
-def _text(fields: Fields, limits: LimitSettings) -> str | None:
+def _text(fields: Fields, prompt: PromptBounds) -> str | None:
     if ("text_input" in fields) == ("messages" in fields):
         given = "both were" if "messages" in fields else "neither was"
         raise RefusedError(f"text_input, messages: exactly one of them must be given, {given}")
-    return string(fields, "text_input", limits.max_prompt_bytes) if "text_input" in fields else None
+    return string(fields, "text_input", prompt.max_bytes, prompt.limit) if "text_input" in fields else None
 
 
-def _messages(fields: Fields, limits: LimitSettings) -> tuple[dict[str, str], ...]:
+def _messages(fields: Fields, prompt: PromptBounds) -> tuple[dict[str, str], ...]:
     if "messages" not in fields:
         return ()
-    text = string(fields, "messages", limits.max_prompt_bytes)
+    text = string(fields, "messages", prompt.max_json_bytes, prompt.limit)
     try:
         messages = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise RefusedError(f"messages = {shown(text)}: must be JSON ({error})") from error
     if not isinstance(messages, list) or not messages:
         raise RefusedError(f"messages = {shown(text)}: must be a JSON list of at least one message")
-    return tuple(_message(f"messages[{i}]", message) for i, message in enumerate(messages))
+    most = prompt.max_messages
+    if len(messages) > most:
+        raise RefusedError(f"messages = {len(messages)} messages: must be at most {most}, one for each token of this model's context")
+    read = tuple(_message(f"messages[{i}]", message) for i, message in enumerate(messages))
+    size = sum(len(message["content"].encode()) for message in read)
+    if size > prompt.max_bytes:
+        raise RefusedError(f"messages = {size} bytes of content: must be at most {prompt.max_bytes}{prompt.limit}")
+    return read
 
 
 def _message(name: str, message: Any) -> dict[str, str]:
@@ -153,9 +200,7 @@ def _stop_ids(fields: Fields, limits: LimitSettings, vocab_size: int) -> tuple[i
 
 
 def _words(fields: Fields, name: str, most: int, limits: LimitSettings) -> tuple[str, ...]:
-    words = strings(fields, name)
-    if len(words) > most:
-        raise RefusedError(f"{name} = {len(words)} words: must be at most {most}")
+    words = strings(fields, name, most)
     for i, word in enumerate(words):
         size = len(word.encode())
         if not 1 <= size <= limits.max_stop_word_bytes:
@@ -180,13 +225,27 @@ def _num_top_log_probs(fields: Fields, limits: LimitSettings, vocab_size: int) -
     return count
 
 
-# --- what is not there yet
+# --- what is not there
+
+
+def _refuse_unknown(names: Iterable[str]) -> None:
+    unknown = sorted(set(names) - KNOWN)
+    if unknown:
+        nearest = _nearest(unknown[0])
+        raise RefusedError(f"{shown(unknown[0])}: there is no such field" + (f"; did you mean {nearest}?" if nearest else ""))
+
+
+def _nearest(name: str) -> str:
+    """The field whose name is most like an unknown one, or nothing. Other APIs join words ("logprobs") or shorten names ("stop")."""
+    asked = name[:MAX_NAME_BYTES].lower()
+    joined = asked.replace("_", "")
+    holding = [known for known in SUPPORTED if len(joined) > 2 and joined in known.replace("_", "")]
+    alike = difflib.get_close_matches(asked, sorted(SUPPORTED), n=1)
+    return min(holding, key=len) if holding else "".join(alike)
 
 
 def _refuse_unsupported(fields: Fields) -> None:
-    unknown = sorted(set(fields) - KNOWN)
-    if unknown:
-        raise RefusedError(f"{shown(unknown[0])}: there is no such field")
+    _refuse_unknown(fields)
     for name, neutral in NEUTRAL.items():
         if name in fields and (value := plain(name, fields[name])) != neutral:
             raise RefusedError(f"{name} = {shown(value)}: not supported yet, must be {neutral!r} or absent")

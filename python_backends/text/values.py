@@ -55,18 +55,25 @@ def flag(fields: Fields, name: str, *, default: bool) -> bool:
     return value
 
 
-def string(fields: Fields, name: str, max_bytes: int) -> str:
-    value = plain(name, fields[name])
+def string(fields: Fields, name: str, max_bytes: int, limit: str = "") -> str:
+    """`limit` says which limit `max_bytes` is. What is too long is not even decoded."""
+    value = _single(name, fields[name])
+    if isinstance(value, str | bytes):
+        size = len(value) if isinstance(value, bytes) else len(unicode(name, value).encode())
+        if size > max_bytes:
+            raise RefusedError(f"{name} = {size} bytes: must be at most {max_bytes}{limit}")
+    value = _decoded(name, value)
     if type(value) is not str:
         raise RefusedError(f"{name} = {shown(value)}: must be a string")
-    if len(value.encode()) > max_bytes:
-        raise RefusedError(f"{name} = {len(value.encode())} bytes: must be at most {max_bytes}")
     return value
 
 
-def strings(fields: Fields, name: str) -> list[str]:
-    """One row of strings. Existing clients say "none" with one empty string."""
-    items = [_decoded(name, item) for item in _row(name, fields.get(name, []))]
+def strings(fields: Fields, name: str, most: int) -> list[str]:
+    """One row of at most `most` strings. Existing clients say "none" with one empty string."""
+    row = _row(name, fields.get(name, []))
+    if len(row) > most:
+        raise RefusedError(f"{name} = {len(row)} words: must be at most {most}")
+    items = [_decoded(name, item) for item in row]
     odd = [item for item in items if type(item) is not str]
     if odd:
         raise RefusedError(f"{name} = {shown(odd[0])}: must be strings")
@@ -83,11 +90,16 @@ def _row(name: str, value: Any) -> list[Any]:
 
 def plain(name: str, value: Any) -> Any:
     """The one value of a field, as plain Python."""
+    return _decoded(name, _single(name, value))
+
+
+def _single(name: str, value: Any) -> Any:
+    """As `plain`, but bytes are not decoded."""
     if isinstance(value, np.ndarray):
         if value.size != 1:
             raise RefusedError(f"{name} has the shape {list(value.shape)}: exactly one value is allowed")
         value = value.ravel()[0]
-    return _decoded(name, value.item() if isinstance(value, np.generic) else value)
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _decoded(name: str, value: Any) -> Any:
@@ -111,5 +123,5 @@ def shown(value: Any) -> str:
     """A value as it is told to the client: short, and printable wherever it ends up."""
     if isinstance(value, int) and value.bit_length() > 128:
         return f"an integer of {value.bit_length()} bits"
-    text = repr(value)
+    text = repr(value[: MAX_SHOWN + 1] if isinstance(value, str | bytes) else value)
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"

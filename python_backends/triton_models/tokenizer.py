@@ -1,6 +1,7 @@
 """The `tokenizer` model: tensors of a client in, one checked `Request` out, or an error that says what is wrong with which field.
 
-Batches are tokenized together. Deadlines come two ways: gRPC's as the request's own timeout, HTTP's as a parameter.
+A batch saves calls by Triton; its requests are read one after the other. Deadlines come two ways: gRPC's as the request's own timeout,
+HTTP's as a parameter.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from python_backends.instance_state import DRAINING, InstanceRecord
 from python_backends.request import RefusedError, Request
 from python_backends.text.checkpoint import read_checkpoint
 from python_backends.text.door import ANY_ENGINE, open_door
+from python_backends.text.fields import of_parameters
 from python_backends.triton_models.life import Life, watched
 from python_backends.triton_models.tensors import Blobs, effective_settings, failure, run_directory
 
@@ -34,9 +36,11 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> list[Any]:
         if self._draining.exists():
             return [failure("the server is shutting down and takes no new requests", "UNAVAILABLE") for _ in requests]
-        read = [_fields(request) for request in requests]
-        admitted = iter(self._door.admit([fields for fields in read if not isinstance(fields, RefusedError)]))
-        return [self._response(fields if isinstance(fields, RefusedError) else next(admitted)) for fields in read]
+        return [self._response(self._admitted(request)) for request in requests]
+
+    def _admitted(self, request: Any) -> Request | RefusedError:
+        fields = _fields(request)
+        return fields if isinstance(fields, RefusedError) else self._door.answer(fields)
 
     def finalize(self) -> None:
         self.life.end()
@@ -48,9 +52,11 @@ class TritonPythonModel:
 
 
 def _fields(request: Any) -> dict[str, Any] | RefusedError:
-    fields = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+    """Whatever is wrong here is an answer, because an exception would take all requests of the batch along."""
     try:
-        timeout_us = request.timeout() or json.loads(request.parameters()).get("timeout")
-    except ValueError as error:  # one that raised here would take all requests of its batch along
-        return RefusedError(f"parameters: must be JSON in UTF-8 ({error})")
-    return {**fields, "timeout_us": timeout_us} if timeout_us else fields
+        of_request = of_parameters(json.loads(request.parameters()))
+    except ValueError as error:  # RefusedError is one
+        return error if isinstance(error, RefusedError) else RefusedError(f"parameters: must be JSON in UTF-8 ({error})")
+    fields = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+    timeout_us = request.timeout()
+    return {**fields, **of_request, **({"timeout": timeout_us} if timeout_us else {})}

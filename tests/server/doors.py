@@ -54,6 +54,11 @@ def body(**inputs: Any) -> bytes:
 
 
 def message(timeout_us: int | None = None, **inputs: Any) -> bytes:
+    """A ModelInferRequest, written; inputs as in HTTP."""
+    return bytes(as_message(timeout_us, **inputs).SerializeToString())
+
+
+def as_message(timeout_us: int | None = None, **inputs: Any) -> Any:
     """A ModelInferRequest; inputs as in HTTP."""
     request = service_pb2.ModelInferRequest(model_name="ensemble", id="1")
     for name, value in inputs.items():
@@ -62,7 +67,7 @@ def message(timeout_us: int | None = None, **inputs: Any) -> bytes:
         request.raw_input_contents.append(made._get_content())
     if timeout_us is not None:
         request.parameters["timeout"].int64_param = timeout_us
-    return bytes(request.SerializeToString())
+    return request
 
 
 def post(port: int, door: str, content: bytes, cut_after_s: float | None = None) -> Outcome:

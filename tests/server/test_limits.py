@@ -121,6 +121,61 @@ def check_refusal(outcome: Outcome, door: str, says: str) -> None:
     assert outcome.text == ""
 
 
+# --- fields and parameters
+
+UNKNOWN = {
+    "tempreature": (0.7, "'tempreature': there is no such field; did you mean temperature?"),
+    "stop": ("\n", "'stop': there is no such field; did you mean stop_words?"),
+    "max_new_tokens": (5, "'max_new_tokens': there is no such field; did you mean max_tokens?"),
+    "n": (4, "'n': there is no such field"),
+    "timeout": (False, "timeout = False: must be a whole number between 0 and"),
+}
+WRONG_TIMEOUTS = ("", "5", 0.0, 1.5, -1, 2**62)
+TRITONS = {"priority": 1, "sequence_id": 5, "sequence_start": True, "sequence_end": True, "triton_enable_empty_final_response": True}
+
+
+@pytest.mark.parametrize("door", ["generate", "generate_stream"])
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_an_unknown_field_of_http_is_refused_by_name(gapless: Gapless, door: str, name: str) -> None:
+    value, says = UNKNOWN[name]
+    check_refusal(doors.post(gapless.http_port, door, doors.body(**SHORT, **{name: value})), door, says)
+
+
+@pytest.mark.parametrize("value", WRONG_TIMEOUTS)
+def test_a_timeout_of_http_that_is_no_number_of_microseconds_is_refused(gapless: Gapless, value: Any) -> None:
+    outcome = doors.post(gapless.http_port, "generate", doors.body(**SHORT, timeout=value))
+    check_refusal(outcome, "generate", f"timeout = {value!r}: must be a whole number between 0 and 1000000000000000")
+
+
+def test_parameters_of_triton_over_http_are_taken(gapless: Gapless) -> None:
+    outcome = doors.post(gapless.http_port, "generate", doors.body(**SHORT, **TRITONS, id="mine", timeout=60_000_000))
+    assert (outcome.errors, outcome.reasons) == ([], ["length"])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "value", "says"),
+    [
+        ("tempreature", "double_param", 0.7, "'tempreature': there is no such field; did you mean temperature?"),
+        ("temperature", "double_param", 0.7, "temperature: must be an input of the request, not a parameter"),
+        ("timeout", "int64_param", -5, "timeout = "),
+    ],
+)
+def test_an_unknown_parameter_of_grpc_is_refused_by_name(gapless: Gapless, name: str, kind: str, value: Any, says: str) -> None:
+    request = doors.as_message(stream=True, **SHORT)
+    setattr(request.parameters[name], kind, value)
+    with GrpcDoor(gapless.grpc_port) as door:
+        check_refusal(door.ask(request.SerializeToString()), "grpc", says)
+
+
+def test_parameters_of_triton_over_grpc_are_taken(gapless: Gapless) -> None:
+    request = doors.as_message(60_000_000, stream=True, **SHORT)
+    for name, value in TRITONS.items():
+        setattr(request.parameters[name], "bool_param" if isinstance(value, bool) else "int64_param", value)
+    with GrpcDoor(gapless.grpc_port) as door:
+        outcome = door.ask(request.SerializeToString())
+    assert (outcome.errors, outcome.reasons) == ([], ["length"])
+
+
 # --- refused because of others
 
 

@@ -154,9 +154,9 @@ def test_a_plain_prompt_gets_the_tokens_that_open_it_and_a_chat_has_its_own() ->
 
 
 def test_a_deadline_counts_from_arrival() -> None:
-    request = taken(timeout_us=5)
+    request = taken(timeout=5)
     assert request.deadline_ns == request.arrival_ns + 5000
-    assert taken(timeout_us=0).deadline_ns == 0
+    assert taken(timeout=0).deadline_ns == 0
 
 
 def test_a_priority_travels_with_the_request() -> None:
@@ -213,7 +213,7 @@ REFUSALS: list[tuple[str, Any, str]] = [
     ("max_tokens", 10**9999, "max_tokens = an integer of 33216 bits: must be a whole number between 1 and 2147483647"),
     ("min_tokens", -1, "min_tokens = -1: must be a whole number between 0 and 2147483647"),
     ("seed", -1, "seed = -1: must be a whole number between 0 and 18446744073709551615"),
-    ("timeout_us", -1, "timeout_us = -1: must be a whole number between 0 and 1000000000000000"),
+    ("timeout", -1, "timeout = -1: must be a whole number between 0 and 1000000000000000"),
     ("end_id", 448, "end_id = 448: must be a whole number between -1 and 447"),
     ("stream", 1, "stream = 1: must be true or false"),
     ("stream", "yes", "stream = 'yes': must be true or false"),
@@ -227,7 +227,7 @@ REFUSALS: list[tuple[str, Any, str]] = [
     ("text_input", "", "text_input = 0 tokens: must have at least 1"),
     ("text_input", b"a\xff", "text_input = b'a\\xff': must be UTF-8, byte 1 is not"),
     ("text_input", "a\ud800", "text_input = 'a\\ud800': must be Unicode, character 1 is half of a pair"),
-    ("text_input", "a" * 2001, "text_input = 2001 bytes: must be at most 2000"),
+    ("text_input", "a" * 2001, "text_input = 2001 bytes: must be at most 2000 (limits.max_prompt_bytes)"),
     ("text_input", np.array([["a"], ["b"]], object), "text_input has the shape [2, 1]: exactly one value is allowed"),
     ("beam_width", 2, "beam_width = 2: not supported yet, must be 1 or absent"),
     ("bad_words", ["a", ""], "bad_words[1] = 0 bytes: must have 1 to 8"),
@@ -276,7 +276,12 @@ REFUSALS: list[tuple[str, Any, str]] = [
     ("lora_name", "mine", "lora_name = 'mine': must be absent: this server has no adapters"),
     ("lora_name", 7, "lora_name = 7: must be a string"),
     ("lora_task_id", 0, "lora_task_id = 0: not supported yet, must be absent"),
-    ("tempreature", 1.0, "'tempreature': there is no such field"),
+    ("tempreature", 1.0, "'tempreature': there is no such field; did you mean temperature?"),
+    ("zzz", 1.0, "'zzz': there is no such field"),
+    *[
+        ("timeout", value, f"timeout = {value!r}: must be a whole number between 0 and 1000000000000000")
+        for value in (False, True, "", "5", 0.0, 1.5, -5, 10**15 + 1)
+    ],
     ("messages", "{", "messages = '{': must be JSON (Expecting property name enclosed in double quotes: line 1 column 2 (char 1))"),
     ("messages", "[]", "messages = '[]': must be a JSON list of at least one message"),
     ("messages", '"a"', "messages = '\"a\"': must be a JSON list of at least one message"),
@@ -308,7 +313,7 @@ def test_a_prompt_is_a_text_or_messages() -> None:
 
 def test_every_field_is_explained_in_the_docs() -> None:
     text = (Path(__file__).resolve().parents[3] / "docs" / "parameters.md").read_text()
-    assert [name for name in KNOWN - {"timeout_us"} if f"`{name}`" not in text] == []
+    assert [name for name in KNOWN if f"`{name}`" not in text] == []
 
 
 def test_json_nested_beyond_reason_is_refused() -> None:

@@ -1,0 +1,83 @@
+"""What the `tokenizer` model answers to the inputs and parameters of Triton's requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.pure.triton_models.conftest import Request, Response, Tensor
+
+TRITONS = {"priority": 1, "sequence_id": 5, "sequence_start": True, "sequence_end": False, "binary_data_output": False}
+TRITONS |= {"triton_enable_empty_final_response": True, "id": "mine"}
+
+
+@pytest.fixture
+def model(pb_utils: ModuleType, run_directory: Path) -> Any:
+    from python_backends.triton_models.tokenizer import TritonPythonModel
+
+    made = TritonPythonModel()
+    made.initialize({})
+    return made
+
+
+def asked(text: str = "hello", timeout_us: int = 0, **parameters: Any) -> Request:
+    return Request([Tensor("text_input", np.array([[text.encode()]], object))], parameters, timeout_us)
+
+
+def error(response: Response) -> str:
+    return "" if response.error is None else response.error.message()
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("tempreature", "temperature"),
+        ("max_new_tokens", "max_tokens"),
+        ("stop", "stop_words"),
+        ("logprobs", "return_log_probs"),
+        ("Temperature", "temperature"),
+        ("time_out", "timeout"),
+        ("presencePenalty", "presence_penalty"),
+    ],
+)
+def test_an_unknown_field_of_http_is_refused_by_name_with_the_nearest_known_one(model: Any, name: str, nearest: str) -> None:
+    (response,) = model.execute([asked(**{name: 1})])
+    assert error(response) == f"{name!r}: there is no such field; did you mean {nearest}?"
+
+
+@pytest.mark.parametrize("name", ["n", "q" * 100_000])
+def test_an_unknown_field_like_none_is_refused_without_a_suggestion(model: Any, name: str) -> None:
+    (response,) = model.execute([asked(**{name: 4})])
+    assert error(response).endswith("there is no such field")
+    assert len(error(response)) < 100
+
+
+def test_an_input_that_comes_as_a_parameter_is_refused(model: Any) -> None:
+    (response,) = model.execute([asked(temperature=0.7)])
+    assert error(response) == "temperature: must be an input of the request, not a parameter"
+
+
+def test_parameters_of_triton_are_no_fields(model: Any) -> None:
+    (response,) = model.execute([asked(**TRITONS, timeout=5_000_000)])
+    assert not error(response)
+
+
+@pytest.mark.parametrize("value", [False, True, "", "5", 0.0, -1, 1.5])
+def test_a_timeout_of_another_type_is_refused(model: Any, value: Any) -> None:
+    (response,) = model.execute([asked(timeout=value)])
+    assert error(response) == f"timeout = {value!r}: must be a whole number between 0 and 1000000000000000"
+
+
+@pytest.mark.parametrize("request_", [asked(timeout=0), asked(timeout=7), asked(timeout_us=7)])
+def test_a_timeout_may_come_as_a_parameter_or_with_the_request(model: Any, request_: Request) -> None:
+    (response,) = model.execute([request_])
+    assert not error(response)
+
+
+def test_a_request_with_an_unknown_field_is_refused_alone(model: Any) -> None:
+    answers = model.execute([asked(), asked(tempreature=1.0), asked("world")])
+    assert [bool(error(answer)) for answer in answers] == [False, True, False]
