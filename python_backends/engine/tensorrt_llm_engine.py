@@ -189,7 +189,6 @@ def _load(settings: Settings, max_model_tokens: int, num_blocks: int, adapters: 
         return LLM(
             model=str(settings.model_directory),
             skip_tokenizer_init=True,
-            trust_remote_code=settings.model.trust_remote_code,
             tensor_parallel_size=chosen.tensor_parallelism,
             dtype=settings.model.dtype,
             max_batch_size=engine.slots,
