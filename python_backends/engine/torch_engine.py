@@ -113,7 +113,7 @@ class TorchEngine:
     def _measured_blocks(self, memory: DeviceMemory, shape: BlockShape, token_budget: int) -> int:
         """How many KV blocks the device has memory for, beside weights and the largest steps, which are run to know."""
         step_bytes = memory.peak_of(lambda: self._run_largest_steps(token_budget))
-        del self.cache, self.state, self._batcher
+        del self.cache, self._batcher
         measured = Measured(memory.give_back(), step_bytes)
         log.info("%s: %s", self.device, measured)
         num_blocks = measured.usable // block_cost(shape.num_bytes, shape.num_layers, not self._kernels)

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from python_backends.engine.slots.log_probs import LogProbRows
 from python_backends.engine.slots.penalties import Penalties, penalized
+from python_backends.request import LEAST_TEMPERATURE
 
 UNIFORM_BITS = 48  # so that u · total < total in float64 for every u < 1
-LEAST_TEMPERATURE = 1e-5  # a smaller one is 0: logits divided by it would leave the range of float32
 CANDIDATES = (64, 1024)  # sizes tried before sorting a whole vocabulary, which costs as much as a small model's step
 
 

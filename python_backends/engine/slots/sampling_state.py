@@ -19,7 +19,7 @@ from python_backends.engine.slots.history import NO_TOKEN, BadWords, History
 from python_backends.engine.slots.log_probs import LogProbRows
 from python_backends.engine.slots.penalties import Penalties
 from python_backends.engine.slots.row_index import RowIndex
-from python_backends.engine.slots.sampler import LEAST_TEMPERATURE, Draws, Restrictions, SamplingRows
+from python_backends.engine.slots.sampler import Draws, Restrictions, SamplingRows
 from python_backends.engine.slots.slot_writes import SlotWrites, Target
 from python_backends.request import Ids, ModelLimits, Sampling
 from python_backends.step import Admit
@@ -157,7 +157,7 @@ class _Asked:
 
     def admit(self, admit: Admit, max_model_tokens: int) -> None:
         sampling, slot = admit.sampling, admit.slot
-        self.draws[slot] = sampling.temperature >= LEAST_TEMPERATURE
+        self.draws[slot] = sampling.draws
         self.restricts[slot] = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
         self.penalizes[slot] = sampling.penalizes
         self.bad_words[slot] = bool(sampling.bad_words)
@@ -165,7 +165,7 @@ class _Asked:
         self.num_top[slot] = sampling.num_top_log_probs
         early = admit.num_prompt_tokens + sampling.min_tokens if sampling.stop_ids else 0
         self.stop_from[slot] = min(early, max_model_tokens)
-        asks = sampling.temperature >= LEAST_TEMPERATURE or sampling.looks_back or sampling.log_probs
+        asks = sampling.draws or sampling.looks_back or sampling.log_probs
         self.anything[slot] = asks or (sampling.min_tokens > 0 and bool(sampling.stop_ids))
 
 
