@@ -15,11 +15,11 @@ from torch import Tensor
 
 from benchmarks.gpu_model import Measured
 from benchmarks.gpu_report import Figure
-from python_backends.engine.device import runs_kernels
 from python_backends.engine.forward.attention import LayerAttention, attend, score_operator
-from python_backends.engine.forward.attention_spans import CHUNK_ROWS, PagedRows
+from python_backends.engine.forward.attention_spans import PagedRows, chunk_rows
 from python_backends.engine.forward.operators import ResidualNorm, gate_operator, place_operator
 from python_backends.engine.forward.step_batch import StepBatcher
+from python_backends.engine.kernel_trial import runs_kernels
 from python_backends.engine.kv_cache import BlockShape, KVCache
 from python_backends.engine.model.description import Activation, Heads, Norm, NormKind
 from python_backends.engine.slots.sampler import Restrictions, probabilities, restricted
@@ -96,25 +96,30 @@ def _engine(tiny: TinyModel, measured: Measured) -> TorchEngine:
     return tiny.engine(device=measured.device, cuda_graphs=measured.cuda_graphs, fused_layers=measured.fused_layers)
 
 
-def kernel_error(heads: Heads, window: int | None, softcap: float | None, dtype: torch.dtype, device: str) -> float:
-    """The largest difference between attention straight over scattered blocks and torch's operators over gathered ones in float32."""
+def kernel_error(heads: Heads, window: int | None, softcap: float | None, dtype: torch.dtype, device: str, num_rows: int = 5) -> float:
+    """The largest difference between attention straight over scattered blocks and torch's operators over gathered ones in float32.
+
+    Of `num_rows` rows, at most 5.
+    """
     from python_backends.engine.forward.paged_attention import paged_attention  # needs the Triton language
 
     torch.manual_seed(0)
-    lengths = [1, 5, 64, 77, 200]
+    lengths = [1, 5, 64, 77, 200][:num_rows]
     blocks = torch.randn((130, 3, 2, heads.num_kv_heads, 8, heads.head_dim), dtype=dtype, device=device)[:, 1]
-    table = torch.randperm(130)[:125].view(5, 25).to(device)
+    table = torch.randperm(130)[: 25 * num_rows].view(num_rows, 25).to(device)
     positions = torch.tensor(lengths, device=device) - 1
-    q = torch.randn((5, heads.query_width + 8), dtype=dtype, device=device)[:, : heads.query_width]  # rows with something between them
-    found = paged_attention(q, blocks, PagedRows(0, 5, table, positions, window), heads, softcap)
-    keys, values = blocks[table].permute(2, 0, 3, 1, 4, 5).reshape(2, 5, heads.num_kv_heads, -1, heads.head_dim).float()
+    q = torch.randn((num_rows, heads.query_width + 8), dtype=dtype, device=device)[
+        :, : heads.query_width
+    ]  # rows with something between them
+    found = paged_attention(q, blocks, PagedRows(0, num_rows, table, positions, window), heads, softcap)
+    keys, values = blocks[table].permute(2, 0, 3, 1, 4, 5).reshape(2, num_rows, heads.num_kv_heads, -1, heads.head_dim).float()
     token = torch.arange(keys.shape[2], device=device)
     hidden = token > positions[:, None]
     if window is not None:
         hidden |= token <= positions[:, None] - window
     mask = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, float("-inf"))[:, None, None]
-    rows = q.reshape(5, heads.num_kv_heads, heads.group, heads.head_dim).float()
-    wanted = score_operator(softcap)(rows, keys, values, attn_mask=mask, scale=heads.scale).reshape(5, -1)
+    rows = q.reshape(num_rows, heads.num_kv_heads, heads.group, heads.head_dim).float()
+    wanted = score_operator(softcap)(rows, keys, values, attn_mask=mask, scale=heads.scale).reshape(num_rows, -1)
     return float((found.float() - wanted).abs().max())
 
 
@@ -132,8 +137,8 @@ def chunk_error(heads: Heads, window: int | None, softcap: float | None, dtype: 
     caches[0].blocks.normal_()
     caches[1].blocks.copy_(caches[0].blocks)
     outs = []
-    for cache, chunk_rows in zip(caches, (CHUNK_ROWS, 0), strict=True):
-        batch = StepBatcher(state, cache, (window,), chunk_rows=chunk_rows).batch(plan)
+    for cache, most_rows in zip(caches, (chunk_rows(dtype), 0), strict=True):
+        batch = StepBatcher(state, cache, (window,), chunk_rows=most_rows).batch(plan)
         torch.manual_seed(1)
         qkv = torch.randn((len(batch.tokens), heads.query_width + 2 * heads.kv_width), dtype=dtype, device=device).to(cache.shape.dtype)
         place_operator(fused=False)(qkv, None, batch.write, 1, cache, heads)

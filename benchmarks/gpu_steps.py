@@ -205,7 +205,7 @@ def copy_bandwidth(measured: Measured) -> float:
 def _timer(device: str) -> Any:
     from python_backends.engine.step_timer import StepTimer, cuda_timer
 
-    return StepTimer() if device == "cpu" else cuda_timer()
+    return StepTimer() if device == "cpu" else cuda_timer(device)
 
 
 def weight_bytes(engine: TorchEngine) -> int:

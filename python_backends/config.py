@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+UNMEASURED_KV_GIB = 1.0  # engine.kv_memory_gib = 0 on a CPU, and beside TensorRT-LLM
 PREDICTED_POLICIES = ("ours", "hrrn", "sjf")  # that go by predicted lengths
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -30,7 +31,6 @@ class ModelSettings:
     device: str = "cpu"
     max_model_tokens: int = 0
     random_weights: bool = False
-    trust_remote_code: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class EngineSettings:
     slots: int = 16
     block_tokens: int = 32
     kv_blocks: int = 0
-    kv_memory_gib: float = 1.0
+    kv_memory_gib: float = 0.0
     token_budget: int = 512
     steps_ahead: int = -1
     cuda_graphs: str = "auto"
@@ -48,6 +48,16 @@ class EngineSettings:
     trace_steps: int = 20
     toy_step_ms: float = 0.0
     toy_poison_token: int = -1
+
+    @property
+    def kv_bytes(self) -> int:
+        """Memory for KV blocks where the device does not say how much it has free."""
+        return int((self.kv_memory_gib or UNMEASURED_KV_GIB) * 2**30)
+
+    @property
+    def measures_kv(self) -> bool:
+        """Whether the number of KV blocks is left to what the device has free, if that can be asked."""
+        return not self.kv_blocks and not self.kv_memory_gib
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +183,7 @@ _RANGES = {
     "engine.block_tokens": (1, 1024),
     "engine.token_budget": (1, 1 << 20),
     "engine.steps_ahead": (-1, 2),
-    "engine.kv_memory_gib": (0.001, 4096.0),
+    "engine.kv_memory_gib": (0.0, 4096.0),
     "engine.kv_blocks": (0, 1 << 30),
     "engine.threads": (0, 4096),
     "engine.trace_steps": (1, 10_000),

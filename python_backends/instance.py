@@ -177,6 +177,7 @@ def build(settings: Settings) -> tuple[SlotScheduler, Engine]:
     gc.freeze()  # what is loaded stays: looking at all of it for garbage took a step's time
     limits = engine.limits
     limits = limits.changed(max_model_tokens=min(limits.max_model_tokens, limits.kv_tokens))  # a lone request always fits
+    log.info("%d slots, %d KV blocks of %d tokens", limits.num_slots, limits.num_blocks, limits.block_tokens)
     if engine.plans_steps:
         reserve = reserve_likely if settings.tensorrt_llm.capacity == "max_utilization" else reserve_max_tokens
         return SelfPlannedScheduler(limits, settings.engine.token_budget, settings.scheduling, reserve), engine

@@ -17,6 +17,7 @@ Ids = NDArray[np.int32]  # token ids, one dimension
 Floats = NDArray[np.float32]
 
 MAX_BAD_WORD_TOKENS = 4
+LEAST_TEMPERATURE = 1e-5  # a smaller one is 0: logits divided by it would leave the range of float32
 QUANTILE_LEVELS = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)  # of a predicted length
 
 
@@ -55,7 +56,7 @@ class Sampling(Noun, frozen=True):
 
     max_tokens: int
     min_tokens: int = 0
-    temperature: float = 0.0  # 0 is greedy
+    temperature: float = 0.0  # below LEAST_TEMPERATURE: greedy
     top_k: int = 0  # 0 keeps all tokens
     top_p: float = 1.0
     min_p: float = 0.0  # tokens less probable than this share of the most probable one are left out
@@ -67,6 +68,11 @@ class Sampling(Noun, frozen=True):
     bad_words: tuple[tuple[int, ...], ...] = ()  # of 1 to MAX_BAD_WORD_TOKENS tokens: none of them is ever completed
     log_probs: bool = False  # report the log-probability of each token
     num_top_log_probs: int = 0  # and of so many of the most probable ones in its place
+
+    @property
+    def draws(self) -> bool:
+        """Whether tokens are drawn; if not, the most probable one is taken."""
+        return self.temperature >= LEAST_TEMPERATURE
 
     @property
     def penalizes(self) -> bool:

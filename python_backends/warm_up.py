@@ -18,9 +18,12 @@ GREEDY = Sampling(4)  # goes on alone: tokens are chosen in another way then, an
 
 
 def warm_up(engine: Engine, scheduler: SlotScheduler) -> None:
-    """Two requests from their prompts to their ends. `scheduler` is a new one over the limits of `engine`, for this alone."""
+    """Three requests from their prompts to their ends; two of them draw, because of one row other tensors are made than of several.
+
+    `scheduler` is a new one over the limits of `engine`, for this alone.
+    """
     prompt = np.zeros(max(1, min(PROMPT_TOKENS, scheduler.limits.max_model_tokens - GREEDY.max_tokens)), np.int32)
-    for number, sampling in enumerate((DRAWN, GREEDY)):
+    for number, sampling in enumerate((DRAWN, DRAWN.changed(max_tokens=3), GREEDY)):
         scheduler.submit(Request(number, prompt, sampling), np.zeros(0, np.int32))
     while (plan := scheduler.plan()) is not None:
         engine.launch(plan)

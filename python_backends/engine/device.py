@@ -1,4 +1,4 @@
-"""What the torch engine asks of its device: whether our kernels run there, and how something is sent without waiting for it.
+"""What the torch engine asks of its device: which one it is, how much memory it has, how something is sent without waiting.
 
 torch's plain copies wait until the device has done everything before them: one slot operation would cost the step that is launched
 ahead its lead. Out of pinned memory they need not; torch gives that memory to nobody else before it has been read. Called by all parts
@@ -7,19 +7,61 @@ of the torch engine that send something.
 
 from __future__ import annotations
 
-import importlib.util
-import os
+import gc
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from python_backends.config import SettingsError
 
-def runs_kernels(device: torch.device) -> bool:
-    """Whether kernels in the Triton language run on `device`. The language's interpreter takes a CPU's tensors."""
-    runs = device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
-    return runs and importlib.util.find_spec("triton") is not None
+
+def take_device(name: str) -> torch.device:
+    """The device `name` (model.device). A GPU becomes the current one of this thread: events, graphs and kernels go there.
+
+    Raises SettingsError where there is no such device.
+    """
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise SettingsError(f"model.device = {name!r}: must be cpu, cuda or cuda:N") from error
+    if device.type == "cpu":
+        return device
+    index, count = device.index or 0, torch.cuda.device_count()
+    if device.type != "cuda" or index >= count:
+        raise SettingsError(f"model.device = {name!r}: must be cpu, cuda or cuda:N; torch finds {count} GPUs (CUDA) here")
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+class DeviceMemory:
+    """The memory of a GPU, as torch's allocator and the driver count it, in bytes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def give_back(self) -> int:
+        """Returns what torch keeps and nobody uses to the driver. Bytes that are free on the device then."""
+        gc.collect()
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info(self._device)
+        return int(free)
+
+    def peak_of(self, work: Callable[[], None]) -> int:
+        """Runs `work`. The most bytes that it had allocated at once, beyond what was allocated before."""
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = torch.cuda.memory_allocated(self._device)
+        work()
+        torch.cuda.synchronize(self._device)
+        return int(torch.cuda.max_memory_allocated(self._device) - before)
+
+
+def device_memory(device: torch.device) -> DeviceMemory | None:
+    """None on a CPU, whose memory is not measured."""
+    return DeviceMemory(device) if device.type == "cuda" else None
 
 
 def sent(values: NDArray[Any], device: torch.device) -> Tensor:

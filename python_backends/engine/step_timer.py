@@ -36,12 +36,13 @@ class StepTimer:
         return lambda: (self._between(ended, began), 0.0 if before is None else self._between(began, before))
 
 
-def cuda_timer() -> StepTimer:
+def cuda_timer(device: Any) -> StepTimer:
+    """By events on the current stream of `device`, a torch.device."""
     import torch
 
     def mark() -> torch.cuda.Event:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
+        event.record(torch.cuda.current_stream(device))
         return event
 
     return StepTimer(mark, lambda later, earlier: float(earlier.elapsed_time(later)) / 1000)

@@ -8,6 +8,7 @@ the instance loop.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import deque
 from collections.abc import Callable
@@ -18,14 +19,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from python_backends.config import Settings
-from python_backends.engine.device import runs_kernels
-from python_backends.engine.forward.attention_spans import CHUNK_ROWS
+from python_backends.config import Settings, SettingsError
+from python_backends.engine.device import DeviceMemory, device_memory, take_device
+from python_backends.engine.forward.attention_spans import chunk_rows
 from python_backends.engine.forward.decode_step import DecodeSteps
 from python_backends.engine.forward.decoder import Decoder
 from python_backends.engine.forward.step_batch import StepBatcher
-from python_backends.engine.kv_cache import KVCache
-from python_backends.engine.model.checkpoint import block_shape, declared_tokens, load_model, model_limits, read_config
+from python_backends.engine.kernel_trial import kernel_obstacle
+from python_backends.engine.kv_cache import BlockShape, KVCache
+from python_backends.engine.kv_memory import Measured, block_cost
+from python_backends.engine.largest_steps import largest_steps
+from python_backends.engine.model.checkpoint import (
+    block_shape,
+    declared_tokens,
+    load_model,
+    model_limits,
+    most_stop_ids,
+    read_config,
+)
 from python_backends.engine.model.quantised import kept
 from python_backends.engine.model.weights import describe, take_layers
 from python_backends.engine.slots.log_probs import log_probs, row_log_probs
@@ -33,6 +44,8 @@ from python_backends.engine.slots.sampler import sample
 from python_backends.engine.slots.slot_state import SlotState
 from python_backends.engine.step_timer import Seconds, StepTimer, cuda_timer
 from python_backends.step import StepOutput, StepPlan
+
+log = logging.getLogger("gapless.instance")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +64,78 @@ class TorchEngine:
 
     @torch.no_grad()
     def __init__(self, settings: Settings) -> None:
+        """Raises SettingsError where the model, its KV blocks or its largest step do not fit."""
         set_threads(settings.engine.threads)
         config = read_config(settings)
+        self.device = take_device(settings.model.device)
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False  # parts of a product are added in float32
+        memory = device_memory(self.device)
+        is_measured = memory is not None and settings.engine.measures_kv
         self.limits = model_limits(settings, config)
-        self.device = torch.device(settings.model.device)
-        model = load_model(settings, config)
+        if is_measured:
+            self.limits = self.limits.changed(max_model_tokens=declared_tokens(settings, config), num_blocks=1)
+        self._kernels = uses_kernels(settings.engine.cuda_graphs, self.device)
+        fused = self._kernels and settings.engine.fused_layers
+        model = load_model(settings, config, self.device)
         description = describe(model, declared_tokens(settings, config))
-        graphs, on_gpu = settings.engine.cuda_graphs, self.device.type == "cuda"
-        kernels = graphs != "off" and runs_kernels(self.device)
-        layers, fused = kept(take_layers(model), settings.model.weights), kernels and settings.engine.fused_layers
+        layers = kept(take_layers(model), settings.model.weights)
         self.decoder = Decoder(description, layers, self.limits.max_model_tokens, fused)
-        self.cache = KVCache(block_shape(settings, config), self.limits.num_blocks + 1, self.device)  # one for rows of padding
-        self.state = SlotState(self.limits, self.device, kernels)
-        self._batcher = StepBatcher(self.state, self.cache, self.decoder.windows, kernels, CHUNK_ROWS * fused)
-        self._timer = cuda_timer() if on_gpu else StepTimer()
+        del model, description, layers
+        shape = block_shape(settings, config)
+        rows = chunk_rows(shape.dtype) * fused
+        captures = settings.engine.cuda_graphs == "auto" and self.device.type == "cuda" and self._kernels
+        has_fixed_shapes = captures or settings.engine.cuda_graphs == "eager"
+        stop_ids = most_stop_ids(settings) if has_fixed_shapes else None
         self._launched: deque[_Launched] = deque()
-        captures = graphs == "auto" and on_gpu and kernels
-        parts = (self.decoder, self.state, self.cache, self._batcher)
-        self._decode_steps = DecodeSteps(*parts, captures) if captures or graphs == "eager" else None
+        self._decode_steps: DecodeSteps | None = None
+        self._make_state(shape, rows, stop_ids)
+        if memory is not None and is_measured:
+            num_blocks = self._measured_blocks(memory, shape, settings.engine.token_budget)
+            self.limits = model_limits(settings, config, num_blocks)
+            self._make_state(shape, rows, stop_ids)
+        if has_fixed_shapes:
+            self._decode_steps = DecodeSteps(self.decoder, self.state, self.cache, self._batcher, captures)
+        if memory is not None:
+            self._try_largest_steps(settings.engine.token_budget)
+        self._timer = cuda_timer(self.device) if self.device.type == "cuda" else StepTimer()
+
+    def _make_state(self, shape: BlockShape, chunk_rows: int, stop_ids: int | None) -> None:
+        """KV cache and slot state for `limits`."""
+        blocks = self.limits.num_blocks + 1  # one for rows of padding
+        try:
+            self.cache = KVCache(shape, blocks, self.device)
+        except torch.OutOfMemoryError as error:
+            raise SettingsError(f"engine.kv_memory_gib or kv_blocks: {blocks} blocks of {shape.num_bytes} bytes: {error}") from error
+        self.state = SlotState(self.limits, self.device, self._kernels, stop_ids)
+        self._batcher = StepBatcher(self.state, self.cache, self.decoder.windows, self._kernels, chunk_rows)
+        self._timer = StepTimer()
+
+    def _measured_blocks(self, memory: DeviceMemory, shape: BlockShape, token_budget: int) -> int:
+        """How many KV blocks the device has memory for, beside weights and the largest steps, which are run to know."""
+        step_bytes = memory.peak_of(lambda: self._run_largest_steps(token_budget))
+        del self.cache, self._batcher
+        measured = Measured(memory.give_back(), step_bytes)
+        log.info("%s: %s", self.device, measured)
+        num_blocks = measured.usable // block_cost(shape.num_bytes, shape.num_layers, not self._kernels)
+        if num_blocks < 2:  # one is for rows of padding
+            raise SettingsError(f"model.device = '{self.device}': {measured}; a block takes {shape.num_bytes} bytes")
+        return num_blocks - 1
+
+    def _try_largest_steps(self, token_budget: int) -> None:
+        try:
+            self._run_largest_steps(token_budget)
+        except torch.OutOfMemoryError as error:
+            raise SettingsError(
+                f"engine.kv_memory_gib, engine.slots or engine.token_budget: a step of {token_budget} tokens, or one that draws for "
+                f"{self.limits.num_slots} slots, does not fit beside {self.limits.num_blocks} KV blocks: {error}"
+            ) from error
+
+    def _run_largest_steps(self, token_budget: int) -> None:
+        """Where attention gathers blocks, what it gathers is no more than the pool has: counted with the blocks, not measured here."""
+        context = self.limits.max_model_tokens if self._kernels else 1
+        for plan in largest_steps(self.limits, token_budget, context):
+            self.launch(plan)
+            self.collect()
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
@@ -120,11 +187,21 @@ class TorchEngine:
         self._launched.clear()
 
 
+def uses_kernels(cuda_graphs: str, device: torch.device) -> bool:
+    """Whether the engine works with kernels of ours; on a GPU, why it does not stands in the log."""
+    if cuda_graphs == "off":
+        return False
+    obstacle = kernel_obstacle(device)
+    if obstacle and device.type == "cuda":
+        log.warning("no kernels of ours and no captured steps, which is slower: %s", obstacle)
+    return not obstacle
+
+
 def _sent(step: _Launched) -> _Launched:
     """Starts the way of its result and log-probabilities to the host."""
     result, scores = _on_the_way(step.result), None if step.log_probs is None else _on_the_way(step.log_probs)
     done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    done.record()
+    done.record(torch.cuda.current_stream(step.result.device))
     return replace(step, result=result, log_probs=scores, done=done)
 
 

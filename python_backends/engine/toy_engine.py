@@ -31,7 +31,7 @@ def toy_next(tokens: Ids, sampling: Sampling, num_output_tokens: int, vocab_size
     """
     weights = np.arange(1, len(tokens) + 1, dtype=np.int64)
     token = int(weights @ tokens.astype(np.int64)) + 7
-    if sampling.temperature > 0:
+    if sampling.draws:
         token += sampling.seed * (num_output_tokens + 1)
     token %= vocab_size
     barred = {word[-1] for word in sampling.bad_words if tokens[len(tokens) - len(word) + 1 :].tolist() == list(word[:-1])}

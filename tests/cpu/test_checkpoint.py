@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from python_backends.config import EngineSettings, ModelSettings, Settings, SettingsError
-from python_backends.engine.model.checkpoint import fingerprint, model_limits, read_config
+from python_backends.engine.model import checkpoint, straight
+from python_backends.engine.model.checkpoint import fingerprint, load_model, model_limits, read_config
+from python_backends.engine.model.straight import load_straight
 from python_backends.engine.torch_engine import TorchEngine
-from tests.cpu.tiny_models import Serving, TinyModel, random_requests
+from tests.cpu.tiny_models import RELATIVES, TINY, Serving, TinyModel, random_requests
+
+CONVERTED = ("gpt_neox", "gpt_neox_sequential")  # transformers calls a module by another name than its checkpoints
 
 
 def test_a_checkpoint_in_many_files_gives_the_same_answers(one: TinyModel, tmp_path: Path) -> None:
@@ -58,6 +66,52 @@ def test_what_one_family_alone_may_ask_for_is_refused_by_name(
         TorchEngine(_changed(tiny(name), tmp_path, change))
 
 
+@pytest.mark.parametrize("name", sorted(TINY | RELATIVES))
+def test_weights_that_are_read_straight_to_a_device_are_those_that_transformers_loads(tiny: Any, name: str) -> None:
+    settings = tiny(name).settings(dtype="bfloat16")
+    config = read_config(settings)
+    model = load_straight(settings.model_directory, config, torch.bfloat16, torch.device("cpu"))
+    if name in CONVERTED:
+        assert model is None  # and then transformers loads it
+        return
+    assert model is not None
+    wanted = load_model(settings, config)
+    pairs = zip(_tensors(model), _tensors(wanted), strict=True)
+    assert all(ours[0] == theirs[0] and torch.equal(ours[1], theirs[1]) for ours, theirs in pairs)
+
+
+def test_a_device_is_given_each_weight_once_and_the_host_holds_no_copy(
+    one: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`cpu:0` stands for a GPU: another device than the one through which transformers loads."""
+    one.model.save_pretrained(tmp_path, max_shard_size="100KB")
+    opened: list[tuple[str, str]] = []
+
+    def recorded(path: Path, framework: str, device: str) -> Any:
+        opened.append((path.name, device))
+        return safe_open(path, framework, "cpu")
+
+    monkeypatch.setattr(straight, "safe_open", recorded)
+    monkeypatch.setattr(checkpoint, "_loaded_by_transformers", lambda *_: pytest.fail("the weights went through the host"))
+    settings = replace(one.settings(), model=ModelSettings(str(tmp_path)))
+    model = load_model(settings, read_config(settings), torch.device("cpu:0"))
+    names = {path.name for path in tmp_path.glob("*.safetensors")}
+    assert len(names) > 2
+    assert sorted(opened) == sorted((name, "cpu:0") for name in names)
+    assert torch.equal(model.get_output_embeddings().weight, one.model.get_output_embeddings().weight)
+
+
+def test_weights_under_other_names_or_of_another_shape_are_left_to_transformers(one: TinyModel, tmp_path: Path) -> None:
+    settings = one.settings()
+    config = read_config(settings)
+    weights = load_file(settings.model_directory / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    for changed in ({f"old.{name}": weights[name]}, {name: weights[name][:1].clone()}):
+        save_file({each: tensor for each, tensor in weights.items() if each != name} | changed, tmp_path / "model.safetensors")
+        assert load_straight(tmp_path, config, torch.float32, torch.device("cpu")) is None
+    assert load_straight(tmp_path / "nowhere", config, torch.float32, torch.device("cpu")) is None
+
+
 def test_a_directory_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"config\.json"):
         TorchEngine(Settings(model=ModelSettings(directory=str(tmp_path))))
@@ -91,6 +145,11 @@ def test_the_fingerprint_tells_weights_and_dtypes_apart(one: TinyModel, tiny: An
     prints.add(fingerprint(one.settings(weights="int8")))
     assert len(prints) == 4
     assert fingerprint(one.settings()) == fingerprint(one.settings(slots=9))
+
+
+def _tensors(model: Any) -> list[tuple[str, torch.Tensor]]:
+    """Weights and buffers, also those that no checkpoint holds."""
+    return sorted([*model.named_parameters(), *model.named_buffers()], key=lambda pair: pair[0])
 
 
 def _limits(tiny: TinyModel, **engine: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch.nn import functional
 from python_backends.engine.model.description import Activation, Attention, FeedForward, Layer, Linear, Norm, NormKind
 from python_backends.engine.openvino import fused_layer
 from python_backends.engine.openvino.fused_graph import FusedOperation, fits
+from python_backends.engine.openvino.fused_layer import Kind
 from tests.cpu.tiny_models import TINY, Serving, TinyModel, random_requests
 
 HIDDEN, HEADS, GATED, WIDTHS = 160, 96, 224, [96, 32, 64]
@@ -182,6 +184,54 @@ def test_what_does_not_compile_is_shown_and_left_out(
     assert fused_layer.library() is None
     assert "this is no C++" in caplog.text
     assert list(nothing_compiled.iterdir()) == []
+
+
+def test_an_older_compiler_makes_what_it_can(nothing_compiled: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One that does not know tiles fails for these; the processor has vectors, too."""
+    compiler = tmp_path / "g++-10"
+    wants_output = 'while [ "$1" != -o ]; do case "$1" in -mamx*) echo "unrecognized option $1" >&2; exit 1 ;; esac; shift; done'
+    compiler.write_text(f'#!/bin/sh\n{wants_output}\necho made >"$2"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setattr(fused_layer, "kinds_here", lambda: list(Kind))
+    made = fused_layer.library()
+    assert made is not None
+    assert made.name.startswith("fused-layer-vectors-")
+    assert [path.name for path in nothing_compiled.iterdir()] == [made.name]
+
+
+@pytest.fixture
+def made(nothing_compiled: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A library in its place, made under a umask that lets everybody write."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho made >"$2"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    umask = os.umask(0)
+    try:
+        yield fused_layer.compiled(Kind.VECTORS)
+    finally:
+        os.umask(umask)
+
+
+def test_nobody_else_may_write_what_is_made_whatever_the_umask(made: Path) -> None:
+    assert [oct(path.stat().st_mode & 0o777) for path in (made.parent, made)] == ["0o755", "0o755"]
+    made.parent.chmod(0o777)  # as an earlier version left it
+    assert fused_layer.compiled(Kind.VECTORS) == made
+    assert oct(made.parent.stat().st_mode & 0o777) == "0o755"
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757, 0o777])
+def test_a_library_that_others_may_write_is_not_run(made: Path, mode: int, caplog: pytest.LogCaptureFixture) -> None:
+    made.chmod(mode)
+    assert fused_layer.library() is None
+    assert "others may write it" in caplog.text
+
+
+def test_a_library_of_somebody_else_is_not_run(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_layer, "trusted_owners", lambda: {4711})
+    assert made.exists()
+    assert fused_layer.library() is None
 
 
 @pytest.mark.usefixtures("nothing_compiled")

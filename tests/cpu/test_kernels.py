@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+WITHOUT = "the package triton is not installed: build/set-up dev kernels brings it (700 MB)"
 CASES = """
 import torch
 from benchmarks import gpu_checks
@@ -33,7 +35,7 @@ ENGINE = """
 import tempfile
 from pathlib import Path
 from tests.cpu.tiny_models import Agreement, Serving, TinyModel, build, random_requests
-from python_backends.engine.device import runs_kernels
+from python_backends.engine.kernel_trial import runs_kernels
 
 with tempfile.TemporaryDirectory() as directory:
     for name in ("gemma2", "gpt_neox", "llama_grouped"):
@@ -70,6 +72,51 @@ assert names == defined - {"_mass"}, (names, defined)  # that one is part of ano
 print("all")
 """
 
+SERVING = """
+import tempfile
+import torch
+from pathlib import Path
+from triton.backends.compiler import BaseBackend
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction, create_function_from_signature
+from benchmarks import gpu_checks
+from python_backends.engine.model.description import Heads
+from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.warm_up import warm_up
+from tests.cpu.tiny_models import Agreement, Serving, TinyModel, build, random_requests
+
+run, variants, launched = InterpretedFunction.run, set(), []
+
+def recorded(self, *args, grid, warmup, **options):
+    jit = JITFunction(self.fn, **{name: self.kwargs[name] for name in ("do_not_specialize", "do_not_specialize_on_alignment")})
+    values = {name: value for name, value in options.items() if name in self.arg_names}
+    _, specialised, _ = create_function_from_signature(jit.signature, jit.params, BaseBackend)(*args, **values)
+    variants.add((self.fn.__name__, *map(str, specialised)))
+    launched.append(self.fn.__name__)
+    return run(self, *args, grid=grid, warmup=warmup, **options)
+
+InterpretedFunction.run = recorded
+with tempfile.TemporaryDirectory() as directory:
+    model = TinyModel(Path(directory), build("llama_grouped"), Agreement())
+    model.model.save_pretrained(model.directory)
+    engine = model.engine(slots=3, cuda_graphs="eager")
+    warm_up(engine, SlotScheduler(engine.limits, token_budget=24))
+    known, before = set(variants), len(launched)
+    asked = dict(temperature=1.0, top_k=9, top_p=0.9, min_p=0.01, log_probs=True, max_tokens=2)
+    mixed = random_requests(3, seed=5, **asked) + random_requests(2, seed=6, max_tokens=2, stop_ids=(1, 2, 3))
+    Serving(engine, token_budget=24).run([request.changed(request_id=number) for number, request in enumerate(mixed)])
+    assert len(launched) > before + 100
+    assert variants == known, variants - known
+# kernels whose number of rows or first row changes from step to step, for numbers of heads that divide nothing by 16
+heads = Heads(3, 1, 12, 0.3)
+variants.clear()
+for rows in range(1, 6):
+    gpu_checks.kernel_error(heads, None, None, torch.float32, "cpu", rows)
+assert len({each for each in variants if each[0] == "_attend_part"}) == 1, variants
+assert len({each for each in variants if each[0] == "_join_parts"}) == 1, variants
+print("none")
+"""
+
 
 @pytest.mark.parametrize("code", [CASES, ENGINE], ids=["beside torch's operators", "in the engine beside transformers"])
 def test_the_kernels_compute_what_torch_does(code: str) -> None:
@@ -81,9 +128,37 @@ def test_no_kernel_is_left_to_be_compiled_under_the_first_prompt() -> None:
     assert interpreted(FIRST_STEPS) == "all\n"
 
 
+def test_requests_launch_no_kernel_in_a_variant_that_the_first_steps_did_not() -> None:
+    """The language compiles a kernel again where a pointer is otherwise aligned, or a number is 1 or divisible by 16."""
+    assert interpreted(SERVING) == "none\n"
+
+
+def test_every_kernel_compiles_for_a_gpu_that_is_not_here_and_spills_are_found(tmp_path: Path) -> None:
+    """float32 as well, whose chunks spilled 14 KB a thread when their tiles were those of bfloat16."""
+    found = tmp_path / "kernels.json"
+    said = compiled("--quick", "--json", str(found))
+    assert said.returncode == 0, said.stdout + said.stderr
+    kernels = json.loads(found.read_text())["kernels"]
+    names = {"attend_part", "attend_chunk", "join_parts", "place", "gated", "add_and_norm", "least_kept", "write"}
+    assert {kernel["kernel"] for kernel in kernels} == names
+    assert {kernel["what"][:4] for kernel in kernels if kernel["kernel"] == "attend_chunk"} == {"bf16", "fp32"}
+    assert all(kernel["registers"] > 0 and kernel["spilled_bytes"] == 0 for kernel in kernels)
+    refused = compiled("--quick", "--most-spills", "-1")
+    assert refused.returncode == 1
+    assert "FAIL: spills more than -1 bytes" in refused.stdout
+
+
+def compiled(*asked: str) -> subprocess.CompletedProcess[str]:
+    """What `build/compile_kernels.py` says: the compiler, not the interpreter."""
+    pytest.importorskip("triton.language", reason=WITHOUT)
+    command = [sys.executable, "build/compile_kernels.py", *asked]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=280, check=False)
+
+
 def interpreted(code: str) -> str:
     """What `code` prints where kernels run in the interpreter."""
-    pytest.importorskip("triton.language", reason="the package triton, which comes with torch for CUDA, is not here")
+    pytest.importorskip("triton.language", reason=WITHOUT)
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     command = [sys.executable, "-c", code]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=280, check=False)

@@ -87,6 +87,20 @@ def test_greedy_takes_the_lowest_id_among_equals_also_beside_rows_that_draw() ->
     assert sample(logits, SamplingRows(mixed, None))[0] == 1
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-45, 1e-38, 1.18e-38, 5e-38, 1e-30, 1e-6])
+def test_a_temperature_too_small_to_divide_by_is_greedy_also_beside_rows_that_draw(one: TinyModel, temperature: float) -> None:
+    logits = _logits(2, 4096)
+    best = logits.argmax(-1).tolist()
+    assert sample(logits, SamplingRows(_draws(2, temperature), None)).tolist() == best
+    beside = replace(_draws(2, top_k=5), temperature=torch.tensor([temperature, 1.0]))
+    assert sample(logits, SamplingRows(beside, None))[0] == best[0]
+    greedy, drawing = random_requests(2, seed=3), random_requests(2, seed=4, temperature=2.0, top_p=0.9)
+    wanted = Serving(one.engine()).run(greedy)
+    small = [each.changed(sampling=each.sampling.changed(temperature=temperature, top_k=9)) for each in greedy]
+    answers = Serving(one.engine()).run([*small, *(each.changed(request_id=10 + number) for number, each in enumerate(drawing))])
+    assert {number: answers[number] for number in wanted} == wanted
+
+
 def test_banned_ids_are_never_taken() -> None:
     logits = torch.tensor([[0.0, 3.0, 2.0], [0.0, 3.0, 2.0]])
     assert sample(logits, SamplingRows(None, torch.tensor([[1, -1], [-1, -1]]))).tolist() == [2, 1]

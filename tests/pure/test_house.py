@@ -49,6 +49,8 @@ ENGINE_FLOORS = {
     "padding": 0,
     "device": 0,
     "kv_cache": 0,
+    "kv_memory": 0,
+    "largest_steps": 0,
     "protocol": 0,
     "step_end": 0,
     "step_timer": 0,
@@ -57,6 +59,7 @@ ENGINE_FLOORS = {
     "slots": 1,
     "engine_thread": 1,
     "forward": 2,
+    "kernel_trial": 2,
     "openvino": 2,
     "tensorrt_llm": 2,
     "toy_engine": 3,
@@ -200,7 +203,7 @@ def test_gapless_toml_explains_every_setting_with_its_default() -> None:
 
 
 def test_settings_survive_the_run_directory(tmp_path: Path) -> None:
-    settings = load(ROOT / "gapless.toml", {"engine.slots": "64", "model.trust_remote_code": "true"})
+    settings = load(ROOT / "gapless.toml", {"engine.slots": "64", "model.random_weights": "true"})
     assert settings.engine.slots == 64
     dump(settings, tmp_path / "settings.json")
     assert undump(tmp_path / "settings.json") == settings

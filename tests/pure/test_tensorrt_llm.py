@@ -120,11 +120,13 @@ def test_sampling_parameters_are_passed_on(model: Path) -> None:
             repetition_penalty=1.5, presence_penalty=0.5, frequency_penalty=0.25, bad_words=((8,), (9,)), log_probs=True,
         )  # fmt: skip
         params = serving.engine._sampling_params(Admit(0, 0, sampled, 10, 20, np.zeros(0, np.int32)))  # type: ignore[attr-defined]
-        greedy = serving.engine._sampling_params(Admit(0, 0, Sampling(max_tokens=5), 10, 0, np.zeros(0, np.int32)))  # type: ignore[attr-defined]
+        small = Sampling(max_tokens=5, temperature=1e-38, top_k=5, top_p=0.5, min_p=0.5, seed=3)  # so small that it is greedy
+        greedy = serving.engine._sampling_params(Admit(0, 0, small, 10, 0, np.zeros(0, np.int32)))  # type: ignore[attr-defined]
     assert (params.max_tokens, params.min_tokens, params.temperature, params.top_k, params.top_p) == (30, None, 0.5, 7, 0.9)
     assert (params.min_p, params.seed, params.end_id, params.stop_token_ids) == (0.1, 31, 4, [5])
     assert (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) == (1.5, 0.5, 0.25)
     assert (params.bad_token_ids, params.logprobs, params.detokenize) == ([8, 9], 1, False)
+    assert (greedy.top_p, greedy.min_p) == (None, None)
     assert (greedy.top_k, greedy.temperature, greedy.seed, greedy.end_id, greedy.logprobs) == (1, None, None, -1, None)
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-CHUNK_ROWS = 64  # of a tile, the most
+
+def chunk_rows(dtype: torch.dtype) -> int:
+    """Rows of a tile of a chunk, the most: what a program of the kernel holds in registers without spilling them."""
+    return 16 if dtype == torch.float32 else 64
 
 
 @dataclass(frozen=True, slots=True)

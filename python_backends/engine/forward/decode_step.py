@@ -30,9 +30,8 @@ class Bucket:
     slots: Tensor  # [rows] on the device; what pads it is the dead slot
     host: Ids = field(default_factory=lambda: np.zeros(0, np.int32))  # those that are not padding
     forward: Callable[[], Tensor] | None = None  # captured
-    greedy: Callable[[], Tensor] | None = None  # captured, with `logits` and `stop_ids`
+    greedy: Callable[[], Tensor] | None = None  # captured, with `logits`
     logits: Tensor | None = None  # [rows, vocabulary] of the last step
-    stop_ids: Tensor | None = None
 
 
 class DecodeSteps:
@@ -68,8 +67,6 @@ class DecodeSteps:
         assert bucket.logits is not None
         if bucket.greedy is None:
             return self._greedy(bucket.slots, bucket.logits)
-        if bucket.stop_ids is not self._state.stop_ids:
-            self._capture_greedy(bucket)
         return bucket.greedy()
 
     def _forward(self, slots: Tensor, longest: int) -> Tensor:
@@ -83,19 +80,14 @@ class DecodeSteps:
         bucket.logits = self._forward(bucket.slots, 1)  # compiles kernels and makes the libraries' own memory
         bucket.forward = self._captured(lambda: self._forward(bucket.slots, 1))
         bucket.logits = bucket.forward()
-        self._greedy(bucket.slots, bucket.logits)
-        self._capture_greedy(bucket)
-
-    def _capture_greedy(self, bucket: Bucket) -> None:
         logits = bucket.logits
-        assert logits is not None
-        bucket.stop_ids = self._state.stop_ids
+        self._greedy(bucket.slots, logits)
         bucket.greedy = self._captured(lambda: self._greedy(bucket.slots, logits))
 
     def _captured(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """`step` as a graph: what it returns is always the same memory, written anew."""
         graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(self._state.device)
         with torch.cuda.graph(graph, pool=self._pool):
             out = step()
 

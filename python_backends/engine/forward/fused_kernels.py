@@ -1,7 +1,7 @@
 """What stands between the products of a layer, as kernels in the Triton language: each launch costs on a GPU.
 
 Each does in one pass what torch's operators do in several, and in float32: `place_operator`, `gate_operator` and `ResidualNorm` of
-`operators` say what that is. Owns nothing; imported only where it runs (`runs_kernels` of `device`), called by these.
+`operators` say what that is. Owns nothing; imported only where it runs (`runs_kernels` of `kernel_trial`), called by these.
 """
 
 from __future__ import annotations

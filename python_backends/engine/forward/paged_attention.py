@@ -3,7 +3,7 @@
 Decode rows take two kernels: the tokens that a row sees are divided into `num_splits` parts; a program computes one part of one row for
 the query heads that share a KV head, and the second kernel puts the parts together by their maxima and sums. Lengths are read on the
 device, so a captured graph holds for all of them. The chunks of a step take one kernel, however many they are: a program computes one
-head of one tile. Owns nothing; imported only where it runs (`runs_kernels` of `device`), and called by `attention`.
+head of one tile. Owns nothing; imported only where it runs (`runs_kernels` of `kernel_trial`), and called by `attention`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from python_backends.engine.forward.attention_spans import CHUNK_ROWS, PagedChunks, PagedRows
+from python_backends.engine.forward.attention_spans import PagedChunks, PagedRows, chunk_rows
 from python_backends.engine.model.description import Heads
 
-TILE_TOKENS = 64
+TILE_TOKENS = 64  # of keys and values; half of that in float32
 LEAST_ROWS = 16  # of a product; fewer query heads are padded
 WANTED_PROGRAMS = 1024  # enough for several on each of a large device's multiprocessors
-MOST_SPLITS = 32
+MOST_SPLITS = 32  # a power of two
 
 
 def paged_attention(q: Tensor, blocks: Tensor, rows: PagedRows, heads: Heads, softcap: float | None) -> Tensor:
@@ -27,7 +27,7 @@ def paged_attention(q: Tensor, blocks: Tensor, rows: PagedRows, heads: Heads, so
     count, dim, window = len(q), heads.head_dim, rows.window
     num_splits = splits_of(count * heads.num_kv_heads)
     parts = torch.empty((count, heads.num_query_heads, num_splits, dim), dtype=torch.float32, device=q.device)
-    sums = torch.empty((2, count, heads.num_query_heads, num_splits), dtype=torch.float32, device=q.device)  # maxima, then sums
+    maxima, sums = (torch.empty(parts.shape[:3], dtype=torch.float32, device=q.device) for _ in range(2))
     out = torch.empty((count, heads.query_width), dtype=q.dtype, device=q.device)
     padded = triton.next_power_of_2(max(dim, LEAST_ROWS))
     _attend_part[(count, heads.num_kv_heads, num_splits)](
@@ -36,8 +36,8 @@ def paged_attention(q: Tensor, blocks: Tensor, rows: PagedRows, heads: Heads, so
         rows.table,
         rows.positions,
         parts,
+        maxima,
         sums,
-        sums[1],
         q.stride(0),
         rows.table.stride(0),
         blocks.stride(0),
@@ -50,11 +50,12 @@ def paged_attention(q: Tensor, blocks: Tensor, rows: PagedRows, heads: Heads, so
         DIM=dim,
         PADDED=padded,
         BLOCK_TOKENS=blocks.shape[3],
-        TILE=TILE_TOKENS,
+        TILE=tile_tokens(q.dtype),
         HAS_WINDOW=window is not None,
         HAS_SOFTCAP=softcap is not None,
     )
-    _join_parts[(count, heads.num_query_heads)](parts, sums, sums[1], out, SPLITS=num_splits, DIM=dim, PADDED=padded)
+    grid = (count, heads.num_query_heads)
+    _join_parts[grid](parts, maxima, sums, out, num_splits, SPLITS=MOST_SPLITS, DIM=dim, PADDED=padded)
     return out
 
 
@@ -76,15 +77,19 @@ def chunk_attention(qkv: Tensor, blocks: Tensor, chunks: PagedChunks, heads: Hea
         window or 0,
         softcap or 0.0,
         GROUP=heads.group,
-        ROWS=CHUNK_ROWS,
+        ROWS=chunk_rows(qkv.dtype),
         DIM=dim,
         PADDED=triton.next_power_of_2(max(dim, LEAST_ROWS)),
         BLOCK_TOKENS=blocks.shape[3],
-        TILE=TILE_TOKENS,
+        TILE=tile_tokens(qkv.dtype),
         HAS_WINDOW=window is not None,
         HAS_SOFTCAP=softcap is not None,
     )
     return out
+
+
+def tile_tokens(dtype: torch.dtype) -> int:
+    return TILE_TOKENS // 2 if dtype == torch.float32 else TILE_TOKENS
 
 
 def splits_of(programs: int) -> int:
@@ -154,28 +159,33 @@ def _attend_part(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     tl.store(parts + place[:, None] * DIM + dims, weighted, mask=is_head[:, None] & is_dim)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_splits"])  # type: ignore[untyped-decorator]
 def _join_parts(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     parts,
     maxima,
     sums,
     out,
+    num_splits,
     SPLITS: tl.constexpr,  # noqa: N803
     DIM: tl.constexpr,  # noqa: N803
     PADDED: tl.constexpr,  # noqa: N803
 ):
-    """One query head of one row; parts without tokens have the maximum −inf and count for nothing."""
+    """One query head of one row; parts without tokens have the maximum −inf and count for nothing.
+
+    `SPLITS` is the most parts that there may be, the same for every number of rows: one kernel is compiled.
+    """
     place = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     split, dims = tl.arange(0, SPLITS), tl.arange(0, PADDED)
-    largest = tl.load(maxima + place * SPLITS + split)
+    is_part, part = split < num_splits, place * num_splits + split
+    largest = tl.load(maxima + part, mask=is_part, other=float("-inf"))
     share = tl.exp(largest - tl.max(largest, 0))
-    total = tl.sum(share * tl.load(sums + place * SPLITS + split), 0)
-    each = tl.load(parts + (place * SPLITS + split[:, None]) * DIM + dims, mask=dims[None, :] < DIM, other=0.0)
+    total = tl.sum(share * tl.load(sums + part, mask=is_part, other=0.0), 0)
+    each = tl.load(parts + part[:, None] * DIM + dims, mask=is_part[:, None] & (dims < DIM), other=0.0)
     joined = tl.sum(each * share[:, None], 0) / total
     tl.store(out + place * DIM + dims, joined.to(out.dtype.element_ty), mask=dims < DIM)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize_on_alignment=["qkv"])  # type: ignore[untyped-decorator]
 def _attend_chunk(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     qkv,
     blocks,
@@ -198,7 +208,10 @@ def _attend_chunk(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     HAS_WINDOW: tl.constexpr,  # noqa: N803
     HAS_SOFTCAP: tl.constexpr,  # noqa: N803
 ):
-    """One query head of one tile. A row that has seen nothing yet, before its window, has the maximum −inf."""
+    """One query head of one tile. A row that has seen nothing yet, before its window, has the maximum −inf.
+
+    `qkv` begins at any row of a batch, so its alignment is not taken for granted: another one would be another kernel to compile.
+    """
     head, tile = tl.program_id(0), tiles + tl.program_id(1) * 4
     first_row, count, start, slot = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
     row, dims = tl.arange(0, ROWS), tl.arange(0, PADDED)

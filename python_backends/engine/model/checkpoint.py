@@ -6,7 +6,7 @@ Owns nothing; refuses with a SettingsError that names what is wrong. Called once
 from __future__ import annotations
 
 import hashlib
-import importlib.util
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,14 @@ from transformers.utils import logging
 from python_backends.config import Settings, SettingsError
 from python_backends.engine.kv_cache import BlockShape
 from python_backends.engine.model.families import ACTIVATIONS, FAMILIES, family_of, head_dim, layer_types, num_kv_heads, rope_parameters
+from python_backends.engine.model.straight import load_straight
 from python_backends.request import ModelLimits
 
 # Rotary types whose angles don't depend on the request: "dynamic" changes beyond max_position_embeddings only, where nothing is
 # served, and for "longrope" `weights.describe` chooses once.
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 LAYER_TYPES = ("full_attention", "sliding_attention")
+CPU = torch.device("cpu")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 RETENTION = 2  # blocks for finished prefixes: as many again as all slots can use
 
@@ -35,7 +37,7 @@ def read_config(settings: Settings) -> Any:
     if not (directory / "config.json").is_file():
         raise SettingsError(f"model.directory = {str(directory)!r}: there is no config.json")
     try:
-        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=settings.model.trust_remote_code)
+        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except (
         ValueError,
         StrictDataclassError,
@@ -45,25 +47,26 @@ def read_config(settings: Settings) -> Any:
     return config
 
 
-def load_model(settings: Settings, config: Any) -> Any:
-    """transformers' causal language model, in evaluation mode, on the device."""
+def load_model(settings: Settings, config: Any, device: torch.device = CPU) -> Any:
+    """transformers' causal language model, in evaluation mode, on `device`."""
+    dtype = DTYPES[settings.model.dtype]
     if settings.model.random_weights:
-        with torch.device(settings.model.device):
-            drawn = AutoModelForCausalLM.from_config(
-                config, dtype=DTYPES[settings.model.dtype], trust_remote_code=settings.model.trust_remote_code
-            )
-        return drawn.eval()
+        with device:
+            return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False).eval()
+    model = load_straight(settings.model_directory, config, dtype, device) if device != CPU else None
+    return (_loaded_by_transformers(settings, config).to(device) if model is None else model).eval()
+
+
+def _loaded_by_transformers(settings: Settings, config: Any) -> Any:
+    """In the host's memory."""
     logging.disable_progress_bar()  # it would fill the instance's log
-    straight = settings.model.device != "cpu" and importlib.util.find_spec("accelerate") is not None  # shard by shard to the device
-    model = AutoModelForCausalLM.from_pretrained(
+    return AutoModelForCausalLM.from_pretrained(
         settings.model_directory,
         config=config,
         dtype=DTYPES[settings.model.dtype],
         local_files_only=True,
-        trust_remote_code=settings.model.trust_remote_code,
-        **({"device_map": settings.model.device} if straight else {}),
+        trust_remote_code=False,
     )
-    return model.eval().to(settings.model.device)
 
 
 def block_shape(settings: Settings, config: Any) -> BlockShape:
@@ -76,21 +79,33 @@ def block_shape(settings: Settings, config: Any) -> BlockShape:
     )
 
 
+def most_stop_ids(settings: Settings) -> int:
+    """The most stop ids that a request may have: those that the door lets through, `end_id`, and what the checkpoint calls an end."""
+    files = [_json(settings.model_directory / name) for name in ("config.json", "generation_config.json")]
+    ends = [file.get("eos_token_id") for file in files]
+    count = sum(len(ids) if isinstance(ids, list) else 1 for ids in ends)
+    return settings.limits.max_stop_words + count + 2  # end_id, and the end that the tokenizer names
+
+
 def declared_tokens(settings: Settings, config: Any) -> int:
     """The longest sequence that settings and checkpoint allow, whatever fits in memory."""
     return int(settings.model.max_model_tokens or config.max_position_embeddings)
 
 
-def model_limits(settings: Settings, config: Any) -> ModelLimits:
-    """What can be taken. Raises SettingsError if not even one sequence of the wanted length fits."""
+def model_limits(settings: Settings, config: Any, measured_blocks: int | None = None) -> ModelLimits:
+    """What can be taken. `measured_blocks`: so many KV blocks fit the device; None: as the settings say.
+
+    Raises SettingsError if not even one sequence of the wanted length fits.
+    """
     wanted, size = settings.model.max_model_tokens, settings.engine.block_tokens
     if wanted > config.max_position_embeddings:
         most = config.max_position_embeddings
         raise SettingsError(f"model.max_model_tokens = {wanted}: the checkpoint was made for at most {most}")
     max_tokens = declared_tokens(settings, config)
-    num_blocks = _num_blocks(settings, block_shape(settings, config), -(-max_tokens // size))
+    num_blocks = _num_blocks(settings, block_shape(settings, config), -(-max_tokens // size), measured_blocks)
     if wanted > num_blocks * size:
-        raise SettingsError(f"model.max_model_tokens = {wanted}: only {num_blocks * size} tokens fit engine.kv_memory_gib")
+        where = "engine.kv_memory_gib" if measured_blocks is None else "what the device has free"
+        raise SettingsError(f"model.max_model_tokens = {wanted}: only {num_blocks * size} tokens fit {where}")
     return ModelLimits(
         max_model_tokens=min(max_tokens, num_blocks * size),
         vocab_size=config.vocab_size,
@@ -114,10 +129,10 @@ def fingerprint(settings: Settings) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def _num_blocks(settings: Settings, shape: BlockShape, blocks_a_slot: int) -> int:
+def _num_blocks(settings: Settings, shape: BlockShape, blocks_a_slot: int, measured_blocks: int | None) -> int:
     if settings.engine.kv_blocks:
         return settings.engine.kv_blocks
-    fit = int(settings.engine.kv_memory_gib * 2**30) // shape.num_bytes
+    fit = settings.engine.kv_bytes // shape.num_bytes if measured_blocks is None else measured_blocks
     if fit == 0:
         raise SettingsError(f"engine.kv_memory_gib = {settings.engine.kv_memory_gib}: one block takes {shape.num_bytes} bytes")
     return min(fit, RETENTION * settings.engine.slots * blocks_a_slot)
@@ -138,6 +153,12 @@ def _check_architecture(config: Any) -> None:
     for field in family.refused:
         if getattr(config, field, None):
             raise SettingsError(f"{field} of architecture {architecture} is not computed by this engine")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """A JSON object; an absent file is an empty one."""
+    values: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return values
 
 
 def _check_value(name: str, value: str, known: Iterable[str]) -> None:

@@ -12,6 +12,7 @@ import hashlib
 import logging
 import os
 import shutil
+import stat
 import subprocess
 from enum import StrEnum
 from functools import cache
@@ -26,6 +27,7 @@ log = logging.getLogger("gapless.instance")
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 OPENVINO = Path(ov.__file__).parent
+WRITTEN_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Kind(StrEnum):
@@ -54,33 +56,63 @@ def library() -> Path | None:
     if not kinds:
         log.info("no fused layers: the processor has no %s", ", ".join(sorted(VECTORS - _processor_flags())))
         return None
-    try:
-        return compiled(kinds[0])
-    except subprocess.CalledProcessError as error:
-        log.warning("no fused layers: %s\n%s", error, "\n".join(error.stderr.strip().splitlines()[-10:]))
-    except OSError as error:
-        log.warning("no fused layers: %s", error)
+    for kind in kinds:  # an older compiler may know the second one only
+        try:
+            return compiled(kind)
+        except subprocess.CalledProcessError as error:
+            log.warning("no fused layers of %s: %s\n%s", kind, error, "\n".join(error.stderr.strip().splitlines()[-10:]))
+        except OSError as error:
+            log.warning("no fused layers: %s", error)
+            return None
     return None
 
 
 def compiled(kind: Kind) -> Path:
-    """Made now if it wasn't yet. Raises OSError without a compiler or a place for it, CalledProcessError where it doesn't compile."""
+    """Made now if it was not yet, in a folder that nobody else writes.
+
+    Raises OSError without a compiler or a place for it, PermissionError where others could put a library of theirs into that place,
+    CalledProcessError where it does not compile.
+    """
     path = ROOT / "run" / "compiled" / f"fused-layer-{kind}-{_digest(kind)}.so"
+    _make_private(path.parent)
     if path.exists():
+        _refuse_what_others_write(path)
         return path
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
         raise FileNotFoundError("a C++ compiler would make them: apt-get install g++")
     log.info("compiling %s for %s, once", SOURCE.name, kind)
-    path.parent.mkdir(parents=True, exist_ok=True)
     headers = [f"-I{OPENVINO / 'include'}", f"-I{OPENVINO / 'include' / 'tbb'}"]
     libraries = [str(next((OPENVINO / "libs").glob(name))) for name in ("libopenvino.so.*", "libtbb.so.*")]
     with TemporaryDirectory(dir=path.parent) as directory:  # who starts at the same time finds all of it or nothing
         made = Path(directory, path.name)
         command = [compiler, *FLAGS[kind], *headers, str(SOURCE), *libraries, "-o", str(made)]
         subprocess.run(command, check=True, capture_output=True, text=True)
+        made.chmod(0o755)  # whatever the umask
         made.replace(path)
     return path
+
+
+def _make_private(folder: Path) -> None:
+    """So that only its owner writes there: what lies in it is run."""
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o755, exist_ok=True)
+    found = folder.stat()
+    if found.st_uid == os.getuid() and found.st_mode & WRITTEN_BY_OTHERS:
+        folder.chmod(0o755)
+    _refuse_what_others_write(folder)
+
+
+def _refuse_what_others_write(path: Path) -> None:
+    found = path.stat(follow_symlinks=False)
+    if found.st_uid not in trusted_owners() or found.st_mode & WRITTEN_BY_OTHERS:
+        raise PermissionError(f"{path} belongs to somebody else, or others may write it: remove it, or keep it to yourself")
+
+
+def trusted_owners() -> set[int]:
+    """This user, and root, who made it for an image."""
+    return {0, os.getuid()}
 
 
 def _digest(kind: Kind) -> str:

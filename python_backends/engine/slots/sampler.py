@@ -1,9 +1,12 @@
 """Chooses the next token of every sampling row, on the device, for all rows at once.
 
 Owns nothing. In this order: penalties, bans, temperature, top_k, top_p, min_p, the draw; what no row asks for is not done. Rows of
-temperature 0 take the greatest logit, the lowest id among equals. The others draw by inverse CDF over the ids in their order, with one
-uniform number hashed from (seed, output index) alone: the same request gives the same text in any batch and after a restart. Equal
-probabilities at the edge of top_k or top_p are kept together. Called by the engines.
+temperature 0, or of one too small to divide by, take the greatest logit, the lowest id among equals. The
+others draw by inverse CDF over the ids in their order, with one uniform number hashed from (seed, output
+index) alone: the same logits give the same token in any batch and after a restart. Whether logits are the same
+in any batch is up to the engine and its device: libraries of a GPU choose how to multiply by the number of
+rows, and in bfloat16 such differences change tokens. Equal probabilities at the edge of top_k or top_p are
+kept together. Called by the engines.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from torch import Tensor
 
 from python_backends.engine.slots.log_probs import LogProbRows
 from python_backends.engine.slots.penalties import Penalties, penalized
+from python_backends.request import LEAST_TEMPERATURE
 
 UNIFORM_BITS = 48  # so that u · total < total in float64 for every u < 1
 CANDIDATES = (64, 1024)  # sizes tried before sorting a whole vocabulary, which costs as much as a small model's step
@@ -32,7 +36,7 @@ class Restrictions:
 class Draws:
     """Of the rows that draw."""
 
-    temperature: Tensor  # [drawing] 0: greedy, where `rows` is None
+    temperature: Tensor  # [drawing] below LEAST_TEMPERATURE: greedy
     seeds: Tensor  # [drawing] int64
     indices: Tensor  # [drawing] output index of the token to be drawn
     restrictions: Restrictions | None  # None: no row has any
@@ -68,8 +72,8 @@ def uniform(seeds: Tensor, indices: Tensor) -> Tensor:
 
 
 def probabilities(logits: Tensor, temperature: Tensor) -> Tensor:
-    """[rows, vocabulary] float32; rows of temperature 0 are computed as if it were 1, their draw is not used."""
-    divisor = torch.where(temperature > 0, temperature, 1.0)
+    """[rows, vocabulary] float32; greedy rows are computed as if their temperature were 1, their draw is not used."""
+    divisor = torch.where(temperature >= LEAST_TEMPERATURE, temperature, 1.0)
     return torch.softmax(logits / divisor[:, None], -1)
 
 
@@ -83,7 +87,7 @@ def restricted(probs: Tensor, limits: Restrictions) -> Tensor:
 def _draw(logits: Tensor, draws: Draws) -> Tensor:
     greedy = _best(logits)
     if draws.rows is None:
-        return torch.where(draws.temperature > 0, _drawn(logits, draws), greedy)
+        return torch.where(draws.temperature >= LEAST_TEMPERATURE, _drawn(logits, draws), greedy)
     return greedy.index_copy_(0, draws.rows, _drawn(logits[draws.rows], draws))
 
 

@@ -2,7 +2,7 @@
 
 Probabilities are no less than 0, so their bits stand in their order and the bound is found by halving: a row is read thirty times, out
 of the device's cache. What the bound is `restricted` of the sampler says. Owns nothing; imported only where it runs (`runs_kernels` of
-`device`), and called by the sampler.
+`kernel_trial`), and called by the sampler.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def least_kept(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Te
     return least
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize_on_alignment=["top_k", "top_p", "min_p"])  # type: ignore[untyped-decorator]
 def _least_kept(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     probs,
     top_k,
@@ -36,7 +36,10 @@ def _least_kept(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     stride,
     TILE: tl.constexpr,  # noqa: N803
 ):
-    """One row. `low` is the bits of a probability that leaves enough, `high` of one that leaves too little."""
+    """One row. `low` is the bits of a probability that leaves enough, `high` of one that leaves too little.
+
+    The limits of a single row are a view of the slot state, at any alignment; those of several are not.
+    """
     row = tl.program_id(0).to(tl.int64)
     first, column = probs + row * stride, tl.arange(0, TILE)
     wanted_count, share = tl.load(top_k + row), tl.load(top_p + row)

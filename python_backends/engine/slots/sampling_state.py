@@ -157,7 +157,7 @@ class _Asked:
 
     def admit(self, admit: Admit, max_model_tokens: int) -> None:
         sampling, slot = admit.sampling, admit.slot
-        self.draws[slot] = sampling.temperature > 0
+        self.draws[slot] = sampling.draws
         self.restricts[slot] = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
         self.penalizes[slot] = sampling.penalizes
         self.bad_words[slot] = bool(sampling.bad_words)
@@ -165,7 +165,7 @@ class _Asked:
         self.num_top[slot] = sampling.num_top_log_probs
         early = admit.num_prompt_tokens + sampling.min_tokens if sampling.stop_ids else 0
         self.stop_from[slot] = min(early, max_model_tokens)
-        asks = sampling.temperature > 0 or sampling.looks_back or sampling.log_probs
+        asks = sampling.draws or sampling.looks_back or sampling.log_probs
         self.anything[slot] = asks or (sampling.min_tokens > 0 and bool(sampling.stop_ids))
 
 

@@ -44,15 +44,19 @@ class _Run:
 
 
 class SlotState:
-    def __init__(self, limits: ModelLimits, device: torch.device, kernels: bool = False) -> None:
-        """`kernels`: ours run there, and rows that draw need ask nothing on the host."""
+    def __init__(self, limits: ModelLimits, device: torch.device, kernels: bool = False, most_stop_ids: int | None = None) -> None:
+        """`kernels`: ours run there, and rows that draw need ask nothing on the host.
+
+        `most_stop_ids`: no slot will have more of them, and their tensor is always the same one; None: it grows with them.
+        """
         slots, self._limits, self.device = limits.num_slots + 1, limits, device  # the last is nobody's
         max_blocks = -(-limits.max_model_tokens // limits.block_tokens)
         self.table = torch.zeros((slots, max_blocks), dtype=torch.int64, device=device)
         self._counts = torch.zeros((slots, len(Column)), dtype=torch.int64, device=device)
         self.table[-1] = limits.num_blocks
         self._counts[-1, Column.LENGTH] = self._counts[-1, Column.ENDED] = 1
-        self._stop_ids = torch.full((slots, 1), NO_STOP_ID, dtype=torch.int64, device=device)  # [slots, most stop ids]
+        self._most_stop_ids = most_stop_ids
+        self._stop_ids = torch.full((slots, most_stop_ids or 1), NO_STOP_ID, dtype=torch.int64, device=device)  # [slots, most stop ids]
         self._sampling = SamplingState(limits, device, kernels)
         self._writes = SlotWrites(kernels)
         self._run: _Run | None = None
@@ -65,7 +69,7 @@ class SlotState:
 
     @property
     def stop_ids(self) -> Tensor:
-        """[slots, most stop ids]; another tensor once a slot has more of them than any before."""
+        """[slots, most stop ids]"""
         return self._stop_ids
 
     def is_greedy(self, slots: Ids) -> bool:
@@ -200,6 +204,8 @@ class SlotState:
     def _stop_ids_of(self, slots: NDArray[np.int64], stop_ids: list[list[int]]) -> None:
         width = max(map(len, stop_ids))
         missing = width - self._stop_ids.shape[1]
+        if missing > 0 and self._most_stop_ids is not None:
+            raise ValueError(f"{width} stop ids of one request: the engine was made for at most {self._most_stop_ids}")
         if missing > 0:
             self._stop_ids = functional.pad(self._stop_ids, (0, missing), value=NO_STOP_ID)
         width = self._stop_ids.shape[1]

@@ -69,7 +69,7 @@ def _num_blocks(settings: Settings, config: dict[str, Any]) -> int:
     head_dim = config.get("head_dim") or _number(config, "hidden_size", hint) // heads
     values = 2 * _number(config, "num_hidden_layers", hint) * (config.get("num_key_value_heads") or heads) * head_dim
     num_bytes = values * BYTES[settings.model.dtype] * settings.engine.block_tokens
-    fit = int(settings.engine.kv_memory_gib * settings.tensorrt_llm.tensor_parallelism * 2**30) // num_bytes
+    fit = settings.engine.kv_bytes * settings.tensorrt_llm.tensor_parallelism // num_bytes
     if fit == 0:
         raise SettingsError(f"engine.kv_memory_gib = {settings.engine.kv_memory_gib}: one block takes {num_bytes} bytes")
     return fit

@@ -1,0 +1,73 @@
+"""The steps that need the most memory beside weights and KV blocks, made without a scheduler: what they take is known at the start.
+
+Owns nothing. The torch engine runs them on a GPU before it takes requests: once to learn how many KV blocks it may have, and once with
+all of these, so that a device that is too small is found at the start and not under load.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from python_backends.request import Ids, ModelLimits, Sampling
+from python_backends.step import Admit, Release, SpanKind, StepPlan
+
+DRAWN = Sampling(
+    2,
+    temperature=1.0,
+    top_k=8,
+    top_p=0.9,
+    min_p=0.01,
+    repetition_penalty=1.1,
+    bad_words=((0, 1),),
+    log_probs=True,
+    num_top_log_probs=1,
+)
+
+
+def largest_steps(limits: ModelLimits, token_budget: int, context: int) -> list[StepPlan]:
+    """A step of `token_budget` prompt tokens, a step in which all slots decode behind `context` tokens, and one that frees the slots.
+
+    Every row that samples draws with all that can be asked for. All slots share block 0: what is computed means nothing.
+    """
+    context = max(1, min(context, limits.max_model_tokens - 1))
+    lengths = prompt_lengths(limits, token_budget)
+    slots = np.arange(limits.num_slots, dtype=np.int32)
+    deep, ones = np.full_like(slots, context), np.ones_like(slots)
+    return [
+        _plan(0, _admits(limits, lengths), slots[: len(lengths)], np.zeros_like(lengths), lengths, SpanKind.PREFILL),
+        _plan(1, _admits(limits, deep), slots, deep - 1, ones, SpanKind.DECODE),
+        _plan(2, tuple(Release(slot, 0) for slot in slots.tolist()), slots[:0], slots[:0], slots[:0], SpanKind.DECODE),
+    ]
+
+
+def prompt_lengths(limits: ModelLimits, token_budget: int) -> Ids:
+    """[slots that get any] `token_budget` tokens, or as many as fit, divided among as many slots as possible."""
+    longest = max(1, limits.max_model_tokens - 1)
+    total = min(token_budget, limits.num_slots * longest)
+    each, more = divmod(total, limits.num_slots)
+    lengths = np.full(limits.num_slots, each, np.int32)
+    lengths[:more] += 1
+    return lengths[lengths > 0]
+
+
+def _admits(limits: ModelLimits, lengths: Ids) -> tuple[Admit, ...]:
+    blocks: NDArray[np.int32] = np.zeros(-(-limits.max_model_tokens // limits.block_tokens), np.int32)
+    counts = (lengths // limits.block_tokens + 1).tolist()
+    return tuple(
+        Admit(slot, 0, DRAWN, length, 0, blocks[:count])
+        for slot, (length, count) in enumerate(zip(lengths.tolist(), counts, strict=True))
+    )
+
+
+def _plan(
+    number: int,
+    operations: tuple[Admit, ...] | tuple[Release, ...],
+    slots: Ids,
+    firsts: Ids,
+    lengths: Ids,
+    kind: SpanKind,
+) -> StepPlan:
+    kinds = np.full(len(slots), kind, np.uint8)
+    tokens = np.zeros(int(lengths.sum()) if kind == SpanKind.PREFILL else 0, np.int32)
+    return StepPlan(number, operations, slots, np.zeros_like(slots), firsts, lengths, kinds, np.ones(len(slots), np.bool_), tokens)

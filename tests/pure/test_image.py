@@ -1,0 +1,105 @@
+"""The image's last stage and the set-up script, run by a shell in which every command only says how it was called."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+NEEDED_ON_CUDA = {"gcc", "libc6-dev", "libpython3.11-dev"}  # of a kernel's first launch: a compiler, C's headers, Python.h
+SHELL = shutil.which("sh") or "/bin/sh"
+
+
+def packages_of_the_last_stage(device: str) -> set[str]:
+    """What its first RUN installs."""
+    stage = (ROOT / "build/image/Dockerfile").read_text().split("\nFROM ")[-1]
+    assert "ARG DEVICE=cpu\n" in stage[: stage.index("RUN")], "an ARG of another stage is empty in this one"
+    match = re.search(r"^RUN ((?:.*\\\n)*.*)$", stage, re.MULTILINE)
+    assert match is not None
+    commands = set(re.findall(r"(?:^|&&|\|\|)\s*([a-z][\w-]+)", match[1])) - {"case"}
+    said = "".join(f'{each}() {{ echo "{each} $*"; }}\n' for each in commands)
+    script = (said + match[1]).replace("apt-get", "apt_get")  # no function has a hyphen in its name
+    out = subprocess.run([SHELL, "-c", script], env={"PATH": "", "DEVICE": device}, capture_output=True, text=True, check=True)
+    installed = next(line for line in out.stdout.splitlines() if " install " in line)
+    return {word for word in installed.split() if not word.startswith("-")} - {"apt_get", "install"}
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_the_image_for_cuda_has_what_a_kernel_needs_at_its_first_launch(device: str) -> None:
+    assert packages_of_the_last_stage(device) == packages_of_the_last_stage("cpu") | NEEDED_ON_CUDA
+
+
+def test_the_image_for_a_cpu_has_no_compiler() -> None:
+    assert packages_of_the_last_stage("cpu") == {"python3.11", "libpython3.11"}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout whose .venv suits, and in which pip only says what it was asked."""
+    (tmp_path / "build").mkdir()
+    shutil.copy(ROOT / "build/set-up", tmp_path / "build")
+    for lock in ROOT.glob("requirements*.lock"):
+        shutil.copy(lock, tmp_path)
+    binaries = tmp_path / ".venv" / "bin"
+    binaries.mkdir(parents=True)
+    python = binaries / "python"
+    python.write_text(
+        "#!/bin/bash\n"
+        'case "$*" in\n'
+        f'  *sysconfig.get_paths*) echo "{tmp_path}/include" ;;\n'
+        "  *version_info*) echo 3.11 ;;\n"
+        '  *pip*) echo "pip $*" ;;\n'
+        "esac\n"
+    )
+    python.chmod(0o755)
+    return tmp_path
+
+
+def set_up(checkout: Path, *parts: str, **environment: str) -> str:
+    """What it says. Of the system's commands it has all but compilers."""
+    tools = checkout / "tools"
+    tools.mkdir(exist_ok=True)
+    for name in ("bash", "dirname", "cat", "sha256sum", "cut", "uname"):
+        link = tools / name
+        if not link.exists():
+            link.symlink_to(str(shutil.which(name)))
+    path = f"{checkout / 'compilers'}{os.pathsep}{tools}"
+    out = subprocess.run(
+        [checkout / "build/set-up", *parts],
+        env={"PATH": path, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return out.stdout + out.stderr
+
+
+def test_set_up_for_cuda_names_what_brings_a_compiler_and_headers(checkout: Path) -> None:
+    said = set_up(checkout, DEVICE="cuda")
+    assert "sudo apt-get install -y gcc libc6-dev libpython3.11-dev" in said
+    assert "set-up: done" in said
+
+
+def test_set_up_says_nothing_of_a_compiler_where_it_is_there_or_not_needed(checkout: Path) -> None:
+    assert "libpython3.11-dev" not in set_up(checkout, DEVICE="cpu")
+    (checkout / "include").mkdir()
+    (checkout / "include" / "Python.h").touch()
+    (checkout / "compilers").mkdir()
+    (checkout / "compilers" / "gcc").symlink_to("/bin/true")
+    assert "libpython3.11-dev" not in set_up(checkout, DEVICE="cuda")
+
+
+def test_set_up_installs_the_parts_that_are_named(checkout: Path) -> None:
+    said = set_up(checkout, "dev", "kernels")
+    assert [lock in said for lock in ("-r requirements.lock", "-r requirements-dev.lock", "-r requirements-kernels.lock")] == [True] * 3
+    assert set_up(checkout, "dev", "kernels") == ""
+
+
+def test_continuous_integration_runs_the_kernels() -> None:
+    assert "build/set-up dev kernels" in (ROOT / ".ci/run").read_text()
+    assert re.search(r"^triton==\d", (ROOT / "requirements-kernels.lock").read_text(), re.MULTILINE)
