@@ -19,7 +19,6 @@ from benchmarks.gpu_clients import Clients, jobs_of
 from benchmarks.gpu_model import Measured
 from benchmarks.gpu_report import Figure, LeftOutError
 from benchmarks.recorded_engine import RecordedEngine
-from python_backends.engine.forward.projection import Layer
 from python_backends.engine.torch_engine import TorchEngine
 from python_backends.instance import Instance, build
 from python_backends.request import Request, Sampling
@@ -210,5 +209,6 @@ def _timer(device: str) -> Any:
 
 def weight_bytes(engine: TorchEngine) -> int:
     """What a decode step reads: every projection, the head's among them."""
-    layers: list[Layer] = [engine.decoder, *engine.decoder.blocks]
-    return sum(each.weight.numel() * each.weight.element_size() for layer in layers for each in layer.projections.values())
+    decoder = engine.decoder
+    projections = [decoder.head, *(each for block in decoder.blocks for each in block.projections.values())]
+    return sum(each.weight.numel() * each.weight.element_size() for each in projections)

@@ -26,7 +26,7 @@ from python_backends.engine.forward.operators import (
     scale_operator,
     softcap_operator,
 )
-from python_backends.engine.forward.projection import Int8Projection, Projection, project
+from python_backends.engine.forward.projection import Int8Projection, Projection
 from python_backends.engine.forward.step_batch import StepBatch
 from python_backends.engine.kv_cache import KVCache
 from python_backends.engine.model.description import Heads, Layer, Linear, Model, Rotary
@@ -39,7 +39,6 @@ class StepInputs:
     batch: StepBatch
     rotations: list[Rotation]  # of each rotary embedding of the model
     cache: KVCache
-    adapters: None
 
 
 class Block:
@@ -72,24 +71,24 @@ class Block:
 
     def _sequential(self, x: Tensor, normed: Tensor, behind: ResidualNorm, step: StepInputs) -> Tensor:
         attended = self._attention_output_norm(self._attend(normed, step))
-        fed = self._feed_forward(self._feed_forward_norm.of_sum(x, attended, self._residual_scale), step)
+        fed = self._feed_forward(self._feed_forward_norm.of_sum(x, attended, self._residual_scale))
         return behind.of_sum(x, self._feed_forward_output_norm(fed), self._residual_scale)
 
     def _parallel(self, x: Tensor, normed: Tensor, behind: ResidualNorm, step: StepInputs) -> Tensor:
         attended = self._attend(normed, step)
-        fed = self._feed_forward(normed if self._shares_norm else self._feed_forward_norm.of(x), step)
+        fed = self._feed_forward(normed if self._shares_norm else self._feed_forward_norm.of(x))
         return behind.of_sum(x, attended.add_(fed), self._residual_scale)
 
     def _attend(self, normed: Tensor, step: StepInputs) -> Tensor:
-        qkv = project(normed, self, "qkv", step.adapters)
+        qkv = self.projections["qkv"].forward(normed)
         self._head_norm(qkv)
         rotation = None if self._rotary is None else step.rotations[self._rotary]
         self._place(qkv, rotation, step.batch.write, self._attention.index, step.cache, self.heads)
         attended = attend(qkv, step.batch.spans[self.window], self._attention, step.cache)
-        return project(attended, self, "o", step.adapters)
+        return self.projections["o"].forward(attended)
 
-    def _feed_forward(self, normed: Tensor, step: StepInputs) -> Tensor:
-        return project(self._activate(project(normed, self, "up", step.adapters)), self, "down", step.adapters)
+    def _feed_forward(self, normed: Tensor) -> Tensor:
+        return self.projections["down"].forward(self._activate(self.projections["up"].forward(normed)))
 
 
 class Decoder:
@@ -99,7 +98,7 @@ class Decoder:
         self.embedding = model.embedding
         dtype = self.embedding.dtype
         self.tables = [rotary_tables(rotary, num_positions, dtype) for rotary in model.rotaries]
-        self.projections = {"head": _projection(model.head)}
+        self.head = _projection(model.head)
         self.blocks = [Block(layer, index, model.heads, dtype, fused) for index, layer in enumerate(layers)]
         self.windows = tuple(dict.fromkeys(block.window for block in self.blocks))
         self._norm = ResidualNorm(model.norm, dtype, fused)
@@ -108,10 +107,10 @@ class Decoder:
         self._scale_logits = scale_operator(model.logit_scale)
         self._cap_logits = softcap_operator(model.logit_softcap)
 
-    def forward(self, batch: StepBatch, cache: KVCache, adapters: None = None) -> Tensor:
+    def forward(self, batch: StepBatch, cache: KVCache) -> Tensor:
         """Runs all tokens of a step; the logits [sampled, vocabulary] of the rows that sample, and of no others."""
         x = self._scale_embedding(functional.embedding(batch.tokens, self.embedding))  # [tokens, hidden]
-        step = StepInputs(batch, self.rotations(batch.positions), cache, adapters)
+        step = StepInputs(batch, self.rotations(batch.positions), cache)
         normed = self.blocks[0].norm.of(x)
         for block, behind in zip(self.blocks, self._behind, strict=True):
             normed = block.forward(x, normed, behind, step)
@@ -119,7 +118,7 @@ class Decoder:
             normed = normed[batch.sampling_rows]
         if not len(normed):  # chunks in the middle of prompts only
             return normed.new_empty((0, len(self.embedding)))
-        return self._cap_logits(self._scale_logits(project(normed, self, "head", adapters)))
+        return self._cap_logits(self._scale_logits(self.head.forward(normed)))
 
     def rotations(self, positions: Tensor) -> list[Rotation]:
         """Of tokens at `positions` [tokens], for each rotary embedding of the model."""

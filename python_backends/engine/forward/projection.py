@@ -1,14 +1,10 @@
-"""Products with weights: the one function through which every projection of the model goes, and how a weight is kept for it.
+"""Products with weights, and how a weight is kept for them.
 
 On a CPU a weight lies packed for the matrix product library (measured on one shape of 387 M parameters at 16 rows: 78 ms of
-products a step against 189 in float32, 46 against 111 in bfloat16). The plain weight is dropped and can be had back from the packed
-one, so a backward pass keeps its dX = dY·W. Called by the decoder alone.
+products a step against 189 in float32, 46 against 111 in bfloat16). The plain weight is dropped. Called by the decoder alone.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -40,10 +36,6 @@ class Projection:
             return y
         return functional.linear(x, self._weight, self.bias)
 
-    def backward_input(self, dy: Tensor) -> Tensor:  # [rows, out] → [rows, in]
-        """dX = dY·W."""
-        return dy @ self.weight
-
 
 class Int8Projection:
     """The same with a weight of int8 [out, in] whose rows have scales [out], in the dtype of x: y = (x·Wᵀ) · scale + b.
@@ -72,22 +64,6 @@ class Int8Projection:
             products = [functional.linear(x, piece.to(x.dtype)) for piece in self._pieces]
             y = (products[0] if len(products) == 1 else torch.cat(products, 1)).mul_(self._scale)
         return y if self.bias is None else y.add_(self.bias)
-
-    def backward_input(self, dy: Tensor) -> Tensor:  # [rows, out] → [rows, in]
-        """dX = dY·W."""
-        return dy @ self.weight
-
-
-class Layer(Protocol):
-    """What has projections by name: a decoder block, or the decoder with its head."""
-
-    @property
-    def projections(self) -> Mapping[str, Projection | Int8Projection]: ...
-
-
-def project(x: Tensor, layer: Layer, name: str, adapters: None) -> Tensor:
-    """The projection `name` of `layer` for the flat batch x [rows, in]. `adapters` is the adapter of each row; there are none yet."""
-    return layer.projections[name].forward(x)
 
 
 def can_pack(weight: Tensor) -> bool:
