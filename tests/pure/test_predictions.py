@@ -253,9 +253,9 @@ def test_instances_never_see_what_a_request_is_about() -> None:
 class House:
     """Stream table and instance, a turn of each after the other; `predictor` says what comes back of a question, turns later."""
 
-    def __init__(self, directory: Path, predictor: Callable[[int, int], LengthAnswer | None] | None) -> None:
+    def __init__(self, directory: Path, predictor: Callable[[int, int], LengthAnswer | None] | None, policy: str) -> None:
         settings = Settings(
-            ModelSettings(directory=str(directory)), EngineSettings(kind="toy", slots=2), scheduling=SchedulingSettings(policy="fcfs")
+            ModelSettings(directory=str(directory)), EngineSettings(kind="toy", slots=2), scheduling=SchedulingSettings(policy=policy)
         )
         self.scheduler, engine = build(settings)
         self.inbox: list[Any] = []
@@ -301,33 +301,41 @@ class House:
             self.history += [(number, int(i), int(t)) for i, t in zip(message.request_ids, message.tokens, strict=True)]
 
 
-def answers(directory: Path, predictor: Callable[[int, int], LengthAnswer | None] | None) -> list[tuple[int, int, int]]:
-    house = House(directory, predictor)
+def answers(
+    directory: Path, predictor: Callable[[int, int], LengthAnswer | None] | None, policy: str = "ours"
+) -> list[tuple[int, int, int]]:
+    house = House(directory, predictor, policy)
     for number in range(150):
         house.turn(number)
     assert {asked for _, asked, _ in house.history} == set(range(0, 20, 2))
     return house.history
 
 
-def throwing(turn: int, asked: int) -> LengthAnswer | None:
-    return None  # what the scheduler model makes of an error
+def silent(turn: int, asked: int) -> LengthAnswer | None:
+    return None  # no answer comes
 
 
 @pytest.mark.parametrize(
     "predictor",
     [
-        throwing,
+        silent,
         lambda turn, asked: LengthAnswer(),
         lambda turn, asked: LengthAnswer(prediction(float("nan"), *[1] * 6), 1),
-        lambda turn, asked: LengthAnswer(GOOD, 1),
     ],
-    ids=["sleeping, throwing or dead", "knows nothing", "not a number", "well"],
+    ids=["no answer", "knows nothing", "not a number"],
 )
-def test_every_token_comes_in_the_same_turn_as_without_a_predictor(
+def test_a_prediction_that_says_nothing_changes_no_turn_of_any_token(
     predictor: Callable[[int, int], LengthAnswer | None], tmp_path: Path
 ) -> None:
-    """Two slots and ten requests, so that most wait; in order of arrival, where predictions change nothing."""
+    """Two slots and ten requests, so that most wait."""
     from tests.server.toy_model import write_toy_model
 
     model = write_toy_model(tmp_path / "toy")
     assert answers(model, predictor) == answers(model, None)
+
+
+def test_where_requests_are_served_in_order_of_arrival_predictions_change_no_turn_of_any_token(tmp_path: Path) -> None:
+    from tests.server.toy_model import write_toy_model
+
+    model = write_toy_model(tmp_path / "toy")
+    assert answers(model, lambda turn, asked: LengthAnswer(GOOD, 1), "fcfs") == answers(model, None, "fcfs")

@@ -98,7 +98,7 @@ def test_a_predictor_that_is_well_is_asked_and_heard(moody: Moody) -> None:
 
 
 @pytest.mark.parametrize("mood", ["throw", "nan", "garbage", "exit", SLEEPING])
-def test_first_tokens_come_as_if_there_were_no_predictor(moody: Moody, mood: str) -> None:
+def test_texts_are_the_same_and_nobody_waits_for_a_predictor_that_fails(moody: Moody, mood: str) -> None:
     """One that sleeps ten seconds, raises, answers nonsense or dies: the texts are the same, and nobody has waited."""
     moody.set(WELL)
     texts, _ = moody.ask()
@@ -117,7 +117,12 @@ def test_a_dead_predictor_is_loaded_again(moody: Moody) -> None:
     assert waited_s < 5 * busyness()
     assert wait_for(lambda: moody.gapless.stub_pid("length_predictor") != pid, 60)
     before = num_predicted(moody.gapless)
-    wait_for(lambda: moody.ask()[0] == texts and num_predicted(moody.gapless) > before, 60)
+
+    def is_predicted_again() -> bool:
+        assert moody.ask()[0] == texts, "whether or not the predictor is back"
+        return num_predicted(moody.gapless) > before
+
+    wait_for(is_predicted_again, 60)
 
 
 def learner_of(gapless: Gapless) -> int:

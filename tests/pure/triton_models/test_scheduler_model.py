@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 
 from python_backends.config import dump, load
 from python_backends.instance_state import CLOSING
-from python_backends.request import Finish, Request, Sampling
+from python_backends.messages import Load
+from python_backends.request import Finish, Request, Sampling, Subject
 from python_backends.restarts import RestartCounts
 from python_backends.step import Tokens
 from tests.pure.triton_models.conftest import Request as TritonRequest
@@ -53,8 +55,8 @@ class Model:
 
 
 @pytest.fixture
-def served(pb_utils: ModuleType, run_directory: Path) -> Iterator[Model]:
-    changes = {"streams.max_open": "2", "prediction.enabled": "false", "streams.coalescing_ms": "0"}
+def served(pb_utils: ModuleType, run_directory: Path, request: pytest.FixtureRequest) -> Iterator[Model]:
+    changes = {"streams.max_open": "2", "prediction.enabled": "false", "streams.coalescing_ms": "0", **getattr(request, "param", {})}
     dump(load(ROOT / "gapless.toml", changes), run_directory / "settings.json")
     RestartCounts(run_directory, ("instance",))
     model = Model()
@@ -150,3 +152,27 @@ def test_a_server_that_shuts_down_gives_streams_their_text_so_far(served: Model,
     wait_for(lambda: sender.is_closed, 10)
     assert not stream.has_news
     assert sender.sent[-1] == (True, "the server is shutting down")
+
+
+@pytest.mark.parametrize("served", [{"prediction.enabled": "true"}], indirect=True)
+def test_no_stream_waits_for_a_predictor_that_sleeps(served: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its calls come from a thread of their own."""
+    asked, woken = threading.Event(), threading.Event()
+
+    def sleep(questions: Any) -> Any:
+        asked.set()
+        woken.wait(60)
+        return []
+
+    monkeypatch.setattr(served.model._predictor, "_call", sleep)
+    try:
+        subject = Subject("translate", "hello", 1)
+        senders = [served.ask(number, subject=subject) for number in (1, 2)]
+        served.tell(Load(num_running=1, num_waiting=1, num_slots=1))
+        assert asked.wait(10), "requests compete for a slot"
+        for number in (1, 2):
+            served.tell(tokens(number, 5, 6, finish=Finish.STOP))
+        wait_for(lambda: all(sender.is_closed for sender in senders), 10)
+        assert all(sender.sent[-2:] == [(False, "window"), (True, "")] for sender in senders)
+    finally:
+        woken.set()
