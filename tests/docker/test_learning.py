@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -49,10 +50,12 @@ def ask(project: Composed, count: int) -> None:
 
 
 def ask_until(project: Composed, condition: Callable[[], bool]) -> None:
-    for _ in range(30):
+    """The pauses are for the encoder and the learner, which wait for idle processors."""
+    for _ in range(60):
         ask(project, 24)
         if condition():
             return
+        time.sleep(3)
     said = run("bash", "-c", f"docker logs {project.container} 2>&1")
     raise AssertionError(f"it did not come true; the container says:\n{said[-2000:]}")
 
@@ -95,11 +98,9 @@ def test_what_is_learned_outlives_down_and_up_and_is_each_models_own(learning: C
     learning.compose("down")
 
     weights = learning.model / "model.safetensors"
-    save_file(
-        {name: tensor * 1.02 for name, tensor in load_file(weights).items()},
-        weights,
-        metadata={"format": "pt"},
-    )
+    changed = {name: tensor * 1.02 for name, tensor in load_file(weights).items()}
+    save_file(changed, weights, metadata={"format": "pt"})
+    weights.chmod(0o644)  # safetensors writes it for its own user only
     learning.up()
     ask(learning, 24)
     wait_for(lambda: len(places(learning)) == 2, 60)
