@@ -7,6 +7,7 @@ attributes and no changes to what they are given, under a budget of loop turns a
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime
@@ -21,7 +22,7 @@ from jinja2.utils import Namespace
 
 from python_backends.request import RefusedError
 from python_backends.text.checkpoint import CheckpointError
-from python_backends.text.special_tokens import SpecialTokens
+from python_backends.text.special_tokens import Guard, SpecialTokens
 
 Message = Mapping[str, str]
 
@@ -42,19 +43,32 @@ class ChatTemplate:
         self._named_tokens = dict(named_tokens)
         self._special = special
         try:
-            self._template = _environment().from_string(source)
+            environment = _environment()
+            compared = environment.parse(source).find_all(nodes.Const)
+            self._template = environment.from_string(source)
         except TemplateError as error:
             raise CheckpointError(f"the chat template can't be used: {error}") from error
+        self._kept = special.comparable(node.value for node in compared if isinstance(node.value, str))
 
     def render(self, messages: Sequence[Message]) -> str:
         """The prompt up to where the assistant speaks, its special tokens spelled as meant. Raises RefusedError."""
-        disarmed = [{**message, "content": self._special.disarm(message["content"])} for message in messages]
+        contents = [message["content"] for message in messages]
+        guard = self._special.guard(contents)
+        rendered = self._rendered(messages, guard, self._kept)
+        if self._kept is not None and any(map(self._kept.search, contents)):
+            others = self._special.among(self._rendered(messages, guard, None))
+            if others != self._special.among(rendered):
+                raise RefusedError("messages: the model's chat template would make special tokens of parts of their contents")
+        return guard.arm(rendered)
+
+    def _rendered(self, messages: Sequence[Message], guard: Guard, kept: re.Pattern[str] | None) -> str:
+        disarmed = [{**message, "content": guard.disarm(message["content"], kept)} for message in messages]
         limit = MAX_FRAME + OUTPUT_PER_INPUT * sum(len(message["content"]) for message in disarmed)
         _turns_left.set(MAX_TURNS)
         try:
-            return self._special.arm(_bounded(self._stream(disarmed), limit))
+            return _bounded(self._stream(disarmed), limit)
         except Exception as error:  # what a template raises over messages that it doesn't like is the client's to know
-            reason = self._special.readable(str(error))[:MAX_REASON]
+            reason = self._special.readable(guard.typed(str(error)))[:MAX_REASON]
             raise RefusedError(f"messages: the model's chat template can't render them: {reason}") from error
 
     def _stream(self, messages: list[dict[str, str]]) -> Iterator[str]:
