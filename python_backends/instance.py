@@ -1,7 +1,7 @@
 """One instance: the loop over a slot scheduler and an engine, in a process of its own.
 
 Owns the waiting queue, the slots and the device; knows nothing of clients. The launcher starts it (`python -m python_backends.instance
-RUN_DIRECTORY NUMBER`), watches its state file and starts it anew when it ends or stops beating.
+RUN_DIRECTORY NUMBER`), watches its record on the board and starts it anew when it ends or stops beating.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from typing import Any, Protocol
 
 import setproctitle
 
+from python_backends.board import Board
 from python_backends.config import Settings, SettingsError, undump
 from python_backends.engine.engine_thread import EngineThread
 from python_backends.engine.kinds import ENGINES
 from python_backends.engine.protocol import Announcing, Engine
 from python_backends.heartbeat import HEARTBEAT_S, Heartbeat
 from python_backends.held_tokens import HeldTokens
-from python_backends.instance_state import State, StateFile
+from python_backends.instance_state import InstanceRecord, State
 from python_backends.links import InstanceEnd, NewSession
 from python_backends.loop_processor import LoopProcessor
 from python_backends.messages import Cancel, Failed, FromInstance, Pace, Predicted, Submit, ToInstance
@@ -212,7 +213,7 @@ def main(run_directory: Path, number: int) -> None:
     signal.signal(signal.SIGUSR1, lambda signum, _frame: traces.append(signum))
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, lambda signum, _frame: stopping.append(signum))
-    state = StateFile(run_directory, number)
+    state = InstanceRecord(Board.inherited(), number)
     state.write_starting()
     settings = undump(run_directory / "settings.json")
     check_texts(settings)

@@ -1,14 +1,13 @@
-"""The state file of an instance: what launcher and tokenizer may know of it. Its time of change is the heartbeat."""
+"""What an instance says of itself on the board, for launcher and tokenizer: its state and its limits. It beats there as well."""
 
 from __future__ import annotations
 
 import json
 import os
-import time
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
+from python_backends.board import Board
 from python_backends.request import ModelLimits
 
 # files in the run directory by which the launcher speaks to the Triton models
@@ -24,34 +23,35 @@ class State(Enum):
     DEAD = "dead"
 
 
-class StateFile:
-    def __init__(self, run_directory: Path, number: int) -> None:
-        self.path = run_directory / f"instance-{number}.json"
+class InstanceRecord:
+    """Of the instance with this number; its process writes, and the launcher while there is none."""
+
+    def __init__(self, board: Board, number: int) -> None:
+        self._board = board
+        self._name = f"instance-{number}"
 
     def write_starting(self) -> None:
         """What an earlier life could take stays readable: the same settings give the same limits."""
         self.write(State.STARTING, self.read()[1])
 
     def write(self, state: State, limits: ModelLimits | None = None) -> None:
-        written = self.path.with_suffix(".new")
-        written.write_text(json.dumps({"state": state.value, "pid": os.getpid(), "limits": limits and limits.as_dict()}))
-        written.replace(self.path)
-        self.beat()
+        said = {"state": state.value, "pid": os.getpid(), "limits": limits and limits.as_dict()}
+        self._board.write(self._name, json.dumps(said).encode())
 
     def beat(self) -> None:
-        now_ns = time.monotonic_ns()  # the wall clock jumps, after a suspend for one
-        os.utime(self.path, ns=(now_ns, now_ns))
+        self._board.beat(self._name)
+
+    def sign(self) -> int:
+        """Changes with every beat."""
+        return self._board.sign(self._name)
 
     def read(self) -> tuple[State, ModelLimits | None]:
-        """DEAD if there is none."""
-        try:
-            written = json.loads(self.path.read_text())
-        except FileNotFoundError:
+        """DEAD if it has said nothing."""
+        said = self._board.read(self._name)
+        if not said:
             return State.DEAD, None
+        written = json.loads(said)
         return State(written["state"]), written["limits"] and _limits(written["limits"])
-
-    def age_s(self) -> float:
-        return (time.monotonic_ns() - self.path.stat().st_mtime_ns) / 1e9
 
 
 def _limits(written: dict[str, Any]) -> ModelLimits:

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import argparse
 import logging
-import secrets
 import sys
-import tempfile
 from pathlib import Path
 
 import setproctitle
 
-from python_backends.config import ROOT, SettingsError, dump, load
-from python_backends.instance_state import KEY
+from python_backends.config import ROOT, SettingsError, load
 from python_backends.launcher import run_directories
 from python_backends.launcher.health import GiveUpError
+from python_backends.launcher.run_files import RunFiles
 from python_backends.launcher.supervisor import Supervisor
 from python_backends.loop_processor import keep_off
 from python_backends.time_slice import take_short_turns
@@ -42,16 +40,14 @@ def main() -> int:
     setproctitle.setproctitle("gapless-launcher")
     logging.basicConfig(level=logging.INFO, format="gapless: %(message)s", stream=sys.stderr)
     asked = arguments()
-    parent = Path(tempfile.gettempdir())
+    parent = run_directories.parent()
     run_directories.sweep(parent)
     try:
         with run_directories.held(parent) as run_directory:
             settings = load(asked.settings, dict(item.partition("=")[::2] for item in asked.overrides))
             take_short_turns(interrupting=not settings.engine_gives_way)  # the server and its models as well; instances ask otherwise
             processors = keep_off() if settings.engine_gives_way else None
-            dump(settings, run_directory / "settings.json")
-            (run_directory / KEY).write_bytes(secrets.token_bytes(32))
-            Supervisor(settings, run_directory, processors).serve()
+            Supervisor(settings, RunFiles(run_directory, settings), processors).serve()
     except (SettingsError, GiveUpError) as error:
         log.error("%s", error)
         return 1

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 ASK_EVERY_S = 2.0
-MAX_FAILURES = 4  # one after the other; counted, not timed, so that a machine that stood still is no failure of the server's
+MAX_FAILURES = 4  # one after the other; counted, not timed
+LONGEST_ANSWER_S = 6.0  # an answer that took longer came late because we stood still as well: it does not count
 MAX_FAILED_STARTS = 5  # one after the other, without ever getting ready: something is wrong for good
 
 
@@ -33,12 +35,18 @@ class Pulse:
     The launcher asks after the ensemble in this way: a tritonserver that is alive and silent shows in no other.
     """
 
-    def __init__(self, answers: Callable[[], bool], ask_every_s: float = ASK_EVERY_S) -> None:
+    def __init__(self, answers: Callable[[], bool], ask_every_s: float = ASK_EVERY_S, longest_s: float = LONGEST_ANSWER_S) -> None:
         self._answers = answers
+        self._longest_s = longest_s
         self._ask_every_s = ask_every_s
         self._failures = 0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+
+    @property
+    def has_failed(self) -> bool:
+        """The last question that counts was not answered."""
+        return self._failures > 0
 
     @property
     def is_lost(self) -> bool:
@@ -56,4 +64,11 @@ class Pulse:
 
     def _run(self) -> None:
         while not self._stopping.wait(self._ask_every_s):
-            self._failures = 0 if self._answers() else self._failures + 1
+            self._ask()
+
+    def _ask(self) -> None:
+        asked_s = time.monotonic()
+        if self._answers():
+            self._failures = 0
+        elif time.monotonic() - asked_s < self._longest_s:
+            self._failures += 1

@@ -7,10 +7,10 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 from python_backends.config import ROOT
 from python_backends.launcher.process_group import end_group, start_group
+from python_backends.launcher.run_files import RunFiles
 
 log = logging.getLogger("gapless")
 
@@ -19,8 +19,9 @@ STOP_S = 2.0
 
 
 class LearnerProcess:
-    def __init__(self, run_directory: Path) -> None:
-        self._command = [sys.executable, "-m", "python_backends.learner", str(run_directory)]
+    def __init__(self, files: RunFiles) -> None:
+        self._files = files
+        self._command = [sys.executable, "-m", "python_backends.learner", str(files.directory)]
         self._process: subprocess.Popen[bytes] | None = None
         self._pause_s = FIRST_PAUSE_S
         self._start_at_s = 0.0
@@ -36,6 +37,7 @@ class LearnerProcess:
             self._start_at_s, self._process = now_s + self._pause_s, None
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
         if now_s >= self._start_at_s:
+            self._files.keep()
             environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
             self._process = start_group(self._command, environment, cwd=ROOT)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import resource
 import signal
 import subprocess
 from typing import Any
@@ -23,15 +24,21 @@ WITH_KEEPER = f'trap "" TTOU; exec 3<&0 </dev/null; {{ {KEEPER} <&3 3<&-; }} & e
 
 
 def start_group(
-    command: list[str], environment: dict[str, str], processors: frozenset[int] | None = None, **options: Any
+    command: list[str], environment: dict[str, str], processors: frozenset[int] | None = None, stack_bytes: int = 0, **options: Any
 ) -> subprocess.Popen[Any]:
-    """On these processors; None: on ours. `options` are Popen's. The command's input is empty."""
+    """On these processors, with stacks of so many bytes; None and 0: as ours. The command's input is empty.
+
+    `options` are Popen's.
+    """
     guarded, ours = ["sh", "-c", WITH_KEEPER, "sh", *command], os.sched_getaffinity(0)
+    stack, hard_stack = resource.getrlimit(resource.RLIMIT_STACK)
     os.sched_setaffinity(0, processors or ours)  # it inherits them
+    resource.setrlimit(resource.RLIMIT_STACK, (stack_bytes or stack, hard_stack))
     try:
         return subprocess.Popen(guarded, env=environment, stdin=_launcher_lives(), process_group=0, **options)
     finally:
         os.sched_setaffinity(0, ours)
+        resource.setrlimit(resource.RLIMIT_STACK, (stack, hard_stack))
 
 
 def end_group(process: subprocess.Popen[Any], wait_s: float) -> None:

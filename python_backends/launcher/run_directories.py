@@ -1,42 +1,88 @@
-"""Run directories: one for each life of a launcher, held by a lock for as long as that lives, however it ends.
+"""Run directories: one for each life of a launcher, locked for as long as that lives, however it ends.
 
-What is shared memory of the stubs lies elsewhere, and bears the run directory's name. Called by the command line and the server.
+The lock is on the directory itself: systemd-tmpfiles leaves a locked directory and everything in it alone. What
+is shared memory of the stubs lies elsewhere, with the run directory's name. Called by the command line and the
+server.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
+import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 PREFIX = "gapless-"
+MARK = "launcher"  # a file in a run directory that was locked once: without it, a directory with such a name is somebody's own
+LONGEST_PATH = 107 - len(f"/{PREFIX}12345678/scheduler.sock")  # bytes: Linux takes 107 for the name of a socket
+
+
+def parent() -> Path:
+    """Where run directories lie: what systemd made for this service, /run for root, else the directory for temporary files.
+
+    XDG_RUNTIME_DIR would be removed when its user logs out, also under a server that goes on.
+    """
+    candidates = [Path(given) for given in (os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0],) if given]
+    if os.geteuid() == 0:
+        candidates.append(Path("/run"))
+    candidates.append(Path(tempfile.gettempdir()))
+    return next((path for path in candidates if _will_do(path)), Path("/tmp"))
 
 
 @contextlib.contextmanager
 def held(parent: Path) -> Iterator[Path]:
     """A new one below `parent`, 0700, which nobody sweeps meanwhile; removed in the end."""
     run_directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+    lock = _opened(run_directory)
     try:
-        with (run_directory / "launcher").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield run_directory
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (run_directory / MARK).touch()  # only now may it be taken for one that was left behind
+        yield run_directory
     finally:
         shutil.rmtree(run_directory, ignore_errors=True)
+        os.close(lock)
 
 
 def sweep(parent: Path) -> None:
-    """Removes what launchers that were killed have left behind: run directories that nobody holds, and their shared memory."""
-    for lock in parent.glob(f"{PREFIX}*/launcher"):
-        with contextlib.suppress(OSError), lock.open() as held:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove_shared_memory(lock.parent)
-            shutil.rmtree(lock.parent, ignore_errors=True)
+    """Removes what launchers that were killed have left behind: run directories that nobody holds, and their shared memory.
+
+    Directories of other users, links, and what only has such a name are passed over.
+    """
+    for path in parent.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            _sweep(path)
 
 
 def remove_shared_memory(run_directory: Path) -> None:
     """What the stubs of the server in this run directory have left."""
-    for path in Path("/dev/shm").glob(f"{run_directory.name}-*"):
-        path.unlink(missing_ok=True)
+    for path in Path("/dev/shm").glob(f"{glob.escape(run_directory.name)}-*"):
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _sweep(path: Path) -> None:
+    """Raises OSError if it is no run directory of ours, or is held."""
+    lock = _opened(path)
+    try:
+        mark = os.stat(MARK, dir_fd=lock, follow_symlinks=False)
+        if os.fstat(lock).st_uid != os.geteuid() or not stat.S_ISREG(mark.st_mode):
+            return
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        remove_shared_memory(path)
+        shutil.rmtree(path, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+def _opened(directory: Path) -> int:
+    """Never waits, and follows no link: what lies there may be anybody's."""
+    return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _will_do(path: Path) -> bool:
+    return path.is_absolute() and path.is_dir() and os.access(path, os.W_OK | os.X_OK) and len(os.fsencode(path)) <= LONGEST_PATH

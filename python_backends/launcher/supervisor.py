@@ -9,18 +9,20 @@ import logging
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 
+from python_backends.board import Board
 from python_backends.config import Settings
 from python_backends.instance_state import CLOSING, DRAINING
 from python_backends.launcher.health import FailedStarts, GiveUpError, Pulse
 from python_backends.launcher.instance_process import InstanceProcess
 from python_backends.launcher.invitation import invitation
 from python_backends.launcher.learner_process import LearnerProcess
-from python_backends.launcher.stubs import PREDICTOR, STUBS
+from python_backends.launcher.readiness import Readiness
+from python_backends.launcher.run_files import RunFiles
+from python_backends.launcher.stubs import PREDICTOR
 from python_backends.launcher.triton_server import TritonServer
 from python_backends.metrics import EXPORT_EVERY_S
-from python_backends.restarts import RestartsFile
+from python_backends.pauses import AwakeClock
 from python_backends.streams.flow_control import CONFIRM_NS
 
 log = logging.getLogger("gapless")
@@ -31,24 +33,24 @@ PASSING_S = 0.5  # what has just passed the door is with the scheduler by then, 
 
 
 class Supervisor:
-    def __init__(self, settings: Settings, run_directory: Path, processors: frozenset[int] | None) -> None:
+    def __init__(self, settings: Settings, files: RunFiles, processors: frozenset[int] | None) -> None:
         """Instances run on `processors`, all else where the launcher does; None: they do, too."""
+        board = Board()
         self._settings = settings
-        self._run_directory = run_directory
-        self._instance = InstanceProcess(settings, run_directory, 0, processors)
-        self._server = TritonServer(settings.server, run_directory, settings.predicts_lengths)
-        self._learner = LearnerProcess(run_directory)
+        self._files = files
+        self._instance = InstanceProcess(settings, files, board, 0, processors)
+        self._server = TritonServer(settings, files, board)
+        self._learner = LearnerProcess(files)
+        self._readiness = Readiness(files.directory, settings.server.http_port)
         self._reload_at_s = 0.0  # the predictor, not before
         self._server_failures = FailedStarts("tritonserver")
         self._pulse = Pulse(self._server.answers)
-        self._restarts = RestartsFile(run_directory)
         self._signals = 0
 
     def serve(self) -> None:
         """Runs until a signal comes. Raises GiveUpError."""
         for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(name, self._count_signal)
-        self._restarts.begin(("instance", "tritonserver", *STUBS, PREDICTOR))
         try:
             if self._start():
                 self._watch()
@@ -80,14 +82,16 @@ class Supervisor:
             self._heal_server()
             if self._settings.predicts_lengths:
                 self._learner.heal()
+            self._readiness.say(not self._server.suspects and not self._pulse.has_failed)
+            self._files.keep_if_due()
             time.sleep(WATCH_EVERY_S)
 
     def _await(self, ready: Callable[[], bool], what: str, check: Callable[[], None]) -> None:
         """Until `ready`, or a signal. `check` looks after everything else meanwhile."""
-        end_s = time.monotonic() + self._settings.server.ready_s
+        clock = AwakeClock()
         while not self._signals and not ready():
             check()
-            if time.monotonic() > end_s:
+            if clock.advance() > self._settings.server.ready_s:
                 raise GiveUpError(f"{what} was not ready within {self._settings.server.ready_s:.0f} s (server.ready_s)")
             time.sleep(0.05)
 
@@ -104,7 +108,13 @@ class Supervisor:
         if self._pulse.is_lost:
             self._restart_server("tritonserver", "it no longer answers")
             return
-        dead = self._server.dead_stubs()
+        for model in self._server.end_hung_stubs():
+            log.warning("the stub of %s hangs: it has not beaten in time, and was killed", model)
+        self._heal_stubs(self._server.dead_stubs())
+
+    def _heal_stubs(self, dead: set[str]) -> None:
+        if dead - {PREDICTOR}:
+            self._readiness.say(False)
         if "scheduler" in dead:
             self._restart_server("scheduler", "its stub has died, and its streams with it")
             return
@@ -112,7 +122,7 @@ class Supervisor:
             self._heal_predictor()
         for model in dead - {PREDICTOR}:
             log.warning("the stub of %s has died; loading the model again", model)
-            self._restarts.add(model)
+            self._files.restarts.add(model)
             if not self._server.reload(model):
                 self._restart_server("tritonserver", f"{model} could not be loaded again")
                 return
@@ -122,13 +132,14 @@ class Supervisor:
         if time.monotonic() < self._reload_at_s:
             return
         log.warning("the stub of %s has died; loading the model again", PREDICTOR)
-        self._restarts.add(PREDICTOR)
+        self._files.restarts.add(PREDICTOR)
         self._server.reload(PREDICTOR)
         self._reload_at_s = time.monotonic() + PREDICTOR_PAUSE_S
 
     def _restart_server(self, whose_fault: str, why: str) -> None:
         log.warning("%s: %s; starting the server again", whose_fault, why)
-        self._restarts.add(whose_fault)
+        self._files.restarts.add(whose_fault)
+        self._readiness.say(False)
         self._start_server()
         self._await(self._server.is_ready, "tritonserver", self._check_restart)
         self._server_failures.book(was_ready=True)
@@ -149,14 +160,15 @@ class Supervisor:
         """New requests are refused at the door; open ones may end. A second signal cuts it short."""
         drain_s, signals = self._settings.server.drain_s, self._signals
         log.info("draining: open requests may end (at most %.0f s; Ctrl-C again ends at once)", drain_s)
-        (self._run_directory / DRAINING).touch()
+        self._readiness.say(False)
+        self._files.say(DRAINING)
         end_s = time.monotonic() + drain_s
         time.sleep(PASSING_S)
         now_s = time.time()
         while (is_open := self._server.may_have_open_requests(now_s)) and time.monotonic() < end_s and self._signals == signals:
             self._instance.heal()
             time.sleep(WATCH_EVERY_S)
-        (self._run_directory / CLOSING).touch()  # what is open still gets its text so far and an error
+        self._files.say(CLOSING)  # what is open still gets its text so far and an error
         time.sleep(PASSING_S + is_open * (EXPORT_EVERY_S + CONFIRM_NS / 1e9))
 
     def _stop(self) -> None:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import resource
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from python_backends.board import VARIABLE, Board
 from python_backends.config import ROOT, ServerSettings
 from python_backends.launcher.namesakes import write_namesakes
 from python_backends.launcher.stubs import STUBS
 from python_backends.launcher.triton_files import TritonFiles
+
+log = logging.getLogger("gapless")
 
 STUB_PYTHON = "GAPLESS_STUB_PYTHON"  # names another Python for the stubs, where ours has numpy 2
 RESTRICTED = ("shared-memory", "model-repository", "trace", "logging")  # what only the launcher may use
 EXIT_TIMEOUT_S = 3  # Triton refuses the later steps of an ensemble while it exits: it is asked to only when nothing is open
 SHARED_BYTES = 1 << 24  # with each model, taken at once: stubs died, it seems while smaller ones grew
 POOL_THREADS = 2  # pass on what the stubs send, in turn: Triton's 32 are each asleep and cold when theirs comes
+STACK_BYTES = 512 << 20  # of each of its threads: its JSON reader recurses (docs/limits.md); only what is used takes memory
+ACCOUNTS_FOR_ALL = 2  # vm.overcommit_memory: memory counts when it is asked for
 ALLOCATOR = {  # glibc's: docs/limits.md, Memory
     "MALLOC_ARENA_MAX": "2",  # not one for each of a hundred threads, each with pages of its own that nobody else can use
     "MALLOC_MMAP_THRESHOLD_": "131072",  # bytes; fixed: else the first long prompt raises it, and the next ones leave holes in the heap
@@ -49,7 +56,36 @@ def command(
     ]
 
 
-def environment(files: TritonFiles, run_directory: Path) -> dict[str, str]:
+def stack_bytes() -> int:
+    """What the stacks of tritonserver's threads may take: STACK_BYTES, or as much of it as this host allows."""
+    soft, hard = _stack_limits()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # Linux gives no thread a stack as large
+    allowed = soft if _overcommit() == ACCOUNTS_FOR_ALL else min(hard, memory // 4)
+    got = max(soft, min(STACK_BYTES, allowed))
+    if got < STACK_BYTES:
+        log.warning(
+            "tritonserver's threads get stacks of %d MiB instead of %d: deeply nested JSON can end it (docs/limits.md)",
+            got >> 20,
+            STACK_BYTES >> 20,
+        )
+    return got
+
+
+def _stack_limits() -> tuple[int, int]:
+    """Soft and hard, in bytes. Without a soft limit glibc gives a thread 2 MiB."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    unlimited = resource.RLIM_INFINITY
+    return 2 << 20 if soft == unlimited else soft, STACK_BYTES if hard == unlimited else hard
+
+
+def _overcommit() -> int:
+    try:
+        return int(Path("/proc/sys/vm/overcommit_memory").read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def environment(files: TritonFiles, run_directory: Path, board: Board) -> dict[str, str]:
     """The stubs inherit it."""
     libraries = [str(path) for path in files.libraries] + os.environ.get("LD_LIBRARY_PATH", "").split(":")
     return {
@@ -59,6 +95,7 @@ def environment(files: TritonFiles, run_directory: Path) -> dict[str, str]:
         "LD_LIBRARY_PATH": ":".join(filter(None, libraries)),
         "PYTHONPATH": str(ROOT),
         "GAPLESS_RUN_DIRECTORY": str(run_directory),
+        VARIABLE: str(board.fd),
         "TQDM_DISABLE": "1",
         "OMP_NUM_THREADS": "1",  # the processors belong to the engine
         "TOKENIZERS_PARALLELISM": "false",
@@ -81,7 +118,7 @@ def _doors(settings: ServerSettings) -> list[str]:
         f"--metrics-address={settings.address}",
         f"--metrics-port={settings.metrics_port}",
         "--grpc-keepalive-time=10000",  # ms; finds dead connections
-        "--grpc-keepalive-timeout=5000",
+        "--grpc-keepalive-timeout=20000",  # a host that stands still for less keeps them
     ]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import logging
 import re
 import secrets
 import socket
@@ -14,15 +15,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable
-from pathlib import Path
 
-from python_backends.config import ServerSettings, SettingsError
+from python_backends.board import Board
+from python_backends.config import Settings, SettingsError
 from python_backends.launcher.process_group import end_group, start_group
 from python_backends.launcher.run_directories import remove_shared_memory
+from python_backends.launcher.run_files import RunFiles
 from python_backends.launcher.stubs import PREDICTOR, STUBS, Stubs
-from python_backends.launcher.triton_command import EXIT_TIMEOUT_S, command, environment
+from python_backends.launcher.triton_command import EXIT_TIMEOUT_S, command, environment, stack_bytes
 from python_backends.launcher.triton_files import locate
 from python_backends.metrics import TIMESTAMP
+
+log = logging.getLogger("gapless")
 
 NOISE = ("Signal (15) received",)
 WITHOUT_GPU = ("CUDA driver version is insufficient", "CudaDriverHelper", "NVML", "DCGM", "pinned memory pool", "pinned system memory")
@@ -32,14 +36,17 @@ ANSWER_S = 5.0  # for a question that it answers from memory
 
 
 class TritonServer:
-    def __init__(self, settings: ServerSettings, run_directory: Path, predicts_lengths: bool) -> None:
-        self._settings = settings
-        self._models = (*STUBS, PREDICTOR) if predicts_lengths else STUBS
-        self._run_directory = run_directory
+    def __init__(self, settings: Settings, run_files: RunFiles, board: Board) -> None:
+        self._settings = settings.server
+        self._models = (*STUBS, PREDICTOR) if settings.predicts_lengths else STUBS
+        self._run_files = run_files
+        self._run_directory = run_files.directory
+        self._board = board
         self._key = ("gapless-key", secrets.token_hex(16))
-        self._files = locate(run_directory)
+        self._files = locate(self._run_directory)
+        self._stack_bytes = stack_bytes()
         self._process: subprocess.Popen[str] | None = None
-        self._stubs = Stubs(self._models)
+        self._stubs = Stubs(self._models, board, settings.streams.dead_after_s)
 
     @property
     def was_started(self) -> bool:
@@ -50,9 +57,13 @@ class TritonServer:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
+        self._prepare()
+        self._stubs.forget(self._models)
         self._process = start_group(
             command(self._settings, self._files, self._run_directory, (*self._models, "ensemble"), self._key),
-            environment(self._files, self._run_directory),
+            environment(self._files, self._run_directory, self._board),
+            stack_bytes=self._stack_bytes,
+            pass_fds=[self._board.fd],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -83,13 +94,30 @@ class TritonServer:
         assert self._process is not None
         return self._stubs.dead(self._process.pid)
 
+    def end_hung_stubs(self) -> set[str]:
+        """One look at the beats of all stubs. Names of the models whose stubs have been silent for too long: they are dead now."""
+        self._stubs.look()
+        hung = self._stubs.hung
+        for model in hung:
+            self._stubs.kill(model)
+        self._stubs.forget(hung)
+        return hung
+
+    @property
+    def suspects(self) -> set[str]:
+        """Names of the models whose stubs were silent at the last look."""
+        return self._stubs.suspects
+
     def reload(self, model: str) -> bool:
         """Brings a model whose stub has died back; the others don't notice. `load` alone would do nothing.
 
         False if it can't be done, or not soon: a request that died inside the stub may keep Triton from unloading for ever.
         """
+        self._prepare()
         path = f"/v2/repository/models/{model}"
-        return all(self._post(f"{path}/{verb}", timeout_s) == 200 for verb, timeout_s in (("unload", UNLOAD_S), ("load", LOAD_S)))
+        done = all(self._post(f"{path}/{verb}", timeout_s) == 200 for verb, timeout_s in (("unload", UNLOAD_S), ("load", LOAD_S)))
+        self._stubs.forget([model])
+        return done
 
     def may_have_open_requests(self, since_s: float) -> bool:
         """Unless it is dead, or says that it has none on a /metrics read after `since_s`, in Unix time."""
@@ -105,6 +133,14 @@ class TritonServer:
 
     def kill(self) -> None:
         self._end(0)
+
+    def _prepare(self) -> None:
+        """What a new stub reads is there, even if somebody has cleaned up the run directory."""
+        self._run_files.keep()
+        try:
+            locate(self._run_directory)
+        except OSError as error:
+            log.warning("files of the Python backend can't be written again: %s", error)
 
     def _end(self, wait_s: float) -> None:
         if self._process is not None:

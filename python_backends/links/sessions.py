@@ -7,7 +7,6 @@ model gives an instance up it opens a new session, so that an instance that was 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +17,13 @@ import zmq
 from python_backends.links.sockets import Wake, address, open_socket, poller_of, received
 from python_backends.links.token_runs import RunsIn, RunsOut
 from python_backends.messages import NOBODY, FromInstance, Hello, ToInstance, new_incarnation, pack, reader
+from python_backends.pauses import Silence
 from python_backends.request import Feedback, Idle, ModelLimits
 
 FROM_INSTANCE = reader(tuple[str, str, tuple[FromInstance, ...]])
 TO_INSTANCE = reader(tuple[str, str, tuple[ToInstance, ...]])
 FEEDBACK = reader(tuple[Feedback | Idle, ...])
+LONGEST_TURN_S = 2.0  # of the scheduler model, between two looks at whether the instance is silent
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,8 @@ class SchedulerEnd:
         self._runs = RunsIn()  # of this session
         self._peer = b""  # name of the instance
         self._peer_incarnation = NOBODY
-        self._heard_s = 0.0
+        self._num_heard = 0  # frames of this session
+        self._silence = Silence(LONGEST_TURN_S)  # a turn waits for a second at most
 
     def wake(self) -> None:
         self._wake.call()
@@ -76,7 +78,7 @@ class SchedulerEnd:
         if self._feedback in ready:
             for _, feedback in received(self._feedback, FEEDBACK):
                 news += feedback
-        if self._peer_incarnation and time.monotonic() - self._heard_s > self._dead_after_s:
+        if self._silence.look(self._num_heard) > self._dead_after_s and self._peer_incarnation:
             news += self._lose()
         return news
 
@@ -92,7 +94,7 @@ class SchedulerEnd:
     def _from_instance(self, name: bytes, said: tuple[str, str, tuple[Any, ...]], behind: list[bytes]) -> list[Any]:
         sender, receiver, messages = said
         if sender == self._peer_incarnation and receiver == self._session:
-            self._heard_s = time.monotonic()
+            self._num_heard += 1
             return self._runs.complete([message for message in messages if not isinstance(message, Hello)], behind)
         news = self._lose() if sender != self._peer_incarnation else []
         self._peer = name
@@ -100,7 +102,8 @@ class SchedulerEnd:
         if receiver != self._session or limits is None:
             self._send([Hello()])  # it doesn't know this session, or we don't know it
             return news
-        self._peer_incarnation, self._heard_s = sender, time.monotonic()
+        self._peer_incarnation = sender
+        self._num_heard += 1
         return [*news, InstanceReady(limits)]
 
     def _lose(self) -> list[InstanceLost]:

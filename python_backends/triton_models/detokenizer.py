@@ -17,9 +17,11 @@ import triton_python_backend_utils as pb_utils
 
 from python_backends.links import FeedbackEnd
 from python_backends.messages import reader
+from python_backends.pauses import AwakeClock
 from python_backends.request import Feedback, Finish, Idle, LogProbs, TokenWindow
 from python_backends.text.checkpoint import read_checkpoint
 from python_backends.text.detokenizer import Detokenizer, Piece, new_log_probs, num_new_tokens
+from python_backends.triton_models.life import Life, watched
 from python_backends.triton_models.tensors import Blobs, ForgedError, effective_settings, failure, final, run_directory
 
 if TYPE_CHECKING:
@@ -32,7 +34,8 @@ MAX_ENTRIES = 4096
 FORGET_AFTER_S = 10.0
 BEAT_S = 0.25
 IDLE_NS = 200_000_000
-LATE_NS = 400_000_000
+LATE_S = 0.4
+SETTLED_S = 0.3  # after a pause of the whole machine, in which windows may still come that were sent before it
 BUSY = 1 << 62
 LARGE = 4096  # characters and tokens of a response
 NOT_ANSWERED = "a part of the answer could not be turned into text or sent"
@@ -50,7 +53,9 @@ class TritonPythonModel:
         self._stopping = threading.Event()
         self._beat = threading.Thread(target=self._say_when_idle, name="idle beat")
         self._beat.start()
+        self.life = Life("detokenizer")
 
+    @watched
     def execute(self, requests: list[Any]) -> None:
         self._ended_ns = BUSY
         answer = self._try_to_answer if self._spans is None else self._traced
@@ -61,6 +66,7 @@ class TritonPythonModel:
         self._ended_ns = time.monotonic_ns()
 
     def finalize(self) -> None:
+        self.life.end()
         self._stopping.set()
         self._beat.join()
         self._link.close()
@@ -69,12 +75,12 @@ class TritonPythonModel:
 
     def _say_when_idle(self) -> None:
         """Some windows never get here, those that were lost with a stub: only what does not come tells the scheduler."""
-        began_ns = now_ns = time.monotonic_ns()
-        self._link.send(Idle(now_ns, began_ns))
+        clock, began_ns = AwakeClock(LATE_S), time.monotonic_ns()
+        self._link.send(Idle(began_ns, began_ns))
         while not self._stopping.wait(BEAT_S):
-            before_ns, now_ns = now_ns, time.monotonic_ns()
-            has_slept_well = now_ns - before_ns < LATE_NS  # else the whole machine may have stood still, and windows are still to come
-            is_idle = has_slept_well and now_ns - self._ended_ns > IDLE_NS
+            clock.advance()
+            now_ns = time.monotonic_ns()
+            is_idle = clock.since_pause_s > SETTLED_S and now_ns - self._ended_ns > IDLE_NS
             self._link.send(*([Idle(now_ns, began_ns)] if is_idle else []))
 
     def _traced(self, request: Any) -> Feedback | None:

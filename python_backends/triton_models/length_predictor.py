@@ -23,6 +23,7 @@ from python_backends.prediction.place import directory_of
 from python_backends.prediction.predictor import Predictor
 from python_backends.request import Subject
 from python_backends.time_slice import stand_back
+from python_backends.triton_models.life import LONGEST_PREDICTION_S, Life, watched
 from python_backends.triton_models.tensors import Blobs, ForgedError, effective_settings, failure
 
 log = logging.getLogger("gapless.length_predictor")
@@ -39,7 +40,9 @@ class TritonPythonModel:
         budget = Budget(asked.processor_share * len(os.sched_getaffinity(0)), time.monotonic)
         self._blobs = Blobs()
         self._predictor = Predictor(asked, directory_of(settings), lambda: _encoder(asked.encoder), budget)
+        self.life = Life("length_predictor", LONGEST_PREDICTION_S)
 
+    @watched
     def execute(self, requests: list[Any]) -> list[Any]:
         """Each asks for any number of subjects; all are encoded together."""
         asked = [self._subjects(request) for request in requests]

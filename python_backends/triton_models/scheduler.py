@@ -30,6 +30,7 @@ from python_backends.streams.outgoing import Outgoing
 from python_backends.streams.predictions import Predictions, without_subject
 from python_backends.streams.table import StreamTable
 from python_backends.text.detokenizer import context_tokens
+from python_backends.triton_models.life import Life, watched
 from python_backends.triton_models.metrics_export import MetricsExport
 from python_backends.triton_models.predictor_link import PredictorLink
 from python_backends.triton_models.tensors import (
@@ -84,9 +85,11 @@ class TritonPythonModel:
         self._sending_s = 0.0
         self._paced_s = self._exported_s = time.monotonic()
         self._stopping = False
+        self.life = Life("scheduler")
         self._thread = threading.Thread(target=self._run, name="streams")
         self._thread.start()
 
+    @watched
     def execute(self, requests: list[Any]) -> None:
         for request in requests:
             sender = request.get_response_sender()
@@ -104,6 +107,7 @@ class TritonPythonModel:
         self._stopping = True
         self._link.wake()
         self._thread.join()
+        self.life.end()
         self._link.close()
         if self._records is not None:
             self._records.close()
@@ -114,6 +118,7 @@ class TritonPythonModel:
 
     def _run(self) -> None:
         while not self._stopping:
+            self.life.turned()
             try:
                 self._turn()
             except Exception:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from python_backends.launcher.health import MAX_FAILED_STARTS, MAX_FAILURES, FailedStarts, GiveUpError, Pulse
-from python_backends.restarts import RestartsFile
+from python_backends.restarts import RestartCounts, RestartsFile
 
 
 class Asked:
@@ -49,9 +49,20 @@ def test_a_pulse_is_lost_after_failures_one_after_the_other(answers: list[bool],
     asked.go_on.set()
 
 
+def test_questions_that_were_asked_while_the_machine_stood_still_do_not_count() -> None:
+    """They come back late and unanswered, because the time for an answer had passed meanwhile."""
+    asked = Asked([False] * (MAX_FAILURES + 3))
+    pulse = Pulse(asked, ask_every_s=0.001, longest_s=0.0)
+    pulse.start()
+    assert asked.used_up.wait(10)
+    assert not pulse.is_lost
+    assert not pulse.has_failed
+    pulse.stop()
+    asked.go_on.set()
+
+
 def test_restarts_are_counted_by_process_and_others_can_read_them(tmp_path: Path) -> None:
-    written = RestartsFile(tmp_path)
-    written.begin(["instance", "tokenizer"])
+    written = RestartCounts(tmp_path, ["instance", "tokenizer"])
     for process in ("tokenizer", "instance", "tokenizer"):
         written.add(process)
     start_time_s, counts = RestartsFile(tmp_path).read()

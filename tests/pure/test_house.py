@@ -23,6 +23,8 @@ FLOORS = {
     "config": 0,
     "metrics": 0,
     "instance_state": 0,
+    "board": 0,
+    "pauses": 0,
     "time_slice": 0,
     "loop_processor": 0,
     "large_pages": 0,

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from python_backends.links import FeedbackEnd, InstanceEnd, InstanceLost, InstanceReady, NewSession, SchedulerEnd
+from python_backends import pauses
+from python_backends.links import FeedbackEnd, InstanceEnd, InstanceLost, InstanceReady, NewSession, SchedulerEnd, sessions
 from python_backends.links.feedback import MOST_HELD
 from python_backends.messages import Cancel, Load, Submit
 from python_backends.request import Feedback, ModelLimits, Request, Sampling
@@ -92,6 +93,26 @@ def test_an_instance_that_is_silent_is_lost_and_forgets_everything_when_it_wakes
     wires.hear(instance, NewSession)
     heard = wires.hear(scheduler, InstanceReady)
     assert not any(isinstance(message, Load) for message in heard), "what it did for the old session counts no more"
+
+
+def test_an_instance_is_not_lost_when_the_whole_machine_stood_still(wires: Wires, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it lies in the socket yet when the scheduler model looks."""
+    passed_s, clock = [0.0], time.monotonic
+    monkeypatch.setattr(pauses.time, "monotonic", lambda: clock() + passed_s[0])
+    silence = sessions.Silence
+    monkeypatch.setattr(sessions, "Silence", lambda longest_s: silence(longest_s, pauses.time.monotonic))
+    scheduler, instance = wires.scheduler(dead_after_s=10.0), wires.instance()
+    wires.hear(scheduler, InstanceReady)
+    for _ in range(3):
+        passed_s[0] += 15
+        assert scheduler.receive(0.0) == []
+        instance.publish([Load(num_running=1)])
+        assert wires.hear(scheduler, Load) == [Load(num_running=1)]
+    news = []
+    for _ in range(12):  # the scheduler model is awake, and the instance is silent
+        passed_s[0] += 1
+        news += scheduler.receive(0.0)
+    assert [type(each) for each in news] == [InstanceLost]
 
 
 def test_a_restarted_instance_takes_the_place_of_the_dead_one(wires: Wires) -> None:

@@ -1,0 +1,78 @@
+"""What the launcher keeps in the run directory for those who start later: the settings, the key of the models, the counts of restarts.
+
+Everything is in memory as well. What is lost or damaged is written again before something is started, and every
+quarter of an hour; then all files get the present time, so that cleaners which go by age leave them alone. A
+full disk is no reason to end: what is there stays in use. Called by the command line and the supervisor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import time
+from pathlib import Path
+
+from python_backends.config import Settings, dump
+from python_backends.instance_state import KEY
+from python_backends.launcher.run_directories import MARK
+from python_backends.launcher.stubs import PREDICTOR, STUBS
+from python_backends.restarts import RestartCounts
+
+log = logging.getLogger("gapless")
+
+KEEP_EVERY_S = 900.0
+SETTINGS = "settings.json"
+
+
+class RunFiles:
+    def __init__(self, directory: Path, settings: Settings) -> None:
+        """Raises OSError if they can't be written at all."""
+        self.directory = directory
+        dump(settings, directory / SETTINGS)
+        (directory / KEY).write_bytes(secrets.token_bytes(32))
+        self._kept = {name: (directory / name).read_bytes() for name in (SETTINGS, KEY)}
+        self.restarts = RestartCounts(directory, ("instance", "tritonserver", *STUBS, PREDICTOR))
+        self._kept_s = time.monotonic()
+
+    def keep_if_due(self) -> None:
+        if time.monotonic() - self._kept_s >= KEEP_EVERY_S:
+            self.keep()
+
+    def keep(self) -> None:
+        """Writes again what is missing, and gives all files the present time."""
+        self._kept_s = time.monotonic()
+        for name, content in self._kept.items():
+            try:
+                self._restore(self.directory / name, content)
+            except OSError as error:
+                log.warning("%s can't be written again (%s); what needs it can't be started until it can", self.directory / name, error)
+        self.restarts.write()
+        with contextlib.suppress(OSError):
+            (self.directory / MARK).touch()
+        _touch(self.directory)
+
+    def say(self, name: str) -> None:
+        """Makes an empty file, by which the launcher speaks to the Triton models."""
+        try:
+            (self.directory / name).touch()
+        except OSError as error:
+            log.warning("%s can't be written (%s): the models do not hear of it", self.directory / name, error)
+
+    def _restore(self, path: Path, content: bytes) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            if path.read_bytes() == content:
+                return
+        written = path.with_suffix(".new")
+        written.write_bytes(content)
+        written.replace(path)
+
+
+def _touch(directory: Path) -> None:
+    for place, directories, files in os.walk(directory):
+        for name in (*directories, *files):
+            with contextlib.suppress(OSError):
+                os.utime(Path(place) / name, follow_symlinks=False)
+    with contextlib.suppress(OSError):
+        os.utime(directory)

@@ -1,0 +1,59 @@
+"""Time for a watcher: a pause of the whole machine does not count as silence of those that it watches.
+
+`docker pause`, a frozen virtual machine and a suspended host stop the watcher and the watched alike. Both go on
+at once, and the watcher may look before the watched has said anything. So silence is added up from look to
+look, and a look that came late adds little. Each watcher has objects of its own; one thread uses them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+LONGEST_S = 1.0  # what a late look adds; watchers look several times a second
+
+
+class AwakeClock:
+    """Seconds in which the watcher was awake: `advance` adds the time since the last call, but never more than `longest_s`."""
+
+    def __init__(self, longest_s: float = LONGEST_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self.now_s = 0.0
+        self._longest_s = longest_s
+        self._clock = clock
+        self._read_s = clock()
+        self._late_s = 0.0  # when a call last came late
+
+    @property
+    def since_pause_s(self) -> float:
+        """How long the calls have come in time, since the first one or since one that came late."""
+        return self.now_s - self._late_s
+
+    def advance(self) -> float:
+        """Goes on to the present and returns it."""
+        read_s = self._clock()
+        passed_s, self._read_s = read_s - self._read_s, read_s
+        self.now_s += min(passed_s, self._longest_s)
+        if passed_s > self._longest_s:
+            self._late_s = self.now_s
+        return self.now_s
+
+
+class Silence:
+    """How long a sign of life has not changed, in seconds in which the watcher was awake."""
+
+    def __init__(self, longest_s: float = LONGEST_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._awake = AwakeClock(longest_s, clock)
+        self._sign: object = None
+        self._changed_s = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """At the last look."""
+        return self._awake.now_s - self._changed_s
+
+    def look(self, sign: object) -> float:
+        """One look at the sign; the seconds since it changed. The first look finds it changed unless it is None."""
+        now_s = self._awake.advance()
+        if sign != self._sign:
+            self._sign, self._changed_s = sign, now_s
+        return self.seconds

@@ -1,0 +1,91 @@
+"""The board: what processes say of themselves, in memory that no cleaner and no full disk can take away."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from python_backends.board import LEAST_FD, RECORD_BYTES, VARIABLE, Board
+from python_backends.instance_state import InstanceRecord, State
+from python_backends.launcher.process_group import end_group, start_group
+from python_backends.request import ModelLimits
+
+LIMITS = ModelLimits(100, 50, 4, 20, 16, "x", adapters=("a", "b"))
+CHILD = """
+from python_backends.board import Board
+from python_backends.instance_state import InstanceRecord, State
+InstanceRecord(Board.inherited(), 0).write(State.READY)
+Board.inherited().beat("tokenizer")
+"""
+
+
+@pytest.fixture
+def board() -> Iterator[Board]:
+    made = Board()
+    yield made
+    made.close()
+
+
+def test_each_beat_is_another_sign_and_touches_no_other_process(board: Board) -> None:
+    assert board.sign("tokenizer") == 0
+    signs = set()
+    for _ in range(3):
+        board.beat("tokenizer")
+        signs.add(board.sign("tokenizer"))
+    assert len(signs) == 3
+    assert board.sign("scheduler") == 0
+
+
+def test_a_record_is_read_as_it_was_written_and_stays_when_its_process_beats(board: Board) -> None:
+    record = InstanceRecord(board, 0)
+    assert record.read() == (State.DEAD, None)
+    record.write(State.READY, LIMITS)
+    before = record.sign()
+    record.beat()
+    assert record.sign() != before
+    assert record.read() == (State.READY, LIMITS)
+    record.write_starting()
+    assert record.read() == (State.STARTING, LIMITS), "what an earlier life could take stays readable"
+
+
+def test_a_record_half_written_by_a_process_that_died_says_nothing(board: Board) -> None:
+    InstanceRecord(board, 0).write(State.READY)
+    os.pwrite(board.fd, struct.pack("<I", 1), 8)
+    assert InstanceRecord(board, 0).read() == (State.DEAD, None)
+
+
+def test_what_is_too_long_for_a_record_is_refused(board: Board) -> None:
+    with pytest.raises(ValueError, match="instance-0 says"):
+        board.write("instance-0", bytes(RECORD_BYTES))
+    board.write("tokenizer", b"the next record is whole")
+    assert board.read("tokenizer") == b"the next record is whole"
+
+
+def test_what_a_launcher_starts_writes_on_its_board(board: Board) -> None:
+    """Through the shell that keeps the group, and another one, as tritonserver starts its stubs."""
+    root = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, VARIABLE: str(board.fd), "PYTHONPATH": str(root)}
+    command = ["bash", "-c", 'exec "$@"', "bash", sys.executable, "-c", CHILD]
+    process = start_group(command, environment, pass_fds=[board.fd])
+    assert process.wait(60) == 0
+    end_group(process, 0)
+    assert board.fd >= LEAST_FD
+    assert InstanceRecord(board, 0).read() == (State.READY, None)
+    assert board.sign("tokenizer") > 0
+
+
+@pytest.mark.parametrize("value", [None, "", "abc", "1", "987654"])
+def test_a_process_that_no_launcher_started_has_a_board_of_its_own(value: str | None) -> None:
+    """Also if the variable names something else that is open: nothing is written there."""
+    environment = {name: text for name, text in os.environ.items() if name != VARIABLE} | (
+        {VARIABLE: value} if value is not None else {}
+    )
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", CHILD], env=environment, cwd=root, capture_output=True, check=True, timeout=60)
+    assert (done.stdout, done.stderr) == (b"", b"")
