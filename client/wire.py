@@ -23,7 +23,7 @@ CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_time_ms", 20_000),  # finds a dead connection under a silent stream
-    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 30_000),  # a server that stands still for less keeps its streams
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.min_reconnect_backoff_ms", 200),  # retries really try: gRPC alone would wait for seconds
     ("grpc.initial_reconnect_backoff_ms", 200),

@@ -102,6 +102,26 @@ def test_what_dies_comes_back_without_a_hand(
     assert back_s < int(within_s) * busyness()
 
 
+def test_three_pauses_of_the_container_are_pauses_and_nothing_else(served: Composed, undisturbed: str) -> None:
+    """15 s each, which is longer than any process may be silent."""
+    wait_for(served.answers, 120)
+    processes = ("instance", "tritonserver", "tokenizer", "scheduler", "detokenizer")
+    lives = {process: served.life(process) for process in processes}
+    onlookers = [HttpOnlooker(served.http_port, LONG), GrpcOnlooker(served.grpc_port, LONG)]
+    for onlooker in onlookers:
+        onlooker.wait_for_text()
+    for _ in range(3):
+        run("docker", "pause", served.container)
+        time.sleep(15)
+        run("docker", "unpause", served.container)
+        time.sleep(0.5)
+    for onlooker in onlookers:
+        onlooker.join()
+        assert (onlooker.saw, onlooker.answer.text) == ("the whole answer", undisturbed)
+    time.sleep(12)  # whoever was to be given up would have been by now
+    assert {process: served.life(process) for process in processes} == lives
+
+
 def test_a_model_that_can_not_be_loaded_again_ends_the_launcher_and_docker_starts_it_anew(served: Composed) -> None:
     """First the launcher tries five times, then the restart policy, until somebody has mended the file."""
     broken = served.model / "tokenizer.json"

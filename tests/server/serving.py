@@ -304,5 +304,5 @@ def leftovers(run_name: str) -> Iterator[str]:
         line = " ".join(process.info["cmdline"] or [])
         if run_name in line:
             yield line
-    for directory in (Path("/dev/shm"), Path("/tmp")):
+    for directory in (Path("/dev/shm"), Path("/run"), Path("/tmp")):
         yield from (str(path) for path in directory.glob(f"{run_name}*"))
