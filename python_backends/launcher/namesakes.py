@@ -8,6 +8,7 @@ call it either. Called by the server's room.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -33,5 +34,15 @@ def write_namesakes(models: Iterable[str], directory: Path) -> Path:
     """A model repository in `directory` with a namesake of each of `models`. Returns the directory."""
     for name in models:
         (directory / name / "1").mkdir(parents=True, exist_ok=True)
-        (directory / name / "config.pbtxt").write_text(_CONFIG.format(name=name))
+        _write(directory / name / "config.pbtxt", _CONFIG.format(name=name))
     return directory
+
+
+def _write(path: Path, text: str) -> None:
+    """Unless it is there as it should be: on a full disk it could only be lost."""
+    with contextlib.suppress(OSError):
+        if path.read_text() == text:
+            return
+    written = path.with_suffix(".new")
+    written.write_text(text)
+    written.replace(path)

@@ -38,7 +38,7 @@ def command(
     return [
         str(files.binary),
         f"--model-repository={ROOT / settings.model_repository}",
-        *_namesakes(settings, run_directory),
+        *namesakes(settings, run_directory),
         f"--backend-directory={files.backends}",
         "--model-control-mode=explicit",
         *(f"--load-model={model}" for model in models),
@@ -102,8 +102,11 @@ def environment(files: TritonFiles, run_directory: Path, board: Board) -> dict[s
     }
 
 
-def _namesakes(settings: ServerSettings, run_directory: Path) -> list[str]:
-    """None while statistics are open: who reads them, as perf_analyzer, asks for each inner model by its name."""
+def namesakes(settings: ServerSettings, run_directory: Path) -> list[str]:
+    """The options for them. They are written if they are missing. Raises OSError.
+
+    None while statistics are open: who reads them, as perf_analyzer, asks for each inner model by its name.
+    """
     if settings.statistics:
         return []
     return ["--model-namespacing=true", f"--model-repository={write_namesakes(STUBS, run_directory / 'namesakes')}"]

@@ -22,7 +22,7 @@ from python_backends.launcher.process_group import end_group, start_group
 from python_backends.launcher.run_directories import remove_shared_memory
 from python_backends.launcher.run_files import RunFiles
 from python_backends.launcher.stubs import PREDICTOR, STUBS, Stubs
-from python_backends.launcher.triton_command import EXIT_TIMEOUT_S, command, environment, stack_bytes
+from python_backends.launcher.triton_command import EXIT_TIMEOUT_S, command, environment, namesakes, stack_bytes
 from python_backends.launcher.triton_files import locate
 from python_backends.metrics import TIMESTAMP
 
@@ -139,8 +139,9 @@ class TritonServer:
         self._run_files.keep()
         try:
             locate(self._run_directory)
+            namesakes(self._settings, self._run_directory)
         except OSError as error:
-            log.warning("files of the Python backend can't be written again: %s", error)
+            log.warning("files for Triton can't be written again: %s", error)
 
     def _end(self, wait_s: float) -> None:
         if self._process is not None:

@@ -55,9 +55,9 @@ def test_a_group_gets_its_stacks_and_its_starter_keeps_its_own() -> None:
         end_group(process, 0)
 
 
-def test_connections_outlive_a_pause_of_fifteen_seconds_at_either_end() -> None:
+def test_connections_outlive_a_pause_of_fifteen_seconds_at_either_end(tmp_path: Path) -> None:
     files = TritonFiles(Path("/b"), Path("/c"), ())
-    options = command(ServerSettings(), files, Path("/run/gapless-x"), (), ("key", "value"))
+    options = command(ServerSettings(), files, tmp_path, (), ("key", "value"))
     (server_ms,) = [int(option.partition("=")[2]) for option in options if "keepalive-timeout" in option]
     assert server_ms > 15_000
     assert dict(CHANNEL_OPTIONS)["grpc.keepalive_timeout_ms"] > 15_000

@@ -208,6 +208,7 @@ def clean_up(directory: Path) -> None:
     for name in ("restarts.json", "settings.json", "key", "launcher", "draining"):
         (directory / name).unlink(missing_ok=True)
     shutil.rmtree(directory / "backends")
+    shutil.rmtree(directory / "namesakes")
 
 
 def test_the_files_of_the_run_directory_may_be_removed_before_something_dies(
@@ -265,10 +266,11 @@ def deep_bodies(levels: int) -> Iterator[tuple[str, str]]:
         for field in ("text_input", "max_tokens", "unknown"):
             yield "ensemble/generate", f'{{"{field}": {deep}}}'
         yield "ensemble/generate_stream", f'{{"stream": true, "stop_words": {deep}}}'
-        tensor = '{"name": "max_tokens", "datatype": "INT32", "shape": [1, 1], "data": '
-        yield "tokenizer/infer", f'{{"inputs": [{tensor}{deep}}}]}}'
-        yield "tokenizer/infer", f'{{"inputs": {deep}}}'
-        yield "tokenizer/infer", f'{{"parameters": {deep}}}'
+        tensor = '{"name": "subjects", "datatype": "UINT8", "shape": [1, 1], "data": '
+        for path in ("length_predictor/infer", "tokenizer/infer", "ensemble/infer"):
+            yield path, f'{{"inputs": [{tensor}{deep}}}]}}'
+        yield "length_predictor/infer", f'{{"inputs": {deep}}}'
+        yield "length_predictor/infer", f'{{"parameters": {deep}}}'
     yield "ensemble/generate", "[" * levels
 
 
@@ -280,7 +282,7 @@ def test_deeply_nested_json_is_answered_and_open_streams_go_on(gapless: Gapless,
         connection = http.client.HTTPConnection("127.0.0.1", gapless.http_port, timeout=120)
         connection.request("POST", f"/v2/models/{path}", body)
         response = connection.getresponse()
-        assert response.status in (200, 400, 500), path
+        assert response.status in (200, 400, 500, 501), (path, response.status)
         assert response.read()
         connection.close()
     streams.check_whole(expected)
