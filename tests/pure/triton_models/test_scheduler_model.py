@@ -14,7 +14,7 @@ import pytest
 from python_backends.config import dump, load
 from python_backends.instance_state import CLOSING
 from python_backends.request import Finish, Request, Sampling
-from python_backends.restarts import RestartsFile
+from python_backends.restarts import RestartCounts
 from python_backends.step import Tokens
 from tests.pure.triton_models.conftest import Request as TritonRequest
 from tests.pure.triton_models.conftest import Sender
@@ -56,7 +56,7 @@ class Model:
 def served(pb_utils: ModuleType, run_directory: Path) -> Iterator[Model]:
     changes = {"streams.max_open": "2", "prediction.enabled": "false", "streams.coalescing_ms": "0"}
     dump(load(ROOT / "gapless.toml", changes), run_directory / "settings.json")
-    RestartsFile(run_directory).begin(("instance",))
+    RestartCounts(run_directory, ("instance",))
     model = Model()
     yield model
     model.model.finalize()
