@@ -63,9 +63,10 @@ class Board:
         return int(SIGN.unpack_from(self._memory, _start(process))[0])
 
     def write(self, process: str, text: bytes) -> None:
-        """Replaces what the process says of itself, and is a sign of life. Raises ValueError if it is too long."""
-        if len(text) > RECORD_BYTES - HEAD.size:
-            raise ValueError(f"{process} says {len(text)} bytes of itself; there is room for {RECORD_BYTES - HEAD.size}")
+        """Replaces what the process says of itself; a sign of life, too. Raises ValueError if it is too long."""
+        room = RECORD_BYTES - HEAD.size
+        if len(text) > room:
+            raise ValueError(f"{process} says {len(text)} bytes of itself; there is room for {room}")
         record = HEAD.pack(time.monotonic_ns(), len(text), zlib.crc32(text)) + text
         start = _start(process)
         self._memory[start : start + len(record)] = record

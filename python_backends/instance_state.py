@@ -1,4 +1,4 @@
-"""What an instance says of itself on the board, for launcher and tokenizer: its state and its limits. It beats there as well."""
+"""What an instance says of itself on the board, for launcher and tokenizer: its state, its limits, its beats."""
 
 from __future__ import annotations
 

@@ -14,7 +14,10 @@ LONGEST_S = 1.0  # what a late look adds; watchers look several times a second
 
 
 class AwakeClock:
-    """Seconds in which the watcher was awake: `advance` adds the time since the last call, but never more than `longest_s`."""
+    """Seconds in which the watcher was awake.
+
+    `advance` adds the time since the last call, but never more than `longest_s`.
+    """
 
     def __init__(self, longest_s: float = LONGEST_S, clock: Callable[[], float] = time.monotonic) -> None:
         self.now_s = 0.0
@@ -52,7 +55,7 @@ class Silence:
         return self._awake.now_s - self._changed_s
 
     def look(self, sign: object) -> float:
-        """One look at the sign; the seconds since it changed. The first look finds it changed unless it is None."""
+        """One look; the seconds since the sign changed. The first look finds it changed unless it is None."""
         now_s = self._awake.advance()
         if sign != self._sign:
             self._sign, self._changed_s = sign, now_s

@@ -54,11 +54,11 @@ class RestartsFile:
 
     def __init__(self, run_directory: Path) -> None:
         self._path = run_directory / NAME
-        self._last: tuple[float, dict[str, int]] = (0.0, {})
 
     def read(self) -> tuple[float, dict[str, int]]:
-        """When the launcher was started, in Unix time, and the count of each process; the last known ones if the file can't be read."""
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            written = json.loads(self._path.read_text())
-            self._last = written["start_time_s"], written["counts"]
-        return self._last
+        """When the launcher was started, in Unix time, and the count of each process.
+
+        Raises OSError or ValueError if the file is lost or damaged.
+        """
+        written = json.loads(self._path.read_text())
+        return written["start_time_s"], written["counts"]

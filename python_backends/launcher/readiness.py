@@ -1,4 +1,4 @@
-"""Whether requests can be answered now, as a file of the run directory that is there while they can: `ready-<HTTP port>`.
+"""Whether requests can be answered now: `ready-<HTTP port>` in the run directory is there while they can.
 
 Triton goes on saying "ready" when a Python model hangs or is dead. The file's time of change is that of the
 launcher's last look. `build/image/is-ready` asks both. Called by the supervisor.
@@ -21,7 +21,7 @@ class Readiness:
         self._said_s = 0.0
 
     def say(self, is_ready: bool) -> None:
-        """At once if it has changed, else every two seconds. An unwritable disk harms nobody but those who ask."""
+        """At once if it has changed, else every two seconds. A full disk harms nobody but those who ask."""
         now_s = time.monotonic()
         if is_ready == self._said and now_s - self._said_s < SAY_EVERY_S:
             return

@@ -18,16 +18,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PREFIX = "gapless-"
-MARK = "launcher"  # a file in a run directory that was locked once: without it, a directory with such a name is somebody's own
+MARK = "launcher"  # a file in every run directory: one without it only has such a name
 LONGEST_PATH = 107 - len(f"/{PREFIX}12345678/scheduler.sock")  # bytes: Linux takes 107 for the name of a socket
 
 
 def parent() -> Path:
-    """Where run directories lie: what systemd made for this service, /run for root, else the directory for temporary files.
+    """Where run directories lie: what systemd made for this service, /run for root, else with temporary files.
 
     XDG_RUNTIME_DIR would be removed when its user logs out, also under a server that goes on.
     """
-    candidates = [Path(given) for given in (os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0],) if given]
+    given = os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
+    candidates = [Path(given)] if given else []
     if os.geteuid() == 0:
         candidates.append(Path("/run"))
     candidates.append(Path(tempfile.gettempdir()))
@@ -49,7 +50,7 @@ def held(parent: Path) -> Iterator[Path]:
 
 
 def sweep(parent: Path) -> None:
-    """Removes what launchers that were killed have left behind: run directories that nobody holds, and their shared memory.
+    """Removes what killed launchers have left: run directories that nobody holds, and their shared memory.
 
     Directories of other users, links, and what only has such a name are passed over.
     """
@@ -85,4 +86,5 @@ def _opened(directory: Path) -> int:
 
 
 def _will_do(path: Path) -> bool:
-    return path.is_absolute() and path.is_dir() and os.access(path, os.W_OK | os.X_OK) and len(os.fsencode(path)) <= LONGEST_PATH
+    is_usable = path.is_absolute() and path.is_dir() and os.access(path, os.W_OK | os.X_OK)
+    return is_usable and len(os.fsencode(path)) <= LONGEST_PATH

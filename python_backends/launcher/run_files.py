@@ -1,4 +1,4 @@
-"""What the launcher keeps in the run directory for those who start later: the settings, the key of the models, the counts of restarts.
+"""What the launcher keeps in the run directory for those who start later: settings, the key, counts of restarts.
 
 Everything is in memory as well. What is lost or damaged is written again before something is started, and every
 quarter of an hour; then all files get the present time, so that cleaners which go by age leave them alone. A
@@ -47,7 +47,8 @@ class RunFiles:
             try:
                 self._restore(self.directory / name, content)
             except OSError as error:
-                log.warning("%s can't be written again (%s); what needs it can't be started until it can", self.directory / name, error)
+                what = "%s can't be written again (%s); what needs it can't be started until it can"
+                log.warning(what, self.directory / name, error)
         self.restarts.write()
         with contextlib.suppress(OSError):
             (self.directory / MARK).touch()
@@ -58,7 +59,8 @@ class RunFiles:
         try:
             (self.directory / name).touch()
         except OSError as error:
-            log.warning("%s can't be written (%s): the models do not hear of it", self.directory / name, error)
+            path = self.directory / name
+            log.warning("%s can't be written (%s): the models do not hear of it", path, error)
 
     def _restore(self, path: Path, content: bytes) -> None:
         with contextlib.suppress(FileNotFoundError):

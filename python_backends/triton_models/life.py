@@ -1,4 +1,4 @@
-"""How the launcher learns that a Python model's process lives and gets on: a beat on the board, from a thread of its own.
+"""How the launcher learns that a Python model's process gets on: a beat on the board, from a thread of its own.
 
 A beat alone would prove only that this thread runs. So the beats stop when one call of `execute`, or one turn
 of the scheduler model's own thread, takes longer than any honest one: the launcher then sees the same as of a
@@ -27,7 +27,7 @@ Execute = Callable[[Any, list[Any]], Any]
 
 
 class Life:
-    """`turned` is called by whatever thread must never stand still; `call_begins` and `call_ends` by `watched`."""
+    """`turned` is called by a thread that must never stand still; `call_begins` and `call_ends` by `watched`."""
 
     def __init__(self, model: str, longest_s: float = LONGEST_CALL_S, board: Board | None = None) -> None:
         self._model = model

@@ -89,17 +89,16 @@ def test_a_full_disk_does_not_keep_an_instance_from_being_started_again(tmp_path
     assert done.stdout.endswith("healed\n")
 
 
-def test_counts_go_on_when_their_file_is_lost_and_its_reader_keeps_the_last_ones(tmp_path: Path) -> None:
+def test_counts_go_on_when_their_file_is_lost(tmp_path: Path) -> None:
     files, reader = RunFiles(tmp_path, Settings()), RestartsFile(tmp_path)
-    assert RestartsFile(tmp_path / "nowhere").read() == (0.0, {})
     files.restarts.add("instance")
     start_time_s, counts = reader.read()
     assert counts["instance"] == 1
     (tmp_path / NAME).unlink()
-    assert reader.read() == (start_time_s, counts)
-    (tmp_path / NAME).write_text("{")
-    assert reader.read() == (start_time_s, counts)
     files.restarts.add("instance")
+    assert reader.read() == (start_time_s, {**counts, "instance": 2})
+    (tmp_path / NAME).write_text("{")
+    files.keep()
     assert reader.read() == (start_time_s, {**counts, "instance": 2})
 
 
