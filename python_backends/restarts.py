@@ -7,7 +7,6 @@ or can't be written.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import time

@@ -16,6 +16,7 @@ from python_backends.instance_state import DRAINING, InstanceRecord
 from python_backends.request import RefusedError, Request
 from python_backends.text.checkpoint import read_checkpoint
 from python_backends.text.door import ANY_ENGINE, open_door
+from python_backends.text.fields import of_parameters
 from python_backends.triton_models.life import Life, watched
 from python_backends.triton_models.tensors import Blobs, effective_settings, failure, run_directory
 
@@ -40,9 +41,6 @@ class TritonPythonModel:
     def _admitted(self, request: Any) -> Request | RefusedError:
         fields = _fields(request)
         return fields if isinstance(fields, RefusedError) else self._door.answer(fields)
-
-    def finalize(self) -> None:
-        self.life.end()
 
     def finalize(self) -> None:
         self.life.end()

@@ -14,7 +14,8 @@ import pytest
 
 from python_backends.config import dump, load
 from python_backends.instance_state import CLOSING
-from python_backends.request import Finish, Request, Sampling
+from python_backends.messages import Load
+from python_backends.request import Finish, Request, Sampling, Subject
 from python_backends.restarts import RestartCounts
 from python_backends.step import Tokens
 from tests.pure.triton_models.conftest import Request as TritonRequest
