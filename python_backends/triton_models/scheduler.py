@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -70,8 +71,8 @@ class TritonPythonModel:
         self._readers: dict[type, Callable[[Any], None]]
         self._readers = {Tokens: table.tokens, Started: table.started, Feedback: table.feedback, Idle: table.idle}
         self._spans = _spans(trace_url)
-        if self._spans is not None:
-            table.on_end = self._spans.end
+        if (spans := self._spans) is not None:
+            table.on_end = lambda stream, now_ns: self._observe("a trace was lost", partial(spans.end, stream, now_ns))
         self._link = SchedulerEnd(run_directory(), settings.dead_after_s)
         self._predictions = Predictions(self._metrics, everything.prediction.keep_prompts, everything.prediction.sample_every_s)
         self._predictor = PredictorLink(self._blobs, self._link.wake) if everything.predicts_lengths else None
@@ -97,7 +98,7 @@ class TritonPythonModel:
                 message = self._blobs.message(request, "request", REQUEST)
                 self._single_use.check(message, time.monotonic_ns())
                 if self._spans is not None:
-                    self._spans.begin(message.request_id, request)
+                    self._observe("a trace was lost", partial(self._spans.begin, message.request_id, request))
                 self._arrivals.put((message, sender))
             except ForgedError as error:
                 final(sender, failure(str(error), "INVALID_ARG"))
@@ -147,7 +148,7 @@ class TritonPythonModel:
             self._observe("restarts could not be counted", self._count_restarts)
             self._observe("metrics could not be exported", self._keep_books)
 
-    def _observe(self, what: str, action: Callable[[], None]) -> None:
+    def _observe(self, what: str, action: Callable[[], object]) -> None:
         """Does what no stream depends on: a failure is logged, at most once a minute, and ends nothing."""
         try:
             action()
