@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 
 import pytest
 from hypothesis import assume, given
@@ -268,6 +269,83 @@ def test_a_complaint_shows_the_content_as_it_was_typed_and_not_at_length() -> No
         render("{{ raise_exception(messages[0].content ~ ' is odd') }}", "<|end|>")
     with pytest.raises(RefusedError, match=r"them: a{500}$"):
         render("{{ raise_exception(messages[0].content) }}", "a" * 9999)
+
+
+DOUBLE = "{% set x = 'aaaaaaaaaa' %}"
+MANY = "{% set x = 'a' * 999999 %}{% set y = [x] * 9999 %}"
+GREEDY = {
+    "~": DOUBLE + "{% set x = x ~ x %}" * 30 + "{{ x | length }}",
+    "+": DOUBLE + "{% set x = x + x %}" * 30 + "{{ x | length }}",
+    "+ of lists": "{% set x = [1] %}" + "{% set x = x + x %}" * 30 + "{{ x | length }}",
+    "a block": DOUBLE + "{% set x %}{{ x }}{{ x }}{% endset %}" * 30 + "{{ x | length }}",
+    "a block in a loop": "{% set x %}{% for i in range(99999) %}" + "a" * 9999 + "{% endfor %}{% endset %}{{ x | length }}",
+    "a macro": "{% macro m() %}" + "a" * 9999 + "{% endmacro %}{% set x %}{% for i in range(9999) %}{{ m() }}{% endfor %}{% endset %}",
+    "%": "{{ ('%0100000000d' % 1) | length }}",
+    "% with a star": "{{ ('%*d' % (100000000, 1)) | length }}",
+    "format": "{{ '{:>100000000}'.format(1) | length }}",
+    "format_map": "{{ '{a:>100000000}'.format_map({'a': 1}) | length }}",
+    "filter format": "{{ ('%0100000000d' | format(1)) | length }}",
+    "center": "{{ ('a' | center(100000000)) | length }}",
+    "method center": "{{ 'a'.center(100000000) | length }}",
+    "ljust": "{{ 'a'.ljust(100000000) | length }}",
+    "zfill": "{{ 'a'.zfill(100000000) | length }}",
+    "expandtabs": "{{ '\\t'.expandtabs(100000000) | length }}",
+    "translate": "{{ 'aaa'.translate({97: 'a' * 99999}) | length }}",
+    "encode": "{{ 'aaa'.encode() }}",
+    "to_bytes": "{{ (5).to_bytes(100000000, 'big') | length }}",
+    "lipsum": "{{ lipsum(n=3000) | length }}",
+    "wordwrap": "{{ ('aaaa' | wordwrap(1, wrapstring='a' * 99999)) | length }}",
+    "slice": "{{ [1] | slice(100000000) | list | length }}",
+    "batch": "{{ [1] | batch(100000000, 1) | list | length }}",
+    "sum": "{{ ([[1] * 9999] * 99999) | sum(start=[]) | length }}",
+    "join": MANY + "{{ y | join | length }}",
+    "method join": MANY + "{{ ''.join(y) | length }}",
+    "method join of a generator": MANY + "{{ ''.join(y | map('upper')) | length }}",
+    "join with much between": MANY + "{{ range(99999) | join(x) | length }}",
+    "string": MANY + "{{ y | string | length }}",
+    "~ of a list": MANY + "{{ (y ~ '') | length }}",
+    "tojson": MANY + "{{ y | tojson | length }}",
+    "tojson with margins": "{{ [[1]] | tojson(indent=100000000) }}",
+    "tojson with separators": MANY + "{{ [1, 2] | tojson(separators=(x * 1, ':')) }}",
+    "output": MANY + "{{ y }}",
+    "replace": MANY + "{{ x | replace('a', x) | length }}",
+    "replace of nothing": MANY + "{{ x | replace('', x) | length }}",
+    "method replace": MANY + "{{ x.replace('a', x) | length }}",
+    "indent": "{{ 'a\\na' | indent(100000000) | length }}",
+    "trims": MANY + "{% for i in range(9999) %}{% set z = x.strip('b') %}{% endfor %}",
+    "slices": MANY + "{% for i in range(9999) %}{% set z = x[1:] %}{% endfor %}",
+    "searches": MANY + "{% for i in range(9999) %}{% set z = 'b' in x %}{% endfor %}",
+    "searches from the right": MANY + "{{ x.rfind('b' + x[:99999]) }}",
+    "the date": "{{ strftime_now('%0100000000d') }}",
+}
+
+
+@pytest.mark.parametrize("source", GREEDY.values(), ids=GREEDY.keys())
+def test_a_template_makes_nothing_huge_before_it_is_refused(source: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(RefusedError, match="messages: the model's chat template can't render them"):
+            render(source, "a")
+        assert tracemalloc.get_traced_memory()[1] < 60_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_methods_of_texts_take_what_pythons_take() -> None:
+    source = "{{ c.startswith(('a', 'b')) }}{{ ', '.join(['x', 'y']) }}"
+    source += "{{ c.split(none, 1) | join('-') }}{{ c.rsplit(' ', 1)[1] }}{{ c.count('b') }}"
+    assert render("{% set c = messages[0].content %}" + source, "ab cd b") == "Truex, yab-cd bb2"
+
+
+def test_what_templates_of_checkpoints_do_is_within_the_budget() -> None:
+    """Long chats and long contents: lengths asked for in each turn, contents cut, joined and searched several times."""
+    source = """{%- set ns = namespace(text='') -%}{%- for m in messages -%}
+        {%- if '</think>' in m.content -%}{%- set c = m.content.split('</think>')[-1].lstrip('\\n') -%}
+        {%- else -%}{%- set c = m.content | trim -%}{%- endif -%}
+        {{- m.role ~ ': ' + c.replace('/no_think', '') + ('' if loop.index == messages | length else '\\n') -}}
+        {%- endfor -%}{{- messages[1:] | selectattr('role', 'equalto', 'system') | list | length -}}"""
+    assert render(source, *["hi"] * 2000).count("user: hi") == 1000
+    assert len(render(source, "a" * 1_000_000, "<think>a</think>" + "b" * 1_000_000)) > 2_000_000
 
 
 @pytest.mark.parametrize(
