@@ -166,7 +166,10 @@ def test_a_tokenizer_in_an_endless_loop_is_replaced(toy_model: Path, tmp_path: P
 
 
 def pause(gapless: Gapless, seconds: float) -> None:
-    """As `docker pause` does: every process stands still, and then all go on."""
+    """Every process stands still, and then all go on, the models before tritonserver.
+
+    In the other order Triton may call a model unhealthy that was inside a call (docs/operations.md).
+    """
     processes = [psutil.Process(gapless.process.pid), *gapless.processes()]
     for process in processes:
         process.suspend()
