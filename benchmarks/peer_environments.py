@@ -110,7 +110,7 @@ def vllm_variants() -> dict[str, dict[str, str]]:
     return {
         f"{allocator}, {count}": {"LD_PRELOAD": preloaded, "VLLM_ENABLE_V1_MULTIPROCESSING": flag}
         for allocator, preloaded in allocators.items()
-        for count, flag in (("one process", "0"), ("two processes", "1"))
+        for count, flag in (("in the client's process", "0"), ("in processes of its own", "1"))
     }
 
 

@@ -35,6 +35,8 @@ from benchmarks.peer_setups import DEFAULT, SETUPS, Setup, default_engines, setu
 from benchmarks.peer_work import KV_POOL_GIB, PEER_TOKEN_BUDGET, Work, load_work
 
 TRIAL_ROUNDS = 2
+REST_S = 1.5  # before each pass: some threads go on polling for a while after their own (vLLM's worker: a second)
+MIN_FREE_GIB = 4.0  # of memory, before another engine is started
 CANNOT = (subprocess.CalledProcessError, OSError, RuntimeError)  # what an engine that can't be had raises
 
 
@@ -63,6 +65,8 @@ class Peers:
             name = f"{setup.name}, {setup.variant}" if setup.variant else setup.name
             started_s = time.monotonic()
             try:
+                if (free := free_gib()) < MIN_FREE_GIB:
+                    raise RuntimeError(f"only {free:.1f} GiB of memory are free beside the engines that are up: fewer of them at once")
                 prepare_model(setup, self._directory, self._dtype)
                 self._processes[name] = EngineProcess(setup, self._directory, self._dtype, self._work.in_flight)
                 self.versions[name] = self._processes[name].versions
@@ -90,10 +94,17 @@ class Peers:
             process.close()
 
     def _pass(self, name: str, number: int) -> Row:
+        time.sleep(REST_S)
         timings, peak = self._processes[name].run(self._work.shifted(number, VOCABULARY))
         if [len(timing.tokens) for timing in timings] != [job.max_tokens for job in self._work.jobs]:
             raise RuntimeError("it gave more or fewer tokens than it was asked for")
         return row_of(name, self._shape, self._dtype, number, timings, peak)
+
+
+def free_gib() -> float:
+    """Memory that new processes can have."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) / 2**20
 
 
 def rotated(names: list[str], by: int) -> list[str]:

@@ -144,13 +144,18 @@ def test_vllm_is_tried_with_both_allocators_and_with_its_engine_in_either_proces
     (tmp_path / "vllm" / "lib" / "libiomp5.so").touch()
     monkeypatch.setattr(peer_environments, "find_tcmalloc", lambda: Path("/lib/libtcmalloc_minimal.so.4"))
     found = vllm_variants()
-    assert list(found) == ["glibc, one process", "glibc, two processes", "tcmalloc, one process", "tcmalloc, two processes"]
-    assert found["tcmalloc, two processes"] == {
+    assert list(found) == [
+        "glibc, in the client's process",
+        "glibc, in processes of its own",
+        "tcmalloc, in the client's process",
+        "tcmalloc, in processes of its own",
+    ]
+    assert found["tcmalloc, in processes of its own"] == {
         "LD_PRELOAD": f"/lib/libtcmalloc_minimal.so.4:{tmp_path}/vllm/lib/libiomp5.so",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
     }
     monkeypatch.setattr(peer_environments, "find_tcmalloc", lambda: None)
-    assert list(vllm_variants()) == ["glibc, one process", "glibc, two processes"]
+    assert list(vllm_variants()) == ["glibc, in the client's process", "glibc, in processes of its own"]
 
 
 def agreement(engine: str, same: int, *, must_agree: bool = True) -> Agreement:
@@ -199,3 +204,32 @@ def test_an_engine_whose_environment_cannot_be_made_is_named_and_left_out(tmp_pa
     assert list(left_out.reasons) == ["S: openvino", "S: vllm"]
     assert made.run(1) == []
     assert not list(tmp_path.rglob("made"))
+
+
+def test_there_is_a_rest_before_each_engines_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    happened: list[str] = []
+
+    class Process:
+        def __init__(self, setup: Setup, *_: object) -> None:
+            self._name = setup.name
+            self.versions = {"python": "3"}
+
+        def run(self, _work: Work) -> tuple[list[Timing], float]:
+            happened.append(self._name)
+            return [Timing(0.0, [1.0, 2.0], 2.0)], 0.1
+
+    monkeypatch.setattr(peers, "EngineProcess", Process)
+    monkeypatch.setattr(peers, "prepare_model", lambda *_: None)
+    monkeypatch.setattr(peers.time, "sleep", lambda seconds: happened.append("rest") if seconds >= 1 else None)
+    made = Peers("S", "bfloat16", Work([Job([1], 2)], 1), tmp_path, LeftOut())
+    made.start([SETUPS["gapless"], SETUPS["vllm"]])
+    rows = made.run(1)
+    assert happened == ["rest", "gapless", "rest", "vllm", "rest", "vllm", "rest", "gapless"]
+    assert [(row.engine, row.round) for row in rows] == [("gapless", 1), ("vllm", 1)]
+
+
+def test_an_engine_for_which_there_is_no_memory_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(peers, "free_gib", lambda: 3.0)
+    left_out = LeftOut()
+    Peers("M", "bfloat16", Work([], 1), tmp_path, left_out).start([SETUPS["gapless"]])
+    assert "only 3.0 GiB" in left_out.reasons["M: gapless"]
