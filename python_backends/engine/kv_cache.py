@@ -32,7 +32,7 @@ class KVCache:
     def __init__(self, shape: BlockShape, num_blocks: int, device: torch.device) -> None:
         self.shape = shape
         sizes = (num_blocks, shape.num_layers, 2, shape.num_kv_heads, shape.block_tokens, shape.head_dim)
-        self.blocks = torch.zeros(sizes, dtype=shape.dtype, device=device)  # untouched blocks cost no memory on a CPU
+        self.blocks = torch.zeros(sizes, dtype=shape.dtype, device=device)  # torch writes the zeros: resident from the start
         runs = self.blocks.view(-1, shape.block_tokens * shape.head_dim)  # a row: one head's keys or values in a block
         starts = range(0, shape.num_layers * 2 * shape.num_kv_heads, 2 * shape.num_kv_heads)
         self._runs = [runs[start:] for start in starts]

@@ -194,7 +194,7 @@ class OpenVINOEngine:
         caches = []
         for layer, part in product(range(shape.num_layers), ("key", "value")):
             sizes = (self.limits.num_blocks + 1, shape.num_kv_heads, BLOCK_TOKENS, shape.head_dim)
-            cache = torch.zeros(sizes, dtype=shape.dtype)  # untouched blocks cost no memory
+            cache = torch.zeros(sizes, dtype=shape.dtype)  # torch writes the zeros: resident from the start
             bits = cache.view(torch.int16 if shape.dtype == torch.bfloat16 else shape.dtype).numpy()
             for inputs in self._inputs:
                 inputs.request.set_tensor(cache_name(layer, part), ov.Tensor(bits, list(sizes), TYPES[shape.dtype]))

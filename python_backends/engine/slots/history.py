@@ -25,7 +25,7 @@ BEFORE = -2  # stands in the places before a sequence's first token; equal to no
 class History:
     def __init__(self, limits: ModelLimits, device: torch.device) -> None:
         shape = (limits.num_slots, limits.max_model_tokens + 1)
-        self._tokens = torch.zeros(shape, dtype=torch.int32, device=device)  # untouched rows cost no memory on a CPU
+        self._tokens = torch.zeros(shape, dtype=torch.int32, device=device)
         self._kept: NDArray[np.bool_] = np.zeros(limits.num_slots, np.bool_)  # which slots look back
 
     def admit(self, admits: Sequence[Admit]) -> None:
