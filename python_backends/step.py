@@ -43,7 +43,12 @@ class Admit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Grow:
-    """More KV blocks for a slot: entries [first, first + len(blocks)) of its block table row."""
+    """KV blocks for a slot, more of them or others: entries [first, first + len(blocks)) of its block table
+    row.
+
+    Others take the place of blocks that no later step reads or writes: what they hold was computed for
+    another sequence meanwhile.
+    """
 
     slot: int
     epoch: int
@@ -147,7 +152,9 @@ class GatheredOutput(StepOutput):
 
 
 class Started(Noun, frozen=True):
-    """A request got its slot; so many tokens of its prompt were found in kept blocks."""
+    """A request got its slot; so many tokens of its prompt were found in kept blocks. Said again when more
+    are found later.
+    """
 
     request_id: int
     epoch: int

@@ -133,7 +133,8 @@ class ToyEngine:
             row = _Row(operation.sampling, operation.num_prompt_tokens, length, last, blocks=operation.blocks.tolist())
             self._rows[operation.slot] = row
         elif isinstance(operation, Grow):
-            self._rows[operation.slot].blocks[operation.first :] = operation.blocks.tolist()
+            last = operation.first + len(operation.blocks)
+            self._rows[operation.slot].blocks[operation.first : last] = operation.blocks.tolist()
         else:
             del self._rows[operation.slot]
 

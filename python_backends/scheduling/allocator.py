@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from python_backends.request import Ids, ModelLimits
-from python_backends.scheduling.blocks import ROOT_KEY, BlockPool, block_key
+from python_backends.scheduling.blocks import BlockPool, add_keys
 from python_backends.scheduling.policies import Reserve, View
-from python_backends.scheduling.sequence import Sequence
+from python_backends.scheduling.sequence import NO_BLOCKS, Seating, Sequence
 from python_backends.scheduling.slots import GROWTH_TOKENS, SlotTable
 from python_backends.step import Admit, Grow, Release, SlotOperation, Started
 
@@ -62,21 +63,64 @@ class Allocator:
             num_blocks=self._limits.num_blocks,
         )
 
-    def seat(self, sequence: Sequence) -> None:
-        """A slot and the first blocks; those of its prefix that are found are shared."""
-        # at least one token is computed anew, so that there is a row to sample from
-        shared, keys = self.blocks.match(sequence.tokens[:-1])
-        self.blocks.share(shared)
+    def seat(self, sequence: Sequence) -> int:
+        """A slot and the first blocks; those of its prefix that are found are shared. Returns how many of
+        them others hold as well.
+        """
+        found = self._found(sequence)
+        num_revived = self.blocks.num_revived(found)
+        self.blocks.share(found)
         limit = self._limit(sequence)
         reserved = self._reservation(sequence)
-        fresh = self.blocks.take(max(0, self._first_blocks(sequence, reserved) - len(shared)))
-        num_computed = len(shared) * self._limits.block_tokens
+        fresh = self.blocks.take(max(0, self._first_blocks(sequence, reserved) - len(found)))
+        num_computed = len(found) * self._limits.block_tokens
         slot = self.slots.seat(sequence, num_computed, limit)
-        sequence.reserved_blocks, sequence.keys = reserved, keys
+        sequence.reserved_blocks, sequence.num_published = reserved, len(found)
         self._promised += reserved
-        self._hold(sequence, shared + fresh)
+        self._hold(sequence, found + fresh)
         self._started.append(Started(sequence.request_id, sequence.epoch, num_computed))
         self._operations.append(self._admission(sequence, slot))
+        return len(found) - num_revived
+
+    def catch_up(self, slot: int) -> None:
+        """Shares what others have computed of its prompt since it was seated; its own blocks for that are
+        free again.
+
+        A step that was launched before may still write the last of these: the device runs steps in order.
+        """
+        sequence = self._sequence(slot)
+        first = sequence.num_published
+        found = self.blocks.match(sequence.tokens[:-1], sequence.keys, first)
+        if not found:
+            return
+        last, size = first + len(found), self._limits.block_tokens
+        own, blocks = sequence.blocks[first:last], np.array(found, np.int32)
+        self.blocks.share(found)
+        self.blocks.drop(own)
+        sequence.blocks = np.concatenate([sequence.blocks[:first], blocks, sequence.blocks[last:]])
+        sequence.num_published = last
+        num_found_tokens = last * size - int(self.slots.computed[slot])
+        self.slots.computed[slot] = last * size
+        self._started.append(Started(sequence.request_id, sequence.epoch, num_found_tokens))
+        self._operations.append(Grow(slot, int(self.slots.epochs[slot]), first, blocks))
+
+    def next_key(self, slot: int) -> bytes | None:
+        """Of the prompt block that its next token falls into; None if nobody could find that block."""
+        sequence = self._sequence(slot)
+        index = int(self.slots.computed[slot]) // self._limits.block_tokens
+        if (index + 1) * self._limits.block_tokens >= len(sequence.tokens):
+            return None
+        return self._keys(sequence, sequence.tokens, index + 1)[index]
+
+    def filled_keys(self, slot: int, end: int) -> list[bytes]:
+        """Of the prompt blocks that are full once it has computed `end` tokens, and were not before."""
+        sequence = self._sequence(slot)
+        last = end // self._limits.block_tokens
+        return self._keys(sequence, sequence.tokens, last)[sequence.num_published : last]
+
+    def shared_blocks(self, slots: NDArray[np.intp]) -> Ids:
+        """[n] how many of the blocks of each of these slots, in which somebody sits, others hold as well."""
+        return self.blocks.num_shared([self._sequence(slot).blocks for slot in slots.tolist()])
 
     def grow(self, sequence: Sequence) -> None:
         """Blocks for its next tokens, as far as there are any; the caller has seen to it that there is one.
@@ -103,7 +147,7 @@ class Allocator:
         self._operations.append(Release(slot, epoch))
         self.blocks.drop(sequence.blocks)
         self._promised -= max(0, sequence.reserved_blocks - len(sequence.blocks))
-        sequence.blocks, sequence.keys, sequence.reserved_blocks = [], [], 0
+        sequence.blocks, sequence.num_published, sequence.reserved_blocks = NO_BLOCKS, 0, 0
 
     def rewrite(self) -> None:
         """Everything that the engine holds of every slot, once more: what a step would cost without static slots."""
@@ -116,9 +160,7 @@ class Allocator:
 
     def publish_prefill(self, slot: int, end: int) -> None:
         """Full prompt blocks are shared from the next plan on: the device runs steps in order."""
-        sequence = self.slots.sequences[slot]
-        assert sequence is not None
-        self._publish_blocks(sequence, self.slots.tokens[slot, :end])
+        self._publish_blocks(self._sequence(slot), self.slots.tokens[slot, :end])
 
     def check_integrity(self) -> None:
         """Raises AssertionError."""
@@ -130,14 +172,21 @@ class Allocator:
         assert all(self.slots.sequences[sequence.slot] is sequence for sequence in running), "a sequence sits in another's slot"
 
     def _blocks_needed(self, sequence: Sequence) -> int:
-        shared, _ = self.blocks.match(sequence.tokens[:-1])
-        return self._reservation(sequence) - len(shared) + self.blocks.num_revived(shared)
+        found = self._found(sequence)
+        return self._reservation(sequence) - len(found) + self.blocks.num_revived(found)
 
-    def blocks_now(self, sequence: Sequence) -> int:
-        """Available blocks that seating it would take at once."""
-        shared, _ = self.blocks.match(sequence.tokens[:-1])
-        fresh = max(0, self._first_blocks(sequence, self._reservation(sequence)) - len(shared))
-        return fresh + self.blocks.num_revived(shared)
+    def seating(self, sequence: Sequence) -> Seating:
+        """What it would take with a slot."""
+        found = self._found(sequence)
+        num_revived = self.blocks.num_revived(found)
+        fresh = max(0, self._first_blocks(sequence, self._reservation(sequence)) - len(found))
+        return Seating(fresh + num_revived, len(found) - num_revived)
+
+    def _found(self, sequence: Sequence) -> list[int]:
+        """Kept blocks of its prefix. At least one token is computed anew, so that there is a row to sample
+        from.
+        """
+        return self.blocks.match(sequence.tokens[:-1], sequence.keys)
 
     def _first_blocks(self, sequence: Sequence, reserved: int) -> int:
         return min(self.blocks.blocks_for(min(len(sequence.tokens) + self._growth_tokens, self._limit(sequence))), reserved)
@@ -162,7 +211,7 @@ class Allocator:
             sampling=sequence.request.sampling,
             num_prompt_tokens=sequence.num_prompt_tokens,
             num_output_tokens=sequence.num_output_tokens,
-            blocks=np.array(sequence.blocks, np.int32),
+            blocks=sequence.blocks,
             tokens=sequence.tokens,
             adapter=sequence.request.adapter,
         )
@@ -170,15 +219,24 @@ class Allocator:
     def _hold(self, sequence: Sequence, blocks: list[int]) -> None:
         """`sequence` holds `blocks` from now on: so many fewer are promised to it."""
         before = max(0, sequence.reserved_blocks - len(sequence.blocks))
-        sequence.blocks += blocks
+        sequence.blocks = np.concatenate([sequence.blocks, np.array(blocks, np.int32)])
         self._promised += max(0, sequence.reserved_blocks - len(sequence.blocks)) - before
         self.slots.capacity[sequence.slot] = len(sequence.blocks) * self._limits.block_tokens
 
     def _publish_blocks(self, sequence: Sequence, computed: Ids) -> None:
         """Makes the full blocks among `computed` [tokens] findable."""
-        size = self._limits.block_tokens
-        for index in range(len(sequence.keys), len(computed) // size):
-            prefix = sequence.keys[-1] if sequence.keys else ROOT_KEY
-            key = block_key(prefix, computed[index * size : (index + 1) * size])
-            sequence.keys.append(key)
-            self.blocks.publish(sequence.blocks[index], key)
+        last = len(computed) // self._limits.block_tokens
+        keys = self._keys(sequence, computed, last)
+        for index in range(sequence.num_published, last):
+            self.blocks.publish(int(sequence.blocks[index]), keys[index])
+        sequence.num_published = max(sequence.num_published, last)
+
+    def _keys(self, sequence: Sequence, tokens: Ids, count: int) -> list[bytes]:
+        """Those of its blocks that are known, the first `count` among them; `tokens` are its leading ones."""
+        add_keys(sequence.keys, tokens, count, self._limits.block_tokens)
+        return sequence.keys
+
+    def _sequence(self, slot: int) -> Sequence:
+        sequence = self.slots.sequences[slot]
+        assert sequence is not None
+        return sequence

@@ -24,7 +24,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
         self._free = deque(range(num_blocks))
-        self._references = [0] * num_blocks
+        self._references: Ids = np.zeros(num_blocks, np.int32)
         self._keys: list[bytes | None] = [None] * num_blocks
         self._by_key: dict[bytes, int] = {}
         self._retained: OrderedDict[int, None] = OrderedDict()  # oldest first
@@ -44,32 +44,43 @@ class BlockPool:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_tokens)
 
-    def match(self, tokens: Ids) -> tuple[list[int], list[bytes]]:
-        """The longest kept prefix of `tokens` in full blocks, and the keys of those blocks. Takes no references."""
+    def match(self, tokens: Ids, keys: list[bytes], first: int = 0) -> list[int]:
+        """The kept blocks of `tokens` from the full block number `first` on, up to the first that is not
+        kept. Takes no references.
+
+        `keys` are those of the leading blocks of `tokens`; the missing ones are added as far as they are
+        looked at.
+        """
         blocks: list[int] = []
-        keys: list[bytes] = []
-        key = ROOT_KEY
-        for end in range(self.block_tokens, len(tokens) + 1, self.block_tokens):
-            key = block_key(key, tokens[end - self.block_tokens : end])
-            block = self._by_key.get(key)
+        for index in range(first, len(tokens) // self.block_tokens):
+            add_keys(keys, tokens, index + 1, self.block_tokens)
+            block = self._by_key.get(keys[index])
             if block is None:
                 break
             blocks.append(block)
-            keys.append(key)
-        return blocks, keys
+        return blocks
 
     def num_revived(self, blocks: Sequence[int]) -> int:
         """How many of `blocks`, a prefix, take as much of what is available as fresh ones: from the first that is only retained, all.
 
         It may be gone before they are shared, and then those behind it are not found, whoever holds them.
         """
-        held = next((place for place, block in enumerate(blocks) if self._references[block] == 0), len(blocks))
-        return len(blocks) - held
+        unheld = np.flatnonzero(self._references[list(blocks)] == 0)
+        return len(blocks) - int(unheld[0]) if len(unheld) else 0
 
-    def share(self, blocks: Iterable[int]) -> None:
+    def num_shared(self, rows: Sequence[Ids]) -> Ids:
+        """[rows] how many blocks of each of `rows`, which hold one or more each, are held by another row as
+        well.
+        """
+        ends = np.cumsum([len(row) for row in rows])
+        is_shared = np.take(self._references > 1, np.concatenate(rows)).view(np.uint8)
+        shared: Ids = np.add.reduceat(is_shared, np.concatenate([[0], ends[:-1]]), dtype=np.int32)
+        return shared
+
+    def share(self, blocks: Sequence[int]) -> None:
         for block in blocks:
             self._retained.pop(block, None)
-            self._references[block] += 1
+        self._references[list(blocks)] += 1
 
     def take(self, count: int) -> list[int]:
         """`count` fresh blocks, the oldest retained ones last. The caller has checked `num_available`."""
@@ -81,12 +92,11 @@ class BlockPool:
             self._by_key[key] = block
             self._keys[block] = key
 
-    def drop(self, blocks: Iterable[int]) -> None:
+    def drop(self, blocks: Sequence[int] | Ids) -> None:
         """Gives references back, the last block first: when memory is needed, a prefix is shortened from its end."""
-        for block in reversed(list(blocks)):
-            self._references[block] -= 1
-            if self._references[block] > 0:
-                continue
+        last_first = np.asarray(blocks, np.int64)[::-1]
+        self._references[last_first] -= 1
+        for block in last_first[self._references[last_first] == 0].tolist():
             if self._keys[block] is None:
                 self._free.append(block)
             else:
@@ -97,11 +107,11 @@ class BlockPool:
         while self._retained:
             self._free.append(self._evict_oldest())
 
-    def check_integrity(self, holders: Iterable[Sequence[int]]) -> None:
+    def check_integrity(self, holders: Iterable[Sequence[int] | Ids]) -> None:
         """Re-derives every count from the holders' block rows. Raises AssertionError."""
         held = np.array([block for row in holders for block in row], np.int64)
         counts = np.bincount(held, minlength=self.num_blocks)
-        assert counts.tolist() == self._references, "block references differ from what the slots hold"
+        assert np.array_equal(counts, self._references), "block references differ from what the slots hold"
         idle = sorted([*self._free, *self._retained])
         assert idle == [block for block in range(self.num_blocks) if counts[block] == 0], "free and retained blocks are off"
         assert all(self._keys[block] is None for block in self._free), "a free block still has a key"
@@ -119,6 +129,13 @@ class BlockPool:
         del self._by_key[key]
         self._keys[block] = None
         return block
+
+
+def add_keys(keys: list[bytes], tokens: Ids, count: int, block_tokens: int) -> None:
+    """Adds to `keys` those of the leading blocks of `tokens` that are missing of the first `count`."""
+    for index in range(len(keys), count):
+        prefix = keys[-1] if keys else ROOT_KEY
+        keys.append(block_key(prefix, tokens[index * block_tokens : (index + 1) * block_tokens]))
 
 
 def block_key(prefix: bytes, tokens: Ids) -> bytes:

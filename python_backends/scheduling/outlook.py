@@ -14,11 +14,11 @@ import numpy as np
 
 from python_backends.config import SchedulingSettings
 from python_backends.request import Ids, ModelLimits
-from python_backends.scheduling.future_memory import Fits, FutureMemory
+from python_backends.scheduling.future_memory import Fits, FutureMemory, SharedBlocks
 from python_backends.scheduling.lengths import Array
 from python_backends.scheduling.policies import Policy
 from python_backends.scheduling.predicted_order import HEAD, PredictedOrder
-from python_backends.scheduling.sequence import Sequence
+from python_backends.scheduling.sequence import Seating, Sequence
 from python_backends.scheduling.slots import SlotTable
 from python_backends.scheduling.step_time import StepTime
 
@@ -47,9 +47,10 @@ class Outlook:
         if self.order is not None:
             self.order.expect(sequence)
 
-    def seated(self, sequence: Sequence) -> None:
+    def seated(self, sequence: Sequence, num_shared: int) -> None:
+        """`num_shared`: how many of its blocks others hold as well."""
         if self._is_used:
-            self.future.seat(sequence)
+            self.future.seat(sequence, num_shared)
 
     def left(self, slot: int) -> None:
         if self._is_used:
@@ -65,11 +66,11 @@ class Outlook:
         self._refreshed_s = -math.inf
         return True
 
-    def trial(self, num_available: int, blocks_now: Callable[[Sequence], int]) -> Fits:
+    def trial(self, num_available: int, seating: Callable[[Sequence], Seating]) -> Fits:
         """Who of the waiting fits (see future memory); everybody while nothing has to be foreseen."""
-        return self.future.trial(num_available, blocks_now) if self.future.is_drawn else lambda sequence: True
+        return self.future.trial(num_available, seating) if self.future.is_drawn else lambda sequence: True
 
-    def refresh(self, num_used_blocks: int, waiting: Callable[[], list[Sequence]]) -> bool:
+    def refresh(self, num_used_blocks: int, shared_blocks: SharedBlocks, waiting: Callable[[], list[Sequence]]) -> bool:
         """Makes everything anew if that is due: for all slots, and for the head of the `waiting`. False: it was not."""
         used_up = self.order is not None and self.order.is_used_up
         if not self._is_used or (self._clock() < self._refreshed_s + REFRESHED_S and not used_up):
@@ -78,7 +79,7 @@ class Outlook:
         if self.order is not None:
             slots_are_scarce = self._slots.num_free <= self._slots.num_slots * SCARCE
             self.order.sort(HEAD + self._slots.num_free, self.future.lengths.usual_tokens, self._seconds, slots_are_scarce)
-        self.future.draw(num_used_blocks, waiting())
+        self.future.draw(num_used_blocks, shared_blocks, waiting())
         return True
 
     def prefill_tokens(self, decodes: Ids) -> float:

@@ -75,7 +75,11 @@ class PlanWriter:
         if in_time < budget:
             whole = int(len(decodes) + in_time) // TILE * TILE
             budget = max(whole - len(decodes), min(TILE // 2, budget))
+        coming: set[bytes] = set()  # keys of the blocks that chunks of this step fill
         for slot in slots:
+            self._allocator.catch_up(slot)
+            if coming and self._allocator.next_key(slot) in coming:
+                continue  # it is found in the next step
             start = int(self._slots.computed[slot])
             length = int(self._slots.targets[slot]) - start
             if self._chunked:
@@ -84,6 +88,7 @@ class PlanWriter:
                 break
             budget -= length
             chunks.append((slot, start, length))
+            coming.update(self._allocator.filled_keys(slot, start + length))
         return chunks
 
     def _plan(self, decodes: Ids, chunks: list[Chunk]) -> StepPlan:

@@ -98,7 +98,7 @@ class SlotScheduler:
         """KV blocks that will be in use at most, as admission reckons."""
         if not self.policy.looks_ahead or self._rests():
             return self.blocks.num_used + self._allocator.num_promised_blocks
-        self.outlook.refresh(self.blocks.num_used, self._head)
+        self._look_ahead()
         return round(self.outlook.future.peak_blocks)
 
     @property
@@ -130,8 +130,11 @@ class SlotScheduler:
 
     def refresh(self) -> None:
         """Makes the order of the waiting and the future memory anew, if that is due: best while the device computes."""
-        if self._waiting and not self._rests() and self.outlook.refresh(self.blocks.num_used, self._head):
+        if self._waiting and not self._rests() and self._look_ahead():
             self._may_admit = True
+
+    def _look_ahead(self) -> bool:
+        return self.outlook.refresh(self.blocks.num_used, self._allocator.shared_blocks, self._head)
 
     def _rests(self) -> bool:
         """Whether everybody who waits can be seated, and nobody will have to make way: their order doesn't matter then."""
@@ -148,6 +151,7 @@ class SlotScheduler:
         if sequence.status is Status.WAITING:
             self._waiting.remove(sequence)
             sequence.status = Status.FINISHED
+            self._may_admit = True  # others may have waited for it alone
         else:
             self._leave(sequence, Status.FINISHED)
         return True
@@ -229,8 +233,7 @@ class SlotScheduler:
             return
         for sequence in self.policy.select(self._waiting.in_order(), self._view()):
             self._waiting.take(sequence)
-            self._allocator.seat(sequence)
-            self.outlook.seated(sequence)
+            self.outlook.seated(sequence, self._allocator.seat(sequence))
         self._may_admit = not self.policy.looks_ahead  # the next change or refresh will tell
 
     def _is_admission_due(self) -> bool:
@@ -244,7 +247,7 @@ class SlotScheduler:
         view = self._allocator.view()
         if not self.policy.looks_ahead:
             return view
-        fits = self.outlook.trial(self.blocks.num_available, self._allocator.blocks_now)
+        fits = self.outlook.trial(self.blocks.num_available, self._allocator.seating)
         return replace(view, fits=fits, is_overdue=self._waiting.is_overdue)
 
     def _head(self) -> list[Sequence]:

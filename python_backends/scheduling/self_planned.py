@@ -14,11 +14,11 @@ import numpy as np
 
 from python_backends.config import SchedulingSettings
 from python_backends.messages import Failed
-from python_backends.request import QUANTILE_LEVELS, ModelLimits
+from python_backends.request import QUANTILE_LEVELS, Ids, ModelLimits
 from python_backends.scheduling.allocator import Allocator
 from python_backends.scheduling.policies import Reserve, fcfs
 from python_backends.scheduling.scheduler import SlotScheduler
-from python_backends.scheduling.sequence import Sequence
+from python_backends.scheduling.sequence import NO_BLOCKS, Sequence
 from python_backends.step import GatheredOutput, Release, Started, StepOutput, StepPlan, Tokens
 
 LIKELY = QUANTILE_LEVELS.index(0.9)
@@ -41,14 +41,15 @@ class CountingAllocator(Allocator):
 
     def __init__(self, limits: ModelLimits, reserve: Reserve, lean: bool = False) -> None:
         super().__init__(limits, reserve, lean)
-        self._leaving: dict[Release, list[int]] = {}
+        self._leaving: dict[Release, Ids] = {}
 
-    def seat(self, sequence: Sequence) -> None:
+    def seat(self, sequence: Sequence) -> int:
         sequence.reserved_blocks = self._reservation(sequence)
-        sequence.blocks = self.blocks.take(sequence.reserved_blocks)
+        sequence.blocks = np.array(self.blocks.take(sequence.reserved_blocks), np.int32)
         slot = self.slots.seat(sequence, len(sequence.tokens), self._limit(sequence))
         self._started.append(Started(sequence.request_id, sequence.epoch, 0))
         self._operations.append(self._admission(sequence, slot))
+        return 0
 
     def unseat(self, sequence: Sequence) -> None:
         """Its slot is vacant, and free once the engine lets go of it."""
@@ -56,7 +57,7 @@ class CountingAllocator(Allocator):
         self.slots.vacate(sequence)
         self._operations.append(release)
         self._leaving[release] = sequence.blocks
-        sequence.blocks, sequence.reserved_blocks = [], 0
+        sequence.blocks, sequence.reserved_blocks = NO_BLOCKS, 0
 
     def let_go(self, release: Release) -> None:
         """The engine holds nothing of this life of a slot any more."""

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 
 from python_backends.request import Ids, LengthPrediction, Request
 
 NO_SLOT = -1
+NO_BLOCKS: Ids = np.zeros(0, np.int32)
 
 
 class Status(IntEnum):
     WAITING = 0
     RUNNING = 1
     FINISHED = 2
+
+
+class Seating(NamedTuple):
+    """What a waiting sequence would take with a slot."""
+
+    blocks_now: int  # of the available ones, at once
+    num_shared: int  # blocks of its prefix that others hold as well
 
 
 class Sequence:
@@ -25,7 +34,7 @@ class Sequence:
     """
 
     __slots__ = (
-        *("arrival", "arrived_s", "blocks", "epoch", "keys", "prediction"),
+        *("arrival", "arrived_s", "blocks", "epoch", "keys", "num_published", "prediction"),
         *("request", "reserved_blocks", "slot", "status", "tokens"),
     )
 
@@ -37,8 +46,9 @@ class Sequence:
         self.epoch = epoch  # which life of the request this is, in the eyes of its stream
         self.slot = NO_SLOT
         self.status = Status.WAITING
-        self.blocks: list[int] = []
-        self.keys: list[bytes] = []  # of the leading blocks that are full and published
+        self.blocks: Ids = NO_BLOCKS
+        self.keys: list[bytes] = []  # of its leading full blocks, as far as asked for; they stay, as tokens only follow
+        self.num_published = 0  # leading blocks that are full and can be found by others
         self.reserved_blocks = 0
         self.prediction: LengthPrediction | None = None  # none has come yet
 

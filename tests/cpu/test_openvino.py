@@ -116,6 +116,21 @@ def test_shared_prefix_blocks_give_the_same_answers(one: TinyModel) -> None:
         one.check(request, answers[request.request_id])
 
 
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_a_prefix_that_many_bring_at_once_is_computed_once_and_answers_are_the_same(one: TinyModel, steps_ahead: int) -> None:
+    """Some get other blocks for the prefix while the step that computes it, or one of their own, is under
+    way.
+    """
+    prefix = np.arange(100, 164, dtype=np.int32)
+    tails = np.random.default_rng(6).integers(0, VOCABULARY, (5, 9)).astype(np.int32)
+    requests = [Request(index, np.concatenate([prefix, tail]), Sampling(max_tokens=25)) for index, tail in enumerate(tails)]
+    serving = Serving(one.openvino_engine(steps_ahead=steps_ahead), token_budget=50, ahead=steps_ahead)
+    answers = serving.run(requests)
+    assert sum(started.num_prefix_hit_tokens for started in serving.scheduler.take_started()) == 4 * len(prefix)
+    for request in requests:
+        one.check(request, answers[request.request_id])
+
+
 def test_a_restarted_request_goes_on_as_if_nothing_had_happened(one: TinyModel) -> None:
     requests = random_requests(5, seed=5)
     serving = Serving(one.openvino_engine())

@@ -67,6 +67,21 @@ def test_shared_prefix_blocks_give_the_same_answers(each: TinyModel) -> None:
         each.check(request, answers[request.request_id])
 
 
+@pytest.mark.parametrize("token_budget", [21, 256])
+def test_a_prefix_that_many_bring_at_once_is_computed_once_and_answers_are_the_same(each: TinyModel, token_budget: int) -> None:
+    """Who is seated before its prefix is there gets other blocks for it later, in the middle of its own
+    prompt if it has begun.
+    """
+    prefix = np.arange(100, 140, dtype=np.int32)
+    tails = np.random.default_rng(6).integers(0, VOCABULARY, (5, 9)).astype(np.int32)
+    requests = [Request(index, np.concatenate([prefix, tail]), Sampling(max_tokens=25)) for index, tail in enumerate(tails)]
+    serving = Serving(each.engine(), token_budget)
+    answers = serving.run(requests)
+    assert sum(started.num_prefix_hit_tokens for started in serving.scheduler.take_started()) == 4 * len(prefix)
+    for request in requests:
+        each.check(request, answers[request.request_id])
+
+
 def test_a_whole_conversation_is_found_again(one: TinyModel) -> None:
     """The blocks of an answer are kept as well: the next turn's prompt is prompt + answer + more."""
     first = Request(0, np.arange(30, dtype=np.int32), Sampling(max_tokens=30))

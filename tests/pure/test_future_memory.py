@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from python_backends.request import QUANTILE_LEVELS, LengthPrediction
-from python_backends.scheduling.future_memory import blocks_in_use, points
+from python_backends.config import SchedulingSettings
+from python_backends.request import QUANTILE_LEVELS, LengthPrediction, ModelLimits, Request, Sampling
+from python_backends.scheduling.future_memory import Curve, blocks_in_use, nobody_alive, points
 from python_backends.scheduling.lengths import FEWEST, WEIGHTS, Array, Lengths, rest
+from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.sequence import Sequence
 from python_backends.scheduling.step_time import StepTime
+from python_backends.step import StepOutput
 from tests.pure.examples import examples
 
 LEVELS = len(QUANTILE_LEVELS)
@@ -47,6 +53,106 @@ def test_blocks_are_whole_and_those_that_are_held_count_until_the_end() -> None:
     assert mean.tolist() == [[4, 4, 4, 4, 0]]
     assert curve([7], [10], block_tokens=4).tolist() == [2, 5]
     assert not variance.any()
+
+
+NOTHING = np.zeros(0, np.int32)
+
+
+def seated(prompts: list[list[int]], answers: list[float], policy: str = "ours") -> SlotScheduler:
+    """Prompts whose first one is computed before the others come; all run, and are known to have so many
+    tokens to come.
+    """
+    clock = iter(range(1000))
+    scheduler = SlotScheduler(ModelLimits(200, 100, 4, 100, 4), settings=SchedulingSettings(policy), clock=lambda: float(next(clock)))
+    for number, (prompt, tokens) in enumerate(zip(prompts, answers, strict=True)):
+        scheduler.submit(Request(number, np.array(prompt, np.int32), Sampling(max_tokens=100)), NOTHING)
+        scheduler.predict(number, certainly(tokens))
+        plan = scheduler.plan()
+        assert plan is not None
+        count = int(plan.samples.sum())
+        scheduler.apply(plan, StepOutput(plan.number, np.full(count, 1, np.int32), np.zeros(count, np.uint8)))
+    return scheduler
+
+
+def certainly(tokens: float) -> LengthPrediction:
+    return LengthPrediction(tokens, np.full(LEVELS, tokens, np.float32))
+
+
+def drawn(scheduler: SlotScheduler, head: list[Sequence]) -> Curve:
+    future = scheduler.outlook.future
+    future.draw(scheduler.blocks.num_used, scheduler._allocator.shared_blocks, head)
+    return future._curve
+
+
+def test_a_prefix_that_two_hold_counts_once_until_both_have_ended_and_growth_counts_in_full() -> None:
+    """Blocks of 4. Both prompts begin with the same 8 tokens, 2 blocks, and go on with 3 of their own. After
+    two steps 0 has 13 tokens in 6 blocks, 1 has 12 in 5: those for what was predicted first. Then 29 are to
+    come of 0, 11 blocks in all, and 5 of 1.
+    """
+    scheduler = seated([[7] * 8 + [1] * 3, [7] * 8 + [2] * 3], [11.0, 6.0])
+    assert scheduler.blocks.num_used == 2 + 4 + 3
+    scheduler.predict(0, certainly(31.0))
+    assert drawn(scheduler, []).total()[0].tolist() == [9, 9, 11], "now, when 1 ends, when 0 ends"
+    scheduler.cancel(1)
+    assert drawn(scheduler, []).total()[0].tolist() == [6, 11], "all that is left is held by 0 alone"
+
+
+def test_one_that_waits_counts_what_it_would_add_and_keeps_what_it_shares() -> None:
+    """It has 12 tokens, 8 of them in the 2 blocks that 0 and 1 hold, and 20 to come: 2 blocks of its own, 4,
+    and 6 in the end.
+    """
+    scheduler = seated([[7] * 8 + [1] * 3, [7] * 8 + [2] * 3], [11.0, 11.0])
+    waiting = Sequence(Request(9, np.array([7] * 8 + [5] * 4, np.int32), Sampling(max_tokens=20)), NOTHING, 9, 0)
+    curve = drawn(scheduler, [waiting])
+    assert scheduler.outlook.future._steps.tolist() == [0, 9, 10, 20]
+    assert curve.total()[0].tolist() == [10, 10, 6, 0]
+    seating = scheduler._allocator.seating(waiting)
+    assert seating.num_shared == 2
+    more = curve.with_one_more(scheduler.outlook.future._life(waiting), seating.num_shared)
+    assert more.total()[0].tolist() == [10 + 2, 10 + 4, 6 + 4, 2 + 6]
+
+
+def test_what_is_shared_is_there_as_long_as_anybody_may_be() -> None:
+    assert nobody_alive(np.array([[1.0, 0.5, 0.5], [1.0, 0.5, 0.0]])).tolist() == [0, 0.25, 0.5]
+    assert nobody_alive(np.zeros((0, 3))).tolist() == [1, 1, 1]
+
+
+def evictions(num_shared: int, num_answers: int) -> int:
+    """Of a run in which 8 always wait: answers of 150 tokens, known beforehand, after a common prefix that is
+    kept already and 50 tokens of their own; 24 slots would take more than the 220 blocks of 8.
+    """
+    now_s = 0.0
+    scheduler = SlotScheduler(ModelLimits(1024, 100, 24, 220, 8), 1024, SchedulingSettings("ours"), clock=lambda: now_s)
+    random, made, num_ended = np.random.default_rng(0), Counter[int](), 0
+    prefix = random.integers(0, 100, num_shared)
+    requests = iter(range(10_000))
+
+    def submit() -> None:
+        number = next(requests)
+        prompt = np.concatenate([prefix, random.integers(0, 100, 50)]).astype(np.int32)
+        scheduler.submit(Request(number, prompt, Sampling(max_tokens=500)), NOTHING)
+        scheduler.predict(number, certainly(150.0))
+
+    submit()
+    while num_ended < num_answers:
+        while num_ended and scheduler.num_waiting < 8:
+            submit()
+        now_s += 0.02
+        plan = scheduler.plan()
+        if plan is None:
+            continue
+        numbers = scheduler.slots.request_ids[plan.slots[plan.samples]].tolist()
+        made.update(numbers)
+        finishes = np.array([made[number] >= 150 for number in numbers], np.uint8)
+        num_ended += int(finishes.sum())
+        scheduler.apply(plan, StepOutput(plan.number, np.full(len(numbers), 7, np.int32), finishes))
+    return scheduler.num_evictions
+
+
+def test_a_common_prefix_causes_no_evictions() -> None:
+    """With a prefix of 40 blocks as without one: whoever is predicted right is never evicted."""
+    assert evictions(num_shared=0, num_answers=60) == 0
+    assert evictions(num_shared=320, num_answers=60) == 0
 
 
 def test_an_end_that_is_as_likely_as_not_leaves_half_of_the_blocks_and_their_spread() -> None:

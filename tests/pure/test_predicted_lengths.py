@@ -325,7 +325,7 @@ def test_while_slots_and_memory_suffice_nothing_is_foreseen(model: Path, monkeyp
     """Five requests in a row on four slots, never more than four at once: as cheap as fcfs. A crowd is another thing."""
     drawn: list[int] = []
     draw = FutureMemory.draw
-    monkeypatch.setattr(FutureMemory, "draw", lambda self, used, head: drawn.append(used) or draw(self, used, head))
+    monkeypatch.setattr(FutureMemory, "draw", lambda self, used, *rest: drawn.append(used) or draw(self, used, *rest))
     instance = Instance(model, slots=4, blocks=64, policy="ours")
     for number in range(5):
         instance.submit(request(number, [number + 1] * 5, max_tokens=8))

@@ -25,10 +25,10 @@ from python_backends.config import EngineSettings, ModelSettings, SchedulingSett
 from python_backends.engine.toy_engine import ToyEngine, toy_answer
 from python_backends.request import QUANTILE_LEVELS, Finish, LengthPrediction, Request, Sampling
 from python_backends.scheduling import predicted_order
-from python_backends.scheduling.policies import Reserve, reserve_max_tokens
+from python_backends.scheduling.policies import POLICIES, Reserve, reserve_max_tokens
 from python_backends.scheduling.predicted_order import LOOKED_AT
 from python_backends.scheduling.scheduler import SlotScheduler
-from python_backends.step import Admit, Grow, Release, StepPlan, Tokens
+from python_backends.step import Admit, Grow, Release, SpanKind, StepPlan, Tokens
 from tests.pure.examples import examples
 from tests.pure.test_scheduling import VOCAB, write_vocabulary
 
@@ -84,8 +84,10 @@ class Device:
             return
         assert self.epochs[operation.slot] == operation.epoch, "an operation is for who sits there"
         if isinstance(operation, Grow):
-            assert operation.first == len(self.rows[operation.slot])
-            self.rows[operation.slot] += operation.blocks.tolist()
+            row, last = self.rows[operation.slot], operation.first + len(operation.blocks)
+            assert operation.first <= len(row)
+            assert last <= len(row) or operation.first == len(row), "more blocks follow, others replace"
+            row[operation.first : last] = operation.blocks.tolist()
         else:
             del self.epochs[operation.slot], self.rows[operation.slot]
 
@@ -279,15 +281,31 @@ class SchedulerStates(RuleBasedStateMachine):
         assert set(self.device.epochs) == set(seats), "who has ended or was cancelled has left the device with this step"
         assert set(seats.values()) == self.seated
         assert plan.num_tokens <= self.scheduler.token_budget or self.rules == "orca"
+        self.nothing_is_computed_that_can_be_found(plan)
         self.engine.launch(plan)
         self.launched.append(plan)
+
+    def nothing_is_computed_that_can_be_found(self, plan: StepPlan) -> None:
+        """Each full block of a prompt that this step computes is the first with these tokens: nobody else has
+        computed it before, or does so in the same step. But for the block of the last token, of which one is
+        always computed.
+        """
+        slots, table = self.scheduler.slots, self.device.rows
+        spans = zip(plan.slots, plan.starts, plan.lengths, plan.kinds, strict=True)
+        for slot, start, length, kind in spans:
+            tokens = slots.tokens[slot, : min(start + length, slots.targets[slot] - 1)]
+            last = len(tokens) // BLOCK_TOKENS
+            if kind == SpanKind.PREFILL and last > start // BLOCK_TOKENS:
+                assert self.scheduler.blocks.match(tokens, []) == table[int(slot)][:last]
 
     def take_started(self) -> None:
         """Who is put before others that came earlier does not hold them up for longer than the bound."""
         running = {sequence.request_id for sequence in self.scheduler.slots.running()}
         self.seated &= running  # others were evicted
         for started in self.scheduler.take_started():
-            assert started.request_id not in self.seated
+            if started.request_id in self.seated:
+                assert started.num_prefix_hit_tokens > 0, "it is said again only of what was found later"
+                continue
             self.seated.add(started.request_id)
             self.answers[started.request_id].passed_over = None
             for number in self.order[: self.order.index(started.request_id)]:
@@ -343,6 +361,11 @@ class SchedulerStates(RuleBasedStateMachine):
         assert not self.scheduler.cancel(number)
         self.order = [other for other in self.order if other != number]
         self.seated.discard(number)
+
+
+def test_every_policy_is_driven_by_the_state_machine() -> None:
+    assert {policy for policy, _ in RULES.values()} == set(POLICIES)
+    assert set(NEVER_EVICT) == {name for name, policy in POLICIES.items() if not policy.looks_ahead}
 
 
 TestSchedulerStates = SchedulerStates.TestCase

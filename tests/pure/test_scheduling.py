@@ -12,10 +12,14 @@ import pytest
 
 from python_backends.config import EngineSettings, ModelSettings, SchedulingSettings, Settings
 from python_backends.engine.toy_engine import ToyEngine, toy_answer, toy_next
-from python_backends.request import Finish, Request, Sampling
+from python_backends.request import Finish, ModelLimits, Request, Sampling
+from python_backends.scheduling.allocator import Allocator
 from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.sequence import Sequence
+from python_backends.step import StepPlan
 
 VOCAB = 97
+NO_TOKENS = np.zeros(0, np.int32)
 
 
 @pytest.fixture(scope="module")
@@ -308,19 +312,121 @@ def test_limits_are_refused_at_construction(model: Path) -> None:
         SlotScheduler(limits, settings=SchedulingSettings("unknown"))
 
 
-def test_a_prefix_that_goes_before_its_finder_is_seated_costs_nobody_else_a_block(model: Path) -> None:
-    """1 began like 0 in the same step, so its second block is found behind the first of 0, which nobody holds any more. 3 takes that
-    away, and 4, which counted on both, finds neither.
+def test_a_prefix_whose_first_block_nobody_holds_is_reckoned_as_if_none_of_it_were_found() -> None:
+    """0 and 1 began alike and computed it each, so the second block of 1 is found behind the first of 0,
+    which nobody holds any more. Before 3 is seated that one is taken away, and then neither is found.
     """
-    instance = Instance(model, blocks=25)
-    instance.submit(request(0, [7] * 4 + [1], max_tokens=1))
-    instance.submit(request(1, [7] * 4 + [8] * 4 + [1], max_tokens=60))
-    instance.turn()
-    instance.submit(request(2, [5] * 17, max_tokens=1))
-    instance.turn()
-    assert instance.scheduler.blocks.num_retained == 5
-    asks = [request(3, [6] * 12, max_tokens=4), request(4, [7] * 4 + [8] * 4 + [2], max_tokens=7)]
+    allocator = Allocator(ModelLimits(120, VOCAB, num_slots=4, num_blocks=10, block_tokens=4), lambda sequence: 0)
+    prompts = [[7] * 4 + [1], [7] * 4 + [8] * 4 + [1], [5] * 5, [7] * 4 + [8] * 4 + [2]]
+    sequences = [Sequence(request(number, prompt), NO_TOKENS, number, 0) for number, prompt in enumerate(prompts)]
+    for sequence in sequences[:2]:
+        allocator.seat(sequence)
+    for sequence in sequences[:2]:
+        allocator.slots.computed[sequence.slot] = len(sequence.tokens)
+        allocator.publish_prefill(sequence.slot, len(sequence.tokens))
+    allocator.unseat(sequences[0])
+    assert allocator.seating(sequences[3]) == (3, 0)
+    taken = allocator.blocks.take(allocator.blocks.num_available)
+    allocator.blocks.drop(taken)
+    assert allocator.seating(sequences[3]) == (3, 0)
+    assert allocator.view().blocks_needed(sequences[3]) == 3
+
+
+PREFIX = [7, 5, 3] * 16  # 12 blocks
+
+
+def burst(count: int, own: int = 5) -> list[Request]:
+    """Requests that begin alike and end as each likes."""
+    return [request(number, PREFIX + [number] * own) for number in range(count)]
+
+
+def computed(instance: Instance) -> int:
+    """Runs it to the end; how many prompt tokens the engine computed."""
+    launch, counts = instance.engine.launch, []
+
+    def counted(plan: StepPlan) -> None:
+        counts.append(len(plan.tokens))
+        launch(plan)
+
+    instance.engine.launch = counted  # type: ignore[method-assign]
+    instance.run()
+    return sum(counts)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("token_budget", [9, 30, 256])
+def test_a_prefix_that_many_bring_at_once_is_computed_once(model: Path, depth: int, token_budget: int) -> None:
+    """Whether it takes one step or many, and however far plans run ahead."""
+    instance, asks = Instance(model, depth, slots=8, blocks=256, token_budget=token_budget), burst(8)
     for ask in asks:
         instance.submit(ask)
-    instance.run()
+    assert computed(instance) == len(PREFIX) + 8 * 5
     assert all(instance.answers[ask.request_id] == answer(ask) for ask in asks)
+    hits = [started.num_prefix_hit_tokens for started in instance.scheduler.take_started()]
+    assert sum(hits) == 7 * len(PREFIX), "what is found after the start is told as well"
+
+
+def test_blocks_that_were_kept_for_a_prefix_are_free_once_another_has_computed_it(model: Path) -> None:
+    instance = Instance(model, slots=8, blocks=256)
+    for ask in burst(8):
+        instance.submit(ask)
+    instance.turn()
+    assert instance.scheduler.blocks.num_used > 8 * 12
+    instance.turn()
+    own = sum(len(sequence.blocks) - 12 for sequence in instance.scheduler.slots.running())
+    assert instance.scheduler.blocks.num_used == 12 + own
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3, 4])
+def test_when_the_one_that_computes_a_common_prefix_leaves_another_goes_on_from_there(model: Path, turns: int) -> None:
+    instance, asks = Instance(model, depth=2, slots=4, token_budget=16), burst(4)
+    for ask in asks:
+        instance.submit(ask)
+    for _ in range(turns):
+        instance.turn()
+    assert instance.scheduler.cancel(0)
+    instance.run()
+    assert all(instance.answers[ask.request_id] == answer(ask) for ask in asks[1:])
+
+
+def test_a_request_that_came_first_and_is_seated_last_helps_the_one_that_computes_its_prefix_already(model: Path) -> None:
+    """2 has computed a part of the prefix, the last block not to its end, when 1 is seated and goes first."""
+    instance = Instance(model, slots=2, blocks=64, token_budget=8)
+    asks = [request(0, [9], max_tokens=3), request(1, PREFIX + [1] * 5, max_tokens=9), request(2, PREFIX + [2] * 5, priority=1)]
+    for ask in asks:
+        instance.submit(ask)
+    assert computed(instance) <= 1 + len(PREFIX) + 2 * 5 + 3
+    assert all(instance.answers[ask.request_id] == answer(ask) for ask in asks)
+
+
+def test_an_evicted_request_finds_its_prefix_again(model: Path) -> None:
+    """Memory for two of three: whoever has made way shares the prefix with those that run when it comes back."""
+    instance = Instance(model, slots=3, blocks=40, reserve=lambda sequence: 0)
+    asks = [request(number, PREFIX + [number] * 5, max_tokens=50) for number in range(3)]
+    for ask in asks:
+        instance.submit(ask)
+    tokens = computed(instance)
+    assert instance.scheduler.num_evictions > 0
+    assert tokens < 2 * len(PREFIX) + instance.scheduler.num_evictions * 60
+    assert all(instance.answers[ask.request_id] == answer(ask) for ask in asks)
+
+
+def test_who_waited_only_for_one_that_is_cancelled_is_admitted_with_the_next_plan(model: Path) -> None:
+    """30 blocks of 4, 95 % of which may be used: 0 runs, 1 is too large beside it and overdue, so 2 and all
+    later ones wait for 1.
+    """
+    instance = Instance(model, slots=8, blocks=30, policy="ours")
+    instance.submit(request(0, [1] * 8, max_tokens=60))
+    instance.turn()
+    instance.submit(request(1, [2] * 40, max_tokens=60))
+    instance.submit(request(2, [3] * 4, max_tokens=4))
+    instance.turn()
+    assert instance.answers[2], "it does not fit, so it is passed by at first"
+    instance.now_s += 11.0
+    instance.submit(request(3, [3] * 4, max_tokens=4))
+    instance.turn()
+    instance.turn()
+    assert not instance.answers[3]
+    assert instance.scheduler.cancel(1)
+    instance.turn()
+    assert instance.answers[3]
