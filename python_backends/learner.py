@@ -62,7 +62,11 @@ class Learner:
         if now_s - self._looked_s < self._settings.relearn_s or self._failed_fits >= MAX_FAILED_FITS:
             return False
         self._looked_s = now_s
-        if not is_due(self._log, self._settings.encoder, current(self._directory)):
+        last = current(self._directory)
+        if last is not None and not last.path(self._directory).exists():
+            log.warning("%s is gone: another forest is grown", last.path(self._directory))
+            last = None
+        if not is_due(self._log, self._settings.encoder, last):
             return False
         code = self._learn(self._directory, self._settings.encoder)
         self._failed_fits = self._failed_fits + 1 if code != 0 else 0

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from python_backends.prediction.forest import grow
 from python_backends.prediction.request_log import RequestLog
-from python_backends.prediction.versions import Version, current, publish
+from python_backends.prediction.versions import Version, next_number, publish
 
 MIN_OBSERVATIONS = 100  # for a first forest
 MIN_WRONG = 10  # new answers that the prediction was wrong about, for another
@@ -33,12 +33,12 @@ def is_due(log: RequestLog, encoder: str, last: Version | None) -> bool:
 def learn(directory: Path, encoder: str) -> Version | None:
     """Grows the next version from the log and makes it the current one. None if there is nothing to learn from."""
     started_s = time.process_time()
-    log, last = RequestLog(directory), current(directory)
+    log = RequestLog(directory)
     last_id, lessons = log.last_id(), log.lessons(encoder, MAX_WRONG, MAX_ORDINARY)
     log.close()
     if lessons is None:
         return None
-    number = last.number + 1 if last else 1
+    number = next_number(directory)
     forest = grow(lessons, seed=number)
     version = Version(number, time.time(), round(time.process_time() - started_s, 2), len(lessons), encoder, last_id)
     publish(directory, version, forest)

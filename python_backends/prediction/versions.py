@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
+
 from python_backends.prediction.forest import Forest
 
 CURRENT = "current.json"
+FOREST = "forest-{:06}.npz"
 KEPT = 3  # versions
 
 
@@ -28,23 +32,38 @@ class Version:
     last_id: int  # of the request log: what it may have seen
 
     def path(self, directory: Path) -> Path:
-        return directory / f"forest-{self.number:06}.npz"
+        return directory / FOREST.format(self.number)
 
 
 def publish(directory: Path, version: Version, forest: Forest) -> None:
     path = version.path(directory)
     _replace(path, forest.save)
     _replace(directory / CURRENT, lambda written: written.write_text(json.dumps(asdict(version), indent=1)))
-    for old in sorted(directory.glob("forest-*.npz"))[:-KEPT]:
-        old.unlink(missing_ok=True)
+    numbers = sorted(_numbers(directory) - {version.number})
+    for old in numbers[: -(KEPT - 1)]:
+        (directory / FOREST.format(old)).unlink(missing_ok=True)
 
 
 def current(directory: Path) -> Version | None:
     """None if there is none, or none that can be read."""
     try:
-        return Version(**json.loads((directory / CURRENT).read_text()))
-    except (OSError, ValueError, TypeError):
+        return msgspec.json.decode((directory / CURRENT).read_bytes(), type=Version)
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError):
         return None
+
+
+def next_number(directory: Path) -> int:
+    """One more than that of any version whose forest is here or that counts: `current.json` may have been
+    lost or damaged.
+    """
+    last = current(directory)
+    return 1 + max(_numbers(directory) | {last.number if last else 0})
+
+
+def _numbers(directory: Path) -> set[int]:
+    """Of the versions whose forests are here."""
+    found = (re.fullmatch(r"forest-(\d+)\.npz", path.name) for path in directory.glob("forest-*.npz"))
+    return {int(match[1]) for match in found if match}
 
 
 def read(directory: Path, version: Version) -> Forest:

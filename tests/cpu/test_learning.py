@@ -13,10 +13,10 @@ from python_backends.config import PredictionSettings
 from python_backends.learner import MAX_FAILED_FITS, Learner, lock
 from python_backends.messages import AnswerRecord
 from python_backends.prediction import learning
-from python_backends.prediction.forest import ForestError
+from python_backends.prediction.forest import Forest, ForestError
 from python_backends.prediction.learning import is_due, learn, learn_apart
 from python_backends.prediction.request_log import RequestLog, instruction_id
-from python_backends.prediction.versions import KEPT, current, read
+from python_backends.prediction.versions import CURRENT, KEPT, Version, current, next_number, publish, read
 from python_backends.request import Finish
 from tests.pure.prediction.records import ENCODER, record
 
@@ -96,6 +96,63 @@ def test_what_was_learned_survives_the_learner_and_old_versions_go(tmp_path: Pat
     second.close()
 
 
+@pytest.mark.parametrize("damage", [None, "", "[]", "{", '{"number": 3}', '{"number": "x"}', "\xff", '{"number": 1e400}'])
+def test_learning_goes_on_when_the_file_that_says_what_counts_is_lost_or_damaged(tmp_path: Path, damage: str | None) -> None:
+    log = RequestLog(tmp_path, 10_000)
+    log.add(answers(150, 2))
+    for _ in range(KEPT + 2):
+        learn(tmp_path, ENCODER)
+    (tmp_path / CURRENT).unlink()
+    if damage is not None:
+        (tmp_path / CURRENT).write_bytes(damage.encode("latin-1"))
+    assert current(tmp_path) is None
+    assert is_due(log, ENCODER, current(tmp_path))
+    for number in range(KEPT + 3, 2 * KEPT + 4):
+        learn(tmp_path, ENCODER)
+        version = current(tmp_path)
+        assert version is not None
+        assert version.number == number
+        assert expected_mean(tmp_path, 20) == pytest.approx(40, abs=5)
+        assert len(list(tmp_path.glob("forest-*.npz"))) == KEPT
+
+
+def test_a_version_that_counts_is_kept_whatever_other_files_are_called(tmp_path: Path) -> None:
+    """A directory that an older release left: current.json restored from a backup, and forests of larger
+    numbers.
+    """
+    forest = learned(tmp_path)
+    for number in (7, 8, 9):
+        (tmp_path / f"forest-{number:06}.npz").write_bytes(b"")
+    (tmp_path / "forest-mine.npz").write_bytes(b"")
+    version = Version(2, 0.0, 0.0, 100, ENCODER, 100)
+    publish(tmp_path, version, forest)
+    assert read(tmp_path, version)
+    assert sorted(path.name for path in tmp_path.glob("*.npz")) == [
+        *("forest-000002.npz", "forest-000008.npz", "forest-000009.npz", "forest-mine.npz")
+    ]
+    assert next_number(tmp_path) == 10
+
+
+def test_a_forest_that_is_gone_is_grown_again(tmp_path: Path) -> None:
+    now_s = [0.0]
+    learner = Learner(SETTINGS, tmp_path, learn_here, lambda: now_s[0])
+    learner.take(answers(150, 2))
+    learn(tmp_path, ENCODER)
+    (tmp_path / "forest-000001.npz").unlink()
+    now_s[0] += 2
+    assert learner.learn_if_due()
+    assert expected_mean(tmp_path, 20) == pytest.approx(40, abs=5)
+    learner.close()
+
+
+def learned(directory: Path) -> Forest:
+    log = RequestLog(directory, 10_000)
+    log.add(answers(150, 2))
+    version = learn(directory, ENCODER)
+    assert version is not None
+    return read(directory, version)
+
+
 def learn_here(directory: Path, encoder: str) -> int:
     return 0 if learn(directory, encoder) else 1
 
@@ -136,6 +193,7 @@ def test_a_fit_in_a_process_of_its_own_is_the_same_forest(tmp_path: Path, log: R
     assert learn_apart(tmp_path, ENCODER) == 0
     apart = expected_mean(tmp_path, 30)
     (tmp_path / "current.json").unlink()
+    (tmp_path / "forest-000001.npz").unlink()
     learn(tmp_path, ENCODER)
     assert expected_mean(tmp_path, 30) == apart
     assert json.loads((tmp_path / "current.json").read_text())["fit_s"] > 0
