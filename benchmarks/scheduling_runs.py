@@ -96,6 +96,8 @@ class Served:
     def started(self, requests: Sequence[Started]) -> None:
         for each in requests:
             number = each.request_id
+            if not self._waits[number]:
+                continue  # more of its prompt was found, or it was evicted
             self._waits[number] = False
             while self._oldest < number and not self._waits[self._oldest]:
                 self._oldest += 1

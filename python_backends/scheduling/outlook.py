@@ -82,14 +82,17 @@ class Outlook:
         self.future.draw(num_used_blocks, shared_blocks, waiting())
         return True
 
-    def prefill_tokens(self, decodes: Ids) -> float:
-        """So many may be computed in the step that is planned, beside the slots that decode in it, who wait for its end."""
+    def prefill_s(self, decodes: Ids) -> float:
+        """What prompts may add to the step that is planned, beside the slots that decode in it, who wait for
+        its end: up to `max_step_ms`, or to twice what it takes without prompts if that is longer.
+        """
         if not len(decodes):
             return math.inf
-        return self.step_time.prefill_tokens(self._max_step_s, len(decodes), int(self._slots.planned[decodes].sum()))
+        step_s = self.step_time.seconds(len(decodes), int(self._slots.planned[decodes].sum()))
+        return max(self._max_step_s - step_s, step_s)
 
     def _seconds(self, prompts: Array, tokens: Array) -> tuple[Array, Array]:
         """What prefills and answers of so many tokens will take, at the pace of now."""
         live, times = self._slots.live, self.step_time
         step_s = times.seconds(np.count_nonzero(live), self._slots.planned[live].sum()) or UNSEEN_STEP_S
-        return prompts * times.seconds_a_prefill_token + step_s, tokens * step_s
+        return times.prompts_s(prompts) + step_s, tokens * step_s

@@ -71,10 +71,7 @@ class PlanWriter:
         if not slots:
             return chunks
         budget = self._token_budget - len(decodes)
-        in_time = self._outlook.prefill_tokens(decodes)
-        if in_time < budget:
-            whole = int(len(decodes) + in_time) // TILE * TILE
-            budget = max(whole - len(decodes), min(TILE // 2, budget))
+        left_s, times = self._outlook.prefill_s(decodes), self._outlook.step_time
         coming: set[bytes] = set()  # keys of the blocks that chunks of this step fill
         for slot in slots:
             self._allocator.catch_up(slot)
@@ -83,13 +80,25 @@ class PlanWriter:
             start = int(self._slots.computed[slot])
             length = int(self._slots.targets[slot]) - start
             if self._chunked:
-                length = min(length, budget)
+                length = self._cut(min(length, budget), self._token_budget - budget, times.chunk_tokens(left_s, start), bool(chunks))
             if length <= 0:
                 break
             budget -= length
+            left_s = max(0.0, left_s - times.chunk_s(start, length))
             chunks.append((slot, start, length))
             coming.update(self._allocator.filled_keys(slot, start + length))
         return chunks
+
+    @staticmethod
+    def _cut(wanted: int, num_rows: int, in_time: float, has_chunks: bool) -> int:
+        """How long a chunk is that may have `wanted` tokens, `in_time` of them in time, in a step of
+        `num_rows` so far. If it is cut, all rows make whole tiles. The first chunk of a step has half a tile
+        in any case.
+        """
+        if in_time >= wanted:
+            return wanted
+        whole = int(num_rows + in_time) // TILE * TILE - num_rows
+        return max(whole, 0 if has_chunks else min(TILE // 2, wanted))
 
     def _plan(self, decodes: Ids, chunks: list[Chunk]) -> StepPlan:
         table, count = self._slots, len(decodes)

@@ -1,14 +1,21 @@
-"""How long a step takes: a constant, and so much for each decode row, KV token, prefill token and training token of it.
+"""How long a step takes: a constant, and so much for each decode row, KV token, prefill token and prefill KV
+token of it.
 
-Learned while serving, by least squares over what was seen lately. The instance loop tells it of every step and plans the next one
-just before the running one ends: not so early that a request that comes in the meantime misses it, not so late that the engine waits.
-The slot scheduler reads from it what a request will take; the simulated benchmarks run by it.
+KV tokens are those that decode rows attend to. Each token of a chunk attends to all tokens before the chunk
+and, on average, to half of the chunk: these are its prefill KV tokens, of which a chunk far into a long
+prompt has many.
+
+Learned while serving, by least squares over what was seen lately. The instance loop tells it of every step
+and plans the next one just before the running one ends: not so early that a request that comes in the
+meantime misses it, not so late that the engine waits. The slot scheduler reads from it what a request will
+take; the simulated benchmarks run by it.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,16 +23,22 @@ from numpy.typing import NDArray
 from python_backends.request import Ids
 from python_backends.step import StepPlan
 
-FEATURES = ("constant", "decode row", "KV token", "prefill token", "training token")
+FEATURES = ("constant", "decode row", "KV token", "prefill token", "prefill KV token")
 MEMORY = 2000  # steps: what is older counts less and less
 WARM = 64  # steps that are learned from at once and all count in full
 BATCH = 16  # later ones are learned from together
 FAR = 4.0  # times the usual error: what is further off is an interruption, not the engine, and counts less
+NEW = 1.0  # leverage of a step that goes beyond all that were seen
 NUM_ERRORS = 256  # whose quantiles are known
 QUICK = 0.05  # share of the steps that may take less than `least_s`
 STAY = 1e-6  # how firmly a coefficient stays where it is when steps say nothing about it
 
 Array = NDArray[np.float64]
+
+
+def chunk_kv_tokens(start: Any, length: Any) -> Any:
+    """Tokens that those of a chunk attend to, added up; numbers or arrays."""
+    return length * (start + length / 2)
 
 
 class _Kind:
@@ -59,27 +72,41 @@ class StepTime:
         self._firsts: Ids | None = None  # of the latest plan
         self._first_kv_tokens = 0  # their sum over its decode rows
 
-    def seconds(self, decode_rows: float, kv_tokens: float, prefill_tokens: float = 0, training_tokens: float = 0) -> float:
-        """Of a step with so many rows that decode, tokens that these attend to, and tokens of prompts; 0 before any was seen."""
-        constant, row, kv, prefill, training = self.coefficients
-        return constant + row * decode_rows + kv * kv_tokens + prefill * prefill_tokens + training * training_tokens
+    def seconds(self, decode_rows: float, kv_tokens: float, prefill: float = 0, prefill_kv: float = 0) -> float:
+        """Of a step with so many rows that decode, tokens that these attend to, tokens of prompts, and tokens
+        that each of these attends to, added up; 0 before any step was seen.
+        """
+        constant, row, kv, token, attended = self.coefficients
+        return constant + row * decode_rows + kv * kv_tokens + token * prefill + attended * prefill_kv
 
-    def prefill_tokens(self, limit_s: float, decode_rows: int, kv_tokens: int) -> float:
-        """So many fit beside such rows into a step of `limit_s`, or of twice what it takes without them if that is longer."""
-        step_s = self.seconds(decode_rows, kv_tokens)
-        a_token_s = self.seconds_a_prefill_token
-        return max(limit_s - step_s, step_s) / a_token_s if a_token_s else math.inf
+    def chunk_s(self, start: int, length: int) -> float:
+        """What a chunk of `length` tokens adds to a step, `start` tokens into its prompt."""
+        token_s, attended_s = self.coefficients[3:]
+        return token_s * length + attended_s * chunk_kv_tokens(start, length)
 
-    @property
-    def seconds_a_prefill_token(self) -> float:
-        return self.coefficients[FEATURES.index("prefill token")]
+    def chunk_tokens(self, seconds: float, start: int) -> float:
+        """How long a chunk may be that adds `seconds` to a step: the inverse of `chunk_s`."""
+        token_s, attended_s = self.coefficients[3:]
+        if math.isinf(seconds):
+            return math.inf
+        at_start_s = token_s + attended_s * start
+        slope_s = at_start_s + math.sqrt(at_start_s**2 + 2 * attended_s * seconds)
+        return 2 * seconds / slope_s if slope_s else math.inf
 
-    def loads(self, plan: StepPlan) -> tuple[int, int, int, int]:
+    def prompts_s(self, lengths: Array) -> Array:
+        """[n] what whole prompts of `lengths` [n] tokens add to the steps that compute them."""
+        token_s, attended_s = self.coefficients[3:]
+        return token_s * lengths + attended_s * lengths**2 / 2
+
+    def loads(self, plan: StepPlan) -> tuple[int, int, int, float]:
         """The arguments of `seconds` for a step. In a steady run nothing is added up again."""
         rows = plan.num_decodes if len(plan.tokens) else len(plan.slots)  # they come first
         if plan.firsts is not self._firsts:
             self._firsts, self._first_kv_tokens = plan.firsts, int(plan.firsts[:rows].sum())
-        return rows, self._first_kv_tokens + rows * (plan.further + 1), len(plan.tokens), 0
+        attended = 0.0
+        if len(plan.tokens):
+            attended = float(chunk_kv_tokens(plan.starts[rows:].astype(np.int64), plan.lengths[rows:]).sum())
+        return rows, self._first_kv_tokens + rows * (plan.further + 1), len(plan.tokens), attended
 
     def expected_s(self, plan: StepPlan) -> float:
         return self.seconds(*self.loads(plan))
@@ -107,31 +134,48 @@ class StepTime:
             self.errors.extend(errors.tolist())
             for kind, chosen in zip(self._kinds, (~with_prompts, with_prompts), strict=True):
                 kind.learn(errors[chosen])
-        weights = self._weights(np.abs(seconds - expected_s))
+        weights = self._weights(features, np.abs(seconds - expected_s))
         fading = (1.0 - 1.0 / MEMORY) ** len(loads)
         self._products = self._products * fading + (features.T * weights) @ features
         self._times = self._times * fading + (features.T * weights) @ seconds
         self._solve()
 
-    def _weights(self, errors_s: Array) -> Array:
+    def _weights(self, features: Array, errors_s: Array) -> Array:
+        """[n] Interruptions count less. A step unlike those before is none, however far off it is: it is the
+        first of its kind.
+        """
         self._count += len(errors_s)
         weights = np.ones(len(errors_s))
         if self._count > WARM and self._usual_error_s > 0:
             weights = np.minimum(1.0, FAR * self._usual_error_s / np.maximum(errors_s, 1e-9))
         share = max(1.0 - 0.98 ** len(errors_s), len(errors_s) / self._count)
         self._usual_error_s += (float((weights * errors_s).mean()) - self._usual_error_s) * share
-        return weights
+        return np.where(self._leverages(features) > NEW, 1.0, weights)
+
+    def _leverages(self, features: Array) -> Array:
+        """[n] how little the steps so far say about these: about 1 / m of one that is like m of them."""
+        products, scale = self._scaled()
+        scaled = features / scale
+        leverages: Array = (scaled * np.linalg.solve(products, scaled.T).T).sum(axis=1)
+        return leverages
 
     def _solve(self) -> None:
         """Least squares; what would be negative is 0, and the others are solved for again."""
-        old, used = np.array(self.coefficients), np.ones(len(FEATURES), bool)
-        stay = STAY * np.diag(self._products) + 1e-12
+        products, scale = self._scaled()
+        times, used = self._times / scale + STAY * np.array(self.coefficients) * scale, np.ones(len(FEATURES), bool)
         while True:
-            products = self._products[np.ix_(used, used)] + np.diag(stay[used])
-            found = np.linalg.solve(products, (self._times + stay * old)[used])
+            found = np.linalg.solve(products[np.ix_(used, used)], times[used])
             if (found >= 0).all():
                 break
             used[np.flatnonzero(used)[found.argmin()]] = False
         coefficients = np.zeros(len(FEATURES))
-        coefficients[used] = found
+        coefficients[used] = found / scale[used]
         self.coefficients = coefficients.tolist()
+
+    def _scaled(self) -> tuple[Array, Array]:
+        """The products with a diagonal of 1 + STAY, and what each feature was divided by: their sizes differ
+        by 10^8.
+        """
+        scale = np.sqrt(np.diag(self._products))
+        scale[scale == 0] = 1.0
+        return self._products / np.outer(scale, scale) + STAY * np.eye(len(FEATURES)), scale

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import numpy as np
@@ -15,7 +16,7 @@ from python_backends.scheduling.future_memory import Curve, blocks_in_use, nobod
 from python_backends.scheduling.lengths import FEWEST, WEIGHTS, Array, Lengths, rest
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.sequence import Sequence
-from python_backends.scheduling.step_time import StepTime
+from python_backends.scheduling.step_time import StepTime, chunk_kv_tokens
 from python_backends.step import StepOutput
 from tests.pure.examples import examples
 
@@ -226,12 +227,77 @@ def test_the_step_time_model_finds_what_the_steps_are_made_of(loads: list[tuple[
     assert min(times.coefficients) >= 0
 
 
-def test_training_tokens_cost_what_they_were_seen_to_cost() -> None:
-    times = StepTime()
-    loads = np.array([(8, 500, 0, 64 * (number % 3)) for number in range(400)], np.float64)
-    times.learn(loads, 0.01 + 1e-4 * loads[:, 3])
-    assert times.seconds(8, 500, 0, 100) == pytest.approx(0.02, rel=0.01)
+def test_a_token_of_a_chunk_costs_more_the_more_it_attends_to() -> None:
+    times, random = StepTime(), np.random.default_rng(0)
+    starts, lengths = random.integers(0, 4000, 400), random.integers(0, 3, 400) * 100
+    loads = np.stack([np.full(400, 8), np.full(400, 500), lengths, chunk_kv_tokens(starts, lengths)], axis=1).astype(np.float64)
+    times.learn(loads, 0.01 + 1e-4 * loads[:, 2] + 1e-7 * loads[:, 3])
+    assert times.seconds(8, 500, 100, chunk_kv_tokens(0, 100)) == pytest.approx(0.0205, rel=0.01)
+    assert times.seconds(8, 500, 100, chunk_kv_tokens(3000, 100)) == pytest.approx(0.0505, rel=0.01)
     assert times.seconds(8, 500) == pytest.approx(0.01, rel=0.01)
+
+
+@given(st.floats(0, 1e-3), st.floats(0, 1e-6), st.integers(0, 100_000), st.floats(1e-3, 1.0))
+def test_a_chunk_takes_the_time_that_it_is_cut_to(token_s: float, attended_s: float, start: int, seconds: float) -> None:
+    times = StepTime()
+    times.coefficients = [0.01, 0.0, 0.0, token_s, attended_s]
+    length = times.chunk_tokens(seconds, start)
+    if math.isinf(length):
+        assert token_s == attended_s * start == 0
+    else:
+        assert token_s * length + attended_s * chunk_kv_tokens(start, length) == pytest.approx(seconds, rel=1e-6)
+    assert times.chunk_tokens(math.inf, start) == math.inf
+
+
+def gpu_seconds(chunk: int, start: int) -> float:
+    """Of a step beside 32 rows of 1,000 tokens, as a model of 8 billion parameters may take on a large GPU:
+    products by 600 TFLOP/s, but no less than the weights take to be read; attention of the chunk by 250
+    TFLOP/s; KV by 4.2 TB/s.
+    """
+    attention_s = 4 * chunk_kv_tokens(start, chunk) * 4096 * 32 / 250e12
+    return max(0.0037, 2 * 7.5e9 * (32 + chunk) / 600e12) + 32_000 * 131_072 / 4.2e12 + float(attention_s)
+
+
+class LongPrompts:
+    """A step-time model that has served short prompts, and then gets chunks of long ones beside 32 rows, 150
+    ms a step.
+    """
+
+    def __init__(self, num_steps: int, lengths: list[int]) -> None:
+        self.times, self._random = StepTime(), np.random.default_rng(1)
+        for _ in range(num_steps):
+            self.compute(int(self._random.choice(lengths)) if self._random.random() < 0.3 else 0, 0)
+
+    def compute(self, chunk: int, start: int) -> None:
+        load = [32, 32_000, chunk, chunk_kv_tokens(start, chunk)]
+        noise = 1 + 0.02 * self._random.random()
+        self.times.learn(np.array([load], np.float64), np.array([gpu_seconds(chunk, start) * noise]))
+
+    def chunk(self, start: int) -> int:
+        left_s = 0.150 - self.times.seconds(32, 32_000)
+        return int(np.clip(self.times.chunk_tokens(left_s, start), 16, 4096))
+
+
+@pytest.mark.parametrize("num_steps", [100, 2000])
+@pytest.mark.parametrize("lengths", [[512], list(range(20, 512)), list(range(20, 4096))], ids=["alike", "short", "various"])
+@pytest.mark.parametrize("chunk", [0, 4096], ids=["chunks that it cuts", "chunks that are too long"])
+def test_a_chunk_far_into_a_long_prompt_is_learned_from_and_keeps_the_bound(num_steps: int, lengths: list[int], chunk: int) -> None:
+    """However far such steps are off from all before: they are no interruptions."""
+    served = LongPrompts(num_steps, lengths)
+    for start in np.random.default_rng(0).integers(0, 120_000, 30).tolist():
+        served.compute(chunk or served.chunk(start), start)
+    for start in (0, 16_000, 64_000, 120_000):
+        took_s = gpu_seconds(served.chunk(start), start)
+        assert 0.1 < took_s < 0.150 * 1.25
+    short_s = gpu_seconds(400, 0)
+    assert served.times.seconds(32, 32_000, 400, chunk_kv_tokens(0, 400)) == pytest.approx(short_s, rel=0.3)
+
+
+def test_an_interruption_of_a_usual_step_still_counts_little() -> None:
+    served = LongPrompts(400, [100, 200, 300])
+    before_s = served.times.seconds(32, 32_000, 200, chunk_kv_tokens(0, 200))
+    served.times.learn(np.array([[32, 32_000, 200, chunk_kv_tokens(0, 200)]], np.float64), np.array([5.0]))
+    assert served.times.seconds(32, 32_000, 200, chunk_kv_tokens(0, 200)) == pytest.approx(before_s, rel=0.1)
 
 
 def test_what_steps_say_nothing_about_stays_as_it_was() -> None:

@@ -199,14 +199,47 @@ def test_a_long_prompt_does_not_stall_decodes(model: Path) -> None:
 
 @pytest.mark.parametrize(("step_s", "expected"), [(0.010, 63), (0.120, 31), (0.200, 95)])
 def test_beside_decodes_a_prompt_is_cut_to_what_a_step_may_take(model: Path, step_s: float, expected: int) -> None:
-    """2 ms a token of a prompt, 150 ms a step or twice what it takes without one: whole tiles of 32 rows, 1 of them decodes."""
+    """2 ms a token of a prompt, 150 ms a step or twice what it takes without one: whole tiles of 32 rows, 1
+    of them decodes.
+    """
     instance = Instance(model)
     instance.submit(request(1, [1], max_tokens=60))
     instance.turn()
     instance.scheduler.outlook.step_time.coefficients = [step_s, 0.0, 0.0, 0.002, 0.0]
-    instance.submit(request(2, [2] * 100))
+    instance.submit(request(2, [2] * 101))
     instance.turn()
     assert instance.scheduler.slots.computed[1] == expected
+
+
+def test_a_chunk_is_the_shorter_the_farther_it_lies_in_its_prompt(model: Path) -> None:
+    """A step takes 4 ms, may take 150 ms, and 0.1 ms for every token that one of a chunk attends to. From 0
+    on there is time for 54 tokens, one tile of 32 with the row that decodes; from 31 on for 31; from 62 on
+    for 20, so half a tile; then for less.
+    """
+    instance = Instance(model)
+    instance.submit(request(1, [1], max_tokens=60))
+    instance.turn()
+    instance.scheduler.outlook.step_time.coefficients = [0.004, 0.0, 0.0, 0.0, 0.0001]
+    instance.submit(request(2, [2] * 110))
+    ends = []
+    for _ in range(4):
+        instance.turn()
+        ends.append(int(instance.scheduler.slots.computed[1]))
+    assert ends == [31, 62, 78, 94]
+
+
+def test_several_prompts_share_what_a_step_may_take(model: Path) -> None:
+    """2 ms a token, 140 ms left: 40 tokens and 30 of the next one, which with the row that decodes make two
+    tiles of 32.
+    """
+    instance = Instance(model)
+    instance.submit(request(1, [1], max_tokens=60))
+    instance.turn()
+    instance.scheduler.outlook.step_time.coefficients = [0.010, 0.0, 0.0, 0.002, 0.0]
+    for number in (2, 3, 4):
+        instance.submit(request(number, [number] * 40))
+    instance.turn()
+    assert instance.scheduler.slots.computed[1:4].tolist() == [40, 23, 0]
 
 
 def test_a_prompt_that_keeps_nobody_waiting_is_computed_at_once(model: Path) -> None:
