@@ -134,7 +134,7 @@ class Steps:
 
     def __init__(self) -> None:
         self._times = StepTime()
-        self._loads: list[tuple[int, ...]] = []
+        self._loads: list[tuple[float, ...]] = []
         self._seconds: list[float] = []
 
     def observe(self, plan: StepPlan, seconds: float) -> None:

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import msgspec
-
 from python_backends.prediction.forest import Forest
 
 CURRENT = "current.json"
@@ -47,9 +45,11 @@ def publish(directory: Path, version: Version, forest: Forest) -> None:
 def current(directory: Path) -> Version | None:
     """None if there is none, or none that can be read."""
     try:
-        return msgspec.json.decode((directory / CURRENT).read_bytes(), type=Version)
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError):
+        version = Version(**json.loads((directory / CURRENT).read_text()))
+    except (OSError, ValueError, TypeError):
         return None
+    counts = (version.number, version.num_observations, version.last_id)
+    return version if all(isinstance(count, int) for count in counts) else None
 
 
 def next_number(directory: Path) -> int:

@@ -82,7 +82,7 @@ class StepTime:
     def chunk_s(self, start: int, length: int) -> float:
         """What a chunk of `length` tokens adds to a step, `start` tokens into its prompt."""
         token_s, attended_s = self.coefficients[3:]
-        return token_s * length + attended_s * chunk_kv_tokens(start, length)
+        return float(token_s * length + attended_s * chunk_kv_tokens(start, length))
 
     def chunk_tokens(self, seconds: float, start: int) -> float:
         """How long a chunk may be that adds `seconds` to a step: the inverse of `chunk_s`."""
