@@ -37,10 +37,9 @@ def says_something(prediction: LengthPrediction) -> bool:
 
 
 def check_ids(request: Request, delivered: Ids, vocab_size: int) -> None:
-    """Raises ValueError if a token id of the request is not in the vocabulary."""
-    sampling = request.sampling
-    others = np.array([*sampling.stop_ids, *(token for word in sampling.bad_words for token in word)], np.int64)
-    for name, ids in (("the prompt", request.prompt), ("the answer so far", delivered), ("stop ids or bad words", others)):
+    """Raises ValueError if a token id of the request is not in the vocabulary. Stop ids may be outside: no token is ever equal to them."""
+    bad_words = np.array([token for word in request.sampling.bad_words for token in word], np.int64)
+    for name, ids in (("the prompt", request.prompt), ("the answer so far", delivered), ("bad words", bad_words)):
         wrong = ids[(ids < 0) | (ids >= vocab_size)]
         if len(wrong):
             raise ValueError(f"token id {wrong[0]} in {name}: must be between 0 and {vocab_size - 1}")

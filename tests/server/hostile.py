@@ -207,7 +207,7 @@ def _fields(rng: random.Random) -> Attack:
     )
     unknown = {name: rng.choice([1, "x", [1], True]) for name in rng.sample(names, 2)}
     content = doors.body(text_input="x", max_tokens=4, **unknown)
-    return _over_http("fields", rng, content, ends_once)
+    return _over_http("fields", rng, content, is_refused)
 
 
 def _inner(rng: random.Random) -> Attack:
