@@ -37,7 +37,7 @@ def says_something(prediction: LengthPrediction) -> bool:
 
 
 def check_ids(request: Request, delivered: Ids, vocab_size: int) -> None:
-    """Raises ValueError if a token id of the request is not in the vocabulary. Stop ids may be outside: no token is ever equal to them."""
+    """Raises ValueError if a token id of the request is not in the vocabulary. Stop ids may be outside: no token is equal to them."""
     bad_words = np.array([token for word in request.sampling.bad_words for token in word], np.int64)
     for name, ids in (("the prompt", request.prompt), ("the answer so far", delivered), ("bad words", bad_words)):
         wrong = ids[(ids < 0) | (ids >= vocab_size)]
