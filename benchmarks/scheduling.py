@@ -6,9 +6,11 @@ capacity, Poisson and bursty arrivals.
     python benchmarks/scheduling.py --check                                                                   # one against the other
 
 Capacity is the throughput of `ours` when requests never run out. Goodput counts the requests whose first token comes within --ttft and
-whose tokens come within --tpot on average; each policy gets the same requests at the same times. `oracle` is `ours` told the true
-lengths. --simulate runs the slot scheduler itself by a virtual clock, over a step-time model that a short real run has calibrated (or
---step-time).
+whose tokens come within --tpot on average; each policy gets the same requests at the same times. Their lengths were predicted by the
+forest beforehand, which costs nothing in the run. `ours` is there four times: with those predictions, as `oracle` with the true
+lengths, as `ours_history` with what recent answers say, and as `ours_served` with the length predictor that a server has, working
+beside the engine (in real runs). --simulate runs the slot scheduler itself by a virtual clock, over a step-time model that a short real
+run has calibrated (or --step-time).
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.results_file import table, write_result
-from benchmarks.scheduling_requests import MAX_TOKENS, Pool, read_pool
+from benchmarks.scheduling_predictions import ServedPredictor
+from benchmarks.scheduling_requests import MAX_TOKENS, Pool, Source, pool_directory, read_pool
 from benchmarks.scheduling_runs import TOKEN_BUDGET, Machine, Served, Steps, Work, serve, simulate
 from python_backends.config import EngineSettings, ModelSettings, SchedulingSettings, Settings
 from python_backends.instance import build
@@ -37,7 +40,7 @@ from python_backends.request import ModelLimits
 from python_backends.scheduling.policies import POLICIES
 from python_backends.scheduling.step_time import FEATURES
 
-ORACLE = "oracle"
+SOURCES = {"oracle": Source.TRUTH, "ours_history": Source.HISTORY, "ours_served": Source.SERVED}  # of `ours`; other policies: FOREST
 BLOCK_TOKENS = 32  # the OpenVINO engine takes no others
 MAX_MODEL_TOKENS = 704  # the longest prompt and answer of the mix
 IN_FLIGHT = 3  # times the slots, when requests shall never run out
@@ -113,12 +116,17 @@ def capacity(run: Run, pool: Pool, count: int, slots: int) -> float:
     return float((share * served.counts).sum() / (end_s - begin_s) / served.counts.mean())
 
 
+def _told(policy: str, work: Work) -> Work:
+    return replace(work, source=SOURCES.get(policy, Source.FOREST))
+
+
 class Bench:
     """What has been asked for on the command line, made ready."""
 
     def __init__(self, asked: argparse.Namespace) -> None:
         self.asked = asked
-        self.pool = read_pool(QUICK_POOL if asked.quick else POOL)
+        self.num_prompts = QUICK_POOL if asked.quick else POOL
+        self.pool = read_pool(self.num_prompts)
         self.scheduling = SchedulingSettings(max_passed_over_s=asked.max_passed_over, ttft_s=asked.ttft)
         model = ModelSettings(max_model_tokens=MAX_MODEL_TOKENS)
         engine = EngineSettings(kind=asked.engine, slots=asked.slots, kv_blocks=asked.blocks, block_tokens=BLOCK_TOKENS)
@@ -126,17 +134,31 @@ class Bench:
         self.limits = ModelLimits(MAX_MODEL_TOKENS, 1 << 12, asked.slots, asked.blocks, BLOCK_TOKENS)
         self.machine = Machine.exact([float(each) for each in asked.step_time.split(",")] if asked.step_time else NO_TIME)
         self._engine: Any = None
+        self._predictor: ServedPredictor | None = None
 
     def real(self, policy: str, work: Work, steps: Steps | None = None) -> Served:
         if self._engine is None:
             self._engine = build(self.settings)[1]
-        rules = replace(self.scheduling, policy="ours" if policy == ORACLE else policy)
-        told = replace(work, knows_lengths=policy == ORACLE)
-        return serve(self._engine, replace(self.settings, scheduling=rules), told, steps or Steps())
+        settings = replace(self.settings, scheduling=self._rules(policy))
+        told = _told(policy, work)
+        predictor = self._served_predictor() if told.source is Source.SERVED else None
+        return serve(self._engine, settings, told, steps or Steps(), predictor)
 
     def simulated(self, policy: str, work: Work, machine: Machine | None = None) -> Served:
-        rules = replace(self.scheduling, policy="ours" if policy == ORACLE else policy)
-        return simulate(self.limits, rules, replace(work, knows_lengths=policy == ORACLE), machine or self.machine)
+        return simulate(self.limits, self._rules(policy), _told(policy, work), machine or self.machine)
+
+    def by_forest(self) -> float | None:
+        """The share of the served predictor's answers that the forest gave. None: it was not asked."""
+        served = self._predictor
+        return None if served is None else round(served.num_by_forest / max(1, served.num_asked), 3)
+
+    def _rules(self, policy: str) -> SchedulingSettings:
+        return replace(self.scheduling, policy="ours" if policy in SOURCES else policy)
+
+    def _served_predictor(self) -> ServedPredictor:
+        if self._predictor is None:
+            self._predictor = ServedPredictor(pool_directory(self.num_prompts))
+        return self._predictor
 
     def calibrate(self) -> None:
         """By a real closed loop with each number of requests in flight, so that few and many rows are seen."""
@@ -211,7 +233,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--simulate", action="store_true", help="by a virtual clock")
     parser.add_argument("--check", action="store_true", help="real and simulated runs in turn, three pairs: do they agree?")
     parser.add_argument("--quick", action="store_true", help="a few seconds of each: does it run at all?")
-    parser.add_argument("--policies", type=lambda text: text.split(","), default=[*POLICIES, ORACLE])
+    parser.add_argument("--policies", type=lambda text: text.split(","), default=[*POLICIES, *SOURCES])
     parser.add_argument("--loads", type=numbers, default=[0.5, 0.7, 0.9, 1.0, 1.2, 1.5], help="of capacity")
     parser.add_argument("--cvs", type=numbers, default=[1.0, 4.0], help="coefficients of variation of the gaps between arrivals")
     parser.add_argument("--seconds", type=float, default=60.0, help="for which requests arrive")
@@ -226,6 +248,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="also write the results here")
     parser.add_argument("--plot", type=Path, help="a picture of the table")
     asked = parser.parse_args()
+    if asked.simulate or asked.check:
+        asked.policies = [policy for policy in asked.policies if SOURCES.get(policy) is not Source.SERVED]
+    if unknown := sorted({*asked.policies} - {*POLICIES, *SOURCES}):
+        parser.error(f"--policies: {', '.join(unknown)}: must be of {', '.join([*POLICIES, *SOURCES])}")
     asked.blocks = asked.blocks or max(2 * asked.slots, MAX_MODEL_TOKENS // BLOCK_TOKENS)
     if asked.quick:
         asked.seconds, asked.loads, asked.cvs = min(asked.seconds, 3.0), asked.loads[:1], asked.cvs[:1]
@@ -257,6 +283,7 @@ def main() -> None:
             "slots": asked.slots,
             "blocks": asked.blocks,
         },
+        "served_answers_by_forest": bench.by_forest(),
         "step_time_s": dict(zip(FEATURES, bench.machine.step_time.coefficients, strict=True)),
     }
     if asked.json:

@@ -1,14 +1,15 @@
 """What `scheduling.py` asks: held-out prompts of the bundled model's eight tasks, how long its answers are, and what was predicted.
 
-One half of the prompts teaches the forest, the other half is asked. Everything is made once and kept in a file: the answers' lengths
-are those of answers that the model really gives, greedily and in the chat format.
+One half of the prompts teaches history and forest, the other half is asked. Everything is made once and kept in files: the answers'
+lengths are those of answers that the model really gives, greedily and in the chat format.
 """
 
 from __future__ import annotations
 
 import sys
-import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +23,21 @@ from benchmarks.bundled_prompts import NUM_TASKS, TOKEN_BUDGET, Drawn, answer_le
 from benchmarks.peer_environments import FOLDER
 from python_backends.config import EngineSettings, Settings
 from python_backends.instance import build
-from python_backends.request import QUANTILE_LEVELS, LengthPrediction, Request
+from python_backends.messages import AnswerRecord, LengthAnswer
+from python_backends.prediction.request_log import RequestLog, instruction_id
+from python_backends.request import QUANTILE_LEVELS, Finish, Floats, LengthPrediction, Request, Subject
 
 MAX_TOKENS = 256  # that a client allows, because it is the default
 MAX_PROMPT_TOKENS = 400
+
+
+class Source(Enum):
+    """Who says how long an answer will be."""
+
+    FOREST = "forest"  # of every request, beforehand
+    HISTORY = "history"  # recent answers to the same instruction, of every request, beforehand
+    SERVED = "served"  # the length predictor beside the engine, as far as its share of the processors goes
+    TRUTH = "truth"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,8 +47,13 @@ class Pool:
     tokens: NDArray[np.int32]  # [tokens]
     ends: NDArray[np.int64]  # [n] of each prompt in `tokens`
     lengths: NDArray[np.int64]  # [n] tokens of the answers, their end among them
-    means: NDArray[np.float64]  # [n] predicted
-    quantiles: NDArray[np.float32]  # [n, levels] predicted
+    means: NDArray[np.float64]  # [n] predicted by the forest
+    quantiles: NDArray[np.float32]  # [n, levels] predicted by the forest
+    history_means: NDArray[np.float64]  # [n] predicted from recent answers alone
+    history_quantiles: NDArray[np.float32]  # [n, levels]
+    instructions: NDArray[np.str_]  # [n]
+    inputs: NDArray[np.str_]  # [n]
+    num_input_tokens: NDArray[np.int64]  # [n]
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -46,23 +63,33 @@ class Pool:
         prompt = self.tokens[self.ends[place - 1] if place else 0 : self.ends[place]]
         return greedy_request(number, prompt, MAX_TOKENS)
 
-    def prediction(self, place: int) -> LengthPrediction:
-        return LengthPrediction(float(self.means[place]), self.quantiles[place])
+    def subject(self, place: int) -> Subject:
+        return Subject(str(self.instructions[place]), str(self.inputs[place]), int(self.num_input_tokens[place]))
 
-    def truth(self, place: int) -> LengthPrediction:
-        length = float(self.lengths[place])
-        return LengthPrediction(length, np.full(len(QUANTILE_LEVELS), length, np.float32))
+    def prediction(self, place: int, source: Source) -> LengthPrediction:
+        """Made beforehand, for FOREST, HISTORY and TRUTH."""
+        if source is Source.TRUTH:
+            length = float(self.lengths[place])
+            return LengthPrediction(length, np.full(len(QUANTILE_LEVELS), length, np.float32))
+        if source is Source.HISTORY:
+            return LengthPrediction(float(self.history_means[place]), self.history_quantiles[place])
+        return LengthPrediction(float(self.means[place]), self.quantiles[place])
 
 
 def read_pool(count: int) -> Pool:
     """`count` prompts to ask; made at the first call, which takes some minutes."""
-    path = FOLDER / f"scheduling_pool_{count}.npz"
+    path = pool_directory(count) / "pool.npz"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         pool = _make(count)
         np.savez_compressed(path, **{name: getattr(pool, name) for name in Pool.__slots__})
     with np.load(path) as arrays:
         return Pool(**arrays)
+
+
+def pool_directory(count: int) -> Path:
+    """Of the pool, and of the request log and the forest that the served predictor answers from."""
+    return FOLDER / f"scheduling_pool_{count}"
 
 
 def _make(count: int) -> Pool:
@@ -73,26 +100,66 @@ def _make(count: int) -> Pool:
     lengths = answer_lengths(prompts, engine, MAX_TOKENS)
     engine.close()
     half = len(drawn) // 2
-    means, quantiles = _predict(drawn, lengths, half)
-    asked = prompts[half:]
-    return Pool(np.concatenate(asked), np.cumsum([len(prompt) for prompt in asked]), lengths[half:], means, quantiles)
+    asked, told = prompts[half:], drawn[half:]
+    return Pool(
+        np.concatenate(asked),
+        np.cumsum([len(prompt) for prompt in asked]),
+        lengths[half:],
+        *_arrays(_learn(drawn, lengths, half, pool_directory(count))),
+        *_arrays(_history(drawn, lengths, half)),
+        np.array([each.exercise.instruction for each in told]),
+        np.array([each.exercise.given for each in told]),
+        np.array([each.num_given_tokens for each in told]),
+    )
 
 
-def _predict(drawn: list[Drawn], lengths: NDArray[np.int64], half: int) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
-    """Of the second half, from the first."""
+def _arrays(told: Sequence[LengthPrediction]) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
+    return np.array([each.mean for each in told]), np.array([each.quantiles for each in told], np.float32)
+
+
+def _history(drawn: Sequence[Drawn], lengths: NDArray[np.int64], half: int) -> list[LengthPrediction]:
+    """Of the second half, from the answers of the first."""
+    from python_backends.prediction.history import Answered, History
+
+    asked = [(instruction_id(each.exercise.instruction), each.num_given_tokens) for each in drawn]
+    seen = zip(asked[:half], lengths[:half].tolist(), strict=True)
+    history = History([Answered(*who, length, length < MAX_TOKENS) for who, length in seen])
+    told = [prediction for who in asked[half:] if (prediction := history.predict(*who)) is not None]
+    assert len(told) == len(drawn) - half
+    return told
+
+
+def _learn(drawn: Sequence[Drawn], lengths: NDArray[np.int64], half: int, directory: Path) -> list[LengthPrediction]:
+    """Of the second half, by the forest that the first half teaches. Its request log and the forest stay in `directory`."""
     from python_backends.prediction.encoder import PACKAGED, CachedEncoder, SentenceEncoder
     from python_backends.prediction.features import features
-    from python_backends.prediction.forest import Observations, grow
+    from python_backends.prediction.learning import learn
+    from python_backends.prediction.versions import read
 
     encoder = CachedEncoder(SentenceEncoder(PACKAGED), max_texts=100)
     instructions, inputs = [each.exercise.instruction for each in drawn], [each.exercise.given for each in drawn]
     given = np.array([each.num_given_tokens for each in drawn])
     rows = []
-    for start in tqdm(range(0, len(inputs), 32), desc="features"):
+    for start in tqdm(range(0, len(inputs), 32), desc="features", disable=None):
         part = slice(start, start + 32)
         rows.append(features(encoder.encode(instructions[part]), encoder.encode(inputs[part]), given[part]))
-    seen, ids = np.concatenate(rows), np.array([zlib.crc32(instruction.encode()) for instruction in instructions], np.uint64)
-    ended = lengths < MAX_TOKENS
-    forest = grow(Observations(seen[:half], lengths[:half].astype(np.float32), ended[:half], ids[:half], np.ones(half)))
-    told = forest.predict(seen[half:], ids[half:])
-    return np.array([each.mean for each in told]), np.array([each.quantiles for each in told], np.float32)
+    seen = np.concatenate(rows)
+    log = RequestLog(directory, max_answers=len(drawn))
+    log.add([_record(drawn[place], int(lengths[place]), seen[place], encoder.name) for place in range(half)])
+    log.close()
+    version = learn(directory, encoder.name)
+    assert version is not None
+    ids = np.array([instruction_id(instruction) for instruction in instructions[half:]], np.uint64)
+    return read(directory, version).predict(seen[half:], ids)
+
+
+def _record(each: Drawn, length: int, features: Floats, encoder: str) -> AnswerRecord:
+    return AnswerRecord(
+        at_s=0.0,
+        instruction=each.exercise.instruction,
+        num_prompt_tokens=len(each.prompt),
+        num_input_tokens=each.num_given_tokens,
+        num_output_tokens=length,
+        finish=Finish.STOP if length < MAX_TOKENS else Finish.LENGTH,
+        predicted=LengthAnswer(features=features, encoder=encoder),
+    )

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.scheduling_requests import Pool
+from benchmarks.scheduling_predictions import Question, ServedPredictor
+from benchmarks.scheduling_requests import Pool, Source
 from python_backends.config import SchedulingSettings, Settings
 from python_backends.engine.protocol import Engine
 from python_backends.instance import Instance
@@ -38,7 +39,7 @@ class Work:
     due_s: Doubles  # [n]; all 0 in a closed loop
     places: NDArray[np.int64]  # [n]
     in_flight: int = 0  # of a closed loop; 0: they come when they are due
-    knows_lengths: bool = False  # predictions are the truth
+    source: Source = Source.FOREST  # of predictions
     distinct: bool = False  # every prompt is made of a token of its own: nothing of another's prefix is found
 
 
@@ -47,6 +48,7 @@ class Served:
     """What happened to the requests of `work`, and what is to be told to the instance."""
 
     work: Work
+    predictor: ServedPredictor | None = None  # for Source.SERVED
     now_s: float = 0.0
     num_submitted: int = 0
     num_predicted: int = 0
@@ -60,6 +62,7 @@ class Served:
     _first_passed_s: Doubles = field(init=False)
     _waits: NDArray[np.bool_] = field(init=False)
     _oldest: int = 0
+    _to_ask: list[Question] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         n = len(self.work.places)
@@ -86,12 +89,20 @@ class Served:
             self._waits[number] = True
             news.append(Submit(self._request(number), NOTHING, 0))
             self.num_submitted += 1
+        return news + self._predictions(now_s)
+
+    def _predictions(self, now_s: float) -> list[Predicted]:
+        told: list[Predicted] = []
         while self.num_predicted < self.num_submitted and self.arrived_s[self.num_predicted] + PREDICTED_AFTER_S <= now_s:
-            place = int(self.work.places[self.num_predicted])
-            told = self.work.pool.truth(place) if self.work.knows_lengths else self.work.pool.prediction(place)
-            news.append(Predicted(self.num_predicted, told))
+            number, place = self.num_predicted, int(self.work.places[self.num_predicted])
+            if self.work.source is Source.SERVED:
+                self._to_ask.append((number, self.work.pool.subject(place)))
+            else:
+                told.append(Predicted(number, self.work.pool.prediction(place, self.work.source)))
             self.num_predicted += 1
-        return news
+        if self.predictor is not None:
+            told += [Predicted(number, prediction) for number, prediction in self.predictor.answers(self._to_ask)]
+        return told
 
     def started(self, requests: Sequence[Started]) -> None:
         for each in requests:
@@ -272,9 +283,9 @@ class _Paced:
         self._engine.close()
 
 
-def serve(engine: Engine, settings: Settings, work: Work, steps: Steps) -> Served:
+def serve(engine: Engine, settings: Settings, work: Work, steps: Steps, predictor: ServedPredictor | None) -> Served:
     """By the instance's loop; `steps` is told what they take."""
-    served = Served(work)
+    served = Served(work, predictor)
     scheduler = SlotScheduler(engine.limits, settings.engine.token_budget, settings.scheduling)
     link = _Link(served)
     instance = Instance(scheduler, _Paced(engine, link, steps), link, lambda: None)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,7 +29,11 @@ from python_backends.engine.tensorrt_llm.request_loop import RequestLoop
 from python_backends.request import LogProbs, Sampling
 from python_backends.step import Admit, GatheredOutput, Release, RowLogProbs, SlotFailure, StepPlan
 
+log = logging.getLogger("gapless.engine")
+
 WAIT_S = 0.002  # for tokens, before the loop looks for new requests
+STATS_S = 2.0  # to wait for what an iteration was like
+FIRST_REQUEST_S = 120.0  # with what TensorRT-LLM makes when it computes for the first time
 SPARE_BLOCKS = 1  # TensorRT-LLM pads the batch of a CUDA graph with a sequence of one token
 LORA_ROOMS = ("tensorrt_llm.lora_helper", "tensorrt_llm._torch.peft.lora.config", "tensorrt_llm.lora_manager")  # newest last moved
 
@@ -46,10 +51,10 @@ class TensorRTLLMEngine:
         self._adapters = adapter_paths(settings)
         self._try_parameters()
         self._llm = _load(settings, self.limits.max_model_tokens, self.limits.num_blocks + SPARE_BLOCKS, self._adapters)
-        self._check_pool()
         self._plans: deque[int] = deque()  # numbers of the launched ones
         chosen = settings.tensorrt_llm
         self._requests = RequestLoop(self, chosen.abort == "engine", chosen.lost_after_s)
+        self._check_pool()
 
     def launch(self, plan: StepPlan) -> None:
         self._plans.append(plan.number)
@@ -137,15 +142,32 @@ class TensorRTLLMEngine:
         return LoRARequest(lora_name=name, lora_int_id=number, lora_path=self._adapters[name])
 
     def _check_pool(self) -> None:
-        """Where TensorRT-LLM tells how many blocks it has: not fewer than we count with."""
+        """TensorRT-LLM may have fewer blocks than were ordered. Raises SettingsError if it has fewer than we count with."""
         ask = getattr(self._llm, "get_kv_cache_capacity", None)
-        num_blocks = (ask() or {}).get("maxNumBlocks") if ask is not None else None
-        if num_blocks is not None and num_blocks < self.limits.num_blocks:
-            self._llm.shutdown()
+        told = ask() or {} if ask is not None else self._requests.run(self._first_stats(), FIRST_REQUEST_S).get("kvCacheStats") or {}
+        num_blocks = told.get("maxNumBlocks")
+        if num_blocks is None:
+            log.warning(
+                "TensorRT-LLM doesn't say how many KV blocks it has; if they are fewer than %d, requests wait", self.limits.num_blocks
+            )
+        elif num_blocks < self.limits.num_blocks:
+            self.close()
             raise SettingsError(
                 f"engine.kv_blocks or engine.kv_memory_gib: {self.limits.num_blocks} KV blocks are wanted, "
                 f"TensorRT-LLM had room for {num_blocks}"
             )
+
+    async def _first_stats(self) -> dict[str, Any]:
+        """Of an iteration, for versions that only say then how many blocks there are: so a request of one token comes first. Empty if
+        nothing is said.
+        """
+        params = self._sampling_params(Admit(0, 0, Sampling(max_tokens=1), 1, 0, np.zeros(0, np.int32)))
+        async for _ in self._llm.generate_async(inputs=[0], sampling_params=params, lora_request=None, streaming=True):
+            pass
+        async for stats in self._llm.get_stats_async(timeout=STATS_S):
+            told: dict[str, Any] = json.loads(stats) if isinstance(stats, str) else stats
+            return told
+        return {}
 
 
 def gathered(number: int, news: Sequence[News]) -> GatheredOutput:
@@ -200,17 +222,25 @@ def _load(settings: Settings, max_model_tokens: int, num_blocks: int, adapters: 
                 enable_block_reuse=True,
                 max_tokens=num_blocks * engine.block_tokens,
                 tokens_per_block=engine.block_tokens,
+                **_if_known(KvCacheConfig, use_kv_cache_manager_v2=False),
             ),
             scheduler_config=SchedulerConfig(capacity_scheduler_policy=policy),
             cuda_graph_config=CudaGraphConfig(max_batch_size=engine.slots, enable_padding=True),
             enable_chunked_prefill=True,
             stream_interval=1,
+            enable_iter_perf_stats=not hasattr(LLM, "get_kv_cache_capacity"),
             enable_lora=bool(adapters),
             lora_config=_lora_config(adapters, chosen.max_adapter_rank) if adapters else None,
             **_more_arguments(chosen.arguments),
         )
     except (TypeError, ValueError) as error:
         raise SettingsError(f"TensorRT-LLM doesn't take this configuration: {error}") from error
+
+
+def _if_known(called: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
+    """Those of the arguments that this version has. The second cache manager counts its blocks otherwise."""
+    known = inspect.signature(called).parameters
+    return {name: value for name, value in arguments.items() if name in known}
 
 
 def _lora_config(adapters: dict[str, str], max_rank: int) -> Any:

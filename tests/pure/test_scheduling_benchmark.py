@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from benchmarks.scheduling import Row, capacity, open_work, row_of
-from benchmarks.scheduling_requests import MAX_TOKENS, Pool
+from benchmarks.scheduling_requests import MAX_TOKENS, Pool, Source
 from benchmarks.scheduling_runs import Machine, Served, Steps, Work, simulate
 from python_backends.config import SchedulingSettings
 from python_backends.request import ModelLimits
@@ -30,7 +31,25 @@ def pool() -> Pool:
     quantiles = (lengths * np.exp(random.normal(0, 0.1, count)))[:, None] * spread
     lengths = np.where(random.random(count) < 0.01, MAX_TOKENS, lengths).astype(np.int64)
     prompts = random.integers(10, 80, count)
-    return Pool(np.zeros(prompts.sum(), np.int32), np.cumsum(prompts), lengths, quantiles.mean(axis=1), quantiles.astype(np.float32))
+    return pool_of(prompts, lengths, quantiles)
+
+
+def pool_of(prompts: NDArray[np.int64], lengths: NDArray[np.int64], quantiles: NDArray[np.float64]) -> Pool:
+    """History says the same of all of them."""
+    told, texts = np.tile(quantiles.mean(axis=0), (len(lengths), 1)).astype(np.float32), np.full(len(lengths), "text")
+    means = quantiles.mean(axis=1)
+    return Pool(
+        np.zeros(prompts.sum(), np.int32),
+        np.cumsum(prompts),
+        lengths,
+        means,
+        quantiles.astype(np.float32),
+        np.full(len(lengths), means.mean()),
+        told,
+        texts,
+        texts,
+        prompts,
+    )
 
 
 def run(policy: str, work: Work, **settings: Any) -> Served:
@@ -40,7 +59,7 @@ def run(policy: str, work: Work, **settings: Any) -> Served:
 def rows(pool: Pool, load: float, cv: float, **settings: Any) -> dict[str, Row]:
     most = capacity(lambda policy, work: run(policy, work, **settings), pool, 200, SLOTS)
     work = open_work(pool, most * load, cv, seconds=25.0, seed=2)
-    oracle = Work(pool, work.due_s, work.places, knows_lengths=True)
+    oracle = Work(pool, work.due_s, work.places, source=Source.TRUTH)
     served = {policy: run(policy, work, **settings) for policy in ("fcfs", "ours")}
     served["oracle"] = run("ours", oracle, **settings)
     return {policy: row_of(policy, load, cv, each, TTFT_S, TPOT_S) for policy, each in served.items()}
@@ -73,7 +92,7 @@ def test_every_answer_has_its_length_and_times_are_in_order(pool: Pool) -> None:
 
 def test_a_lone_request_takes_what_its_steps_take() -> None:
     """A prompt of 30 tokens, then nine decode steps that attend to 31 to 39 tokens."""
-    pool = Pool(np.zeros(30, np.int32), np.array([30]), np.array([10]), np.array([10.0]), np.full((1, 6), 10, np.float32))
+    pool = pool_of(np.array([30]), np.array([10]), np.full((1, 6), 10.0))
     served = run("ours", Work(pool, np.array([1.0]), np.array([0])))
     assert served.first_s[0] - 1.0 == pytest.approx(0.02 + 30e-4)
     assert served.last_s[0] - served.first_s[0] == pytest.approx(9 * (0.02 + 0.0005) + sum(range(31, 40)) * 1e-6)

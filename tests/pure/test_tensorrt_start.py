@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partialmethod
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from tensorrt_llm.llm import LLM
 from tensorrt_llm.lora_helper import LoraConfig
+from tensorrt_llm.manners import manners
 from tensorrt_llm.sampling_params import SamplingParams
 
 from python_backends.config import SchedulingSettings, SettingsError
@@ -60,6 +64,46 @@ def test_a_pool_that_came_out_smaller_is_refused(model: Path, monkeypatch: pytes
     monkeypatch.setattr("tensorrt_llm.llm.LLM.get_kv_cache_capacity", lambda self: {"maxNumBlocks": 7})
     with pytest.raises(SettingsError, match="20 KV blocks are wanted, TensorRT-LLM had room for 7"):
         build(make_settings(model, kv_blocks=20))
+
+
+def test_an_older_version_says_with_its_first_iteration_how_many_blocks_there_are(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("tensorrt_llm.llm.LLM.get_kv_cache_capacity")
+    asked = submit(1, 8, max_tokens=5)
+    with Serving(make_settings(model, kv_blocks=20), [[asked]]) as serving:
+        assert serving.llm.arguments["enable_iter_perf_stats"]
+        assert serving.run() == {1: answer_of(asked)}
+    small = partialmethod(_with_a_small_pool, num_blocks=7)
+    monkeypatch.setattr("tensorrt_llm.llm.LLM.__init__", small)
+    with pytest.raises(SettingsError, match="20 KV blocks are wanted, TensorRT-LLM had room for 7"):
+        build(make_settings(model, kv_blocks=20))
+
+
+def _with_a_small_pool(self: LLM, *args: Any, num_blocks: int, make: Callable[..., None] = LLM.__init__, **kwargs: Any) -> None:
+    make(self, *args, **kwargs)
+    self.num_blocks = num_blocks
+
+
+def test_where_nobody_says_how_many_blocks_there_are_requests_wait_inside_and_none_is_lost(
+    model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each of three takes four of the six blocks that there are, and longer than `lost_after_s`."""
+    monkeypatch.delattr("tensorrt_llm.llm.LLM.get_kv_cache_capacity")
+    monkeypatch.setattr("python_backends.engine.tensorrt_llm_engine.STATS_S", 0.01)
+    manners.tells_stats = False
+    asked = [submit(number, 6, max_tokens=10) for number in range(3)]
+    with Serving(make_settings(model, kv_blocks=20, lost_after_s=0.2), [asked]) as serving:
+        manners.step_ms = 30
+        serving.llm.num_blocks = 6
+        assert serving.run() == {number: answer_of(one) for number, one in enumerate(asked)}
+        assert serving.llm.max_queued == 2
+        assert not serving.link.failed
+    assert "doesn't say how many KV blocks it has" in caplog.text
+    assert "has not begun with its request" in caplog.text
+
+
+def test_the_first_cache_manager_is_asked_for_where_there_are_two(model: Path) -> None:
+    with Serving(make_settings(model)) as serving:
+        assert serving.llm.arguments["kv_cache_config"].use_kv_cache_manager_v2 is False
 
 
 def test_the_number_of_blocks_follows_from_memory_and_shape(tmp_path: Path) -> None:

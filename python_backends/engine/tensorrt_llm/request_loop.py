@@ -12,14 +12,15 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from python_backends.engine.tensorrt_llm.open_request import News, Response, Row, Token
 from python_backends.step import Admit, Release, SlotFailure, SlotOperation
 
 log = logging.getLogger("gapless.engine")
+T = TypeVar("T")
 
 MAX_REFUSED = 3
 WATCH_EVERY_S = 1.0
@@ -75,6 +76,10 @@ class RequestLoop:
         """What has come, at most one token a slot; waits for at most `wait_s`. Raises EngineDeadError."""
         self._take(0.0 if self._waiting else wait_s)
         return [news for slot in list(self._waiting) for news in self._next(slot)]
+
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        """What it returns. Raises what it raises, or TimeoutError."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout_s)
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -214,8 +219,8 @@ class RequestLoop:
         self._news.put(error)
 
     def _watch(self) -> None:
-        """Looks for ends that are lost. One that was aborted: its slot is free without. Another: it fails, and is aborted. An engine
-        that says nothing of any request is dead.
+        """Looks for ends that are lost. One that was aborted: its slot is free without. One that the engine has never said anything of:
+        it waits in the engine's own queue. Another: it fails, and is aborted. An engine that says nothing of any request is dead.
         """
         now_s = self._clock()
         self._forgive(now_s - self._watch_s)
@@ -224,12 +229,19 @@ class RequestLoop:
             self._die(TimeoutError(f"nothing came for {self._lost_after_s:g} s (tensorrt_llm.lost_after_s)"))
             return
         for row in silent:
+            if not (row.has_spoken or row.is_aborted):
+                self._wait_on(row, now_s)
+                continue
             log.warning("slot %d: the end of its request was lost; it is free after %.1f s of silence", row.slot, now_s - row.heard_s)
             if not row.is_aborted:
                 self._interface.abort(row.result)
             self._let_go(row, f"the engine has lost this request: nothing came for {self._lost_after_s:g} s")
         self._watch_s = now_s + self._watch_every_s
         self._loop.call_later(self._watch_every_s, self._watch)
+
+    def _wait_on(self, row: Row, now_s: float) -> None:
+        log.warning("slot %d: the engine has not begun with its request for %.1f s; it waits", row.slot, now_s - row.heard_s)
+        row.heard_s = now_s
 
     def _forgive(self, late_s: float) -> None:
         """While this process stood still nobody could be heard."""

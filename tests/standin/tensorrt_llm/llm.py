@@ -7,6 +7,7 @@ import itertools
 import json
 import threading
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,7 @@ class LLM:
         self.num_blocks = (cache.max_tokens or 1 << 20) // cache.tokens_per_block
         self.max_queued = 0  # the most requests that ever waited in here when an iteration began
         self.num_paused = 0
+        self._num_iterations = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ids = itertools.count(1)
         self._queue: list[Generation] = []
@@ -121,6 +123,15 @@ class LLM:
     def get_kv_cache_capacity(self) -> dict[str, int]:
         return {"maxNumBlocks": self.num_blocks, "tokensPerBlock": self._block_tokens}
 
+    async def get_stats_async(self, timeout: float | None = 2) -> AsyncIterator[str]:
+        """An iteration each, as text; the real one tells more of each."""
+        self._check_thread()
+        if manners.tells_stats and self.arguments.get("enable_iter_perf_stats"):
+            for number in range(self._num_iterations):
+                yield json.dumps({"iter": number, "kvCacheStats": {"maxNumBlocks": self.num_blocks}})
+        else:
+            await asyncio.sleep(timeout or 0)
+
     def shutdown(self) -> None:
         with self._changed:
             self._stopping = True
@@ -153,6 +164,7 @@ class LLM:
                 self._cancel()
                 self._schedule()
             time.sleep(manners.step_ms / 1000)
+            self._num_iterations += 1
             computed = list(self._active)
             self._is_broken |= any(each.tokens[each.num_prompt - 1] == manners.breaking_token for each in computed)
             for generation in computed:

@@ -14,6 +14,7 @@ class Manners:
     silent_token: int = int(os.environ.get("STANDIN_SILENT_TOKEN", "-1"))  # a prompt that ends with it: no word is heard of it again
     breaking_token: int = int(os.environ.get("STANDIN_BREAKING_TOKEN", "-1"))  # … every request fails from then on, with a RequestError
     hears_aborts: bool = True
+    tells_stats: bool = True
     tokens_a_response: int = 1
     keeps_stop_ids: bool = True  # False: end ids stay out of token_ids, as in some versions
 

@@ -1,0 +1,73 @@
+"""The length predictor of `scheduling.py`'s real runs as a server has it: the same code in a process that stands back, within its share
+of the processors, one call at a time with all that is to be asked. Nothing is learned during a run.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from python_backends.config import PredictionSettings
+from python_backends.request import LengthPrediction, Subject
+from python_backends.time_slice import stand_back
+
+READY_WITHIN_S = 180.0  # the encoder is loaded first
+Question = tuple[int, Subject]  # number of the request
+Answer = tuple[int, LengthPrediction, bool]  # the last: by the forest, not by history
+
+
+class ServedPredictor:
+    """Whoever has the questions calls `answers` again and again, and never waits."""
+
+    def __init__(self, directory: Path) -> None:
+        """`directory`: request log and forest. Raises TimeoutError if the encoder can't be loaded."""
+        self._ours, theirs = multiprocessing.get_context("spawn").Pipe()
+        arguments = (theirs, directory)
+        multiprocessing.get_context("spawn").Process(target=_serve, args=arguments, name="length predictor", daemon=True).start()
+        if not self._ours.poll(READY_WITHIN_S) or self._ours.recv() != []:
+            raise TimeoutError(f"the length predictor was not ready within {READY_WITHIN_S:g} s")
+        self._is_asked = False
+        self.num_asked = 0
+        self.num_by_forest = 0
+
+    def answers(self, questions: list[Question]) -> list[tuple[int, LengthPrediction]]:
+        """What has been answered since the last call. Takes all `questions`, and empties the list, if it is free."""
+        answered: list[Answer] = []
+        if self._is_asked and self._ours.poll():
+            answered, self._is_asked = self._ours.recv(), False
+        if questions and not self._is_asked:
+            self._ours.send(questions)
+            self.num_asked += len(questions)
+            questions.clear()
+            self._is_asked = True
+        self.num_by_forest += sum(by_forest for *_, by_forest in answered)
+        return [(number, prediction) for number, prediction, _ in answered]
+
+
+def _serve(theirs: Connection, directory: Path) -> None:
+    """The process. It says an empty list when the encoder is loaded."""
+    from python_backends.prediction.budget import Budget
+    from python_backends.prediction.encoder import SentenceEncoder
+    from python_backends.prediction.predictor import Predictor
+
+    stand_back()
+    settings = PredictionSettings()
+    budget = Budget(settings.processor_share * len(os.sched_getaffinity(0)), time.monotonic)
+    predictor = Predictor(settings, directory, lambda: SentenceEncoder(settings.encoder), budget)
+    while not any(answer.version for answer in predictor.answer([Subject("", "", 0)])):
+        time.sleep(0.2)
+    theirs.send([])
+    while True:
+        try:
+            questions: Sequence[Question] = theirs.recv()
+        except EOFError:
+            return
+        answers = zip(questions, predictor.answer([subject for _, subject in questions]), strict=True)
+        theirs.send([(number, told.prediction, told.version > 0) for (number, _), told in answers if told.prediction is not None])
