@@ -313,7 +313,6 @@ def test_a_request_that_does_not_fit_after_all_is_refused_and_costs_nobody_else_
     [
         {"prompt": np.array([1, VOCAB], np.int32)},
         {"prompt": np.array([-1], np.int32)},
-        {"sampling": Sampling(5, stop_ids=(VOCAB,))},
         {"sampling": Sampling(5, bad_words=((1, 2_000_000_000),))},
     ],
 )
