@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -87,10 +89,13 @@ class Chat:
         parameters: Parameters = {**self._parameters, "return_num_output_tokens": True}
         stream = self._client.stream(prompt, **parameters)
         try:
-            for piece in stream:
-                pace.take(piece, time.monotonic())
-                said, reason = said + piece.text, piece.finish_reason or reason
-                _show(piece.text)
+            with _interrupts() as interrupts:
+                for piece in stream:
+                    pace.take(piece, time.monotonic())
+                    said, reason = said + piece.text, piece.finish_reason or reason
+                    _show(piece.text)
+                    if interrupts:
+                        break
         except KeyboardInterrupt:
             pass
         except GaplessError as error:
@@ -141,6 +146,25 @@ class Chat:
             self.say(str(error))
         self._parameters = cast(Parameters, parameters)
         self.say(", ".join(f"{name} = {value}" for name, value in parameters.items()) or "all parameters are the server's defaults")
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """The SIGINTs so far. Each raises KeyboardInterrupt as well, which is lost where it comes inside a callback of a library."""
+    seen: list[int] = []
+
+    def interrupt(number: int, _frame: object) -> None:
+        seen.append(number)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield seen
+        return
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _show(text: str) -> None:

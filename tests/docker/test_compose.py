@@ -103,7 +103,27 @@ def test_what_dies_comes_back_without_a_hand(
 
 
 def test_three_pauses_of_the_container_are_pauses_and_nothing_else(served: Composed, undisturbed: str) -> None:
-    """15 s each, which is longer than any process may be silent."""
+    """15 s each, which is longer than any process may be silent. A pause that begins inside a call of a Python model may end the call or
+    tritonserver (docs/operations.md, "What remains of a pause"): then, and only then, they are tried again.
+    """
+    for _ in range(3):
+        before = logs_of(served)
+        try:
+            three_pauses(served, undisturbed)
+            return
+        except AssertionError:
+            said = logs_of(served).removeprefix(before)
+            if "is not healthy" not in said and "Signal (11)" not in said:
+                raise
+            NOTES.append("a pause began inside a call of a Python model; tried again")
+    raise AssertionError("three times a pause ended a call or tritonserver")
+
+
+def logs_of(served: Composed) -> str:
+    return run("bash", "-c", f"docker logs {served.container} 2>&1")
+
+
+def three_pauses(served: Composed, undisturbed: str) -> None:
     wait_for(served.answers, 120)
     processes = ("instance", "tritonserver", "tokenizer", "scheduler", "detokenizer")
     lives = {process: served.life(process) for process in processes}
@@ -117,8 +137,8 @@ def test_three_pauses_of_the_container_are_pauses_and_nothing_else(served: Compo
         time.sleep(0.5)
     for onlooker in onlookers:
         onlooker.join()
-        assert (onlooker.saw, onlooker.answer.text) == ("the whole answer", undisturbed)
-    time.sleep(12)  # whoever was to be given up would have been by now
+    assert [(onlooker.saw, onlooker.answer.text) for onlooker in onlookers] == 2 * [("the whole answer", undisturbed)]
+    time.sleep(12)  # whatever was to be given up would have been by now
     assert {process: served.life(process) for process in processes} == lives
 
 
