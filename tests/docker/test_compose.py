@@ -103,8 +103,8 @@ def test_what_dies_comes_back_without_a_hand(
 
 
 def test_three_pauses_of_the_container_are_pauses_and_nothing_else(served: Composed, undisturbed: str) -> None:
-    """15 s each, which is longer than any process may be silent. A pause that begins inside a call of a Python model may end the call or
-    tritonserver (docs/operations.md, "What remains of a pause"): then, and only then, they are tried again.
+    """15 s each, which is longer than any process may be silent. A pause that begins inside a call of a Python model may end the call
+    or tritonserver (docs/operations.md, "What remains of a pause"): then, and only then, they are tried again.
     """
     for _ in range(3):
         before = logs_of(served)
