@@ -24,8 +24,6 @@ BEFORE_COMMITS_WERE_RECORDED = {  # the first digits of each file's SHA-256: one
     "magnus_seed_3.json": "4f791ffdcffae5c8",
     "magnus_weight_bound.json": "7a86102d1d649a2c",
     "many_streams.json": "1690e8d8babdbcb5",
-    "peers_m.json": "383daa92b3e1fea9",
-    "peers_s.json": "bc3e152d168c7402",
     "peers_s_openvino.json": "e2484fef27167d15",
     "scheduling.json": "713e31fff7438b43",
     "scheduling_check.json": "85ebc40c85c8941e",
