@@ -25,7 +25,6 @@ BEFORE_COMMITS_WERE_RECORDED = {  # the first digits of each file's SHA-256: one
     "magnus_weight_bound.json": "7a86102d1d649a2c",
     "many_streams.json": "1690e8d8babdbcb5",
     "peers_s_openvino.json": "e2484fef27167d15",
-    "scheduling.json": "713e31fff7438b43",
     "scheduling_check.json": "85ebc40c85c8941e",
     "scheduling_simulated.json": "8e8d7a595f34003b",
     "token_gap.json": "e84b4c56e81670d4",
