@@ -43,9 +43,9 @@ class Row:
 
 def answer(kind: tuple[str, str, str], prompts: list[list[int]], end: int) -> tuple[list[list[int]], float]:
     """The tokens of every answer without its end, and the memory that the process holds, in MiB."""
-    from python_backends.config import EngineSettings, ModelSettings, Settings
-    from python_backends.instance import build
-    from python_backends.request import Request, Sampling
+    from python_backends.instance.build import build
+    from python_backends.nouns.request import Request, Sampling
+    from python_backends.settings import EngineSettings, ModelSettings, Settings
 
     engine_kind, dtype, weights = kind
     settings = Settings(ModelSettings(str(MODEL), dtype, weights), EngineSettings(engine_kind, threads=THREADS))

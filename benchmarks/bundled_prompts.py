@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from python_backends.config import ROOT
 from python_backends.engine.protocol import Engine
-from python_backends.request import Ids, Request, Sampling
+from python_backends.nouns.request import Ids, Request, Sampling
 from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.settings import ROOT
 
 if TYPE_CHECKING:
     from bundled.tasks import Exercise

@@ -27,9 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "build"))
 
 from benchmarks.length_requests import Asked, Remembered, draw, task_names
 from benchmarks.results_file import table, write_result
-from python_backends.config import PredictionSettings
 from python_backends.learner import Learner
-from python_backends.messages import AnswerRecord, LengthAnswer
+from python_backends.nouns.messages import AnswerRecord, LengthAnswer
+from python_backends.nouns.request import Finish
 from python_backends.prediction.budget import Budget
 from python_backends.prediction.encoder import PACKAGED, Encoder, SentenceEncoder
 from python_backends.prediction.forest import Forest
@@ -39,7 +39,7 @@ from python_backends.prediction.lengths import LEVELS
 from python_backends.prediction.predictor import Predictor
 from python_backends.prediction.request_log import RequestLog, instruction_id
 from python_backends.prediction.versions import current, read
-from python_backends.request import Finish
+from python_backends.settings import PredictionSettings
 
 PHASE_S = 1200.0  # each of three
 QUICK_PHASE_S, QUICK_RATE = 240.0, 0.1

@@ -15,18 +15,18 @@ from torch import Tensor
 
 from benchmarks.gpu_model import Measured
 from benchmarks.gpu_report import Figure
-from python_backends.engine.forward.attention import LayerAttention, attend, score_operator
-from python_backends.engine.forward.attention_spans import PagedRows, chunk_rows
-from python_backends.engine.forward.operators import ResidualNorm, gate_operator, place_operator
-from python_backends.engine.forward.step_batch import StepBatcher
-from python_backends.engine.kernel_trial import runs_kernels
-from python_backends.engine.kv_cache import BlockShape, KVCache
+from python_backends.engine.kv.kv_cache import BlockShape, KVCache
 from python_backends.engine.model.description import Activation, Heads, Norm, NormKind
 from python_backends.engine.slots.sampler import Restrictions, probabilities, restricted
 from python_backends.engine.slots.slot_state import SlotState
-from python_backends.engine.torch_engine import TorchEngine
-from python_backends.request import ModelLimits, Sampling
-from python_backends.step import Admit, Grow, Release, StepPlan
+from python_backends.engine.torch.attention import LayerAttention, attend, score_operator
+from python_backends.engine.torch.attention_spans import PagedRows, chunk_rows
+from python_backends.engine.torch.engine import TorchEngine
+from python_backends.engine.torch.kernel_trial import runs_kernels
+from python_backends.engine.torch.operators import ResidualNorm, gate_operator, place_operator
+from python_backends.engine.torch.step_batch import StepBatcher
+from python_backends.nouns.request import ModelLimits, Sampling
+from python_backends.nouns.step import Admit, Grow, Release, StepPlan
 from tests.cpu.tiny_models import TINY, Agreement, Serving, TinyModel, build, random_requests
 
 WINDOWS_AND_CAPS = tuple(itertools.product((None, 16), (None, 8.0)))
@@ -101,7 +101,7 @@ def kernel_error(heads: Heads, window: int | None, softcap: float | None, dtype:
 
     Of `num_rows` rows, at most 5.
     """
-    from python_backends.engine.forward.paged_attention import paged_attention  # needs the Triton language
+    from python_backends.engine.torch.paged_attention import paged_attention  # needs the Triton language
 
     torch.manual_seed(0)
     lengths = [1, 5, 64, 77, 200][:num_rows]

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peer_work import Job, Timing
-from python_backends.messages import Submit
-from python_backends.request import Request, Sampling
-from python_backends.step import Tokens
+from python_backends.nouns.messages import Submit
+from python_backends.nouns.request import Request, Sampling
+from python_backends.nouns.step import Tokens
 
 Range = tuple[int, int]  # smallest and largest, both included
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peer_models import LETTERS, make_tokenizer
-from python_backends.config import EngineSettings, ModelSettings, Settings
+from python_backends.settings import EngineSettings, ModelSettings, Settings
 
 LLAMA_3_1_8B: dict[str, Any] = {
     "vocab_size": 128_256,

@@ -25,9 +25,10 @@ from benchmarks.http_streams import EnsembleStreams
 from benchmarks.peer_models import text_of
 from benchmarks.peer_work import Job, Timing, Work, free_port
 from benchmarks.peer_workers.transformers_continuous import ContinuousBatching
-from python_backends.config import ROOT
-from python_backends.instance import Instance, build
+from python_backends.instance.build import build
+from python_backends.instance.loop import Instance
 from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.settings import ROOT
 
 NUM_REQUESTS, PACED_REQUESTS, PEER_REQUESTS, QUICK_REQUESTS = 500, 200, 200, 8
 RATE = 8.0  # requests a second

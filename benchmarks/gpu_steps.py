@@ -19,11 +19,12 @@ from benchmarks.gpu_clients import Clients, jobs_of
 from benchmarks.gpu_model import Measured
 from benchmarks.gpu_report import Figure, LeftOutError
 from benchmarks.recorded_engine import RecordedEngine
-from python_backends.engine.torch_engine import TorchEngine
-from python_backends.instance import Instance, build
-from python_backends.request import Request, Sampling
+from python_backends.engine.torch.engine import TorchEngine
+from python_backends.instance.build import build
+from python_backends.instance.loop import Instance
+from python_backends.nouns.request import Request, Sampling
+from python_backends.nouns.step import StepOutput, StepPlan
 from python_backends.scheduling.scheduler import SlotScheduler
-from python_backends.step import StepOutput, StepPlan
 
 SLOTS, UNFUSED_SLOTS, QUICK_SLOTS = (1, 16, 64, 256), (1, 64), (1, 4)
 MOST_OVER_FLOOR = {1: "<= 1.2", 16: "<= 1.2", 64: "<= 1.2"}

@@ -14,15 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from python_backends.config import EngineSettings, Settings, StreamSettings
 from python_backends.engine.protocol import Engine
-from python_backends.instance import Instance, build
-from python_backends.links import InstanceEnd, NewSession, SchedulerEnd
-from python_backends.metrics import Metrics
-from python_backends.request import Feedback, Finish, ModelLimits, Request, Sampling
+from python_backends.instance.build import build
+from python_backends.instance.loop import Instance
+from python_backends.nouns.request import Feedback, Finish, ModelLimits, Request, Sampling
+from python_backends.nouns.step import Started, StepOutput, StepPlan, Tokens
 from python_backends.scheduling.scheduler import SlotScheduler
-from python_backends.step import Started, StepOutput, StepPlan, Tokens
+from python_backends.settings import EngineSettings, Settings, StreamSettings
 from python_backends.streams.table import StreamTable
+from python_backends.watching.metrics import Metrics
+from python_backends.wires import InstanceEnd, NewSession, SchedulerEnd
 
 NOTHING = np.zeros(0, np.int32)
 BLOCKS_A_SLOT = 72  # of 32 tokens; the longest answer fills 64, and admission leaves a twentieth of all blocks free

@@ -19,12 +19,12 @@ from bundled.velin import read_lexicon
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
+from python_backends.nouns.request import Floats, Subject
 from python_backends.prediction.encoder import Encoder
 from python_backends.prediction.features import features
 from python_backends.prediction.forest import Observations
 from python_backends.prediction.request_log import instruction_id
-from python_backends.request import Floats, Subject
-from python_backends.text.subject import MAX_READ_CHARS, of_text
+from python_backends.text.door.subject import MAX_READ_CHARS, of_text
 
 MODEL = Path(__file__).resolve().parent.parent / "models/bundled"
 BATCH = 64

@@ -28,12 +28,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "build"))
 
 from benchmarks.length_requests import Asked, Remembered, draw, features_of, observations, task_names
 from benchmarks.results_file import write_result
+from python_backends.nouns.request import LengthPrediction
 from python_backends.prediction.encoder import PACKAGED, SentenceEncoder
 from python_backends.prediction.forest import Forest, grow
 from python_backends.prediction.history import Answered, History
 from python_backends.prediction.lengths import LEVELS
 from python_backends.prediction.request_log import instruction_id
-from python_backends.request import LengthPrediction
 
 SEED = 5
 SIZES = (250, 1000, 4000)  # of the training

@@ -15,13 +15,13 @@ from benchmarks.magnus_prediction import BatchSeconds, Lengths, features_of, obs
 from benchmarks.magnus_requests import answer_lengths, asks
 from benchmarks.magnus_runs import Run, Work, measure_batches, poisson_arrivals, run_continuous, run_static, step_times_ms
 from benchmarks.magnus_simulated import SimulatedEngine, lengths_by_prompt
-from python_backends.config import EngineSettings, ModelSettings, Settings
 from python_backends.engine.protocol import Engine
-from python_backends.instance import build
-from python_backends.prediction.batch_time import RELEARN_EVERY_S as BATCHES_EVERY_S
+from python_backends.instance.build import build
+from python_backends.nouns.request import ModelLimits
 from python_backends.prediction.forest import grow
-from python_backends.request import ModelLimits
-from python_backends.scheduling.static_batching import BatchLimits, safe_size
+from python_backends.settings import EngineSettings, ModelSettings, Settings
+from python_backends.static_batching.batch_time import RELEARN_EVERY_S as BATCHES_EVERY_S
+from python_backends.static_batching.batches import BatchLimits, safe_size
 
 MAX_PROMPT_TOKENS, MAX_TOKENS = 256, 256  # the longest request; the second is the door's own default
 BLOCK_TOKENS = 32

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import bundled_prompts
-from python_backends.config import ROOT
 from python_backends.engine.protocol import Engine
-from python_backends.request import Ids, Request
+from python_backends.nouns.request import Ids, Request
+from python_backends.settings import ROOT
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.magnus_requests import Ask
-from python_backends.request import Finish, ModelLimits
-from python_backends.step import Admit, SpanKind, StepOutput, StepPlan
+from python_backends.nouns.request import Finish, ModelLimits
+from python_backends.nouns.step import Admit, SpanKind, StepOutput, StepPlan
 
 TOKEN = 1
 

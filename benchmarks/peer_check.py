@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.peer_process import EngineProcess, prepare_model
 from benchmarks.peer_setups import QUANTISED, SETUPS, Setup
 from benchmarks.peer_work import Job, Timing, Work
-from python_backends.config import ROOT
+from python_backends.settings import ROOT
 
 MODEL = ROOT / "models" / "bundled"
 REFERENCE = "transformers"

@@ -33,8 +33,8 @@ class Gapless:
     """This project's own loop over one of its engines, in one process: the instance without the wire and the inference server."""
 
     def __init__(self, directory: Path, dtype: str, in_flight: int, device: str = "cpu", kind: str = "openvino", **engine: Any) -> None:
-        from python_backends.config import EngineSettings, ModelSettings, Settings
-        from python_backends.instance import build
+        from python_backends.instance.build import build
+        from python_backends.settings import EngineSettings, ModelSettings, Settings
 
         model = ModelSettings(directory=str(directory), dtype=dtype, device=device, max_model_tokens=MAX_MODEL_TOKENS)
         chosen = EngineSettings(
@@ -48,7 +48,7 @@ class Gapless:
         _, self._engine = build(self._settings)
 
     def run(self, work: Work) -> list[Timing]:
-        from python_backends.instance import Instance
+        from python_backends.instance.loop import Instance
         from python_backends.scheduling.scheduler import SlotScheduler
 
         scheduler = SlotScheduler(self._engine.limits, TOKEN_BUDGET)  # a new one: no prefix is left from an earlier round
@@ -74,7 +74,7 @@ class _Clients:
         return [self._submit(len(self.timings)) for _ in range(count)]
 
     def publish(self, messages: Sequence[Any]) -> None:
-        from python_backends.step import Tokens
+        from python_backends.nouns.step import Tokens
 
         now = time.perf_counter()
         for tokens in [message for message in messages if isinstance(message, Tokens)]:
@@ -87,8 +87,8 @@ class _Clients:
                     self.num_ended += 1
 
     def _submit(self, index: int) -> Any:
-        from python_backends.messages import Submit
-        from python_backends.request import Request, Sampling
+        from python_backends.nouns.messages import Submit
+        from python_backends.nouns.request import Request, Sampling
 
         job = self._work.jobs[index]
         self.timings.append(Timing(time.perf_counter(), []))

@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.peer_setups import Setup
 from benchmarks.peer_work import Job, Timing, Work
-from python_backends.large_pages import with_large_pages
+from python_backends.linux.large_pages import with_large_pages
 
 ROOT = Path(__file__).resolve().parent.parent
 END_S = 60

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from python_backends.engine.protocol import Engine
-from python_backends.request import ModelLimits
-from python_backends.step import StepOutput, StepPlan
+from python_backends.nouns.request import ModelLimits
+from python_backends.nouns.step import StepOutput, StepPlan
 
 
 @dataclass(slots=True)

@@ -34,11 +34,11 @@ from benchmarks.results_file import table, write_result
 from benchmarks.scheduling_predictions import ServedPredictor
 from benchmarks.scheduling_requests import MAX_TOKENS, Pool, Source, pool_directory, read_pool
 from benchmarks.scheduling_runs import TOKEN_BUDGET, Machine, Served, Steps, Work, serve, simulate
-from python_backends.config import EngineSettings, ModelSettings, SchedulingSettings, Settings
-from python_backends.instance import build
-from python_backends.request import ModelLimits
+from python_backends.instance.build import build
+from python_backends.nouns.request import ModelLimits
 from python_backends.scheduling.policies import POLICIES
 from python_backends.scheduling.step_time import FEATURES
+from python_backends.settings import EngineSettings, ModelSettings, SchedulingSettings, Settings
 
 SOURCES = {"oracle": Source.TRUTH, "ours_history": Source.HISTORY, "ours_served": Source.SERVED}  # of `ours`; other policies: FOREST
 BLOCK_TOKENS = 32  # the OpenVINO engine takes no others

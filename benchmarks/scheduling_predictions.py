@@ -14,9 +14,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from python_backends.config import PredictionSettings
-from python_backends.request import LengthPrediction, Subject
-from python_backends.time_slice import stand_back
+from python_backends.linux.time_slice import stand_back
+from python_backends.nouns.request import LengthPrediction, Subject
+from python_backends.settings import PredictionSettings
 
 READY_WITHIN_S = 180.0  # the encoder is loaded first
 Question = tuple[int, Subject]  # number of the request

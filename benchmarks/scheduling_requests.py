@@ -21,11 +21,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "build"))
 
 from benchmarks.bundled_prompts import NUM_TASKS, TOKEN_BUDGET, Drawn, answer_lengths, draw_prompts, greedy_request
 from benchmarks.peer_environments import FOLDER
-from python_backends.config import EngineSettings, Settings
-from python_backends.instance import build
-from python_backends.messages import AnswerRecord, LengthAnswer
+from python_backends.instance.build import build
+from python_backends.nouns.messages import AnswerRecord, LengthAnswer
+from python_backends.nouns.request import QUANTILE_LEVELS, Finish, Floats, LengthPrediction, Request, Subject
 from python_backends.prediction.request_log import RequestLog, instruction_id
-from python_backends.request import QUANTILE_LEVELS, Finish, Floats, LengthPrediction, Request, Subject
+from python_backends.settings import EngineSettings, Settings
 
 MAX_TOKENS = 256  # that a client allows, because it is the default
 MAX_PROMPT_TOKENS = 400

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from benchmarks.scheduling_predictions import Question, ServedPredictor
 from benchmarks.scheduling_requests import Pool, Source
-from python_backends.config import SchedulingSettings, Settings
 from python_backends.engine.protocol import Engine
-from python_backends.instance import Instance
-from python_backends.messages import Predicted, Submit
-from python_backends.request import Finish, ModelLimits, Request
+from python_backends.instance.loop import Instance
+from python_backends.nouns.messages import Predicted, Submit
+from python_backends.nouns.request import Finish, ModelLimits, Request
+from python_backends.nouns.step import Admit, Started, StepOutput, StepPlan, Tokens
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.step_time import StepTime
-from python_backends.step import Admit, Started, StepOutput, StepPlan, Tokens
+from python_backends.settings import SchedulingSettings, Settings
 
 PREDICTED_AFTER_S = 0.02  # the predictor's answer is so much later than the request
 TOKEN_BUDGET = 256

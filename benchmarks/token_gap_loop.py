@@ -18,18 +18,19 @@ from numpy.typing import NDArray
 from benchmarks.peer_models import make_model
 from benchmarks.recorded_engine import RecordedEngine
 from benchmarks.triton_cost import make_tokenizer, sources
-from python_backends.config import EngineSettings, ModelSettings, SchedulingSettings, Settings, StreamSettings
 from python_backends.engine.protocol import Announcing, Engine
+from python_backends.instance.build import build
+from python_backends.instance.loop import Instance
 from python_backends.engine.trace import begins
-from python_backends.instance import Instance, build
-from python_backends.links import InstanceEnd, InstanceReady, SchedulerEnd
-from python_backends.metrics import Metrics
-from python_backends.request import Feedback, Request
-from python_backends.step import Started, StepOutput, StepPlan, Tokens
+from python_backends.nouns.request import Feedback, Request
+from python_backends.nouns.step import Started, StepOutput, StepPlan, Tokens
+from python_backends.settings import EngineSettings, ModelSettings, SchedulingSettings, Settings, StreamSettings
 from python_backends.streams.table import StreamTable
 from python_backends.text.checkpoint import read_checkpoint
-from python_backends.text.detokenizer import Detokenizer, context_tokens
-from python_backends.text.door import open_door
+from python_backends.text.detokenize.detokenizer import Detokenizer, context_tokens
+from python_backends.text.door.door import open_door
+from python_backends.watching.metrics import Metrics
+from python_backends.wires import InstanceEnd, InstanceReady, SchedulerEnd
 
 MODES = ("inline", "processes", "slots", "async")
 TOKEN_BUDGET = 256

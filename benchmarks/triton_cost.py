@@ -36,14 +36,14 @@ from benchmarks.peer_process import EngineProcess
 from benchmarks.peer_setups import SETUPS
 from benchmarks.peer_work import MAX_MODEL_TOKENS, Job, Timing, Work, load_work
 from benchmarks.results_file import table, write_result
-from python_backends.config import ROOT, Settings, dump, load
-from python_backends.large_pages import with_large_pages
-from python_backends.launcher.process_group import end_group, start_group
-from python_backends.links import InstanceReady, SchedulerEnd
-from python_backends.loop_processor import keep_off
-from python_backends.messages import Submit
-from python_backends.request import Request, Sampling
-from python_backends.step import Tokens
+from python_backends.linux.large_pages import with_large_pages
+from python_backends.linux.loop_processor import keep_off
+from python_backends.linux.process_group import end_group, start_group
+from python_backends.nouns.messages import Submit
+from python_backends.nouns.request import Request, Sampling
+from python_backends.nouns.step import Tokens
+from python_backends.settings import ROOT, Settings, dump, load
+from python_backends.wires import InstanceReady, SchedulerEnd
 from tests.server.serving import Gapless
 
 MODES = ("engine", "instance", "ensemble")

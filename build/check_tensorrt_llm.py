@@ -31,7 +31,7 @@ from tensorrt_checks.checks import OTHERWISE, USUAL, Check
 from tensorrt_checks.model import write_adapter, write_model
 from tensorrt_checks.serving import Serving
 
-from python_backends.config import EngineSettings, ModelSettings, Settings, SettingsError, TensorRTLLMSettings
+from python_backends.settings import EngineSettings, ModelSettings, Settings, SettingsError, TensorRTLLMSettings
 
 BLOCK_TOKENS = 32
 

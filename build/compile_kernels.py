@@ -31,10 +31,10 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from python_backends.engine.forward import fused_kernels, paged_attention
-from python_backends.engine.forward.attention_spans import chunk_rows
 from python_backends.engine.model.description import Activation
 from python_backends.engine.slots import sampling_kernel, write_kernel
+from python_backends.engine.torch import fused_kernels, paged_attention
+from python_backends.engine.torch.attention_spans import chunk_rows
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 SHARED_BYTES = {90: 232_448, 80: 166_912, 89: 101_376}  # of a program, by compute capability

@@ -19,14 +19,14 @@ from typing import IO
 
 import setproctitle
 
-from python_backends.config import PredictionSettings, undump
-from python_backends.links import LearnerEnd
-from python_backends.messages import AnswerRecord
+from python_backends.linux.time_slice import stand_back
+from python_backends.nouns.messages import AnswerRecord
 from python_backends.prediction.learning import is_due, learn_apart
 from python_backends.prediction.place import adopt, directory_of
 from python_backends.prediction.request_log import RequestLog
 from python_backends.prediction.versions import current
-from python_backends.time_slice import stand_back
+from python_backends.settings import PredictionSettings, undump
+from python_backends.wires import LearnerEnd
 
 log = logging.getLogger("gapless.learner")
 

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.http_streams import EnsembleStreams
 from benchmarks.peer_models import num_tokens, text_of
 from benchmarks.peer_work import BLOCK_TOKENS, MAX_MODEL_TOKENS, PEER_TOKEN_BUDGET, Job, Timing, Work, kv_blocks
-from python_backends.loop_processor import keep_off
+from python_backends.linux.loop_processor import keep_off
 from tests.server.serving import Gapless
 
 

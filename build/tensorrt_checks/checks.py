@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import psutil
 
-from python_backends.request import Finish, Sampling
-from python_backends.step import Admit, StepPlan
+from python_backends.nouns.request import Finish, Sampling
+from python_backends.nouns.step import Admit, StepPlan
 from tensorrt_checks.serving import Serving, TooLateError
 
 Verdict = tuple[bool | None, str]

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from python_backends.config import Settings
-from python_backends.instance import Instance, build
-from python_backends.messages import Cancel, Failed, Predicted, Submit
-from python_backends.request import Finish, LengthPrediction, Request, Sampling
-from python_backends.step import Tokens
+from python_backends.instance.build import build
+from python_backends.instance.loop import Instance
+from python_backends.nouns.messages import Cancel, Failed, Predicted, Submit
+from python_backends.nouns.request import Finish, LengthPrediction, Request, Sampling
+from python_backends.nouns.step import Tokens
+from python_backends.settings import Settings
 
 
 class TooLateError(AssertionError):

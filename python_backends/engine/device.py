@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from python_backends.config import SettingsError
+from python_backends.settings import SettingsError
 
 
 def take_device(name: str) -> torch.device:

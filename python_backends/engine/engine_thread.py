@@ -12,8 +12,8 @@ from queue import SimpleQueue
 
 from python_backends.engine.protocol import Engine
 from python_backends.engine.step_end import StepEnd
-from python_backends.request import ModelLimits
-from python_backends.step import StepOutput, StepPlan
+from python_backends.nouns.request import ModelLimits
+from python_backends.nouns.step import StepOutput, StepPlan
 
 
 class EngineThread:

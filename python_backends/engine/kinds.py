@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from python_backends.config import Settings, SettingsError
 from python_backends.engine.protocol import Engine
+from python_backends.settings import Settings, SettingsError
 
 
 def _torch_engine(settings: Settings) -> Engine:
-    from python_backends.engine.torch_engine import TorchEngine  # brings torch, which other engines don't need
+    from python_backends.engine.torch.engine import TorchEngine  # brings torch, which other engines don't need
 
     return TorchEngine(settings)
 
 
 def _openvino_engine(settings: Settings) -> Engine:
-    from python_backends.engine.openvino_engine import OpenVINOEngine
+    from python_backends.engine.openvino.engine import OpenVINOEngine
 
     return OpenVINOEngine(settings)
 
 
 def _tensorrt_llm_engine(settings: Settings) -> Engine:
     try:
-        from python_backends.engine.tensorrt_llm_engine import TensorRTLLMEngine
+        from python_backends.engine.tensorrt_llm.engine import TensorRTLLMEngine
     except (ImportError, OSError) as error:  # OSError: one of its libraries
         raise SettingsError(f"engine.kind = 'tensorrt_llm': {error} (docs/tensorrt_llm.md)") from error
 
@@ -30,7 +30,7 @@ def _tensorrt_llm_engine(settings: Settings) -> Engine:
 
 
 def _toy_engine(settings: Settings) -> Engine:
-    from python_backends.engine.toy_engine import ToyEngine
+    from python_backends.engine.toy.engine import ToyEngine
 
     return ToyEngine(settings)
 

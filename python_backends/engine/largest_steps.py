@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from python_backends.request import Ids, ModelLimits, Sampling
-from python_backends.step import Admit, Release, SpanKind, StepPlan
+from python_backends.nouns.request import Ids, ModelLimits, Sampling
+from python_backends.nouns.step import Admit, Release, SpanKind, StepPlan
 
 DRAWN = Sampling(
     2,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-from python_backends.request import ModelLimits
-from python_backends.step import StepOutput, StepPlan
+from python_backends.nouns.request import ModelLimits
+from python_backends.nouns.step import StepOutput, StepPlan
 
 
 class Engine(Protocol):

@@ -15,7 +15,7 @@ import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from python_backends.step import StepOutput
+from python_backends.nouns.step import StepOutput
 
 MOST_S = 10.0  # an instance that is idle traces what comes within this time
 DEVICE_ROW = {"pid": "device", "tid": "forward pass"}

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import setproctitle
 
-from python_backends.config import ROOT, SettingsError, load
 from python_backends.launcher import run_directories
 from python_backends.launcher.health import GiveUpError
 from python_backends.launcher.run_files import RunFiles
 from python_backends.launcher.supervisor import Supervisor
-from python_backends.loop_processor import keep_off
-from python_backends.time_slice import take_short_turns
+from python_backends.linux.loop_processor import keep_off
+from python_backends.linux.time_slice import take_short_turns
+from python_backends.settings import ROOT, SettingsError, load
 
 log = logging.getLogger("gapless")
 

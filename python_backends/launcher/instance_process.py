@@ -9,14 +9,14 @@ import os
 import subprocess
 import sys
 
-from python_backends.board import VARIABLE, Board
-from python_backends.config import ROOT, Settings
-from python_backends.instance_state import InstanceRecord, State
-from python_backends.large_pages import with_large_pages
 from python_backends.launcher.health import FailedStarts
-from python_backends.launcher.process_group import end_group, start_group
 from python_backends.launcher.run_files import RunFiles
-from python_backends.pauses import Silence
+from python_backends.linux.large_pages import with_large_pages
+from python_backends.linux.pauses import Silence
+from python_backends.linux.process_group import end_group, start_group
+from python_backends.settings import ROOT, Settings
+from python_backends.watching.board import VARIABLE, Board
+from python_backends.watching.instance_state import InstanceRecord, State
 
 log = logging.getLogger("gapless")
 

@@ -6,7 +6,7 @@ import contextlib
 import sys
 from pathlib import Path
 
-from python_backends.config import ROOT, ServerSettings
+from python_backends.settings import ROOT, ServerSettings
 
 
 def invitation(server: ServerSettings) -> str:

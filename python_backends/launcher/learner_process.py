@@ -8,9 +8,9 @@ import subprocess
 import sys
 import time
 
-from python_backends.config import ROOT
-from python_backends.launcher.process_group import end_group, start_group
 from python_backends.launcher.run_files import RunFiles
+from python_backends.linux.process_group import end_group, start_group
+from python_backends.settings import ROOT
 
 log = logging.getLogger("gapless")
 

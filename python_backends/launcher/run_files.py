@@ -14,11 +14,11 @@ import secrets
 import time
 from pathlib import Path
 
-from python_backends.config import Settings, dump
-from python_backends.instance_state import KEY
 from python_backends.launcher.run_directories import MARK
 from python_backends.launcher.stubs import PREDICTOR, STUBS
-from python_backends.restarts import RestartCounts
+from python_backends.settings import Settings, dump
+from python_backends.watching.instance_state import KEY
+from python_backends.watching.restarts import RestartCounts
 
 log = logging.getLogger("gapless")
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 import psutil
 
-from python_backends.board import Board
-from python_backends.pauses import Silence
+from python_backends.linux.pauses import Silence
+from python_backends.watching.board import Board
 
 STUBS = ("tokenizer", "scheduler", "detokenizer")  # without any of them nothing is served
 PREDICTOR = "length_predictor"

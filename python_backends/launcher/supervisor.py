@@ -10,9 +10,6 @@ import signal
 import time
 from collections.abc import Callable
 
-from python_backends.board import Board
-from python_backends.config import Settings
-from python_backends.instance_state import CLOSING, DRAINING
 from python_backends.launcher.health import FailedStarts, GiveUpError, Pulse
 from python_backends.launcher.instance_process import InstanceProcess
 from python_backends.launcher.invitation import invitation
@@ -21,9 +18,12 @@ from python_backends.launcher.readiness import Readiness
 from python_backends.launcher.run_files import RunFiles
 from python_backends.launcher.stubs import PREDICTOR
 from python_backends.launcher.triton_server import TritonServer
-from python_backends.metrics import EXPORT_EVERY_S
-from python_backends.pauses import AwakeClock
+from python_backends.linux.pauses import AwakeClock
+from python_backends.settings import Settings
 from python_backends.streams.flow_control import CONFIRM_NS
+from python_backends.watching.board import Board
+from python_backends.watching.instance_state import CLOSING, DRAINING
+from python_backends.watching.metrics import EXPORT_EVERY_S
 
 log = logging.getLogger("gapless")
 

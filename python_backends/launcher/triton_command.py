@@ -9,11 +9,11 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from python_backends.board import VARIABLE, Board
-from python_backends.config import ROOT, ServerSettings
 from python_backends.launcher.namesakes import write_namesakes
 from python_backends.launcher.stubs import STUBS
 from python_backends.launcher.triton_files import TritonFiles
+from python_backends.settings import ROOT, ServerSettings
+from python_backends.watching.board import VARIABLE, Board
 
 log = logging.getLogger("gapless")
 

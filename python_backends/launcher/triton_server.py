@@ -16,15 +16,15 @@ import sys
 import threading
 from collections.abc import Iterable
 
-from python_backends.board import Board
-from python_backends.config import Settings, SettingsError
-from python_backends.launcher.process_group import end_group, start_group
 from python_backends.launcher.run_directories import remove_shared_memory
 from python_backends.launcher.run_files import RunFiles
 from python_backends.launcher.stubs import PREDICTOR, STUBS, Stubs
 from python_backends.launcher.triton_command import EXIT_TIMEOUT_S, command, environment, namesakes, stack_bytes
 from python_backends.launcher.triton_files import locate
-from python_backends.metrics import TIMESTAMP
+from python_backends.linux.process_group import end_group, start_group
+from python_backends.settings import Settings, SettingsError
+from python_backends.watching.board import Board
+from python_backends.watching.metrics import TIMESTAMP
 
 log = logging.getLogger("gapless")
 

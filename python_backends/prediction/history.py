@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from python_backends.nouns.request import LengthPrediction
 from python_backends.prediction.lengths import observed
-from python_backends.request import LengthPrediction
 
 MAX_ANSWERS = 4000  # the newest ones
 MIN_ANSWERS = 5  # fewer say nothing

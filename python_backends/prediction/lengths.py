@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from python_backends.request import QUANTILE_LEVELS, Floats, LengthPrediction
+from python_backends.nouns.request import QUANTILE_LEVELS, Floats, LengthPrediction
 
 Doubles = NDArray[np.float64]
 Flags = NDArray[np.bool_]

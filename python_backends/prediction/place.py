@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from python_backends.config import ROOT, Settings
+from python_backends.settings import ROOT, Settings
 
 # Of each weight file. Fine-tuned models differ everywhere, and to hash all of a large model takes minutes.
 NUM_SAMPLES, SAMPLE_BYTES = 16, 4096

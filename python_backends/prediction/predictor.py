@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from python_backends.config import PredictionSettings
-from python_backends.messages import LengthAnswer
+from python_backends.nouns.messages import LengthAnswer
+from python_backends.nouns.request import Floats, Subject
 from python_backends.prediction.budget import Budget
 from python_backends.prediction.encoder import CachedEncoder, Encoder
 from python_backends.prediction.features import features
@@ -25,7 +25,7 @@ from python_backends.prediction.forest import Forest, ForestError
 from python_backends.prediction.history import History
 from python_backends.prediction.request_log import FILE, RequestLog, instruction_id
 from python_backends.prediction.versions import Version, current, read
-from python_backends.request import Floats, Subject
+from python_backends.settings import PredictionSettings
 
 log = logging.getLogger("gapless.length_predictor")
 

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from python_backends.messages import AnswerRecord
+from python_backends.nouns.messages import AnswerRecord
+from python_backends.nouns.request import Finish
 from python_backends.prediction.forest import Observations
 from python_backends.prediction.history import MAX_ANSWERS, Answered
-from python_backends.request import Finish
 
 FILE = "requests.sqlite"
 ERROR_TOKENS, ERROR_SHARE = 10, 0.1

@@ -20,12 +20,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from python_backends.config import ROOT, SettingsError, load
+from python_backends.nouns.request import QUANTILE_LEVELS, Floats
 from python_backends.prediction.lengths import LEVELS
 from python_backends.prediction.place import directory_of
 from python_backends.prediction.request_log import FILE, RequestLog
 from python_backends.prediction.versions import Version, current
-from python_backends.request import QUANTILE_LEVELS, Floats
+from python_backends.settings import ROOT, SettingsError, load
 
 COLUMNS = "at_s, instruction, num_output_tokens, ended, mean, quantiles, version, instruction_text"
 MAX_INSTRUCTIONS = 20

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from python_backends.request import Finish, Ids
-from python_backends.scheduling.slots import Rows, SlotTable, rows_of
-from python_backends.step import StepOutput, StepPlan, Tokens
+from python_backends.nouns.request import Finish, Ids
+from python_backends.nouns.step import StepOutput, StepPlan, Tokens
+from python_backends.scheduling.state.slots import Rows, SlotTable, rows_of
 
 
 @dataclass(slots=True)

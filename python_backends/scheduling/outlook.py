@@ -12,15 +12,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from python_backends.config import SchedulingSettings
-from python_backends.request import Ids, ModelLimits
-from python_backends.scheduling.future_memory import Fits, FutureMemory, SharedBlocks
-from python_backends.scheduling.lengths import Array
-from python_backends.scheduling.policies import Policy
-from python_backends.scheduling.predicted_order import HEAD, PredictedOrder
-from python_backends.scheduling.sequence import Seating, Sequence
-from python_backends.scheduling.slots import SlotTable
+from python_backends.nouns.request import Ids, ModelLimits
+from python_backends.scheduling.lengths.belief import Array
+from python_backends.scheduling.lengths.future_memory import Fits, FutureMemory, SharedBlocks
+from python_backends.scheduling.lengths.predicted_order import HEAD, PredictedOrder
+from python_backends.scheduling.policies.policy import Policy
+from python_backends.scheduling.state.sequence import Seating, Sequence
+from python_backends.scheduling.state.slots import SlotTable
 from python_backends.scheduling.step_time import StepTime
+from python_backends.settings import SchedulingSettings
 
 REFRESHED_S = 0.05
 SCARCE = 1 / 8  # of the slots, if no more are free

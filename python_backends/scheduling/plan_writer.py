@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from python_backends.request import Ids
-from python_backends.scheduling.allocator import Allocator
+from python_backends.nouns.request import Ids
+from python_backends.nouns.step import SpanKind, StepPlan
 from python_backends.scheduling.outlook import Outlook
-from python_backends.scheduling.slots import Rows, rows_of
-from python_backends.step import SpanKind, StepPlan
+from python_backends.scheduling.state.allocator import Allocator
+from python_backends.scheduling.state.slots import Rows, rows_of
 
 Chunk = tuple[int, int, int]  # slot, start, length
 TILE = 32  # rows of a step that is cut to fit: products are computed in tiles of so many at most

@@ -15,18 +15,20 @@ from itertools import islice
 
 import numpy as np
 
-from python_backends.config import SchedulingSettings
-from python_backends.messages import Failed
-from python_backends.request import QUANTILE_LEVELS, Ids, LengthPrediction, ModelLimits, Request
-from python_backends.scheduling.allocator import Allocator
+from python_backends.nouns.messages import Failed
+from python_backends.nouns.request import QUANTILE_LEVELS, Ids, LengthPrediction, ModelLimits, Request
+from python_backends.nouns.step import Started, StepOutput, StepPlan, Tokens
 from python_backends.scheduling.booking import Booking
+from python_backends.scheduling.lengths.predicted_order import HEAD
 from python_backends.scheduling.outlook import Outlook
 from python_backends.scheduling.plan_writer import PlanWriter
-from python_backends.scheduling.policies import POLICIES, Reserve, View, reserve_max_tokens
-from python_backends.scheduling.predicted_order import HEAD
-from python_backends.scheduling.sequence import Sequence, Status
+from python_backends.scheduling.policies import POLICIES
+from python_backends.scheduling.policies.fcfs import reserve_max_tokens
+from python_backends.scheduling.state.allocator import Allocator
+from python_backends.scheduling.state.sequence import Sequence, Status
+from python_backends.scheduling.state.view import Reserve, View
 from python_backends.scheduling.waiting import WaitingList
-from python_backends.step import Started, StepOutput, StepPlan, Tokens
+from python_backends.settings import SchedulingSettings
 
 DEFAULTS = SchedulingSettings()
 

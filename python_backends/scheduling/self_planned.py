@@ -12,14 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from python_backends.config import SchedulingSettings
-from python_backends.messages import Failed
-from python_backends.request import QUANTILE_LEVELS, Ids, ModelLimits
-from python_backends.scheduling.allocator import Allocator
-from python_backends.scheduling.policies import Reserve, fcfs
+from python_backends.nouns.messages import Failed
+from python_backends.nouns.request import QUANTILE_LEVELS, Ids, ModelLimits
+from python_backends.nouns.step import GatheredOutput, Release, Started, StepOutput, StepPlan, Tokens
+from python_backends.scheduling.policies.fcfs import in_order
 from python_backends.scheduling.scheduler import SlotScheduler
-from python_backends.scheduling.sequence import NO_BLOCKS, Sequence
-from python_backends.step import GatheredOutput, Release, Started, StepOutput, StepPlan, Tokens
+from python_backends.scheduling.state.allocator import Allocator
+from python_backends.scheduling.state.sequence import NO_BLOCKS, Sequence
+from python_backends.scheduling.state.view import Reserve
+from python_backends.settings import SchedulingSettings
 
 LIKELY = QUANTILE_LEVELS.index(0.9)
 NONE = np.zeros(0, np.int32)
@@ -80,7 +81,7 @@ class SelfPlannedScheduler(SlotScheduler):
     def __init__(self, limits: ModelLimits, token_budget: int, settings: SchedulingSettings, reserve: Reserve) -> None:
         super().__init__(limits, token_budget, settings, reserve)
         if self.policy.looks_ahead:  # the order stays; what is reserved must fit, because the blocks to come are not ours to give
-            self.policy = replace(self.policy, select=fcfs, looks_ahead=False)
+            self.policy = replace(self.policy, select=in_order, looks_ahead=False)
 
     @property
     def is_idle(self) -> bool:

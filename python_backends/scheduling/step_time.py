@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from python_backends.request import Ids
-from python_backends.step import StepPlan
+from python_backends.nouns.request import Ids
+from python_backends.nouns.step import StepPlan
 
 FEATURES = ("constant", "decode row", "KV token", "prefill token", "prefill KV token")
 MEMORY = 2000  # steps: what is older counts less and less

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 from sortedcontainers import SortedKeyList
 
-from python_backends.scheduling.predicted_order import PredictedOrder
-from python_backends.scheduling.sequence import Sequence
+from python_backends.scheduling.lengths.predicted_order import PredictedOrder
+from python_backends.scheduling.state.sequence import Sequence
 
 
 class WaitingList:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from python_backends.config import StreamSettings
+from python_backends.settings import StreamSettings
 from python_backends.streams.stream import Stream
 
 MS = 1_000_000

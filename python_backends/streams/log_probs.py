@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from python_backends.request import Floats, Ids, LogProbs
-from python_backends.step import RowLogProbs
+from python_backends.nouns.request import Floats, Ids, LogProbs
+from python_backends.nouns.step import RowLogProbs
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from python_backends.request import TokenWindow
+from python_backends.nouns.request import TokenWindow
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from python_backends.messages import AnswerRecord, LengthAnswer
-from python_backends.metrics import Metrics
-from python_backends.request import QUANTILE_LEVELS, Finish, LengthPrediction, Request, Sampling, Subject
+from python_backends.nouns.messages import AnswerRecord, LengthAnswer
+from python_backends.nouns.request import QUANTILE_LEVELS, Finish, LengthPrediction, Request, Sampling, Subject
+from python_backends.watching.metrics import Metrics
 
 NOTHING = LengthAnswer()
 MAX_PENDING = 1024  # questions, and ended answers whose prediction is missing; the oldest go

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from python_backends.request import Finish
+from python_backends.nouns.request import Finish
 from python_backends.streams.stream import Stream
 
 SUSPECT_AFTER = 2  # crashes

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from python_backends.request import Finish, Ids, LengthPrediction, Request, TokenWindow
+from python_backends.nouns.request import Finish, Ids, LengthPrediction, Request, TokenWindow
 from python_backends.streams.log_probs import UNKNOWN, StreamLogProbs, TokenLogProbs
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from python_backends.metrics import Metrics
 from python_backends.streams.stream import Stream
+from python_backends.watching.metrics import Metrics
 
 S = 1_000_000_000
 

@@ -9,8 +9,8 @@ from collections.abc import Collection
 
 import numpy as np
 
-from python_backends.messages import Cancel, Predicted, Submit
-from python_backends.request import Finish
+from python_backends.nouns.messages import Cancel, Predicted, Submit
+from python_backends.nouns.request import Finish
 from python_backends.streams.quarantine import Quarantine
 from python_backends.streams.stream import Stream
 

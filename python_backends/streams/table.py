@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from python_backends.config import StreamSettings
-from python_backends.messages import Cancel, Predicted, Submit
-from python_backends.metrics import Metrics
-from python_backends.request import Feedback, Finish, Idle, LengthPrediction, Request
-from python_backends.step import Started, Tokens
+from python_backends.nouns.messages import Cancel, Predicted, Submit
+from python_backends.nouns.request import Feedback, Finish, Idle, LengthPrediction, Request
+from python_backends.nouns.step import Started, Tokens
+from python_backends.settings import StreamSettings
 from python_backends.streams.flow_control import CONFIRM_NS, FlowControl
 from python_backends.streams.log_probs import UNKNOWN, TokenLogProbs, by_row
 from python_backends.streams.outgoing import Outgoing
@@ -25,6 +24,7 @@ from python_backends.streams.ready_queue import ReadyQueue
 from python_backends.streams.stream import Stream
 from python_backends.streams.stream_metrics import StreamMetrics
 from python_backends.streams.submissions import Submissions
+from python_backends.watching.metrics import Metrics
 
 MS = 1_000_000
 S = 1_000_000_000

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from python_backends.links import FeedbackEnd
-from python_backends.messages import reader
-from python_backends.pauses import AwakeClock
-from python_backends.request import Feedback, Finish, Idle, LogProbs, TokenWindow
+from python_backends.linux.pauses import AwakeClock
+from python_backends.nouns.messages import reader
+from python_backends.nouns.request import Feedback, Finish, Idle, LogProbs, TokenWindow
 from python_backends.text.checkpoint import read_checkpoint
-from python_backends.text.detokenizer import Detokenizer, Piece, new_log_probs, num_new_tokens
+from python_backends.text.detokenize.detokenizer import Detokenizer, Piece, new_log_probs, num_new_tokens
 from python_backends.triton_models.life import Life, watched
 from python_backends.triton_models.tensors import Blobs, ForgedError, effective_settings, failure, final, run_directory
+from python_backends.wires import FeedbackEnd
 
 if TYPE_CHECKING:
-    from python_backends.spans import Spans
+    from python_backends.watching.spans import Spans
 
 log = logging.getLogger("gapless.detokenizer")
 
@@ -139,7 +139,7 @@ class TritonPythonModel:
 def _spans(trace_url: str) -> Spans | None:
     if not trace_url:
         return None
-    from python_backends.spans import Spans  # brings OpenTelemetry
+    from python_backends.watching.spans import Spans  # brings OpenTelemetry
 
     return Spans(trace_url)
 

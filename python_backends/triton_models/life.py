@@ -14,8 +14,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from python_backends.board import Board
-from python_backends.pauses import Silence
+from python_backends.linux.pauses import Silence
+from python_backends.watching.board import Board
 
 log = logging.getLogger("gapless.life")
 

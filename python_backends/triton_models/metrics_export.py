@@ -6,7 +6,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from python_backends.metrics import Labels, Metrics, families
+from python_backends.watching.metrics import Labels, Metrics, families
 
 
 class MetricsExport:

@@ -14,8 +14,8 @@ from queue import Empty, SimpleQueue
 
 import triton_python_backend_utils as pb_utils
 
-from python_backends.messages import LengthAnswer, reader
-from python_backends.request import Subject
+from python_backends.nouns.messages import LengthAnswer, reader
+from python_backends.nouns.request import Subject
 from python_backends.triton_models.tensors import Blobs
 
 log = logging.getLogger("gapless.scheduler")

@@ -20,17 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 import triton_python_backend_utils as pb_utils
 
-from python_backends.instance_state import CLOSING
-from python_backends.links import InstanceLost, InstanceReady, RecordsEnd, SchedulerEnd
-from python_backends.messages import Failed, Flush, Load, Pace, reader
-from python_backends.metrics import EXPORT_EVERY_S, Metrics
-from python_backends.request import Feedback, Idle, ModelLimits, Request
-from python_backends.restarts import RestartsFile
-from python_backends.step import Started, Tokens
+from python_backends.nouns.messages import Failed, Flush, Load, Pace, reader
+from python_backends.nouns.request import Feedback, Idle, ModelLimits, Request
+from python_backends.nouns.step import Started, Tokens
 from python_backends.streams.outgoing import Outgoing
 from python_backends.streams.predictions import Predictions, without_subject
 from python_backends.streams.table import StreamTable
-from python_backends.text.detokenizer import context_tokens
+from python_backends.text.detokenize.detokenizer import context_tokens
 from python_backends.triton_models.life import Life, watched
 from python_backends.triton_models.metrics_export import MetricsExport
 from python_backends.triton_models.predictor_link import PredictorLink
@@ -43,6 +39,10 @@ from python_backends.triton_models.tensors import (
     final,
     run_directory,
 )
+from python_backends.watching.instance_state import CLOSING
+from python_backends.watching.metrics import EXPORT_EVERY_S, Metrics
+from python_backends.watching.restarts import RestartsFile
+from python_backends.wires import InstanceLost, InstanceReady, RecordsEnd, SchedulerEnd
 
 if TYPE_CHECKING:
     from python_backends.triton_models.tracing import StreamSpans

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from python_backends.config import Settings, undump
-from python_backends.instance_state import KEY
-from python_backends.messages import Reader, pack
-from python_backends.request import Request
+from python_backends.nouns.messages import Reader, pack
+from python_backends.nouns.request import Request
+from python_backends.settings import Settings, undump
+from python_backends.watching.instance_state import KEY
 
 SIGNATURE_BYTES = 16
 VALID_NS = 300 * 10**9  # a request that needs longer from the tokenizer to the scheduler is refused

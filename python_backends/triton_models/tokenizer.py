@@ -11,14 +11,14 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from python_backends.board import Board
-from python_backends.instance_state import DRAINING, InstanceRecord
-from python_backends.request import RefusedError, Request
+from python_backends.nouns.request import RefusedError, Request
 from python_backends.text.checkpoint import read_checkpoint
-from python_backends.text.door import ANY_ENGINE, open_door
-from python_backends.text.fields import of_parameters
+from python_backends.text.door.door import ANY_ENGINE, open_door
+from python_backends.text.door.fields import of_parameters
 from python_backends.triton_models.life import Life, watched
 from python_backends.triton_models.tensors import Blobs, effective_settings, failure, run_directory
+from python_backends.watching.board import Board
+from python_backends.watching.instance_state import DRAINING, InstanceRecord
 
 
 class TritonPythonModel:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from python_backends.spans import Spans
 from python_backends.streams.stream import Stream
+from python_backends.watching.spans import Spans
 
 
 class StreamSpans:

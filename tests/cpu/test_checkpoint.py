@@ -13,11 +13,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from python_backends.config import EngineSettings, ModelSettings, Settings, SettingsError
 from python_backends.engine.model import checkpoint, straight
 from python_backends.engine.model.checkpoint import fingerprint, load_model, model_limits, read_config
 from python_backends.engine.model.straight import load_straight
-from python_backends.engine.torch_engine import TorchEngine
+from python_backends.engine.torch.engine import TorchEngine
+from python_backends.settings import EngineSettings, ModelSettings, Settings, SettingsError
 from tests.cpu.tiny_models import RELATIVES, TINY, Serving, TinyModel, random_requests
 
 CONVERTED = ("gpt_neox", "gpt_neox_sequential")  # transformers calls a module by another name than its checkpoints

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from python_backends.engine.forward.decode_step import bucket_sizes
 from python_backends.engine.slots.slot_state import SlotState
-from python_backends.request import ModelLimits
+from python_backends.engine.torch.decode_step import bucket_sizes
+from python_backends.nouns.request import ModelLimits
 from tests.cpu.tiny_models import Serving, TinyModel, random_requests
 
 

@@ -13,15 +13,15 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from python_backends.engine.forward.decoder import Decoder, StepInputs, rotary_tables
-from python_backends.engine.forward.projection import Projection, can_pack
-from python_backends.engine.forward.step_batch import StepBatch, StepBatcher, group_ends
-from python_backends.engine.kv_cache import BlockShape, KVCache
+from python_backends.engine.kv.kv_cache import BlockShape, KVCache
 from python_backends.engine.model.families import head_dim, num_kv_heads
 from python_backends.engine.model.weights import describe, take_layers
 from python_backends.engine.slots.slot_state import SlotState
-from python_backends.request import ModelLimits, Sampling
-from python_backends.step import Admit, SpanKind, StepPlan
+from python_backends.engine.torch.decoder import Decoder, StepInputs, rotary_tables
+from python_backends.engine.torch.projection import Projection, can_pack
+from python_backends.engine.torch.step_batch import StepBatch, StepBatcher, group_ends
+from python_backends.nouns.request import ModelLimits, Sampling
+from python_backends.nouns.step import Admit, SpanKind, StepPlan
 from tests.cpu.tiny_models import VOCABULARY, TinyModel
 
 BLOCK_TOKENS = 4

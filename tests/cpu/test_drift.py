@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.drift import Run
 from benchmarks.length_requests import Asked
-from python_backends.request import Floats, Subject
+from python_backends.nouns.request import Floats, Subject
 
 RATE = 1.0  # requests a virtual second
 COUNT = 450  # of each task: the learner looks every 180 s

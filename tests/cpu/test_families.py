@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from python_backends.config import EngineSettings, ModelSettings, Settings
 from python_backends.engine.model.families import FAMILIES
 from python_backends.engine.model.weights import head_order
-from python_backends.engine.torch_engine import TorchEngine
-from python_backends.request import Ids, Request, Sampling
+from python_backends.engine.torch.engine import TorchEngine
+from python_backends.nouns.request import Ids, Request, Sampling
+from python_backends.settings import EngineSettings, ModelSettings, Settings
 from tests.cpu.tiny_models import RELATIVES, TINY, VOCABULARY, Agreement, Serving, TinyModel, build, generate, random_requests
 
 WINDOW = 16

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from sklearn.ensemble import RandomForestRegressor
 
+from python_backends.nouns.request import Floats
 from python_backends.prediction import forest as forests
 from python_backends.prediction.features import NUM_FEATURES
 from python_backends.prediction.forest import Forest, ForestError, Observations, calibrate, grow
 from python_backends.prediction.lengths import LEVELS, order
-from python_backends.request import Floats
 
 
 def tasks(count: int, seed: int) -> Observations:

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from python_backends.config import ROOT, SettingsError, load
-from python_backends.engine.forward.projection import MOST_DIRECT_ROWS, PIECE_WEIGHTS, Int8Projection
 from python_backends.engine.model.description import Layer, Linear
 from python_backends.engine.model.quantised import kept, quantise
 from python_backends.engine.model.weights import take_layers
-from python_backends.engine.openvino_engine import OpenVINOEngine
-from python_backends.engine.torch_engine import TorchEngine
+from python_backends.engine.openvino.engine import OpenVINOEngine
+from python_backends.engine.torch.engine import TorchEngine
+from python_backends.engine.torch.projection import MOST_DIRECT_ROWS, PIECE_WEIGHTS, Int8Projection
+from python_backends.settings import ROOT, SettingsError, load
 from tests.cpu.tiny_models import INT8_REGRET, TINY, Serving, TinyModel, random_requests
 
 SOFT_CAPPED = {"gemma2"}  # their attention is not in OpenVINO

@@ -35,7 +35,7 @@ ENGINE = """
 import tempfile
 from pathlib import Path
 from tests.cpu.tiny_models import Agreement, Serving, TinyModel, build, random_requests
-from python_backends.engine.kernel_trial import runs_kernels
+from python_backends.engine.torch.kernel_trial import runs_kernels
 
 with tempfile.TemporaryDirectory() as directory:
     for name in ("gemma2", "gpt_neox", "llama_grouped"):
@@ -53,10 +53,10 @@ FIRST_STEPS = """
 import tempfile
 from pathlib import Path
 from triton.runtime import interpreter
-from python_backends.engine.forward import fused_kernels, paged_attention
+from python_backends.engine.torch import fused_kernels, paged_attention
 from python_backends.engine.slots import sampling_kernel, write_kernel
 from python_backends.scheduling.scheduler import SlotScheduler
-from python_backends.warm_up import warm_up
+from python_backends.instance.warm_up import warm_up
 from tests.cpu.tiny_models import Agreement, TinyModel, build
 
 run, names = interpreter.GridExecutor.__call__, set()
@@ -82,7 +82,7 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 from benchmarks import gpu_checks
 from python_backends.engine.model.description import Heads
 from python_backends.scheduling.scheduler import SlotScheduler
-from python_backends.warm_up import warm_up
+from python_backends.instance.warm_up import warm_up
 from tests.cpu.tiny_models import Agreement, Serving, TinyModel, build, random_requests
 
 run, variants, launched = InterpretedFunction.run, set(), []

@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from python_backends.config import PredictionSettings
 from python_backends.learner import MAX_FAILED_FITS, Learner, lock
-from python_backends.messages import AnswerRecord
+from python_backends.nouns.messages import AnswerRecord
+from python_backends.nouns.request import Finish
 from python_backends.prediction import learning
 from python_backends.prediction.forest import Forest, ForestError
 from python_backends.prediction.learning import is_due, learn, learn_apart
 from python_backends.prediction.request_log import RequestLog, instruction_id
 from python_backends.prediction.versions import CURRENT, KEPT, Version, current, next_number, publish, read
-from python_backends.request import Finish
+from python_backends.settings import PredictionSettings
 from tests.pure.prediction.records import ENCODER, record
 
 SETTINGS = PredictionSettings(encoder=ENCODER, relearn_s=1.0)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from python_backends.engine.protocol import Engine
 from python_backends.engine.slots.log_probs import LogProbRows, log_probs, row_log_probs
-from python_backends.request import Request
+from python_backends.nouns.request import Request
 from python_backends.streams.log_probs import StreamLogProbs, by_row
 from tests.cpu.tiny_models import Serving, TinyModel, random_requests
 

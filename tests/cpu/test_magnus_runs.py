@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from benchmarks.magnus_requests import Ask
 from benchmarks.magnus_runs import Run, Work, continuous_scheduler, poisson_arrivals, run_continuous, run_static
 from benchmarks.magnus_simulated import SimulatedEngine, lengths_by_prompt
-from python_backends.request import ModelLimits
-from python_backends.scheduling.batch_plans import NO_TOKENS
-from python_backends.scheduling.static_batching import BatchLimits
-from python_backends.step import Admit
+from python_backends.nouns.request import ModelLimits
+from python_backends.nouns.step import Admit
+from python_backends.static_batching.batches import BatchLimits
+from python_backends.static_batching.plans import NO_TOKENS
 
 COUNT, MAX_TOKENS, SIZE = 400, 256, 7
 LIMITS = ModelLimits(max_model_tokens=512, vocab_size=1000, num_slots=96, num_blocks=16 * SIZE, block_tokens=32)

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from python_backends.config import SettingsError
 from python_backends.engine.protocol import Announcing
-from python_backends.request import Finish, Request, Sampling
+from python_backends.nouns.request import Finish, Request, Sampling
+from python_backends.settings import SettingsError
 from tests.cpu.tiny_models import BFLOAT16_REGRET, TINY, VOCABULARY, Serving, TinyModel, random_requests
 
 SOFT_CAPPED = {"gemma2"}  # their attention is not in OpenVINO

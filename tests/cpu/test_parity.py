@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from python_backends.request import Finish, Request, Sampling
-from python_backends.scheduling.sequence import Sequence
+from python_backends.nouns.request import Finish, Request, Sampling
+from python_backends.scheduling.state.sequence import Sequence
 from tests.cpu.tiny_models import BFLOAT16_REGRET, VOCABULARY, Serving, TinyModel, generate, random_requests
 
 

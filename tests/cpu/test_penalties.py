@@ -13,8 +13,8 @@ from transformers.generation import logits_process as reference
 from python_backends.engine.slots.penalties import Penalties, penalized
 from python_backends.engine.slots.sampler import Restrictions, probabilities, restricted, sample
 from python_backends.engine.slots.slot_state import SlotState
-from python_backends.request import Ids, ModelLimits, Request, Sampling
-from python_backends.step import Admit, Release, SpanKind, StepPlan
+from python_backends.nouns.request import Ids, ModelLimits, Request, Sampling
+from python_backends.nouns.step import Admit, Release, SpanKind, StepPlan
 from tests.cpu.tiny_models import Serving, TinyModel, generate, random_requests
 
 VOCABULARY = 50

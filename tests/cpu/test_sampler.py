@@ -20,7 +20,7 @@ from python_backends.engine.slots.sampler import (
     sample,
     uniform,
 )
-from python_backends.request import Request
+from python_backends.nouns.request import Request
 from tests.cpu.tiny_models import Serving, TinyModel, random_requests
 
 MASK = (1 << 64) - 1

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from python_backends.engine.slots.slot_state import SlotState
-from python_backends.request import Finish, ModelLimits, Sampling
-from python_backends.step import Admit, Grow, Release
+from python_backends.nouns.request import Finish, ModelLimits, Sampling
+from python_backends.nouns.step import Admit, Grow, Release
 
 LIMITS = ModelLimits(max_model_tokens=40, vocab_size=100, num_slots=4, num_blocks=40, block_tokens=4)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from python_backends.engine.protocol import Engine
-from python_backends.scheduling.static_batching import STATIC_POLICIES, BatchLimits
-from python_backends.static_mode import Answer, Served, StaticMode
+from python_backends.static_batching.batches import STATIC_POLICIES, BatchLimits
+from python_backends.static_batching.mode import Answer, Served, StaticMode
 from tests.cpu.tiny_models import Serving, TinyModel, random_requests
 
 

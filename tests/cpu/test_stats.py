@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from python_backends.config import load
+from python_backends.nouns.request import Finish
 from python_backends.prediction import stats
 from python_backends.prediction.place import directory_of
 from python_backends.prediction.request_log import RequestLog
 from python_backends.prediction.versions import CURRENT
-from python_backends.request import Finish
+from python_backends.settings import load
 from tests.pure.prediction.records import record
 
 ROOT = Path(__file__).resolve().parents[2]

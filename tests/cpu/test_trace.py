@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from python_backends.config import EngineSettings, Settings
+from python_backends.instance.build import build
+from python_backends.instance.loop import Instance
 from python_backends.engine.trace import begins, trace_steps
-from python_backends.instance import Instance, build
-from python_backends.step import StepOutput
+from python_backends.nouns.step import StepOutput
+from python_backends.settings import EngineSettings, Settings
 from tests.pure.test_instance import Link, submit
 
 

@@ -44,12 +44,13 @@ from transformers import (
     Starcoder2Config,
 )
 
-from python_backends.config import EngineSettings, ModelSettings, SchedulingSettings, Settings
 from python_backends.engine.protocol import Engine
-from python_backends.engine.torch_engine import TorchEngine
-from python_backends.request import Finish, Ids, Request, Sampling
-from python_backends.scheduling.policies import Reserve, reserve_max_tokens
+from python_backends.engine.torch.engine import TorchEngine
+from python_backends.nouns.request import Finish, Ids, Request, Sampling
+from python_backends.scheduling.policies.fcfs import reserve_max_tokens
 from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.state.view import Reserve
+from python_backends.settings import EngineSettings, ModelSettings, SchedulingSettings, Settings
 
 VOCABULARY = 512
 BFLOAT16_REGRET = 0.03  # measured: 0.0001 to 0.006 over all models and engines
@@ -243,7 +244,7 @@ class TinyModel:
         return TorchEngine(self.settings(**engine))
 
     def openvino_engine(self, **engine: Any) -> Engine:
-        from python_backends.engine.openvino_engine import OpenVINOEngine  # not everywhere where the models are used
+        from python_backends.engine.openvino.engine import OpenVINOEngine  # not everywhere where the models are used
 
         return OpenVINOEngine(self.settings(**{"kind": "openvino", "block_tokens": 32} | engine))
 

@@ -13,11 +13,11 @@ import atheris
 import numpy as np
 
 with atheris.instrument_imports(include=["python_backends"]):
-    from python_backends.config import LimitSettings
-    from python_backends.messages import pack, reader
-    from python_backends.request import RefusedError, Request
-    from python_backends.text.door import open_door
-    from python_backends.text.fields import KNOWN
+    from python_backends.nouns.messages import pack, reader
+    from python_backends.nouns.request import RefusedError, Request
+    from python_backends.settings import LimitSettings
+    from python_backends.text.door.door import open_door
+    from python_backends.text.door.fields import KNOWN
 
 from tests.pure.text.checkpoints import byte_level
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from python_backends.config import EngineSettings, ModelSettings, SchedulingSettings, Settings, TensorRTLLMSettings
-from python_backends.engine.toy_engine import toy_answer
-from python_backends.instance import Instance, build
-from python_backends.messages import Failed, Submit
-from python_backends.request import Finish, Request, Sampling
+from python_backends.engine.toy.engine import toy_answer
+from python_backends.instance.build import build
+from python_backends.instance.loop import Instance
+from python_backends.nouns.messages import Failed, Submit
+from python_backends.nouns.request import Finish, Request, Sampling
+from python_backends.settings import EngineSettings, ModelSettings, SchedulingSettings, Settings, TensorRTLLMSettings
 from tests.pure.test_instance import Link
 
 VOCAB_SIZE = 512

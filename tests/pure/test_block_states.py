@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from python_backends.scheduling.blocks import ROOT_KEY, BlockPool, block_key
+from python_backends.scheduling.state.blocks import ROOT_KEY, BlockPool, block_key
 from tests.pure.examples import examples
 
 BLOCKS, SIZE = 10, 2

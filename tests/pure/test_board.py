@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from python_backends.board import LEAST_FD, RECORD_BYTES, VARIABLE, Board
-from python_backends.instance_state import InstanceRecord, State
-from python_backends.launcher.process_group import end_group, start_group
-from python_backends.request import ModelLimits
+from python_backends.linux.process_group import end_group, start_group
+from python_backends.nouns.request import ModelLimits
+from python_backends.watching.board import LEAST_FD, RECORD_BYTES, VARIABLE, Board
+from python_backends.watching.instance_state import InstanceRecord, State
 
 LIMITS = ModelLimits(100, 50, 4, 20, 16, "x", adapters=("a", "b"))
 CHILD = """
-from python_backends.board import Board
-from python_backends.instance_state import InstanceRecord, State
+from python_backends.watching.board import Board
+from python_backends.watching.instance_state import InstanceRecord, State
 InstanceRecord(Board.inherited(), 0).write(State.READY)
 Board.inherited().beat("tokenizer")
 """

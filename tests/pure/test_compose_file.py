@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from python_backends import config
 from python_backends.prediction.place import directory_of
+from python_backends.settings import Settings, load
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = yaml.safe_load(re.sub(r"\$\{\w+:-(.*?)\}", r"\1", (ROOT / "docker-compose.yml").read_text()))
@@ -55,7 +55,7 @@ def test_every_setting_of_a_command_is_one(name: str) -> None:
     words = shlex.split(SERVICES[name]["command"])
     overrides = dict(setting.partition("=")[::2] for setting in words[1::2])
     assert set(words[::2]) == {"--set"}
-    config.load(ROOT / "gapless.toml", overrides)
+    load(ROOT / "gapless.toml", overrides)
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -65,14 +65,14 @@ def test_what_is_learned_goes_to_the_volume_for_what_outlives_a_container(name: 
     (entry,) = re.findall(r"^ENTRYPOINT (.*)$", written, re.MULTILINE)
     words = json.loads(entry)
     overrides = dict(words[i + 1].partition("=")[::2] for i, word in enumerate(words) if word == "--set")
-    settings = config.load(ROOT / "gapless.toml", overrides)
+    settings = load(ROOT / "gapless.toml", overrides)
     assert directory_of(settings).parent == Path("/data")
     assert "install -d -o gapless -g gapless /data" in written, "who runs there may write to it"
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_a_container_has_longer_to_stop_than_open_requests_have(name: str) -> None:
-    assert int(SERVICES[name]["stop_grace_period"].removesuffix("s")) >= config.Settings().server.drain_s + 10
+    assert int(SERVICES[name]["stop_grace_period"].removesuffix("s")) >= Settings().server.drain_s + 10
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "build/image").glob("*Dockerfile")), ids=lambda path: path.name)

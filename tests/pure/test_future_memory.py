@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from python_backends.config import SchedulingSettings
-from python_backends.request import QUANTILE_LEVELS, LengthPrediction, ModelLimits, Request, Sampling
-from python_backends.scheduling.future_memory import Curve, blocks_in_use, nobody_alive, points
-from python_backends.scheduling.lengths import FEWEST, WEIGHTS, Array, Lengths, rest
+from python_backends.nouns.request import QUANTILE_LEVELS, LengthPrediction, ModelLimits, Request, Sampling
+from python_backends.nouns.step import StepOutput
+from python_backends.scheduling.lengths.belief import FEWEST, WEIGHTS, Array, Lengths, rest
+from python_backends.scheduling.lengths.future_memory import Curve, blocks_in_use, nobody_alive, points
 from python_backends.scheduling.scheduler import SlotScheduler
-from python_backends.scheduling.sequence import Sequence
+from python_backends.scheduling.state.sequence import Sequence
 from python_backends.scheduling.step_time import StepTime, chunk_kv_tokens
-from python_backends.step import StepOutput
+from python_backends.settings import SchedulingSettings
 from tests.pure.examples import examples
 
 LEVELS = len(QUANTILE_LEVELS)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from python_backends.launcher.health import MAX_FAILED_STARTS, MAX_FAILURES, FailedStarts, GiveUpError, Pulse
-from python_backends.restarts import RestartCounts, RestartsFile
+from python_backends.watching.restarts import RestartCounts, RestartsFile
 
 
 class Asked:

@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
-from python_backends.held_tokens import HeldTokens
-from python_backends.messages import Flush, Load
-from python_backends.request import Finish
-from python_backends.step import Started, Tokens
+from python_backends.instance.held_tokens import HeldTokens
+from python_backends.nouns.messages import Flush, Load
+from python_backends.nouns.request import Finish
+from python_backends.nouns.step import Started, Tokens
 
 
 def tokens(*indices: int, further: int = 0, ends: bool = False) -> Tokens:

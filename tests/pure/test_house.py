@@ -12,77 +12,25 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from python_backends.config import Settings, SettingsError, dump, load, undump
+from python_backends.settings import Settings, SettingsError, dump, load, undump
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "python_backends"
-FLOORS = {
-    "request": 0,
-    "step": 0,
-    "messages": 0,
-    "config": 0,
-    "metrics": 0,
-    "instance_state": 0,
-    "board": 0,
-    "pauses": 0,
-    "time_slice": 0,
-    "loop_processor": 0,
-    "large_pages": 0,
-    "restarts": 0,
-    "text": 1,
-    "scheduling": 1,
-    "engine": 1,
-    "prediction": 1,
-    "links": 1,
-    "spans": 1,
-    "streams": 2,
-    "heartbeat": 2,
-    "held_tokens": 2,
-    "warm_up": 2,
-    "instance": 3,
-    "static_mode": 3,
-    "learner": 3,
-    "triton_models": 5,
-    "launcher": 5,
-}
-ENGINE_FLOORS = {
-    "padding": 0,
-    "device": 0,
-    "kv_cache": 0,
-    "kv_memory": 0,
-    "largest_steps": 0,
-    "protocol": 0,
-    "step_end": 0,
-    "step_timer": 0,
-    "trace": 0,
-    "model": 1,
-    "slots": 1,
-    "engine_thread": 1,
-    "forward": 2,
-    "kernel_trial": 2,
-    "openvino": 2,
-    "tensorrt_llm": 2,
-    "toy_engine": 3,
-    "torch_engine": 3,
-    "openvino_engine": 3,
-    "tensorrt_llm_engine": 3,
-    "kinds": 4,
-}
 ROOMS_OF = {  # libraries that stay in their rooms
     "torch": {"engine"},
     "transformers": {"engine"},
     "triton": {"engine"},  # the language; the server's Python is triton_python_backend_utils
-    "zmq": {"links"},
-    "msgspec": {"request", "messages"},
+    "zmq": {"wires"},
+    "msgspec": {"nouns"},
     "tokenizers": {"text"},
     "jinja2": {"text"},
     "triton_python_backend_utils": {"triton_models"},
     "psutil": {"launcher"},
     "sortedcontainers": {"scheduling"},
     "sentence_transformers": {"prediction"},
-    "sklearn": {"prediction"},
+    "sklearn": {"prediction", "static_batching"},
     "tensorrt_llm": {"engine"},
-    "opentelemetry": {"spans"},
+    "opentelemetry": {"watching"},
 }
 FORBIDDEN_WORDS = ("manager", "handler", "helper", "util", "factory", "driver", "controller")
 
@@ -102,24 +50,51 @@ def imports(path: Path) -> set[str]:
 
 
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
-ENGINE_MODULES = [path for path in MODULES if room(path) == "engine" and path != PACKAGE / "engine/__init__.py"]
+FOLDERS = sorted({path.parent for path in MODULES})
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_go_downward_only(path: Path) -> None:
-    for name in imports(path):
-        if name.startswith("python_backends."):
-            below = name.split(".")[1]
-            assert below == room(path) or FLOORS[below] < FLOORS[room(path)] or FLOORS[below] == FLOORS[room(path)] in (0, 5), name
+def imports_within(folder: Path) -> dict[str, set[str]]:
+    """What each file and folder of `folder` imports of the others."""
+    parts = folder.relative_to(ROOT).parts
+    found: dict[str, set[str]] = {}
+    for path in folder.rglob("*.py"):
+        here = path.relative_to(folder).parts[0].removesuffix(".py")
+        names = [name.split(".") for name in imports(path)]
+        within = {name[len(parts)] for name in names if tuple(name[: len(parts)]) == parts and len(name) > len(parts)}
+        found[here] = found.get(here, set()) | within - {here}
+    return found
 
 
-@pytest.mark.parametrize("path", ENGINE_MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_within_the_engine_imports_go_downward_only_too(path: Path) -> None:
-    here = path.relative_to(PACKAGE / "engine").parts[0].removesuffix(".py")
-    for name in imports(path):
-        if name.startswith("python_backends.engine."):
-            below = name.split(".")[2]
-            assert below == here or ENGINE_FLOORS[below] < ENGINE_FLOORS[here], name
+def floors(imported: dict[str, set[str]]) -> list[set[str]]:
+    """Each is above those that it imports. What imports each other has no floor, and is left out."""
+    left, found = {name: below & imported.keys() for name, below in imported.items()}, []
+    while lowest := {name for name, below in left.items() if not below & left.keys()}:
+        found.append(lowest)
+        left = {name: below for name, below in left.items() if name not in lowest}
+    return found
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(ROOT)))
+def test_imports_go_downward_only(folder: Path) -> None:
+    """From room to room, and from file to file inside a room."""
+    imported = imports_within(folder)
+    assert set().union(*floors(imported)) == imported.keys(), "the others import each other"
+
+
+def test_what_imports_each_other_has_no_floor() -> None:
+    assert floors({"a": {"b"}, "b": {"a"}, "c": set(), "d": {"c"}}) == [{"c"}, {"d"}]
+
+
+def test_design_md_draws_the_floors_as_they_are() -> None:
+    """Its table names every room once, and no room stands above one that it is imported by."""
+    text = (ROOT / "docs/design.md").read_text()
+    section = text[text.index("## Floors") : text.index("\n\n`engine/`")]
+    drawn = [re.findall(r"`(\w+)/?`", row.split("|")[2]) for row in section.splitlines() if row.startswith("| L")]
+    imported = imports_within(PACKAGE)
+    assert sorted(name for row in drawn for name in row) == sorted(imported.keys() - {"__init__"})
+    depth = {name: number for number, row in enumerate(drawn) for name in row}
+    for name, below in imported.items():
+        assert all(depth[each] > depth[name] for each in below), name
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -131,7 +106,7 @@ def test_libraries_stay_in_their_rooms(path: Path) -> None:
 def test_the_stubs_import_no_torch() -> None:
     """Rooms that the three models use, all the way down."""
     for path in MODULES:
-        if room(path) not in ("engine", "warm_up", "instance", "static_mode", "launcher"):
+        if room(path) not in ("engine", "instance", "static_batching", "launcher"):
             reached = {name.split(".")[1] for name in imports(path) if name.startswith("python_backends.")}
             assert "engine" not in reached
             assert "torch" not in imports(path)
@@ -139,7 +114,7 @@ def test_the_stubs_import_no_torch() -> None:
 
 def test_opentelemetry_is_imported_only_when_tracing_is_switched_on() -> None:
     """By functions that ask the setting first; what stands at the top of a module is imported always."""
-    tracing = {"python_backends.spans", "python_backends.triton_models.tracing"}
+    tracing = {"python_backends.watching.spans", "python_backends.triton_models.tracing"}
     for path in MODULES:
         if path.stem not in ("spans", "tracing"):
             at_the_top = ast.Module(

@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from python_backends.config import EngineSettings, ModelSettings, SchedulingSettings, Settings, SettingsError
 from python_backends.engine.engine_thread import EngineThread
-from python_backends.instance import Instance, build
-from python_backends.messages import Cancel, Load, Pace, Submit
-from python_backends.metrics import GAP_BOUNDS_S, Histogram, Metrics
-from python_backends.request import Request, Sampling
+from python_backends.instance.build import build
+from python_backends.instance.loop import Instance
+from python_backends.nouns.messages import Cancel, Load, Pace, Submit
+from python_backends.nouns.request import Request, Sampling
+from python_backends.nouns.step import StepOutput, StepPlan, Tokens
 from python_backends.scheduling.step_time import StepTime
-from python_backends.step import StepOutput, StepPlan, Tokens
+from python_backends.settings import EngineSettings, ModelSettings, SchedulingSettings, Settings, SettingsError
+from python_backends.watching.metrics import GAP_BOUNDS_S, Histogram, Metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 

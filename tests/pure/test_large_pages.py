@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from python_backends.large_pages import with_large_pages
+from python_backends.linux.large_pages import with_large_pages
 
 POLICY = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 LARGE_ARRAY = """

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from python_backends.board import Board
 from python_backends.launcher import stubs
 from python_backends.launcher.stubs import PREDICTOR, STUBS, Stubs
 from python_backends.triton_models import life
 from python_backends.triton_models.life import Life, watched
+from python_backends.watching.board import Board
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from python_backends import pauses
-from python_backends.links import FeedbackEnd, InstanceEnd, InstanceLost, InstanceReady, NewSession, SchedulerEnd, sessions
-from python_backends.links.feedback import MOST_HELD
-from python_backends.messages import Cancel, Load, Submit
-from python_backends.request import Feedback, ModelLimits, Request, Sampling
-from python_backends.step import Tokens
+from python_backends.linux import pauses
+from python_backends.nouns.messages import Cancel, Load, Submit
+from python_backends.nouns.request import Feedback, ModelLimits, Request, Sampling
+from python_backends.nouns.step import Tokens
+from python_backends.wires import FeedbackEnd, InstanceEnd, InstanceLost, InstanceReady, NewSession, SchedulerEnd, sessions
+from python_backends.wires.feedback import MOST_HELD
 
 LIMITS = ModelLimits(100, 50, 4, 20, 16, "x")
 

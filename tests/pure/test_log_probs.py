@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from python_backends.request import Feedback, Finish, LogProbs, TokenWindow
-from python_backends.step import RowLogProbs, Tokens
-from python_backends.text.detokenizer import Piece, new_log_probs
+from python_backends.nouns.request import Feedback, Finish, LogProbs, TokenWindow
+from python_backends.nouns.step import RowLogProbs, Tokens
+from python_backends.text.detokenize.detokenizer import Piece, new_log_probs
 from tests.pure.test_streams import House, crash
 
 ASKS = {"log_probs": True, "num_top_log_probs": 2}

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PLACED = """
 import os, threading
-from python_backends.loop_processor import LoopProcessor
+from python_backends.linux.loop_processor import LoopProcessor
 
 def add(go=threading.Event()):
     threading.Thread(target=go.wait, daemon=True).start()
@@ -37,7 +37,7 @@ assert own == {min(everywhere)} and rest == [everywhere - own] * 2, (own, rest)
 """
 KEPT_OFF = """
 import os, subprocess, sys
-from python_backends.loop_processor import keep_off
+from python_backends.linux.loop_processor import keep_off
 
 everywhere = os.sched_getaffinity(0)
 assert keep_off() == everywhere

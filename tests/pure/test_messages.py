@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from python_backends.messages import (
+from python_backends.nouns.messages import (
     AnswerRecord,
     BadMessageError,
     Hello,
@@ -18,8 +18,18 @@ from python_backends.messages import (
     pack,
     reader,
 )
-from python_backends.request import Feedback, Finish, LengthPrediction, LogProbs, ModelLimits, Request, Sampling, Subject, TokenWindow
-from python_backends.step import RowLogProbs, Started, Tokens
+from python_backends.nouns.request import (
+    Feedback,
+    Finish,
+    LengthPrediction,
+    LogProbs,
+    ModelLimits,
+    Request,
+    Sampling,
+    Subject,
+    TokenWindow,
+)
+from python_backends.nouns.step import RowLogProbs, Started, Tokens
 
 
 def same(a: object, b: object) -> bool:

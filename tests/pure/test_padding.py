@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from python_backends.engine.padding import padded
+from python_backends.engine.kv.padding import padded
 
 
 def test_steps_are_padded_to_few_sizes_and_small_ones_hardly() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from python_backends.pauses import AwakeClock, Silence
+from python_backends.linux.pauses import AwakeClock, Silence
 
 
 class Time:

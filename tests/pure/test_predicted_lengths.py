@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from python_backends.config import PREDICTED_POLICIES, SchedulingSettings
-from python_backends.request import QUANTILE_LEVELS, LengthPrediction, Request
-from python_backends.scheduling.future_memory import FutureMemory
-from python_backends.scheduling.lengths import FEWEST, Array
+from python_backends.nouns.request import QUANTILE_LEVELS, LengthPrediction, Request
+from python_backends.scheduling.lengths.belief import FEWEST, Array
+from python_backends.scheduling.lengths.future_memory import FutureMemory
+from python_backends.scheduling.lengths.predicted_order import LOOKED_AT, PredictedOrder, Waits, least
 from python_backends.scheduling.outlook import REFRESHED_S
-from python_backends.scheduling.policies import POLICIES, slack_then_ratio
-from python_backends.scheduling.predicted_order import LOOKED_AT, PredictedOrder, Waits, least
-from python_backends.scheduling.sequence import Sequence
+from python_backends.scheduling.policies import POLICIES
+from python_backends.scheduling.policies.ours import slack_then_ratio
+from python_backends.scheduling.state.sequence import Sequence
+from python_backends.settings import PREDICTED_POLICIES, SchedulingSettings
 from tests.pure.test_scheduling import Instance, answer, request, write_vocabulary
 
 

@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from python_backends.config import EngineSettings, ModelSettings, SchedulingSettings, Settings, StreamSettings
-from python_backends.instance import Instance, build
-from python_backends.messages import LengthAnswer, Load, Predicted, Submit
-from python_backends.metrics import Metrics
-from python_backends.request import Finish, LengthPrediction, Request, Sampling, Subject
-from python_backends.step import Started, Tokens
+from python_backends.instance.build import build
+from python_backends.instance.loop import Instance
+from python_backends.nouns.messages import LengthAnswer, Load, Predicted, Submit
+from python_backends.nouns.request import Finish, LengthPrediction, Request, Sampling, Subject
+from python_backends.nouns.step import Started, Tokens
+from python_backends.settings import EngineSettings, ModelSettings, SchedulingSettings, Settings, StreamSettings
 from python_backends.streams.predictions import MAX_ASKED, MAX_PENDING, Predictions, is_sane, without_subject
 from python_backends.streams.table import StreamTable
+from python_backends.watching.metrics import Metrics
 
 SUBJECT = Subject("Say it", "hello", 1)
 

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 
-from python_backends.launcher.process_group import end_group, start_group
+from python_backends.linux.process_group import end_group, start_group
 
 
 def test_a_group_is_started_on_the_processors_that_it_may_use_and_its_starter_stays_where_it_was() -> None:

@@ -79,7 +79,7 @@ def test_a_result_begins_with_commit_machine_date_and_command(tmp_path: Path, mo
 
 
 def test_the_commit_is_that_of_the_checkout_and_changes_make_it_dirty(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = {"status": " M python_backends/instance.py", "rev-parse": "b" * 40}
+    answers = {"status": " M python_backends/instance/loop.py", "rev-parse": "b" * 40}
     monkeypatch.setattr(results_file, "git", lambda *words: answers[words[0]])
     assert results_file.current_commit() == {"commit": "b" * 40, "dirty": True}
     answers["status"] = ""

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from python_backends.config import Settings, undump
-from python_backends.instance_state import KEY
 from python_backends.launcher.readiness import Readiness
 from python_backends.launcher.run_directories import MARK
 from python_backends.launcher.run_files import KEEP_EVERY_S, SETTINGS, RunFiles
-from python_backends.restarts import NAME, RestartsFile
+from python_backends.settings import Settings, undump
+from python_backends.watching.instance_state import KEY
+from python_backends.watching.restarts import NAME, RestartsFile
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -54,9 +54,9 @@ def test_all_files_get_the_present_time_so_that_cleaners_leave_them_alone(tmp_pa
 FULL_DISK = """
 import logging, resource, subprocess, sys, time
 from pathlib import Path
-from python_backends.board import Board
-from python_backends.config import load
-from python_backends.instance_state import InstanceRecord, State
+from python_backends.watching.board import Board
+from python_backends.settings import load
+from python_backends.watching.instance_state import InstanceRecord, State
 from python_backends.launcher.instance_process import InstanceProcess
 from python_backends.launcher.run_files import RunFiles
 logging.basicConfig(stream=sys.stdout, format="%(message)s")

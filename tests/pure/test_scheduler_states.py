@@ -21,14 +21,16 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from python_backends.config import EngineSettings, ModelSettings, SchedulingSettings, Settings
-from python_backends.engine.toy_engine import ToyEngine, toy_answer
-from python_backends.request import QUANTILE_LEVELS, Finish, LengthPrediction, Request, Sampling
+from python_backends.engine.toy.engine import ToyEngine, toy_answer
+from python_backends.nouns.request import QUANTILE_LEVELS, Finish, LengthPrediction, Request, Sampling
+from python_backends.nouns.step import Admit, Grow, Release, SpanKind, StepPlan, Tokens
 from python_backends.scheduling import predicted_order
-from python_backends.scheduling.policies import POLICIES, Reserve, reserve_max_tokens
-from python_backends.scheduling.predicted_order import LOOKED_AT
+from python_backends.scheduling.lengths.predicted_order import LOOKED_AT
+from python_backends.scheduling.policies import POLICIES
+from python_backends.scheduling.policies.fcfs import reserve_max_tokens
 from python_backends.scheduling.scheduler import SlotScheduler
-from python_backends.step import Admit, Grow, Release, SpanKind, StepPlan, Tokens
+from python_backends.scheduling.state.view import Reserve
+from python_backends.settings import EngineSettings, ModelSettings, SchedulingSettings, Settings
 from tests.pure.examples import examples
 from tests.pure.test_scheduling import VOCAB, write_vocabulary
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from python_backends.config import EngineSettings, ModelSettings, SchedulingSettings, Settings
-from python_backends.engine.toy_engine import ToyEngine, toy_answer, toy_next
-from python_backends.request import Finish, ModelLimits, Request, Sampling
-from python_backends.scheduling.allocator import Allocator
+from python_backends.engine.toy.engine import ToyEngine, toy_answer, toy_next
+from python_backends.nouns.request import Finish, ModelLimits, Request, Sampling
+from python_backends.nouns.step import StepPlan
 from python_backends.scheduling.scheduler import SlotScheduler
-from python_backends.scheduling.sequence import Sequence
-from python_backends.step import StepPlan
+from python_backends.scheduling.state.allocator import Allocator
+from python_backends.scheduling.state.sequence import Sequence
+from python_backends.settings import EngineSettings, ModelSettings, SchedulingSettings, Settings
 
 VOCAB = 97
 NO_TOKENS = np.zeros(0, np.int32)

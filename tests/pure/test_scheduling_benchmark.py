@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from benchmarks.scheduling import Row, capacity, open_work, row_of
 from benchmarks.scheduling_requests import MAX_TOKENS, Pool, Source
 from benchmarks.scheduling_runs import Machine, Served, Steps, Work, simulate
-from python_backends.config import SchedulingSettings
-from python_backends.request import ModelLimits
+from python_backends.nouns.request import ModelLimits
+from python_backends.nouns.step import StepPlan
 from python_backends.scheduling.step_time import StepTime
-from python_backends.step import StepPlan
+from python_backends.settings import SchedulingSettings
 
 SLOTS = 16
 LIMITS = ModelLimits(512, 1000, SLOTS, 2 * SLOTS, 32)

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from python_backends.config import EngineSettings, ModelSettings, Settings
-from python_backends.engine.toy_engine import ToyEngine, toy_answer
-from python_backends.request import Finish, Request, Sampling
-from python_backends.scheduling.static_batching import (
+from python_backends.engine.toy.engine import ToyEngine, toy_answer
+from python_backends.nouns.request import Finish, Request, Sampling
+from python_backends.settings import EngineSettings, ModelSettings, Settings
+from python_backends.static_batching.batches import (
     STATIC_POLICIES,
     Batch,
     BatchLimits,
@@ -24,7 +24,7 @@ from python_backends.scheduling.static_batching import (
     safe_size,
     wasted_accesses,
 )
-from python_backends.static_mode import Served, StaticMode
+from python_backends.static_batching.mode import Served, StaticMode
 from tests.pure.test_scheduling import VOCAB, model
 
 __all__ = ["model"]  # a fixture

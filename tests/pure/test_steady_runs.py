@@ -13,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.host_time_loop import NoEngine, steady_loop
-from python_backends.config import EngineSettings, Settings
-from python_backends.instance import Instance as Loop
-from python_backends.instance import build
-from python_backends.links.token_runs import RunsIn, RunsOut
-from python_backends.messages import MoreTokens, pack, reader
-from python_backends.request import Finish, Ids, Request, Sampling
-from python_backends.scheduling.sequence import Sequence
-from python_backends.scheduling.slots import SlotTable, rows_of
+from python_backends.instance.build import build
+from python_backends.instance.loop import Instance as Loop
+from python_backends.nouns.messages import MoreTokens, pack, reader
+from python_backends.nouns.request import Finish, Ids, Request, Sampling
+from python_backends.nouns.step import StepPlan, Tokens
+from python_backends.scheduling.state.sequence import Sequence
+from python_backends.scheduling.state.slots import SlotTable, rows_of
 from python_backends.scheduling.step_time import StepTime
-from python_backends.step import StepPlan, Tokens
+from python_backends.settings import EngineSettings, Settings
+from python_backends.wires.token_runs import RunsIn, RunsOut
 from tests.pure.examples import examples
 from tests.pure.test_instance import Link, submit
 from tests.pure.test_scheduling import Instance, answer, request, write_vocabulary

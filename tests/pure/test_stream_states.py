@@ -16,14 +16,14 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from python_backends.config import StreamSettings
-from python_backends.messages import Cancel, Submit
-from python_backends.metrics import Metrics
-from python_backends.request import Feedback, Finish, Idle, Request, Sampling, TokenWindow
-from python_backends.step import Started, Tokens
+from python_backends.nouns.messages import Cancel, Submit
+from python_backends.nouns.request import Feedback, Finish, Idle, Request, Sampling, TokenWindow
+from python_backends.nouns.step import Started, Tokens
+from python_backends.settings import StreamSettings
 from python_backends.streams.flow_control import ANSWER_EVERY_NS, IDLE_NS, LONG_SILENCE_NS
 from python_backends.streams.outgoing import Outgoing
 from python_backends.streams.table import StreamTable
+from python_backends.watching.metrics import Metrics
 from tests.pure.examples import examples
 
 MS, S = 1_000_000, 1_000_000_000

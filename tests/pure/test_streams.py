@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from python_backends.config import StreamSettings
-from python_backends.messages import Cancel, Submit
-from python_backends.metrics import Metrics
-from python_backends.request import Feedback, Finish, Idle, Request, Sampling, TokenWindow
-from python_backends.step import Started, Tokens
+from python_backends.nouns.messages import Cancel, Submit
+from python_backends.nouns.request import Feedback, Finish, Idle, Request, Sampling, TokenWindow
+from python_backends.nouns.step import Started, Tokens
+from python_backends.settings import StreamSettings
 from python_backends.streams.outgoing import Outgoing
 from python_backends.streams.pacing import Pacing
 from python_backends.streams.table import StreamTable
+from python_backends.watching.metrics import Metrics
 
 MS = 1_000_000
 

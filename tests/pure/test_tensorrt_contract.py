@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 API: dict[str, Any] = json.loads((ROOT / "tests/trtllm_api.json").read_text())
-ADAPTER = (ROOT / "python_backends/engine/tensorrt_llm_engine.py").read_text()
+ADAPTER = (ROOT / "python_backends/engine/tensorrt_llm/engine.py").read_text()
 
 CALLS = {  # how the adapter calls it: where its parameters stand
     "LLM": ("tensorrt_llm.LLM.__init__", "tensorrt_llm.llmapi.TorchLlmArgs"),

@@ -10,10 +10,10 @@ import pytest
 from tensorrt_llm.manners import manners
 
 from python_backends.engine.tensorrt_llm.request_loop import EngineDeadError
-from python_backends.engine.toy_engine import toy_log_probs
-from python_backends.messages import Cancel
-from python_backends.request import Finish, Sampling
-from python_backends.step import Admit
+from python_backends.engine.toy.engine import toy_log_probs
+from python_backends.nouns.messages import Cancel
+from python_backends.nouns.request import Finish, Sampling
+from python_backends.nouns.step import Admit
 from tests.pure.tensorrt import MAX_MODEL_TOKENS, VOCAB_SIZE, Serving, answer_of, make_settings, submit
 
 # --- answers

@@ -17,12 +17,12 @@ from tensorrt_llm.lora_helper import LoraConfig
 from tensorrt_llm.manners import manners
 from tensorrt_llm.sampling_params import SamplingParams
 
-from python_backends.config import SchedulingSettings, SettingsError
-from python_backends.instance import build
-from python_backends.messages import Predicted
-from python_backends.request import LengthPrediction, Sampling
+from python_backends.instance.build import build
+from python_backends.nouns.messages import Predicted
+from python_backends.nouns.request import LengthPrediction, Sampling
+from python_backends.nouns.step import Admit
 from python_backends.scheduling.self_planned import SelfPlannedScheduler
-from python_backends.step import Admit
+from python_backends.settings import SchedulingSettings, SettingsError
 from tests.pure.tensorrt import Serving, answer_of, make_settings, submit, write_model
 
 # --- memory
@@ -88,7 +88,7 @@ def test_where_nobody_says_how_many_blocks_there_are_requests_wait_inside_and_no
 ) -> None:
     """Each of three takes four of the six blocks that there are, and longer than `lost_after_s`."""
     monkeypatch.delattr("tensorrt_llm.llm.LLM.get_kv_cache_capacity")
-    monkeypatch.setattr("python_backends.engine.tensorrt_llm_engine.STATS_S", 0.01)
+    monkeypatch.setattr("python_backends.engine.tensorrt_llm.engine.STATS_S", 0.01)
     manners.tells_stats = False
     asked = [submit(number, 6, max_tokens=10) for number in range(3)]
     with Serving(make_settings(model, kv_blocks=20, lost_after_s=0.2), [asked]) as serving:
@@ -149,7 +149,7 @@ def test_what_only_other_engines_do_is_refused(model: Path) -> None:
 
 def test_where_tensorrt_llm_is_not_installed_it_says_so(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt_llm", None)
-    monkeypatch.delitem(sys.modules, "python_backends.engine.tensorrt_llm_engine", raising=False)
+    monkeypatch.delitem(sys.modules, "python_backends.engine.tensorrt_llm.engine", raising=False)
     with pytest.raises(SettingsError, match=r"engine\.kind = 'tensorrt_llm': .*tensorrt_llm.*docs/tensorrt_llm\.md"):
         build(make_settings(model))
 
@@ -167,7 +167,7 @@ def test_a_newer_version_is_told_where_the_prompt_ends(model: Path, monkeypatch:
     admit = Admit(0, 0, Sampling(max_tokens=50, presence_penalty=1.0), 10, 20, np.zeros(0, np.int32))
     with Serving(make_settings(model)) as serving:
         assert not hasattr(serving.engine._sampling_params(admit), "prompt_ignore_length")  # type: ignore[attr-defined]
-    monkeypatch.setattr("python_backends.engine.tensorrt_llm_engine.SamplingParams", Newer)
+    monkeypatch.setattr("python_backends.engine.tensorrt_llm.engine.SamplingParams", Newer)
     with Serving(make_settings(model)) as serving:
         assert serving.engine._sampling_params(admit).prompt_ignore_length == 10  # type: ignore[attr-defined]
 
@@ -175,7 +175,7 @@ def test_a_newer_version_is_told_where_the_prompt_ends(model: Path, monkeypatch:
 def test_a_version_that_lacks_an_argument_is_refused_at_start(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def older(*, end_id: int, max_tokens: int) -> None: ...
 
-    monkeypatch.setattr("python_backends.engine.tensorrt_llm_engine.SamplingParams", older)
+    monkeypatch.setattr("python_backends.engine.tensorrt_llm.engine.SamplingParams", older)
     with pytest.raises(SettingsError, match=r"this TensorRT-LLM is not one that this engine knows: .*unexpected keyword"):
         build(make_settings(model))
 

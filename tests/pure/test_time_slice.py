@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from python_backends.time_slice import stand_back, take_short_turns, take_usual_turns
+from python_backends.linux.time_slice import stand_back, take_short_turns, take_usual_turns
 
 ASK = "import os; print(os.sched_getscheduler(0))"
 

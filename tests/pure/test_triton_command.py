@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from client.wire import CHANNEL_OPTIONS
-from python_backends.config import ServerSettings
 from python_backends.launcher import triton_command
-from python_backends.launcher.process_group import end_group, start_group
 from python_backends.launcher.triton_command import STACK_BYTES, command, stack_bytes
 from python_backends.launcher.triton_files import TritonFiles
+from python_backends.linux.process_group import end_group, start_group
+from python_backends.settings import ServerSettings
 
 UNLIMITED = resource.RLIM_INFINITY
 MIB = 1 << 20

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from benchmarks.recorded_engine import RecordedEngine
-from python_backends.config import EngineSettings, ModelSettings, Settings
-from python_backends.engine.toy_engine import ToyEngine, toy_answer
-from python_backends.request import Request, Sampling
+from python_backends.engine.toy.engine import ToyEngine, toy_answer
+from python_backends.instance.warm_up import GREEDY, warm_up
+from python_backends.nouns.request import Request, Sampling
+from python_backends.nouns.step import Admit, Release, StepPlan
 from python_backends.scheduling.scheduler import SlotScheduler
-from python_backends.step import Admit, Release, StepPlan
-from python_backends.warm_up import GREEDY, warm_up
+from python_backends.settings import EngineSettings, ModelSettings, Settings
 
 
 def warm(**engine: int) -> RecordedEngine:

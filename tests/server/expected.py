@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from python_backends.engine.toy_engine import toy_answer
-from python_backends.request import Sampling
+from python_backends.engine.toy.engine import toy_answer
+from python_backends.nouns.request import Sampling
 from tests.server.toy_model import VOCAB_SIZE
 
 PROMPT = "def read(self, size=-1):"

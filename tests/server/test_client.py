@@ -15,7 +15,7 @@ import pytest
 
 from client import AsyncClient, Client, Piece, RefusedError, Retries, TimedOutError, UnavailableError, user
 from client.parameters import TABLE
-from python_backends.engine.toy_engine import toy_log_probs
+from python_backends.engine.toy.engine import toy_log_probs
 from tests.server.expected import FORTY, PROMPT, Expected
 from tests.server.serving import ROOT, Gapless, wait_for
 from tests.server.terminal import Terminal

@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from python_backends.messages import LengthAnswer, reader
-from python_backends.request import LengthPrediction, Subject
+from python_backends.nouns.messages import LengthAnswer, reader
+from python_backends.nouns.request import LengthPrediction, Subject
 from python_backends.triton_models.tensors import Blobs
 
 SUBJECTS = reader(tuple[Subject, ...])

@@ -215,7 +215,7 @@ def test_when_the_launcher_goes_everything_goes(toy_model: Path, number: int) ->
 
 LAST_MOMENT = """
 import os, subprocess
-from python_backends.launcher.process_group import start_group
+from python_backends.linux.process_group import start_group
 group = start_group(["sh", "-c", "sleep 1000 & sleep 1000"], dict(os.environ), stdout=subprocess.DEVNULL)
 print(group.pid, flush=True)
 os.kill(os.getpid(), 9)

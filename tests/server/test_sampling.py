@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from python_backends.engine.toy_engine import toy_log_probs
+from python_backends.engine.toy.engine import toy_log_probs
 from tests.server.expected import FORTY, PROMPT, Expected
 from tests.server.serving import Answer, Gapless
 from tests.server.toy_model import VOCAB_SIZE

@@ -16,11 +16,11 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
-from python_backends.config import Settings, SettingsError
-from python_backends.engine.kv_cache import BlockShape
+from python_backends.engine.kv.kv_cache import BlockShape
 from python_backends.engine.model.families import ACTIVATIONS, FAMILIES, family_of, head_dim, layer_types, num_kv_heads, rope_parameters
 from python_backends.engine.model.straight import load_straight
-from python_backends.request import ModelLimits
+from python_backends.nouns.request import ModelLimits
+from python_backends.settings import Settings, SettingsError
 
 # Rotary types whose angles don't depend on the request: "dynamic" changes beyond max_position_embeddings only, where nothing is
 # served, and for "longrope" `weights.describe` chooses once.

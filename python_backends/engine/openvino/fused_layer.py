@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 
 import openvino as ov
 
-from python_backends.config import ROOT
+from python_backends.settings import ROOT
 
 log = logging.getLogger("gapless.instance")
 

@@ -18,8 +18,8 @@ from openvino import opset15 as ops
 from openvino.op import _PagedAttentionExtension as PagedAttention
 from torch import Tensor
 
-from python_backends.config import SettingsError
 from python_backends.engine.model.description import Activation, Attention, FeedForward, Layer, Linear, Model, Norm, NormKind, Rotary
+from python_backends.settings import SettingsError
 
 BLOCK_TOKENS = 32  # what the CPU plugin's attention takes
 TYPES = MappingProxyType({torch.float32: ov.Type.f32, torch.bfloat16: ov.Type.bf16})

@@ -10,10 +10,10 @@ import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
 
+from python_backends.engine.kv.padding import padded
 from python_backends.engine.openvino.graph import BLOCK_TOKENS, STEP_INPUTS
-from python_backends.engine.padding import padded
-from python_backends.request import Ids
-from python_backends.step import StepPlan
+from python_backends.nouns.request import Ids
+from python_backends.nouns.step import StepPlan
 
 BLOCKS_AHEAD = 4  # listed beyond those that a span needs, so that the list need not be made anew at every block; none reads them
 

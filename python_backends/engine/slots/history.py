@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from python_backends.engine.device import sent
-from python_backends.request import MAX_BAD_WORD_TOKENS, ModelLimits
-from python_backends.step import Admit
+from python_backends.nouns.request import MAX_BAD_WORD_TOKENS, ModelLimits
+from python_backends.nouns.step import Admit
 
 NO_TOKEN = -1
 BEFORE = -2  # stands in the places before a sequence's first token; equal to no token and to no gap in a bad word

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from python_backends.request import Floats, LogProbs
-from python_backends.step import RowLogProbs
+from python_backends.nouns.request import Floats, LogProbs
+from python_backends.nouns.step import RowLogProbs
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from python_backends.engine.slots.log_probs import LogProbRows
 from python_backends.engine.slots.penalties import Penalties, penalized
-from python_backends.request import LEAST_TEMPERATURE
+from python_backends.nouns.request import LEAST_TEMPERATURE
 
 UNIFORM_BITS = 48  # so that u · total < total in float64 for every u < 1
 CANDIDATES = (64, 1024)  # sizes tried before sorting a whole vocabulary, which costs as much as a small model's step

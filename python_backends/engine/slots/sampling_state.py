@@ -21,8 +21,8 @@ from python_backends.engine.slots.penalties import Penalties
 from python_backends.engine.slots.row_index import RowIndex
 from python_backends.engine.slots.sampler import Draws, Restrictions, SamplingRows
 from python_backends.engine.slots.slot_writes import SlotWrites, Target
-from python_backends.request import Ids, ModelLimits, Sampling
-from python_backends.step import Admit
+from python_backends.nouns.request import Ids, ModelLimits, Sampling
+from python_backends.nouns.step import Admit
 
 
 class Column(IntEnum):

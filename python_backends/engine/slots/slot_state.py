@@ -21,8 +21,8 @@ from torch.nn import functional
 from python_backends.engine.slots.sampler import GREEDY, SamplingRows
 from python_backends.engine.slots.sampling_state import Batch, Column, SamplingState
 from python_backends.engine.slots.slot_writes import SlotWrites, Target
-from python_backends.request import Finish, Ids, ModelLimits
-from python_backends.step import Admit, Grow, Release, SlotOperation, StepPlan
+from python_backends.nouns.request import Finish, Ids, ModelLimits
+from python_backends.nouns.step import Admit, Grow, Release, SlotOperation, StepPlan
 
 NO_STOP_ID = -1
 

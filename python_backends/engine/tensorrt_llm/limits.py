@@ -11,8 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from python_backends.config import Settings, SettingsError
-from python_backends.request import ModelLimits
+from python_backends.nouns.request import ModelLimits
+from python_backends.settings import Settings, SettingsError
 
 BYTES = {"float32": 4, "bfloat16": 2}
 MAX_BAD_WORD_TOKENS = 1  # SamplingParams.bad_token_ids; longer words only as text, for which it needs a tokenizer

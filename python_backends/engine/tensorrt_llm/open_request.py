@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from python_backends.request import Finish, Sampling
-from python_backends.step import Release, SlotFailure
+from python_backends.nouns.request import Finish, Sampling
+from python_backends.nouns.step import Release, SlotFailure
 
 ENDS = {"stop": Finish.STOP, "length": Finish.LENGTH}
 

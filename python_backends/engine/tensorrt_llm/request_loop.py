@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar
 
 from python_backends.engine.tensorrt_llm.open_request import News, Response, Row, Token
-from python_backends.step import Admit, Release, SlotFailure, SlotOperation
+from python_backends.nouns.step import Admit, Release, SlotFailure, SlotOperation
 
 log = logging.getLogger("gapless.engine")
 T = TypeVar("T")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from python_backends.messages import AnswerRecord, LengthAnswer
+from python_backends.nouns.messages import AnswerRecord, LengthAnswer
+from python_backends.nouns.request import Finish, LengthPrediction
 from python_backends.prediction.features import NUM_FEATURES
-from python_backends.request import Finish, LengthPrediction
 
 ENCODER = "words"
 

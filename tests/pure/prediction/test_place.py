@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from python_backends.config import Settings, load
 from python_backends.prediction.place import NUM_SAMPLES, SAMPLE_BYTES, adopt, digest_of, directory_of
+from python_backends.settings import Settings, load
 
 ROOT = Path(__file__).resolve().parents[3]
 WEIGHTS = bytes(range(256)) * 2 * SAMPLE_BYTES

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from python_backends.nouns.request import Finish
 from python_backends.prediction.request_log import RequestLog, instruction_id, teaches
-from python_backends.request import Finish
 from tests.pure.prediction.records import ENCODER, record
 
 

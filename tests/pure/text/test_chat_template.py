@@ -10,11 +10,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from python_backends.request import RefusedError
-from python_backends.text.chat_template import ChatTemplate
+from python_backends.nouns.request import RefusedError
 from python_backends.text.checkpoint import CheckpointError
-from python_backends.text.encoder import Encoder
-from python_backends.text.special_tokens import SpecialTokens
+from python_backends.text.door.chat_template import ChatTemplate
+from python_backends.text.door.encoder import Encoder
+from python_backends.text.door.special_tokens import SpecialTokens
 from tests.pure.examples import examples
 from tests.pure.text.checkpoints import LLAMA_TEMPLATE, TEMPLATE, byte_level, sentence_piece
 

@@ -11,10 +11,10 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from python_backends.request import Finish, TokenWindow
+from python_backends.nouns.request import Finish, TokenWindow
 from python_backends.text.checkpoint import CheckpointError
-from python_backends.text.detokenizer import Detokenizer, Piece, context_tokens
-from python_backends.text.token_bytes import WALL
+from python_backends.text.detokenize.detokenizer import Detokenizer, Piece, context_tokens
+from python_backends.text.detokenize.token_bytes import WALL
 from tests.pure.examples import examples
 from tests.pure.text.checkpoints import byte_level, sentence_piece
 from tests.pure.text.windows import Stream, steps

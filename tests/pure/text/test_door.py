@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from python_backends.config import LimitSettings
-from python_backends.request import ModelLimits, RefusedError, Request
+from python_backends.nouns.request import ModelLimits, RefusedError, Request
+from python_backends.settings import LimitSettings
 from python_backends.text.checkpoint import CheckpointError
-from python_backends.text.door import open_door
-from python_backends.text.fields import KNOWN, SUPPORTED
+from python_backends.text.door.door import open_door
+from python_backends.text.door.fields import KNOWN, SUPPORTED
 from tests.pure.examples import examples
 from tests.pure.text.checkpoints import byte_level, sentence_piece
 

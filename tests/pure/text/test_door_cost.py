@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from tokenizers import Encoding
 
-from python_backends.config import LimitSettings
-from python_backends.request import RefusedError, Request
+from python_backends.nouns.request import RefusedError, Request
+from python_backends.settings import LimitSettings
 from python_backends.text.checkpoint import read_checkpoint
-from python_backends.text.door import Door, open_door
-from python_backends.text.encoder import DIRECT_BYTES, PIECE_BYTES
+from python_backends.text.door.door import Door, open_door
+from python_backends.text.door.encoder import DIRECT_BYTES, PIECE_BYTES
 from tests.pure.text import kinds
 
 ROOT = Path(__file__).resolve().parents[3]

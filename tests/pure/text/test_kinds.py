@@ -13,12 +13,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers
 
-from python_backends.config import LimitSettings
-from python_backends.request import Finish, RefusedError, Request, TokenWindow
+from python_backends.nouns.request import Finish, RefusedError, Request, TokenWindow
+from python_backends.settings import LimitSettings
 from python_backends.text.checkpoint import CheckpointError
-from python_backends.text.detokenizer import Detokenizer
-from python_backends.text.door import Door, open_door
-from python_backends.text.spelling import spelling
+from python_backends.text.detokenize.detokenizer import Detokenizer
+from python_backends.text.detokenize.spelling import spelling
+from python_backends.text.door.door import Door, open_door
 from tests.pure.examples import examples
 from tests.pure.text.checkpoints import read
 from tests.pure.text.kinds import CONFIG, TOKENIZERS, TURNS, checkpoint, t5

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from python_backends.config import LimitSettings
-from python_backends.request import RefusedError, Request, Subject
-from python_backends.text.door import open_door
-from python_backends.text.subject import MAX_READ_CHARS, num_tokens_of, of_messages, of_text
+from python_backends.nouns.request import RefusedError, Request, Subject
+from python_backends.settings import LimitSettings
+from python_backends.text.door.door import open_door
+from python_backends.text.door.subject import MAX_READ_CHARS, num_tokens_of, of_messages, of_text
 from tests.pure.text.checkpoints import byte_level
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from hypothesis import strategies as st
 
-from python_backends.request import Finish, TokenWindow
-from python_backends.text.detokenizer import Detokenizer, Piece, context_tokens
+from python_backends.nouns.request import Finish, TokenWindow
+from python_backends.text.detokenize.detokenizer import Detokenizer, Piece, context_tokens
 
 steps = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 3)), max_size=80)
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from python_backends.config import ModelSettings, Settings, dump
-from python_backends.instance_state import KEY
+from python_backends.settings import ModelSettings, Settings, dump
+from python_backends.watching.instance_state import KEY
 from tests.pure.text.checkpoints import TEMPLATE, byte_level_tokenizer, write_checkpoint
 
 PACKAGE = "python_backends.triton_models"

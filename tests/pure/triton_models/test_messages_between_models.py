@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from python_backends.instance_state import KEY
-from python_backends.messages import pack, reader
-from python_backends.request import Request, Sampling, TokenWindow
+from python_backends.nouns.messages import pack, reader
+from python_backends.nouns.request import Request, Sampling, TokenWindow
+from python_backends.watching.instance_state import KEY
 from tests.pure.triton_models.conftest import Request as TritonRequest
 from tests.pure.triton_models.conftest import Tensor
 

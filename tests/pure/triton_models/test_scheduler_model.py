@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from python_backends.config import dump, load
-from python_backends.instance_state import CLOSING
-from python_backends.messages import Load
-from python_backends.request import Finish, Request, Sampling, Subject
-from python_backends.restarts import RestartCounts
-from python_backends.step import Tokens
+from python_backends.nouns.messages import Load
+from python_backends.nouns.request import Finish, Request, Sampling, Subject
+from python_backends.nouns.step import Tokens
+from python_backends.settings import dump, load
+from python_backends.watching.instance_state import CLOSING
+from python_backends.watching.restarts import RestartCounts
 from tests.pure.triton_models.conftest import Request as TritonRequest
 from tests.pure.triton_models.conftest import Sender
 from tests.server.serving import wait_for

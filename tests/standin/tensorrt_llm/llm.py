@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from python_backends.engine.toy_engine import toy_log_probs, toy_next
-from python_backends.request import Sampling
+from python_backends.engine.toy.engine import toy_log_probs, toy_next
+from python_backends.nouns.request import Sampling
 from tensorrt_llm.executor.result import GenerationResult, Logprob, RequestOutput, Response
 from tensorrt_llm.executor.utils import EngineDeadError, RequestError
 from tensorrt_llm.llmapi import CapacitySchedulerPolicy, KvCacheConfig, SchedulerConfig

@@ -1,0 +1,280 @@
+"""The TensorRT-LLM engine: NVIDIA's LLM API on its PyTorch backend, behind our slots.
+
+TensorRT-LLM plans its own steps and owns its KV blocks. It has no place for another scheduler, so it is driven by admission
+(`scheduling/self_planned.py`). This room translates: settings into its configuration, a request into its sampling parameters, its
+results into tokens; `request_loop.py` keeps the requests under way. All names of `tensorrt_llm` stand here, their arguments spelled
+out, and a test compares them with `tests/trtllm_api.json`. What differs by version is found by looking at signatures. Made by the
+instance when `engine.kind = "tensorrt_llm"`, which alone imports it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from tensorrt_llm import LLM, SamplingParams
+from tensorrt_llm.executor import LoRARequest
+from tensorrt_llm.llmapi import CapacitySchedulerPolicy, CudaGraphConfig, KvCacheConfig, RequestError, SchedulerConfig
+
+from python_backends.engine.tensorrt_llm.limits import adapter_paths, model_limits
+from python_backends.engine.tensorrt_llm.open_request import News, Response, Token
+from python_backends.engine.tensorrt_llm.request_loop import RequestLoop
+from python_backends.nouns.request import LogProbs, Sampling
+from python_backends.nouns.step import Admit, GatheredOutput, Release, RowLogProbs, SlotFailure, StepPlan
+from python_backends.settings import Settings, SettingsError
+
+log = logging.getLogger("gapless.engine")
+
+WAIT_S = 0.002  # for tokens, before the loop looks for new requests
+STATS_S = 2.0  # to wait for what an iteration was like
+FIRST_REQUEST_S = 120.0  # with what TensorRT-LLM makes when it computes for the first time
+SPARE_BLOCKS = 1  # TensorRT-LLM pads the batch of a CUDA graph with a sequence of one token
+LORA_ROOMS = ("tensorrt_llm.lora_helper", "tensorrt_llm._torch.peft.lora.config", "tensorrt_llm.lora_manager")  # newest last moved
+
+
+class TensorRTLLMEngine:
+    plans_steps = True
+    request_errors: tuple[type[Exception], ...] = (RequestError,)
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises SettingsError."""
+        _check(settings)
+        known = inspect.signature(SamplingParams).parameters
+        self.limits = model_limits(settings)
+        self._counts_output_only = "prompt_ignore_length" in known
+        self._adapters = adapter_paths(settings)
+        self._try_parameters()
+        self._llm = _load(settings, self.limits.max_model_tokens, self.limits.num_blocks + SPARE_BLOCKS, self._adapters)
+        self._plans: deque[int] = deque()  # numbers of the launched ones
+        chosen = settings.tensorrt_llm
+        self._requests = RequestLoop(self, chosen.abort == "engine", chosen.lost_after_s)
+        self._check_pool()
+
+    def launch(self, plan: StepPlan) -> None:
+        self._plans.append(plan.number)
+        self._requests.operate(plan.operations)
+
+    def collect(self) -> GatheredOutput:
+        return gathered(self._plans.popleft(), self._requests.collect(WAIT_S))
+
+    def close(self) -> None:
+        self._requests.close()
+        self._llm.shutdown()
+
+    # --- calls of the request loop, on its thread
+
+    def submit(self, admit: Admit) -> Any:
+        """Raises RequestError where TensorRT-LLM refuses the request at once."""
+        try:
+            return self._llm.generate_async(
+                inputs=admit.tokens.tolist(),
+                sampling_params=self._sampling_params(admit),
+                lora_request=self._lora_request(admit.adapter),
+                streaming=True,
+            )
+        except ValueError as error:
+            raise RequestError(str(error)) from error
+
+    def read(self, result: Any) -> Response:
+        output = result.outputs[0]
+        return Response(
+            tokens=list(output.token_ids_diff),
+            scores=list(output.logprobs_diff or []),
+            is_last=bool(result.finished),
+            reason=str(output.finish_reason or ""),
+            stop_id=output.stop_reason if isinstance(output.stop_reason, int) else -1,
+        )
+
+    def abort(self, result: Any) -> None:
+        result.abort()
+
+    # --- inside
+
+    def _sampling_params(self, admit: Admit) -> Any:
+        """What is left of a request behind the output of its earlier life. Greedy is top_k 1; None is TensorRT-LLM's default.
+
+        Before `min_tokens` it bars `end_id` alone, so other stop ids are left to us then: they may come, and end nothing.
+        """
+        asked, num_output = admit.sampling, admit.num_output_tokens
+        min_tokens = max(0, asked.min_tokens - num_output)
+        params = SamplingParams(
+            end_id=asked.stop_ids[0] if asked.stop_ids else -1,
+            stop_token_ids=list(asked.stop_ids[1:]) if not min_tokens else [],
+            include_stop_str_in_output=True,
+            max_tokens=asked.max_tokens - num_output,
+            min_tokens=min_tokens or None,
+            temperature=asked.temperature if asked.draws else None,
+            top_k=asked.top_k if asked.draws else 1,
+            top_p=asked.top_p if asked.draws else None,
+            min_p=asked.min_p or None if asked.draws else None,
+            seed=(asked.seed + num_output) % (1 << 64) if asked.draws else None,
+            repetition_penalty=asked.repetition_penalty if asked.repetition_penalty != 1 else None,
+            presence_penalty=asked.presence_penalty or None,
+            frequency_penalty=asked.frequency_penalty or None,
+            bad_token_ids=[word[0] for word in asked.bad_words] or None,
+            logprobs=max(1, asked.num_top_log_probs) if asked.log_probs else None,
+            n=1,
+            detokenize=False,
+            add_special_tokens=False,
+        )
+        if self._counts_output_only:
+            params.prompt_ignore_length = admit.num_prompt_tokens
+        return params
+
+    def _try_parameters(self) -> None:
+        """Better refused at start than with the first request. Raises SettingsError."""
+        try:
+            self._sampling_params(Admit(0, 0, Sampling(max_tokens=1), 1, 0, np.zeros(0, np.int32)))
+            inspect.signature(LLM.generate_async).bind(self, inputs=[], sampling_params=None, lora_request=None, streaming=True)
+        except TypeError as error:
+            raise SettingsError(f"this TensorRT-LLM is not one that this engine knows: {error}") from error
+
+    def _lora_request(self, name: str) -> Any:
+        if not name:
+            return None
+        number = 1 + list(self._adapters).index(name)
+        return LoRARequest(lora_name=name, lora_int_id=number, lora_path=self._adapters[name])
+
+    def _check_pool(self) -> None:
+        """TensorRT-LLM may have fewer blocks than were ordered. Raises SettingsError if it has fewer than we count with."""
+        ask = getattr(self._llm, "get_kv_cache_capacity", None)
+        told = ask() or {} if ask is not None else self._requests.run(self._first_stats(), FIRST_REQUEST_S).get("kvCacheStats") or {}
+        num_blocks = told.get("maxNumBlocks")
+        if num_blocks is None:
+            log.warning(
+                "TensorRT-LLM doesn't say how many KV blocks it has; if they are fewer than %d, requests wait", self.limits.num_blocks
+            )
+        elif num_blocks < self.limits.num_blocks:
+            self.close()
+            raise SettingsError(
+                f"engine.kv_blocks or engine.kv_memory_gib: {self.limits.num_blocks} KV blocks are wanted, "
+                f"TensorRT-LLM had room for {num_blocks}"
+            )
+
+    async def _first_stats(self) -> dict[str, Any]:
+        """Of an iteration, for versions that only say then how many blocks there are: so a request of one token comes first. Empty if
+        nothing is said.
+        """
+        params = self._sampling_params(Admit(0, 0, Sampling(max_tokens=1), 1, 0, np.zeros(0, np.int32)))
+        async for _ in self._llm.generate_async(inputs=[0], sampling_params=params, lora_request=None, streaming=True):
+            pass
+        async for stats in self._llm.get_stats_async(timeout=STATS_S):
+            told: dict[str, Any] = json.loads(stats) if isinstance(stats, str) else stats
+            return told
+        return {}
+
+
+def gathered(number: int, news: Sequence[News]) -> GatheredOutput:
+    """What one call of `collect` gives, as arrays."""
+    tokens = [item for item in news if isinstance(item, Token)]
+    return GatheredOutput(
+        number=number,
+        tokens=np.array([item.token for item in tokens], np.int32),
+        finishes=np.array([item.finish for item in tokens], np.uint8),
+        log_probs=_log_probs(tokens),
+        slots=np.array([item.slot for item in tokens], np.int32),
+        epochs=np.array([item.epoch for item in tokens], np.int32),
+        failures=tuple(item for item in news if isinstance(item, SlotFailure)),
+        released=tuple(item for item in news if isinstance(item, Release)),
+    )
+
+
+def _log_probs(tokens: Sequence[Token]) -> RowLogProbs | None:
+    """TensorRT-LLM gives a dict for each token: the most probable ids, and the chosen one if it is not among them."""
+    asking = [row for row, item in enumerate(tokens) if item.score is not None]
+    if not asking:
+        return None
+    num_top = max(tokens[row].num_top for row in asking)
+    chosen, top_ids, top = [], [], []
+    for row in asking:
+        scores = {int(token): float(score.logprob) for token, score in tokens[row].score.items()}
+        best = sorted(scores.items(), key=lambda item: -item[1])[:num_top]
+        best += [(-1, np.nan)] * (num_top - len(best))
+        chosen.append(scores.get(tokens[row].token, np.nan))
+        top_ids += [token for token, _ in best]
+        top += [score for _, score in best]
+    values = LogProbs(np.array(chosen, np.float32), np.array(top_ids, np.int32), np.array(top, np.float32))
+    return RowLogProbs(np.array(asking, np.int32), values)
+
+
+def _load(settings: Settings, max_model_tokens: int, num_blocks: int, adapters: dict[str, str]) -> Any:
+    engine, chosen = settings.engine, settings.tensorrt_llm
+    policies = CapacitySchedulerPolicy
+    policy = policies.MAX_UTILIZATION if chosen.capacity == "max_utilization" else policies.GUARANTEED_NO_EVICT
+    try:
+        return LLM(
+            model=str(settings.model_directory),
+            skip_tokenizer_init=True,
+            tensor_parallel_size=chosen.tensor_parallelism,
+            dtype=settings.model.dtype,
+            max_batch_size=engine.slots,
+            max_seq_len=max_model_tokens,
+            max_input_len=max_model_tokens,
+            max_num_tokens=max(engine.token_budget, engine.slots + engine.block_tokens),
+            max_beam_width=1,
+            kv_cache_config=KvCacheConfig(
+                enable_block_reuse=True,
+                max_tokens=num_blocks * engine.block_tokens,
+                tokens_per_block=engine.block_tokens,
+                **_if_known(KvCacheConfig, use_kv_cache_manager_v2=False),
+            ),
+            scheduler_config=SchedulerConfig(capacity_scheduler_policy=policy),
+            cuda_graph_config=CudaGraphConfig(max_batch_size=engine.slots, enable_padding=True),
+            enable_chunked_prefill=True,
+            stream_interval=1,
+            enable_iter_perf_stats=not hasattr(LLM, "get_kv_cache_capacity"),
+            enable_lora=bool(adapters),
+            lora_config=_lora_config(adapters, chosen.max_adapter_rank) if adapters else None,
+            **_more_arguments(chosen.arguments),
+        )
+    except (TypeError, ValueError) as error:
+        raise SettingsError(f"TensorRT-LLM doesn't take this configuration: {error}") from error
+
+
+def _if_known(called: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
+    """Those of the arguments that this version has. The second cache manager counts its blocks otherwise."""
+    known = inspect.signature(called).parameters
+    return {name: value for name, value in arguments.items() if name in known}
+
+
+def _lora_config(adapters: dict[str, str], max_rank: int) -> Any:
+    make: Callable[..., Any] = _first_of(LORA_ROOMS, "LoraConfig")
+    return make(lora_dir=list(adapters.values()), max_lora_rank=max_rank, max_loras=len(adapters), max_cpu_loras=len(adapters))
+
+
+def _first_of(rooms: Sequence[str], name: str) -> Any:
+    """`name` from the first of these modules that has it: it has moved between versions."""
+    for room in rooms:
+        try:
+            return getattr(importlib.import_module(room), name)
+        except (ImportError, AttributeError):
+            continue
+    raise SettingsError(f"tensorrt_llm.adapters: this TensorRT-LLM has no {name} in {', '.join(rooms)}")
+
+
+def _more_arguments(text: str) -> dict[str, Any]:
+    try:
+        arguments = json.loads(text)
+    except ValueError as error:
+        raise SettingsError(f"tensorrt_llm.arguments = {text!r}: must be JSON ({error})") from error
+    if not isinstance(arguments, dict):
+        raise SettingsError(f"tensorrt_llm.arguments = {text!r}: must be a JSON object")
+    return arguments
+
+
+def _check(settings: Settings) -> None:
+    """Raises SettingsError for what another engine can do."""
+    if settings.model.device == "cpu":
+        raise SettingsError("engine.kind = 'tensorrt_llm': needs model.device = 'cuda', not 'cpu'")
+    if settings.model.weights != "same":
+        raise SettingsError(
+            f"model.weights = {settings.model.weights!r}: TensorRT-LLM serves checkpoints as they were quantised: 'same'"
+        )
+    if not settings.scheduling.static_slots:
+        raise SettingsError("scheduling.static_slots = false: the tensorrt_llm engine takes true only")

@@ -1,0 +1,103 @@
+"""The decode step of fixed shape: as many rows as a bucket has, padded with the dead slot, a function of one list of slots.
+
+Everything else a step needs lies in the slot state: tokens, positions and blocks are gathered inside, the most probable tokens appended
+inside. On CUDA each bucket's step is captured once, at the start, as two graphs that share one pool of memory: the forward pass to the
+logits, and the choice and append of greedy rows; rows that ask for more have theirs chosen behind the first by the engine. The same
+functions run uncaptured in the tests (`engine.cuda_graphs = "eager"`). Called by the torch engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from python_backends.engine.device import sent
+from python_backends.engine.kv.kv_cache import KVCache
+from python_backends.engine.slots.sampler import GREEDY, sample
+from python_backends.engine.slots.slot_state import SlotState
+from python_backends.engine.torch.decoder import Decoder
+from python_backends.engine.torch.step_batch import StepBatcher
+from python_backends.nouns.request import Ids
+
+
+@dataclass(slots=True)
+class Bucket:
+    slots: Tensor  # [rows] on the device; what pads it is the dead slot
+    host: Ids = field(default_factory=lambda: np.zeros(0, np.int32))  # those that are not padding
+    forward: Callable[[], Tensor] | None = None  # captured
+    greedy: Callable[[], Tensor] | None = None  # captured, with `logits`
+    logits: Tensor | None = None  # [rows, vocabulary] of the last step
+
+
+class DecodeSteps:
+    """Steps over 1, 2, 4 … and all slots. `captures`: as CUDA graphs, now."""
+
+    def __init__(self, decoder: Decoder, state: SlotState, cache: KVCache, batcher: StepBatcher, captures: bool) -> None:
+        self._decoder, self._state, self._cache, self._batcher = decoder, state, cache, batcher
+        sizes = bucket_sizes(state.dead_slot)
+        self._buckets = {size: Bucket(torch.full((size,), state.dead_slot, device=state.device)) for size in sizes}
+        self._pool = torch.cuda.graph_pool_handle() if captures else None
+        if captures:
+            largest_first = sizes[::-1]  # the others fit into its memory
+            for size in tqdm(largest_first, "capturing decode steps"):
+                self._capture(self._buckets[size])
+
+    def bucket(self, slots: Ids) -> Bucket:
+        """The smallest that has room for `slots`, with them in it; nothing is sent if they were the last ones in it."""
+        bucket = self._buckets[next(size for size in self._buckets if size >= len(slots))]
+        if not np.array_equal(slots, bucket.host):
+            rows = np.full(len(bucket.slots), self._state.dead_slot, np.int64)
+            rows[: len(slots)] = slots
+            bucket.slots.copy_(sent(rows, self._state.device))
+            bucket.host = slots
+        return bucket
+
+    def forward(self, bucket: Bucket, longest: int) -> Tensor:
+        """The logits [rows, vocabulary] of a step whose sequences have at most `longest` tokens."""
+        bucket.logits = bucket.forward() if bucket.forward is not None else self._forward(bucket.slots, longest)
+        return bucket.logits
+
+    def greedy(self, bucket: Bucket) -> Tensor:
+        """Chooses and appends the most probable tokens behind `forward`: [2, rows] tokens and finishes."""
+        assert bucket.logits is not None
+        if bucket.greedy is None:
+            return self._greedy(bucket.slots, bucket.logits)
+        return bucket.greedy()
+
+    def _forward(self, slots: Tensor, longest: int) -> Tensor:
+        width = 1 << (longest - 1).bit_length()  # a few shapes only
+        return self._decoder.forward(self._batcher.decodes(slots, width), self._cache)
+
+    def _greedy(self, slots: Tensor, logits: Tensor) -> Tensor:
+        return torch.stack(self._state.append_greedy(slots, sample(logits, GREEDY)))
+
+    def _capture(self, bucket: Bucket) -> None:
+        bucket.logits = self._forward(bucket.slots, 1)  # compiles kernels and makes the libraries' own memory
+        bucket.forward = self._captured(lambda: self._forward(bucket.slots, 1))
+        bucket.logits = bucket.forward()
+        logits = bucket.logits
+        self._greedy(bucket.slots, logits)
+        bucket.greedy = self._captured(lambda: self._greedy(bucket.slots, logits))
+
+    def _captured(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """`step` as a graph: what it returns is always the same memory, written anew."""
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self._state.device)
+        with torch.cuda.graph(graph, pool=self._pool):
+            out = step()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return out
+
+        return replay
+
+
+def bucket_sizes(num_slots: int) -> list[int]:
+    """Powers of two below `num_slots`, and that."""
+    return [1 << power for power in range((num_slots - 1).bit_length())] + [num_slots]

@@ -1,0 +1,137 @@
+"""The forward pass over one flat batch of tokens: everything but attention is one product for all rows.
+
+Owns the weights of a described model. A block per layer, with one product for q, k and v, one for gate and up; what its family does
+differently is chosen when it is built. Proved equal to transformers' blocks in tests/cpu. Knows nothing of slots or sampling. Called
+by the torch engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from python_backends.engine.kv.kv_cache import KVCache
+from python_backends.engine.model.description import Heads, Layer, Linear, Model, Rotary
+from python_backends.engine.torch.attention import LayerAttention, attend, score_operator
+from python_backends.engine.torch.operators import (
+    ACTIVATIONS,
+    ResidualNorm,
+    Rotation,
+    gate_operator,
+    head_norm_operator,
+    norm_operator,
+    place_operator,
+    scale_operator,
+    softcap_operator,
+)
+from python_backends.engine.torch.projection import Int8Projection, Projection
+from python_backends.engine.torch.step_batch import StepBatch
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """What is the same for all layers of a step."""
+
+    batch: StepBatch
+    rotations: list[Rotation]  # of each rotary embedding of the model
+    cache: KVCache
+
+
+class Block:
+    """One decoder layer. `forward` takes x [tokens, hidden], whose dtype is `dtype`, and its `norm`; it adds its output to x, and gives
+    what the norm behind it makes of that.
+    """
+
+    def __init__(self, layer: Layer, index: int, heads: Heads, dtype: torch.dtype, fused: bool) -> None:
+        attention, feed_forward = layer.attention, layer.feed_forward
+        self.heads = heads
+        self.window = attention.window
+        self.projections = {
+            "qkv": _projection(attention.qkv),
+            "o": _projection(attention.output),
+            "up": _projection(feed_forward.up),
+            "down": _projection(feed_forward.down),
+        }
+        self._attention = LayerAttention(index, heads, score_operator(attention.softcap), attention.softcap)
+        self._rotary = attention.rotary
+        self.norm = ResidualNorm(layer.attention_norm, dtype, fused)
+        self._place = place_operator(fused)
+        self._attention_output_norm = norm_operator(layer.attention_output_norm, dtype)
+        self._head_norm = head_norm_operator(attention, heads, dtype)
+        self._feed_forward_norm = ResidualNorm(layer.feed_forward_norm, dtype, fused)
+        self._feed_forward_output_norm = norm_operator(layer.feed_forward_output_norm, dtype)
+        self._activate = gate_operator(feed_forward.activation, fused) if feed_forward.gated else ACTIVATIONS[feed_forward.activation]
+        self._shares_norm = layer.feed_forward_norm is None
+        self._residual_scale = layer.residual_scale
+        self.forward = self._parallel if layer.parallel else self._sequential
+
+    def _sequential(self, x: Tensor, normed: Tensor, behind: ResidualNorm, step: StepInputs) -> Tensor:
+        attended = self._attention_output_norm(self._attend(normed, step))
+        fed = self._feed_forward(self._feed_forward_norm.of_sum(x, attended, self._residual_scale))
+        return behind.of_sum(x, self._feed_forward_output_norm(fed), self._residual_scale)
+
+    def _parallel(self, x: Tensor, normed: Tensor, behind: ResidualNorm, step: StepInputs) -> Tensor:
+        attended = self._attend(normed, step)
+        fed = self._feed_forward(normed if self._shares_norm else self._feed_forward_norm.of(x))
+        return behind.of_sum(x, attended.add_(fed), self._residual_scale)
+
+    def _attend(self, normed: Tensor, step: StepInputs) -> Tensor:
+        qkv = self.projections["qkv"].forward(normed)
+        self._head_norm(qkv)
+        rotation = None if self._rotary is None else step.rotations[self._rotary]
+        self._place(qkv, rotation, step.batch.write, self._attention.index, step.cache, self.heads)
+        attended = attend(qkv, step.batch.spans[self.window], self._attention, step.cache)
+        return self.projections["o"].forward(attended)
+
+    def _feed_forward(self, normed: Tensor) -> Tensor:
+        return self.projections["down"].forward(self._activate(self.projections["up"].forward(normed)))
+
+
+class Decoder:
+    """A described model and its layers, for sequences of up to `num_positions` tokens; `fused`: with our kernels between products."""
+
+    def __init__(self, model: Model, layers: Iterable[Layer], num_positions: int, fused: bool = False) -> None:
+        self.embedding = model.embedding
+        dtype = self.embedding.dtype
+        self.tables = [rotary_tables(rotary, num_positions, dtype) for rotary in model.rotaries]
+        self.head = _projection(model.head)
+        self.blocks = [Block(layer, index, model.heads, dtype, fused) for index, layer in enumerate(layers)]
+        self.windows = tuple(dict.fromkeys(block.window for block in self.blocks))
+        self._norm = ResidualNorm(model.norm, dtype, fused)
+        self._behind = [*(block.norm for block in self.blocks[1:]), self._norm]
+        self._scale_embedding = scale_operator(model.embedding_scale)
+        self._scale_logits = scale_operator(model.logit_scale)
+        self._cap_logits = softcap_operator(model.logit_softcap)
+
+    def forward(self, batch: StepBatch, cache: KVCache) -> Tensor:
+        """Runs all tokens of a step; the logits [sampled, vocabulary] of the rows that sample, and of no others."""
+        x = self._scale_embedding(functional.embedding(batch.tokens, self.embedding))  # [tokens, hidden]
+        step = StepInputs(batch, self.rotations(batch.positions), cache)
+        normed = self.blocks[0].norm.of(x)
+        for block, behind in zip(self.blocks, self._behind, strict=True):
+            normed = block.forward(x, normed, behind, step)
+        if batch.sampling_rows is not None:
+            normed = normed[batch.sampling_rows]
+        if not len(normed):  # chunks in the middle of prompts only
+            return normed.new_empty((0, len(self.embedding)))
+        return self._cap_logits(self._scale_logits(self.head.forward(normed)))
+
+    def rotations(self, positions: Tensor) -> list[Rotation]:
+        """Of tokens at `positions` [tokens], for each rotary embedding of the model."""
+        return [(cos[positions, None], sin[positions, None]) for cos, sin in self.tables]
+
+
+def rotary_tables(rotary: Rotary, num_positions: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin [positions, dim]; the first half of sin negated (see `rotate`)."""
+    cos, sin = rotary.tables(num_positions)
+    return torch.cat((cos, cos), 1).to(dtype), torch.cat((-sin, sin), 1).to(dtype)
+
+
+def _projection(linear: Linear) -> Projection | Int8Projection:
+    if linear.scale is None:
+        return Projection(linear.weight, linear.bias)
+    return Int8Projection(linear.weight, linear.scale, linear.bias)

@@ -1,0 +1,222 @@
+"""The torch engine: runs step plans with PyTorch's own operators, on a CPU or a CUDA device by the same code.
+
+Owns model, KV cache and slot state; decides nothing. `launch` puts a whole step on the device (batch, forward pass, sampling, append),
+`collect` reads its tokens. Nothing of a step needs the tokens of the one before on the host, so a step may be launched before the
+last one was collected. A step in which all rows decode has a fixed shape on CUDA and is a captured graph (`decode_step`). Called by
+the instance loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from python_backends.engine.device import DeviceMemory, device_memory, take_device
+from python_backends.engine.kv.kv_cache import BlockShape, KVCache
+from python_backends.engine.kv.kv_memory import Measured, block_cost
+from python_backends.engine.largest_steps import largest_steps
+from python_backends.engine.model.checkpoint import (
+    block_shape,
+    declared_tokens,
+    load_model,
+    model_limits,
+    most_stop_ids,
+    read_config,
+)
+from python_backends.engine.model.quantised import kept
+from python_backends.engine.model.weights import describe, take_layers
+from python_backends.engine.slots.log_probs import log_probs, row_log_probs
+from python_backends.engine.slots.sampler import sample
+from python_backends.engine.slots.slot_state import SlotState
+from python_backends.engine.step_timer import Seconds, StepTimer, cuda_timer
+from python_backends.engine.torch.attention_spans import chunk_rows
+from python_backends.engine.torch.decode_step import DecodeSteps
+from python_backends.engine.torch.decoder import Decoder
+from python_backends.engine.torch.kernel_trial import kernel_obstacle
+from python_backends.engine.torch.step_batch import StepBatcher
+from python_backends.nouns.step import StepOutput, StepPlan
+from python_backends.settings import Settings, SettingsError
+
+log = logging.getLogger("gapless.instance")
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    number: int
+    order: NDArray[np.intp]  # [sampled] of the plan's spans that sample
+    result: Tensor  # [2, sampled] tokens and finishes, on the host once `done`
+    log_probs: Tensor | None  # [asking, …] as the device packed them, on the host once `done`
+    asking: NDArray[np.intp]  # [asking] of the plan's spans that sample
+    done: torch.cuda.Event | None
+    times: Callable[[], Seconds]
+
+
+class TorchEngine:
+    plans_steps = False
+
+    @torch.no_grad()
+    def __init__(self, settings: Settings) -> None:
+        """Raises SettingsError where the model, its KV blocks or its largest step do not fit."""
+        set_threads(settings.engine.threads)
+        config = read_config(settings)
+        self.device = take_device(settings.model.device)
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False  # parts of a product are added in float32
+        memory = device_memory(self.device)
+        is_measured = memory is not None and settings.engine.measures_kv
+        self.limits = model_limits(settings, config)
+        if is_measured:
+            self.limits = self.limits.changed(max_model_tokens=declared_tokens(settings, config), num_blocks=1)
+        self._kernels = uses_kernels(settings.engine.cuda_graphs, self.device)
+        fused = self._kernels and settings.engine.fused_layers
+        model = load_model(settings, config, self.device)
+        description = describe(model, declared_tokens(settings, config))
+        layers = kept(take_layers(model), settings.model.weights)
+        self.decoder = Decoder(description, layers, self.limits.max_model_tokens, fused)
+        del model, description, layers
+        shape = block_shape(settings, config)
+        rows = chunk_rows(shape.dtype) * fused
+        captures = settings.engine.cuda_graphs == "auto" and self.device.type == "cuda" and self._kernels
+        has_fixed_shapes = captures or settings.engine.cuda_graphs == "eager"
+        stop_ids = most_stop_ids(settings) if has_fixed_shapes else None
+        self._launched: deque[_Launched] = deque()
+        self._decode_steps: DecodeSteps | None = None
+        self._make_state(shape, rows, stop_ids)
+        if memory is not None and is_measured:
+            num_blocks = self._measured_blocks(memory, shape, settings.engine.token_budget)
+            self.limits = model_limits(settings, config, num_blocks)
+            self._make_state(shape, rows, stop_ids)
+        if has_fixed_shapes:
+            self._decode_steps = DecodeSteps(self.decoder, self.state, self.cache, self._batcher, captures)
+        if memory is not None:
+            self._try_largest_steps(settings.engine.token_budget)
+        self._timer = cuda_timer(self.device) if self.device.type == "cuda" else StepTimer()
+
+    def _make_state(self, shape: BlockShape, chunk_rows: int, stop_ids: int | None) -> None:
+        """KV cache and slot state for `limits`."""
+        blocks = self.limits.num_blocks + 1  # one for rows of padding
+        try:
+            self.cache = KVCache(shape, blocks, self.device)
+        except torch.OutOfMemoryError as error:
+            raise SettingsError(f"engine.kv_memory_gib or kv_blocks: {blocks} blocks of {shape.num_bytes} bytes: {error}") from error
+        self.state = SlotState(self.limits, self.device, self._kernels, stop_ids)
+        self._batcher = StepBatcher(self.state, self.cache, self.decoder.windows, self._kernels, chunk_rows)
+        self._timer = StepTimer()
+
+    def _measured_blocks(self, memory: DeviceMemory, shape: BlockShape, token_budget: int) -> int:
+        """How many KV blocks the device has memory for, beside weights and the largest steps, which are run to know."""
+        step_bytes = memory.peak_of(lambda: self._run_largest_steps(token_budget))
+        del self.cache, self._batcher
+        measured = Measured(memory.give_back(), step_bytes)
+        log.info("%s: %s", self.device, measured)
+        num_blocks = measured.usable // block_cost(shape.num_bytes, shape.num_layers, not self._kernels)
+        if num_blocks < 2:  # one is for rows of padding
+            raise SettingsError(f"model.device = '{self.device}': {measured}; a block takes {shape.num_bytes} bytes")
+        return num_blocks - 1
+
+    def _try_largest_steps(self, token_budget: int) -> None:
+        try:
+            self._run_largest_steps(token_budget)
+        except torch.OutOfMemoryError as error:
+            raise SettingsError(
+                f"engine.kv_memory_gib, engine.slots or engine.token_budget: a step of {token_budget} tokens, or one that draws for "
+                f"{self.limits.num_slots} slots, does not fit beside {self.limits.num_blocks} KV blocks: {error}"
+            ) from error
+
+    def _run_largest_steps(self, token_budget: int) -> None:
+        """Where attention gathers blocks, what it gathers is no more than the pool has: counted with the blocks, not measured here."""
+        context = self.limits.max_model_tokens if self._kernels else 1
+        for plan in largest_steps(self.limits, token_budget, context):
+            self.launch(plan)
+            self.collect()
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> None:
+        self.state.apply(plan.operations)
+        if not len(plan.slots):
+            nothing = np.zeros(0, np.intp)
+            tokens = torch.zeros((2, 0), dtype=torch.int64)
+            self._launched.append(_Launched(plan.number, nothing, tokens, None, nothing, None, lambda: (0.0, 0.0)))
+            return
+        step = self._flat(plan) if self._decode_steps is None or len(plan.tokens) else self._decode(plan, self._decode_steps)
+        self._launched.append(step if self.device.type == "cpu" else _sent(step))
+
+    def _flat(self, plan: StepPlan) -> _Launched:
+        batch = self._batcher.batch(plan)
+        self._timer.begin()
+        logits = self.decoder.forward(batch, self.cache)  # [sampled, vocabulary]
+        return self._choose(plan, logits, batch.sampling_slots, batch.order)
+
+    def _decode(self, plan: StepPlan, steps: DecodeSteps) -> _Launched:
+        count, order = len(plan.slots), np.arange(len(plan.slots))
+        bucket = steps.bucket(plan.slots)
+        self._timer.begin()
+        logits = steps.forward(bucket, int(plan.starts.max()) + 1)
+        if not self.state.is_greedy(plan.slots):
+            return self._choose(plan, logits[:count], bucket.slots[:count], order)
+        result = steps.greedy(bucket)[:, :count]
+        return _Launched(plan.number, order, result, None, order[:0], None, self._timer.end())
+
+    def _choose(self, plan: StepPlan, logits: Tensor, slots: Tensor, order: NDArray[np.intp]) -> _Launched:
+        """Samples and appends for `slots` [sampled], row i of which is the `order[i]`-th span of the plan that samples."""
+        rows = self.state.sampling_rows(slots, plan, order)
+        chosen = sample(logits, rows)
+        times = self._timer.end()
+        scores = log_probs(logits, chosen, rows.asks) if rows.asks is not None else None
+        tokens, finishes = self.state.append(slots, chosen)
+        asking = order[rows.asks.host_rows] if rows.asks is not None else order[:0]
+        return _Launched(plan.number, order, torch.stack((tokens, finishes)), scores, asking, None, times)
+
+    def collect(self) -> StepOutput:
+        step = self._launched.popleft()
+        if step.done is not None:
+            step.done.synchronize()
+        result = np.empty_like(step.result.numpy())
+        result[:, step.order] = step.result.numpy()
+        scores = None if step.log_probs is None else row_log_probs(step.log_probs.numpy(), step.asking)
+        return StepOutput(step.number, result[0].astype(np.int32), result[1].astype(np.uint8), scores, *step.times())
+
+    def close(self) -> None:
+        self._launched.clear()
+
+
+def uses_kernels(cuda_graphs: str, device: torch.device) -> bool:
+    """Whether the engine works with kernels of ours; on a GPU, why it does not stands in the log."""
+    if cuda_graphs == "off":
+        return False
+    obstacle = kernel_obstacle(device)
+    if obstacle and device.type == "cuda":
+        log.warning("no kernels of ours and no captured steps, which is slower: %s", obstacle)
+    return not obstacle
+
+
+def _sent(step: _Launched) -> _Launched:
+    """Starts the way of its result and log-probabilities to the host."""
+    result, scores = _on_the_way(step.result), None if step.log_probs is None else _on_the_way(step.log_probs)
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record(torch.cuda.current_stream(step.result.device))
+    return replace(step, result=result, log_probs=scores, done=done)
+
+
+def _on_the_way(tensor: Tensor) -> Tensor:
+    """A copy on the host, complete once the device has come so far."""
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
+
+
+def set_threads(threads: int) -> None:
+    """Once, at the start: torch takes no other number later.
+
+    Each function of torch's vector library is called by one thread first: where two are the first, some values may be wrong by 1e-4
+    (docs/log.md), and rotary embeddings would not be the same after a restart.
+    """
+    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+    for function in (torch.cos, torch.sin, torch.tanh, torch.exp):
+        function(torch.zeros(8))

@@ -1,0 +1,226 @@
+"""One step's flat batch: which tokens, where their KV goes, and which KV each row reads, as device tensors.
+
+Made from a plan and the slot state, once a step, for all layers. Decode rows stand first, in order of their length, so that rows of
+similar length are neighbours and are padded to their own longest; prefill chunks follow, and behind them padding. In a steady step
+nothing comes from the host: the order of the slots stays as it is. Layers with a sliding window read only the blocks that it touches,
+row by row; blocks behind it stay with their sequence. Called by the torch engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from python_backends.engine.device import sent
+from python_backends.engine.kv.kv_cache import KVCache
+from python_backends.engine.kv.padding import padded
+from python_backends.engine.slots.slot_state import SlotState
+from python_backends.engine.torch.attention_spans import DecodeGroup, PagedChunks, PagedRows, PrefillSpan, Spans
+from python_backends.nouns.request import Ids
+from python_backends.nouns.step import StepPlan
+
+MIN_SAVING = 256  # tokens read in vain; another group for less costs more than it saves
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    tokens: Tensor  # [tokens]
+    positions: Tensor  # [tokens]
+    write: Tensor  # [tokens, 2, kv_heads] rows of the KV cache
+    spans: Mapping[int | None, Spans]  # by sliding window
+    sampling_rows: Tensor | None  # [sampled] of the batch; None: all rows
+    sampling_slots: Tensor  # [sampled]
+    order: NDArray[np.intp]  # [sampled] sampled row i is the plan's order[i]-th span that samples
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A part of the batch: tokens, their positions and the blocks that take their KV, each [rows]."""
+
+    tokens: Tensor
+    positions: Tensor
+    blocks: Tensor
+
+
+class StepBatcher:
+    """Keeps the device's list of decoding slots from step to step. `windows` are those of the model's layers, each once; where
+    `is_paged`, decode rows read straight from their blocks, and where `chunk_rows` are given, chunks as well, so many rows at a time.
+    """
+
+    def __init__(
+        self,
+        state: SlotState,
+        cache: KVCache,
+        windows: tuple[int | None, ...] = (None,),
+        is_paged: bool = False,
+        chunk_rows: int = 0,
+    ) -> None:
+        self._state = state
+        self._cache = cache
+        self._windows = windows
+        self._block_tokens = cache.shape.block_tokens
+        self._is_paged, self._chunk_rows = is_paged, chunk_rows
+        self._host_slots: Ids = np.zeros(0, np.int32)
+        self._slots = self._put(self._host_slots)
+
+    def batch(self, plan: StepPlan) -> StepBatch:
+        count = plan.num_decodes
+        order = np.argsort(plan.starts[:count], kind="stable")
+        slots = self._decode_slots(plan.slots[order])
+        tokens, positions = self._state.decode_inputs(slots)
+        table = self._state.table[slots]  # [rows, blocks]
+        rows = _Rows(tokens, positions, table.gather(1, (positions // self._block_tokens)[:, None])[:, 0])
+        sampling_rows: Tensor | None = None
+        num_padding = 0
+        if len(plan.slots) > count:
+            num_rows = count + len(plan.tokens)
+            num_padding = padded(num_rows) - num_rows
+            rows = _joined(rows, self._chunks(plan, count), self._padding(num_padding))
+            sampling_rows, slots = self._sampling(plan, count, slots)
+        spans = self._spans(plan, table, positions, plan.starts[order], num_padding)
+        write = self._cache.write_rows(rows.blocks, rows.positions % self._block_tokens)
+        order = np.concatenate([order, np.arange(count, np.count_nonzero(plan.samples))])
+        return StepBatch(rows.tokens, rows.positions, write, spans, sampling_rows, slots, order)
+
+    def decodes(self, slots: Tensor, longest: int) -> StepBatch:
+        """A step in which all `slots` [rows] decode, none of them longer than `longest` tokens: of the same shape for the same two.
+
+        Where rows are read straight from their blocks `longest` doesn't matter, and nothing at all comes from the host.
+        """
+        tokens, positions = self._state.decode_inputs(slots)
+        table, size = self._state.table[slots], self._block_tokens
+        starts = np.full(len(slots), min(longest, table.shape[1] * size) - 1, np.int32)
+        spans = {window: Spans(self._decodes(table, positions, starts, window), ()) for window in self._windows}
+        blocks = table.gather(1, (positions // size)[:, None])[:, 0]
+        write = self._cache.write_rows(blocks, positions % size)
+        return StepBatch(tokens, positions, write, spans, None, slots, np.arange(len(slots)))
+
+    def _decode_slots(self, slots: Ids) -> Tensor:
+        if not np.array_equal(slots, self._host_slots):
+            self._host_slots, self._slots = slots, self._put(slots)
+        return self._slots
+
+    def _spans(self, plan: StepPlan, table: Tensor, positions: Tensor, starts: Ids, num_padding: int) -> dict[int | None, Spans]:
+        """What layers of each window read; `starts` [rows] ascending: positions as the plan knows them, no less than the device's."""
+        longest = int((plan.starts + plan.lengths).max())
+        made: dict[int | None, Spans] = {}
+        tiles = self._tiles(plan) if self._chunk_rows and len(plan.tokens) else None
+        for window in self._windows:
+            effective = window if self._is_paged or (window is not None and window < longest) else None  # a kernel of its own for each
+            if effective not in made:
+                decodes = self._decodes(table, positions, starts, effective)
+                prefills = self._prefills(plan, effective) if tiles is None else self._chunks_of(plan, tiles, effective)
+                made[effective] = Spans(decodes, prefills, num_padding)
+            made[window] = made[effective]
+        return made
+
+    def _decodes(self, table: Tensor, positions: Tensor, starts: Ids, window: int | None) -> tuple[DecodeGroup | PagedRows, ...]:
+        if self._is_paged:
+            return (PagedRows(0, len(table), table, positions, window),) if len(table) else ()
+        ends = group_ends(starts + 1 if window is None else np.minimum(starts + 1, window))
+        groups = zip([0, *ends], ends, strict=False)
+        if window is None:
+            return tuple(self._group(first, last, table, positions, starts) for first, last in groups)
+        return tuple(self._window_group(first, last, table, positions, starts, window) for first, last in groups)
+
+    def _group(self, first: int, last: int, table: Tensor, positions: Tensor, starts: Ids) -> DecodeGroup:
+        num_blocks = int(starts[last - 1]) // self._block_tokens + 1
+        gather = self._cache.gather_rows(table[first:last, :num_blocks])
+        mask = self._mask(positions[first:last], self._arange(num_blocks * self._block_tokens))[:, None, None]
+        return DecodeGroup(first, last, gather, mask)
+
+    def _window_group(self, first: int, last: int, table: Tensor, positions: Tensor, starts: Ids, window: int) -> DecodeGroup:
+        """Each row reads from the block on in which its own window begins."""
+        size, rows = self._block_tokens, slice(first, last)
+        num_blocks = min(int(starts[last - 1]) // size, (window + size - 2) // size) + 1
+        begins = (positions[rows] - (window - 1)).clamp_(min=0)[:, None] // size  # [rows, 1]
+        columns = (begins + self._arange(num_blocks)).clamp_(max=table.shape[1] - 1)
+        gather = self._cache.gather_rows(table[rows].gather(1, columns))
+        mask = self._mask(positions[rows], begins * size + self._arange(num_blocks * size), window)[:, None, None]
+        return DecodeGroup(first, last, gather, mask)
+
+    def _mask(self, positions: Tensor, tokens: Tensor, window: int | None = None) -> Tensor:
+        """[rows, tokens]: 0 up to and with its own position, as far back as the window goes; −inf elsewhere."""
+        positions = positions[:, None]
+        hidden = tokens > positions
+        if window is not None:
+            hidden |= tokens <= positions - window
+        return torch.zeros(hidden.shape, dtype=self._cache.shape.dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
+
+    def _arange(self, count: int, first: int = 0) -> Tensor:
+        return torch.arange(first, first + count, device=self._state.device)
+
+    def _chunks(self, plan: StepPlan, count: int) -> _Rows:
+        starts, lengths = plan.starts[count:], plan.lengths[count:]
+        offsets = np.arange(len(plan.tokens)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        positions = np.repeat(starts, lengths) + offsets
+        slots = np.repeat(plan.slots[count:], lengths)
+        device = self._put(np.stack([plan.tokens, positions, slots]))
+        return _Rows(device[0], device[1], self._state.table[device[2], device[1] // self._block_tokens])
+
+    def _padding(self, count: int) -> _Rows:
+        nothing = torch.zeros(count, dtype=torch.int64, device=self._state.device)
+        return _Rows(nothing, nothing, self._state.table[self._state.dead_slot, :1].expand(count))
+
+    def _tiles(self, plan: StepPlan) -> Tensor:
+        """[tiles, 4] as `PagedChunks` has them."""
+        slots, starts, lengths = (part[plan.num_decodes :].astype(np.int64) for part in (plan.slots, plan.starts, plan.lengths))
+        counts = -(-lengths // self._chunk_rows)
+        offsets = self._chunk_rows * (np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts))
+        firsts, starts, lengths, slots = (np.repeat(part, counts) for part in (np.cumsum(lengths) - lengths, starts, lengths, slots))
+        rows = np.minimum(lengths - offsets, self._chunk_rows)
+        return self._put(np.stack([firsts + offsets, rows, starts + offsets, slots], axis=1))
+
+    def _chunks_of(self, plan: StepPlan, tiles: Tensor, window: int | None) -> tuple[PagedChunks]:
+        count = plan.num_decodes
+        return (PagedChunks(count, count + len(plan.tokens), tiles, self._state.table, window),)
+
+    def _prefills(self, plan: StepPlan, window: int | None) -> tuple[PrefillSpan, ...]:
+        lasts = np.cumsum(plan.lengths)
+        spans = zip(plan.slots.tolist(), plan.starts.tolist(), plan.lengths.tolist(), lasts.tolist(), strict=True)
+        return tuple(self._prefill(*span, window) for span in list(spans)[plan.num_decodes :])
+
+    def _prefill(self, slot: int, start: int, length: int, last: int, window: int | None) -> PrefillSpan:
+        if start == 0 and (window is None or length <= window):
+            return PrefillSpan(last - length, last, None, None)
+        size = self._block_tokens
+        begin, end = max(0, start - window + 1) // size if window else 0, -(-(start + length) // size)
+        gather = self._cache.gather_rows(self._state.table[slot, None, begin:end])
+        mask = self._mask(self._arange(length, start), self._arange((end - begin) * size, begin * size), window)
+        return PrefillSpan(last - length, last, gather, mask)
+
+    def _sampling(self, plan: StepPlan, count: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows of the batch and slots that sample; `slots` are those of the decode rows, which all do."""
+        samples = plan.samples[count:]
+        lasts = np.cumsum(plan.lengths)[count:][samples] - 1
+        device = self._put(np.stack([lasts, plan.slots[count:][samples]]))
+        decodes = torch.arange(count, device=self._state.device)
+        return torch.cat((decodes, device[0])), torch.cat((slots, device[1]))
+
+    def _put(self, values: NDArray[np.generic]) -> Tensor:
+        return sent(values.astype(np.int64), self._state.device)
+
+
+def group_ends(lengths: Ids) -> list[int]:
+    """Where groups of decode rows end, for `lengths` ascending: split in two wherever that saves enough reading."""
+    count = len(lengths)
+    if count == 0:
+        return []
+    saved = np.arange(1, count + 1) * (lengths[-1] - lengths)  # [rows] by a split behind row i
+    split = int(saved.argmax()) + 1
+    if saved[split - 1] < MIN_SAVING:
+        return [count]
+    return group_ends(lengths[:split]) + [split + end for end in group_ends(lengths[split:])]
+
+
+def _joined(*parts: _Rows) -> _Rows:
+    return _Rows(
+        torch.cat([part.tokens for part in parts]),
+        torch.cat([part.positions for part in parts]),
+        torch.cat([part.blocks for part in parts]),
+    )

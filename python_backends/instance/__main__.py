@@ -1,0 +1,96 @@
+"""The process of an instance: `python -m python_backends.instance RUN_DIRECTORY NUMBER`, started by the launcher.
+
+The launcher watches its record on the board, and starts it anew when it ends or stops beating.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+import setproctitle
+
+from python_backends.engine.protocol import Announcing
+from python_backends.instance.build import build
+from python_backends.instance.loop import Instance
+from python_backends.linux.loop_processor import LoopProcessor
+from python_backends.linux.time_slice import take_usual_turns
+from python_backends.settings import Settings, SettingsError, undump
+from python_backends.text.checkpoint import CheckpointError, read_checkpoint
+from python_backends.text.detokenize.detokenizer import Detokenizer
+from python_backends.text.door.door import open_door
+from python_backends.watching.board import Board
+from python_backends.watching.instance_state import InstanceRecord, State
+from python_backends.wires import InstanceEnd
+
+log = logging.getLogger("gapless.instance")
+
+
+def check_texts(settings: Settings) -> None:
+    """What the stubs could not take is better said here, once. Raises CheckpointError."""
+    checkpoint = read_checkpoint(settings.model_directory)
+    Detokenizer(checkpoint)
+    open_door(checkpoint, settings.limits, max_model_tokens=1)  # the engine knows how many, later
+
+
+def _trace(instance: Instance, num_steps: int) -> None:
+    from python_backends.engine.trace import trace_steps  # brings torch
+
+    path = Path.cwd() / f"gapless-trace-{datetime.datetime.now():%Y%m%d-%H%M%S}.json"
+    try:
+        count = trace_steps(instance, num_steps, path)
+        log.info("a trace of %d steps: %s", count, path)
+    except OSError as error:
+        log.error("no trace: %s", error)
+
+
+def main(run_directory: Path, number: int) -> None:
+    setproctitle.setproctitle(f"gapless-instance-{number}")
+    take_usual_turns()  # it is the one that computes
+    logging.basicConfig(level=logging.INFO, format=f"instance {number}: %(message)s", stream=sys.stderr)
+    stopping: list[int] = []
+    traces: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda signum, _frame: traces.append(signum))
+    for name in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(name, lambda signum, _frame: stopping.append(signum))
+    state = InstanceRecord(Board.inherited(), number)
+    state.write_starting()
+    settings = undump(run_directory / "settings.json")
+    check_texts(settings)
+    scheduler, engine = build(settings)
+    link = InstanceEnd(run_directory, f"instance-{number}", scheduler.limits)
+    state.write(State.READY, scheduler.limits)
+    if isinstance(engine, Announcing):
+        engine.on_done(link.wake)  # however late it was expected
+    processor = LoopProcessor() if settings.engine_gives_way else None
+
+    def beat() -> None:
+        state.beat()
+        if processor is not None:
+            processor.keep()
+
+    instance = Instance(scheduler, engine, link, beat, settings.steps_ahead)
+    while not stopping:
+        instance.turn()
+        if traces:
+            traces.clear()
+            _trace(instance, settings.engine.trace_steps)
+    state.write(State.DRAINING, scheduler.limits)
+    engine.close()  # it may wake the link until then
+    link.close()
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]), int(sys.argv[2]))
+    except (SettingsError, CheckpointError) as refused:
+        log.error("%s", refused)
+        sys.exit(1)
+    except Exception:
+        log.exception("this instance ends")
+        sys.stderr.flush()
+        os._exit(1)  # what a dead engine would do on its way out may take for ever

@@ -1,0 +1,52 @@
+"""The heartbeat of an instance: that it lives, and what it carries. Owns what is counted between two of them. Called by the loop."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from python_backends.nouns.messages import Load
+from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.watching.metrics import GAP_BOUNDS_S, Histogram
+
+log = logging.getLogger("gapless.instance")
+
+HEARTBEAT_S = 0.2
+SLOW_TURN_S = 3.0
+
+
+class Heartbeat:
+    """`beat` tells the launcher."""
+
+    def __init__(self, beat: Callable[[], None]) -> None:
+        self.gaps = Histogram(GAP_BOUNDS_S)  # since the last heartbeat
+        self._tell = beat
+        self._beaten_s = time.monotonic()
+
+    def is_due(self, is_idle: bool) -> bool:
+        """While at work a few times a second, at once when the last request has ended."""
+        silent_s = time.monotonic() - self._beaten_s
+        if silent_s > SLOW_TURN_S:
+            log.warning(
+                "a step took %.1f s: an instance is given up after streams.dead_after_s; a smaller token_budget helps", silent_s
+            )
+        return is_idle or silent_s >= HEARTBEAT_S
+
+    def beat(self, scheduler: SlotScheduler) -> Load:
+        """Tells the launcher; the message for the scheduler model."""
+        self._beaten_s = time.monotonic()
+        self._tell()
+        gaps, self.gaps = self.gaps, Histogram(GAP_BOUNDS_S)
+        return Load(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_slots=scheduler.limits.num_slots,
+            num_used_blocks=scheduler.blocks.num_used,
+            num_retained_blocks=scheduler.blocks.num_retained,
+            num_blocks=scheduler.limits.num_blocks,
+            num_evictions=scheduler.num_evictions,
+            peak_blocks=scheduler.peak_blocks(),
+            gap_counts=tuple(gaps.counts) if any(gaps.counts) else (),
+            gap_sum_s=gaps.sum,
+        )

@@ -1,0 +1,143 @@
+"""The loop of one instance over a slot scheduler and an engine: `turn` is one step of it.
+
+Owns the waiting queue, the slots and the device; knows nothing of clients. `__main__.py` is its process, `build.py` makes its parts.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from python_backends.engine.protocol import Engine
+from python_backends.instance.heartbeat import HEARTBEAT_S, Heartbeat
+from python_backends.instance.held_tokens import HeldTokens
+from python_backends.nouns.messages import Cancel, Failed, FromInstance, Pace, Predicted, Submit, ToInstance
+from python_backends.nouns.step import StepPlan
+from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.wires import NewSession
+
+log = logging.getLogger("gapless.instance")
+
+EARLY_S = 0.002  # the next plan is made so long before the running step may end
+
+
+class Link(Protocol):
+    """Where requests come from and tokens go: `links.InstanceEnd`, or whoever drives the loop without a server."""
+
+    def receive(self, timeout_s: float) -> list[Any]: ...
+
+    def publish(self, messages: Sequence[FromInstance]) -> None: ...
+
+
+class Instance:
+    """The loop. `turn` is one step of it, and is the whole system: take, plan, launch, collect, publish.
+
+    `steps_ahead` steps are launched before the oldest is read, so the engine has the next plan when it has done with one. The next
+    plan is made as late as that allows: what comes in while a step runs is in the one behind it.
+    """
+
+    def __init__(self, scheduler: SlotScheduler, engine: Engine, link: Link, beat: Callable[[], None], steps_ahead: int = 0) -> None:
+        self.scheduler = scheduler
+        self.engine = engine
+        self.link = link
+        self._heartbeat = Heartbeat(beat)
+        self._steps_ahead = 0 if engine.plans_steps else steps_ahead
+        self._launched: deque[StepPlan] = deque()
+        self._has_rested = True
+        self._after_rest = -1  # number of the last step that began when there had been nothing to do: no gap stands before it
+        self._running_since_s = 0.0  # the oldest launched step
+        self._held = HeldTokens()
+        self._step_time = scheduler.outlook.step_time
+
+    def turn(self) -> None:
+        self._take_inbox()
+        plan = self.scheduler.plan()
+        self._publish(self.scheduler.take_started(), self._next_tokens_s(plan))  # if the launch is the end of us, they were in it
+        if plan is not None:
+            self._launch(plan)
+        self.scheduler.refresh()
+        if self._launched and (plan is None or len(self._launched) > self._steps_ahead):
+            self._collect()
+        self._beat_if_due()
+
+    def _launch(self, plan: StepPlan) -> None:
+        if not self._launched:
+            self._running_since_s = time.monotonic()
+        self._launched.append(plan)
+        if self._has_rested:
+            self._after_rest, self._has_rested = plan.number, False
+        self.engine.launch(plan)
+
+    def _collect(self) -> None:
+        output = self.engine.collect()
+        plan, now_s = self._launched.popleft(), time.monotonic()
+        if plan.number != self._after_rest and not self.engine.plans_steps:
+            self._heartbeat.gaps.observe(output.gap_s)
+        took_s = output.busy_s if self._steps_ahead else now_s - self._running_since_s  # not how late we read it
+        self._step_time.observe(plan, took_s)
+        self._running_since_s = now_s
+        tokens = self.scheduler.apply(plan, output)
+        self._publish([*([tokens] if len(tokens.tokens) else []), *self.scheduler.take_failed()])
+
+    def _take_inbox(self) -> None:
+        """What has come, and what comes before it is time for the next plan."""
+        while True:
+            wait_s = self._patience_s()
+            news = self.link.receive(wait_s)
+            for message in news:
+                self._take(message)
+            if not news or not wait_s:
+                return
+
+    def _patience_s(self) -> float:
+        if self.scheduler.is_idle:
+            self._has_rested = True
+            return HEARTBEAT_S
+        if not self._launched:
+            return 0.0
+        least_s = self._step_time.least_s(self._launched[0]) - EARLY_S
+        return max(0.0, self._running_since_s + least_s - time.monotonic())
+
+    def _next_tokens_s(self, plan: StepPlan | None) -> float:
+        """When the next tokens are expected if `plan` is launched now."""
+        oldest = self._launched[0] if self._launched else plan
+        if oldest is None:
+            return math.inf
+        began_s = self._running_since_s if self._launched else time.monotonic()
+        return began_s + self._step_time.expected_s(oldest)
+
+    def _take(self, message: ToInstance | NewSession) -> None:
+        if isinstance(message, Submit):
+            self._submit(message)
+        elif isinstance(message, Predicted):
+            self.scheduler.predict(message.request_id, message.prediction)
+        elif isinstance(message, Cancel):
+            self.scheduler.cancel(message.request_id)
+        elif isinstance(message, Pace):
+            self._held.interval_s = message.interval_s
+        elif isinstance(message, NewSession):
+            self.scheduler.cancel_all()
+            self._held = HeldTokens()
+
+    def _submit(self, message: Submit) -> None:
+        try:
+            self.scheduler.submit(message.request, message.delivered, message.epoch)
+        except ValueError as error:
+            self._publish([Failed(message.request.request_id, str(error))])
+
+    def _publish(self, messages: Sequence[FromInstance], next_tokens_s: float = 0.0) -> None:
+        """In order. Tokens may wait for those of the next steps, if these don't come too late."""
+        now = self._held.put(messages, time.monotonic()) + self._held.due(next_tokens_s)
+        if now:
+            self.link.publish(now)
+
+    def _beat_if_due(self) -> None:
+        if not self._heartbeat.is_due(self.scheduler.is_idle):
+            return
+        self._publish([self._heartbeat.beat(self.scheduler)])
+        if self.scheduler.is_idle:
+            self.scheduler.check_integrity()

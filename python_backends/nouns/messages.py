@@ -1,0 +1,177 @@
+"""What processes say to each other, and how it is written: msgpack, numpy arrays as raw bytes, one frame a message. Never pickle.
+
+A wire reads only the nouns that belong on it, and each field only as what it is declared to be.
+
+Between scheduler model and instance every frame is (sender incarnation, receiver incarnation, messages): what an earlier life said
+or was told is dropped. The same writing carries a `Request` from tokenizer to scheduler and a `TokenWindow` to the detokenizer.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from python_backends.nouns.request import Finish, Floats, Ids, LengthPrediction, ModelLimits, Noun, Request
+from python_backends.nouns.step import RowLogProbs, Started, Tokens
+
+Array = NDArray[Any]
+Reader = Callable[[bytes | memoryview], Any]
+
+NOBODY = ""  # the receiver of a first hello
+
+_DTYPES = tuple(np.dtype(name) for name in ("<i4", "<i8", "|u1", "<f4"))  # an array's extension type is its place here
+_TAGS = {dtype: tag for tag, dtype in enumerate(_DTYPES)}
+
+
+class BadMessageError(ValueError):
+    """A frame that none of our processes wrote."""
+
+
+class Hello(Noun, frozen=True):
+    """Opens a connection, and answers a frame from or for somebody unknown. An instance says what it can take."""
+
+    limits: ModelLimits | None = None
+
+
+class Submit(Noun, frozen=True, eq=False):
+    """A request that is to go on behind the output tokens `delivered`, as life `epoch` of its stream."""
+
+    request: Request
+    delivered: Ids  # [n]
+    epoch: int
+
+
+class Predicted(Noun, frozen=True, eq=False):
+    """How long the answer to a request that was submitted before is expected to be; it may come late, or never."""
+
+    request_id: int
+    prediction: LengthPrediction
+
+
+class LengthAnswer(Noun, frozen=True, eq=False):
+    """What the predictor says to one Subject."""
+
+    prediction: LengthPrediction | None = None  # None: nothing is known yet
+    version: int = 0  # of the forest that said so; 0: recent history did
+    features: Floats | None = None  # [NUM_FEATURES] if there was time to make them
+    encoder: str = ""  # that made them
+
+
+class AnswerRecord(Noun, frozen=True, eq=False):
+    """One answer that has ended, for the request log."""
+
+    at_s: float  # Unix time
+    instruction: str
+    num_prompt_tokens: int
+    num_input_tokens: int
+    num_output_tokens: int
+    finish: Finish
+    predicted: LengthAnswer
+    user_input: str = ""  # only where prompts are kept
+
+
+class Cancel(Noun, frozen=True):
+    """Nobody waits for this request any more."""
+
+    request_id: int
+
+
+class Pace(Noun, frozen=True):
+    """So long may tokens wait in an instance for those of the next steps."""
+
+    interval_s: float
+
+
+class Flush(Noun, frozen=True):
+    """All tokens that have come may be sent to clients now: no more are expected in time to go with them."""
+
+
+class Failed(Noun, frozen=True):
+    """An instance can't take this request."""
+
+    request_id: int
+    error: str
+
+
+class MoreTokens(Noun, frozen=True, eq=False):
+    """One more step of the rows that the last Tokens of this session named. Its tokens are a frame of their own: `wires/token_runs`."""
+
+    further: int  # tokens that every row has gone on since the first step of the run
+    finishes: NDArray[np.uint8] | None  # [n] Finish; None: all go on
+    log_probs: RowLogProbs | None
+
+
+class Load(Noun, frozen=True):
+    """Heartbeat of an instance, and what it carries at the moment."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_slots: int = 0
+    num_used_blocks: int = 0
+    num_retained_blocks: int = 0
+    num_blocks: int = 0
+    num_evictions: int = 0
+    peak_blocks: int = 0  # that will be in use at most, as admission reckons
+    gap_counts: tuple[int, ...] = ()  # token gaps since the last heartbeat, as the histogram of metrics counts them
+    gap_sum_s: float = 0.0
+    draining: bool = False
+
+    def is_contested(self, num_open: int) -> bool:
+        """Whether `num_open` requests compete for slots or memory, as far as this tells: then it matters whose turn it is."""
+        return num_open > self.num_slots or self.num_waiting > 0 or 2 * self.num_used_blocks > self.num_blocks
+
+
+ToInstance = Hello | Submit | Predicted | Cancel | Pace
+FromInstance = Hello | Started | Tokens | MoreTokens | Flush | Load | Failed
+
+
+def new_incarnation() -> str:
+    """Names one life of a process."""
+    return secrets.token_hex(8)
+
+
+def pack(message: Noun | tuple[Any, ...]) -> bytes:
+    """A noun, or a tuple of nouns and plain values, as bytes."""
+    return _ENCODER.encode(message)
+
+
+def reader(kind: Any) -> Reader:
+    """What reads frames in which `kind` was packed: a noun, several joined by |, or tuple[...] of them; arrays are read-only views.
+
+    It raises BadMessageError for whatever is something else.
+    """
+    decoder = msgspec.msgpack.Decoder(kind, dec_hook=_checked, ext_hook=_array)
+
+    def read(frame: bytes | memoryview) -> Any:
+        try:
+            return decoder.decode(frame)
+        except (msgspec.DecodeError, ValueError, IndexError) as error:  # the latter two from arrays
+            raise BadMessageError(f"not a message: {error}") from error
+
+    return read
+
+
+def _written(value: Any) -> Any:
+    """Of what msgspec does not know: an array, or a number of numpy's."""
+    if isinstance(value, np.generic):
+        return value.item()
+    return msgspec.msgpack.Ext(_TAGS[value.dtype], value.tobytes())
+
+
+def _array(tag: int, data: memoryview) -> Array:
+    return np.frombuffer(data, _DTYPES[tag])
+
+
+def _checked(kind: Any, value: Any) -> Array:
+    """An array, if it is what a field is declared to be: NDArray[...] of its type."""
+    if not isinstance(value, np.ndarray) or value.dtype != kind.__args__[1].__args__[0]:
+        raise ValueError(f"expected {kind}")
+    return value
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_written)

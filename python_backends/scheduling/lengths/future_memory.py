@@ -1,0 +1,281 @@
+"""The future-memory curve of an instance: KV blocks in use over the coming steps, from what is believed of
+every answer's length.
+
+`blocks_in_use` is the curve's one formula. `FutureMemory` keeps a row of it for every slot: made anew, for
+all slots at once, at most every 50 ms, and in between changed by one row for who comes and who leaves. A
+block that several sequences hold is in no row: all such blocks together count once, for as long as any of
+their holders may be alive. Called by the slot scheduler, which admits by it, evicts by it, and publishes its
+peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from python_backends.nouns.request import Ids, ModelLimits
+from python_backends.scheduling.lengths.belief import MEDIAN, WEIGHTS, Array, Lengths, rest
+from python_backends.scheduling.state.sequence import NO_SLOT, Seating, Sequence
+from python_backends.scheduling.state.slots import SlotTable
+
+NUM_POINTS = 32  # of the curve
+Fits = Callable[[Sequence], bool]
+SharedBlocks = Callable[[NDArray[np.intp]], Ids]  # [n] how many blocks of each slot others hold as well
+Row = tuple[Array, Array]  # mean and variance of the blocks in use, at each point
+Life = tuple[Array, Array]  # how likely a sequence is alive, and its blocks if it is, at each point
+
+
+def blocks_in_use(held: Array, tokens: Array, ahead: Array, weights: Array, steps: Array, block_tokens: int) -> tuple[Array, Array]:
+    """Mean and variance [n, steps] of the blocks of n sequences, so many `steps` from now.
+
+    A sequence with `tokens` [n] in `held` [n] blocks gets one more each step and ends after `ahead` [n, levels] steps with probability
+    `weights` [n, levels]; then all of its blocks are free. Summed over n, with lengths that are certain, this is Past-Future's
+    memory at the end of each sequence: Σ_{j ≤ i} cur_j + i · rem_i, the rests sorted descending.
+    """
+    return in_use(*lives(held, tokens, ahead, weights, steps, block_tokens))
+
+
+def lives(held: Array, tokens: Array, ahead: Array, weights: Array, steps: Array, block_tokens: int) -> Life:
+    """[n, steps] each, of the same sequences. In place: a new array of this size costs more than what is
+    computed in it.
+    """
+    alive, part = np.zeros((2, len(tokens), len(steps)))
+    for level in range(ahead.shape[1]):
+        np.multiply(weights[:, level, None], ahead[:, level, None] >= steps, out=part)
+        alive += part
+    blocks: Array = np.add(tokens[:, None], steps, out=part)
+    blocks /= block_tokens
+    np.ceil(blocks, out=blocks)
+    np.maximum(held[:, None], blocks, out=blocks)
+    return alive, blocks
+
+
+def in_use(alive: Array, blocks: Array | float) -> Row:
+    """Mean and variance of `blocks` that are in use with probability `alive`."""
+    mean: Array = alive * blocks
+    variance: Array = blocks - mean
+    variance *= mean
+    return mean, np.maximum(variance, 0.0, out=variance)
+
+
+def nobody_alive(alive: Array) -> Array:
+    """[steps] how likely none of n sequences is alive that are so with probabilities `alive` [n, steps], each
+    by itself.
+    """
+    nobody: Array = np.clip(1.0 - alive, 0.0, 1.0).prod(axis=0)
+    return nobody
+
+
+def points(ahead: Array) -> Array:
+    """The steps at which the curve is looked at: 0, and of the steps at which somebody may end all, or NUM_POINTS evenly picked."""
+    ends = np.unique(ahead)
+    if len(ends) > NUM_POINTS:
+        ends = ends[np.linspace(0, len(ends) - 1, NUM_POINTS).astype(np.int64)]
+    return np.concatenate([[0.0], ends])
+
+
+@dataclass(frozen=True, slots=True)
+class _Stands:
+    """How n sequences stand."""
+
+    tokens: Array  # [n]
+    held: Array  # [n] blocks
+    ahead: Array  # [n, levels] tokens to come
+    weights: Array  # [n, levels]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Blocks in use at each point."""
+
+    mean: Array  # [points] of blocks that one sequence holds
+    variance: Array  # [points]
+    num_shared: float  # blocks that several hold
+    nobody: Array  # [points] how likely none of these is alive
+
+    def with_one_more(self, life: Life, num_shared: int) -> Curve:
+        """Beside them a sequence that would hold so many blocks together with others, and would keep these in
+        use while it lives.
+        """
+        alive, blocks = life
+        mean, variance = in_use(alive, blocks - num_shared)
+        nobody = self.nobody * nobody_alive(alive[None]) if num_shared else self.nobody
+        return Curve(self.mean + mean, self.variance + variance, max(self.num_shared, num_shared), nobody)
+
+    def without(self, mean: Array, variance: Array) -> Curve:
+        """What one held alone is free."""
+        return Curve(self.mean - mean, self.variance - variance, self.num_shared, self.nobody)
+
+    def total(self) -> Row:
+        mean, variance = in_use(1.0 - self.nobody, self.num_shared)
+        return self.mean + mean, self.variance + variance
+
+    def peak(self, caution: float) -> float:
+        """The most that it comes to, so many standard deviations above its mean."""
+        mean, variance = self.total()
+        return float((mean + caution * np.sqrt(np.maximum(variance, 0.0))).max())
+
+
+NOTHING = Curve(np.zeros(1), np.zeros(1), 0.0, np.ones(1))
+
+
+class FutureMemory:
+    """`share` of the blocks is what the curve may reach, `caution` is how many standard deviations it is drawn above its mean.
+
+    `sampled`: lengths are drawn from those that ended here lately, as Past-Future does, whatever is predicted.
+    """
+
+    def __init__(self, slots: SlotTable, limits: ModelLimits, share: float, caution: float, sampled: bool) -> None:
+        self.lengths = Lengths()
+        self._slots = slots
+        self._block_tokens = limits.block_tokens
+        self._max_model_tokens = limits.max_model_tokens
+        self._most_blocks = share * limits.num_blocks
+        self._caution = caution
+        self._sampled = sampled
+        self._believed: Array = np.ones((slots.num_slots, len(WEIGHTS)))
+        self._steps: Array = np.zeros(1)
+        self._mean: Array = np.zeros((slots.num_slots, 1))  # a row for each slot; zeros where nobody sits
+        self._variance: Array = np.zeros((slots.num_slots, 1))
+        self._curve = NOTHING  # of all rows
+        self._candidates: dict[int, Life] = {}  # of those that wait at the head, by request
+        self.is_drawn = False  # else nothing is foreseen, and all rows are zeros
+
+    # --- who comes and goes
+
+    def believe(self, sequence: Sequence) -> None:
+        """Takes up what was predicted for `sequence`; the curve follows when it is next drawn."""
+        self._candidates.pop(sequence.request_id, None)
+        if sequence.slot != NO_SLOT:
+            self._believed[sequence.slot] = self._beliefs([sequence])[0]
+
+    def seat(self, sequence: Sequence, num_shared: int) -> None:
+        """It has got a slot; so many of its blocks others hold as well."""
+        slot = sequence.slot
+        self._believed[slot] = self._beliefs([sequence])[0]
+        if not self.is_drawn:
+            return
+        alive, blocks = life = self._life(sequence)
+        self._mean[slot], self._variance[slot] = in_use(alive, blocks - num_shared)
+        self._curve = self._curve.with_one_more(life, num_shared)
+
+    def leave(self, slot: int) -> None:
+        if not self.is_drawn:
+            return
+        self._curve = self._curve.without(self._mean[slot], self._variance[slot])
+        self._mean[slot] = self._variance[slot] = 0.0
+
+    # --- the curve
+
+    def holds_all(self, waiting: list[Sequence]) -> bool:
+        """Whether all that run and those that wait would fit if every answer took all of its max_tokens."""
+        limits = np.array([sequence.request.max_total_tokens for sequence in waiting], np.int64)
+        most = np.concatenate([self._slots.limits[self._slots.live], np.minimum(limits, self._max_model_tokens)])
+        return bool((-(-most // self._block_tokens)).sum() <= self._most_blocks)
+
+    def forget(self) -> None:
+        """Nothing is foreseen until it is next drawn."""
+        if self.is_drawn:
+            self.is_drawn, self._candidates, self._curve = False, {}, NOTHING
+            self._steps = np.zeros(1)
+            self._mean, self._variance = np.zeros((2, self._slots.num_slots, 1))
+
+    def draw(self, num_used_blocks: int, shared_blocks: SharedBlocks, head: list[Sequence]) -> None:
+        """Anew for all slots, and for those at the head of the waiting."""
+        self.is_drawn = True
+        live = np.flatnonzero(self._slots.live)
+        running, waiting = self._running(live), self._waiting(head)
+        self._steps = points(np.concatenate([running.ahead, waiting.ahead]))
+        alive, blocks = self._lives(running)
+        num_held = running.held.sum()
+        shared = shared_blocks(live) if num_held > num_used_blocks else np.zeros(len(live))
+        shape = (self._slots.num_slots, len(self._steps))
+        self._mean, self._variance = np.zeros(shape), np.zeros(shape)
+        blocks -= shared[:, None]
+        self._mean[live], self._variance[live] = in_use(alive, blocks)
+        nobody, num_shared = nobody_alive(alive[shared > 0]), float(num_used_blocks - num_held + shared.sum())
+        self._curve = Curve(self._mean.sum(axis=0), self._variance.sum(axis=0), num_shared, nobody)
+        rows = zip(*self._lives(waiting), strict=True)
+        self._candidates = {sequence.request_id: row for sequence, row in zip(head, rows, strict=True)}
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError."""
+        assert not self._mean[~self._slots.live].any(), "an empty slot has a future"
+        assert np.allclose(self._curve.mean, self._mean.sum(axis=0)), "the curve is not the sum of its rows"
+
+    @property
+    def peak_blocks(self) -> float:
+        return self._curve.peak(self._caution)
+
+    def trial(self, num_available: int, seating: Callable[[Sequence], Seating]) -> Fits:
+        """A question to ask of one waiting sequence after the other: does it fit beside all that run, and beside those before it
+        for which the answer was yes? `num_available`: blocks that it may take some of when it is seated.
+        """
+        curve, left, alone = self._curve, num_available, not self._slots.num_busy
+
+        def fits(sequence: Sequence) -> bool:
+            nonlocal curve, left, alone
+            takes = seating(sequence)
+            if takes.blocks_now > left:
+                return False
+            tried = curve.with_one_more(self._life(sequence), takes.num_shared)
+            if tried.peak(self._caution) > self._most_blocks and not alone:
+                return False
+            curve, left, alone = tried, left - takes.blocks_now, False
+            return True
+
+        return fits
+
+    # --- what is believed
+
+    def reserve(self, sequence: Sequence) -> int:
+        """Tokens that it holds at its end, as likely as not."""
+        return sequence.num_prompt_tokens + round(float(self._beliefs([sequence])[0, MEDIAN]))
+
+    def rest_tokens(self, sequences: list[Sequence]) -> Array:
+        """[n] the mean number of tokens that are still to come, of sequences that all run or all wait."""
+        if not sequences or sequences[0].slot == NO_SLOT:
+            stands = self._waiting(sequences)
+        else:
+            stands = self._running(np.array([sequence.slot for sequence in sequences]))
+        means: Array = (stands.ahead * stands.weights).sum(axis=1)
+        return means
+
+    def _beliefs(self, sequences: list[Sequence]) -> Array:
+        max_tokens = np.array([sequence.request.sampling.max_tokens for sequence in sequences], np.float64)
+        predictions = [None if self._sampled else sequence.prediction for sequence in sequences]
+        return self.lengths.believed(predictions, max_tokens)
+
+    def _running(self, live: NDArray[np.intp]) -> _Stands:
+        table = self._slots
+        tokens, made = table.planned[live], table.planned[live] - table.prompts[live]
+        believed, most = self._believed[live], (table.limits[live] - tokens).astype(np.float64)
+        if self._sampled:
+            believed = self.lengths.sampled(made, made + most)
+        held = table.capacity[live] // self._block_tokens
+        return _Stands(tokens.astype(np.float64), held.astype(np.float64), *rest(believed, made.astype(np.float64), most))
+
+    def _waiting(self, sequences: list[Sequence]) -> _Stands:
+        tokens = np.array([len(sequence.tokens) for sequence in sequences], np.float64)
+        made = tokens - np.array([sequence.num_prompt_tokens for sequence in sequences], np.float64)
+        limits = np.array([sequence.request.max_total_tokens for sequence in sequences], np.float64)
+        limits = np.minimum(limits, self._max_model_tokens)
+        believed = self._beliefs(sequences)
+        if self._sampled:
+            believed = self.lengths.sampled(made, limits - tokens + made)
+        held = np.ceil((tokens + 1) / self._block_tokens)
+        return _Stands(tokens, held, *rest(believed, made, limits - tokens))
+
+    def _life(self, sequence: Sequence) -> Life:
+        """Of one that waits, or has just got its slot."""
+        known = self._candidates.get(sequence.request_id)
+        if known is not None:
+            return known
+        alive, blocks = self._lives(self._waiting([sequence]))
+        return alive[0], blocks[0]
+
+    def _lives(self, stands: _Stands) -> Life:
+        return lives(stands.held, stands.tokens, stands.ahead, stands.weights, self._steps, self._block_tokens)

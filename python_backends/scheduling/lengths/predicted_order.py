@@ -1,0 +1,169 @@
+"""Whose turn it is, by how long answers are predicted to take: made anew at most every 50 ms, by array operations.
+
+Owns a few numbers for each waiting sequence. A step reads the head of the order; who comes in between stands behind it until the order
+is next made. Of a crowd only a part is looked at each time, beside the head, so that no step waits for a long sort: the next part the
+next time. Called by the waiting list and the slot scheduler; the ranks are policies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from python_backends.scheduling.lengths.belief import Array
+from python_backends.scheduling.state.sequence import Sequence
+from python_backends.settings import SchedulingSettings
+
+HEAD = 64  # sequences beyond the free slots that a step may look at
+LOOKED_AT = 2048  # sequences at a time, and as many of the head
+# What is known of each: predicted tokens are `REST`, and `PASSED` is when it was first passed over.
+PRIORITY, ARRIVED, FIRST_DUE, PROMPT, REST, MOST, PASSED, ARRIVAL = range(8)
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """n waiting sequences, as a policy ranks them."""
+
+    waited_s: Array  # [n]
+    service_s: Array  # [n] what prefill and answer are predicted to take
+    slack_s: Array  # [n] until it has to start for its first token to come in time; infinite for those that have theirs
+    passed_s: Array  # [n] since one that came later and has no larger priority went before it; negative if none has
+    patience_s: float  # so long it may be passed over like that
+
+
+Rank = Callable[[Waits], Array]  # [n] the least goes first
+
+
+class PredictedOrder:
+    """First tokens are to come within `settings.ttft_s`; `rest_tokens` [n] is what sequences are predicted to make still."""
+
+    def __init__(
+        self, rank: Rank, settings: SchedulingSettings, rest_tokens: Callable[[list[Sequence]], Array], clock: Callable[[], float]
+    ) -> None:
+        self._rank = rank
+        self._ttft_s = settings.ttft_s
+        self._patience = settings.patience
+        self._rest_tokens = rest_tokens
+        self._clock = clock
+        self._sequences: list[Sequence] = []
+        self._places: dict[int, int] = {}  # of each request among them
+        self._known = np.zeros((8, HEAD))  # a column for each of them
+        self._next = 0  # the place at which the next look begins
+        self._seated: dict[int, float] = {}  # by priority, since all were looked at: when the latest of them had arrived
+        self._head: dict[int, Sequence] = {}  # by request, in order
+
+    def add(self, sequence: Sequence) -> None:
+        place = len(self._sequences)
+        if place == self._known.shape[1]:
+            self._known = np.concatenate([self._known, np.zeros_like(self._known)], axis=1)
+        self._places[sequence.request_id] = place
+        self._sequences.append(sequence)
+        most = sequence.request.sampling.max_tokens - sequence.num_output_tokens
+        first_due_s = sequence.arrived_s + self._ttft_s if sequence.num_output_tokens == 0 else np.inf
+        priority, prompt, rest = sequence.request.priority, len(sequence.tokens), self._expected(sequence)
+        self._known[:, place] = priority, sequence.arrived_s, first_due_s, prompt, rest, most, np.inf, sequence.arrival
+        self._head[sequence.request_id] = sequence
+
+    def remove(self, sequence: Sequence) -> None:
+        """The last one takes its place."""
+        place, last = self._places.pop(sequence.request_id), self._sequences.pop()
+        if last is not sequence:
+            self._sequences[place] = last
+            self._places[last.request_id] = place
+            self._known[:, place] = self._known[:, len(self._sequences)]
+        self._head.pop(sequence.request_id, None)
+
+    def seated(self, sequence: Sequence) -> None:
+        """It has got a slot, before all that wait."""
+        if not self._sequences:
+            self._seated.clear()
+            return
+        priority = sequence.request.priority
+        self._seated[priority] = max(sequence.arrived_s, self._seated.get(priority, -math.inf))
+
+    def expect(self, sequence: Sequence) -> None:
+        """Takes up what was predicted for it, if it waits."""
+        place = self._places.get(sequence.request_id)
+        if place is not None:
+            self._known[REST, place] = self._expected(sequence)
+
+    def in_order(self) -> Iterator[Sequence]:
+        """The head; beyond it nobody has been put into order."""
+        yield from self._head.values()
+
+    @property
+    def is_used_up(self) -> bool:
+        return not self._head and bool(self._sequences)
+
+    def sort(
+        self, count: int, usual_tokens: float, seconds: Callable[[Array, Array], tuple[Array, Array]], slots_are_scarce: bool = True
+    ) -> None:
+        """Makes the order anew, the first `count` of it. `usual_tokens`: of answers for which nothing is predicted; `seconds`: what
+        the prefill of [n] prompt tokens and [n] answer tokens take.
+
+        Where slots are scarce somebody's gain is another one's wait, and `patience` bounds it. Where memory is, foreseeing it gives
+        everybody more than passing over takes.
+        """
+        places, now_s = self._look_on(), self._clock()
+        self._note_passed(places, now_s)
+        if self._next == 0:  # by now all have been looked at
+            self._seated.clear()
+        priority, arrived_s, first_due_s, prompts, rests, most, passed_s, arrival = self._known[:, places]
+        tokens = np.minimum(np.where(np.isnan(rests), usual_tokens, rests), most)
+        prefill_s, decode_s = seconds(prompts, tokens)
+        waited_s = now_s - arrived_s
+        longest_s = now_s - float(self._known[ARRIVED, : len(self._sequences)].min(initial=now_s))
+        patience_s = max(self._ttft_s, self._patience * longest_s) if slots_are_scarce else math.inf
+        slack_s = first_due_s - prefill_s - now_s
+        rank = self._rank(Waits(waited_s, prefill_s + decode_s, slack_s, now_s - passed_s, patience_s))
+        first = places[least(rank, priority, arrival, count)]
+        self._head = {self._sequences[place].request_id: self._sequences[place] for place in first}
+
+    def _look_on(self) -> NDArray[np.int64]:
+        """Places: all, or of a crowd the head and the next part."""
+        count, begin = len(self._sequences), self._next
+        self._next = begin + LOOKED_AT if begin + LOOKED_AT < count else 0
+        if count <= LOOKED_AT:
+            return np.arange(count)
+        part = (begin + np.arange(LOOKED_AT)) % count
+        head = [self._places[request] for request in islice(self._head, LOOKED_AT)]
+        return np.union1d(part, np.array(head, np.int64))
+
+    def _note_passed(self, places: NDArray[np.int64], now_s: float) -> None:
+        """Whoever came before one that has got a slot, and has no less priority, has been passed over."""
+        for seated, latest_s in self._seated.items():
+            passed = (self._known[ARRIVED, places] < latest_s) & (self._known[PRIORITY, places] >= seated)
+            passed &= np.isinf(self._known[PASSED, places])
+            self._known[PASSED, places[passed]] = now_s
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError."""
+        assert self._places.keys() >= self._head.keys(), "somebody who doesn't wait stands in the order"
+        here = {sequence.request_id: place for place, sequence in enumerate(self._sequences)}
+        assert here == self._places, "places of the predicted order are off"
+
+    def _expected(self, sequence: Sequence) -> float:
+        """Tokens that it is predicted to make; NaN: nobody has predicted anything."""
+        if sequence.prediction is None:
+            return math.nan
+        return float(self._rest_tokens([sequence])[0]) if sequence.num_output_tokens else sequence.prediction.mean
+
+
+def least(rank: Array, priority: Array, arrival: Array, count: int) -> NDArray[np.intp]:
+    """Places of the first `count`: larger priority first, then lesser rank, then who came first (of equals at the edge, anybody)."""
+    places = np.arange(len(rank))
+    if count < len(rank):
+        edge = -np.partition(-priority, count - 1)[count - 1]
+        places = np.flatnonzero(priority >= edge)
+        above = priority[places] > edge
+        need = count - int(above.sum())
+        level = places[~above]
+        level = level[np.argpartition(rank[level], need - 1)[:need]] if need < len(level) else level
+        places = np.concatenate([places[above], level])
+    order: NDArray[np.intp] = np.lexsort((arrival[places], rank[places], -priority[places]))
+    return places[order]

@@ -1,0 +1,21 @@
+"""Policies: who gets a slot, who makes way. One file each; `scheduling.policy` chooses one by its name in `POLICIES`.
+
+`oracle`, with which benchmarks compare, is `ours` told the true lengths.
+"""
+
+from python_backends.scheduling.policies.fcfs import FCFS
+from python_backends.scheduling.policies.hrrn import HRRN
+from python_backends.scheduling.policies.orca import ORCA
+from python_backends.scheduling.policies.ours import OURS
+from python_backends.scheduling.policies.past_future import PAST_FUTURE
+from python_backends.scheduling.policies.policy import Policy
+from python_backends.scheduling.policies.sjf import SJF
+
+POLICIES: dict[str, Policy] = {
+    "fcfs": FCFS,
+    "orca": ORCA,
+    "past_future": PAST_FUTURE,
+    "sjf": SJF,
+    "hrrn": HRRN,
+    "ours": OURS,
+}

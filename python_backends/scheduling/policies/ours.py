@@ -1,0 +1,24 @@
+"""Ours: first tokens that can still come in time, then by response ratio, with a bound on being passed over."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from python_backends.scheduling.lengths.belief import Array
+from python_backends.scheduling.lengths.predicted_order import Waits
+from python_backends.scheduling.policies.policy import Policy, fitting, longest_rest
+
+BEFORE_ALL = -1e9  # a rank
+
+
+def slack_then_ratio(waits: Waits) -> Array:
+    """Those that have been passed over for too long, in order of arrival; those whose first token can still come in time, the shortest
+    first; the others by response ratio.
+    """
+    in_time = waits.slack_s >= 0
+    ratio = 1.0 + waits.waited_s / waits.service_s
+    rank = np.where(in_time & np.isfinite(waits.slack_s), -1.0 / waits.service_s, 1.0 / ratio)
+    return np.where(waits.passed_s >= waits.patience_s, BEFORE_ALL - waits.waited_s, rank)
+
+
+OURS = Policy(fitting, slack_then_ratio, longest_rest, looks_ahead=True)

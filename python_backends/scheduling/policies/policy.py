@@ -1,0 +1,69 @@
+"""What a policy is made of: functions that answer and change nothing but what a `View` counts.
+
+`select` sees the waiting in their order and a `View` of what is free, and returns those to admit. `rank` puts the waiting into order (none:
+by priority and arrival, see `waiting`). `victim` says who makes way when KV blocks run out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from python_backends.scheduling.lengths.belief import Array
+from python_backends.scheduling.lengths.predicted_order import Rank
+from python_backends.scheduling.state.sequence import Sequence
+from python_backends.scheduling.state.view import View
+
+MAX_SKIPPED = 16  # waiting sequences without room that are passed by in one step
+
+RestTokens = Callable[[list[Sequence]], Array]  # [n] predicted
+Select = Callable[[Iterable[Sequence], View], list[Sequence]]
+Victim = Callable[[list[Sequence], RestTokens], Sequence]
+
+
+# --- whom several policies admit
+
+
+def fitting(waiting: Iterable[Sequence], view: View) -> list[Sequence]:
+    """While the future memory's peak stays below its bound. Others go before those that don't fit: before at most MAX_SKIPPED,
+    and before none that is overdue.
+    """
+    admitted: list[Sequence] = []
+    skipped = 0
+    for sequence in waiting:
+        if len(admitted) == view.num_free_slots or skipped == MAX_SKIPPED:
+            break
+        if view.fits(sequence):
+            admitted.append(sequence)
+        elif view.is_overdue(sequence):
+            break
+        else:
+            skipped += 1
+    return admitted
+
+
+# --- who makes way
+
+
+def youngest(running: list[Sequence], rest_tokens: RestTokens) -> Sequence:
+    """The last of the least priority to arrive."""
+    return min(running, key=lambda sequence: (sequence.request.priority, -sequence.arrival))
+
+
+def longest_rest(running: list[Sequence], rest_tokens: RestTokens) -> Sequence:
+    """Of the least priority the one that is predicted to make the most tokens still."""
+    keys = [(sequence.request.priority, -rest, -sequence.arrival) for sequence, rest in zip(running, rest_tokens(running), strict=True)]
+    return running[keys.index(min(keys))]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    select: Select
+    rank: Rank | None = None
+    victim: Victim = youngest
+    looks_ahead: bool = False  # admits by future memory, and reserves what is predicted; otherwise max_tokens
+    sampled: bool = False  # draws lengths from those that ended lately, whatever is predicted
+    chunked_prefill: bool = True
+    by_priority: bool = True  # False: the waiting stand in order of arrival alone
+    max_in_flight: int = 1 << 30  # launched steps whose tokens have not been read
+    max_passed_over_steps: int = 0  # instead of the setting in seconds

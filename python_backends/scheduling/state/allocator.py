@@ -1,0 +1,242 @@
+"""Who has which slot and which blocks: gives them, takes them back, and writes the operations that tell the engine.
+
+Owns the slot table, the block pool, and what is promised to running sequences beyond what they hold. Decides nothing: whose turn it is
+and who makes way is the slot scheduler's business, its only caller.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from python_backends.nouns.request import Ids, ModelLimits
+from python_backends.nouns.step import Admit, Grow, Release, SlotOperation, Started
+from python_backends.scheduling.state.blocks import BlockPool, add_keys
+from python_backends.scheduling.state.sequence import NO_BLOCKS, Seating, Sequence
+from python_backends.scheduling.state.slots import GROWTH_TOKENS, SlotTable
+from python_backends.scheduling.state.view import Reserve, View
+
+
+class Allocator:
+    """`lean`: what is reserved is a guess and no promise, so while less than half of the blocks are available, a sequence gets only
+    those that its next token needs.
+    """
+
+    def __init__(self, limits: ModelLimits, reserve: Reserve, lean: bool = False) -> None:
+        self.slots = SlotTable(limits.num_slots, limits.max_model_tokens)
+        self.blocks = BlockPool(limits.num_blocks, limits.block_tokens)
+        self._limits = limits
+        self._reserve = reserve
+        self._lean = lean
+        self._promised = 0  # blocks reserved by running sequences that they don't hold yet
+        self._operations: list[SlotOperation] = []
+        self._started: list[Started] = []
+
+    @property
+    def has_operations(self) -> bool:
+        return bool(self._operations)
+
+    def take_operations(self) -> tuple[SlotOperation, ...]:
+        """What has changed since this was last asked, for the next plan."""
+        operations, self._operations = self._operations, []
+        return tuple(operations)
+
+    def take_started(self) -> list[Started]:
+        """Who got a slot since this was last asked."""
+        started, self._started = self._started, []
+        return started
+
+    @property
+    def num_promised_blocks(self) -> int:
+        return self._promised
+
+    def view(self) -> View:
+        return View(
+            num_free_slots=self.slots.num_free,
+            num_free_blocks=self.blocks.num_available - self._promised,
+            blocks_needed=self._blocks_needed,
+            max_blocks=lambda sequence: self.blocks.blocks_for(self._limit(sequence)),
+            running=self.slots.running(),
+            num_slots=self._limits.num_slots,
+            num_blocks=self._limits.num_blocks,
+        )
+
+    def seat(self, sequence: Sequence) -> int:
+        """A slot and the first blocks; those of its prefix that are found are shared. Returns how many of
+        them others hold as well.
+        """
+        found = self._found(sequence)
+        num_revived = self.blocks.num_revived(found)
+        self.blocks.share(found)
+        limit = self._limit(sequence)
+        reserved = self._reservation(sequence)
+        fresh = self.blocks.take(max(0, self._first_blocks(sequence, reserved) - len(found)))
+        num_computed = len(found) * self._limits.block_tokens
+        slot = self.slots.seat(sequence, num_computed, limit)
+        sequence.reserved_blocks, sequence.num_published = reserved, len(found)
+        self._promised += reserved
+        self._hold(sequence, found + fresh)
+        self._started.append(Started(sequence.request_id, sequence.epoch, num_computed))
+        self._operations.append(self._admission(sequence, slot))
+        return len(found) - num_revived
+
+    def catch_up(self, slot: int) -> None:
+        """Shares what others have computed of its prompt since it was seated; its own blocks for that are
+        free again.
+
+        A step that was launched before may still write the last of these: the device runs steps in order.
+        """
+        sequence = self._sequence(slot)
+        first = sequence.num_published
+        found = self.blocks.match(sequence.tokens[:-1], sequence.keys, first)
+        if not found:
+            return
+        last, size = first + len(found), self._limits.block_tokens
+        own, blocks = sequence.blocks[first:last], np.array(found, np.int32)
+        self.blocks.share(found)
+        self.blocks.drop(own)
+        sequence.blocks = np.concatenate([sequence.blocks[:first], blocks, sequence.blocks[last:]])
+        sequence.num_published = last
+        num_found_tokens = last * size - int(self.slots.computed[slot])
+        self.slots.computed[slot] = last * size
+        self._started.append(Started(sequence.request_id, sequence.epoch, num_found_tokens))
+        self._operations.append(Grow(slot, int(self.slots.epochs[slot]), first, blocks))
+
+    def next_key(self, slot: int) -> bytes | None:
+        """Of the prompt block that its next token falls into; None if nobody could find that block."""
+        sequence = self._sequence(slot)
+        index = int(self.slots.computed[slot]) // self._limits.block_tokens
+        if (index + 1) * self._limits.block_tokens >= len(sequence.tokens):
+            return None
+        return self._keys(sequence, sequence.tokens, index + 1)[index]
+
+    def filled_keys(self, slot: int, end: int) -> list[bytes]:
+        """Of the prompt blocks that are full once it has computed `end` tokens, and were not before."""
+        sequence = self._sequence(slot)
+        last = end // self._limits.block_tokens
+        return self._keys(sequence, sequence.tokens, last)[sequence.num_published : last]
+
+    def shared_blocks(self, slots: NDArray[np.intp]) -> Ids:
+        """[n] how many of the blocks of each of these slots, in which somebody sits, others hold as well."""
+        return self.blocks.num_shared([self._sequence(slot).blocks for slot in slots.tolist()])
+
+    def grow(self, sequence: Sequence) -> None:
+        """Blocks for its next tokens, as far as there are any; the caller has seen to it that there is one.
+
+        Beyond what was reserved for it a sequence gets one block at a time: nobody knows how far it will go.
+        """
+        slot, table = sequence.slot, self.slots
+        reserved = sequence.reserved_blocks * self._limits.block_tokens
+        planned = int(table.planned[slot])
+        wanted = max(planned, min(planned + self._growth_tokens, int(table.limits[slot]), reserved))
+        missing = self.blocks.blocks_for(wanted) - len(sequence.blocks)
+        fresh = self.blocks.take(min(missing, max(1, self.blocks.num_available)))
+        self._operations.append(Grow(slot, int(table.epochs[slot]), len(sequence.blocks), np.array(fresh, np.int32)))
+        self._hold(sequence, fresh)
+
+    def unseat(self, sequence: Sequence) -> None:
+        """Takes slot and blocks away; full blocks stay findable by their prefix."""
+        slot = sequence.slot
+        # the last known token may be a stop that no engine has computed, although a step launched ahead was planned to
+        computed = min(int(self.slots.computed[slot]), int(self.slots.known[slot]) - 1)
+        epoch = int(self.slots.epochs[slot])
+        self.slots.leave(sequence)
+        self._publish_blocks(sequence, sequence.tokens[:computed])
+        self._operations.append(Release(slot, epoch))
+        self.blocks.drop(sequence.blocks)
+        self._promised -= max(0, sequence.reserved_blocks - len(sequence.blocks))
+        sequence.blocks, sequence.num_published, sequence.reserved_blocks = NO_BLOCKS, 0, 0
+
+    def rewrite(self) -> None:
+        """Everything that the engine holds of every slot, once more: what a step would cost without static slots."""
+        self.slots.write_tokens()
+        for sequence in self.slots.running():
+            slot, known = sequence.slot, int(self.slots.known[sequence.slot])
+            num_output_tokens, tokens = known - sequence.num_prompt_tokens, self.slots.tokens[slot, :known].copy()
+            admission = self._admission(sequence, slot)
+            self._operations.append(replace(admission, num_output_tokens=num_output_tokens, tokens=tokens))
+
+    def publish_prefill(self, slot: int, end: int) -> None:
+        """Full prompt blocks are shared from the next plan on: the device runs steps in order."""
+        self._publish_blocks(self._sequence(slot), self.slots.tokens[slot, :end])
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError."""
+        running = self.slots.running()
+        self.blocks.check_integrity([sequence.blocks for sequence in running])
+        assert len(running) == self.slots.num_busy == int(self.slots.live.sum()), "busy slots differ from running sequences"
+        promised = sum(max(0, sequence.reserved_blocks - len(sequence.blocks)) for sequence in running)
+        assert promised == self._promised, "promised blocks are off"
+        assert all(self.slots.sequences[sequence.slot] is sequence for sequence in running), "a sequence sits in another's slot"
+
+    def _blocks_needed(self, sequence: Sequence) -> int:
+        found = self._found(sequence)
+        return self._reservation(sequence) - len(found) + self.blocks.num_revived(found)
+
+    def seating(self, sequence: Sequence) -> Seating:
+        """What it would take with a slot."""
+        found = self._found(sequence)
+        num_revived = self.blocks.num_revived(found)
+        fresh = max(0, self._first_blocks(sequence, self._reservation(sequence)) - len(found))
+        return Seating(fresh + num_revived, len(found) - num_revived)
+
+    def _found(self, sequence: Sequence) -> list[int]:
+        """Kept blocks of its prefix. At least one token is computed anew, so that there is a row to sample
+        from.
+        """
+        return self.blocks.match(sequence.tokens[:-1], sequence.keys)
+
+    def _first_blocks(self, sequence: Sequence, reserved: int) -> int:
+        return min(self.blocks.blocks_for(min(len(sequence.tokens) + self._growth_tokens, self._limit(sequence))), reserved)
+
+    @property
+    def _growth_tokens(self) -> int:
+        scarce = self._lean and 2 * self.blocks.num_available < self.blocks.num_blocks
+        return 1 if scarce else GROWTH_TOKENS
+
+    def _reservation(self, sequence: Sequence) -> int:
+        """Blocks for the tokens it is expected to hold at its end, at least for one more than it has."""
+        expected = min(max(self._reserve(sequence), len(sequence.tokens) + 1), self._limit(sequence))
+        return self.blocks.blocks_for(expected)
+
+    def _limit(self, sequence: Sequence) -> int:
+        return min(sequence.request.max_total_tokens, self._limits.max_model_tokens)
+
+    def _admission(self, sequence: Sequence, slot: int) -> Admit:
+        return Admit(
+            slot=slot,
+            epoch=int(self.slots.epochs[slot]),
+            sampling=sequence.request.sampling,
+            num_prompt_tokens=sequence.num_prompt_tokens,
+            num_output_tokens=sequence.num_output_tokens,
+            blocks=sequence.blocks,
+            tokens=sequence.tokens,
+            adapter=sequence.request.adapter,
+        )
+
+    def _hold(self, sequence: Sequence, blocks: list[int]) -> None:
+        """`sequence` holds `blocks` from now on: so many fewer are promised to it."""
+        before = max(0, sequence.reserved_blocks - len(sequence.blocks))
+        sequence.blocks = np.concatenate([sequence.blocks, np.array(blocks, np.int32)])
+        self._promised += max(0, sequence.reserved_blocks - len(sequence.blocks)) - before
+        self.slots.capacity[sequence.slot] = len(sequence.blocks) * self._limits.block_tokens
+
+    def _publish_blocks(self, sequence: Sequence, computed: Ids) -> None:
+        """Makes the full blocks among `computed` [tokens] findable."""
+        last = len(computed) // self._limits.block_tokens
+        keys = self._keys(sequence, computed, last)
+        for index in range(sequence.num_published, last):
+            self.blocks.publish(int(sequence.blocks[index]), keys[index])
+        sequence.num_published = max(sequence.num_published, last)
+
+    def _keys(self, sequence: Sequence, tokens: Ids, count: int) -> list[bytes]:
+        """Those of its blocks that are known, the first `count` among them; `tokens` are its leading ones."""
+        add_keys(sequence.keys, tokens, count, self._limits.block_tokens)
+        return sequence.keys
+
+    def _sequence(self, slot: int) -> Sequence:
+        sequence = self.slots.sequences[slot]
+        assert sequence is not None
+        return sequence

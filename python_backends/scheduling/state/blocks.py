@@ -1,0 +1,143 @@
+"""KV blocks of one instance: who holds which, and which finished prefixes are still worth keeping.
+
+A block is free, retained (nobody holds it, its content is kept for a later prompt with the same prefix) or used (one holder or
+more, prefixes are shared). Blocks are keyed by the whole token prefix up to their end. Called by the slot scheduler alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from python_backends.nouns.request import Ids
+
+ROOT_KEY = b""
+
+
+class BlockPool:
+    """Reference-counted blocks 0 … num_blocks − 1, with retention of full blocks in least-recently-used order."""
+
+    def __init__(self, num_blocks: int, block_tokens: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_tokens = block_tokens
+        self._free = deque(range(num_blocks))
+        self._references: Ids = np.zeros(num_blocks, np.int32)
+        self._keys: list[bytes | None] = [None] * num_blocks
+        self._by_key: dict[bytes, int] = {}
+        self._retained: OrderedDict[int, None] = OrderedDict()  # oldest first
+
+    @property
+    def num_available(self) -> int:
+        return len(self._free) + len(self._retained)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - self.num_available
+
+    @property
+    def num_retained(self) -> int:
+        return len(self._retained)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_tokens)
+
+    def match(self, tokens: Ids, keys: list[bytes], first: int = 0) -> list[int]:
+        """The kept blocks of `tokens` from the full block number `first` on, up to the first that is not
+        kept. Takes no references.
+
+        `keys` are those of the leading blocks of `tokens`; the missing ones are added as far as they are
+        looked at.
+        """
+        blocks: list[int] = []
+        for index in range(first, len(tokens) // self.block_tokens):
+            add_keys(keys, tokens, index + 1, self.block_tokens)
+            block = self._by_key.get(keys[index])
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def num_revived(self, blocks: Sequence[int]) -> int:
+        """How many of `blocks`, a prefix, take as much of what is available as fresh ones: from the first that is only retained, all.
+
+        It may be gone before they are shared, and then those behind it are not found, whoever holds them.
+        """
+        unheld = np.flatnonzero(self._references[list(blocks)] == 0)
+        return len(blocks) - int(unheld[0]) if len(unheld) else 0
+
+    def num_shared(self, rows: Sequence[Ids]) -> Ids:
+        """[rows] how many blocks of each of `rows`, which hold one or more each, are held by another row as
+        well.
+        """
+        ends = np.cumsum([len(row) for row in rows])
+        is_shared = np.take(self._references > 1, np.concatenate(rows)).view(np.uint8)
+        shared: Ids = np.add.reduceat(is_shared, np.concatenate([[0], ends[:-1]]), dtype=np.int32)
+        return shared
+
+    def share(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self._retained.pop(block, None)
+        self._references[list(blocks)] += 1
+
+    def take(self, count: int) -> list[int]:
+        """`count` fresh blocks, the oldest retained ones last. The caller has checked `num_available`."""
+        return [self._take_one() for _ in range(count)]
+
+    def publish(self, block: int, key: bytes) -> None:
+        """Says that `block` is full and holds the KV of the prefix `key`. The first of equals is the one that is found."""
+        if key not in self._by_key and self._keys[block] is None:
+            self._by_key[key] = block
+            self._keys[block] = key
+
+    def drop(self, blocks: Sequence[int] | Ids) -> None:
+        """Gives references back, the last block first: when memory is needed, a prefix is shortened from its end."""
+        last_first = np.asarray(blocks, np.int64)[::-1]
+        self._references[last_first] -= 1
+        for block in last_first[self._references[last_first] == 0].tolist():
+            if self._keys[block] is None:
+                self._free.append(block)
+            else:
+                self._retained[block] = None
+
+    def forget_retained(self) -> None:
+        """Frees every retained block, as after a change of what the blocks mean."""
+        while self._retained:
+            self._free.append(self._evict_oldest())
+
+    def check_integrity(self, holders: Iterable[Sequence[int] | Ids]) -> None:
+        """Re-derives every count from the holders' block rows. Raises AssertionError."""
+        held = np.array([block for row in holders for block in row], np.int64)
+        counts = np.bincount(held, minlength=self.num_blocks)
+        assert np.array_equal(counts, self._references), "block references differ from what the slots hold"
+        idle = sorted([*self._free, *self._retained])
+        assert idle == [block for block in range(self.num_blocks) if counts[block] == 0], "free and retained blocks are off"
+        assert all(self._keys[block] is None for block in self._free), "a free block still has a key"
+        assert all(self._keys[block] == key for key, block in self._by_key.items()), "a key leads to another block"
+
+    def _take_one(self) -> int:
+        block = self._free.popleft() if self._free else self._evict_oldest()
+        self._references[block] = 1
+        return block
+
+    def _evict_oldest(self) -> int:
+        block, _ = self._retained.popitem(last=False)
+        key = self._keys[block]
+        assert key is not None
+        del self._by_key[key]
+        self._keys[block] = None
+        return block
+
+
+def add_keys(keys: list[bytes], tokens: Ids, count: int, block_tokens: int) -> None:
+    """Adds to `keys` those of the leading blocks of `tokens` that are missing of the first `count`."""
+    for index in range(len(keys), count):
+        prefix = keys[-1] if keys else ROOT_KEY
+        keys.append(block_key(prefix, tokens[index * block_tokens : (index + 1) * block_tokens]))
+
+
+def block_key(prefix: bytes, tokens: Ids) -> bytes:
+    """Key of the block that holds `tokens` [block_tokens] behind `prefix`: a 128-bit digest of all tokens up to its end."""
+    return hashlib.blake2b(prefix + tokens.astype(np.int32).tobytes(), digest_size=16).digest()

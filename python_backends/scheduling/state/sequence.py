@@ -1,0 +1,65 @@
+"""A sequence: the growing tokens of one request on this instance. The slot scheduler is its only writer."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from python_backends.nouns.request import Ids, LengthPrediction, Request
+
+NO_SLOT = -1
+NO_BLOCKS: Ids = np.zeros(0, np.int32)
+
+
+class Status(IntEnum):
+    WAITING = 0
+    RUNNING = 1
+    FINISHED = 2
+
+
+class Seating(NamedTuple):
+    """What a waiting sequence would take with a slot."""
+
+    blocks_now: int  # of the available ones, at once
+    num_shared: int  # blocks of its prefix that others hold as well
+
+
+class Sequence:
+    """One request and where it stands.
+
+    While it runs, its tokens and counts live in its row of the slot table, where a step changes them for all slots at once; `tokens`
+    here is what it had when it last got or gave back a slot.
+    """
+
+    __slots__ = (
+        *("arrival", "arrived_s", "blocks", "epoch", "keys", "num_published", "prediction"),
+        *("request", "reserved_blocks", "slot", "status", "tokens"),
+    )
+
+    def __init__(self, request: Request, delivered: Ids, arrival: int, epoch: int, arrived_s: float = 0.0) -> None:
+        self.request = request
+        self.tokens: Ids = np.concatenate([request.prompt, delivered]).astype(np.int32)
+        self.arrival = arrival  # place in the order of arrival; kept when evicted
+        self.arrived_s = arrived_s  # at this instance, by the scheduler's clock
+        self.epoch = epoch  # which life of the request this is, in the eyes of its stream
+        self.slot = NO_SLOT
+        self.status = Status.WAITING
+        self.blocks: Ids = NO_BLOCKS
+        self.keys: list[bytes] = []  # of its leading full blocks, as far as asked for; they stay, as tokens only follow
+        self.num_published = 0  # leading blocks that are full and can be found by others
+        self.reserved_blocks = 0
+        self.prediction: LengthPrediction | None = None  # none has come yet
+
+    @property
+    def request_id(self) -> int:
+        return self.request.request_id
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.tokens) - self.num_prompt_tokens

@@ -1,0 +1,25 @@
+"""What a policy sees of slots and blocks when it decides who is admitted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from python_backends.scheduling.state.sequence import Sequence
+
+Reserve = Callable[[Sequence], int]  # tokens that a sequence is taken to hold at its end
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What is free before this step's admissions."""
+
+    num_free_slots: int
+    num_free_blocks: int  # not used and not promised to a running sequence
+    blocks_needed: Callable[[Sequence], int]  # blocks that admitting it would use or promise
+    max_blocks: Callable[[Sequence], int]  # blocks that it holds if it uses all of max_tokens
+    running: list[Sequence]
+    num_slots: int
+    num_blocks: int
+    fits: Callable[[Sequence], bool] = lambda sequence: False  # future memory has room for it, beside those for which it said so before
+    is_overdue: Callable[[Sequence], bool] = lambda sequence: True  # it has been passed over for too long: nobody goes before it

@@ -1,0 +1,1 @@
+"""Tokens of the answer back to text, remembering nothing. Others use `detokenizer`."""

@@ -1,0 +1,216 @@
+"""The door: raw values of one request in, an immutable `Request` or a `RefusedError` out. Behind it nobody checks again.
+
+Built once by the tokenizer model from checkpoint and settings. What the values mean by themselves is checked in `fields`; what needs
+the model (tokens, context, vocabulary) here. Limits of bytes come first, then those of tokens, then the rest, so that what is refused
+in the end costs no more than what is taken.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Encoding
+
+from python_backends.nouns.request import Ids, ModelLimits, RefusedError, Request, Sampling, Subject
+from python_backends.settings import LimitSettings
+from python_backends.text.checkpoint import Checkpoint, CheckpointError
+from python_backends.text.door.chat_template import ChatTemplate
+from python_backends.text.door.encoder import Encoder
+from python_backends.text.door.fields import Ask, PromptBounds, bounds, read_ask, refuse_what_the_engine_lacks
+from python_backends.text.door.special_tokens import SpecialTokens
+from python_backends.text.door.subject import MAX_READ_CHARS, num_tokens_of, of_messages, of_text
+
+ANY_ENGINE = ModelLimits(0, 0, 0, 0, 0)  # one that can follow every field, and has no adapters
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """An ask whose prompt is ready to be encoded."""
+
+    ask: Ask
+    prompt: str
+    arrival_ns: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Door:
+    encoder: Encoder
+    special: SpecialTokens
+    template: ChatTemplate | None
+    limits: LimitSettings
+    bounds: PromptBounds
+    max_model_tokens: int
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    engine: ModelLimits
+    clock: Callable[[], int] = time.monotonic_ns
+    names_subjects: bool = False  # somebody predicts lengths from them
+
+    def admit(self, batch: Iterable[Mapping[str, Any]]) -> list[Request | RefusedError]:
+        """One answer for each request's fields, in order."""
+        return [self.answer(fields) for fields in batch]
+
+    def answer(self, fields: Mapping[str, Any]) -> Request | RefusedError:
+        """What comes of a request's fields (name to value, absent if not given)."""
+        arrival_ns = self.clock()
+        try:
+            ask = read_ask(fields, self.limits, self.bounds, self.vocab_size)
+            refuse_what_the_engine_lacks(ask, self.engine)
+            return self._request(_Draft(ask, self._prompt(ask), arrival_ns))
+        except RefusedError as refused:
+            return RefusedError(str(refused))  # one that was raised keeps everything that had been read
+
+    def _prompt(self, ask: Ask) -> str:
+        if ask.text is not None:
+            return ask.text
+        if self.template is None:
+            raise RefusedError("messages: this model has no chat template; send text_input")
+        return self.template.render(ask.messages)
+
+    def _encoded(self, draft: _Draft) -> tuple[Ids, Encoding]:
+        """The prompt's ids, and what is known of each. What certainly has too many tokens is not encoded to its end."""
+        if self.encoder.has_far_more_tokens(draft.prompt, self._most_prompt_tokens):
+            self._check_length(draft.ask, self._most_prompt_tokens + 1, more=True)
+        encoding = self.encoder.encoding(draft.prompt)
+        prompt = self.encoder.ids(encoding)
+        if isinstance(prompt, RefusedError):
+            raise prompt
+        return prompt if draft.ask.text is None else self.encoder.framed(prompt), encoding
+
+    def _request(self, draft: _Draft) -> Request:
+        ask = draft.ask
+        prompt, encoding = self._encoded(draft)
+        sampling = self._sampling(ask, len(prompt))
+        return Request(
+            request_id=1 + secrets.randbelow((1 << 63) - 1),
+            prompt=prompt,
+            sampling=sampling,
+            stop_words=ask.stop_words,
+            stream=ask.stream,
+            continues_text=ask.text is not None,
+            echo=self.special.readable(draft.prompt) if ask.wants_echo else "",
+            wants_num_input_tokens=ask.wants_num_input_tokens,
+            wants_num_output_tokens=ask.wants_num_output_tokens,
+            arrival_ns=draft.arrival_ns,
+            deadline_ns=draft.arrival_ns + ask.timeout_us * 1000 if ask.timeout_us else 0,
+            priority=ask.priority,
+            subject=self._subject(draft, encoding) if self.names_subjects else None,
+            adapter=ask.adapter,
+        )
+
+    def _subject(self, draft: _Draft, encoding: Encoding) -> Subject:
+        ask, whole = draft.ask, draft.ask.instruction
+        instruction, given = of_messages(ask.messages, whole) if ask.text is None else of_text(ask.text, whole)
+        count = num_tokens_of(given, draft.prompt, encoding)
+        return Subject(instruction[:MAX_READ_CHARS], given[:MAX_READ_CHARS], count)
+
+    def _sampling(self, ask: Ask, num_prompt: int) -> Sampling:
+        max_tokens = self._max_tokens(ask, num_prompt)
+        if ask.min_tokens > max_tokens:
+            raise RefusedError(f"min_tokens = {ask.min_tokens}: must be at most max_tokens, which is {max_tokens} here")
+        return Sampling(
+            max_tokens=max_tokens,
+            min_tokens=ask.min_tokens,
+            temperature=ask.temperature,
+            top_k=ask.top_k,
+            top_p=ask.top_p,
+            min_p=ask.min_p,
+            seed=secrets.randbits(63) if ask.seed is None else ask.seed,
+            stop_ids=tuple(sorted({*self.eos_ids, *ask.stop_ids})),
+            repetition_penalty=ask.repetition_penalty,
+            presence_penalty=ask.presence_penalty,
+            frequency_penalty=ask.frequency_penalty,
+            bad_words=self._bad_words(ask.bad_words),
+            log_probs=ask.log_probs,
+            num_top_log_probs=ask.num_top_log_probs,
+        )
+
+    def _bad_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        """Their tokens: of each word as it stands, and behind a space, where most vocabularies have other tokens for it."""
+        if not words:
+            return ()
+        bad = [ids for i, word in enumerate(words) for ids in self._spelled(i, word)]
+        return tuple(dict.fromkeys(bad))
+
+    def _spelled(self, index: int, word: str) -> Iterator[tuple[int, ...]]:
+        """One after the other: the first that is too long ends it."""
+        for spelling in [word] if word[0].isspace() else [word, f" {word}"]:
+            (ids,) = self.encoder.encode([spelling])
+            yield _bad_word(index, ids, self.engine.max_bad_word_tokens)
+
+    @property
+    def _most_prompt_tokens(self) -> int:
+        context = self.max_model_tokens - 1
+        return min(context, self.limits.max_prompt_tokens or context)
+
+    def _check_length(self, ask: Ask, num_prompt: int, *, more: bool = False) -> None:
+        """With `more` it has at least so many tokens. Raises RefusedError."""
+        name = "messages" if ask.text is None else "text_input"
+        said = f"more than {num_prompt - 1}" if more else num_prompt
+        if num_prompt < 1:
+            raise RefusedError(f"{name} = 0 tokens: must have at least 1")
+        most = self.limits.max_prompt_tokens
+        if num_prompt > most > 0:
+            raise RefusedError(f"{name} = {said} tokens: must be at most {most} (limits.max_prompt_tokens)")
+        if num_prompt >= self.max_model_tokens:
+            raise RefusedError(
+                f"{name} = {said} tokens: must be at most {self.max_model_tokens - 1}, "
+                f"one less than this model's context of {self.max_model_tokens}"
+            )
+
+    def _max_tokens(self, ask: Ask, num_prompt: int) -> int:
+        self._check_length(ask, num_prompt)
+        name = "messages" if ask.text is None else "text_input"
+        left = self.max_model_tokens - num_prompt
+        if ask.max_tokens is None:
+            return min(self.limits.default_max_tokens, left)
+        if ask.max_tokens > left:
+            raise RefusedError(
+                f"max_tokens = {ask.max_tokens}: must be at most {left}, "
+                f"because {name} has {num_prompt} tokens and this model's context is {self.max_model_tokens}"
+            )
+        return ask.max_tokens
+
+
+def _bad_word(index: int, ids: Ids | RefusedError, most: int) -> tuple[int, ...]:
+    if isinstance(ids, RefusedError):
+        raise RefusedError(f"bad_words[{index}]: {ids}")
+    if not 1 <= len(ids) <= most:
+        raise RefusedError(f"bad_words[{index}] = {len(ids)} tokens: must have 1 to {most}, also behind a space")
+    return tuple(ids.tolist())
+
+
+def open_door(
+    checkpoint: Checkpoint,
+    limits: LimitSettings,
+    max_model_tokens: int = 0,
+    engine: ModelLimits = ANY_ENGINE,
+    names_subjects: bool = False,
+) -> Door:
+    """With `max_model_tokens` 0 the checkpoint's own context is the limit. Raises CheckpointError."""
+    special = SpecialTokens(checkpoint.tokenizer, checkpoint.special_tokens)
+    source = checkpoint.chat_template
+    context = _context(checkpoint, max_model_tokens)
+    return Door(
+        encoder=Encoder(checkpoint.tokenizer, special),
+        special=special,
+        template=ChatTemplate(source, checkpoint.named_tokens, special) if source else None,
+        limits=limits,
+        bounds=bounds(limits, context),
+        max_model_tokens=context,
+        vocab_size=checkpoint.vocab_size,
+        eos_ids=checkpoint.eos_ids,
+        engine=engine,
+        names_subjects=names_subjects,
+    )
+
+
+def _context(checkpoint: Checkpoint, wanted: int) -> int:
+    most = wanted or checkpoint.max_model_tokens
+    if most < 1:
+        raise CheckpointError(f"{checkpoint.directory}/config.json doesn't say how long the context is: set model.max_model_tokens")
+    return most

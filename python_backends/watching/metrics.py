@@ -1,0 +1,132 @@
+"""What is counted: names, kinds and values, gathered as plain numbers and exported to Triton's /metrics every second.
+
+Histograms are kept as Prometheus writes them (cumulative `_bucket`, `_sum`, `_count`), because every update of a metric in a Triton
+model is a round trip to the server: a few changed numbers every second instead of one trip for each observation.
+"""
+
+from __future__ import annotations
+
+import bisect
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from python_backends.nouns.request import Finish
+
+EXPORT_EVERY_S = 1.0  # each number that has changed is a round trip to the server
+Labels = tuple[tuple[str, str], ...]
+
+GAUGES = {
+    "gapless_requests_running": "Requests that hold a slot",
+    "gapless_requests_waiting": "Requests accepted that hold no slot",
+    "gapless_queued_tokens": "Prompt tokens of requests that wait for a slot",
+    "gapless_slots_busy": "Slots in use",
+    "gapless_slots_total": "Slots of the decode batch",
+    "gapless_kv_blocks_used": "KV blocks held by running requests",
+    "gapless_kv_blocks_retained": "KV blocks kept for later prompts with the same prefix",
+    "gapless_kv_blocks_total": "KV blocks",
+    "gapless_admission_peak_blocks": "KV blocks that will be in use at most, as admission reckons from predicted lengths",
+    "gapless_evictions": "Sequences evicted by the present instance because KV blocks ran out",
+    "gapless_predictor_version": "Version of the forest that predicted last; 0: none has",
+    "gapless_coalescing_seconds": "Time for which tokens are put together before they are sent",
+    "gapless_start_time_seconds": "When the launcher was started, in Unix time",
+}
+COUNTERS = {
+    "gapless_generated_tokens_total": "Output tokens",
+    "gapless_prompt_tokens_total": "Prompt tokens of accepted requests",
+    "gapless_prefix_hit_tokens_total": "Prompt tokens found in kept KV blocks",
+    "gapless_requests_total": "Requests ended, by outcome",
+    "gapless_responses_total": "Responses sent to the detokenizer",
+    "gapless_instance_losses_total": "Times that an instance died or stalled",
+    "gapless_length_predictions_total": "Lengths predicted, by what said so: forest, history, none",
+    "gapless_restarts_total": "Times that the launcher started a process again, by process",
+}
+TIMESTAMP = "gapless_metrics_timestamp_seconds"
+OUTCOMES = (*(finish.reason for finish in Finish if finish != Finish.RUNNING), "refused")
+LABELLED = ("gapless_requests_total", "gapless_restarts_total", "gapless_length_predictions_total")
+HISTOGRAMS = {
+    "gapless_time_to_first_token_seconds": "From arrival to the first output token",
+    "gapless_time_per_output_token_seconds": "Mean time between the output tokens of a request",
+    "gapless_e2e_latency_seconds": "From arrival to the end of the answer",
+    "gapless_queue_time_seconds": "From arrival to a slot",
+    "gapless_length_prediction_error_tokens": "Between the predicted mean length of an answer and its length",
+    "gapless_token_gap_seconds": "Time for which the device is idle between two steps while there is work",
+}
+BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+GAP_BOUNDS_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+TOKEN_BOUNDS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0)
+_BOUNDS = {"gapless_token_gap_seconds": GAP_BOUNDS_S, "gapless_length_prediction_error_tokens": TOKEN_BOUNDS}
+
+
+@dataclass(slots=True)
+class Histogram:
+    bounds: tuple[float, ...] = BOUNDS_S
+    counts: list[int] = field(init=False)
+    sum: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = [0] * (len(self.bounds) + 1)
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect.bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def add(self, counts: Sequence[int], total: float) -> None:
+        """Observations that another process has counted, by the same bounds; none: an empty sequence."""
+        self.counts = [ours + theirs for ours, theirs in zip(self.counts, counts or [0] * len(self.counts), strict=True)]
+        self.sum += total
+
+
+class Metrics:
+    """The numbers of one process; one thread writes them."""
+
+    def __init__(self) -> None:
+        self.gauges = dict.fromkeys(GAUGES, 0.0)
+        self.counters: dict[tuple[str, Labels], float] = {(name, ()): 0.0 for name in COUNTERS if name not in LABELLED}
+        self.counters |= {("gapless_requests_total", (("outcome", outcome),)): 0.0 for outcome in OUTCOMES}  # the first is a change too
+        self.histograms = {name: Histogram(_BOUNDS.get(name, BOUNDS_S)) for name in HISTOGRAMS}
+
+    def gauge(self, name: str, value: float) -> None:
+        self.gauges[name] = value
+
+    def count(self, name: str, amount: float = 1.0, labels: Labels = ()) -> None:
+        self.counters[name, labels] = self.counters.get((name, labels), 0.0) + amount
+
+    def total(self, name: str, value: float, labels: Labels = ()) -> None:
+        """Sets a counter that another process keeps."""
+        self.counters[name, labels] = value
+
+    def observe(self, name: str, value: float) -> None:
+        self.histograms[name].observe(value)
+
+    def samples(self) -> Iterator[tuple[str, Labels, float]]:
+        """Every number as (name, labels, value), histograms spelled out. The last says when they were read: who sees it sees all."""
+        read_s = time.time()
+        for name, value in self.gauges.items():
+            yield name, (), value
+        for (name, labels), value in self.counters.items():
+            yield name, labels, value
+        for name, histogram in self.histograms.items():
+            yield from _spelled_out(name, histogram)
+        yield TIMESTAMP, (), read_s
+
+
+def families() -> Iterator[tuple[str, str, bool]]:
+    """(name, description, is a gauge) of every family that `samples` speaks of."""
+    for name, text in GAUGES.items():
+        yield name, text, True
+    for name, text in COUNTERS.items():
+        yield name, text, False
+    for name, text in HISTOGRAMS.items():
+        for part in ("_bucket", "_sum", "_count"):
+            yield name + part, text, False
+    yield TIMESTAMP, "When all these numbers were read, in Unix time", True
+
+
+def _spelled_out(name: str, histogram: Histogram) -> Iterator[tuple[str, Labels, float]]:
+    total = 0
+    for bound, count in zip([*map(str, histogram.bounds), "+Inf"], histogram.counts, strict=True):
+        total += count
+        yield name + "_bucket", (("le", bound),), total
+    yield name + "_sum", (), histogram.sum
+    yield name + "_count", (), total

@@ -1,0 +1,69 @@
+"""ZeroMQ sockets in the run directory, the frames that come in by them, and what ends the wait for these.
+
+Used by the rooms of the wires beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from python_backends.nouns.messages import BadMessageError, Reader
+
+log = logging.getLogger("gapless")
+
+SEND_LIMIT = 100_000  # frames that wait for a peer which doesn't read
+
+
+class Wake:
+    """Ends a poll that watches `fd`, from any thread."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK)
+
+    def call(self) -> None:
+        os.eventfd_write(self.fd, 1)
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.fd)
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+def poller_of(*sources: zmq.Socket[Any] | int) -> zmq.Poller:
+    poller = zmq.Poller()
+    for source in sources:
+        poller.register(source, zmq.POLLIN)
+    return poller
+
+
+def open_socket(context: zmq.Context[Any], kind: int) -> zmq.Socket[Any]:
+    socket: zmq.Socket[Any] = context.socket(kind)
+    socket.setsockopt(zmq.SNDHWM, SEND_LIMIT)
+    socket.setsockopt(zmq.RCVHWM, SEND_LIMIT)
+    socket.setsockopt(zmq.LINGER, 0)
+    return socket
+
+
+def address(run_directory: Path, name: str) -> str:
+    return f"ipc://{run_directory}/{name}.sock"
+
+
+def received(socket: zmq.Socket[Any], read: Reader, place: int = 0) -> Iterator[tuple[list[bytes], Any]]:
+    """Everything that has arrived as (frames, what `read` finds in the one at `place`); what nobody of ours wrote is passed over."""
+    while int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        try:
+            frames = socket.recv_multipart(zmq.NOBLOCK)
+            yield frames, read(frames[place])
+        except zmq.Again:
+            return
+        except (BadMessageError, IndexError) as error:
+            log.warning("dropped a frame: %s", error)
