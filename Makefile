@@ -4,7 +4,7 @@ SETTINGS := $(if $(MODEL),--set model.directory=$(abspath $(MODEL))) $(if $(DEVI
             $(if $(DTYPE),--set model.dtype=$(DTYPE)) $(if $(SLOTS),--set engine.slots=$(SLOTS)) $(foreach s,$(SET),--set $(s))
 SOURCES := python_backends client build benchmarks tests
 
-.PHONY: help serve chat bench perf stats trace test fuzz lint format model-card size stale clean
+.PHONY: help settings serve chat bench perf stats trace test fuzz lint format model-card size stale clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
@@ -47,6 +47,10 @@ fuzz:           ## ten thousand random requests against a server of its own, the
 	@build/set-up dev
 	$(PY) -m tests.server.fuzzing --requests $(or $(REQUESTS),10000) --seed $(or $(SEED),1) --model $(or $(FUZZ_MODEL),toy)
 	$(PY) -m tests.fuzz.door -max_total_time=$(or $(SECONDS),600) -artifact_prefix=/tmp/
+
+settings:       ## write gapless.toml from the declarations in python_backends/settings
+	@build/set-up
+	@$(PY) -m python_backends.settings
 
 lint:           ## ruff, mypy, codespell
 	@build/set-up dev

@@ -65,7 +65,7 @@ def measure(streams: int, step_ms: float, num_tokens: int, rounds: int) -> list[
     settings = {
         "engine.kind": "toy",
         "engine.slots": str(streams),
-        "engine.toy_step_ms": str(step_ms),
+        "toy.step_ms": str(step_ms),
         "engine.token_budget": "4096",
         "streams.max_open": str(max(1024, streams)),
     }

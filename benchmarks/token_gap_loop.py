@@ -19,12 +19,12 @@ from benchmarks.peer_models import make_model
 from benchmarks.recorded_engine import RecordedEngine
 from benchmarks.triton_cost import make_tokenizer, sources
 from python_backends.engine.protocol import Announcing, Engine
+from python_backends.engine.trace import begins
 from python_backends.instance.build import build
 from python_backends.instance.loop import Instance
-from python_backends.engine.trace import begins
 from python_backends.nouns.request import Feedback, Request
 from python_backends.nouns.step import Started, StepOutput, StepPlan, Tokens
-from python_backends.settings import EngineSettings, ModelSettings, SchedulingSettings, Settings, StreamSettings
+from python_backends.settings import EngineSettings, ModelSettings, SchedulingSettings, Settings, StreamSettings, ToySettings
 from python_backends.streams.table import StreamTable
 from python_backends.text.checkpoint import read_checkpoint
 from python_backends.text.detokenize.detokenizer import Detokenizer, context_tokens
@@ -189,8 +189,9 @@ def prepare(directory: Path, engine: str) -> None:
 def settings_of(directory: Path, engine: str, threads: int, mode: str, slots: int) -> Settings:
     model = ModelSettings(directory=str(directory), dtype="bfloat16", max_model_tokens=BLOCKS_A_SLOT * BLOCK_TOKENS)
     chosen = EngineSettings(kind=engine, threads=threads, slots=slots, block_tokens=BLOCK_TOKENS, token_budget=TOKEN_BUDGET)
-    chosen = replace(chosen, kv_blocks=slots * BLOCKS_A_SLOT, steps_ahead=int(mode == "async"), toy_step_ms=5.0)
-    return Settings(model=model, engine=chosen, scheduling=SchedulingSettings(static_slots=mode in ("slots", "async")))
+    chosen = replace(chosen, kv_blocks=slots * BLOCKS_A_SLOT, steps_ahead=int(mode == "async"))
+    scheduling = SchedulingSettings(static_slots=mode in ("slots", "async"))
+    return Settings(model=model, engine=chosen, toy=ToySettings(step_ms=5.0), scheduling=scheduling)
 
 
 def run(directory: Path, engine_name: str, threads: int, mode: str, slots: int, num_steps: int) -> Recorded:

@@ -36,6 +36,7 @@ from benchmarks.peer_process import EngineProcess
 from benchmarks.peer_setups import SETUPS
 from benchmarks.peer_work import MAX_MODEL_TOKENS, Job, Timing, Work, load_work
 from benchmarks.results_file import table, write_result
+from python_backends.engine.kinds import kind_of
 from python_backends.linux.large_pages import with_large_pages
 from python_backends.linux.loop_processor import keep_off
 from python_backends.linux.process_group import end_group, start_group
@@ -157,7 +158,7 @@ def measure(directory: Path, dtype: str, rounds: int, work: Work, overrides: dic
         stack.callback(served.stop)
         ensemble = EnsembleStreams(served.http_port, work.in_flight, lambda event: bool(event["text_output"]))
         stack.callback(ensemble.close)
-        if loaded.engine_gives_way:
+        if kind_of(loaded).gives_way:
             keep_off()  # as Triton does: a client elsewhere would take nothing of the loop's processor
         for number in range(rounds + 1):
             texts, round_work = make_texts(tokenizer, work, number)

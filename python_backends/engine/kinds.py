@@ -1,8 +1,12 @@
-"""The engines by the names of `engine.kind`; each brings its libraries along only when it is asked for. Called by the instance."""
+"""The engines by the names of `engine.kind`, and what others must know of each kind.
+
+An engine's libraries are imported only when it is made. No code outside this room compares the names.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from python_backends.engine.protocol import Engine
 from python_backends.settings import Settings, SettingsError
@@ -35,9 +39,21 @@ def _toy_engine(settings: Settings) -> Engine:
     return ToyEngine(settings)
 
 
-ENGINES: dict[str, Callable[[Settings], Engine]] = {
-    "torch": _torch_engine,
-    "openvino": _openvino_engine,
-    "tensorrt_llm": _tensorrt_llm_engine,
-    "toy": _toy_engine,
+@dataclass(frozen=True, slots=True)
+class EngineKind:
+    make: Callable[[Settings], Engine]  # raises SettingsError
+    gives_way: bool = False  # its threads offer their processor to others while they wait for each other
+    blocks_on: tuple[str, ...] = ()  # devices on which `launch` returns only after the step
+    warms_up: bool = True  # it takes its first steps before the instance is ready
+
+
+KINDS: dict[str, EngineKind] = {
+    "torch": EngineKind(_torch_engine, blocks_on=("cpu",)),
+    "openvino": EngineKind(_openvino_engine, gives_way=True),
+    "tensorrt_llm": EngineKind(_tensorrt_llm_engine, warms_up=False),
+    "toy": EngineKind(_toy_engine, warms_up=False),
 }
+
+
+def kind_of(settings: Settings) -> EngineKind:
+    return KINDS[settings.engine.kind]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import setproctitle
 
+from python_backends.engine.kinds import kind_of
 from python_backends.engine.protocol import Announcing
 from python_backends.instance.build import build
 from python_backends.instance.loop import Instance
@@ -66,7 +67,7 @@ def main(run_directory: Path, number: int) -> None:
     state.write(State.READY, scheduler.limits)
     if isinstance(engine, Announcing):
         engine.on_done(link.wake)  # however late it was expected
-    processor = LoopProcessor() if settings.engine_gives_way else None
+    processor = LoopProcessor() if kind_of(settings).gives_way else None
 
     def beat() -> None:
         state.beat()

@@ -7,7 +7,7 @@ import logging
 from functools import partial
 
 from python_backends.engine.engine_thread import EngineThread
-from python_backends.engine.kinds import ENGINES
+from python_backends.engine.kinds import kind_of
 from python_backends.engine.protocol import Engine
 from python_backends.instance.warm_up import warm_up
 from python_backends.scheduling.policies.fcfs import reserve_max_tokens
@@ -22,9 +22,9 @@ def build(settings: Settings) -> tuple[SlotScheduler, Engine]:
     """The engine of the settings and a scheduler over it. Raises SettingsError where the model can't be served."""
     if settings.steps_ahead and not settings.scheduling.static_slots:
         raise SettingsError(f"engine.steps_ahead = {settings.steps_ahead}: scheduling.static_slots = false takes 0")
-    make = partial(ENGINES[settings.engine.kind], settings)
-    blocking = settings.engine.kind == "torch" and settings.model.device == "cpu"  # others compute while the loop goes on
-    engine = EngineThread(make) if blocking and settings.steps_ahead else make()
+    kind = kind_of(settings)
+    make = partial(kind.make, settings)
+    engine = EngineThread(make) if settings.steps_ahead and settings.model.device in kind.blocks_on else make()
     gc.collect()
     gc.freeze()  # what is loaded stays: looking at all of it for garbage took a step's time
     limits = engine.limits
@@ -34,6 +34,6 @@ def build(settings: Settings) -> tuple[SlotScheduler, Engine]:
         reserve = reserve_likely if settings.tensorrt_llm.capacity == "max_utilization" else reserve_max_tokens
         return SelfPlannedScheduler(limits, settings.engine.token_budget, settings.scheduling, reserve), engine
     schedulers = partial(SlotScheduler, limits, settings.engine.token_budget, settings.scheduling)
-    if settings.engine.kind != "toy":
+    if kind.warms_up:
         warm_up(engine, schedulers())
     return schedulers(), engine

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from pathlib import Path
 
 import setproctitle
 
+from python_backends.engine.kinds import kind_of
 from python_backends.launcher import run_directories
 from python_backends.launcher.health import GiveUpError
 from python_backends.launcher.run_files import RunFiles
@@ -21,15 +23,24 @@ from python_backends.launcher.supervisor import Supervisor
 from python_backends.linux.loop_processor import keep_off
 from python_backends.linux.time_slice import take_short_turns
 from python_backends.settings import ROOT, SettingsError, load
+from python_backends.settings.writing import help_text
 
 log = logging.getLogger("gapless")
+
+EPILOG = """\
+example: python -m python_backends.launcher --set model.directory=/models/qwen --set engine.slots=64
+
+A setting comes from the command line, else from the environment (GAPLESS_ENGINE__SLOTS for engine.slots), else from
+gapless.toml. These are all:
+"""
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="gapless",
-        description="Serves a language model on NVIDIA Triton Inference Server. Every setting stands, commented, in gapless.toml.",
-        epilog="example: python -m python_backends.launcher --set model.directory=/models/qwen --set engine.slots=64",
+        description="Serves a language model on NVIDIA Triton Inference Server.",
+        epilog=f"{EPILOG}\n{help_text()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--settings", type=Path, default=ROOT / "gapless.toml", metavar="FILE", help="default: gapless.toml")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", dest="overrides", help="one setting")
@@ -44,9 +55,11 @@ def main() -> int:
     run_directories.sweep(parent)
     try:
         with run_directories.held(parent) as run_directory:
-            settings = load(asked.settings, dict(item.partition("=")[::2] for item in asked.overrides))
-            take_short_turns(interrupting=not settings.engine_gives_way)  # the server and its models as well; instances ask otherwise
-            processors = keep_off() if settings.engine_gives_way else None
+            overrides = dict(item.partition("=")[::2] for item in asked.overrides)
+            settings = load(asked.settings, overrides, os.environ)
+            engine = kind_of(settings)
+            take_short_turns(interrupting=not engine.gives_way)  # the server and its models as well; instances ask otherwise
+            processors = keep_off() if engine.gives_way else None
             Supervisor(settings, RunFiles(run_directory, settings), processors).serve()
     except (SettingsError, GiveUpError) as error:
         log.error("%s", error)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import triton_python_backend_utils as pb_utils
 
+from python_backends.engine.kinds import kind_of
 from python_backends.nouns.messages import Failed, Flush, Load, Pace, reader
 from python_backends.nouns.request import Feedback, Idle, ModelLimits, Request
 from python_backends.nouns.step import Started, Tokens
@@ -59,7 +60,9 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         everything = effective_settings()
         trace_url, settings = everything.server.trace_url, everything.streams
-        num_processors = len(os.sched_getaffinity(0)) + everything.engine_gives_way  # the loop has one to itself
+        num_processors = len(os.sched_getaffinity(0))
+        if kind_of(everything).gives_way:
+            num_processors += 1  # the loop has one to itself
         settings = replace(settings, sender_load=settings.sender_load * num_processors)  # of one of them
         self._blobs = Blobs()
         self._single_use = SingleUse()

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from python_backends.engine.torch import engine as torch_engine
-from python_backends.engine.torch import kernel_trial
 from python_backends.engine.device import take_device
 from python_backends.engine.kv.kv_memory import SHARE
 from python_backends.engine.largest_steps import largest_steps, prompt_lengths
 from python_backends.engine.model.checkpoint import block_shape, read_config
 from python_backends.engine.step_timer import cuda_timer
+from python_backends.engine.torch import engine as torch_engine
+from python_backends.engine.torch import kernel_trial
 from python_backends.engine.torch.engine import TorchEngine, uses_kernels
 from python_backends.engine.torch.kernel_trial import kernel_obstacle
 from python_backends.nouns.request import ModelLimits

@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from python_backends.engine.trace import begins, trace_steps
 from python_backends.instance.build import build
 from python_backends.instance.loop import Instance
-from python_backends.engine.trace import begins, trace_steps
 from python_backends.nouns.step import StepOutput
-from python_backends.settings import EngineSettings, Settings
+from python_backends.settings import EngineSettings, Settings, ToySettings
 from tests.pure.test_instance import Link, submit
 
 
 def test_a_trace_shows_the_loops_work_beside_the_devices(tmp_path: Path) -> None:
-    scheduler, running = build(Settings(engine=EngineSettings(kind="toy", slots=2, toy_step_ms=2.0, steps_ahead=1)))
+    scheduler, running = build(Settings(engine=EngineSettings(kind="toy", slots=2, steps_ahead=1), toy=ToySettings(step_ms=2.0)))
     link = Link([[submit(0, 4, max_tokens=30)]])
     instance = Instance(scheduler, running, link, lambda: None, 1)
     plain = instance.scheduler, instance.engine, instance.link

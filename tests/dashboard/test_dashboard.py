@@ -33,7 +33,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gapless,
         **{
             "model.directory": model,
             "engine.kind": "toy",
-            "engine.toy_step_ms": 5,
+            "toy.step_ms": 5,
             "engine.slots": 4,
             "streams.max_open": 40,
             "scheduling.policy": "ours",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
-import tomllib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from python_backends.settings import Settings, SettingsError, dump, load, undump
+from python_backends.settings.writing import gapless_toml
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "python_backends"
@@ -108,8 +110,17 @@ def test_the_stubs_import_no_torch() -> None:
     for path in MODULES:
         if room(path) not in ("engine", "instance", "static_batching", "launcher"):
             reached = {name.split(".")[1] for name in imports(path) if name.startswith("python_backends.")}
-            assert "engine" not in reached
+            assert "engine" not in reached or engine_modules(path) == {"kinds"}
             assert "torch" not in imports(path)
+
+
+def engine_modules(path: Path) -> set[str]:
+    return {name.split(".")[2] for name in imports(path) if name.startswith("python_backends.engine.")}
+
+
+def test_the_kinds_of_engines_bring_no_torch_along() -> None:
+    code = "import sys, python_backends.engine.kinds; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 def test_opentelemetry_is_imported_only_when_tracing_is_switched_on() -> None:
@@ -170,11 +181,9 @@ def strip(tensor):  # type: ignore[no-untyped-def]
 
 
 def test_gapless_toml_explains_every_setting_with_its_default() -> None:
-    text = (ROOT / "gapless.toml").read_text()
-    assert tomllib.loads(text) == dataclasses.asdict(Settings())
-    plain = {"max_stop_words", "max_stop_word_bytes", "http_port", "grpc_port", "metrics_port"}  # say it themselves
-    lines = [line for line in text.splitlines() if re.match(r"^\w+ = ", line)]
-    assert {line.split()[0] for line in lines if "#" not in line} <= plain
+    """It is what `make settings` writes, and reading it gives the defaults."""
+    assert (ROOT / "gapless.toml").read_text() == gapless_toml()
+    assert load(ROOT / "gapless.toml") == Settings()
 
 
 def test_settings_survive_the_run_directory(tmp_path: Path) -> None:
@@ -192,8 +201,26 @@ def test_settings_survive_the_run_directory(tmp_path: Path) -> None:
         ({"engine.slot": "1"}, "unknown setting engine.slot"),
         ({"machine.slots": "1"}, "unknown setting machine.slots"),
         ({"model.dtype": "int3"}, "must be one of float32, bfloat16"),
+        ({"engine.toy_step_ms": "5"}, "engine.toy_step_ms is called toy.step_ms now"),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_value_and_what_is_allowed(override: dict[str, str], message: str) -> None:
     with pytest.raises(SettingsError, match=re.escape(message)):
         load(ROOT / "gapless.toml", override)
+
+
+def test_the_environment_goes_before_the_file_and_the_command_line_before_both() -> None:
+    environment = {"GAPLESS_ENGINE__SLOTS": "32", "GAPLESS_ENGINE__KIND": "toy", "GAPLESS_MODEL": "no setting", "PATH": "/bin"}
+    read = load(ROOT / "gapless.toml", {"engine.slots": "64"}, environment)
+    assert (read.engine.kind, read.engine.slots) == ("toy", 64)
+    with pytest.raises(SettingsError, match=r"unknown setting engine\.slot"):
+        load(ROOT / "gapless.toml", {}, {"GAPLESS_ENGINE__SLOT": "32"})
+
+
+def test_every_setting_is_read_somewhere() -> None:
+    """A setting that nothing reads does nothing."""
+    code = "\n".join(path.read_text() for path in MODULES if room(path) != "settings")
+    code += (PACKAGE / "settings/all_settings.py").read_text() + (PACKAGE / "settings/sections/engine.py").read_text()
+    for section in dataclasses.fields(Settings):
+        for field in dataclasses.fields(getattr(Settings(), section.name)):
+            assert re.search(rf"\.{field.name}\b", code), f"{section.name}.{field.name}"

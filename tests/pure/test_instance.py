@@ -18,7 +18,7 @@ from python_backends.nouns.messages import Cancel, Load, Pace, Submit
 from python_backends.nouns.request import Request, Sampling
 from python_backends.nouns.step import StepOutput, StepPlan, Tokens
 from python_backends.scheduling.step_time import StepTime
-from python_backends.settings import EngineSettings, ModelSettings, SchedulingSettings, Settings, SettingsError
+from python_backends.settings import EngineSettings, ModelSettings, SchedulingSettings, Settings, SettingsError, ToySettings
 from python_backends.watching.metrics import GAP_BOUNDS_S, Histogram, Metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -126,8 +126,8 @@ def test_an_engine_that_can_not_be_made_says_why() -> None:
 @pytest.mark.parametrize(("policy", "blocks"), [("fcfs", 14), ("ours", 14)])
 def test_an_instance_publishes_the_peak_of_its_future_memory(policy: str, blocks: int) -> None:
     """Prompts of 8 and answers of 20 tokens, in blocks of 4: seven blocks each, whether reserved or believed."""
-    engine = EngineSettings(kind="toy", slots=3, block_tokens=4, toy_step_ms=20.0)
-    scheduler, running = build(Settings(engine=engine, scheduling=SchedulingSettings(policy)))
+    engine = EngineSettings(kind="toy", slots=3, block_tokens=4)
+    scheduler, running = build(Settings(engine=engine, toy=ToySettings(step_ms=20.0), scheduling=SchedulingSettings(policy)))
     link = Link([[submit(1, 8, max_tokens=20), submit(50, 8, max_tokens=20)]])
     instance = Instance(scheduler, running, link, lambda: None)
     while link.num_ended < 2:
@@ -140,7 +140,7 @@ def test_an_instance_publishes_the_peak_of_its_future_memory(policy: str, blocks
 
 def test_the_end_of_a_step_is_told_only_if_nobody_waits_for_it() -> None:
     """What a loop is told while it waits for the step itself it would take for the end of the next one."""
-    settings = Settings(engine=EngineSettings(kind="toy", slots=1, toy_step_ms=100.0, steps_ahead=1))
+    settings = Settings(engine=EngineSettings(kind="toy", slots=1, steps_ahead=1), toy=ToySettings(step_ms=100.0))
     scheduler, toy = build(settings)
     engine, told = EngineThread(lambda: toy), threading.Semaphore(0)
     engine.on_done(told.release)
@@ -202,8 +202,8 @@ def gaps_of(link: Link) -> tuple[int, float]:
 
 @pytest.mark.parametrize("steps_ahead", [0, 1])
 def test_gaps_between_steps_with_work_waiting_are_counted_and_none_after_idling(steps_ahead: int) -> None:
-    engine = EngineSettings(kind="toy", slots=1, toy_step_ms=5.0, steps_ahead=steps_ahead)
-    scheduler, running = build(Settings(engine=engine))
+    engine = EngineSettings(kind="toy", slots=1, steps_ahead=steps_ahead)
+    scheduler, running = build(Settings(engine=engine, toy=ToySettings(step_ms=5.0)))
     link = Link([[submit(0, 4, max_tokens=10)]])
     instance = Instance(scheduler, running, link, lambda: None, steps_ahead)
     while link.num_ended < 1:
@@ -221,8 +221,8 @@ def test_gaps_between_steps_with_work_waiting_are_counted_and_none_after_idling(
 
 def test_a_step_ahead_leaves_no_gap_and_one_after_the_other_leaves_the_loops_own_time() -> None:
     def mean_gap_s(steps_ahead: int) -> float:
-        engine = EngineSettings(kind="toy", slots=4, toy_step_ms=20.0, steps_ahead=steps_ahead)
-        scheduler, running = build(Settings(engine=engine))
+        engine = EngineSettings(kind="toy", slots=4, steps_ahead=steps_ahead)
+        scheduler, running = build(Settings(engine=engine, toy=ToySettings(step_ms=20.0)))
         link = Link([[submit(number, 8, max_tokens=12) for number in range(4)]])
         instance = Instance(scheduler, running, link, lambda: None, steps_ahead)
         while link.num_ended < 4:

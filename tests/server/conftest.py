@@ -27,7 +27,7 @@ def gapless(toy_model: Path) -> Iterator[Gapless]:
         **{
             "model.directory": toy_model,
             "engine.kind": "toy",
-            "engine.toy_step_ms": 5,
+            "toy.step_ms": 5,
             "streams.dead_after_s": 3,
         }
     )

@@ -184,7 +184,7 @@ class Control:
 
 
 def serve(model: str, directory: Path) -> Gapless:
-    toy = {"model.directory": write_toy_model(directory), "engine.kind": "toy", "engine.toy_step_ms": 3}
+    toy = {"model.directory": write_toy_model(directory), "engine.kind": "toy", "toy.step_ms": 3}
     return Gapless(**({} if model == "bundled" else toy), **{"server.verbose": "true"})  # so that it says what is left when it ends
 
 

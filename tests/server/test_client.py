@@ -153,7 +153,7 @@ def test_twenty_tasks_share_one_client(gapless: Gapless, expected: Expected) -> 
 
 
 def test_a_full_server_is_asked_again_until_it_has_room(toy_model: Path) -> None:
-    served = Gapless(**{"model.directory": toy_model, "engine.kind": "toy", "engine.toy_step_ms": 5, "streams.max_open": 1})
+    served = Gapless(**{"model.directory": toy_model, "engine.kind": "toy", "toy.step_ms": 5, "streams.max_open": 1})
     try:
         with Client(url(served), retries=Retries(attempts=1)) as hasty, Client(url(served), retries=Retries(attempts=20)) as patient:
             holder = hasty.stream(PROMPT, **LONG)

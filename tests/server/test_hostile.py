@@ -40,7 +40,7 @@ TOGETHER = tuple(kind for kind in COUNTS if kind not in ALONE)
 
 @pytest.fixture(scope="module")
 def gapless(toy_model: Path) -> Iterator[Gapless]:
-    served = Gapless(**{"model.directory": toy_model, "engine.kind": "toy", "engine.toy_step_ms": 3})
+    served = Gapless(**{"model.directory": toy_model, "engine.kind": "toy", "toy.step_ms": 3})
     yield served
     assert served.stop() == 0, served.log
 

@@ -24,7 +24,7 @@ LONGEST = {"text_input": ONE, "max_tokens": 2040, "min_tokens": 2040}
 SHORT = {"text_input": ONE, "max_tokens": 2, "min_tokens": 2}
 SETTINGS = {
     "engine.kind": "toy",
-    "engine.toy_step_ms": 5,
+    "toy.step_ms": 5,
     "engine.slots": 1,
     "streams.max_open": 5,
     "streams.max_queued_tokens": 40,

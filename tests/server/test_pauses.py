@@ -68,7 +68,7 @@ def served(toy_model: Path, runtime_directory: Path) -> Iterator[Gapless]:
     """A server of its own, with its run directory where the test can reach it."""
     made = Gapless(
         {"RUNTIME_DIRECTORY": str(runtime_directory)},
-        **{"model.directory": toy_model, "engine.kind": "toy", "engine.toy_step_ms": 5, "streams.dead_after_s": 3},
+        **{"model.directory": toy_model, "engine.kind": "toy", "toy.step_ms": 5, "streams.dead_after_s": 3},
     )
     yield made
     assert made.stop() == 0, made.log
@@ -148,7 +148,7 @@ def test_a_tokenizer_in_an_endless_loop_is_replaced(toy_model: Path, tmp_path: P
     repository = tmp_path / "model_repository"
     shutil.copytree(ROOT / "model_repository", repository)
     (repository / "tokenizer/1/model.py").write_text(LOOPS)
-    settings = {"model.directory": toy_model, "engine.kind": "toy", "engine.toy_step_ms": 5, "streams.dead_after_s": 3}
+    settings = {"model.directory": toy_model, "engine.kind": "toy", "toy.step_ms": 5, "streams.dead_after_s": 3}
     served = Gapless(**settings, **{"server.model_repository": repository})
     streams = Streams(served)
     hanging = HttpOnlooker(served.http_port, {"text_input": "for ever", "max_tokens": 5})

@@ -63,7 +63,7 @@ class Moody:
         self._mood = directory / "mood"
         self.set(WELL)
         (repository / "length_predictor/1/model.py").write_text(MOODY.replace("{mood}", str(self._mood)))
-        settings = {"model.directory": toy_model, "engine.kind": "toy", "engine.toy_step_ms": 5, "engine.slots": 2}
+        settings = {"model.directory": toy_model, "engine.kind": "toy", "toy.step_ms": 5, "engine.slots": 2}
         self.gapless = Gapless(**settings, **{"server.model_repository": repository, "prediction.sample_every_s": 0})
 
     def set(self, mood: str) -> None:

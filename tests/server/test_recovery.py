@@ -56,7 +56,7 @@ def test_streams_go_on_when_the_instance_stalls(gapless: Gapless, expected: Expe
 
 def test_only_the_request_that_kills_every_instance_is_failed(toy_model: Path, expected: Expected) -> None:
     """Token 511 kills the toy engine's process. Its neighbours see two crashes, re-enter one at a time, and end with their text."""
-    served = Gapless(**{"model.directory": toy_model, "engine.kind": "toy", "engine.toy_step_ms": 5, "engine.toy_poison_token": 511})
+    served = Gapless(**{"model.directory": toy_model, "engine.kind": "toy", "toy.step_ms": 5, "toy.poison_token": 511})
     check_that_only_the_poisonous_request_fails(served, expected)
     assert served.stop() == 0
 
@@ -238,7 +238,7 @@ def is_in(group: int, process: psutil.Process) -> bool:
 
 
 def test_one_request_too_many_is_refused_at_once_and_costs_the_open_one_nothing(toy_model: Path, expected: Expected) -> None:
-    served = Gapless(**{"model.directory": toy_model, "engine.kind": "toy", "engine.toy_step_ms": 5, "streams.max_open": 1})
+    served = Gapless(**{"model.directory": toy_model, "engine.kind": "toy", "toy.step_ms": 5, "streams.max_open": 1})
     client = served.grpc()
     longer = {"max_tokens": 1500, "min_tokens": 1500}  # eight seconds
     answer = client.ask(text_input=PROMPT, **longer)
@@ -264,7 +264,7 @@ def test_a_port_in_use_is_named(toy_model: Path) -> None:
 
 
 def test_ctrl_c_drains_and_leaves_no_process_socket_or_shared_memory(toy_model: Path, expected: Expected) -> None:
-    served = Gapless(**{"model.directory": toy_model, "engine.kind": "toy", "engine.toy_step_ms": 5})
+    served = Gapless(**{"model.directory": toy_model, "engine.kind": "toy", "toy.step_ms": 5})
     run_name = next(word for process in served.processes() for word in process.cmdline() if "/gapless-" in word)
     run_name = Path(run_name).parts[2]
     client = served.grpc()
@@ -281,7 +281,7 @@ def test_ctrl_c_drains_and_leaves_no_process_socket_or_shared_memory(toy_model: 
 
 
 def test_what_is_still_open_when_draining_has_to_end_is_told_so_once(toy_model: Path) -> None:
-    served = Gapless(**{"model.directory": toy_model, "engine.kind": "toy", "engine.toy_step_ms": 5, "server.drain_s": 1})
+    served = Gapless(**{"model.directory": toy_model, "engine.kind": "toy", "toy.step_ms": 5, "server.drain_s": 1})
     ten_seconds = {"text_input": "x", "max_tokens": 2000, "min_tokens": 2000, "stream": True}
     with ThreadPoolExecutor() as clients, doors.GrpcDoor(served.grpc_port) as grpc_door:
         answers = [

@@ -46,7 +46,7 @@ def filled(directory: Path) -> Iterator[None]:
 @pytest.fixture
 def with_small_shm(toy_model: Path) -> Iterator[Gapless]:
     """A server with a /dev/shm of its own, of SHM_BYTES."""
-    served = Gapless({}, NAMESPACE, **{"model.directory": toy_model, "engine.kind": "toy", "engine.toy_step_ms": 5})
+    served = Gapless({}, NAMESPACE, **{"model.directory": toy_model, "engine.kind": "toy", "toy.step_ms": 5})
     yield served
     assert served.stop() == 0, served.log
 

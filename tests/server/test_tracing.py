@@ -98,7 +98,7 @@ def _of_json(body: bytes) -> list[Span]:
 @pytest.fixture(scope="module")
 def traced(toy_model: Path) -> Iterator[tuple[Gapless, Receiver]]:
     receiver = Receiver()
-    settings = {"model.directory": toy_model, "engine.kind": "toy", "engine.toy_step_ms": 5, "server.trace_url": receiver.url}
+    settings = {"model.directory": toy_model, "engine.kind": "toy", "toy.step_ms": 5, "server.trace_url": receiver.url}
     gapless = Gapless(**settings)
     yield gapless, receiver
     code, log = gapless.stop(), gapless.log

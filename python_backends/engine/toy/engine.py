@@ -3,7 +3,7 @@
 The sum is taken over what stands in the KV blocks of the slot's block table row, so that a wrong block, a stale row, a lost or a
 doubled token changes the answer. Bad words and log-probabilities are there, by rules as simple; penalties and what restricts a draw
 change nothing. It keeps the manners of a real engine (device-side rows, stop flags, steps launched ahead, a device that works while the
-loop goes on) and costs nothing, so tests of everything around an engine use it; `engine.toy_step_ms` makes it as slow as a real one.
+loop goes on) and costs nothing, so tests of everything around an engine use it; `toy.step_ms` makes it as slow as a real one.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class ToyEngine:
             block_tokens=engine.block_tokens,
             fingerprint="toy",
         )
-        self._step_s = engine.toy_step_ms / 1000
-        self._poison = engine.toy_poison_token
+        self._step_s = settings.toy.step_ms / 1000
+        self._poison = settings.toy.poison_token
         self._rows: dict[int, _Row] = {}
         self._kv: Ids = np.full((num_blocks, engine.block_tokens), -1, np.int32)
         self._outputs: deque[StepOutput] = deque()

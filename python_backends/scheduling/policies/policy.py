@@ -1,7 +1,7 @@
 """What a policy is made of: functions that answer and change nothing but what a `View` counts.
 
-`select` sees the waiting in their order and a `View` of what is free, and returns those to admit. `rank` puts the waiting into order (none:
-by priority and arrival, see `waiting`). `victim` says who makes way when KV blocks run out.
+`select` sees the waiting in their order and a `View` of what is free, and returns those to admit. `rank` puts the waiting into order
+(none: by priority and arrival, see `waiting`). `victim` says who makes way when KV blocks run out.
 """
 
 from __future__ import annotations

@@ -1,0 +1,36 @@
+"""Every setting, declared once in `sections/`: default, range and meaning.
+
+Any room may read them; nothing writes them after the start.
+"""
+
+from python_backends.settings.all_settings import ROOT, Settings
+from python_backends.settings.reading import dump, load, undump
+from python_backends.settings.sections.engine import EngineSettings
+from python_backends.settings.sections.limits import LimitSettings
+from python_backends.settings.sections.model import ModelSettings
+from python_backends.settings.sections.prediction import PredictionSettings
+from python_backends.settings.sections.scheduling import PREDICTED_POLICIES, SchedulingSettings
+from python_backends.settings.sections.server import ServerSettings
+from python_backends.settings.sections.streams import StreamSettings
+from python_backends.settings.sections.tensorrt_llm import TensorRTLLMSettings
+from python_backends.settings.sections.toy import ToySettings
+from python_backends.settings.setting import SettingsError
+
+__all__ = [
+    "PREDICTED_POLICIES",
+    "ROOT",
+    "EngineSettings",
+    "LimitSettings",
+    "ModelSettings",
+    "PredictionSettings",
+    "SchedulingSettings",
+    "ServerSettings",
+    "Settings",
+    "SettingsError",
+    "StreamSettings",
+    "TensorRTLLMSettings",
+    "ToySettings",
+    "dump",
+    "load",
+    "undump",
+]

@@ -1,0 +1,51 @@
+"""All settings of one server, in sections. Frozen: they are checked once and never written again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from python_backends.settings.sections.engine import EngineSettings
+from python_backends.settings.sections.limits import LimitSettings
+from python_backends.settings.sections.model import ModelSettings
+from python_backends.settings.sections.prediction import PredictionSettings
+from python_backends.settings.sections.scheduling import PREDICTED_POLICIES, SchedulingSettings
+from python_backends.settings.sections.server import ServerSettings
+from python_backends.settings.sections.streams import StreamSettings
+from python_backends.settings.sections.tensorrt_llm import TensorRTLLMSettings
+from python_backends.settings.sections.toy import ToySettings
+
+ROOT = Path(__file__).resolve().parents[2]
+TITLES = {  # of sections that most servers do not need
+    "toy": 'engine.kind = "toy" only',
+    "tensorrt_llm": 'engine.kind = "tensorrt_llm" only: docs/tensorrt_llm.md',
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    model: ModelSettings = field(default_factory=ModelSettings)
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    toy: ToySettings = field(default_factory=ToySettings)
+    tensorrt_llm: TensorRTLLMSettings = field(default_factory=TensorRTLLMSettings)
+    scheduling: SchedulingSettings = field(default_factory=SchedulingSettings)
+    prediction: PredictionSettings = field(default_factory=PredictionSettings)
+    streams: StreamSettings = field(default_factory=StreamSettings)
+    limits: LimitSettings = field(default_factory=LimitSettings)
+    server: ServerSettings = field(default_factory=ServerSettings)
+
+    @property
+    def predicts_lengths(self) -> bool:
+        """Whether lengths are predicted and learned: if the policy uses them."""
+        return self.prediction.enabled and self.scheduling.policy in PREDICTED_POLICIES
+
+    @property
+    def steps_ahead(self) -> int:
+        """Steps that are launched before the oldest is read."""
+        chosen = self.engine.steps_ahead
+        return chosen if chosen >= 0 else int(self.model.device != "cpu")
+
+    @property
+    def model_directory(self) -> Path:
+        path = Path(self.model.directory)
+        return path if path.is_absolute() else ROOT / path

@@ -1,0 +1,1 @@
+"""The sections of gapless.toml, one file each. Others use them through `python_backends.settings`."""

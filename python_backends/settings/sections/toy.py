@@ -1,0 +1,13 @@
+"""[toy]: the engine of the tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from python_backends.settings.setting import setting
+
+
+@dataclass(frozen=True, slots=True)
+class ToySettings:
+    step_ms: float = setting(0.0, "how long a step takes", 0.0, 3_600_000.0)
+    poison_token: int = setting(-1, "the process dies when it computes this token; -1: never", -1, 1 << 30)

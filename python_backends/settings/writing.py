@@ -1,0 +1,58 @@
+"""Writes what the declarations say: `gapless.toml`, and the list of settings for --help."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import textwrap
+from typing import Any
+
+from python_backends.settings.all_settings import TITLES, Settings
+from python_backends.settings.setting import allowed
+
+WIDTH = 110
+COMMENT_AT = 32  # the column of comments
+HEAD = """\
+# Every setting of Gapless, with its default. Written from the declarations in python_backends/settings by `make settings`; change the
+# values as you like. `make serve` reads this file. The environment goes before it, as GAPLESS_ENGINE__SLOTS=64, and before both go
+# MODEL=…, DEVICE=…, DTYPE=…, SLOTS=… and SET="section.field=value …" of the command line.
+"""
+
+
+def gapless_toml() -> str:
+    return HEAD + "".join(_section_lines(section) for section in dataclasses.fields(Settings))
+
+
+def help_text() -> str:
+    """One paragraph for each setting: its name, default, what is allowed, its meaning."""
+    return "\n".join(_help(section.name, field) for section in dataclasses.fields(Settings) for field in _fields(section))
+
+
+def _fields(section: dataclasses.Field[Any]) -> tuple[dataclasses.Field[Any], ...]:
+    assert isinstance(section.default_factory, type)
+    return dataclasses.fields(section.default_factory)
+
+
+def _section_lines(section: dataclasses.Field[Any]) -> str:
+    title = f"[{section.name}]"
+    if section.name in TITLES:
+        title = f"{title:{COMMENT_AT - 1}} # {TITLES[section.name]}"
+    return "\n".join(["", title, *map(_line, _fields(section)), ""])
+
+
+def _line(field: dataclasses.Field[Any]) -> str:
+    """The setting, and its meaning in as many lines as it takes."""
+    assigned = f"{field.name} = {_value(field.default)}"
+    lines = textwrap.wrap(allowed(field).meaning, WIDTH - COMMENT_AT)
+    first = f"{assigned:{COMMENT_AT - 1}} # {lines[0]}"
+    return "\n".join([first, *(f"{'':{COMMENT_AT}}# {line}" for line in lines[1:])])
+
+
+def _value(value: Any) -> str:
+    return json.dumps(value)
+
+
+def _help(section: str, field: dataclasses.Field[Any]) -> str:
+    what = allowed(field)
+    limits = f" ({what.text})" if what.text and not what.choices else ""
+    return f"{section}.{field.name} = {_value(field.default)}{limits}\n" + textwrap.indent(textwrap.fill(what.meaning, 92), " " * 8)
