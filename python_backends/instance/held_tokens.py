@@ -42,5 +42,5 @@ class HeldTokens:
 
 
 def _can_wait(message: FromInstance) -> bool:
-    """Tokens of which none is the first of an answer or the last. Only a run's first step may bring first ones."""
-    return isinstance(message, Tokens) and not message.finishes.any() and (message.further > 0 or bool(message.firsts.all()))
+    """Tokens of which none is the first of an answer or the last."""
+    return isinstance(message, Tokens) and not message.finishes.any() and bool(message.indices.all())

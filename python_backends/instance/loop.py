@@ -125,7 +125,7 @@ class Instance:
 
     def _submit(self, message: Submit) -> None:
         try:
-            self.scheduler.submit(message.request, message.delivered, message.epoch)
+            self.scheduler.submit(message.request, message.delivered, message.request_epoch)
         except ValueError as error:
             self._publish([Failed(message.request.request_id, str(error))])
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from python_backends.nouns.request import Finish, Floats, Ids, LengthPrediction, ModelLimits, Noun, Request
-from python_backends.nouns.step import RowLogProbs, Started, Tokens
+from python_backends.nouns.step import Started, Tokens
 
 Array = NDArray[Any]
 Reader = Callable[[bytes | memoryview], Any]
@@ -39,11 +39,11 @@ class Hello(Noun, frozen=True):
 
 
 class Submit(Noun, frozen=True, eq=False):
-    """A request that is to go on behind the output tokens `delivered`, as life `epoch` of its stream."""
+    """A request that is to go on behind the output tokens `delivered`, as life `request_epoch` of its stream."""
 
     request: Request
     delivered: Ids  # [n]
-    epoch: int
+    request_epoch: int
 
 
 class Predicted(Noun, frozen=True, eq=False):
@@ -98,14 +98,6 @@ class Failed(Noun, frozen=True):
     error: str
 
 
-class MoreTokens(Noun, frozen=True, eq=False):
-    """One more step of the rows that the last Tokens of this session named. Its tokens are a frame of their own: `wires/token_runs`."""
-
-    further: int  # tokens that every row has gone on since the first step of the run
-    finishes: NDArray[np.uint8] | None  # [n] Finish; None: all go on
-    log_probs: RowLogProbs | None
-
-
 class Load(Noun, frozen=True):
     """Heartbeat of an instance, and what it carries at the moment."""
 
@@ -127,7 +119,7 @@ class Load(Noun, frozen=True):
 
 
 ToInstance = Hello | Submit | Predicted | Cancel | Pace
-FromInstance = Hello | Started | Tokens | MoreTokens | Flush | Load | Failed
+FromInstance = Hello | Started | Tokens | Flush | Load | Failed
 
 
 def new_incarnation() -> str:

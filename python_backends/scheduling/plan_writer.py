@@ -1,7 +1,7 @@
 """Writes the plan of each step: the rows that decode, then chunks of prompts, within the token budget and what a step may take.
 
-Owns the numbers of the steps and the steady run: as long as the same rows decode and nobody changes anything, the next plan is the last
-one a token further, whatever the number of rows. Decides neither who has a slot nor who makes way. Called by the slot scheduler.
+Owns the numbers of the steps, and the run: as long as the same rows decode and nothing else happens, the next plan is the last one, one
+token further, whatever the number of rows. Decides neither who has a slot nor who makes way. Called by the slot scheduler.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ class PlanWriter:
         self.num_steps = 0  # planned so far
         self._last: StepPlan  # written
         self._rows: Rows  # of the last plan, if it is of decodes alone
-        self._num_steady_steps = 0  # that may follow it unless something changes
+        self._num_more_steps = 0  # of its run that may follow unless something changes
 
     @property
-    def is_steady(self) -> bool:
-        """Whether the next step is the last one's rows, each a token further, unless somebody comes or goes."""
-        return self._num_steady_steps > 0 and not self._allocator.has_operations
+    def is_in_run(self) -> bool:
+        """Whether the next step has the same rows as the last one, each one token further, unless a request comes or goes."""
+        return self._num_more_steps > 0 and not self._allocator.has_operations
 
     def go_on(self) -> StepPlan:
-        """The next plan of a steady run."""
-        self._num_steady_steps -= 1
-        self._slots.decode(self._rows)
-        self._last = self._last.goes_on(self.next_number())
+        """The next plan of the run."""
+        self._num_more_steps -= 1
+        self._slots.plan_decodes(self._rows)
+        self._last = self._last.next_in_run(self.next_number())
         return self._last
 
     def write(self) -> StepPlan | None:
         """The plan of all that is to be done now; None if that is nothing: operations wait for the next step that has work."""
-        self._num_steady_steps = 0
+        self._num_more_steps = 0
         decodes = self._slots.decoding()
         chunks = self._chunks(decodes)
         if not len(decodes) and not chunks:
@@ -57,7 +57,7 @@ class PlanWriter:
         self._last = self._plan(decodes, chunks)
         if not chunks and self._static_slots:
             self._rows = rows_of(decodes)
-            self._num_steady_steps = self._slots.num_steady_steps(self._rows)
+            self._num_more_steps = self._slots.num_more_steps(self._rows)
         return self._last
 
     def next_number(self) -> int:
@@ -105,15 +105,13 @@ class PlanWriter:
         slots = np.concatenate([decodes, np.array([slot for slot, _, _ in chunks], np.int32)])
         starts = np.concatenate([table.planned[decodes] - 1, np.array([start for _, start, _ in chunks], np.int32)])
         lengths = np.concatenate([np.ones(count, np.int32), np.array([length for _, _, length in chunks], np.int32)])
-        table.computed[slots] = starts + lengths
-        samples = table.computed[slots] >= table.targets[slots]
-        table.planned[slots[samples]] += 1
+        samples = table.plan_spans(slots, starts + lengths)
         return StepPlan(
             number=self.next_number(),
             operations=self._allocator.take_operations(),
             slots=slots,
-            epochs=table.epochs[slots],
-            firsts=starts,
+            slot_generations=table.generations[slots],
+            first_starts=starts,
             lengths=lengths,
             kinds=np.repeat(np.array([SpanKind.DECODE, SpanKind.PREFILL], np.uint8), [count, len(chunks)]),
             samples=samples,

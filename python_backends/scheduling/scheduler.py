@@ -3,7 +3,7 @@
 Owns the sequences and decides who gets a slot and who makes way; touches no tensor. The allocator carries that out, the plan writer
 says what a step computes, the booking what came of it. The instance loop calls `submit` and `cancel` for what came in, `plan` for the
 next step, and `apply` with what the engine made of it; plans may be some steps ahead of what has been applied. Work per step grows with
-what changes: a steady step looks at no row by itself.
+what changes: a step of a run looks at no row by itself.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class SlotScheduler:
     def is_idle(self) -> bool:
         return not self._sequences and not self._in_flight
 
-    def submit(self, request: Request, delivered: Ids, epoch: int = 0) -> None:
+    def submit(self, request: Request, delivered: Ids, request_epoch: int = 0) -> None:
         """Takes a request that is to go on behind the output tokens `delivered`. The door has checked that it fits the model.
 
         Raises ValueError if it doesn't after all: an engine that looked up such a token id would end, and all streams with it.
@@ -116,7 +116,7 @@ class SlotScheduler:
             raise ValueError(f"one more token than {num_tokens} doesn't fit into {self.limits.max_model_tokens}")
         check_ids(request, delivered, self.limits.vocab_size)
         self.cancel(request.request_id)  # an earlier life of the same request, if its scheduler had given us up
-        sequence = Sequence(request, delivered, self._arrivals, epoch, self._clock())
+        sequence = Sequence(request, delivered, self._arrivals, request_epoch, self._clock())
         self._arrivals += 1
         self._sequences[request.request_id] = sequence
         self._waiting.add(sequence)
@@ -165,7 +165,7 @@ class SlotScheduler:
         """The next step, or None if there is nothing to do before more requests or outputs come."""
         if self._in_flight >= self._max_in_flight:
             return None
-        if self._plans.is_steady and not self._is_admission_due():
+        if self._plans.is_in_run and not self._is_admission_due():
             plan: StepPlan | None = self._plans.go_on()
         else:
             if not self._grow():  # an evicted sequence would only push the next one out
@@ -180,7 +180,7 @@ class SlotScheduler:
         if plan.number >= self._last_leave and not len(plan.tokens):  # decode rows, all still there
             tokens, ended = self._booking.book_all(plan, output)
         else:
-            tokens, ended = self._booking.book_current(plan.slots[plan.samples], plan.epochs[plan.samples], output)
+            tokens, ended = self._booking.book_current(plan.slots[plan.samples], plan.slot_generations[plan.samples], output)
         self._finish(ended)
         return tokens
 

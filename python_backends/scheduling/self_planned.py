@@ -24,7 +24,7 @@ from python_backends.settings import SchedulingSettings
 
 LIKELY = QUANTILE_LEVELS.index(0.9)
 NONE = np.zeros(0, np.int32)
-NO_SPANS: dict[str, Any] = dict.fromkeys(("slots", "epochs", "firsts", "lengths", "tokens"), NONE)
+NO_SPANS: dict[str, Any] = dict.fromkeys(("slots", "slot_generations", "first_starts", "lengths", "tokens"), NONE)
 NO_SPANS |= {"kinds": np.zeros(0, np.uint8), "samples": np.zeros(0, np.bool_)}
 NO_TOKENS = Tokens(np.zeros(0, np.int64), NONE, NONE, NONE, np.zeros(0, np.uint8))
 
@@ -48,13 +48,13 @@ class CountingAllocator(Allocator):
         sequence.reserved_blocks = self._reservation(sequence)
         sequence.blocks = np.array(self.blocks.take(sequence.reserved_blocks), np.int32)
         slot = self.slots.seat(sequence, len(sequence.tokens), self._limit(sequence))
-        self._started.append(Started(sequence.request_id, sequence.epoch, 0))
+        self._started.append(Started(sequence.request_id, sequence.request_epoch, 0))
         self._operations.append(self._admission(sequence, slot))
         return 0
 
     def unseat(self, sequence: Sequence) -> None:
         """Its slot is vacant, and free once the engine lets go of it."""
-        release = Release(sequence.slot, int(self.slots.epochs[sequence.slot]))
+        release = Release(sequence.slot, int(self.slots.generations[sequence.slot]))
         self.slots.vacate(sequence)
         self._operations.append(release)
         self._leaving[release] = sequence.blocks
@@ -103,7 +103,7 @@ class SelfPlannedScheduler(SlotScheduler):
         self._in_flight -= 1
         tokens = self._book_all(output) if len(output.slots) else NO_TOKENS
         for failure in output.failures:
-            self._fail(failure.slot, failure.epoch, failure.error)
+            self._fail(failure.slot, failure.slot_generation, failure.error)
         for release in output.released:
             self._allocator.let_go(release)
         return tokens
@@ -115,13 +115,13 @@ class SelfPlannedScheduler(SlotScheduler):
 
     def _book_all(self, output: GatheredOutput) -> Tokens:
         table = self.slots
-        tokens, ended = self._booking.book_current(output.slots, output.epochs, output)
+        tokens, ended = self._booking.book_current(output.slots, output.slot_generations, output)
         self._finish(ended)
-        table.planned[output.slots] = table.computed[output.slots] = table.known[output.slots]
+        table.follow(output.slots)
         return tokens
 
-    def _fail(self, slot: int, epoch: int, error: str) -> None:
+    def _fail(self, slot: int, generation: int, error: str) -> None:
         sequence = self.slots.sequences[slot]
-        if sequence is not None and self.slots.epochs[slot] == epoch:
+        if sequence is not None and self.slots.generations[slot] == generation:
             self._failed.append(Failed(sequence.request_id, error))
             self._finish([slot])

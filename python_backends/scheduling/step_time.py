@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from python_backends.nouns.request import Ids
 from python_backends.nouns.step import StepPlan
 
 FEATURES = ("constant", "decode row", "KV token", "prefill token", "prefill KV token")
@@ -69,7 +68,7 @@ class StepTime:
         self._usual_error_s = 0.0
         self._count = 0
         self._observed: list[tuple[float, ...]] = []  # loads and seconds, not yet learned from
-        self._firsts: Ids | None = None  # of the latest plan
+        self._run = -1  # of the latest plan
         self._first_kv_tokens = 0  # their sum over its decode rows
 
     def seconds(self, decode_rows: float, kv_tokens: float, prefill: float = 0, prefill_kv: float = 0) -> float:
@@ -99,14 +98,14 @@ class StepTime:
         return token_s * lengths + attended_s * lengths**2 / 2
 
     def loads(self, plan: StepPlan) -> tuple[int, int, int, float]:
-        """The arguments of `seconds` for a step. In a steady run nothing is added up again."""
+        """The arguments of `seconds` for a step. In a run nothing is added up again."""
         rows = plan.num_decodes if len(plan.tokens) else len(plan.slots)  # they come first
-        if plan.firsts is not self._firsts:
-            self._firsts, self._first_kv_tokens = plan.firsts, int(plan.firsts[:rows].sum())
+        if plan.run != self._run:
+            self._run, self._first_kv_tokens = plan.run, int(plan.first_starts[:rows].sum())
         attended = 0.0
         if len(plan.tokens):
             attended = float(chunk_kv_tokens(plan.starts[rows:].astype(np.int64), plan.lengths[rows:]).sum())
-        return rows, self._first_kv_tokens + rows * (plan.further + 1), len(plan.tokens), attended
+        return rows, self._first_kv_tokens + rows * (plan.step_in_run + 1), len(plan.tokens), attended
 
     def expected_s(self, plan: StepPlan) -> float:
         return self.seconds(*self.loads(plan))

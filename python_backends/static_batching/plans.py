@@ -8,7 +8,6 @@ it is not valid. Decides nothing but when memory is used up. Called by `mode`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -40,7 +39,7 @@ class BatchPlans:
         operations = self._prefill_operations() if self._steps == 0 else self._growth()
         self._steps += 1
         if self._last is not None and self._last.starts.max() + 1 < self._limits.max_model_tokens:
-            self._last = replace(self._last.goes_on(self._steps), operations=tuple(operations))
+            self._last = self._last.next_in_run(self._steps, tuple(operations))
             return self._last
         plan = self._write(operations)
         self._last = plan if self._steps > 1 else None
@@ -53,8 +52,8 @@ class BatchPlans:
             number=self._steps,
             operations=tuple(operations),
             slots=self._slots,
-            epochs=np.ones(count, np.int32),
-            firsts=starts,
+            slot_generations=np.ones(count, np.int32),
+            first_starts=starts,
             lengths=self._prompts if kind is SpanKind.PREFILL else np.ones(count, np.int32),
             kinds=np.full(count, kind, np.uint8),
             samples=np.ones(count, np.bool_),

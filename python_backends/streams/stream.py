@@ -23,7 +23,6 @@ class Stream:
         "crash_mark",
         "crashes",
         "early",
-        "epoch",
         "error",
         "finish",
         "first_token_ns",
@@ -33,6 +32,7 @@ class Stream:
         "num_sent",
         "prediction",
         "request",
+        "request_epoch",
         "seated",
         "sender",
         "started_ns",
@@ -48,7 +48,7 @@ class Stream:
         self.tokens: list[int] = []
         self.log_probs = StreamLogProbs(request.sampling.num_top_log_probs) if request.sampling.log_probs else None
         self.early: dict[int, tuple[int, int, TokenLogProbs]] = {}  # index -> token, finish and more that came before its turn
-        self.epoch = 0  # lives of the request: one more at every re-admission
+        self.request_epoch = 0  # lives of the request: one more at every re-admission
         self.submitted = False  # an instance has it
         self.seated = False  # in a slot there
         self.finish = Finish.RUNNING

@@ -1,6 +1,6 @@
 """Open streams as the instance has them: whom it was given, who has a slot there, and what it is still to be told.
 
-Owns what a stream says of that (`submitted`, `seated`, `epoch`) and whether there is an instance. Used by the stream table.
+Owns what a stream says of that (`submitted`, `seated`, `request_epoch`) and whether there is an instance. Used by the stream table.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Submissions:
         for stream in chosen:
             stream.submitted = True
             del self._unsubmitted[stream.request_id]
-        submits = [Submit(stream.request, np.array(stream.tokens, np.int32), stream.epoch) for stream in chosen]
+        submits = [Submit(stream.request, np.array(stream.tokens, np.int32), stream.request_epoch) for stream in chosen]
         return [*submits, *(Predicted(stream.request_id, stream.prediction) for stream in chosen if stream.prediction is not None)]
 
     def _seat(self, stream: Stream, seated: bool) -> None:
@@ -97,7 +97,7 @@ class Submissions:
         """No instance has the request any more."""
         self._seat(stream, False)
         stream.submitted = False
-        stream.epoch += 1
+        stream.request_epoch += 1
         stream.early.clear()
         if stream.finish == Finish.RUNNING:
             self._unsubmitted[stream.request_id] = stream

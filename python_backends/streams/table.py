@@ -73,7 +73,7 @@ class StreamTable:
 
     def started(self, started: Started) -> None:
         stream = self._streams.get(started.request_id)
-        if stream is None or stream.epoch != started.epoch:
+        if stream is None or stream.request_epoch != started.request_epoch:
             return
         self._submissions.started(stream)
         self._metrics.started(started.num_prefix_hit_tokens)
@@ -85,7 +85,7 @@ class StreamTable:
         """New tokens of one step. Those of an earlier life of a request are dropped."""
         rows = zip(
             tokens.request_ids.tolist(),
-            tokens.epochs.tolist(),
+            tokens.request_epochs.tolist(),
             tokens.indices.tolist(),
             tokens.tokens.tolist(),
             tokens.finishes.tolist(),
@@ -94,7 +94,7 @@ class StreamTable:
         scores, now, count = by_row(tokens.log_probs), self._clock(), 0
         for row, (request_id, epoch, index, token, finish) in enumerate(rows):
             stream = self._streams.get(request_id)
-            if stream is not None and stream.epoch == epoch:
+            if stream is not None and stream.request_epoch == epoch:
                 count += self._append(stream, now, index, token, finish, scores.get(row, UNKNOWN))
         if count:
             self._ready.flush_at(now + int(self.pacing.interval_s * S))

@@ -42,7 +42,7 @@ class StreamSpans:
             self._spans.add("prefill", parent, started_ns, first_ns, num_input_tokens=len(request.prompt))
         if stream.first_token_ns:
             outcome: dict[str, int | str] = {"num_output_tokens": len(stream.tokens), "finish_reason": stream.finish.reason}
-            self._spans.add("decode", parent, first_ns, now_ns, restarts=stream.epoch, **outcome)
+            self._spans.add("decode", parent, first_ns, now_ns, restarts=stream.request_epoch, **outcome)
 
     def close(self) -> None:
         self._spans.close()

@@ -18,7 +18,6 @@ from python_backends.linux.pauses import Silence
 from python_backends.nouns.messages import NOBODY, FromInstance, Hello, ToInstance, new_incarnation, pack, reader
 from python_backends.nouns.request import Feedback, Idle, ModelLimits
 from python_backends.wires.sockets import Wake, address, open_socket, poller_of, received
-from python_backends.wires.token_runs import RunsIn, RunsOut
 
 FROM_INSTANCE = reader(tuple[str, str, tuple[FromInstance, ...]])
 TO_INSTANCE = reader(tuple[str, str, tuple[ToInstance, ...]])
@@ -57,7 +56,6 @@ class SchedulerEnd:
         self._poller = poller_of(self._instances, self._feedback, self._wake.fd)
         self._dead_after_s = dead_after_s
         self._session = new_incarnation()
-        self._runs = RunsIn()  # of this session
         self._peer = b""  # name of the instance
         self._peer_incarnation = NOBODY
         self._num_heard = 0  # frames of this session
@@ -73,8 +71,8 @@ class SchedulerEnd:
         if self._wake.fd in ready:
             self._wake.clear()
         if self._instances in ready:
-            for (name, _, *behind), said in received(self._instances, FROM_INSTANCE, place=1):
-                news += self._from_instance(name, said, behind)
+            for (name, *_), said in received(self._instances, FROM_INSTANCE, place=1):
+                news += self._from_instance(name, said)
         if self._feedback in ready:
             for _, feedback in received(self._feedback, FEEDBACK):
                 news += feedback
@@ -91,11 +89,11 @@ class SchedulerEnd:
         self._context.destroy(linger=0)
         self._wake.close()
 
-    def _from_instance(self, name: bytes, said: tuple[str, str, tuple[Any, ...]], behind: list[bytes]) -> list[Any]:
+    def _from_instance(self, name: bytes, said: tuple[str, str, tuple[Any, ...]]) -> list[Any]:
         sender, receiver, messages = said
         if sender == self._peer_incarnation and receiver == self._session:
             self._num_heard += 1
-            return self._runs.complete([message for message in messages if not isinstance(message, Hello)], behind)
+            return [message for message in messages if not isinstance(message, Hello)]
         news = self._lose() if sender != self._peer_incarnation else []
         self._peer = name
         limits = messages[0].limits if isinstance(messages[0], Hello) else None
@@ -110,7 +108,7 @@ class SchedulerEnd:
         known, self._peer_incarnation = self._peer_incarnation, NOBODY
         if not known:
             return []
-        self._session, self._runs = new_incarnation(), RunsIn()
+        self._session = new_incarnation()
         return [InstanceLost()]
 
     def _send(self, messages: Sequence[ToInstance]) -> None:
@@ -133,7 +131,6 @@ class InstanceEnd:
         self._poller = poller_of(self._socket, self._wake.fd)
         self._incarnation = new_incarnation()
         self._session = NOBODY
-        self._runs = RunsOut()  # of this session
         self._limits = limits
         self._send([Hello(limits)])
 
@@ -145,7 +142,7 @@ class InstanceEnd:
         self._wake.clear()
         for _, (session, _, messages) in received(self._socket, TO_INSTANCE):
             if session != self._session:
-                self._session, self._runs = session, RunsOut()
+                self._session = session
                 news.append(NewSession())
             if any(isinstance(message, Hello) for message in messages):
                 self._send([Hello(self._limits)])
@@ -156,13 +153,13 @@ class InstanceEnd:
         self._wake.call()
 
     def publish(self, messages: Sequence[FromInstance]) -> None:
-        self._send(*self._runs.shorten(messages))
+        self._send(messages)
 
     def close(self) -> None:
         self._context.destroy(linger=0)
         self._wake.close()
 
-    def _send(self, messages: Sequence[FromInstance], behind: Sequence[memoryview] = ()) -> None:
+    def _send(self, messages: Sequence[FromInstance]) -> None:
         """Raises when SEND_LIMIT frames wait: a lost one would leave a stream waiting for ever."""
         frame = pack((self._incarnation, self._session, tuple(messages)))
-        self._socket.send_multipart([frame, *behind], zmq.NOBLOCK)
+        self._socket.send(frame, zmq.NOBLOCK)

@@ -12,12 +12,12 @@ from python_backends.nouns.request import Finish
 from python_backends.nouns.step import Started, Tokens
 
 
-def tokens(*indices: int, further: int = 0, ends: bool = False) -> Tokens:
-    """Of one step: token number `indices[i] + further` of the answer to request i."""
+def tokens(*indices: int, ends: bool = False) -> Tokens:
+    """Of one step: token number `indices[i]` of the answer to request i."""
     count = len(indices)
     finishes = np.full(count, Finish.LENGTH if ends else Finish.RUNNING, np.uint8)
     zeros = np.zeros(count, np.int32)
-    return Tokens(np.arange(count), zeros, np.array(indices, np.int32), zeros, finishes, None, further)
+    return Tokens(np.arange(count), zeros, np.array(indices, np.int32), zeros, finishes)
 
 
 def holding(interval_s: float) -> HeldTokens:
@@ -28,14 +28,14 @@ def holding(interval_s: float) -> HeldTokens:
 
 def test_nothing_is_held_unless_it_is_asked_for() -> None:
     held = HeldTokens()
-    steps = [tokens(3, 4), tokens(3, 4, further=1)]
+    steps = [tokens(3, 4), tokens(4, 5)]
     assert held.put(steps, now_s=1.0) == steps
     assert held.due(math.inf) == []
 
 
 def test_tokens_wait_until_the_next_ones_would_come_too_late() -> None:
     held = holding(0.040)
-    steps = [tokens(3, 4, further=number) for number in range(3)]
+    steps = [tokens(3 + number, 4 + number) for number in range(3)]
     for number, step in enumerate(steps):
         assert held.put([step], now_s=1.0 + 0.015 * number) == []
         assert number == 2 or held.due(next_s=1.0 + 0.015 * (number + 1)) == []
@@ -44,16 +44,11 @@ def test_tokens_wait_until_the_next_ones_would_come_too_late() -> None:
 
 
 def test_a_first_token_and_a_last_one_go_out_at_once_and_take_along_what_was_held() -> None:
-    for urgent in (tokens(3, 0), tokens(3, 4, further=2, ends=True)):
+    for urgent in (tokens(3, 0), tokens(5, 6, ends=True)):
         held, before = holding(0.040), tokens(2, 3)
         assert held.put([before], now_s=1.0) == []
         assert held.put([urgent], now_s=1.010) == [before, urgent]
         assert held.due(next_s=1.050) == [Flush()], "those that were not urgent wait for it, there as here"
-
-
-def test_the_first_step_of_a_run_alone_may_bring_first_tokens() -> None:
-    held = holding(0.040)
-    assert held.put([tokens(0, 0, further=1)], now_s=1.0) == []
 
 
 def test_what_is_no_token_never_waits_and_keeps_its_place() -> None:
@@ -70,7 +65,7 @@ def test_when_nothing_more_is_expected_all_goes_out() -> None:
 
 
 def test_who_is_told_to_hold_nothing_lets_go_of_what_it_held() -> None:
-    held, steps = holding(0.040), [tokens(5), tokens(5, further=1)]
+    held, steps = holding(0.040), [tokens(5), tokens(6)]
     held.put(steps[:1], now_s=1.0)
     held.interval_s = 0.0
     assert held.put(steps[1:], now_s=1.010) == steps

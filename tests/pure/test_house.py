@@ -224,3 +224,34 @@ def test_every_setting_is_read_somewhere() -> None:
     for section in dataclasses.fields(Settings):
         for field in dataclasses.fields(getattr(Settings(), section.name)):
             assert re.search(rf"\.{field.name}\b", code), f"{section.name}.{field.name}"
+
+
+# --- state
+
+
+def test_the_slot_tables_arrays_are_written_by_its_verbs_alone() -> None:
+    """No other module assigns to an element of one of them."""
+    tree = ast.parse((PACKAGE / "scheduling/state/slots.py").read_text())
+    columns = {
+        node.target.attr for node in ast.walk(tree) if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Attribute)
+    }
+    assert {"computed", "planned", "known", "generations", "capacity"} <= columns
+    for path in (PACKAGE / "scheduling").rglob("*.py"):
+        if path.stem != "slots":
+            assert not [name for name in written_elements(ast.parse(path.read_text())) if name in columns], path
+
+
+def written_elements(tree: ast.AST) -> list[str]:
+    """`x` of every `….x[…] = …` and `….x[…] += …`."""
+    targets = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            targets += [each for target in node.targets for each in ast.walk(target)]
+        elif isinstance(node, ast.AugAssign):
+            targets += list(ast.walk(node.target))
+    written = [node.value for node in targets if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
+    return [value.attr for value in written if isinstance(value, ast.Attribute)]
+
+
+def test_a_write_to_an_array_is_found() -> None:
+    assert written_elements(ast.parse("self.slots.computed[slot] = 3\na.b[1] += 1\nc = d.e[2]")) == ["computed", "b"]

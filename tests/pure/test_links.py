@@ -139,7 +139,7 @@ def test_a_restarted_scheduler_finds_the_instance_and_the_instance_drops_what_it
 
 def test_tokens_of_a_run_arrive_whole_and_a_new_session_hears_again_whose_they_are(wires: Wires) -> None:
     ids, zeros = np.array([7, 8], np.int64), np.zeros(2, np.int32)
-    run = [Tokens(ids, zeros, zeros, zeros + 40 + step, zeros.astype(np.uint8), None, step) for step in range(4)]
+    run = [Tokens(ids, zeros, zeros + step, zeros + 40 + step, zeros.astype(np.uint8)) for step in range(4)]
     first, instance = wires.scheduler(), wires.instance()
     wires.hear(first, InstanceReady)
     wires.hear(instance, NewSession)

@@ -66,32 +66,32 @@ class Device:
     """The slots as a device sees them, from nothing but the plans."""
 
     def __init__(self) -> None:
-        self.epochs: dict[int, int] = {}
+        self.generations: dict[int, int] = {}
         self.rows: dict[int, list[int]] = {}  # blocks of each slot
 
     def take(self, plan: StepPlan) -> None:
         for operation in plan.operations:
             self._operate(operation)
-        spans = zip(plan.slots.tolist(), plan.epochs.tolist(), plan.starts.tolist(), plan.lengths.tolist(), strict=True)
+        spans = zip(plan.slots.tolist(), plan.slot_generations.tolist(), plan.starts.tolist(), plan.lengths.tolist(), strict=True)
         assert len(set(plan.slots.tolist())) == len(plan.slots), "a slot has one span a step"
-        for slot, epoch, start, length in spans:
-            assert self.epochs[slot] == epoch, "a span is for who sits there"
+        for slot, generation, start, length in spans:
+            assert self.generations[slot] == generation, "a span is for who sits there"
             self._write(slot, start, start + length)
 
     def _operate(self, operation: Admit | Grow | Release) -> None:
         if isinstance(operation, Admit):
-            assert operation.slot not in self.epochs, "a slot belongs to one sequence"
-            self.epochs[operation.slot] = operation.epoch
+            assert operation.slot not in self.generations, "a slot belongs to one sequence"
+            self.generations[operation.slot] = operation.slot_generation
             self.rows[operation.slot] = operation.blocks.tolist()
             return
-        assert self.epochs[operation.slot] == operation.epoch, "an operation is for who sits there"
+        assert self.generations[operation.slot] == operation.slot_generation, "an operation is for who sits there"
         if isinstance(operation, Grow):
             row, last = self.rows[operation.slot], operation.first + len(operation.blocks)
             assert operation.first <= len(row)
             assert last <= len(row) or operation.first == len(row), "more blocks follow, others replace"
             row[operation.first : last] = operation.blocks.tolist()
         else:
-            del self.epochs[operation.slot], self.rows[operation.slot]
+            del self.generations[operation.slot], self.rows[operation.slot]
 
     def _write(self, slot: int, start: int, end: int) -> None:
         written = set(self.rows[slot][start // BLOCK_TOKENS : -(-end // BLOCK_TOKENS)])
@@ -280,7 +280,7 @@ class SchedulerStates(RuleBasedStateMachine):
     def launch(self, plan: StepPlan) -> None:
         self.device.take(plan)
         seats = {sequence.slot: sequence.request_id for sequence in self.scheduler.slots.running()}
-        assert set(self.device.epochs) == set(seats), "who has ended or was cancelled has left the device with this step"
+        assert set(self.device.generations) == set(seats), "who has ended or was cancelled has left the device with this step"
         assert set(seats.values()) == self.seated
         assert plan.num_tokens <= self.scheduler.token_budget or self.rules == "orca"
         self.nothing_is_computed_that_can_be_found(plan)
@@ -329,7 +329,7 @@ class SchedulerStates(RuleBasedStateMachine):
     # --- the streams
 
     def deliver(self, tokens: Tokens) -> None:
-        rows = zip(tokens.request_ids, tokens.epochs, tokens.indices, tokens.tokens, tokens.finishes, strict=True)
+        rows = zip(tokens.request_ids, tokens.request_epochs, tokens.indices, tokens.tokens, tokens.finishes, strict=True)
         for number, epoch, index, token, finish in rows:
             answer = self.answers[int(number)]
             if answer.is_open and answer.epoch == epoch:

@@ -366,10 +366,10 @@ class StreamStates(RuleBasedStateMachine):
         assert self.is_ready
         assert client.is_open
         assert client.number not in self.lives, "the instance has it"
-        assert message.epoch == client.epoch
+        assert message.request_epoch == client.epoch
         assert message.delivered.tolist() == client.answer[: client.num_known]
-        self.lives[client.number] = [message.epoch, client.num_known]
-        self.wire.append(Started(client.number, message.epoch, 0))
+        self.lives[client.number] = [message.request_epoch, client.num_known]
+        self.wire.append(Started(client.number, message.request_epoch, 0))
 
     def send(self, out: Outgoing) -> None:
         began_ns, self.now_ns = self.now_ns, self.now_ns + self.send_ns
@@ -435,7 +435,7 @@ class StreamStates(RuleBasedStateMachine):
         if isinstance(news, Started):
             self.table.started(news)
             client = self.clients[news.request_id]
-            client.seated |= news.epoch == client.epoch
+            client.seated |= news.request_epoch == client.epoch
             return
         columns = zip(*news, strict=True) if news else [()] * 5
         kinds = (np.int64, np.int32, np.int32, np.int32, np.uint8)

@@ -121,7 +121,7 @@ def test_tokens_of_an_earlier_life_are_dropped_and_the_request_goes_on_behind_wh
     house.table.instance_ready()
     house.turn()
     again = house.submitted[-1]
-    assert (again.epoch, again.delivered.tolist()) == (1, [50])
+    assert (again.request_epoch, again.delivered.tolist()) == (1, [50])
     house.tokens((1, 0, 1, 99, Finish.RUNNING))
     house.tokens((1, 1, 1, 51, Finish.STOP))
     house.turn()
@@ -433,7 +433,7 @@ def test_only_a_request_that_was_alone_in_a_crash_is_failed() -> None:
     house.tokens(*[(3, 3, index, 50, Finish.RUNNING) for index in range(4)])
     house.turn()
     house.turn()
-    last = {submit.request.request_id: submit.epoch for submit in house.submitted}
+    last = {submit.request.request_id: submit.request_epoch for submit in house.submitted}
     for number in (1, 3):
         house.start(number, last[number])
         house.tokens(*[(number, last[number], index, 50, Finish.LENGTH) for index in range(4, 5)])

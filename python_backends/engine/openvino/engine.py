@@ -33,7 +33,6 @@ from python_backends.engine.slots.sampler import GREEDY, SamplingRows, sample
 from python_backends.engine.slots.slot_state import SlotState
 from python_backends.engine.step_end import StepEnd
 from python_backends.engine.step_timer import Seconds, StepTimer
-from python_backends.nouns.request import Ids
 from python_backends.nouns.step import RowLogProbs, StepOutput, StepPlan
 from python_backends.settings import Settings, SettingsError
 
@@ -50,7 +49,7 @@ class _Running:
 
     number: int
     request: ov.InferRequest
-    firsts: Ids  # [spans] the plan's: the very same array while rows go on together
+    run: int  # the plan's
     slots: Tensor  # [sampled]
     rows: SamplingRows
 
@@ -127,16 +126,16 @@ class OpenVINOEngine:
 
     def _step(self, plan: StepPlan, request: ov.InferRequest, is_new: bool) -> _Running:
         last = self._last and self._last.step
-        if last and last.firsts is plan.firsts:
+        if last and last.run == plan.run:
             rows = last.rows if last.rows is GREEDY and not is_new else self.state.sampling_rows(last.slots, plan)
-            return _Running(plan.number, request, plan.firsts, last.slots, rows)
+            return _Running(plan.number, request, plan.run, last.slots, rows)
         slots = torch.from_numpy(plan.slots[plan.samples].astype(np.int64))
-        return _Running(plan.number, request, plan.firsts, slots, self.state.sampling_rows(slots, plan))
+        return _Running(plan.number, request, plan.run, slots, self.state.sampling_rows(slots, plan))
 
     def _goes_on(self, plan: StepPlan) -> bool:
         """With the very rows of the step before."""
         before = self._running or (self._last.step if self._last else None)
-        return before is not None and before.firsts is plan.firsts
+        return before is not None and before.run == plan.run
 
     def _start(self, inputs: StepInputs, plan: StepPlan, last_tokens: NDArray[np.int64] | None) -> None:
         if last_tokens is None:
@@ -181,7 +180,7 @@ class OpenVINOEngine:
         done, self._chosen = self._chosen, None
         step, scores = done.step, None
         if step.rows is GREEDY:
-            tokens, finishes = self.state.append_plain(step.slots, done.tokens)
+            tokens, finishes = self.state.append_plain(step.run, step.slots, done.tokens)
         else:
             chosen = torch.from_numpy(done.tokens)
             scores = _scores(torch.from_numpy(done.logits), chosen, step.rows.asks)

@@ -26,9 +26,9 @@ class StepInputs:
         self._dead_slot = dead_slot
         self._arrays: dict[str, NDArray[np.int32]] = {}
         self._decodes = np.zeros(0, np.int32)  # positions of the decode rows
-        self._firsts: Ids | None = None  # of the run of decode rows that the arrays are made for
+        self._run = -1  # for whose decode rows the arrays are made; -1: there are prompts among them
         self._life = -1  # of the block table
-        self._further = self._first = 0  # how far the rows have gone on in their run, now and then
+        self._step_in_run = self._first_step = 0  # of that run: the last one, and the one for which the arrays were made
 
     def fill(self, plan: StepPlan, table: Table, life: int) -> bool:
         """All but the tokens of the decode rows. False if it is a step of the same decode rows as before, with the same blocks.
@@ -37,8 +37,9 @@ class StepInputs:
         `life` of the block table is another one whenever something in it has changed. Positions are the plan's. A row that has ended
         meanwhile computes a token more, behind its last one, in a block of its own.
         """
-        if plan.firsts is self._firsts and life == self._life and plan.further - self._first < BLOCKS_AHEAD * BLOCK_TOKENS:
-            self._go_on(plan.further)
+        steps = plan.step_in_run - self._first_step
+        if plan.run == self._run and life == self._life and steps < BLOCKS_AHEAD * BLOCK_TOKENS:
+            self._go_on(plan.step_in_run)
             return False
         self._make(plan, table)
         self._life = life
@@ -48,11 +49,11 @@ class StepInputs:
         """Of the decode rows [decodes]."""
         self._arrays["tokens"][: len(tokens)] = tokens
 
-    def _go_on(self, further: int) -> None:
-        steps = further - self._further
+    def _go_on(self, step_in_run: int) -> None:
+        steps = step_in_run - self._step_in_run
         self._decodes += steps
         self._arrays["max_context_len"] += steps
-        self._further = further
+        self._step_in_run = step_in_run
 
     def _make(self, plan: StepPlan, table: Table) -> None:
         num_rows = plan.num_decodes + len(plan.tokens)
@@ -74,11 +75,11 @@ class StepInputs:
             "sampling_rows": np.concatenate([sampled, np.zeros(padded(max(len(sampled), 1)) - len(sampled))]),
         }
         self._arrays = {name: np.array(values, np.int32) for name, values in arrays.items()}
-        self._firsts = None if len(plan.tokens) else plan.firsts
-        if self._firsts is not None:
+        self._run = -1 if len(plan.tokens) else plan.run
+        if self._run >= 0:
             self._arrays["past_lens"] = self._arrays["positions"]
             self._decodes = self._arrays["positions"][: plan.num_decodes]
-        self._first = self._further = plan.further
+        self._first_step = self._step_in_run = plan.step_in_run
         for name in STEP_INPUTS:
             self.request.set_tensor(name, ov.Tensor(self._arrays[name], shared_memory=True))
 

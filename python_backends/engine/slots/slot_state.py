@@ -29,8 +29,9 @@ NO_STOP_ID = -1
 
 @dataclass(slots=True)
 class _Run:
-    """Plain greedy rows that go on together, all alive: what they appended is booked when something else happens."""
+    """Plain greedy rows of one run, all alive: what they appended is booked when something else happens."""
 
+    number: int
     slots: Tensor  # [rows]
     stop_ids: NDArray[np.int64] | None  # [rows, most]; None: they have none
     left: int  # steps before the first one is full
@@ -38,9 +39,9 @@ class _Run:
     tokens: NDArray[np.int64] | None = None  # [rows] the last ones
     num_steps: int = 0  # not booked
 
-    def takes(self, slots: Tensor, tokens: NDArray[np.int64]) -> bool:
+    def takes(self, number: int, tokens: NDArray[np.int64]) -> bool:
         stops = self.stop_ids is not None and bool((self.stop_ids == tokens[:, None]).any())
-        return slots is self.slots and self.left > self.num_steps and not stops
+        return number == self.number and self.left > self.num_steps and not stops
 
 
 class SlotState:
@@ -60,7 +61,7 @@ class SlotState:
         self._sampling = SamplingState(limits, device, kernels)
         self._writes = SlotWrites(kernels)
         self._run: _Run | None = None
-        self._appended: Tensor | None = None  # slots of the last plain step
+        self._appended = -1  # run of the last plain step
 
     @property
     def dead_slot(self) -> int:
@@ -153,27 +154,27 @@ class SlotState:
             return torch.as_tensor(appended), torch.as_tensor(finishes)
         return _append(*tensors)
 
-    def append_plain(self, slots: Tensor, tokens: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The same on a CPU for rows of which nothing is asked. Steps of the very same `slots` wait to be booked together."""
+    def append_plain(self, number: int, slots: Tensor, tokens: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The same on a CPU for rows of which nothing is asked. Steps of one run, by its `number`, wait to be booked together."""
         run = self._run
-        if run is not None and run.takes(slots, tokens):
+        if run is not None and run.takes(number, tokens):
             run.num_steps += 1
             run.tokens = tokens
             return tokens, run.running
         self._book_run()
         arrays = (self._counts.numpy(), self._stop_ids.numpy(), slots.numpy(), tokens)
         result: tuple[NDArray[np.int64], NDArray[np.int64]] = _append(*arrays)
-        if slots is self._appended:
-            self._run = self._run_of(slots)
-        self._appended = slots
+        if number == self._appended:
+            self._run = self._run_of(number, slots)
+        self._appended = number
         return result
 
-    def _run_of(self, slots: Tensor) -> _Run | None:
+    def _run_of(self, number: int, slots: Tensor) -> _Run | None:
         counts, stop_ids = self._counts.numpy()[slots.numpy()], self._stop_ids.numpy()[slots.numpy()]
         if counts[:, Column.ENDED].any():
             return None
         left = int((counts[:, Column.MAX_LENGTH] - counts[:, Column.LENGTH]).min()) - 1
-        return _Run(slots, stop_ids if (stop_ids != NO_STOP_ID).any() else None, left, np.full(len(slots), int(Finish.RUNNING)))
+        return _Run(number, slots, stop_ids if (stop_ids != NO_STOP_ID).any() else None, left, np.full(len(slots), int(Finish.RUNNING)))
 
     def _book_run(self) -> None:
         run, self._run = self._run, None

@@ -179,7 +179,7 @@ def gathered(number: int, news: Sequence[News]) -> GatheredOutput:
         finishes=np.array([item.finish for item in tokens], np.uint8),
         log_probs=_log_probs(tokens),
         slots=np.array([item.slot for item in tokens], np.int32),
-        epochs=np.array([item.epoch for item in tokens], np.int32),
+        slot_generations=np.array([item.slot_generation for item in tokens], np.int32),
         failures=tuple(item for item in news if isinstance(item, SlotFailure)),
         released=tuple(item for item in news if isinstance(item, Release)),
     )

@@ -29,7 +29,7 @@ class Response:
 @dataclass(frozen=True, slots=True)
 class Token:
     slot: int
-    epoch: int
+    slot_generation: int
     token: int
     finish: Finish
     num_top: int = 0
@@ -44,7 +44,7 @@ class Row:
     """One request, from its submission until the engine has let go of it."""
 
     slot: int
-    epoch: int
+    slot_generation: int
     sampling: Sampling
     num_output: int
     heard_s: float  # when the engine last said something of it
@@ -65,7 +65,7 @@ class Row:
             self.num_output += 1
             finish = self._finish(token) or (ends if i == len(ids) - 1 else Finish.RUNNING)
             score = scores[i] if i < len(scores) else None
-            yield Token(self.slot, self.epoch, token, finish, self.sampling.num_top_log_probs, score)
+            yield Token(self.slot, self.slot_generation, token, finish, self.sampling.num_top_log_probs, score)
             if finish != Finish.RUNNING:
                 self.has_ended = True
                 return

@@ -132,7 +132,7 @@ class RequestLoop:
         now_s = self._clock()
         if not self._rows:
             self._heard_s = now_s  # there was nothing to say before
-        row = Row(admit.slot, admit.epoch, admit.sampling, admit.num_output_tokens, now_s)
+        row = Row(admit.slot, admit.slot_generation, admit.sampling, admit.num_output_tokens, now_s)
         try:
             row.result = self._interface.submit(admit)
         except self._interface.request_errors as error:
@@ -143,7 +143,7 @@ class RequestLoop:
 
     def _release(self, release: Release) -> None:
         row = self._rows.get(release.slot)
-        if row is None or row.epoch != release.epoch or row.is_released:
+        if row is None or row.slot_generation != release.slot_generation or row.is_released:
             return  # the engine was faster
         row.is_released, row.heard_s = True, self._clock()
         if self._aborts:
@@ -182,13 +182,13 @@ class RequestLoop:
         row.is_gone = True
         self._rows.pop(row.slot, None)
         if row.has_ended or row.is_released:
-            self._gather([Release(row.slot, row.epoch)])
+            self._gather([Release(row.slot, row.slot_generation)])
         else:
             self._fail(row, why)
 
     def _fail(self, row: Row, why: str) -> None:
         row.has_ended = True
-        self._gather([SlotFailure(row.slot, row.epoch, why), Release(row.slot, row.epoch)])
+        self._gather([SlotFailure(row.slot, row.slot_generation, why), Release(row.slot, row.slot_generation)])
 
     def _gather(self, news: list[News]) -> None:
         if not self._is_gathering:

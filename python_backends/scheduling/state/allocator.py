@@ -78,7 +78,7 @@ class Allocator:
         sequence.reserved_blocks, sequence.num_published = reserved, len(found)
         self._promised += reserved
         self._hold(sequence, found + fresh)
-        self._started.append(Started(sequence.request_id, sequence.epoch, num_computed))
+        self._started.append(Started(sequence.request_id, sequence.request_epoch, num_computed))
         self._operations.append(self._admission(sequence, slot))
         return len(found) - num_revived
 
@@ -100,9 +100,9 @@ class Allocator:
         sequence.blocks = np.concatenate([sequence.blocks[:first], blocks, sequence.blocks[last:]])
         sequence.num_published = last
         num_found_tokens = last * size - int(self.slots.computed[slot])
-        self.slots.computed[slot] = last * size
-        self._started.append(Started(sequence.request_id, sequence.epoch, num_found_tokens))
-        self._operations.append(Grow(slot, int(self.slots.epochs[slot]), first, blocks))
+        self.slots.skip_to(slot, last * size)
+        self._started.append(Started(sequence.request_id, sequence.request_epoch, num_found_tokens))
+        self._operations.append(Grow(slot, int(self.slots.generations[slot]), first, blocks))
 
     def next_key(self, slot: int) -> bytes | None:
         """Of the prompt block that its next token falls into; None if nobody could find that block."""
@@ -133,7 +133,7 @@ class Allocator:
         wanted = max(planned, min(planned + self._growth_tokens, int(table.limits[slot]), reserved))
         missing = self.blocks.blocks_for(wanted) - len(sequence.blocks)
         fresh = self.blocks.take(min(missing, max(1, self.blocks.num_available)))
-        self._operations.append(Grow(slot, int(table.epochs[slot]), len(sequence.blocks), np.array(fresh, np.int32)))
+        self._operations.append(Grow(slot, int(table.generations[slot]), len(sequence.blocks), np.array(fresh, np.int32)))
         self._hold(sequence, fresh)
 
     def unseat(self, sequence: Sequence) -> None:
@@ -141,17 +141,16 @@ class Allocator:
         slot = sequence.slot
         # the last known token may be a stop that no engine has computed, although a step launched ahead was planned to
         computed = min(int(self.slots.computed[slot]), int(self.slots.known[slot]) - 1)
-        epoch = int(self.slots.epochs[slot])
+        generation = int(self.slots.generations[slot])
         self.slots.leave(sequence)
         self._publish_blocks(sequence, sequence.tokens[:computed])
-        self._operations.append(Release(slot, epoch))
+        self._operations.append(Release(slot, generation))
         self.blocks.drop(sequence.blocks)
         self._promised -= max(0, sequence.reserved_blocks - len(sequence.blocks))
         sequence.blocks, sequence.num_published, sequence.reserved_blocks = NO_BLOCKS, 0, 0
 
     def rewrite(self) -> None:
         """Everything that the engine holds of every slot, once more: what a step would cost without static slots."""
-        self.slots.write_tokens()
         for sequence in self.slots.running():
             slot, known = sequence.slot, int(self.slots.known[sequence.slot])
             num_output_tokens, tokens = known - sequence.num_prompt_tokens, self.slots.tokens[slot, :known].copy()
@@ -207,7 +206,7 @@ class Allocator:
     def _admission(self, sequence: Sequence, slot: int) -> Admit:
         return Admit(
             slot=slot,
-            epoch=int(self.slots.epochs[slot]),
+            slot_generation=int(self.slots.generations[slot]),
             sampling=sequence.request.sampling,
             num_prompt_tokens=sequence.num_prompt_tokens,
             num_output_tokens=sequence.num_output_tokens,
@@ -221,7 +220,7 @@ class Allocator:
         before = max(0, sequence.reserved_blocks - len(sequence.blocks))
         sequence.blocks = np.concatenate([sequence.blocks, np.array(blocks, np.int32)])
         self._promised += max(0, sequence.reserved_blocks - len(sequence.blocks)) - before
-        self.slots.capacity[sequence.slot] = len(sequence.blocks) * self._limits.block_tokens
+        self.slots.hold(sequence.slot, len(sequence.blocks) * self._limits.block_tokens)
 
     def _publish_blocks(self, sequence: Sequence, computed: Ids) -> None:
         """Makes the full blocks among `computed` [tokens] findable."""

@@ -34,16 +34,16 @@ class Sequence:
     """
 
     __slots__ = (
-        *("arrival", "arrived_s", "blocks", "epoch", "keys", "num_published", "prediction"),
+        *("arrival", "arrived_s", "blocks", "request_epoch", "keys", "num_published", "prediction"),
         *("request", "reserved_blocks", "slot", "status", "tokens"),
     )
 
-    def __init__(self, request: Request, delivered: Ids, arrival: int, epoch: int, arrived_s: float = 0.0) -> None:
+    def __init__(self, request: Request, delivered: Ids, arrival: int, request_epoch: int, arrived_s: float = 0.0) -> None:
         self.request = request
         self.tokens: Ids = np.concatenate([request.prompt, delivered]).astype(np.int32)
         self.arrival = arrival  # place in the order of arrival; kept when evicted
         self.arrived_s = arrived_s  # at this instance, by the scheduler's clock
-        self.epoch = epoch  # which life of the request this is, in the eyes of its stream
+        self.request_epoch = request_epoch  # which life of the request this is, in the eyes of its stream
         self.slot = NO_SLOT
         self.status = Status.WAITING
         self.blocks: Ids = NO_BLOCKS
