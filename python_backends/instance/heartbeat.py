@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 
 from python_backends.nouns.messages import Load
-from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.watching.metrics import GAP_BOUNDS_S, Histogram
 
 log = logging.getLogger("gapless.instance")
@@ -26,27 +25,15 @@ class Heartbeat:
 
     def is_due(self, is_idle: bool) -> bool:
         """While at work a few times a second, at once when the last request has ended."""
+        return is_idle or time.monotonic() - self._beaten_s >= HEARTBEAT_S
+
+    def beat(self, load: Load) -> Load:
+        """Tells the launcher; returns the message for the scheduler model."""
         silent_s = time.monotonic() - self._beaten_s
         if silent_s > SLOW_TURN_S:
-            log.warning(
-                "a step took %.1f s: an instance is given up after streams.dead_after_s; a smaller token_budget helps", silent_s
-            )
-        return is_idle or silent_s >= HEARTBEAT_S
-
-    def beat(self, scheduler: SlotScheduler) -> Load:
-        """Tells the launcher; the message for the scheduler model."""
+            advice = "an instance is given up after streams.dead_after_s; a smaller engine.token_budget helps"
+            log.warning("a step took %.1f s; %s", silent_s, advice)
         self._beaten_s = time.monotonic()
         self._tell()
         gaps, self.gaps = self.gaps, Histogram(GAP_BOUNDS_S)
-        return Load(
-            num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting,
-            num_slots=scheduler.limits.num_slots,
-            num_used_blocks=scheduler.blocks.num_used,
-            num_retained_blocks=scheduler.blocks.num_retained,
-            num_blocks=scheduler.limits.num_blocks,
-            num_evictions=scheduler.num_evictions,
-            peak_blocks=scheduler.peak_blocks(),
-            gap_counts=tuple(gaps.counts) if any(gaps.counts) else (),
-            gap_sum_s=gaps.sum,
-        )
+        return load.changed(gap_counts=tuple(gaps.counts) if any(gaps.counts) else (), gap_sum_s=gaps.sum)

@@ -16,7 +16,7 @@ from python_backends.engine.protocol import Engine
 from python_backends.instance.heartbeat import HEARTBEAT_S, Heartbeat
 from python_backends.instance.held_tokens import HeldTokens
 from python_backends.nouns.messages import Cancel, Failed, FromInstance, Pace, Predicted, Submit, ToInstance
-from python_backends.nouns.step import StepPlan
+from python_backends.nouns.step import StepOutput, StepPlan
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.wires import NewSession
 
@@ -34,7 +34,7 @@ class Link(Protocol):
 
 
 class Instance:
-    """The loop. `turn` is one step of it, and is the whole system: take, plan, launch, collect, publish.
+    """The loop. `turn` is one step of it, and is the whole system: take, plan, launch, collect, apply, publish.
 
     `steps_ahead` steps are launched before the oldest is read, so the engine has the next plan when it has done with one. The next
     plan is made as late as that allows: what comes in while a step runs is in the one behind it.
@@ -56,15 +56,23 @@ class Instance:
     def turn(self) -> None:
         self._take_inbox()
         plan = self.scheduler.plan()
-        self._publish(self.scheduler.take_started(), self._next_tokens_s(plan))  # if the launch is the end of us, they were in it
-        if plan is not None:
-            self._launch(plan)
-        self.scheduler.refresh()
-        if self._launched and (plan is None or len(self._launched) > self._steps_ahead):
-            self._collect()
+        self._launch(plan)
+        if self._is_output_due(plan):
+            plan, output = self._collect()
+            tokens = self.scheduler.apply(plan, output)
+            self._publish([*([tokens] if len(tokens.tokens) else []), *self.scheduler.take_failed()])
         self._beat_if_due()
 
-    def _launch(self, plan: StepPlan) -> None:
+    def _launch(self, plan: StepPlan | None) -> None:
+        """Says who got a slot, in case that the launch ends this process, and launches `plan`, if there is one. There is time to look
+        ahead while the device computes.
+        """
+        self._publish(self.scheduler.take_started(), self._next_tokens_s(plan))
+        if plan is not None:
+            self._launch_step(plan)
+        self.scheduler.refresh()
+
+    def _launch_step(self, plan: StepPlan) -> None:
         if not self._launched:
             self._running_since_s = time.monotonic()
         self._launched.append(plan)
@@ -72,7 +80,12 @@ class Instance:
             self._after_rest, self._has_rested = plan.number, False
         self.engine.launch(plan)
 
-    def _collect(self) -> None:
+    def _is_output_due(self, plan: StepPlan | None) -> bool:
+        """Whether the oldest launched step is read now: as many as wanted run ahead of it, or there was nothing to launch."""
+        return bool(self._launched) and (plan is None or len(self._launched) > self._steps_ahead)
+
+    def _collect(self) -> tuple[StepPlan, StepOutput]:
+        """The oldest launched step and its output, timed."""
         output = self.engine.collect()
         plan, now_s = self._launched.popleft(), time.monotonic()
         if plan.number != self._after_rest and not self.engine.plans_steps:
@@ -80,8 +93,7 @@ class Instance:
         took_s = output.busy_s if self._steps_ahead else now_s - self._running_since_s  # not how late we read it
         self._step_time.observe(plan, took_s)
         self._running_since_s = now_s
-        tokens = self.scheduler.apply(plan, output)
-        self._publish([*([tokens] if len(tokens.tokens) else []), *self.scheduler.take_failed()])
+        return plan, output
 
     def _take_inbox(self) -> None:
         """What has come, and what comes before it is time for the next plan."""
@@ -138,6 +150,6 @@ class Instance:
     def _beat_if_due(self) -> None:
         if not self._heartbeat.is_due(self.scheduler.is_idle):
             return
-        self._publish([self._heartbeat.beat(self.scheduler)])
+        self._publish([self._heartbeat.beat(self.scheduler.load())])
         if self.scheduler.is_idle:
             self.scheduler.check_integrity()

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from python_backends.nouns.request import Finish, Floats, Ids, LengthPrediction, ModelLimits, Noun, Request
+from python_backends.nouns.request import Finish, Floats, Ids, LengthPrediction, ModelLimits, Noun, Request, WaitReason
 from python_backends.nouns.step import Started, Tokens
 
 Array = NDArray[Any]
@@ -111,11 +111,8 @@ class Load(Noun, frozen=True):
     peak_blocks: int = 0  # that will be in use at most, as admission reckons
     gap_counts: tuple[int, ...] = ()  # token gaps since the last heartbeat, as the histogram of metrics counts them
     gap_sum_s: float = 0.0
-    draining: bool = False
-
-    def is_contested(self, num_open: int) -> bool:
-        """Whether `num_open` requests compete for slots or memory, as far as this tells: then it matters whose turn it is."""
-        return num_open > self.num_slots or self.num_waiting > 0 or 2 * self.num_used_blocks > self.num_blocks
+    is_contested: bool = False  # requests compete for slots or memory: then it matters whose turn it is
+    wait_reason: WaitReason | None = None  # of those that wait there; None: none does
 
 
 ToInstance = Hello | Submit | Predicted | Cancel | Pace

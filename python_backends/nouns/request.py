@@ -6,7 +6,7 @@ its progress into `TokenWindow`s, the detokenizer turns those into text and answ
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import Any, Self
 
 import numpy as np
@@ -165,6 +165,16 @@ class TokenWindow(Noun, frozen=True, eq=False):
     @property
     def is_probe(self) -> bool:
         return self.finish == Finish.RUNNING and self.start + len(self.tokens) <= self.num_sent
+
+
+class WaitReason(StrEnum):
+    """Why a request that was accepted has no slot. `gapless_waiting` on /metrics counts them by it."""
+
+    NO_INSTANCE = "no_instance"  # none is ready
+    TRIAL = "trial"  # an instance has crashed twice under some requests: each of these runs alone for a while
+    STEP = "step"  # it gets its slot with the next step
+    SLOT = "slot"  # all slots are taken
+    MEMORY = "memory"  # a slot is free, and KV blocks don't suffice, now or as foreseen
 
 
 class Feedback(Noun, frozen=True):

@@ -13,8 +13,9 @@ from collections.abc import Callable
 import numpy as np
 
 from python_backends.nouns.request import Ids, ModelLimits
+from python_backends.scheduling.contention import Contention
 from python_backends.scheduling.lengths.belief import Array
-from python_backends.scheduling.lengths.future_memory import Fits, FutureMemory, SharedBlocks
+from python_backends.scheduling.lengths.future_memory import FutureMemory, SharedBlocks, TryReserve
 from python_backends.scheduling.lengths.predicted_order import HEAD, PredictedOrder
 from python_backends.scheduling.policies.policy import Policy
 from python_backends.scheduling.state.sequence import Seating, Sequence
@@ -23,7 +24,6 @@ from python_backends.scheduling.step_time import StepTime
 from python_backends.settings import SchedulingSettings
 
 REFRESHED_S = 0.05
-SCARCE = 1 / 8  # of the slots, if no more are free
 UNSEEN_STEP_S = 0.02  # what a step may take, before any was seen
 
 
@@ -56,29 +56,27 @@ class Outlook:
         if self._is_used:
             self.future.leave(slot)
 
-    def can_rest(self, waiting: list[Sequence]) -> bool:
-        """Whether there is nothing to foresee: all that run and these, for which there are slots, fit however long they get. What was
-        drawn lately is used up first.
-        """
-        if (self.future.is_drawn and self._clock() < self._refreshed_s + REFRESHED_S) or not self.future.holds_all(waiting):
-            return False
-        self.future.forget()
-        self._refreshed_s = -math.inf
-        return True
+    def forget_if_old(self) -> None:
+        """There is nothing to foresee for now. What was drawn lately is used as long as it is fresh."""
+        if not self.future.is_drawn or self._clock() >= self._refreshed_s + REFRESHED_S:
+            self.future.forget()
+            self._refreshed_s = -math.inf
 
-    def trial(self, num_available: int, seating: Callable[[Sequence], Seating]) -> Fits:
-        """Who of the waiting fits (see future memory); everybody while nothing has to be foreseen."""
+    def trial(self, num_available: int, seating: Callable[[Sequence], Seating]) -> TryReserve:
+        """Which of the waiting fit (see future memory); all of them while nothing has to be foreseen."""
         return self.future.trial(num_available, seating) if self.future.is_drawn else lambda sequence: True
 
-    def refresh(self, num_used_blocks: int, shared_blocks: SharedBlocks, waiting: Callable[[], list[Sequence]]) -> bool:
+    def refresh(
+        self, contention: Contention, num_used_blocks: int, shared_blocks: SharedBlocks, waiting: Callable[[], list[Sequence]]
+    ) -> bool:
         """Makes everything anew if that is due: for all slots, and for the head of the `waiting`. False: it was not."""
         used_up = self.order is not None and self.order.is_used_up
         if not self._is_used or (self._clock() < self._refreshed_s + REFRESHED_S and not used_up):
             return False
         self._refreshed_s = self._clock()
         if self.order is not None:
-            slots_are_scarce = self._slots.num_free <= self._slots.num_slots * SCARCE
-            self.order.sort(HEAD + self._slots.num_free, self.future.lengths.usual_tokens, self._seconds, slots_are_scarce)
+            num_head = HEAD + self._slots.num_free
+            self.order.sort(num_head, self.future.lengths.usual_tokens, self._seconds, contention is Contention.SLOTS)
         self.future.draw(num_used_blocks, shared_blocks, waiting())
         return True
 

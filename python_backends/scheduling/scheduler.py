@@ -15,10 +15,11 @@ from itertools import islice
 
 import numpy as np
 
-from python_backends.nouns.messages import Failed
-from python_backends.nouns.request import QUANTILE_LEVELS, Ids, LengthPrediction, ModelLimits, Request
+from python_backends.nouns.messages import Failed, Load
+from python_backends.nouns.request import QUANTILE_LEVELS, Ids, LengthPrediction, ModelLimits, Request, WaitReason
 from python_backends.nouns.step import Started, StepOutput, StepPlan, Tokens
 from python_backends.scheduling.booking import Booking
+from python_backends.scheduling.contention import Contention, contention_of
 from python_backends.scheduling.lengths.predicted_order import HEAD
 from python_backends.scheduling.outlook import Outlook
 from python_backends.scheduling.plan_writer import PlanWriter
@@ -70,7 +71,8 @@ class SlotScheduler:
         self._plans = PlanWriter(self._allocator, self.outlook, self.token_budget, chunked, static)
         self._booking = Booking(self.slots)
         self.num_evictions = 0
-        self._may_admit = True  # something has changed since nobody could be admitted
+        self._may_admit = True  # something has changed since the last look at the waiting
+        self._lacks_memory = False  # for a request that waits, at that look
         self._clock = clock
         bound, bound_clock = settings.max_passed_over_s, clock
         if self.policy.max_passed_over_steps:
@@ -95,12 +97,46 @@ class SlotScheduler:
         """Planned so far."""
         return self._plans.num_steps
 
+    @property
     def peak_blocks(self) -> int:
         """KV blocks that will be in use at most, as admission reckons."""
-        if not self.policy.looks_ahead or self._rests():
-            return self.blocks.num_used + self._allocator.num_promised_blocks
-        self._look_ahead()
-        return round(self.outlook.future.peak_blocks)
+        if self.policy.looks_ahead and self.outlook.future.is_drawn:
+            return round(self.outlook.future.peak_blocks)
+        return self.blocks.num_used + self._allocator.num_promised_blocks
+
+    @property
+    def contention(self) -> Contention:
+        """What requests compete for at present."""
+        fits_all = len(self._waiting) <= self.slots.num_free
+        if fits_all and self.policy.looks_ahead:
+            fits_all = self.outlook.future.holds_all(list(self._waiting))
+        elif fits_all:
+            fits_all = not self._waiting
+        return contention_of(fits_all, self.slots.num_free, self.slots.num_slots)
+
+    @property
+    def wait_reason(self) -> WaitReason | None:
+        """Why requests wait in this instance; None: none does."""
+        if not self._waiting:
+            return None
+        if not self.slots.num_free:
+            return WaitReason.SLOT
+        return WaitReason.MEMORY if self._lacks_memory else WaitReason.STEP
+
+    def load(self) -> Load:
+        """What this instance carries."""
+        return Load(
+            num_running=self.num_running,
+            num_waiting=self.num_waiting,
+            num_slots=self.limits.num_slots,
+            num_used_blocks=self.blocks.num_used,
+            num_retained_blocks=self.blocks.num_retained,
+            num_blocks=self.limits.num_blocks,
+            num_evictions=self.num_evictions,
+            peak_blocks=self.peak_blocks,
+            is_contested=self.contention is not Contention.AMPLE,
+            wait_reason=self.wait_reason,
+        )
 
     @property
     def is_idle(self) -> bool:
@@ -130,19 +166,16 @@ class SlotScheduler:
             self.outlook.predicted(sequence)
 
     def refresh(self) -> None:
-        """Makes the order of the waiting and the future memory anew, if that is due: best while the device computes."""
-        if self._waiting and not self._rests() and self._look_ahead():
+        """Makes the order of the waiting and the future memory anew, if that is due. `plan` does it before it admits; whoever has time
+        while the device computes calls it then.
+        """
+        if not self._waiting:
+            return
+        contention = self.contention
+        if contention is Contention.AMPLE:
+            self.outlook.forget_if_old()
+        elif self.outlook.refresh(contention, self.blocks.num_used, self._allocator.shared_blocks, self._head):
             self._may_admit = True
-
-    def _look_ahead(self) -> bool:
-        return self.outlook.refresh(self.blocks.num_used, self._allocator.shared_blocks, self._head)
-
-    def _rests(self) -> bool:
-        """Whether everybody who waits can be seated, and nobody will have to make way: their order doesn't matter then."""
-        if not self.policy.looks_ahead or len(self._waiting) > self.slots.num_free:
-            return False
-        waiting = list(self._waiting.in_order())
-        return len(waiting) == len(self._waiting) and self.outlook.can_rest(waiting)
 
     def cancel(self, request_id: int) -> bool:
         """Ends a request at once: its slot is free for the next plan. False if it isn't here (any more)."""
@@ -165,6 +198,8 @@ class SlotScheduler:
         """The next step, or None if there is nothing to do before more requests or outputs come."""
         if self._in_flight >= self._max_in_flight:
             return None
+        if self.slots.num_free:
+            self.refresh()
         if self._plans.is_in_run and not self._is_admission_due():
             plan: StepPlan | None = self._plans.go_on()
         else:
@@ -236,20 +271,18 @@ class SlotScheduler:
             self._waiting.take(sequence)
             self.outlook.seated(sequence, self._allocator.seat(sequence))
         self._may_admit = not self.policy.looks_ahead  # the next change or refresh will tell
+        self._lacks_memory = bool(self._waiting) and self.slots.num_free > 0
 
     def _is_admission_due(self) -> bool:
-        """Whether somebody may get a slot now who could not before."""
-        if not self._waiting or not self.slots.num_free:
-            return False
-        self.refresh()
-        return self._may_admit
+        """Whether a request may get a slot now that could not before."""
+        return bool(self._waiting) and self.slots.num_free > 0 and self._may_admit
 
     def _view(self) -> View:
         view = self._allocator.view()
         if not self.policy.looks_ahead:
             return view
-        fits = self.outlook.trial(self.blocks.num_available, self._allocator.seating)
-        return replace(view, fits=fits, is_overdue=self._waiting.is_overdue)
+        try_reserve = self.outlook.trial(self.blocks.num_available, self._allocator.seating)
+        return replace(view, try_reserve=try_reserve, is_overdue=self._waiting.is_overdue)
 
     def _head(self) -> list[Sequence]:
         return list(islice(self._waiting.in_order(), HEAD + self.slots.num_free))

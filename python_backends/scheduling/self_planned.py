@@ -91,6 +91,7 @@ class SelfPlannedScheduler(SlotScheduler):
         """What has changed, for as long as the engine holds anything."""
         if self._in_flight >= self._max_in_flight:
             return None
+        self.refresh()
         self._admit()
         if not self.slots.num_busy:
             return None

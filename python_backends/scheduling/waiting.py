@@ -35,6 +35,10 @@ class WaitingList:
     def __len__(self) -> int:
         return len(self._arrived)
 
+    def __iter__(self) -> Iterator[Sequence]:
+        """In order of arrival."""
+        return iter(self._arrived)
+
     def add(self, sequence: Sequence) -> None:
         self._arrived.add(sequence)
         self._ranked.add(sequence)

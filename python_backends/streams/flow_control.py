@@ -40,10 +40,12 @@ class FlowControl:
         self._detokenizer_began_ns = 0
 
     def look(self, now_ns: int) -> None:
-        """Called at least once a second, unless this process or the machine stands still."""
+        """Forgets windows that are confirmed or lost. Called once a second at least, unless this process or machine stands still."""
         if now_ns - self._looked_ns > PAUSE_NS:
             self._awake_since_ns = now_ns
         self._looked_ns = now_ns
+        self._forget(self._in_flight_ns, now_ns)
+        self._forget(self._probes_ns, now_ns)
 
     def server_answered(self, began_ns: int, ended_ns: int) -> None:
         """A call of the server, such as the sending of a window, began and ended: so it did not stand still all the time."""
@@ -75,15 +77,15 @@ class FlowControl:
         if self._answers and self._answers[0][1] <= at_ns - IDLE_NS:
             self._settle(self._answers[0][0])
 
-    def room(self, now_ns: int) -> int:
-        """How many windows more may be sent now."""
-        self._forget(self._in_flight_ns, now_ns)
+    @property
+    def num_free(self) -> int:
+        """How many windows more may be sent, as of the last look."""
         return max(0, self._max_in_flight - len(self._in_flight_ns))
 
-    def room_for_probes(self, now_ns: int) -> int:
-        """How many probes more may be sent now: they must not take the place of tokens."""
-        self._forget(self._probes_ns, now_ns)
-        return min(self.room(now_ns), max(0, self._max_probes - len(self._probes_ns)))
+    @property
+    def num_free_for_probes(self) -> int:
+        """How many probes more may be sent: they must not take the place of tokens."""
+        return min(self.num_free, max(0, self._max_probes - len(self._probes_ns)))
 
     def is_lost_with_detokenizer(self, stream: Stream) -> bool:
         """Whether its oldest unconfirmed window was sent to a detokenizer that has died."""

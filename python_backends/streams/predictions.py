@@ -122,7 +122,8 @@ class Predictions:
         )
 
     def _count(self, answer: LengthAnswer) -> None:
-        self._metrics.gauge("gapless_predictor_version", answer.version or self._metrics.gauges["gapless_predictor_version"])
+        if answer.version:
+            self._metrics.gauge("gapless_predictor_version", answer.version)
         source = "none" if answer.prediction is None else "forest" if answer.version else "history"
         self._metrics.count("gapless_length_predictions_total", labels=(("source", source),))
 

@@ -105,11 +105,11 @@ class Stream:
             if self.log_probs is not None:
                 self.log_probs.cut(num_tokens)
 
-    def window_before_error(self, now_ns: int) -> TokenWindow:
+    def send_window_before_error(self, now_ns: int) -> TokenWindow:
         """The tokens of a stream that is about to end with an error, as if it went on: the error itself says why it ends."""
-        return self.window(now_ns).changed(finish=Finish.RUNNING, emit=False)
+        return self.send_window(now_ns).changed(finish=Finish.RUNNING, emit=False)
 
-    def window(self, now_ns: int, emit: bool = False) -> TokenWindow:
+    def send_window(self, now_ns: int, emit: bool = False) -> TokenWindow:
         """The next window of this stream, counted as sent. With `emit` a chunk goes out even if it has no text."""
         ended = self.finish != Finish.RUNNING
         whole = ended and not self.request.stream  # an answer in one piece

@@ -10,7 +10,7 @@ from collections.abc import Collection
 import numpy as np
 
 from python_backends.nouns.messages import Cancel, Predicted, Submit
-from python_backends.nouns.request import Finish
+from python_backends.nouns.request import Finish, WaitReason
 from python_backends.streams.quarantine import Quarantine
 from python_backends.streams.stream import Stream
 
@@ -18,6 +18,7 @@ from python_backends.streams.stream import Stream
 class Submissions:
     def __init__(self) -> None:
         self.num_queued_tokens = 0  # of the prompts of streams without a slot
+        self._num_waiting = 0  # of these streams
         self._instance_ready = False
         self._quarantine = Quarantine()
         self._unsubmitted: dict[int, Stream] = {}  # what an instance may be given
@@ -32,6 +33,14 @@ class Submissions:
     def add(self, stream: Stream) -> None:
         self._unsubmitted[stream.request_id] = stream
         self.num_queued_tokens += len(stream.request.prompt)
+        self._num_waiting += 1
+
+    def waiting(self, reason_there: WaitReason | None) -> dict[WaitReason, int]:
+        """How many streams have no slot, by the reason. `reason_there`: of those that the instance has."""
+        counts = dict.fromkeys(WaitReason, 0)
+        counts[WaitReason.TRIAL if self._instance_ready else WaitReason.NO_INSTANCE] = len(self._unsubmitted)
+        counts[reason_there or WaitReason.STEP] += self._num_waiting - len(self._unsubmitted)
+        return counts
 
     def started(self, stream: Stream) -> None:
         """It has a slot."""
@@ -74,6 +83,7 @@ class Submissions:
         """Re-derives from all streams what is kept beside them. Raises AssertionError."""
         queued = sum(len(stream.request.prompt) for stream in streams if not stream.seated)
         assert queued == self.num_queued_tokens, "queued tokens are off"
+        assert self._num_waiting == sum(not stream.seated for stream in streams), "waiting streams are off"
         ready = {stream.request_id for stream in streams if not stream.submitted and stream.finish == Finish.RUNNING}
         assert ready == set(self._unsubmitted), "a stream waits for an instance that has it, or for none"
 
@@ -90,7 +100,9 @@ class Submissions:
     def _seat(self, stream: Stream, seated: bool) -> None:
         """The prompts of those that have no slot are queued."""
         if seated != stream.seated:
-            self.num_queued_tokens += -len(stream.request.prompt) if seated else len(stream.request.prompt)
+            sign = -1 if seated else 1
+            self.num_queued_tokens += sign * len(stream.request.prompt)
+            self._num_waiting += sign
             stream.seated = seated
 
     def _withdraw(self, stream: Stream) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from python_backends.nouns.messages import Cancel, Predicted, Submit
-from python_backends.nouns.request import Feedback, Finish, Idle, LengthPrediction, Request
+from python_backends.nouns.request import Feedback, Finish, Idle, LengthPrediction, Request, WaitReason
 from python_backends.nouns.step import Started, Tokens
 from python_backends.settings import StreamSettings
 from python_backends.streams.flow_control import CONFIRM_NS, FlowControl
@@ -54,6 +54,10 @@ class StreamTable:
     def num_queued_tokens(self) -> int:
         """Of the prompts of streams without a slot."""
         return self._submissions.num_queued_tokens
+
+    def waiting(self, reason_there: WaitReason | None) -> dict[WaitReason, int]:
+        """How many streams have no slot, by the reason. `reason_there`: of those that the instance has."""
+        return self._submissions.waiting(reason_there)
 
     # --- what comes in
 
@@ -194,10 +198,9 @@ class StreamTable:
         now = self._clock()
         self._flow.look(now)
         outgoing = [out for number in self._ready.take(now) if (out := self._look_at(self._streams[number], now)) is not None]
-        room = max(0, self._flow.room(now) - len(outgoing))
-        held = self._ready.take_held(now, room)
+        held = self._ready.take_held(now, max(0, self._flow.num_free - len(outgoing)))
         outgoing += [out for number in held if (out := self._news_of(self._streams[number], now)) is not None]
-        quiet = self._ready.take_quiet(self._flow.room_for_probes(now))
+        quiet = self._ready.take_quiet(self._flow.num_free_for_probes)
         outgoing += [out for number in quiet if (out := self._probe(self._streams[number], now)) is not None]
         outgoing.sort(key=lambda out: not out.is_urgent)
         self._metrics.sent(len(outgoing))
@@ -208,7 +211,7 @@ class StreamTable:
         if not self._submissions.is_told:
             return 0.0
         now = self._clock()
-        return max(0, self._ready.next_ns(now + MAX_WAIT_NS, self._flow.room(now) > 0) - now) / S
+        return max(0, self._ready.next_ns(now + MAX_WAIT_NS, self._flow.num_free > 0) - now) / S
 
     def check_integrity(self) -> None:
         """Re-derives from the streams what is kept beside them. Raises AssertionError."""
@@ -270,7 +273,7 @@ class StreamTable:
         """Of a stream whose tokens have waited for company; None if they went out with something else meanwhile."""
         if not self._may_follow(stream):
             return None
-        outgoing = Outgoing(stream.request_id, stream.sender, stream.window(now), final=False)
+        outgoing = Outgoing(stream.request_id, stream.sender, stream.send_window(now), final=False)
         self._look_again(stream, now)
         return outgoing
 
@@ -287,7 +290,7 @@ class StreamTable:
         if self._flow.is_full(stream):
             return None
         if stream.awaits_first_token and self._may_follow(stream):
-            return Outgoing(stream.request_id, stream.sender, stream.window(now), final=False)
+            return Outgoing(stream.request_id, stream.sender, stream.send_window(now), final=False)
         if self._flow.is_quiet(stream, now, len(self._streams)):
             self._ready.add_quiet(stream.request_id)
         return None
@@ -301,7 +304,7 @@ class StreamTable:
             return None
         waited_ms = (now - stream.request.arrival_ns) / MS
         emit = not stream.chunked and waited_ms >= self._settings.first_chunk_ms
-        outgoing = Outgoing(stream.request_id, stream.sender, stream.window(now, emit), final=False)
+        outgoing = Outgoing(stream.request_id, stream.sender, stream.send_window(now, emit), final=False)
         self._look_again(stream, now)
         return outgoing
 
@@ -319,7 +322,7 @@ class StreamTable:
         Triton never releases a request one of whose steps fails while another one runs.
         """
         if stream.request.stream and stream.has_news:
-            return Outgoing(stream.request_id, stream.sender, stream.window_before_error(now), final=False)
+            return Outgoing(stream.request_id, stream.sender, stream.send_window_before_error(now), final=False)
         if stream.unacked_ns and now - stream.last_sent_ns < CONFIRM_NS and not self._flow.is_silent(stream, now):
             return None
         return self._last(stream, now)
@@ -334,4 +337,4 @@ class StreamTable:
             self.on_end(stream, now)
         if stream.finish == Finish.ERROR:
             return Outgoing(stream.request_id, stream.sender, None, final=True, error=stream.error)
-        return Outgoing(stream.request_id, stream.sender, stream.window(now, emit=True), final=True)
+        return Outgoing(stream.request_id, stream.sender, stream.send_window(now, emit=True), final=True)

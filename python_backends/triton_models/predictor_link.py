@@ -40,9 +40,7 @@ class PredictorLink:
 
     @property
     def is_free(self) -> bool:
-        """Takes questions. Says once if the predictor keeps us waiting."""
-        if self._asked_s and time.monotonic() - self._asked_s > SLOW_S:
-            self.complain(f"it has not answered for {SLOW_S:.0f} s")
+        """Takes questions."""
         return not self._asked_s and time.monotonic() >= self._resting_until_s
 
     def ask(self, questions: list[Question]) -> None:
@@ -51,10 +49,12 @@ class PredictorLink:
             self._questions.put(questions)
 
     def take(self) -> list[tuple[int, LengthAnswer]]:
-        """What has been answered; never waits."""
+        """What has been answered; never waits. Says once if the predictor keeps us waiting."""
         try:
             answers = self._answers.get_nowait()
         except Empty:
+            if self._asked_s and time.monotonic() - self._asked_s > SLOW_S:
+                self.complain(f"it has not answered for {SLOW_S:.0f} s")
             return []
         self._asked_s = 0.0
         return answers

@@ -209,7 +209,7 @@ class TritonPythonModel:
         """Takes what the predictor has said and asks what somebody can use, without waiting for either."""
         if self._predictor is None:
             return
-        if self._load.is_contested(len(self._table)):
+        if self._load.is_contested or len(self._table) > self._load.num_slots:
             self._predictions.ask_all(self._table.is_seated)
         for request_id, answer in self._predictor.take():
             if not self._predictions.answered(request_id, answer):
@@ -267,6 +267,8 @@ class TritonPythonModel:
         load, gauge = self._load, self._metrics.gauge
         gauge("gapless_requests_running", load.num_running)
         gauge("gapless_requests_waiting", max(0, len(self._table) - load.num_running))
+        for reason, count in self._table.waiting(load.wait_reason).items():
+            gauge("gapless_waiting", count, (("reason", reason.value),))
         gauge("gapless_queued_tokens", self._table.num_queued_tokens)
         gauge("gapless_slots_busy", load.num_running)
         gauge("gapless_slots_total", load.num_slots)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from python_backends.nouns.request import Finish
+from python_backends.nouns.request import Finish, WaitReason
 
 EXPORT_EVERY_S = 1.0  # each number that has changed is a round trip to the server
 Labels = tuple[tuple[str, str], ...]
@@ -19,6 +19,7 @@ Labels = tuple[tuple[str, str], ...]
 GAUGES = {
     "gapless_requests_running": "Requests that hold a slot",
     "gapless_requests_waiting": "Requests accepted that hold no slot",
+    "gapless_waiting": "The same by the reason: no_instance, trial, step, slot, memory (docs/operations.md)",
     "gapless_queued_tokens": "Prompt tokens of requests that wait for a slot",
     "gapless_slots_busy": "Slots in use",
     "gapless_slots_total": "Slots of the decode batch",
@@ -43,7 +44,7 @@ COUNTERS = {
 }
 TIMESTAMP = "gapless_metrics_timestamp_seconds"
 OUTCOMES = (*(finish.reason for finish in Finish if finish != Finish.RUNNING), "refused")
-LABELLED = ("gapless_requests_total", "gapless_restarts_total", "gapless_length_predictions_total")
+LABELLED = ("gapless_waiting", "gapless_requests_total", "gapless_restarts_total", "gapless_length_predictions_total")
 HISTOGRAMS = {
     "gapless_time_to_first_token_seconds": "From arrival to the first output token",
     "gapless_time_per_output_token_seconds": "Mean time between the output tokens of a request",
@@ -81,13 +82,14 @@ class Metrics:
     """The numbers of one process; one thread writes them."""
 
     def __init__(self) -> None:
-        self.gauges = dict.fromkeys(GAUGES, 0.0)
+        self.gauges: dict[tuple[str, Labels], float] = {(name, ()): 0.0 for name in GAUGES if name not in LABELLED}
+        self.gauges |= {("gapless_waiting", (("reason", reason.value),)): 0.0 for reason in WaitReason}
         self.counters: dict[tuple[str, Labels], float] = {(name, ()): 0.0 for name in COUNTERS if name not in LABELLED}
         self.counters |= {("gapless_requests_total", (("outcome", outcome),)): 0.0 for outcome in OUTCOMES}  # the first is a change too
         self.histograms = {name: Histogram(_BOUNDS.get(name, BOUNDS_S)) for name in HISTOGRAMS}
 
-    def gauge(self, name: str, value: float) -> None:
-        self.gauges[name] = value
+    def gauge(self, name: str, value: float, labels: Labels = ()) -> None:
+        self.gauges[name, labels] = value
 
     def count(self, name: str, amount: float = 1.0, labels: Labels = ()) -> None:
         self.counters[name, labels] = self.counters.get((name, labels), 0.0) + amount
@@ -102,8 +104,8 @@ class Metrics:
     def samples(self) -> Iterator[tuple[str, Labels, float]]:
         """Every number as (name, labels, value), histograms spelled out. The last says when they were read: who sees it sees all."""
         read_s = time.time()
-        for name, value in self.gauges.items():
-            yield name, (), value
+        for (name, labels), value in self.gauges.items():
+            yield name, labels, value
         for (name, labels), value in self.counters.items():
             yield name, labels, value
         for name, histogram in self.histograms.items():

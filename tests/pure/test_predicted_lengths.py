@@ -112,7 +112,7 @@ def test_before_anything_is_known_max_tokens_is_reserved(model: Path) -> None:
         instance.submit(request(number, [number + 1] * 5, max_tokens=40))
     turn(instance)
     assert seats(instance) == [0, 1]
-    assert instance.scheduler.peak_blocks() == 24
+    assert instance.scheduler.peak_blocks == 24
 
 
 def test_answers_that_ended_here_tell_of_those_to_come(model: Path) -> None:
@@ -126,7 +126,7 @@ def test_answers_that_ended_here_tell_of_those_to_come(model: Path) -> None:
         instance.submit(request(number, [number - 90] * 5, max_tokens=40))
     turn(instance)
     assert len(seats(instance)) == 4
-    assert instance.scheduler.peak_blocks() < 28
+    assert instance.scheduler.peak_blocks < 28
 
 
 def test_with_lengths_that_are_known_memory_is_full_and_nobody_is_evicted(model: Path) -> None:
@@ -332,7 +332,7 @@ def test_while_slots_and_memory_suffice_nothing_is_foreseen(model: Path, monkeyp
         instance.submit(request(number, [number + 1] * 5, max_tokens=8))
         for _ in range(4):
             turn(instance)
-        instance.scheduler.peak_blocks()
+        instance.scheduler.load()
     instance.run()
     assert not drawn
     for number in range(10, 16):

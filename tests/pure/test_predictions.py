@@ -12,7 +12,7 @@ import pytest
 
 from python_backends.instance.build import build
 from python_backends.instance.loop import Instance
-from python_backends.nouns.messages import LengthAnswer, Load, Predicted, Submit
+from python_backends.nouns.messages import LengthAnswer, Predicted, Submit
 from python_backends.nouns.request import Finish, LengthPrediction, Request, Sampling, Subject
 from python_backends.nouns.step import Started, Tokens
 from python_backends.settings import EngineSettings, ModelSettings, SchedulingSettings, Settings, StreamSettings
@@ -122,20 +122,6 @@ def test_a_crowd_that_runs_pushes_out_nobody_who_waits() -> None:
     assert [number for number, _ in books.take_questions()][:10] == list(range(2 * MAX_PENDING - 10, 2 * MAX_PENDING))
 
 
-@pytest.mark.parametrize(
-    ("load", "num_open", "contested"),
-    [
-        (Load(num_slots=4, num_blocks=100, num_used_blocks=50), 4, False),
-        (Load(num_slots=4, num_blocks=100, num_used_blocks=50), 5, True),
-        (Load(num_slots=4, num_blocks=100, num_used_blocks=51), 2, True),
-        (Load(num_slots=4, num_blocks=100, num_waiting=1), 2, True),
-    ],
-    ids=["a slot for each", "more than slots", "memory half used", "somebody waits"],
-)
-def test_requests_compete_when_there_is_not_enough_for_all(load: Load, num_open: int, contested: bool) -> None:
-    assert load.is_contested(num_open) is contested
-
-
 def test_the_record_of_an_answer_has_what_was_predicted_and_no_text() -> None:
     books = predictions()
     books.opened(request(1))
@@ -145,7 +131,7 @@ def test_the_record_of_an_answer_has_what_was_predicted_and_no_text() -> None:
     assert record.predicted.prediction is GOOD
     assert (record.num_output_tokens, record.num_input_tokens, record.finish, record.user_input) == (7, 1, Finish.STOP, "")
     metrics = books._metrics
-    assert metrics.gauges["gapless_predictor_version"] == 3
+    assert metrics.gauges["gapless_predictor_version", ()] == 3
     assert metrics.histograms["gapless_length_prediction_error_tokens"].sum == 2
     assert metrics.counters["gapless_length_predictions_total", (("source", "forest"),)] == 1
     assert books.take_records() == []

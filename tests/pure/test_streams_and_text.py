@@ -25,7 +25,7 @@ def whole_text(detokenizer: Detokenizer, tokens: list[int], words: tuple[str, ..
     for index, token in enumerate(tokens):
         stream.append(index, token, Finish.RUNNING)
     stream.end(Finish.LENGTH)
-    piece = detokenizer.piece(stream.window(0))
+    piece = detokenizer.piece(stream.send_window(0))
     return piece.text, piece.stopped_at
 
 
@@ -49,14 +49,14 @@ def test_any_windows_and_confirmations_give_the_same_text(detokenizer: Detokeniz
                 stream.append(fed, tokens[fed], Finish.LENGTH if fed == len(tokens) - 1 else Finish.RUNNING)
                 fed += 1
         if stream.finish == Finish.RUNNING:
-            window = stream.window(0)
+            window = stream.send_window(0)
             piece = detokenizer.piece(window)
             text += piece.text
             counted += num_new_tokens(window, piece)
             on_the_way.append((window.start + len(window.tokens), piece.stopped_at))
         while on_the_way and random.random() < 0.5 and stream.finish == Finish.RUNNING:
             confirm(stream, *on_the_way.pop(0))
-    last = stream.window(0)
+    last = stream.send_window(0)
     piece = detokenizer.piece(last)
     whole, stopped_at = whole_text(detokenizer, tokens, words)
     assert text + piece.text == whole

@@ -22,7 +22,7 @@ from python_backends.scheduling.state.sequence import NO_SLOT, Seating, Sequence
 from python_backends.scheduling.state.slots import SlotTable
 
 NUM_POINTS = 32  # of the curve
-Fits = Callable[[Sequence], bool]
+TryReserve = Callable[[Sequence], bool]
 SharedBlocks = Callable[[NDArray[np.intp]], Ids]  # [n] how many blocks of each slot others hold as well
 Row = tuple[Array, Array]  # mean and variance of the blocks in use, at each point
 Life = tuple[Array, Array]  # how likely a sequence is alive, and its blocks if it is, at each point
@@ -210,13 +210,13 @@ class FutureMemory:
     def peak_blocks(self) -> float:
         return self._curve.peak(self._caution)
 
-    def trial(self, num_available: int, seating: Callable[[Sequence], Seating]) -> Fits:
-        """A question to ask of one waiting sequence after the other: does it fit beside all that run, and beside those before it
-        for which the answer was yes? `num_available`: blocks that it may take some of when it is seated.
+    def trial(self, num_available: int, seating: Callable[[Sequence], Seating]) -> TryReserve:
+        """To be called with one waiting sequence after the other: reserves what it takes if that fits beside all that run and beside
+        what was reserved before, else answers False. `num_available`: blocks that it may take some of when it is seated.
         """
         curve, left, alone = self._curve, num_available, not self._slots.num_busy
 
-        def fits(sequence: Sequence) -> bool:
+        def try_reserve(sequence: Sequence) -> bool:
             nonlocal curve, left, alone
             takes = seating(sequence)
             if takes.blocks_now > left:
@@ -227,7 +227,7 @@ class FutureMemory:
             curve, left, alone = tried, left - takes.blocks_now, False
             return True
 
-        return fits
+        return try_reserve
 
     # --- what is believed
 

@@ -13,7 +13,7 @@ def while_they_fit(waiting: Iterable[Sequence], view: View) -> list[Sequence]:
     """Past-Future (arXiv 2507.10150): first come first served, while the future memory's peak stays below its bound."""
     admitted: list[Sequence] = []
     for sequence in waiting:
-        if len(admitted) == view.num_free_slots or not view.fits(sequence):
+        if len(admitted) == view.num_free_slots or not view.try_reserve(sequence):
             break
         admitted.append(sequence)
     return admitted

@@ -33,7 +33,7 @@ def fitting(waiting: Iterable[Sequence], view: View) -> list[Sequence]:
     for sequence in waiting:
         if len(admitted) == view.num_free_slots or skipped == MAX_SKIPPED:
             break
-        if view.fits(sequence):
+        if view.try_reserve(sequence):
             admitted.append(sequence)
         elif view.is_overdue(sequence):
             break

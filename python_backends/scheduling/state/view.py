@@ -21,5 +21,5 @@ class View:
     running: list[Sequence]
     num_slots: int
     num_blocks: int
-    fits: Callable[[Sequence], bool] = lambda sequence: False  # future memory has room for it, beside those for which it said so before
-    is_overdue: Callable[[Sequence], bool] = lambda sequence: True  # it has been passed over for too long: nobody goes before it
+    try_reserve: Callable[[Sequence], bool] = lambda sequence: False  # reserves its future memory; False: there is none left for it
+    is_overdue: Callable[[Sequence], bool] = lambda sequence: True  # it has been passed over for too long: nothing goes before it
