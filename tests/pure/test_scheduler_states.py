@@ -24,7 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from python_backends.engine.toy.engine import ToyEngine, toy_answer
 from python_backends.nouns.request import QUANTILE_LEVELS, Finish, LengthPrediction, Request, Sampling
 from python_backends.nouns.step import Admit, Grow, Release, SpanKind, StepPlan, Tokens
-from python_backends.scheduling import predicted_order
+from python_backends.scheduling.lengths import predicted_order
 from python_backends.scheduling.lengths.predicted_order import LOOKED_AT
 from python_backends.scheduling.policies import POLICIES
 from python_backends.scheduling.policies.fcfs import reserve_max_tokens

@@ -156,7 +156,7 @@ def test_a_prompt_that_is_refused_is_refused_alone() -> None:
 
 def test_the_subject_is_looked_for_after_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that has nearly the question in it again and again once took 16 seconds."""
-    from python_backends.text import door as module
+    from python_backends.text.door import door as module
 
     looked: list[str] = []
     monkeypatch.setattr(module, "of_messages", lambda *_args: looked.append("subject"))
