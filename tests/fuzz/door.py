@@ -17,7 +17,7 @@ with atheris.instrument_imports(include=["python_backends"]):
     from python_backends.nouns.request import RefusedError, Request
     from python_backends.settings import LimitSettings
     from python_backends.text.door.door import open_door
-    from python_backends.text.door.fields import KNOWN
+    from python_backends.text.door.table import KNOWN
 
 from tests.pure.text.checkpoints import byte_level
 

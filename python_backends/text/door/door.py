@@ -20,20 +20,12 @@ from python_backends.settings import LimitSettings
 from python_backends.text.checkpoint import Checkpoint, CheckpointError
 from python_backends.text.door.chat_template import ChatTemplate
 from python_backends.text.door.encoder import Encoder
-from python_backends.text.door.fields import Ask, PromptBounds, bounds, read_ask, refuse_what_the_engine_lacks
+from python_backends.text.door.fields import FieldReader, Values, bounds, refuse_what_the_engine_lacks, stop_ids
 from python_backends.text.door.special_tokens import SpecialTokens
 from python_backends.text.door.subject import MAX_READ_CHARS, num_tokens_of, of_messages, of_text
+from python_backends.text.door.table import FIELDS
 
 ANY_ENGINE = ModelLimits(0, 0, 0, 0, 0)  # one that can follow every field, and has no adapters
-
-
-@dataclass(frozen=True, slots=True)
-class _Draft:
-    """An ask whose prompt is ready to be encoded."""
-
-    ask: Ask
-    prompt: str
-    arrival_ns: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,9 +34,8 @@ class Door:
     special: SpecialTokens
     template: ChatTemplate | None
     limits: LimitSettings
-    bounds: PromptBounds
+    fields: FieldReader
     max_model_tokens: int
-    vocab_size: int
     eos_ids: tuple[int, ...]
     engine: ModelLimits
     clock: Callable[[], int] = time.monotonic_ns
@@ -58,75 +49,65 @@ class Door:
         """What comes of a request's fields (name to value, absent if not given)."""
         arrival_ns = self.clock()
         try:
-            ask = read_ask(fields, self.limits, self.bounds, self.vocab_size)
-            refuse_what_the_engine_lacks(ask, self.engine)
-            return self._request(_Draft(ask, self._prompt(ask), arrival_ns))
+            values = self.fields.read(fields)
+            refuse_what_the_engine_lacks(values, self.engine)
+            return self._request(values, self._prompt(values), arrival_ns)
         except RefusedError as refused:
             return RefusedError(str(refused))  # one that was raised keeps everything that had been read
 
-    def _prompt(self, ask: Ask) -> str:
-        if ask.text is not None:
-            return ask.text
+    def _prompt(self, values: Values) -> str:
+        if values["text_input"] is not None:
+            return str(values["text_input"])
         if self.template is None:
             raise RefusedError("messages: this model has no chat template; send text_input")
-        return self.template.render(ask.messages)
+        return self.template.render(values["messages"])
 
-    def _encoded(self, draft: _Draft) -> tuple[Ids, Encoding]:
+    def _encoded(self, values: Values, prompt: str) -> tuple[Ids, Encoding]:
         """The prompt's ids, and what is known of each. What certainly has too many tokens is not encoded to its end."""
-        if self.encoder.has_far_more_tokens(draft.prompt, self._most_prompt_tokens):
-            self._check_length(draft.ask, self._most_prompt_tokens + 1, more=True)
-        encoding = self.encoder.encoding(draft.prompt)
-        prompt = self.encoder.ids(encoding)
-        if isinstance(prompt, RefusedError):
-            raise prompt
-        return prompt if draft.ask.text is None else self.encoder.framed(prompt), encoding
+        if self.encoder.has_far_more_tokens(prompt, self._most_prompt_tokens):
+            self._check_length(values, self._most_prompt_tokens + 1, more=True)
+        encoding = self.encoder.encoding(prompt)
+        ids = self.encoder.ids(encoding)
+        if isinstance(ids, RefusedError):
+            raise ids
+        return ids if values["text_input"] is None else self.encoder.framed(ids), encoding
 
-    def _request(self, draft: _Draft) -> Request:
-        ask = draft.ask
-        prompt, encoding = self._encoded(draft)
-        sampling = self._sampling(ask, len(prompt))
+    def _request(self, values: Values, prompt: str, arrival_ns: int) -> Request:
+        ids, encoding = self._encoded(values, prompt)
+        timeout_us = values["timeout"]
         return Request(
             request_id=1 + secrets.randbelow((1 << 63) - 1),
-            prompt=prompt,
-            sampling=sampling,
-            stop_words=ask.stop_words,
-            stream=ask.stream,
-            continues_text=ask.text is not None,
-            echo=self.special.readable(draft.prompt) if ask.wants_echo else "",
-            wants_num_input_tokens=ask.wants_num_input_tokens,
-            wants_num_output_tokens=ask.wants_num_output_tokens,
-            arrival_ns=draft.arrival_ns,
-            deadline_ns=draft.arrival_ns + ask.timeout_us * 1000 if ask.timeout_us else 0,
-            priority=ask.priority,
-            subject=self._subject(draft, encoding) if self.names_subjects else None,
-            adapter=ask.adapter,
+            prompt=ids,
+            sampling=self._sampling(values, len(ids)),
+            stop_words=values["stop_words"],
+            stream=values["stream"],
+            continues_text=values["text_input"] is not None,
+            echo="" if values["exclude_input_in_output"] else self.special.readable(prompt),
+            wants_num_input_tokens=values["return_num_input_tokens"],
+            wants_num_output_tokens=values["return_num_output_tokens"],
+            arrival_ns=arrival_ns,
+            deadline_ns=arrival_ns + timeout_us * 1000 if timeout_us else 0,
+            priority=values["request_priority"],
+            subject=self._subject(values, prompt, encoding) if self.names_subjects else None,
+            adapter=values["lora_name"],
         )
 
-    def _subject(self, draft: _Draft, encoding: Encoding) -> Subject:
-        ask, whole = draft.ask, draft.ask.instruction
-        instruction, given = of_messages(ask.messages, whole) if ask.text is None else of_text(ask.text, whole)
-        count = num_tokens_of(given, draft.prompt, encoding)
+    def _subject(self, values: Values, prompt: str, encoding: Encoding) -> Subject:
+        text, whole = values["text_input"], values["instruction"]
+        instruction, given = of_messages(values["messages"], whole) if text is None else of_text(text, whole)
+        count = num_tokens_of(given, prompt, encoding)
         return Subject(instruction[:MAX_READ_CHARS], given[:MAX_READ_CHARS], count)
 
-    def _sampling(self, ask: Ask, num_prompt: int) -> Sampling:
-        max_tokens = self._max_tokens(ask, num_prompt)
-        if ask.min_tokens > max_tokens:
-            raise RefusedError(f"min_tokens = {ask.min_tokens}: must be at most max_tokens, which is {max_tokens} here")
+    def _sampling(self, values: Values, num_prompt: int) -> Sampling:
+        max_tokens, min_tokens, seed = self._max_tokens(values, num_prompt), values["min_tokens"], values["seed"]
+        if min_tokens > max_tokens:
+            raise RefusedError(f"min_tokens = {min_tokens}: must be at most max_tokens, which is {max_tokens} here")
         return Sampling(
             max_tokens=max_tokens,
-            min_tokens=ask.min_tokens,
-            temperature=ask.temperature,
-            top_k=ask.top_k,
-            top_p=ask.top_p,
-            min_p=ask.min_p,
-            seed=secrets.randbits(63) if ask.seed is None else ask.seed,
-            stop_ids=tuple(sorted({*self.eos_ids, *ask.stop_ids})),
-            repetition_penalty=ask.repetition_penalty,
-            presence_penalty=ask.presence_penalty,
-            frequency_penalty=ask.frequency_penalty,
-            bad_words=self._bad_words(ask.bad_words),
-            log_probs=ask.log_probs,
-            num_top_log_probs=ask.num_top_log_probs,
+            seed=secrets.randbits(63) if seed is None else seed,
+            stop_ids=tuple(sorted({*self.eos_ids, *stop_ids(values)})),
+            bad_words=self._bad_words(values["bad_words"]),
+            **{field.sampling: values[name] for name, field in FIELDS.items() if field.sampling},
         )
 
     def _bad_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
@@ -147,9 +128,9 @@ class Door:
         context = self.max_model_tokens - 1
         return min(context, self.limits.max_prompt_tokens or context)
 
-    def _check_length(self, ask: Ask, num_prompt: int, *, more: bool = False) -> None:
+    def _check_length(self, values: Values, num_prompt: int, *, more: bool = False) -> None:
         """With `more` it has at least so many tokens. Raises RefusedError."""
-        name = "messages" if ask.text is None else "text_input"
+        name = "messages" if values["text_input"] is None else "text_input"
         said = f"more than {num_prompt - 1}" if more else num_prompt
         if num_prompt < 1:
             raise RefusedError(f"{name} = 0 tokens: must have at least 1")
@@ -162,18 +143,19 @@ class Door:
                 f"one less than this model's context of {self.max_model_tokens}"
             )
 
-    def _max_tokens(self, ask: Ask, num_prompt: int) -> int:
-        self._check_length(ask, num_prompt)
-        name = "messages" if ask.text is None else "text_input"
+    def _max_tokens(self, values: Values, num_prompt: int) -> int:
+        self._check_length(values, num_prompt)
+        name = "messages" if values["text_input"] is None else "text_input"
         left = self.max_model_tokens - num_prompt
-        if ask.max_tokens is None:
+        max_tokens: int | None = values["max_tokens"]
+        if max_tokens is None:
             return min(self.limits.default_max_tokens, left)
-        if ask.max_tokens > left:
+        if max_tokens > left:
             raise RefusedError(
-                f"max_tokens = {ask.max_tokens}: must be at most {left}, "
+                f"max_tokens = {max_tokens}: must be at most {left}, "
                 f"because {name} has {num_prompt} tokens and this model's context is {self.max_model_tokens}"
             )
-        return ask.max_tokens
+        return max_tokens
 
 
 def _bad_word(index: int, ids: Ids | RefusedError, most: int) -> tuple[int, ...]:
@@ -200,9 +182,8 @@ def open_door(
         special=special,
         template=ChatTemplate(source, checkpoint.named_tokens, special) if source else None,
         limits=limits,
-        bounds=bounds(limits, context),
+        fields=FieldReader(limits, bounds(limits, context), checkpoint.vocab_size),
         max_model_tokens=context,
-        vocab_size=checkpoint.vocab_size,
         eos_ids=checkpoint.eos_ids,
         engine=engine,
         names_subjects=names_subjects,

@@ -13,22 +13,19 @@ import numpy as np
 
 from python_backends.nouns.request import RefusedError
 
-MAX_INT = (1 << 31) - 1
 MAX_SHOWN = 40  # characters of a value in a refusal
 
 Fields = Mapping[str, Any]
 
 
-def number(fields: Fields, name: str, low: float, high: float, *, default: float) -> float:
-    if name not in fields:
-        return default
+def number(fields: Fields, name: str, low: float, high: float) -> float:
     value = plain(name, fields[name])
     if type(value) not in (int, float) or not math.isfinite(value) or not low <= value <= high:
         raise RefusedError(f"{name} = {shown(value)}: must be a finite number between {low:g} and {high:g}")
     return float(value)
 
 
-def integer(fields: Fields, name: str, low: int, high: int) -> int | None:
+def integer(fields: Fields, name: str, low: float, high: float) -> int | None:
     if name not in fields:
         return None
     value = plain(name, fields[name])
@@ -37,25 +34,23 @@ def integer(fields: Fields, name: str, low: int, high: int) -> int | None:
     return value
 
 
-def integers(fields: Fields, name: str, low: int, high: int) -> list[int]:
-    """One row of whole numbers; none if absent."""
-    items = _row(name, fields.get(name, []))
+def integers(fields: Fields, name: str, low: float, high: float) -> list[int]:
+    """One row of whole numbers."""
+    items = _row(name, fields[name])
     for i, item in enumerate(items):
         if type(item) is not int or not low <= item <= high:
             raise RefusedError(f"{name}[{i}] = {shown(item)}: must be a whole number between {low} and {high}")
     return items
 
 
-def flag(fields: Fields, name: str, *, default: bool) -> bool:
-    if name not in fields:
-        return default
+def flag(fields: Fields, name: str) -> bool:
     value = plain(name, fields[name])
     if type(value) is not bool:
         raise RefusedError(f"{name} = {shown(value)}: must be true or false")
     return value
 
 
-def string(fields: Fields, name: str, max_bytes: int, limit: str = "") -> str:
+def string(fields: Fields, name: str, max_bytes: float, limit: str = "") -> str:
     """`limit` says which limit `max_bytes` is. What is too long is not even decoded."""
     value = _single(name, fields[name])
     if isinstance(value, str | bytes):

@@ -16,7 +16,7 @@ from python_backends.nouns.request import ModelLimits, RefusedError, Request
 from python_backends.settings import LimitSettings
 from python_backends.text.checkpoint import CheckpointError
 from python_backends.text.door.door import open_door
-from python_backends.text.door.fields import KNOWN, SUPPORTED
+from python_backends.text.door.table import KNOWN, SUPPORTED
 from tests.pure.examples import examples
 from tests.pure.text.checkpoints import byte_level, sentence_piece
 

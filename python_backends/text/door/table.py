@@ -1,0 +1,70 @@
+"""The fields of a request, one line each: how a field travels, which values it may have, and what it means.
+
+The door reads requests by this table. Tests compare it with the inputs of the models `ensemble` and `tokenizer`, with the table of
+the client and with docs/parameters.md. A field with `sampling` goes to that attribute of `Sampling` as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+MAX_INT = (1 << 31) - 1
+# Bounds that the model or the settings set.
+VOCABULARY, LAST_TOKEN, TOP_LOG_PROBS = "vocabulary", "last token id", "limits.max_top_log_probs"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    dtype: str  # as Triton names it
+    meaning: str
+    default: Any = None  # of the value in range; asks for nothing
+    least: float = 0
+    most: float | str = MAX_INT
+    is_list: bool = False
+    sampling: str = ""
+
+
+FIELDS: dict[str, Field] = {
+    # the prompt
+    "text_input": Field("STRING", "plain text"),
+    "messages": Field("STRING", "a chat as JSON, rendered with the model's template"),
+    "instruction": Field("STRING", "what the text asks for: for predicting the answer's length", most=4096),
+    # the length of the answer
+    "max_tokens": Field("INT32", "longest answer, in tokens", least=1),
+    "min_tokens": Field("INT32", "shortest answer, in tokens", 0, sampling="min_tokens"),
+    # how tokens are chosen
+    "temperature": Field("FP32", "0: the most probable token; larger: more varied", 0.0, 0.0, 100.0, sampling="temperature"),
+    "top_k": Field("INT32", "the most probable tokens are kept, this many; 0: all", 0, 0, VOCABULARY, sampling="top_k"),
+    "top_p": Field("FP32", "the most probable tokens with this probability together are kept", 1.0, 0.0, 1.0, sampling="top_p"),
+    "min_p": Field("FP32", "tokens with this share of the largest probability are kept", 0.0, 0.0, 1.0, sampling="min_p"),
+    "seed": Field("UINT64", "the same seed gives the same text", None, 0, (1 << 64) - 1),
+    # how it is sent
+    "stream": Field("BOOL", "pieces as they come", False),
+    # what ends it
+    "stop_words": Field("STRING", "the answer ends before any of these", (), is_list=True),
+    "bad_words": Field("STRING", "the answer has none of these", (), is_list=True),
+    "stop_token_ids": Field("INT32", "token ids that end the answer", (), 0, LAST_TOKEN, is_list=True),
+    "end_id": Field("INT32", "one more token id that ends the answer; -1: none", None, -1, LAST_TOKEN),
+    "pad_id": Field("INT32", "accepted for older clients; changes nothing", None, -MAX_INT - 1),
+    # penalties; presence and frequency in the range of OpenAI and vLLM, repetition in numbers that are exact in float32
+    "repetition_penalty": Field("FP32", "above 1: earlier tokens get less probable", 1.0, 0.0625, 16.0, sampling="repetition_penalty"),
+    "presence_penalty": Field("FP32", "taken off the logits of the answer's tokens", 0.0, -2.0, 2.0, sampling="presence_penalty"),
+    "frequency_penalty": Field("FP32", "the same, once for each time", 0.0, -2.0, 2.0, sampling="frequency_penalty"),
+    # what is told
+    "beam_width": Field("INT32", "1: there is no beam search"),
+    "exclude_input_in_output": Field("BOOL", "false: the input goes before the answer", True),
+    "return_log_probs": Field("BOOL", "adds the log-probabilities of the answer's tokens", False, sampling="log_probs"),
+    "num_top_log_probs": Field("INT32", "adds so many most probable tokens", 0, 0, TOP_LOG_PROBS, sampling="num_top_log_probs"),
+    "return_num_input_tokens": Field("BOOL", "adds the length of the prompt, in tokens", False),
+    "return_num_output_tokens": Field("BOOL", "adds the number of tokens of each response", False),
+    # who answers, and when
+    "lora_name": Field("STRING", "the adapter to answer with", "", most=256),
+    "lora_task_id": Field("UINT64", "the same by number, as TensorRT-LLM's clients say it"),
+    "request_priority": Field("INT32", "larger goes first", 0, -MAX_INT, MAX_INT),
+}
+TIMEOUT = Field("", "microseconds; the answer ends with what there is", 0, 0, 10**15)  # no tensor: Triton's own parameter
+KNOWN = frozenset((*FIELDS, "timeout"))
+NEUTRAL: dict[str, float | str] = {"beam_width": 1}  # known to TensorRT-LLM's clients: refused with any other value
+REFUSED = ("lora_task_id",)  # known to them, and refused
+SUPPORTED = tuple(name for name in (*FIELDS, "timeout") if name not in NEUTRAL and name not in REFUSED)
