@@ -60,6 +60,14 @@ class FlowControl:
             if is_probe:
                 self._probes_ns.append(now_ns)
 
+    def not_sent(self, stream: Stream) -> None:
+        """The server has not taken the last window of this stream."""
+        stream.unacked_ns.pop()
+
+    def forget(self, stream: Stream) -> None:
+        """The unconfirmed windows of this stream are lost, and it is about to end."""
+        stream.unacked_ns.clear()
+
     def confirmed(self, stream: Stream) -> None:
         """The oldest window of this stream."""
         if stream.unacked_ns:

@@ -1,6 +1,6 @@
 """One client stream: what the engine has delivered, what has been sent, what the detokenizer has confirmed.
 
-Written by the stream table alone. All times are nanoseconds of one monotonic clock.
+All times are nanoseconds of one monotonic clock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ from python_backends.streams.log_probs import UNKNOWN, StreamLogProbs, TokenLogP
 
 
 class Stream:
-    """Counts of output tokens, smallest first: num_acked ≤ num_sent ≤ len(tokens)."""
+    """An open request with its client. Each part has one owner, which alone changes it; a test checks that.
+
+    The stream itself, by its verbs: tokens, what was sent and confirmed of them, how it ends. Submissions: whether an instance has it.
+    Quarantine: its crashes. The stream table: times, the prediction, the error. Flow control: when unconfirmed windows were sent.
+    Counts of output tokens, smallest first: num_acked ≤ num_sent ≤ len(tokens).
+    """
 
     __slots__ = (
         "chunked",
@@ -96,6 +101,19 @@ class Stream:
                 self.finish = Finish(finish)
             count += 1
         return count
+
+    def forget_early(self) -> None:
+        """Tokens that came before their turn come again, from another instance."""
+        self.early.clear()
+
+    def confirm(self, num_tokens: int, answered: bool) -> None:
+        """The detokenizer has seen the first `num_tokens` tokens. `answered`: it has sent the client a chunk."""
+        self.num_acked = max(self.num_acked, num_tokens)
+        self.chunked = self.chunked or answered
+
+    def drop_unsent(self) -> None:
+        """A part of the text is lost: nothing may follow the gap."""
+        self.num_sent = len(self.tokens)
 
     def end(self, finish: Finish, num_tokens: int | None = None) -> None:
         """Ends the stream from our side, behind its first `num_tokens` tokens."""

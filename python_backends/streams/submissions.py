@@ -110,7 +110,7 @@ class Submissions:
         self._seat(stream, False)
         stream.submitted = False
         stream.request_epoch += 1
-        stream.early.clear()
+        stream.forget_early()
         if stream.finish == Finish.RUNNING:
             self._unsubmitted[stream.request_id] = stream
 

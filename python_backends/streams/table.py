@@ -115,8 +115,7 @@ class StreamTable:
             return
         self._ready.touch(stream.request_id)
         self._flow.confirmed(stream)
-        stream.num_acked = max(stream.num_acked, feedback.num_tokens)
-        stream.chunked |= feedback.answered
+        stream.confirm(feedback.num_tokens, feedback.answered)
         if feedback.error:
             self._lose(stream, feedback.error)
         elif feedback.stopped_at and stream.finish in (Finish.RUNNING, Finish.LENGTH, Finish.STOP):
@@ -175,7 +174,7 @@ class StreamTable:
         """The server has not taken this window, so its stream ends with an error."""
         stream = self._streams.get(outgoing.request_id)
         if stream is not None:
-            stream.unacked_ns.pop()
+            self._flow.not_sent(stream)
             self._lose(stream, error)
 
     def fail_all(self, error: str) -> None:
@@ -249,7 +248,7 @@ class StreamTable:
 
     def _lose(self, stream: Stream, error: str) -> None:
         """Ends a stream with an error because a part of its text is lost: nothing may follow the gap."""
-        stream.num_sent = len(stream.tokens)
+        stream.drop_unsent()
         self.fail(stream.request_id, error)
 
     def _look_at(self, stream: Stream, now: int) -> Outgoing | None:
@@ -311,7 +310,7 @@ class StreamTable:
     def _end_silent(self, stream: Stream) -> None:
         """A window was lost with a detokenizer that died, or its client is gone."""
         if self._flow.is_lost_with_detokenizer(stream):
-            stream.unacked_ns.clear()
+            self._flow.forget(stream)
             self._lose(stream, "a part of the answer was lost, because the detokenizer was restarted")
         else:
             self._end(stream, Finish.CANCELLED)

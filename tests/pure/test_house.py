@@ -255,3 +255,45 @@ def written_elements(tree: ast.AST) -> list[str]:
 
 def test_a_write_to_an_array_is_found() -> None:
     assert written_elements(ast.parse("self.slots.computed[slot] = 3\na.b[1] += 1\nc = d.e[2]")) == ["computed", "b"]
+
+
+WRITERS = {  # of the attributes of a stream, besides the stream itself
+    "submissions": {"request_epoch", "seated", "submitted"},
+    "quarantine": {"crash_mark", "crashes"},
+    "table": {"error", "first_token_ns", "prediction", "started_ns"},
+    "flow_control": {"unacked_ns"},
+}
+
+
+def test_each_part_of_a_stream_has_one_writer() -> None:
+    tree = ast.parse((PACKAGE / "streams/stream.py").read_text())
+    attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
+    assert set().union(*WRITERS.values()) <= attributes
+    for path in (PACKAGE / "streams").glob("*.py"):
+        if path.stem != "stream":
+            written = written_attributes(ast.parse(path.read_text())) & attributes
+            assert written == WRITERS.get(path.stem, set()), path
+
+
+def written_attributes(tree: ast.AST) -> set[str]:
+    """Of other objects than `self`: `x` of `….x = …`, `….x += …`, `….x[…] = …` and `….x.pop()` and the like."""
+    found = set()
+    for node in ast.walk(tree):
+        changed = None
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            changed = node
+        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+            changed = node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGING:
+            changed = node.func.value
+        if isinstance(changed, ast.Attribute) and not (isinstance(changed.value, ast.Name) and changed.value.id == "self"):
+            found.add(changed.attr)
+    return found
+
+
+CHANGING = ("append", "clear", "pop", "popleft", "extend", "update", "add", "discard", "remove")
+
+
+def test_a_write_to_another_object_is_found() -> None:
+    code = "stream.a = 1\nstream.b += 1\nx.c[0] = 1\nstream.d[-1] = 2\nstream.e.pop()\nself.f = 1\nself.g.append(1)\ny = stream.h"
+    assert written_attributes(ast.parse(code)) == {"a", "b", "c", "d", "e"}
