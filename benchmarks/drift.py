@@ -33,7 +33,7 @@ from python_backends.nouns.request import Finish
 from python_backends.prediction.budget import Budget
 from python_backends.prediction.encoder import PACKAGED, Encoder, SentenceEncoder
 from python_backends.prediction.forest import Forest
-from python_backends.prediction.history import History
+from python_backends.prediction.history import AnswerHistory
 from python_backends.prediction.learning import learn
 from python_backends.prediction.lengths import LEVELS
 from python_backends.prediction.predictor import Predictor
@@ -71,7 +71,7 @@ class Run:
         self._reader = RequestLog(directory)
         budget = Budget(1.0, lambda: self.now_s)
         self._predictor = Predictor(settings, directory, lambda: encoder, budget, lambda: self.now_s)
-        self._history = History()
+        self._history = AnswerHistory()
         self._frozen: Forest | None = None
         self.learned_at_s: list[float] = []
 
@@ -104,7 +104,7 @@ class Run:
 
     def _history_mean(self, asked: Asked) -> float:
         if self._reader.last_id() % HISTORY_EVERY == 0:
-            self._history = History(self._reader.recent())
+            self._history = AnswerHistory(self._reader.recent())
         found = self._history.predict(instruction_id(asked.subject.instruction), asked.subject.num_input_tokens)
         return found.mean if found is not None else float("nan")
 

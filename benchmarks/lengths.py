@@ -31,7 +31,7 @@ from benchmarks.results_file import write_result
 from python_backends.nouns.request import LengthPrediction
 from python_backends.prediction.encoder import PACKAGED, SentenceEncoder
 from python_backends.prediction.forest import Forest, grow
-from python_backends.prediction.history import Answered, History
+from python_backends.prediction.history import Answered, AnswerHistory
 from python_backends.prediction.lengths import LEVELS
 from python_backends.prediction.request_log import instruction_id
 
@@ -77,7 +77,7 @@ def rows_of(name: str, trained_on: int, asked: Sequence[Asked], predictions: Seq
 
 def by_history(train: Sequence[Asked], asked: Sequence[Asked]) -> list[LengthPrediction]:
     seen = [Answered(instruction_id(each.subject.instruction), each.subject.num_input_tokens, each.length, True) for each in train]
-    history = History(seen)
+    history = AnswerHistory(seen)
     found = [history.predict(instruction_id(each.subject.instruction), each.subject.num_input_tokens) for each in asked]
     return [prediction for prediction in found if prediction is not None]
 

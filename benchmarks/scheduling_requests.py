@@ -119,11 +119,11 @@ def _arrays(told: Sequence[LengthPrediction]) -> tuple[NDArray[np.float64], NDAr
 
 def _history(drawn: Sequence[Drawn], lengths: NDArray[np.int64], half: int) -> list[LengthPrediction]:
     """Of the second half, from the answers of the first."""
-    from python_backends.prediction.history import Answered, History
+    from python_backends.prediction.history import Answered, AnswerHistory
 
     asked = [(instruction_id(each.exercise.instruction), each.num_given_tokens) for each in drawn]
     seen = zip(asked[:half], lengths[:half].tolist(), strict=True)
-    history = History([Answered(*who, length, length < MAX_TOKENS) for who, length in seen])
+    history = AnswerHistory([Answered(*who, length, length < MAX_TOKENS) for who, length in seen])
     told = [prediction for who in asked[half:] if (prediction := history.predict(*who)) is not None]
     assert len(told) == len(drawn) - half
     return told

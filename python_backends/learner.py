@@ -25,7 +25,7 @@ from python_backends.prediction.learning import is_due, learn_apart
 from python_backends.prediction.place import adopt, directory_of
 from python_backends.prediction.request_log import RequestLog
 from python_backends.prediction.versions import current
-from python_backends.settings import PredictionSettings, undump
+from python_backends.settings import PredictionSettings, read_settings
 from python_backends.wires import LearnerEnd
 
 log = logging.getLogger("gapless.learner")
@@ -99,7 +99,7 @@ def main(run_directory: Path) -> None:
     stopping: list[int] = []
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, lambda signum, _frame: stopping.append(signum))
-    settings = undump(run_directory / "settings.json")
+    settings = read_settings(run_directory / "settings.json")
     adopt(settings)
     directory = directory_of(settings)
     held = lock(directory, lambda: bool(stopping))

@@ -64,7 +64,7 @@ def device_memory(device: torch.device) -> DeviceMemory | None:
     return DeviceMemory(device) if device.type == "cuda" else None
 
 
-def sent(values: NDArray[Any], device: torch.device) -> Tensor:
+def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
     """`values` on `device`, in the order of its work; on a CPU the array's own memory."""
     tensor = torch.from_numpy(values)
     if device.type == "cpu":

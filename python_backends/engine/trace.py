@@ -35,8 +35,8 @@ def trace_steps(loop: Loop, num_steps: int, path: Path) -> int:
     Raises OSError if it can't be written.
     """
     plain = loop.scheduler, loop.engine, loop.link
-    engine = Spans(loop.engine, ("launch", "collect"))
-    loop.scheduler, loop.engine, loop.link = Spans(plain[0], ("plan", "apply")), engine, Spans(plain[2], ("receive", "publish"))
+    engine = Recorded(loop.engine, ("launch", "collect"))
+    loop.scheduler, loop.engine, loop.link = Recorded(plain[0], ("plan", "apply")), engine, Recorded(plain[2], ("receive", "publish"))
     trace, until_s = Trace(), time.monotonic() + MOST_S
     try:
         while len(engine.outputs) < num_steps and time.monotonic() < until_s:
@@ -48,7 +48,7 @@ def trace_steps(loop: Loop, num_steps: int, path: Path) -> int:
     return len(engine.outputs)
 
 
-class Spans:
+class Recorded:
     """`target` with a span around each call of `names`; keeps the outputs of steps."""
 
     def __init__(self, target: Any, names: tuple[str, ...]) -> None:

@@ -20,7 +20,7 @@ from python_backends.instance.build import build
 from python_backends.instance.loop import Instance
 from python_backends.linux.loop_processor import LoopProcessor
 from python_backends.linux.time_slice import take_usual_turns
-from python_backends.settings import Settings, SettingsError, undump
+from python_backends.settings import Settings, SettingsError, read_settings
 from python_backends.text.checkpoint import CheckpointError, read_checkpoint
 from python_backends.text.detokenize.detokenizer import Detokenizer
 from python_backends.text.door.door import open_door
@@ -60,7 +60,7 @@ def main(run_directory: Path, number: int) -> None:
         signal.signal(name, lambda signum, _frame: stopping.append(signum))
     state = InstanceRecord(Board.inherited(), number)
     state.write_starting()
-    settings = undump(run_directory / "settings.json")
+    settings = read_settings(run_directory / "settings.json")
     check_texts(settings)
     scheduler, engine = build(settings)
     link = InstanceEnd(run_directory, f"instance-{number}", scheduler.limits)

@@ -47,8 +47,8 @@ class Instance:
         self._heartbeat = Heartbeat(beat)
         self._steps_ahead = 0 if engine.plans_steps else steps_ahead
         self._launched: deque[StepPlan] = deque()
-        self._has_rested = True
-        self._after_rest = -1  # number of the last step that began when there had been nothing to do: no gap stands before it
+        self._was_idle = True
+        self._first_after_idle = -1  # number of the last step that began when there had been nothing to do: no gap stands before it
         self._running_since_s = 0.0  # the oldest launched step
         self._held = HeldTokens()
         self._step_time = scheduler.outlook.step_time
@@ -76,8 +76,8 @@ class Instance:
         if not self._launched:
             self._running_since_s = time.monotonic()
         self._launched.append(plan)
-        if self._has_rested:
-            self._after_rest, self._has_rested = plan.number, False
+        if self._was_idle:
+            self._first_after_idle, self._was_idle = plan.number, False
         self.engine.launch(plan)
 
     def _is_output_due(self, plan: StepPlan | None) -> bool:
@@ -88,7 +88,7 @@ class Instance:
         """The oldest launched step and its output, timed."""
         output = self.engine.collect()
         plan, now_s = self._launched.popleft(), time.monotonic()
-        if plan.number != self._after_rest and not self.engine.plans_steps:
+        if plan.number != self._first_after_idle and not self.engine.plans_steps:
             self._heartbeat.gaps.observe(output.gap_s)
         took_s = output.busy_s if self._steps_ahead else now_s - self._running_since_s  # not how late we read it
         self._step_time.observe(plan, took_s)
@@ -107,7 +107,7 @@ class Instance:
 
     def _patience_s(self) -> float:
         if self.scheduler.is_idle:
-            self._has_rested = True
+            self._was_idle = True
             return HEARTBEAT_S
         if not self._launched:
             return 0.0

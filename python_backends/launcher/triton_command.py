@@ -42,7 +42,7 @@ def command(
         f"--backend-directory={files.backends}",
         "--model-control-mode=explicit",
         *(f"--load-model={model}" for model in models),
-        *_doors(settings),
+        *_interfaces(settings),
         *_restrictions(settings, key),
         "--pinned-memory-pool-byte-size=0",  # tensors here are small and stay on the host
         "--allow-gpu-metrics=false",  # needs DCGM, which few hosts have
@@ -112,7 +112,7 @@ def namesakes(settings: ServerSettings, run_directory: Path) -> list[str]:
     return ["--model-namespacing=true", f"--model-repository={write_namesakes(STUBS, run_directory / 'namesakes')}"]
 
 
-def _doors(settings: ServerSettings) -> list[str]:
+def _interfaces(settings: ServerSettings) -> list[str]:
     return [
         f"--http-address={settings.address}",
         f"--http-port={settings.http_port}",

@@ -1,4 +1,4 @@
 """What processes and rooms say to each other: requests, plans, messages. Immutable values.
 
-Any room may read them; they import no room.
+All rooms may read them; they import none.
 """

@@ -27,7 +27,7 @@ class Answered(NamedTuple):
     ended: bool  # false: cut short
 
 
-class History:
+class AnswerHistory:
     def __init__(self, answers: Sequence[Answered] = ()) -> None:
         """`answers`, newest first."""
         groups = defaultdict(list)

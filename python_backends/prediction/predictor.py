@@ -22,7 +22,7 @@ from python_backends.prediction.budget import Budget
 from python_backends.prediction.encoder import CachedEncoder, Encoder
 from python_backends.prediction.features import features
 from python_backends.prediction.forest import Forest, ForestError
-from python_backends.prediction.history import History
+from python_backends.prediction.history import AnswerHistory
 from python_backends.prediction.request_log import FILE, RequestLog, instruction_id
 from python_backends.prediction.versions import Version, current, read
 from python_backends.settings import PredictionSettings
@@ -52,7 +52,7 @@ class Predictor:
         self._looked_s = float("-inf")
         self._log: RequestLog | None = None
         self._last_id = -1
-        self._history = History()
+        self._history = AnswerHistory()
         self._version: Version | None = None
         self._forest: Forest | None = None
         self._instructions: CachedEncoder | None = None
@@ -140,7 +140,7 @@ class Predictor:
         if self._log is None or self._log.last_id() == self._last_id:
             return
         self._last_id = self._log.last_id()
-        self._history = History(self._log.recent())
+        self._history = AnswerHistory(self._log.recent())
         if self._log.num_answers() >= self._settings.encoder_from:
             self._start_loading()
 

@@ -72,7 +72,7 @@ class RequestLog:
     # --- the learner writes
 
     def add(self, records: Sequence[AnswerRecord]) -> None:
-        """Those whose length says something; the oldest make room."""
+        """Adds those whose length says something, and deletes the oldest above the limit."""
         rows = [_row(record) for record in records if record.finish == Finish.STOP or _was_cut(record)]
         marks = ", ".join("?" * 15)
         with self._file:
@@ -111,8 +111,8 @@ class RequestLog:
         columns = "features, num_output_tokens, ended, instruction"
         where = "FROM answers WHERE encoder = ? AND features IS NOT NULL AND teaches ="
         wrong = self._file.execute(f"SELECT {columns} {where} 1 ORDER BY id DESC LIMIT ?", [encoder, max_wrong]).fetchall()
-        room = max_ordinary + max_wrong - len(wrong)
-        ordinary = self._file.execute(f"SELECT {columns} {where} 0 ORDER BY draw LIMIT ?", [encoder, room]).fetchall()
+        num_free = max_ordinary + max_wrong - len(wrong)
+        ordinary = self._file.execute(f"SELECT {columns} {where} 0 ORDER BY draw LIMIT ?", [encoder, num_free]).fetchall()
         if not wrong and not ordinary:
             return None
         counts = [int(self._one(f"SELECT COUNT(*) {where} {kind}", encoder)) for kind in (1, 0)]

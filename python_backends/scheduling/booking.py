@@ -52,8 +52,8 @@ class Booking:
         table = self._table
         known = table.known[rows]
         num_unfull = int((table.limits[rows] - known).min()) - 1 if len(slots) else 0
-        request_ids, epochs = table.request_ids[rows].copy(), table.request_epochs[rows].copy()
-        return _Rows(run, slots, rows, request_ids, epochs, known - table.prompts[rows], num_unfull)
+        request_ids, request_epochs = table.request_ids[rows].copy(), table.request_epochs[rows].copy()
+        return _Rows(run, slots, rows, request_ids, request_epochs, known - table.prompts[rows], num_unfull)
 
     def _book(self, rows: _Rows, output: StepOutput) -> tuple[Tokens, list[int]]:
         self._table.append(rows.rows, rows.slots, output.tokens)

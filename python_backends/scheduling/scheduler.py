@@ -60,10 +60,10 @@ class SlotScheduler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits
-        self.token_budget = max(token_budget, limits.num_slots + 1)  # room for a chunk beside all decodes
+        self.token_budget = max(token_budget, limits.num_slots + 1)  # one token of a chunk at least besides all decodes
         self.policy = POLICIES[settings.policy]
         self._max_in_flight = self.policy.max_in_flight if settings.static_slots else 1
-        self._allocator = self.allocator(limits, reserve or self._reserve, lean=self.policy.looks_ahead)
+        self._allocator = self.allocator(limits, reserve or self._reserve, grows_by_need=self.policy.looks_ahead)
         self.slots = self._allocator.slots
         self.blocks = self._allocator.blocks
         self.outlook = Outlook(self.policy, settings, limits, self.slots, clock)
@@ -238,7 +238,7 @@ class SlotScheduler:
     # --- growing and evicting
 
     def _grow(self) -> bool:
-        """Blocks for the slots whose next token has no room. When none are left the youngest of the least priority makes way: True."""
+        """Blocks for the slots whose next token has none. True: no block was free, and a sequence was evicted."""
         before = self.num_evictions
         table = self.slots
         decodes = table.decoding()

@@ -30,7 +30,7 @@ NO_TOKENS = Tokens(np.zeros(0, np.int64), NONE, NONE, NONE, np.zeros(0, np.uint8
 
 
 def reserve_likely(sequence: Sequence) -> int:
-    """What an answer seldom exceeds, where a prediction has come. For engines that make room themselves when too much was admitted."""
+    """What an answer seldom exceeds, where a prediction has come. For engines that pause requests when too much was admitted."""
     if sequence.prediction is None:
         return sequence.request.max_total_tokens
     likely = int(np.ceil(sequence.prediction.quantiles[LIKELY]))
@@ -40,8 +40,8 @@ def reserve_likely(sequence: Sequence) -> int:
 class CountingAllocator(Allocator):
     """Counts blocks that the engine owns: a sequence takes ceil(tokens at its end / block_tokens) with its slot, until it is let go."""
 
-    def __init__(self, limits: ModelLimits, reserve: Reserve, lean: bool = False) -> None:
-        super().__init__(limits, reserve, lean)
+    def __init__(self, limits: ModelLimits, reserve: Reserve, grows_by_need: bool = False) -> None:
+        super().__init__(limits, reserve, grows_by_need)
         self._leaving: dict[Release, Ids] = {}
 
     def seat(self, sequence: Sequence) -> int:
@@ -61,7 +61,7 @@ class CountingAllocator(Allocator):
         sequence.blocks, sequence.reserved_blocks = NO_BLOCKS, 0
 
     def let_go(self, release: Release) -> None:
-        """The engine holds nothing of this life of a slot any more."""
+        """The engine holds nothing of this slot generation any more."""
         blocks = self._leaving.pop(release, None)
         if blocks is not None:
             self.blocks.drop(blocks)

@@ -4,7 +4,7 @@ Any room may read them; nothing writes them after the start.
 """
 
 from python_backends.settings.all_settings import ROOT, Settings
-from python_backends.settings.reading import dump, load, undump
+from python_backends.settings.reading import dump, load, read_settings
 from python_backends.settings.sections.engine import EngineSettings
 from python_backends.settings.sections.limits import LimitSettings
 from python_backends.settings.sections.model import ModelSettings
@@ -32,5 +32,5 @@ __all__ = [
     "ToySettings",
     "dump",
     "load",
-    "undump",
+    "read_settings",
 ]

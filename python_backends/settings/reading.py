@@ -38,7 +38,7 @@ def dump(settings: Settings, path: Path) -> None:
     path.write_text(json.dumps(dataclasses.asdict(settings), indent=1))
 
 
-def undump(path: Path) -> Settings:
+def read_settings(path: Path) -> Settings:
     """The settings that `dump` wrote."""
     return _settings(json.loads(path.read_text()))
 

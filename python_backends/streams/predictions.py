@@ -52,7 +52,7 @@ class Predictions:
             self._ask(request.request_id, self._unasked.pop(request.request_id))
 
     def ask_all(self, has_begun: Callable[[int], bool]) -> None:
-        """The length of every open request is wanted: of those that have not begun first, of the others as far as there is room."""
+        """The length of every open request is wanted: first of those that have not begun, then of the others, up to MAX_PENDING."""
         unasked, self._unasked = self._unasked, {}
         for request_id in sorted(unasked, key=has_begun):
             if has_begun(request_id):

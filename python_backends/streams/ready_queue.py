@@ -17,7 +17,7 @@ class ReadyQueue:
     def __init__(self) -> None:
         self._touched: dict[int, None] = {}  # in order
         self._held: dict[int, None] = {}  # their tokens wait for company, in order
-        self._quiet: dict[int, None] = {}  # they are to be probed when there is room for a probe, in order
+        self._quiet: dict[int, None] = {}  # to be probed when a probe may be sent, in order
         self._flush_ns = 0  # when the oldest of these tokens is due; 0: none waits
         self._is_flushed = False  # all tokens are due
         self.timers = Timers()  # when a stream is looked at although nothing happened to it
@@ -33,9 +33,9 @@ class ReadyQueue:
         """It is to be probed, after those that came before it."""
         self._quiet[stream] = None
 
-    def take_quiet(self, room: int) -> list[int]:
-        """Those to be probed now, at most `room`."""
-        taken = list(islice(self._quiet, room))
+    def take_quiet(self, most: int) -> list[int]:
+        """Those to be probed now, at most `most`."""
+        taken = list(islice(self._quiet, most))
         for stream in taken:
             del self._quiet[stream]
         return taken
@@ -60,22 +60,22 @@ class ReadyQueue:
         taken, self._touched = self._touched, {}
         return taken | dict.fromkeys(self.timers.pop_due(now_ns))
 
-    def take_held(self, now_ns: int, room: int) -> list[int]:
-        """Those whose tokens are due, at most `room`; who has waited longest is the first."""
+    def take_held(self, now_ns: int, most: int) -> list[int]:
+        """Those whose tokens are due, at most `most`; who has waited longest is the first."""
         if not self._is_flushed and now_ns < self._flush_ns:
             return []
-        taken = list(islice(self._held, room))
+        taken = list(islice(self._held, most))
         for stream in taken:
             del self._held[stream]
         self._is_flushed, self._flush_ns = bool(self._held), 0
         return taken
 
-    def next_ns(self, otherwise_ns: int, has_room: bool) -> int:
+    def next_ns(self, otherwise_ns: int, may_send: bool) -> int:
         """When somebody is to be looked at if nothing happens, at the latest `otherwise_ns`; 0: now."""
         if self._touched:
             return 0
         wake = self.timers.next_ns(otherwise_ns)
-        if not self._held or not has_room:
+        if not self._held or not may_send:
             return wake
         return 0 if self._is_flushed else min(wake, self._flush_ns)
 

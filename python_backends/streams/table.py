@@ -96,9 +96,9 @@ class StreamTable:
             strict=True,
         )
         scores, now, count = by_row(tokens.log_probs), self._clock(), 0
-        for row, (request_id, epoch, index, token, finish) in enumerate(rows):
+        for row, (request_id, request_epoch, index, token, finish) in enumerate(rows):
             stream = self._streams.get(request_id)
-            if stream is not None and stream.request_epoch == epoch:
+            if stream is not None and stream.request_epoch == request_epoch:
                 count += self._append(stream, now, index, token, finish, scores.get(row, UNKNOWN))
         if count:
             self._ready.flush_at(now + int(self.pacing.interval_s * S))

@@ -25,7 +25,7 @@ from python_backends.triton_models.tensors import Blobs, ForgedError, effective_
 from python_backends.wires import FeedbackEnd
 
 if TYPE_CHECKING:
-    from python_backends.watching.spans import Spans
+    from python_backends.watching.spans import TraceSpans
 
 log = logging.getLogger("gapless.detokenizer")
 
@@ -136,12 +136,12 @@ class TritonPythonModel:
             self._asked_s = {request: asked_s for request, asked_s in self._asked_s.items() if now_s - asked_s < FORGET_AFTER_S}
 
 
-def _spans(trace_url: str) -> Spans | None:
+def _spans(trace_url: str) -> TraceSpans | None:
     if not trace_url:
         return None
-    from python_backends.watching.spans import Spans  # brings OpenTelemetry
+    from python_backends.watching.spans import TraceSpans  # brings OpenTelemetry
 
-    return Spans(trace_url)
+    return TraceSpans(trace_url)
 
 
 def _tells_of_tokens(window: TokenWindow, piece: Piece, scores: LogProbs | None) -> bool:

@@ -1,4 +1,4 @@
-"""Our numbers on Triton's /metrics: only those that changed since the last flush, because each is a round trip to the server."""
+"""Our numbers on Triton's /metrics: only those that changed since the last export, because each is a round trip to the server."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class MetricsExport:
         self._metrics = metrics
         self._families = {name: _family(name, text, is_gauge) for name, text, is_gauge in families()}
         self._exported: dict[tuple[str, Labels], tuple[Any, float]] = {}
-        self.flush()
+        self.export()
 
-    def flush(self) -> None:
+    def export(self) -> None:
         for name, labels, value in self._metrics.samples():
             metric, before = self._exported.get((name, labels)) or (self._families[name].Metric(labels=dict(labels)), None)
             if value != before:

@@ -46,7 +46,7 @@ from python_backends.watching.restarts import RestartsFile
 from python_backends.wires import InstanceLost, InstanceReady, RecordsEnd, SchedulerEnd
 
 if TYPE_CHECKING:
-    from python_backends.triton_models.tracing import StreamSpans
+    from python_backends.triton_models.tracing import StreamTraceSpans
 
 log = logging.getLogger("gapless.scheduler")
 
@@ -149,7 +149,7 @@ class TritonPythonModel:
             if self._closing.exists():
                 self._table.fail_all("the server is shutting down")
             self._observe("restarts could not be counted", self._count_restarts)
-            self._observe("metrics could not be exported", self._keep_books)
+            self._observe("metrics could not be exported", self._export_metrics)
 
     def _observe(self, what: str, action: Callable[[], object]) -> None:
         """Does what no stream depends on: a failure is logged, at most once a minute, and ends nothing."""
@@ -179,14 +179,14 @@ class TritonPythonModel:
         elif isinstance(news, Failed):
             self._table.fail(news.request_id, news.error)
         elif isinstance(news, InstanceReady):
-            self._meet(news.limits)
+            self._on_instance_ready(news.limits)
         elif isinstance(news, InstanceLost):
             self._load = Load()
             self._table.instance_lost()
         else:
             self._readers[type(news)](news)
 
-    def _meet(self, limits: ModelLimits) -> None:
+    def _on_instance_ready(self, limits: ModelLimits) -> None:
         if self._fingerprint not in ("", limits.fingerprint) and len(self._table):
             log.warning("the instance came back with another model or settings: open streams go on with it")
         self._fingerprint = limits.fingerprint
@@ -263,7 +263,7 @@ class TritonPythonModel:
         except Exception:
             log.exception("request %d: its end could not be sent", outgoing.request_id)
 
-    def _keep_books(self) -> None:
+    def _export_metrics(self) -> None:
         load, gauge = self._load, self._metrics.gauge
         gauge("gapless_requests_running", load.num_running)
         gauge("gapless_requests_waiting", max(0, len(self._table) - load.num_running))
@@ -279,7 +279,7 @@ class TritonPythonModel:
         gauge("gapless_evictions", load.num_evictions)
         gauge("gapless_coalescing_seconds", self._table.pacing.interval_s)
         began_ns = time.monotonic_ns()
-        self._export.flush()
+        self._export.export()
         self._table.server_answered(began_ns)
 
     def _count_restarts(self) -> None:
@@ -289,9 +289,9 @@ class TritonPythonModel:
             self._metrics.total("gapless_restarts_total", count, (("process", process),))
 
 
-def _spans(trace_url: str) -> StreamSpans | None:
+def _spans(trace_url: str) -> StreamTraceSpans | None:
     if not trace_url:
         return None
-    from python_backends.triton_models.tracing import StreamSpans  # brings OpenTelemetry
+    from python_backends.triton_models.tracing import StreamTraceSpans  # brings OpenTelemetry
 
-    return StreamSpans(trace_url)
+    return StreamTraceSpans(trace_url)

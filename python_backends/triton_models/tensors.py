@@ -13,7 +13,7 @@ import triton_python_backend_utils as pb_utils
 
 from python_backends.nouns.messages import Reader, pack
 from python_backends.nouns.request import Request
-from python_backends.settings import Settings, undump
+from python_backends.settings import Settings, read_settings
 from python_backends.watching.instance_state import KEY
 
 SIGNATURE_BYTES = 16
@@ -32,7 +32,7 @@ def run_directory() -> Path:
 
 
 def effective_settings() -> Settings:
-    return undump(run_directory() / "settings.json")
+    return read_settings(run_directory() / "settings.json")
 
 
 class Blobs:

@@ -9,12 +9,12 @@ import threading
 from typing import Any
 
 from python_backends.streams.stream import Stream
-from python_backends.watching.spans import Spans
+from python_backends.watching.spans import TraceSpans
 
 
-class StreamSpans:
+class StreamTraceSpans:
     def __init__(self, url: str) -> None:
-        self._spans = Spans(url)
+        self._spans = TraceSpans(url)
         self._parents: dict[int, str] = {}  # of open streams that are traced
         self._lock = threading.Lock()
 

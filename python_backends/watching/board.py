@@ -64,9 +64,9 @@ class Board:
 
     def write(self, process: str, text: bytes) -> None:
         """Replaces what the process says of itself; a sign of life, too. Raises ValueError if it is too long."""
-        room = RECORD_BYTES - HEAD.size
-        if len(text) > room:
-            raise ValueError(f"{process} says {len(text)} bytes of itself; there is room for {room}")
+        most = RECORD_BYTES - HEAD.size
+        if len(text) > most:
+            raise ValueError(f"{process} says {len(text)} bytes of itself; at most {most} fit")
         record = HEAD.pack(time.monotonic_ns(), len(text), zlib.crc32(text)) + text
         start = _start(process)
         self._memory[start : start + len(record)] = record

@@ -1,6 +1,6 @@
 """Our spans in a request's trace: what happens to it inside the scheduler and the detokenizer, under Triton's own.
 
-The two models make one `Spans` each where `server.trace_url` is set, and import nothing of this where it is not. A span is made when
+The two models make one `TraceSpans` each where `server.trace_url` is set, and import nothing of this otherwise. A span is made when
 it is over, from times that are kept anyway; a thread of OpenTelemetry's sends them.
 """
 
@@ -18,7 +18,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 EXPORT_EVERY_MS = 1000
 
 
-class Spans:
+class TraceSpans:
     def __init__(self, url: str) -> None:
         self._provider = TracerProvider(resource=Resource.create({"service.name": "gapless"}), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(url), schedule_delay_millis=EXPORT_EVERY_MS))

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from python_backends.engine.model.description import Layer, Linear
-from python_backends.engine.model.quantised import kept, quantise
+from python_backends.engine.model.quantised import quantise, quantise_if_asked
 from python_backends.engine.model.weights import take_layers
 from python_backends.engine.openvino.engine import OpenVINOEngine
 from python_backends.engine.torch.engine import TorchEngine
@@ -65,13 +65,13 @@ def test_a_large_weight_goes_in_pieces_whose_last_is_smaller(dtype: torch.dtype)
 @torch.inference_mode()
 def test_every_product_of_every_layer_is_rounded_and_nothing_else(each: TinyModel) -> None:
     plain = list(take_layers(copy.deepcopy(each.model)))
-    rounded = list(kept(take_layers(copy.deepcopy(each.model)), "int8"))
+    rounded = list(quantise_if_asked(take_layers(copy.deepcopy(each.model)), "int8"))
     for before, after in zip(plain, rounded, strict=True):
         assert all(linear.weight.dtype == torch.int8 for linear in _products(after))
         assert all(linear.weight.dtype == torch.float32 for linear in _products(before))
         others = {field.name for field in fields(Layer)} - {"attention", "feed_forward", *_norms()}
         assert all(getattr(before, name) == getattr(after, name) for name in others)
-    assert all(layer is same for layer, same in zip(plain, kept(plain, "same"), strict=True))
+    assert all(layer is same for layer, same in zip(plain, quantise_if_asked(plain, "same"), strict=True))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

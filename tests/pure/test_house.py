@@ -13,7 +13,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from python_backends.settings import Settings, SettingsError, dump, load, undump
+from python_backends.settings import Settings, SettingsError, dump, load, read_settings
 from python_backends.settings.writing import gapless_toml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -190,7 +190,7 @@ def test_settings_survive_the_run_directory(tmp_path: Path) -> None:
     settings = load(ROOT / "gapless.toml", {"engine.slots": "64", "model.random_weights": "true"})
     assert settings.engine.slots == 64
     dump(settings, tmp_path / "settings.json")
-    assert undump(tmp_path / "settings.json") == settings
+    assert read_settings(tmp_path / "settings.json") == settings
 
 
 @pytest.mark.parametrize(

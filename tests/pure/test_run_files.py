@@ -13,7 +13,7 @@ import pytest
 from python_backends.launcher.readiness import Readiness
 from python_backends.launcher.run_directories import MARK
 from python_backends.launcher.run_files import KEEP_EVERY_S, SETTINGS, RunFiles
-from python_backends.settings import Settings, undump
+from python_backends.settings import Settings, read_settings
 from python_backends.watching.instance_state import KEY
 from python_backends.watching.restarts import NAME, RestartsFile
 
@@ -29,7 +29,7 @@ def test_what_was_removed_or_cut_off_is_written_again(tmp_path: Path) -> None:
     (tmp_path / NAME).unlink()
     files.keep()
     assert (tmp_path / KEY).read_bytes() == key
-    assert undump(tmp_path / SETTINGS) == Settings()
+    assert read_settings(tmp_path / SETTINGS) == Settings()
     assert RestartsFile(tmp_path).read()[1]["instance"] == 0
     assert (tmp_path / MARK).is_file()
 

@@ -33,21 +33,21 @@ class KVCache:
         self.shape = shape
         sizes = (num_blocks, shape.num_layers, 2, shape.num_kv_heads, shape.block_tokens, shape.head_dim)
         self.blocks = torch.zeros(sizes, dtype=shape.dtype, device=device)  # torch writes the zeros: resident from the start
-        runs = self.blocks.view(-1, shape.block_tokens * shape.head_dim)  # a row: one head's keys or values in a block
+        head_rows = self.blocks.view(-1, shape.block_tokens * shape.head_dim)  # a row: one head's keys or values in a block
         starts = range(0, shape.num_layers * 2 * shape.num_kv_heads, 2 * shape.num_kv_heads)
-        self._runs = [runs[start:] for start in starts]
-        self._tokens = [run.view(-1, shape.head_dim) for run in self._runs]  # a row: one head's key or value of a token
+        self._head_rows = [head_rows[start:] for start in starts]
+        self._tokens = [row.view(-1, shape.head_dim) for row in self._head_rows]  # a row: one head's key or value of a token
         self._heads = torch.arange(2 * shape.num_kv_heads, device=device).view(2, shape.num_kv_heads)
-        self._gathered = runs.new_empty(0)
+        self._gathered = head_rows.new_empty(0)
 
     def write_rows(self, blocks: Tensor, offsets: Tensor) -> Tensor:
         """Where tokens at `offsets` [tokens] of `blocks` [tokens] are written: [tokens, 2, kv_heads]."""
-        runs = self._first_runs(blocks)[:, None, None] + self._heads
-        return runs * self.shape.block_tokens + offsets[:, None, None]
+        head_rows = self._first_head_rows(blocks)[:, None, None] + self._heads
+        return head_rows * self.shape.block_tokens + offsets[:, None, None]
 
     def gather_rows(self, blocks: Tensor) -> Tensor:
         """Where `blocks` [rows, n] are read from: [2 · rows · kv_heads · n]."""
-        return (self._first_runs(blocks)[:, None] + self._heads[:, None, :, None]).flatten()
+        return (self._first_head_rows(blocks)[:, None] + self._heads[:, None, :, None]).flatten()
 
     def write(self, layer: int, rows: Tensor, keys_values: Tensor) -> None:
         """Writes keys_values [tokens, 2, kv_heads, dim] to `rows` [tokens, 2, kv_heads]."""
@@ -59,17 +59,17 @@ class KVCache:
 
     def gather(self, layer: int, rows: Tensor, num_sequences: int) -> tuple[Tensor, Tensor]:
         """Keys and values [sequences, kv_heads, tokens, dim], contiguous; overwritten by the next call."""
-        out = self._room(len(rows))
-        torch.index_select(self._runs[layer], 0, rows, out=out)
+        out = self._scratch(len(rows))
+        torch.index_select(self._head_rows[layer], 0, rows, out=out)
         keys, values = out.view(2, num_sequences, self.shape.num_kv_heads, -1, self.shape.head_dim)
         return keys, values
 
-    def _first_runs(self, blocks: Tensor) -> Tensor:
+    def _first_head_rows(self, blocks: Tensor) -> Tensor:
         return blocks * (2 * self.shape.num_layers * self.shape.num_kv_heads)
 
-    def _room(self, num_runs: int) -> Tensor:
+    def _scratch(self, num_rows: int) -> Tensor:
         """One buffer for all layers and steps: it stays in the processor's cache, and nothing is allocated in a step."""
-        width = self._runs[0].shape[1]
-        if self._gathered.numel() < num_runs * width:
-            self._gathered = self._runs[0].new_empty(num_runs * width)
-        return self._gathered[: num_runs * width].view(num_runs, width)
+        width = self._head_rows[0].shape[1]
+        if self._gathered.numel() < num_rows * width:
+            self._gathered = self._head_rows[0].new_empty(num_rows * width)
+        return self._gathered[: num_rows * width].view(num_rows, width)

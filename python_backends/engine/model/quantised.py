@@ -17,7 +17,7 @@ from python_backends.engine.model.description import Layer, Linear
 LARGEST = 127
 
 
-def kept(layers: Iterable[Layer], weights: str) -> Iterable[Layer]:
+def quantise_if_asked(layers: Iterable[Layer], weights: str) -> Iterable[Layer]:
     """`layers` as the setting model.weights wants them kept."""
     return map(quantised, layers) if weights == "int8" else layers
 

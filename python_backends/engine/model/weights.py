@@ -65,8 +65,8 @@ def head_order(dim: int, rotated: int, neighbours: bool) -> Tensor:
     The first `rotated` dimensions turn, dimension i with i + rotated / 2 or, for `neighbours`, 2i with 2i + 1.
     """
     pairs = torch.arange(rotated).view(-1, 2).T if neighbours else torch.arange(rotated).view(2, -1)
-    rest = torch.arange(rotated, dim).view(2, -1)
-    return torch.cat((pairs, rest), 1).flatten()
+    others = torch.arange(rotated, dim).view(2, -1)
+    return torch.cat((pairs, others), 1).flatten()
 
 
 def _field(config: Any, name: str, default: Any) -> Any:

@@ -22,7 +22,7 @@ from torch import Tensor
 from python_backends.engine.kv.kv_cache import BlockShape
 from python_backends.engine.model.checkpoint import block_shape, declared_tokens, load_model, model_limits, read_config
 from python_backends.engine.model.description import Model
-from python_backends.engine.model.quantised import kept
+from python_backends.engine.model.quantised import quantise_if_asked
 from python_backends.engine.model.weights import describe, take_layers
 from python_backends.engine.openvino import fused_layer
 from python_backends.engine.openvino.fused_graph import FusedGraph, FusedOperation
@@ -75,7 +75,9 @@ class OpenVINOEngine:
         self.limits = model_limits(settings, config)
         model = load_model(settings, config)
         description = describe(model, declared_tokens(settings, config))
-        graph = _graph(settings, description, self.limits.max_model_tokens).build(kept(take_layers(model), settings.model.weights))
+        graph = _graph(settings, description, self.limits.max_model_tokens).build(
+            quantise_if_asked(take_layers(model), settings.model.weights)
+        )
         del model, description
         shape = block_shape(settings, config)
         compiled = _compiled(graph, shape, settings.engine.threads)

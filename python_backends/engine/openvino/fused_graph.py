@@ -61,8 +61,8 @@ class FusedOperation:
 
     def between(self, x: Node, layer: Layer, attended: Node, following: Layer | None, widths: list[int]) -> list[Node]:
         """x as `layer` leaves it after `attended` [tokens, 1, heads · dim], then query, key and value of the layer that follows."""
-        rest = {"attended": ops.convert(attended, "bf16")} | _rest(layer)
-        return self._node(x, rest, []) if following is None else self._node(x, rest | _attention(following), widths)
+        after = {"attended": ops.convert(attended, "bf16")} | _after_attention(layer)
+        return self._node(x, after, []) if following is None else self._node(x, after | _attention(following), widths)
 
     def logits(self, x: Node, norm: Norm, head: Linear) -> Node:
         """[tokens, 1, vocabulary] float32."""
@@ -97,7 +97,7 @@ def _is_packable(linear: Linear) -> bool:
     return linear.weight.dtype == torch.bfloat16 and all(size % PANEL == 0 for size in linear.weight.shape)
 
 
-def _rest(layer: Layer) -> Parts:
+def _after_attention(layer: Layer) -> Parts:
     """What follows a layer's attention."""
     up = layer.feed_forward.up
     gates_and_ups = Linear(_in_turn(up.weight), None if up.bias is None else _in_turn(up.bias))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from python_backends.engine.device import sent
+from python_backends.engine.device import to_device
 from python_backends.nouns.request import MAX_BAD_WORD_TOKENS, ModelLimits
 from python_backends.nouns.step import Admit
 
@@ -22,7 +22,7 @@ NO_TOKEN = -1
 BEFORE = -2  # stands in the places before a sequence's first token; equal to no token and to no gap in a bad word
 
 
-class History:
+class TokenHistory:
     def __init__(self, limits: ModelLimits, device: torch.device) -> None:
         shape = (limits.num_slots, limits.max_model_tokens + 1)
         self._tokens = torch.zeros(shape, dtype=torch.int32, device=device)
@@ -37,7 +37,7 @@ class History:
             if admit.sampling.looks_back
         ]
         if rows:
-            slots, positions, tokens = sent(np.concatenate(rows, axis=1), self._tokens.device)
+            slots, positions, tokens = to_device(np.concatenate(rows, axis=1), self._tokens.device)
             self._tokens[slots, positions] = tokens.int()
 
     def release(self, slots: list[int]) -> None:
@@ -83,9 +83,9 @@ class BadWords:
         for row, each in zip(rows, words, strict=True):
             for place, word in zip(row, each, strict=False):
                 place[-len(word) :] = word
-        self._words[slots] = sent(rows, self._words.device)
+        self._words[slots] = to_device(rows, self._words.device)
 
-    def completing(self, slots: Tensor, history: History, lengths: Tensor) -> Tensor:
+    def completing(self, slots: Tensor, history: TokenHistory, lengths: Tensor) -> Tensor:
         """[rows, most words] the token that would complete each bad word of `slots` now; NO_TOKEN where none would."""
         words = self._words[slots]
         before = history.last(slots, lengths, MAX_BAD_WORD_TOKENS - 1)[:, None]

@@ -1,7 +1,7 @@
 """How each slot's tokens are chosen: its parameters on the device, and what the host must know to leave work out.
 
 Owns the fractions (`shares`), bad words and token history of all slots; counts and stop ids belong to the slot state, which calls this.
-In a steady step nothing comes from the host; what no row of a step asks for is not done in it.
+In the steps of a run nothing comes from the host; what no row of a step asks for is not done in it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from python_backends.engine.device import sent
-from python_backends.engine.slots.history import NO_TOKEN, BadWords, History
+from python_backends.engine.device import to_device
+from python_backends.engine.slots.history import NO_TOKEN, BadWords, TokenHistory
 from python_backends.engine.slots.log_probs import LogProbRows
 from python_backends.engine.slots.penalties import Penalties
 from python_backends.engine.slots.row_index import RowIndex
@@ -68,7 +68,7 @@ class SamplingState:
         self._limits, self._kernels = limits, kernels
         self.shares = torch.ones((limits.num_slots, len(Share)), dtype=torch.float32, device=device)
         self._bad_words = BadWords(limits, device)
-        self.history = History(limits, device)
+        self.history = TokenHistory(limits, device)
         self._drawing, self._penalized, self._worded, self._scored = (RowIndex(device) for _ in range(4))
         self._asked = _Asked(limits.num_slots)
 
@@ -78,7 +78,7 @@ class SamplingState:
         writes.add(Target.SHARES, slots, np.arange(len(Share)), shares)
         self.history.admit(admits)
         if any(admit.sampling.bad_words for admit in admits):
-            self._bad_words.admit(sent(slots[:, 0].copy(), self.shares.device), [admit.sampling.bad_words for admit in admits])
+            self._bad_words.admit(to_device(slots[:, 0].copy(), self.shares.device), [admit.sampling.bad_words for admit in admits])
         for admit in admits:
             self._asked.admit(admit, self._limits.max_model_tokens)
 

@@ -91,7 +91,7 @@ class SlotState:
     def apply_blocks(self, operations: Sequence[SlotOperation]) -> None:
         """What they say of the block table, which no running step reads on a CPU."""
         self._gather_blocks(operations)
-        self._flush()
+        self._write_out()
 
     def _gather_blocks(self, operations: Sequence[SlotOperation]) -> None:
         blocks: dict[int, list[tuple[int, Ids]]] = {}
@@ -109,10 +109,10 @@ class SlotState:
             self._book_run()
         self._admit([life for life in lives.values() if isinstance(life, Admit)])
         self._release([slot for slot, life in lives.items() if isinstance(life, Release)])
-        self._flush()
+        self._write_out()
 
-    def _flush(self) -> None:
-        self._writes.flush(self.table, self._counts, self._stop_ids, self._sampling.shares)
+    def _write_out(self) -> None:
+        self._writes.write(self.table, self._counts, self._stop_ids, self._sampling.shares)
 
     def decode_inputs(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Last tokens and their positions, each [rows], of `slots` [rows].

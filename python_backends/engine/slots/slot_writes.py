@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from python_backends.engine.device import sent
+from python_backends.engine.device import to_device
 
 
 class Target(IntEnum):
-    """Which tensor, in the order in which `flush` takes them."""
+    """Which tensor, in the order in which `write` takes them."""
 
     TABLE = 0
     COUNTS = 1
@@ -33,7 +33,7 @@ class SlotWrites:
         """target[slots, columns] = values, in numpy's sense. Nothing is written twice before it is flushed."""
         self._waiting.append((target, slots, columns, values))
 
-    def flush(self, *targets: Tensor) -> None:
+    def write(self, *targets: Tensor) -> None:
         """Writes to `targets`, each [slots, columns], in the order of `Target`."""
         waiting, self._waiting = self._waiting, []
         if not waiting:
@@ -42,7 +42,7 @@ class SlotWrites:
             from python_backends.engine.slots.write_kernel import write  # brings Triton's language
 
             packed = [_packed(target, targets[target], *values) for target, *values in waiting]
-            write(sent(np.concatenate(packed, axis=1), targets[0].device), targets)
+            write(to_device(np.concatenate(packed, axis=1), targets[0].device), targets)
             return
         for target, slots, columns, values in waiting:
             _write(targets[target], slots, columns, values)
@@ -53,7 +53,7 @@ def _write(target: Tensor, slots: NDArray[Any], columns: NDArray[Any], values: N
         target.numpy()[slots, columns] = values
     else:
         offsets, values = np.broadcast_arrays(slots * target.shape[1] + columns, values)
-        target.view(-1)[sent(offsets.ravel().copy(), target.device)] = sent(values.ravel().copy(), target.device)
+        target.view(-1)[to_device(offsets.ravel().copy(), target.device)] = to_device(values.ravel().copy(), target.device)
 
 
 def _packed(number: Target, target: Tensor, slots: NDArray[Any], columns: NDArray[Any], values: NDArray[Any]) -> NDArray[np.int64]:

@@ -35,7 +35,7 @@ WAIT_S = 0.002  # for tokens, before the loop looks for new requests
 STATS_S = 2.0  # to wait for what an iteration was like
 FIRST_REQUEST_S = 120.0  # with what TensorRT-LLM makes when it computes for the first time
 SPARE_BLOCKS = 1  # TensorRT-LLM pads the batch of a CUDA graph with a sequence of one token
-LORA_ROOMS = ("tensorrt_llm.lora_helper", "tensorrt_llm._torch.peft.lora.config", "tensorrt_llm.lora_manager")  # newest last moved
+LORA_MODULES = ("tensorrt_llm.lora_helper", "tensorrt_llm._torch.peft.lora.config", "tensorrt_llm.lora_manager")  # newest last moved
 
 
 class TensorRTLLMEngine:
@@ -244,18 +244,18 @@ def _if_known(called: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
 
 
 def _lora_config(adapters: dict[str, str], max_rank: int) -> Any:
-    make: Callable[..., Any] = _first_of(LORA_ROOMS, "LoraConfig")
+    make: Callable[..., Any] = _first_of(LORA_MODULES, "LoraConfig")
     return make(lora_dir=list(adapters.values()), max_lora_rank=max_rank, max_loras=len(adapters), max_cpu_loras=len(adapters))
 
 
-def _first_of(rooms: Sequence[str], name: str) -> Any:
+def _first_of(modules: Sequence[str], name: str) -> Any:
     """`name` from the first of these modules that has it: it has moved between versions."""
-    for room in rooms:
+    for module in modules:
         try:
-            return getattr(importlib.import_module(room), name)
+            return getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError):
             continue
-    raise SettingsError(f"tensorrt_llm.adapters: this TensorRT-LLM has no {name} in {', '.join(rooms)}")
+    raise SettingsError(f"tensorrt_llm.adapters: this TensorRT-LLM has no {name} in {', '.join(modules)}")
 
 
 def _more_arguments(text: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from python_backends.engine.kv.kv_cache import KVCache
 from python_backends.engine.model.description import Heads
-from python_backends.engine.torch.attention_spans import DecodeGroup, PagedChunks, PagedRows, PrefillSpan, Spans
+from python_backends.engine.torch.attention_spans import AttentionSpans, DecodeGroup, PagedChunks, PagedRows, PrefillSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def prefill_attention(qkv: Tensor, span: PrefillSpan | PagedChunks, layer: Layer
     return out.permute(2, 0, 1, 3).reshape(-1, heads.query_width)
 
 
-def attend(qkv: Tensor, spans: Spans, layer: LayerAttention, cache: KVCache) -> Tensor:
+def attend(qkv: Tensor, spans: AttentionSpans, layer: LayerAttention, cache: KVCache) -> Tensor:
     """The attention [tokens, heads · dim] of all rows of qkv [tokens, (heads + 2 kv_heads) · dim], rotated and written to the cache."""
     width = layer.heads.query_width
     outs = [decode_attention(qkv[group.first : group.last, :width], group, layer, cache) for group in spans.decodes]

@@ -56,7 +56,7 @@ class PagedChunks:
 
 
 @dataclass(frozen=True, slots=True)
-class Spans:
+class AttentionSpans:
     """All rows of the flat batch, in order. Those of padding attend to nothing."""
 
     decodes: tuple[DecodeGroup | PagedRows, ...]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from python_backends.engine.device import sent
+from python_backends.engine.device import to_device
 from python_backends.engine.kv.kv_cache import KVCache
 from python_backends.engine.slots.sampler import GREEDY, sample
 from python_backends.engine.slots.slot_state import SlotState
@@ -48,12 +48,12 @@ class DecodeSteps:
                 self._capture(self._buckets[size])
 
     def bucket(self, slots: Ids) -> Bucket:
-        """The smallest that has room for `slots`, with them in it; nothing is sent if they were the last ones in it."""
+        """The smallest bucket that holds `slots`, filled with them; nothing is sent if it already had them."""
         bucket = self._buckets[next(size for size in self._buckets if size >= len(slots))]
         if not np.array_equal(slots, bucket.host):
             rows = np.full(len(bucket.slots), self._state.dead_slot, np.int64)
             rows[: len(slots)] = slots
-            bucket.slots.copy_(sent(rows, self._state.device))
+            bucket.slots.copy_(to_device(rows, self._state.device))
             bucket.host = slots
         return bucket
 

@@ -31,7 +31,7 @@ from python_backends.engine.model.checkpoint import (
     most_stop_ids,
     read_config,
 )
-from python_backends.engine.model.quantised import kept
+from python_backends.engine.model.quantised import quantise_if_asked
 from python_backends.engine.model.weights import describe, take_layers
 from python_backends.engine.slots.log_probs import log_probs, row_log_probs
 from python_backends.engine.slots.sampler import sample
@@ -78,7 +78,7 @@ class TorchEngine:
         fused = self._kernels and settings.engine.fused_layers
         model = load_model(settings, config, self.device)
         description = describe(model, declared_tokens(settings, config))
-        layers = kept(take_layers(model), settings.model.weights)
+        layers = quantise_if_asked(take_layers(model), settings.model.weights)
         self.decoder = Decoder(description, layers, self.limits.max_model_tokens, fused)
         del model, description, layers
         shape = block_shape(settings, config)

@@ -1,7 +1,7 @@
 """One step's flat batch: which tokens, where their KV goes, and which KV each row reads, as device tensors.
 
 Made from a plan and the slot state, once a step, for all layers. Decode rows stand first, in order of their length, so that rows of
-similar length are neighbours and are padded to their own longest; prefill chunks follow, and behind them padding. In a steady step
+similar length are neighbours and are padded to their own longest; prefill chunks follow, then padding. In a step of a run
 nothing comes from the host: the order of the slots stays as it is. Layers with a sliding window read only the blocks that it touches,
 row by row; blocks behind it stay with their sequence. Called by the torch engine.
 """
@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from python_backends.engine.device import sent
+from python_backends.engine.device import to_device
 from python_backends.engine.kv.kv_cache import KVCache
 from python_backends.engine.kv.padding import padded
 from python_backends.engine.slots.slot_state import SlotState
-from python_backends.engine.torch.attention_spans import DecodeGroup, PagedChunks, PagedRows, PrefillSpan, Spans
+from python_backends.engine.torch.attention_spans import AttentionSpans, DecodeGroup, PagedChunks, PagedRows, PrefillSpan
 from python_backends.nouns.request import Ids
 from python_backends.nouns.step import StepPlan
 
@@ -32,7 +32,7 @@ class StepBatch:
     tokens: Tensor  # [tokens]
     positions: Tensor  # [tokens]
     write: Tensor  # [tokens, 2, kv_heads] rows of the KV cache
-    spans: Mapping[int | None, Spans]  # by sliding window
+    spans: Mapping[int | None, AttentionSpans]  # by sliding window
     sampling_rows: Tensor | None  # [sampled] of the batch; None: all rows
     sampling_slots: Tensor  # [sampled]
     order: NDArray[np.intp]  # [sampled] sampled row i is the plan's order[i]-th span that samples
@@ -95,7 +95,7 @@ class StepBatcher:
         tokens, positions = self._state.decode_inputs(slots)
         table, size = self._state.table[slots], self._block_tokens
         starts = np.full(len(slots), min(longest, table.shape[1] * size) - 1, np.int32)
-        spans = {window: Spans(self._decodes(table, positions, starts, window), ()) for window in self._windows}
+        spans = {window: AttentionSpans(self._decodes(table, positions, starts, window), ()) for window in self._windows}
         blocks = table.gather(1, (positions // size)[:, None])[:, 0]
         write = self._cache.write_rows(blocks, positions % size)
         return StepBatch(tokens, positions, write, spans, None, slots, np.arange(len(slots)))
@@ -105,17 +105,19 @@ class StepBatcher:
             self._host_slots, self._slots = slots, self._put(slots)
         return self._slots
 
-    def _spans(self, plan: StepPlan, table: Tensor, positions: Tensor, starts: Ids, num_padding: int) -> dict[int | None, Spans]:
+    def _spans(
+        self, plan: StepPlan, table: Tensor, positions: Tensor, starts: Ids, num_padding: int
+    ) -> dict[int | None, AttentionSpans]:
         """What layers of each window read; `starts` [rows] ascending: positions as the plan knows them, no less than the device's."""
         longest = int((plan.starts + plan.lengths).max())
-        made: dict[int | None, Spans] = {}
+        made: dict[int | None, AttentionSpans] = {}
         tiles = self._tiles(plan) if self._chunk_rows and len(plan.tokens) else None
         for window in self._windows:
             effective = window if self._is_paged or (window is not None and window < longest) else None  # a kernel of its own for each
             if effective not in made:
                 decodes = self._decodes(table, positions, starts, effective)
                 prefills = self._prefills(plan, effective) if tiles is None else self._chunks_of(plan, tiles, effective)
-                made[effective] = Spans(decodes, prefills, num_padding)
+                made[effective] = AttentionSpans(decodes, prefills, num_padding)
             made[window] = made[effective]
         return made
 
@@ -203,7 +205,7 @@ class StepBatcher:
         return torch.cat((decodes, device[0])), torch.cat((slots, device[1]))
 
     def _put(self, values: NDArray[np.generic]) -> Tensor:
-        return sent(values.astype(np.int64), self._state.device)
+        return to_device(values.astype(np.int64), self._state.device)
 
 
 def group_ends(lengths: Ids) -> list[int]:

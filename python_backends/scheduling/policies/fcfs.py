@@ -15,7 +15,7 @@ def reserve_max_tokens(sequence: Sequence) -> int:
 
 
 def in_order(waiting: Iterable[Sequence], view: View) -> list[Sequence]:
-    """The waiting in their order; a sequence for which there is no room holds up those behind it."""
+    """The waiting in their order. A sequence whose blocks are not free holds up those after it."""
     admitted: list[Sequence] = []
     blocks = view.num_free_blocks
     for sequence in waiting:

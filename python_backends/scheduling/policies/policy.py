@@ -14,7 +14,7 @@ from python_backends.scheduling.lengths.predicted_order import Rank
 from python_backends.scheduling.state.sequence import Sequence
 from python_backends.scheduling.state.view import View
 
-MAX_SKIPPED = 16  # waiting sequences without room that are passed by in one step
+MAX_SKIPPED = 16  # waiting sequences that do not fit and are overtaken in one step
 
 RestTokens = Callable[[list[Sequence]], Array]  # [n] predicted
 Select = Callable[[Iterable[Sequence], View], list[Sequence]]

@@ -20,16 +20,16 @@ from python_backends.scheduling.state.view import Reserve, View
 
 
 class Allocator:
-    """`lean`: what is reserved is a guess and no promise, so while less than half of the blocks are available, a sequence gets only
-    those that its next token needs.
+    """`grows_by_need`: what is reserved is a guess and no promise, so while less than half of the blocks are available, a sequence gets
+    only those that its next token needs.
     """
 
-    def __init__(self, limits: ModelLimits, reserve: Reserve, lean: bool = False) -> None:
+    def __init__(self, limits: ModelLimits, reserve: Reserve, grows_by_need: bool = False) -> None:
         self.slots = SlotTable(limits.num_slots, limits.max_model_tokens)
         self.blocks = BlockPool(limits.num_blocks, limits.block_tokens)
         self._limits = limits
         self._reserve = reserve
-        self._lean = lean
+        self._grows_by_need = grows_by_need
         self._promised = 0  # blocks reserved by running sequences that they don't hold yet
         self._operations: list[SlotOperation] = []
         self._started: list[Started] = []
@@ -192,7 +192,7 @@ class Allocator:
 
     @property
     def _growth_tokens(self) -> int:
-        scarce = self._lean and 2 * self.blocks.num_available < self.blocks.num_blocks
+        scarce = self._grows_by_need and 2 * self.blocks.num_available < self.blocks.num_blocks
         return 1 if scarce else GROWTH_TOKENS
 
     def _reservation(self, sequence: Sequence) -> int:

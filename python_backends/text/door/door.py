@@ -19,7 +19,7 @@ from python_backends.nouns.request import Ids, ModelLimits, RefusedError, Reques
 from python_backends.settings import LimitSettings
 from python_backends.text.checkpoint import Checkpoint, CheckpointError
 from python_backends.text.door.chat_template import ChatTemplate
-from python_backends.text.door.encoder import Encoder
+from python_backends.text.door.encoder import PromptEncoder
 from python_backends.text.door.fields import FieldReader, Values, bounds, refuse_what_the_engine_lacks, stop_ids
 from python_backends.text.door.special_tokens import SpecialTokens
 from python_backends.text.door.subject import MAX_READ_CHARS, num_tokens_of, of_messages, of_text
@@ -30,7 +30,7 @@ ANY_ENGINE = ModelLimits(0, 0, 0, 0, 0)  # one that can follow every field, and 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Door:
-    encoder: Encoder
+    encoder: PromptEncoder
     special: SpecialTokens
     template: ChatTemplate | None
     limits: LimitSettings
@@ -178,7 +178,7 @@ def open_door(
     source = checkpoint.chat_template
     context = _context(checkpoint, max_model_tokens)
     return Door(
-        encoder=Encoder(checkpoint.tokenizer, special),
+        encoder=PromptEncoder(checkpoint.tokenizer, special),
         special=special,
         template=ChatTemplate(source, checkpoint.named_tokens, special) if source else None,
         limits=limits,

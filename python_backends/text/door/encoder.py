@@ -22,7 +22,7 @@ PIECE_BYTES = 4  # the same, of each piece of a longer prompt
 FEWEST_BYTES = 4096  # are encoded at once, however few tokens are allowed
 
 
-class Encoder:
+class PromptEncoder:
     def __init__(self, tokenizer: Tokenizer, special: SpecialTokens) -> None:
         """Raises CheckpointError if the tokenizer would not tell our spelling of special tokens from users'."""
         _check_normalizer(tokenizer, special)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from python_backends.prediction.history import MIN_ANSWERS, Answered, History
+from python_backends.prediction.history import MIN_ANSWERS, Answered, AnswerHistory
 
 
 def test_without_answers_nothing_is_known() -> None:
-    assert History().predict(1, 10) is None
-    assert History([Answered(1, 10, 20, True)] * (MIN_ANSWERS - 1)).predict(1, 10) is None
+    assert AnswerHistory().predict(1, 10) is None
+    assert AnswerHistory([Answered(1, 10, 20, True)] * (MIN_ANSWERS - 1)).predict(1, 10) is None
 
 
 def test_it_goes_by_the_instruction_and_by_all_answers_where_that_is_new() -> None:
-    history = History([Answered(1, 10, 20, True)] * 20 + [Answered(2, 10, 200, True)] * 20)
+    history = AnswerHistory([Answered(1, 10, 20, True)] * 20 + [Answered(2, 10, 200, True)] * 20)
     known, new = history.predict(1, 10), history.predict(3, 10)
     assert known is not None
     assert new is not None
@@ -23,7 +23,7 @@ def test_it_goes_by_the_instruction_and_by_all_answers_where_that_is_new() -> No
 
 
 def test_it_goes_by_the_inputs_that_are_nearest_in_length() -> None:
-    history = History([Answered(1, n, 2 * n, True) for n in range(1, 501)])
+    history = AnswerHistory([Answered(1, n, 2 * n, True) for n in range(1, 501)])
     for length in (100, 200, 400):
         found = history.predict(1, length)
         assert found is not None
@@ -31,7 +31,7 @@ def test_it_goes_by_the_inputs_that_are_nearest_in_length() -> None:
 
 
 def test_answers_that_were_cut_count_as_at_least_so_long() -> None:
-    history = History([Answered(1, 10, 100, True)] * 10 + [Answered(1, 10, 50, False)] * 10)
+    history = AnswerHistory([Answered(1, 10, 100, True)] * 10 + [Answered(1, 10, 50, False)] * 10)
     found = history.predict(1, 10)
     assert found is not None
     assert found.mean == pytest.approx(100)

@@ -13,14 +13,14 @@ from tokenizers import Tokenizer, models
 from python_backends.nouns.request import RefusedError
 from python_backends.text.checkpoint import CheckpointError
 from python_backends.text.door.chat_template import ChatTemplate
-from python_backends.text.door.encoder import Encoder
+from python_backends.text.door.encoder import PromptEncoder
 from python_backends.text.door.special_tokens import SpecialTokens
 from tests.pure.examples import examples
 from tests.pure.text.checkpoints import LLAMA_TEMPLATE, TEMPLATE, byte_level, sentence_piece
 
 CHECKPOINTS = {"byte_level": byte_level(), "sentence_piece": sentence_piece()}
 SPECIAL = {name: SpecialTokens(found.tokenizer, found.special_tokens) for name, found in CHECKPOINTS.items()}
-ENCODERS = {name: Encoder(found.tokenizer, SPECIAL[name]) for name, found in CHECKPOINTS.items()}
+ENCODERS = {name: PromptEncoder(found.tokenizer, SPECIAL[name]) for name, found in CHECKPOINTS.items()}
 SPECIAL_IDS = {name: {found.tokenizer.token_to_id(text) for text in found.special_tokens} for name, found in CHECKPOINTS.items()}
 FAMILIES = sorted(CHECKPOINTS)
 
@@ -195,7 +195,7 @@ def test_a_vocabulary_that_holds_a_special_token_as_a_word_refuses_it_in_texts()
     vocabulary = [("<unk>", 0.0), ("</s>", 0.0), *((letter, -1.0) for letter in "</s>ab")]
     tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=0))
     tokenizer.add_special_tokens(["<unk>", "</s>"])
-    encoder = Encoder(tokenizer, SpecialTokens(tokenizer, frozenset({"<unk>", "</s>"})))
+    encoder = PromptEncoder(tokenizer, SpecialTokens(tokenizer, frozenset({"<unk>", "</s>"})))
     taken, refused = encoder.encode(["ab", "a</s>"])
     assert not isinstance(taken, RefusedError)
     assert taken.tolist() == [6, 7]

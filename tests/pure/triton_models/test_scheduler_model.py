@@ -103,7 +103,7 @@ def test_metrics_and_records_that_fail_end_no_stream_and_are_logged_once(
     served: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     sender = served.ask(1)
-    monkeypatch.setattr(served.model._export, "flush", lambda: 1 / 0)
+    monkeypatch.setattr(served.model._export, "export", lambda: 1 / 0)
     monkeypatch.setattr(served.model._predictions, "ended", lambda *_: 1 / 0)
     time.sleep(2.5)
     assert len([record for record in caplog.records if "metrics" in record.message]) == 1, "not every second"
