@@ -120,5 +120,5 @@ if __name__ == "__main__":
     try:
         main(Path(sys.argv[1]))
     except (OSError, sqlite3.Error) as error:
-        log.error("nothing is logged and learned: %s", error)
+        log.error("the learner ends, so no answers are logged and no forest is grown: %s", error)
         sys.exit(1)

@@ -92,6 +92,6 @@ if __name__ == "__main__":
         log.error("%s", refused)
         sys.exit(1)
     except Exception:
-        log.exception("this instance ends")
+        log.exception("the instance ends because of this error; the launcher starts it again")
         sys.stderr.flush()
         os._exit(1)  # what a dead engine would do on its way out may take for ever

@@ -22,7 +22,7 @@ import triton_python_backend_utils as pb_utils
 
 from python_backends.engine.kinds import kind_of
 from python_backends.nouns.messages import Failed, Flush, Load, Pace, reader
-from python_backends.nouns.request import Feedback, Idle, ModelLimits, Request
+from python_backends.nouns.request import Feedback, Idle, ModelLimits, Request, WaitReason
 from python_backends.nouns.step import Started, Tokens
 from python_backends.streams.outgoing import Outgoing
 from python_backends.streams.predictions import Predictions, without_subject
@@ -52,6 +52,7 @@ log = logging.getLogger("gapless.scheduler")
 
 REQUEST = reader(Request)
 PACE_EVERY_S = 0.1
+LONG_WAIT_S = 10.0  # requests wait for longer: the log says why
 COMPLAIN_EVERY_S = 60.0  # about the same failure of what no stream depends on
 LOST_PART = "a part of the answer could not be sent"
 
@@ -88,6 +89,7 @@ class TritonPythonModel:
         self._fingerprint = ""  # of the model that the instance runs
         self._sending_s = 0.0
         self._paced_s = self._exported_s = time.monotonic()
+        self._tell_at_s = time.monotonic() + LONG_WAIT_S
         self._stopping = False
         self.life = Life("scheduler")
         self._thread = threading.Thread(target=self._run, name="streams")
@@ -267,8 +269,10 @@ class TritonPythonModel:
         load, gauge = self._load, self._metrics.gauge
         gauge("gapless_requests_running", load.num_running)
         gauge("gapless_requests_waiting", max(0, len(self._table) - load.num_running))
-        for reason, count in self._table.waiting(load.wait_reason).items():
+        waiting = self._table.waiting(load.wait_reason)
+        for reason, count in waiting.items():
             gauge("gapless_waiting", count, (("reason", reason.value),))
+        self._tell_why(waiting)
         gauge("gapless_queued_tokens", self._table.num_queued_tokens)
         gauge("gapless_slots_busy", load.num_running)
         gauge("gapless_slots_total", load.num_slots)
@@ -281,6 +285,16 @@ class TritonPythonModel:
         began_ns = time.monotonic_ns()
         self._export.export()
         self._table.server_answered(began_ns)
+
+    def _tell_why(self, waiting: dict[WaitReason, int]) -> None:
+        """Logs why requests wait, if there have been some for LONG_WAIT_S, and then once a minute."""
+        now_s = time.monotonic()
+        if not any(waiting.values()):
+            self._tell_at_s = now_s + LONG_WAIT_S
+        elif now_s >= self._tell_at_s:
+            self._tell_at_s = now_s + COMPLAIN_EVERY_S
+            reasons = ", ".join(f"{count} {reason}" for reason, count in waiting.items() if count)
+            log.info("%d requests wait for a slot: %s (docs/operations.md, Why a request waits)", sum(waiting.values()), reasons)
 
     def _count_restarts(self) -> None:
         start_time_s, counts = self._restarts.read()

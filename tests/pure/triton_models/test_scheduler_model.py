@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -176,3 +177,15 @@ def test_no_stream_waits_for_a_predictor_that_sleeps(served: Model, monkeypatch:
         assert all(sender.sent[-2:] == [(False, "window"), (True, "")] for sender in senders)
     finally:
         woken.set()
+
+
+def test_why_requests_wait_is_a_metric_and_is_logged(served: Model, caplog: pytest.LogCaptureFixture) -> None:
+    """There is no instance."""
+    caplog.set_level(logging.INFO)
+    served.ask(1)
+    served.ask(2)
+    gauges = served.model._metrics.gauges
+    wait_for(lambda: gauges["gapless_waiting", (("reason", "no_instance"),)] == 2, 10)
+    assert sum(value for (name, _), value in gauges.items() if name == "gapless_waiting") == 2
+    served.model._tell_at_s = 0.0
+    wait_for(lambda: any("2 requests wait for a slot: 2 no_instance" in record.message for record in caplog.records), 10)
