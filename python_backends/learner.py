@@ -1,8 +1,8 @@
 """The learner: a process beside the others that keeps the request log and grows new forests from it.
 
-The launcher starts it (`python -m python_backends.learner RUN_DIRECTORY`) and starts it again if it ends. Its death harms nobody: the
-predictor goes on with the last version, and what has ended waits in the socket. Two servers may share a directory; the second one's
-learner writes nothing until the first is gone.
+The launcher starts it (`python -m python_backends.learner RUN_DIRECTORY`) and starts it again if it ends. Its death affects no request:
+the predictor goes on with the last version, and ended answers wait in the socket. Two servers may share a directory; the learner of the
+second one writes nothing until the first is gone.
 """
 
 from __future__ import annotations

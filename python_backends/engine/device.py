@@ -1,7 +1,7 @@
 """What the torch engine asks of its device: which one it is, how much memory it has, how something is sent without waiting.
 
 torch's plain copies wait until the device has done everything before them: one slot operation would cost the step that is launched
-ahead its lead. Out of pinned memory they need not; torch gives that memory to nobody else before it has been read. Called by all parts
+ahead its lead. Out of pinned memory they need not; torch does not reuse that memory before it has been read. Called by all parts
 of the torch engine that send something.
 """
 
@@ -43,7 +43,7 @@ class DeviceMemory:
         self._device = device
 
     def give_back(self) -> int:
-        """Returns what torch keeps and nobody uses to the driver. Bytes that are free on the device then."""
+        """Returns memory that torch keeps and does not use to the driver. Bytes that are free on the device then."""
         gc.collect()
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()

@@ -7,7 +7,9 @@ from contextlib import contextmanager
 
 
 class StepEnd:
-    """Whoever waits for the step itself is not told: he would find the news when the next step has just begun, and take it for that."""
+    """Tells another thread that a step has ended. A thread that is blocked in `collect` is not signalled: the wake-up would stay pending
+    and be mistaken for the end of the next step.
+    """
 
     def __init__(self) -> None:
         self._tell: Callable[[], None] | None = None

@@ -1,6 +1,6 @@
 """The process of an instance: `python -m python_backends.instance RUN_DIRECTORY NUMBER`, started by the launcher.
 
-The launcher watches its record on the board, and starts it anew when it ends or stops beating.
+The launcher watches its record on the board, and starts it again when it ends or stops beating.
 """
 
 from __future__ import annotations

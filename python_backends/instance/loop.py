@@ -26,7 +26,7 @@ EARLY_S = 0.002  # the next plan is made so long before the running step may end
 
 
 class Link(Protocol):
-    """Where requests come from and tokens go: `links.InstanceEnd`, or whoever drives the loop without a server."""
+    """Where requests come from and tokens go: `wires.InstanceEnd`, or the caller that drives the loop without a server."""
 
     def receive(self, timeout_s: float) -> list[Any]: ...
 

@@ -30,7 +30,7 @@ class FailedStarts:
 
 
 class Pulse:
-    """Asks every few seconds, from a thread of its own, because one that hangs holds up whoever asks.
+    """Asks every few seconds, from a thread of its own, because a server that hangs blocks the thread that asks.
 
     The launcher asks after the ensemble in this way: a tritonserver that is alive and silent shows in no other.
     """
@@ -59,7 +59,7 @@ class Pulse:
         self._stopping.set()
 
     def forget(self) -> None:
-        """Whoever is asked has been started again."""
+        """The server has been started again."""
         self._failures = 0
 
     def _run(self) -> None:

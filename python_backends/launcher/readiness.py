@@ -21,7 +21,7 @@ class Readiness:
         self._said_s = 0.0
 
     def say(self, is_ready: bool) -> None:
-        """At once if it has changed, else every two seconds. A full disk harms nobody but those who ask."""
+        """At once if it has changed, else every two seconds. A full disk delays readiness alone."""
         now_s = time.monotonic()
         if is_ready == self._said and now_s - self._said_s < SAY_EVERY_S:
             return

@@ -37,7 +37,7 @@ def parent() -> Path:
 
 @contextlib.contextmanager
 def held(parent: Path) -> Iterator[Path]:
-    """A new one below `parent`, 0700, which nobody sweeps meanwhile; removed in the end."""
+    """A new one below `parent`, 0700, which no other launcher sweeps meanwhile; removed in the end."""
     run_directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     lock = _opened(run_directory)
     try:
@@ -50,7 +50,7 @@ def held(parent: Path) -> Iterator[Path]:
 
 
 def sweep(parent: Path) -> None:
-    """Removes what killed launchers have left: run directories that nobody holds, and their shared memory.
+    """Removes what killed launchers have left: run directories that no process holds, and their shared memory.
 
     Directories of other users, links, and what only has such a name are passed over.
     """

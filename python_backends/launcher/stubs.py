@@ -17,7 +17,7 @@ from python_backends.watching.board import Board
 STUBS = ("tokenizer", "scheduler", "detokenizer")  # without any of them nothing is served
 PREDICTOR = "length_predictor"
 PROGRAM = "triton_python_backend_stub"
-SUSPECT_AFTER_S = 2.0  # without a beat; it is not given up yet, but nobody should be sent to it
+SUSPECT_AFTER_S = 2.0  # without a beat; it is not given up yet, but takes no requests
 LEAST_PREDICTOR_S = 60.0  # its priority is so low that its beats may wait
 KILL_S = 5.0
 

@@ -25,7 +25,7 @@ POOL_THREADS = 2  # pass on what the stubs send, in turn: Triton's 32 are each a
 STACK_BYTES = 512 << 20  # of each of its threads: its JSON reader recurses (docs/limits.md); only what is used takes memory
 ACCOUNTS_FOR_ALL = 2  # vm.overcommit_memory: memory counts when it is asked for
 ALLOCATOR = {  # glibc's: docs/limits.md, Memory
-    "MALLOC_ARENA_MAX": "2",  # not one for each of a hundred threads, each with pages of its own that nobody else can use
+    "MALLOC_ARENA_MAX": "2",  # not one for each of a hundred threads, each with pages that no other thread can use
     "MALLOC_MMAP_THRESHOLD_": "131072",  # bytes; fixed: else the first long prompt raises it, and the next ones leave holes in the heap
     "MALLOC_TRIM_THRESHOLD_": "1048576",
 }

@@ -72,7 +72,7 @@ class TritonServer:
         threading.Thread(target=_relay, args=[self._process.stdout], name="server log", daemon=True).start()
 
     def check_ports(self) -> None:
-        """Raises SettingsError if somebody else listens on one of them: it would answer for us."""
+        """Raises SettingsError if another process listens on one of them: it would answer for us."""
         for name in ("http_port", "grpc_port", "metrics_port"):
             port = getattr(self._settings, name)
             with socket.socket() as probe:
@@ -135,7 +135,7 @@ class TritonServer:
         self._end(0)
 
     def _prepare(self) -> None:
-        """What a new stub reads is there, even if somebody has cleaned up the run directory."""
+        """Writes what a new stub reads, in case that the run directory was cleaned."""
         self._run_files.keep()
         try:
             locate(self._run_directory)
@@ -155,7 +155,7 @@ class TritonServer:
         return self._ask("POST", path, self._settings.http_port, timeout_s)[0]
 
     def _ask(self, method: str, path: str, port: int, timeout_s: float) -> tuple[int, str]:
-        """HTTP status and text; status 0 if nobody answers sensibly."""
+        """HTTP status and text; status 0 if there is no valid answer."""
         connection = http.client.HTTPConnection(self._settings.address, port, timeout=timeout_s)
         try:
             connection.request(method, path, "{}" if method == "POST" else None, dict([self._key]))

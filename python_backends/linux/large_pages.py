@@ -2,7 +2,7 @@
 
 Weights and KV blocks are read whole, and each of their 4 KiB pages costs a look into the page tables: 4 to 7 % of a decode step of a
 small model. glibc asks Linux for pages of 2 MiB if it is told so before a process starts (glibc 2.35; where
-/sys/kernel/mm/transparent_hugepage/enabled says `never` nothing changes). Whoever starts an engine's process uses this.
+/sys/kernel/mm/transparent_hugepage/enabled says `never` nothing changes). Used where an engine's process is started.
 """
 
 from __future__ import annotations

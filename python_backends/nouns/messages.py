@@ -33,7 +33,7 @@ class BadMessageError(ValueError):
 
 
 class Hello(Noun, frozen=True):
-    """Opens a connection, and answers a frame from or for somebody unknown. An instance says what it can take."""
+    """Opens a connection, and answers a frame from or for an unknown incarnation. An instance says what it can take."""
 
     limits: ModelLimits | None = None
 
@@ -76,7 +76,7 @@ class AnswerRecord(Noun, frozen=True, eq=False):
 
 
 class Cancel(Noun, frozen=True):
-    """Nobody waits for this request any more."""
+    """The answer to this request is not wanted any more."""
 
     request_id: int
 

@@ -52,7 +52,7 @@ class Finish(IntEnum):
 
 
 class Sampling(Noun, frozen=True):
-    """How tokens are chosen and when to stop; checked at the door, so that nobody behind it checks again."""
+    """How tokens are chosen and when to stop; checked at the door and not again after it."""
 
     max_tokens: int
     min_tokens: int = 0

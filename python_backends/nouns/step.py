@@ -4,7 +4,7 @@ A slot is one row of the static decode batch. Slots change by operations only, a
 step of a run has none. Spans are arrays, never a dict per request.
 
 A run is a series of steps in which the same slots decode and nothing else happens: each step's spans are one token further than those
-of the step before. Its steps have the same run number, so that whoever keeps something for a run compares numbers.
+of the step before. Its steps have the same run number, and code that keeps something for a run compares the numbers.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class StepOutput:
     number: int
     tokens: Ids  # [sampled]
     finishes: NDArray[np.uint8]  # [sampled] Finish: RUNNING, STOP (a stop id) or LENGTH
-    log_probs: RowLogProbs | None = None  # None: nobody asks
+    log_probs: RowLogProbs | None = None  # None: no request asks
     busy_s: float = 0.0  # from the start of its forward pass until its tokens were chosen
     gap_s: float = 0.0  # that the device had been idle before it
 
@@ -178,4 +178,4 @@ class Tokens(Noun, frozen=True, eq=False):
     indices: Ids  # [n]
     tokens: Ids  # [n]
     finishes: NDArray[np.uint8]  # [n] Finish
-    log_probs: RowLogProbs | None = None  # None: nobody asks
+    log_probs: RowLogProbs | None = None  # None: no request asks

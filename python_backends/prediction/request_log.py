@@ -38,7 +38,7 @@ CREATE INDEX IF NOT EXISTS lessons ON answers (teaches, draw) WHERE features IS 
 
 
 def instruction_id(text: str) -> int:
-    """The same for the same instruction, whoever asks; says nothing about it."""
+    """The same for the same instruction in all requests; does not reveal it."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1  # SQLite's integers have a sign
 
 
@@ -84,7 +84,7 @@ class RequestLog:
             )
             self._file.execute("DELETE FROM answers WHERE id <= (SELECT MAX(id) FROM answers) - ?", [self._max_answers])
 
-    # --- everybody reads
+    # --- all processes read
 
     def last_id(self) -> int:
         return int(self._one("SELECT COALESCE(MAX(id), 0) FROM answers"))

@@ -1,6 +1,6 @@
 """What the learner has learned, as files: a forest for each version, and one small file that says which of them counts.
 
-`current.json` is replaced atomically after its forest is whole on disk, so that whoever reads at any time finds a complete version. The
+`current.json` is replaced atomically after its forest is whole on disk, so that a reader finds a complete version at any time. The
 learner writes; the predictor and `make stats` read.
 """
 

@@ -1,8 +1,8 @@
 """What lies ahead of an instance: whose turn it is by what is predicted, and who fits into the memory to come.
 
-Brings together step time, future memory and predicted order, and makes the two latter anew at most every 50 ms, best while the device
+Brings together step time, future memory and predicted order. Computes the latter two again at most every 50 ms, best while the device
 computes. Owned by the slot scheduler. For policies that don't look ahead it keeps the history of lengths and nothing else, and while
-slots and memory suffice for everybody it makes nothing anew.
+slots and memory suffice for all requests it computes nothing.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Outlook:
     def refresh(
         self, contention: Contention, num_used_blocks: int, shared_blocks: SharedBlocks, waiting: Callable[[], list[Sequence]]
     ) -> bool:
-        """Makes everything anew if that is due: for all slots, and for the head of the `waiting`. False: it was not."""
+        """Computes everything again if that is due: for all slots, and for the head of the `waiting`. False: it was not."""
         used_up = self.order is not None and self.order.is_used_up
         if not self._is_used or (self._clock() < self._refreshed_s + REFRESHED_S and not used_up):
             return False

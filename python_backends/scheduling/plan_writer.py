@@ -19,7 +19,7 @@ TILE = 32  # rows of a step that is cut to fit: products are computed in tiles o
 
 
 class PlanWriter:
-    """`chunked`: prompts are cut to fit. `static_slots`: the engine is told of changes only, not of every slot anew."""
+    """`chunked`: prompts are cut to fit. `static_slots`: the engine receives changes only, not every slot in every step."""
 
     def __init__(self, allocator: Allocator, outlook: Outlook, token_budget: int, chunked: bool, static_slots: bool) -> None:
         self._allocator = allocator

@@ -166,8 +166,8 @@ class SlotScheduler:
             self.outlook.predicted(sequence)
 
     def refresh(self) -> None:
-        """Makes the order of the waiting and the future memory anew, if that is due. `plan` does it before it admits; whoever has time
-        while the device computes calls it then.
+        """Computes the order of the waiting and the future memory again, if that is due. `plan` does it before it admits; a loop with
+        time while the device computes calls it then.
         """
         if not self._waiting:
             return

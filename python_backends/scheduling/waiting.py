@@ -28,7 +28,7 @@ class WaitingList:
         self._predicted = predicted
         self._arrived = SortedKeyList(key=lambda sequence: sequence.arrival)
         self._ranked = SortedKeyList(key=lambda sequence: (-sequence.request.priority, sequence.arrival))
-        # (when, arrival of who was seated then): whoever waited and had come earlier was passed over at that time; both ascend
+        # (when, arrival of the sequence that got a slot): those that waited and had come earlier were passed over then; both ascend
         self._passes: deque[tuple[float, int]] = deque()
         self._overdue = 0  # who came before this arrival goes first
 

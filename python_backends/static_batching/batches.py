@@ -36,7 +36,7 @@ class Batch:
     """Requests that start together and end together."""
 
     members: tuple[Member, ...]
-    closed: bool = False  # nobody joins any more
+    closed: bool = False  # no request joins any more
 
     @property
     def prompt_tokens(self) -> int:
@@ -74,7 +74,7 @@ class BatchLimits:
 
 
 def safe_size(num_blocks: int, block_tokens: int, max_total_tokens: int) -> int:
-    """Requests of a batch that never runs out of memory, whoever they are: ⌊Θ / ((L_max + G_max) · Δ)⌋."""
+    """Requests of a batch that never runs out of memory, whatever their lengths: ⌊Θ / ((L_max + G_max) · Δ)⌋."""
     return num_blocks // -(-max_total_tokens // block_tokens)
 
 
@@ -160,7 +160,7 @@ class WaitingBatches:
         return self._batches.pop(place)
 
     def split(self, batch: Batch) -> bool:
-        """Two halves of a batch that ran out of memory wait again, and nobody joins them. False for a batch of one."""
+        """Two halves of a batch that ran out of memory wait again, and no request joins them. False for a batch of one."""
         if len(batch.members) == 1:
             return False
         half = -(-len(batch.members) // 2)

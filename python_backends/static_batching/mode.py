@@ -1,4 +1,4 @@
-"""Static mode: requests are answered in batches in which nobody joins or leaves until the last one has ended.
+"""Static mode: requests are answered in batches which no request joins or leaves until the last one has ended.
 
 For comparison with continuous batching, and for work offline. Not a policy of the served instance: its answers come all at once at a
 batch's end, so there is nothing to stream, and the loop of `instance.py` stays free of it. It drives the same engine by the same plans.

@@ -1,7 +1,7 @@
 """Windows that the detokenizer has not confirmed: how many there may be, when one is lost, and when a quiet stream is probed.
 
-Windows of a client that has left are no longer dispatched, and those inside a detokenizer that dies are lost: either way nobody
-confirms them, while younger ones of others are. The detokenizer takes windows in the order in which they were sent. A few keep it at
+Windows of a client that has left are no longer dispatched, and those inside a detokenizer that dies are lost: either way they are not
+confirmed, while younger ones of others are. The detokenizer takes windows in the order in which they were sent. A few keep it at
 work; more only wait there, and with them all tokens that come later. Used by the stream table. All times are nanoseconds of one
 monotonic clock.
 """

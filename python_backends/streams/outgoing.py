@@ -25,5 +25,5 @@ class Outgoing:
 
     @property
     def is_urgent(self) -> bool:
-        """A first text or a last one: somebody waits for it alone."""
+        """A first text or a last one: the client waits for it alone."""
         return self.final or (self.window is not None and self.window.num_sent == 0)

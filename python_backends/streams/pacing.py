@@ -1,7 +1,7 @@
 """How long tokens are put together before they are sent.
 
 Every response costs its way through the server, half a millisecond of a processor that a CPU engine would rather have. So the interval
-between two rounds of sending grows by as much as the sender is busier than wanted, up to a limit that nobody sees, and shrinks to
+between two rounds of sending grows by as much as the sender is busier than wanted, up to a limit that is not noticed, and shrinks to
 nothing when it is not: a lone stream gets every token at once.
 """
 

@@ -1,9 +1,9 @@
 """What was asked of the length predictor, what it said, and what came true. Pure; the scheduler model's streams thread calls it.
 
-A length is asked for when somebody can use it: while requests compete for slots or memory (`ask_all`). Otherwise one request every
+A length is asked for when it can be used: while requests compete for slots or memory (`ask_all`). Otherwise one request every
 `sample_every_s` is asked for, whichever comes next, so that there is something to learn from; of the others nothing is kept.
 
-Nobody waits here: a question is put in a list that somebody else empties, and an answer is taken when it comes. Only the log waits: an
+No call blocks here: a question is put in a list that the caller empties, and an answer is taken when it comes. Only the log waits: an
 answer that has ended before its prediction came is logged when that comes. Short answers are the first to end; logged without features,
 they would be missing in what is learned. For the same reason answers that had begun before they were asked for teach nothing: of those
 that run at any time more are long. Predictions that can't be (not a number, not ascending) count as none.
@@ -34,7 +34,7 @@ class Predictions:
         self._sample_every_s = sample_every_s
         self._clock = clock
         self._sampled_s = clock() - sample_every_s
-        self._unasked: dict[int, Subject] = {}  # open, and nobody has wanted to know yet; in order of arrival
+        self._unasked: dict[int, Subject] = {}  # open, and not wanted yet; in order of arrival
         self._open: dict[int, tuple[Subject, LengthAnswer | None]] = {}  # to be known, by request; None: not answered yet
         self._had_begun: set[int] = set()  # of these, when they were asked for
         self._pending: dict[int, Subject] = {}  # of these, not asked yet, in order
@@ -70,7 +70,7 @@ class Predictions:
             self.answered(dropped, NOTHING)
 
     def take_questions(self) -> list[tuple[int, Subject]]:
-        """The next ones that nobody has asked yet."""
+        """The next ones that have not been asked."""
         ids = list(self._pending)[:MAX_ASKED]
         return [(number, self._pending.pop(number)) for number in ids]
 

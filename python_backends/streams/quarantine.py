@@ -1,8 +1,8 @@
 """Which requests may enter an instance that has crashed under them.
 
 A crash names no culprit. After the first one everything re-enters together. Requests that were in a slot at two crashes are suspects:
-they re-enter one at a time with nobody beside them, each until it has come a few tokens past where it stood when the instance died,
-or has ended. A request that is alone at a crash is the culprit. Then everybody goes on together.
+they re-enter one at a time and alone, each until it has come a few tokens past where it stood when the instance died,
+or has ended. A request that is alone at a crash is the culprit. Then all requests go on together.
 """
 
 from __future__ import annotations

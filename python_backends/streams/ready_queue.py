@@ -1,6 +1,6 @@
 """Which streams are to be looked at now: something happened to them, their tokens have waited for company, or their time has come.
 
-Knows streams by their numbers. Used by the stream table, which looks at nobody else: a thousand quiet streams cost nothing.
+Knows streams by their numbers. Used by the stream table, which looks at no other stream: a thousand quiet streams cost nothing.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ReadyQueue:
         return taken
 
     def next_ns(self, otherwise_ns: int, may_send: bool) -> int:
-        """When somebody is to be looked at if nothing happens, at the latest `otherwise_ns`; 0: now."""
+        """When a stream is to be looked at if nothing happens, at the latest `otherwise_ns`; 0: now."""
         if self._touched:
             return 0
         wake = self.timers.next_ns(otherwise_ns)

@@ -83,7 +83,7 @@ class Stream:
 
     @property
     def is_followed(self) -> bool:
-        """Its tokens are sent as they come: somebody reads along, or a stop word may end it. Other answers go out whole."""
+        """Its tokens are sent as they come: a client reads them, or a stop word may end it. Other answers go out whole."""
         return self.request.stream or bool(self.request.stop_words)
 
     def append(self, index: int, token: int, finish: int, scores: TokenLogProbs = UNKNOWN) -> int:

@@ -47,7 +47,7 @@ class Submissions:
         self._seat(stream, True)
 
     def predicted(self, stream: Stream) -> None:
-        """How long its answer will be is believed anew."""
+        """There is a new prediction of its length."""
         if stream.submitted and stream.prediction is not None:
             self._predicted.append(Predicted(stream.request_id, stream.prediction))
 

@@ -265,7 +265,7 @@ class StreamTable:
         self._ready.timers.set(stream.request_id, self._flow.wake_ns(stream, now, len(self._streams)))
 
     def _may_follow(self, stream: Stream) -> bool:
-        """Whether it has tokens that somebody would read now."""
+        """Whether it has tokens that its client would read now."""
         return stream.has_news and stream.is_followed and not self._flow.is_full(stream)
 
     def _news_of(self, stream: Stream, now: int) -> Outgoing | None:

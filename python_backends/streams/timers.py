@@ -17,7 +17,7 @@ class Timers:
         return iter(self._when)
 
     def set(self, stream: int, when_ns: int) -> None:
-        """An earlier time that is already set stays: whoever looks then sets the next one."""
+        """An earlier time that is already set stays: the next one is set when the stream is looked at then."""
         if when_ns < self._when.get(stream, when_ns + 1):
             self._when[stream] = when_ns
             heapq.heappush(self._heap, (when_ns, stream))

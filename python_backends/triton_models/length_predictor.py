@@ -1,7 +1,7 @@
 """The `length_predictor` model: what requests are about, to how long their answers may be. Only the scheduler model may ask.
 
 It lives on what others leave: low priority, no right to interrupt anybody, one thread, and a share of the processors. Whatever fails
-here is answered with an error, and nobody has waited for it.
+here is answered with an error, and no request has waited for it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class TritonPythonModel:
         signal.setitimer(signal.ITIMER_REAL, GRACE_S)
 
     def _subjects(self, request: Any) -> Any:
-        """A tuple of them, or the response to somebody who may not ask."""
+        """A tuple of them, or the response to a caller that may not ask."""
         try:
             return self._blobs.message(request, "subjects", SUBJECTS)
         except ForgedError as error:

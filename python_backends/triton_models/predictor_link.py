@@ -1,4 +1,4 @@
-"""Asks the length predictor from a thread of its own, so that nobody waits: one call at a time, with all that is to be asked.
+"""Asks the length predictor from a thread of its own, so that no stream waits: one call at a time, with all that is to be asked.
 
 While a call is out, further questions wait with the streams thread, which gives them when this one is free again. A predictor that
 fails is left alone for a while. The streams thread uses all of this; only `_ask_for_ever` runs beside it.
@@ -60,7 +60,7 @@ class PredictorLink:
         return answers
 
     def complain(self, why: str) -> None:
-        """Once: whoever reads the log knows then, and serving goes on as if there were no predictor."""
+        """Logs it once; serving goes on as if there were no predictor."""
         if not self._has_complained:
             self._has_complained = True
             log.warning("the length predictor fails (%s); serving goes on without its predictions, and says so only once", why)

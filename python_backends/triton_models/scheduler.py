@@ -80,7 +80,7 @@ class TritonPythonModel:
         self._link = SchedulerEnd(run_directory(), settings.dead_after_s)
         self._predictions = Predictions(self._metrics, everything.prediction.keep_prompts, everything.prediction.sample_every_s)
         self._predictor = PredictorLink(self._blobs, self._link.wake) if everything.predicts_lengths else None
-        self._records = RecordsEnd(run_directory()) if everything.predicts_lengths else None  # else nobody learns
+        self._records = RecordsEnd(run_directory()) if everything.predicts_lengths else None  # else nothing is learned
         self._export = MetricsExport(self._metrics)
         self._arrivals: SimpleQueue[tuple[Request, Any]] = SimpleQueue()
         self._news: deque[Any] = deque()  # from the instance and the detokenizer, not yet taken
@@ -208,7 +208,7 @@ class TritonPythonModel:
                 self._predictions.opened(request)
 
     def _predict(self) -> None:
-        """Takes what the predictor has said and asks what somebody can use, without waiting for either."""
+        """Takes the predictor's answers and asks for lengths that can be used, without waiting for either."""
         if self._predictor is None:
             return
         if self._load.is_contested or len(self._table) > self._load.num_slots:
@@ -228,7 +228,7 @@ class TritonPythonModel:
             self._records.send(self._predictions.take_records())
 
     def _refuse(self, sender: Any, refusal: str) -> None:
-        """A refusal that can't be sent concerns nobody else."""
+        """A refusal that can't be sent affects no other stream."""
         try:
             final(sender, failure(refusal, "UNAVAILABLE"))
         except Exception:

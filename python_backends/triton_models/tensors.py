@@ -24,7 +24,7 @@ RUN_DIRECTORY = "GAPLESS_RUN_DIRECTORY"  # environment variable, set by the laun
 
 
 class ForgedError(ValueError):
-    """A tensor that only our own processes may write, from somebody else."""
+    """A tensor that only our own processes may write, written by a client."""
 
 
 def run_directory() -> Path:

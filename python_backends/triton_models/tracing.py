@@ -1,6 +1,6 @@
 """The spans of a request in the scheduler model: queue, prefill and decode, under the span that Triton has open for it.
 
-`execute` says which trace a request belongs to, the streams' thread when it has ended. Nobody imports this without `server.trace_url`.
+`execute` says which trace a request belongs to, the streams' thread when it has ended. It is not imported without `server.trace_url`.
 """
 
 from __future__ import annotations

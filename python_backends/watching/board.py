@@ -43,7 +43,7 @@ class Board:
     @staticmethod
     @functools.cache
     def inherited() -> Board:
-        """The launcher's; one of our own, which nobody else reads, in a process that no launcher started."""
+        """The launcher's; one of our own, which no other process reads, in a process that no launcher started."""
         with contextlib.suppress(KeyError, ValueError, OSError):
             fd = int(os.environ[VARIABLE])
             if NAME in str(Path(f"/proc/self/fd/{fd}").readlink()):

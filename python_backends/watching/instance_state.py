@@ -11,7 +11,7 @@ from python_backends.nouns.request import ModelLimits
 from python_backends.watching.board import Board
 
 # files in the run directory by which the launcher speaks to the Triton models
-DRAINING = "draining"  # nobody new is let in
+DRAINING = "draining"  # new requests are refused
 CLOSING = "closing"  # whatever is still open ends now
 KEY = "key"  # only who can read it may speak for another of our processes
 

@@ -33,7 +33,7 @@ class RestartCounts:
         self.write()
 
     def write(self) -> None:
-        """Writes the file anew, if that can be done."""
+        """Writes the file again, if that can be done."""
         written = self._path.with_suffix(".new")
         try:
             written.write_text(json.dumps({"start_time_s": self._start_time_s, "counts": self._counts}))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from python_backends.nouns.request import QUANTILE_LEVELS, LengthPrediction, ModelLimits, Request, Sampling
 from python_backends.nouns.step import StepOutput
 from python_backends.scheduling.lengths.belief import FEWEST, WEIGHTS, Array, Lengths, rest
-from python_backends.scheduling.lengths.future_memory import Curve, blocks_in_use, nobody_alive, points
+from python_backends.scheduling.lengths.future_memory import Curve, blocks_in_use, none_alive, points
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.state.sequence import Sequence
 from python_backends.scheduling.step_time import StepTime, chunk_kv_tokens
@@ -114,8 +114,8 @@ def test_one_that_waits_counts_what_it_would_add_and_keeps_what_it_shares() -> N
 
 
 def test_what_is_shared_is_there_as_long_as_anybody_may_be() -> None:
-    assert nobody_alive(np.array([[1.0, 0.5, 0.5], [1.0, 0.5, 0.0]])).tolist() == [0, 0.25, 0.5]
-    assert nobody_alive(np.zeros((0, 3))).tolist() == [1, 1, 1]
+    assert none_alive(np.array([[1.0, 0.5, 0.5], [1.0, 0.5, 0.0]])).tolist() == [0, 0.25, 0.5]
+    assert none_alive(np.zeros((0, 3))).tolist() == [1, 1, 1]
 
 
 def evictions(num_shared: int, num_answers: int) -> int:

@@ -167,7 +167,7 @@ class OpenVINOEngine:
         woken_s = time.monotonic()
         logits = step.request.get_output_tensor(0).data[: len(step.slots)]
         tokens = logits.argmax(-1) if step.rows is GREEDY else sample(torch.from_numpy(logits), step.rows).numpy()
-        late_s = woken_s - self._done_s if self._ahead else 0.0  # nobody computed and nobody chose
+        late_s = woken_s - self._done_s if self._ahead else 0.0  # nothing was computed and no token chosen
         self._last = self._chosen = _Chosen(step, logits, tokens, self._timer.end(time.monotonic() - late_s))
 
     def _computed(self, _: object) -> None:

@@ -68,7 +68,7 @@ def library() -> Path | None:
 
 
 def compiled(kind: Kind) -> Path:
-    """Made now if it was not yet, in a folder that nobody else writes.
+    """Compiled now if it was not yet, in a folder that no other user may write.
 
     Raises OSError without a compiler or a place for it, PermissionError where others could put a library of theirs into that place,
     CalledProcessError where it does not compile.

@@ -15,7 +15,7 @@ from python_backends.engine.openvino.graph import BLOCK_TOKENS, STEP_INPUTS
 from python_backends.nouns.request import Ids
 from python_backends.nouns.step import StepPlan
 
-BLOCKS_AHEAD = 4  # listed beyond those that a span needs, so that the list need not be made anew at every block; none reads them
+BLOCKS_AHEAD = 4  # listed beyond those that a span needs, so that the list is not made again at every block; they are not read
 
 Table = NDArray[np.int64]  # [slots, blocks]
 

@@ -48,7 +48,7 @@ class SamplingRows:
     draws: Draws | None  # None: all rows are greedy
     banned: Tensor | None  # [rows, most] ids that may not come now, −1 is none; None: nothing is banned
     penalties: Penalties | None = None  # None: no row has any
-    asks: LogProbRows | None = None  # for log-probabilities, which change no token; None: nobody asks
+    asks: LogProbRows | None = None  # for log-probabilities, which change no token; None: no row asks
 
 
 GREEDY = SamplingRows(draws=None, banned=None)
@@ -99,7 +99,7 @@ def _drawn(logits: Tensor, draws: Draws) -> Tensor:
     cumulative = probs.cumsum(-1, dtype=torch.float64)
     target = uniform(draws.seeds, draws.indices)[:, None] * cumulative[:, -1:]
     drawn = torch.searchsorted(cumulative, target, right=True)[:, 0]
-    return drawn.clamp(max=logits.shape[1] - 1)  # logits that are not numbers end nobody but their row
+    return drawn.clamp(max=logits.shape[1] - 1)  # logits that are not numbers affect their own row alone
 
 
 def _best(logits: Tensor) -> Tensor:

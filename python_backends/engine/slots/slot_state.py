@@ -50,7 +50,7 @@ class SlotState:
 
         `most_stop_ids`: no slot will have more of them, and their tensor is always the same one; None: it grows with them.
         """
-        slots, self._limits, self.device = limits.num_slots + 1, limits, device  # the last is nobody's
+        slots, self._limits, self.device = limits.num_slots + 1, limits, device  # the last one is the dead slot
         max_blocks = -(-limits.max_model_tokens // limits.block_tokens)
         self.table = torch.zeros((slots, max_blocks), dtype=torch.int64, device=device)
         self._counts = torch.zeros((slots, len(Column)), dtype=torch.int64, device=device)

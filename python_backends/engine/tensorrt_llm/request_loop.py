@@ -176,7 +176,7 @@ class RequestLoop:
             self._let_go(row, f"the engine ended this request after {row.num_output} tokens ({response.reason})")
 
     def _let_go(self, row: Row, why: str) -> None:
-        """The engine holds nothing of it any more. One that nobody has ended before has failed."""
+        """The engine holds nothing of it any more. A request that had not ended before has failed."""
         if row.is_gone:
             return
         row.is_gone = True
@@ -244,7 +244,7 @@ class RequestLoop:
         row.heard_s = now_s
 
     def _forgive(self, late_s: float) -> None:
-        """While this process stood still nobody could be heard."""
+        """Silence while this process stood still does not count."""
         if late_s > self._watch_every_s:
             self._heard_s += late_s
             for row in self._rows.values():

@@ -69,7 +69,7 @@ def attend(qkv: Tensor, spans: AttentionSpans, layer: LayerAttention, cache: KVC
     outs = [decode_attention(qkv[group.first : group.last, :width], group, layer, cache) for group in spans.decodes]
     outs += [prefill_attention(qkv[span.first : span.last], span, layer, cache) for span in spans.prefills]
     if spans.num_padding:
-        outs.append(qkv[-spans.num_padding :, :width])  # nobody reads what comes of them
+        outs.append(qkv[-spans.num_padding :, :width])  # their results are not read
     return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 

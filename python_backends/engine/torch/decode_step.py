@@ -85,7 +85,7 @@ class DecodeSteps:
         bucket.greedy = self._captured(lambda: self._greedy(bucket.slots, logits))
 
     def _captured(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """`step` as a graph: what it returns is always the same memory, written anew."""
+        """`step` as a graph: what it returns is always the same memory, overwritten by each step."""
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self._state.device)
         with torch.cuda.graph(graph, pool=self._pool):

@@ -1,7 +1,7 @@
 """The future-memory curve of an instance: KV blocks in use over the coming steps, from what is believed of
 every answer's length.
 
-`blocks_in_use` is the curve's one formula. `FutureMemory` keeps a row of it for every slot: made anew, for
+`blocks_in_use` is the curve's one formula. `FutureMemory` keeps a row of it for every slot: computed again for
 all slots at once, at most every 50 ms, and in between changed by one row for who comes and who leaves. A
 block that several sequences hold is in no row: all such blocks together count once, for as long as any of
 their holders may be alive. Called by the slot scheduler, which admits by it, evicts by it, and publishes its
@@ -61,16 +61,16 @@ def in_use(alive: Array, blocks: Array | float) -> Row:
     return mean, np.maximum(variance, 0.0, out=variance)
 
 
-def nobody_alive(alive: Array) -> Array:
+def none_alive(alive: Array) -> Array:
     """[steps] how likely none of n sequences is alive that are so with probabilities `alive` [n, steps], each
     by itself.
     """
-    nobody: Array = np.clip(1.0 - alive, 0.0, 1.0).prod(axis=0)
-    return nobody
+    none: Array = np.clip(1.0 - alive, 0.0, 1.0).prod(axis=0)
+    return none
 
 
 def points(ahead: Array) -> Array:
-    """The steps at which the curve is looked at: 0, and of the steps at which somebody may end all, or NUM_POINTS evenly picked."""
+    """The steps at which the curve is looked at: 0, and of the steps at which a sequence may end all, or NUM_POINTS evenly picked."""
     ends = np.unique(ahead)
     if len(ends) > NUM_POINTS:
         ends = ends[np.linspace(0, len(ends) - 1, NUM_POINTS).astype(np.int64)]
@@ -94,7 +94,7 @@ class Curve:
     mean: Array  # [points] of blocks that one sequence holds
     variance: Array  # [points]
     num_shared: float  # blocks that several hold
-    nobody: Array  # [points] how likely none of these is alive
+    none: Array  # [points] how likely none of these is alive
 
     def with_one_more(self, life: Life, num_shared: int) -> Curve:
         """Beside them a sequence that would hold so many blocks together with others, and would keep these in
@@ -102,15 +102,15 @@ class Curve:
         """
         alive, blocks = life
         mean, variance = in_use(alive, blocks - num_shared)
-        nobody = self.nobody * nobody_alive(alive[None]) if num_shared else self.nobody
-        return Curve(self.mean + mean, self.variance + variance, max(self.num_shared, num_shared), nobody)
+        none = self.none * none_alive(alive[None]) if num_shared else self.none
+        return Curve(self.mean + mean, self.variance + variance, max(self.num_shared, num_shared), none)
 
     def without(self, mean: Array, variance: Array) -> Curve:
         """What one held alone is free."""
-        return Curve(self.mean - mean, self.variance - variance, self.num_shared, self.nobody)
+        return Curve(self.mean - mean, self.variance - variance, self.num_shared, self.none)
 
     def total(self) -> Row:
-        mean, variance = in_use(1.0 - self.nobody, self.num_shared)
+        mean, variance = in_use(1.0 - self.none, self.num_shared)
         return self.mean + mean, self.variance + variance
 
     def peak(self, caution: float) -> float:
@@ -138,7 +138,7 @@ class FutureMemory:
         self._sampled = sampled
         self._believed: Array = np.ones((slots.num_slots, len(WEIGHTS)))
         self._steps: Array = np.zeros(1)
-        self._mean: Array = np.zeros((slots.num_slots, 1))  # a row for each slot; zeros where nobody sits
+        self._mean: Array = np.zeros((slots.num_slots, 1))  # a row for each slot; zeros for free slots
         self._variance: Array = np.zeros((slots.num_slots, 1))
         self._curve = NOTHING  # of all rows
         self._candidates: dict[int, Life] = {}  # of those that wait at the head, by request
@@ -196,8 +196,8 @@ class FutureMemory:
         self._mean, self._variance = np.zeros(shape), np.zeros(shape)
         blocks -= shared[:, None]
         self._mean[live], self._variance[live] = in_use(alive, blocks)
-        nobody, num_shared = nobody_alive(alive[shared > 0]), float(num_used_blocks - num_held + shared.sum())
-        self._curve = Curve(self._mean.sum(axis=0), self._variance.sum(axis=0), num_shared, nobody)
+        none, num_shared = none_alive(alive[shared > 0]), float(num_used_blocks - num_held + shared.sum())
+        self._curve = Curve(self._mean.sum(axis=0), self._variance.sum(axis=0), num_shared, none)
         rows = zip(*self._lives(waiting), strict=True)
         self._candidates = {sequence.request_id: row for sequence, row in zip(head, rows, strict=True)}
 

@@ -1,4 +1,4 @@
-"""Whose turn it is, by how long answers are predicted to take: made anew at most every 50 ms, by array operations.
+"""Whose turn it is, by how long answers are predicted to take: computed again at most every 50 ms, by array operations.
 
 Owns a few numbers for each waiting sequence. A step reads the head of the order; who comes in between stands behind it until the order
 is next made. Of a crowd only a part is looked at each time, beside the head, so that no step waits for a long sort: the next part the
@@ -93,7 +93,7 @@ class PredictedOrder:
             self._known[REST, place] = self._expected(sequence)
 
     def in_order(self) -> Iterator[Sequence]:
-        """The head; beyond it nobody has been put into order."""
+        """The head; the sequences after it are not ordered."""
         yield from self._head.values()
 
     @property
@@ -103,11 +103,11 @@ class PredictedOrder:
     def sort(
         self, count: int, usual_tokens: float, seconds: Callable[[Array, Array], tuple[Array, Array]], slots_are_scarce: bool = True
     ) -> None:
-        """Makes the order anew, the first `count` of it. `usual_tokens`: of answers for which nothing is predicted; `seconds`: what
+        """Computes the order again, the first `count` of it. `usual_tokens`: of answers for which nothing is predicted; `seconds`: what
         the prefill of [n] prompt tokens and [n] answer tokens take.
 
-        Where slots are scarce somebody's gain is another one's wait, and `patience` bounds it. Where memory is, foreseeing it gives
-        everybody more than passing over takes.
+        When slots are scarce, overtaking makes others wait, and `patience` limits it. When memory is scarce, admission by predicted
+        length raises the throughput for all requests, so there is no such limit.
         """
         places, now_s = self._look_on(), self._clock()
         self._note_passed(places, now_s)
@@ -135,7 +135,7 @@ class PredictedOrder:
         return np.union1d(part, np.array(head, np.int64))
 
     def _note_passed(self, places: NDArray[np.int64], now_s: float) -> None:
-        """Whoever came before one that has got a slot, and has no less priority, has been passed over."""
+        """A sequence that came before one that got a slot, and has no smaller priority, has been passed over."""
         for seated, latest_s in self._seated.items():
             passed = (self._known[ARRIVED, places] < latest_s) & (self._known[PRIORITY, places] >= seated)
             passed &= np.isinf(self._known[PASSED, places])
@@ -148,7 +148,7 @@ class PredictedOrder:
         assert here == self._places, "places of the predicted order are off"
 
     def _expected(self, sequence: Sequence) -> float:
-        """Tokens that it is predicted to make; NaN: nobody has predicted anything."""
+        """Tokens that it is predicted to make; NaN: there is no prediction."""
         if sequence.prediction is None:
             return math.nan
         return float(self._rest_tokens([sequence])[0]) if sequence.num_output_tokens else sequence.prediction.mean

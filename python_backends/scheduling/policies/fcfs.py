@@ -1,4 +1,4 @@
-"""First come first served, with max_tokens reserved for each: nobody ever has to make way."""
+"""First come first served, with max_tokens reserved for each: no sequence is ever evicted."""
 
 from __future__ import annotations
 

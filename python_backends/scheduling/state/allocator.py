@@ -105,7 +105,7 @@ class Allocator:
         self._operations.append(Grow(slot, int(self.slots.generations[slot]), first, blocks))
 
     def next_key(self, slot: int) -> bytes | None:
-        """Of the prompt block that its next token falls into; None if nobody could find that block."""
+        """Of the prompt block that its next token falls into; None if no other sequence could find that block."""
         sequence = self._sequence(slot)
         index = int(self.slots.computed[slot]) // self._limits.block_tokens
         if (index + 1) * self._limits.block_tokens >= len(sequence.tokens):
@@ -119,13 +119,13 @@ class Allocator:
         return self._keys(sequence, sequence.tokens, last)[sequence.num_published : last]
 
     def shared_blocks(self, slots: NDArray[np.intp]) -> Ids:
-        """[n] how many of the blocks of each of these slots, in which somebody sits, others hold as well."""
+        """[n] how many blocks of each of these slots, none of them free, others hold as well."""
         return self.blocks.num_shared([self._sequence(slot).blocks for slot in slots.tolist()])
 
     def grow(self, sequence: Sequence) -> None:
         """Blocks for its next tokens, as far as there are any; the caller has seen to it that there is one.
 
-        Beyond what was reserved for it a sequence gets one block at a time: nobody knows how far it will go.
+        Beyond what was reserved for it a sequence gets one block at a time: its length is not known.
         """
         slot, table = sequence.slot, self.slots
         reserved = sequence.reserved_blocks * self._limits.block_tokens
@@ -182,7 +182,7 @@ class Allocator:
         return Seating(fresh + num_revived, len(found) - num_revived)
 
     def _found(self, sequence: Sequence) -> list[int]:
-        """Kept blocks of its prefix. At least one token is computed anew, so that there is a row to sample
+        """Kept blocks of its prefix. At least one token is computed again, so that there is a row to sample
         from.
         """
         return self.blocks.match(sequence.tokens[:-1], sequence.keys)

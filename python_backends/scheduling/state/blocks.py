@@ -1,6 +1,6 @@
 """KV blocks of one instance: who holds which, and which finished prefixes are still worth keeping.
 
-A block is free, retained (nobody holds it, its content is kept for a later prompt with the same prefix) or used (one holder or
+A block is free, retained (no sequence holds it, its content is kept for a later prompt with the same prefix) or used (one holder or
 more, prefixes are shared). Blocks are keyed by the whole token prefix up to their end. Called by the slot scheduler alone.
 """
 
@@ -63,7 +63,7 @@ class BlockPool:
     def num_revived(self, blocks: Sequence[int]) -> int:
         """How many of `blocks`, a prefix, take as much of what is available as fresh ones: from the first that is only retained, all.
 
-        It may be gone before they are shared, and then those behind it are not found, whoever holds them.
+        It may be gone before they are shared, and then those after it are not found, even if sequences hold them.
         """
         unheld = np.flatnonzero(self._references[list(blocks)] == 0)
         return len(blocks) - int(unheld[0]) if len(unheld) else 0

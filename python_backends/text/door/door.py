@@ -1,4 +1,4 @@
-"""The door: raw values of one request in, an immutable `Request` or a `RefusedError` out. Behind it nobody checks again.
+"""The door: raw values of one request in, an immutable `Request` or a `RefusedError` out. Nothing is checked again after it.
 
 Built once by the tokenizer model from checkpoint and settings. What the values mean by themselves is checked in `fields`; what needs
 the model (tokens, context, vocabulary) here. Limits of bytes come first, then those of tokens, then the rest, so that what is refused
@@ -39,7 +39,7 @@ class Door:
     eos_ids: tuple[int, ...]
     engine: ModelLimits
     clock: Callable[[], int] = time.monotonic_ns
-    names_subjects: bool = False  # somebody predicts lengths from them
+    names_subjects: bool = False  # lengths are predicted from them
 
     def admit(self, batch: Iterable[Mapping[str, Any]]) -> list[Request | RefusedError]:
         """One answer for each request's fields, in order."""
