@@ -1,4 +1,4 @@
-"""The learner: a process beside the others that keeps the request log and grows new forests from it.
+"""The learner: a process next to the others that keeps the request log and grows new forests from it.
 
 The launcher starts it (`python -m python_backends.learner RUN_DIRECTORY`) and starts it again if it ends. Its death affects no request:
 the predictor goes on with the last version, and ended answers wait in the socket. Two servers may share a directory; the learner of the

@@ -1,4 +1,4 @@
-"""The steps that need the most memory beside weights and KV blocks, made without a scheduler: what they take is known at the start.
+"""The steps that need the most memory besides weights and KV blocks, made without a scheduler: what they take is known at the start.
 
 Owns nothing. The torch engine runs them on a GPU before it takes requests: once to learn how many KV blocks it may have, and once with
 all of these, so that a device that is too small is found at the start and not under load.
@@ -26,7 +26,7 @@ DRAWN = Sampling(
 
 
 def largest_steps(limits: ModelLimits, token_budget: int, context: int) -> list[StepPlan]:
-    """A step of `token_budget` prompt tokens, a step in which all slots decode behind `context` tokens, and one that frees the slots.
+    """A step of `token_budget` prompt tokens, a step in which all slots decode after `context` tokens, and one that frees the slots.
 
     Every row that samples draws with all that can be asked for. All slots share block 0: what is computed means nothing.
     """

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 
 class StepEnd:
-    """Tells another thread that a step has ended. A thread that is blocked in `collect` is not signalled: the wake-up would stay pending
-    and be mistaken for the end of the next step.
+    """Tells another thread that a step has ended. A thread that is blocked in `collect` is not signalled: the wake-up would stay
+    pending and be mistaken for the end of the next step.
     """
 
     def __init__(self) -> None:

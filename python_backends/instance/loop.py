@@ -37,7 +37,7 @@ class Instance:
     """The loop. `turn` is one step of it, and is the whole system: take, plan, launch, collect, apply, publish.
 
     `steps_ahead` steps are launched before the oldest is read, so the engine has the next plan when it has done with one. The next
-    plan is made as late as that allows: what comes in while a step runs is in the one behind it.
+    plan is made as late as that allows: what comes in while a step runs is in the one after it.
     """
 
     def __init__(self, scheduler: SlotScheduler, engine: Engine, link: Link, beat: Callable[[], None], steps_ahead: int = 0) -> None:

@@ -1,6 +1,6 @@
 """The life of a server: starts the instance and tritonserver as siblings, watches both, heals what dies, and ends all of them.
 
-The command line makes one and calls `serve`; it runs in one thread. What a process is, the rooms beside this one know.
+The command line makes one and calls `serve`; it runs in one thread. What a process is, the other modules of this room know.
 """
 
 from __future__ import annotations

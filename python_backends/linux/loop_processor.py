@@ -1,7 +1,7 @@
 """The loop of an instance has a processor to itself; the engine's other threads and Triton's processes share the rest.
 
 Whatever else an engine's threads do, the loop's own thread has most of a step to do on a CPU: its share of the computing, and all that
-lies between two steps. If the loop's thread is preempted all engine threads wait for it; if another one is, the others take over its work.
+lies between two steps. If the loop's thread is preempted all engine threads wait for it; if another one is, the others take its work.
 So no other thread gets the loop's processor, where there are two at least. A new thread inherits the place of the one that started it,
 so places are assigned again when there are new threads. Used by an instance and by the launcher, for itself and all that it starts.
 """

@@ -39,7 +39,7 @@ class Hello(Noun, frozen=True):
 
 
 class Submit(Noun, frozen=True, eq=False):
-    """A request that is to go on behind the output tokens `delivered`, as life `request_epoch` of its stream."""
+    """A request that is to go on after the output tokens `delivered`, as life `request_epoch` of its stream."""
 
     request: Request
     delivered: Ids  # [n]

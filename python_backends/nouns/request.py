@@ -126,7 +126,7 @@ class LogProbs(Noun, frozen=True, eq=False):
     """Natural logarithms of the probabilities that the model itself gave: before penalties, bans and temperature."""
 
     chosen: Floats  # [tokens]
-    top_ids: Ids  # [tokens · num_top] the most probable ids in each token's place, best first; one token behind the other
+    top_ids: Ids  # [tokens · num_top] the most probable ids in each token's place, best first; one token after the other
     top: Floats  # [tokens · num_top] theirs
 
     @property

@@ -33,7 +33,7 @@ class ForestError(ValueError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forest:
-    """All trees one behind the other. Observations are sorted by `lengths.order`; a leaf is its own left and right child."""
+    """All trees one after the other. Observations are sorted by `lengths.order`; a leaf is its own left and right child."""
 
     roots: Places  # [trees]
     left: Places  # [nodes]

@@ -1,7 +1,7 @@
 """The log of answers: one SQLite file (WAL) that keeps the newest ones.
 
 Features and lengths always; instructions and inputs in plain text only where that was asked for. The learner's process is its one
-writer; the predictor and `make stats` read beside it.
+writer; the predictor and `make stats` read at the same time.
 """
 
 from __future__ import annotations

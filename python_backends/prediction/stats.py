@@ -2,7 +2,7 @@
 
     python -m python_backends.prediction.stats [--settings FILE] [--set SECTION.FIELD=VALUE] [--last 5000] [--plot stats.svg]
 
-Reads beside a running server, or without one. Instructions have their texts only where prompts are kept.
+Reads while a server runs, or without one. Instructions have their texts only where prompts are kept.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def main() -> int:
     parser.add_argument("--settings", type=Path, default=ROOT / "gapless.toml", metavar="FILE", help="those of the server")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", dest="overrides")
     parser.add_argument("--last", type=int, default=5000, help="answers, counted from the newest")
-    parser.add_argument("--plot", type=Path, metavar="PATH", help="a picture: .svg or .png; default: stats.svg beside the log")
+    parser.add_argument("--plot", type=Path, metavar="PATH", help="a picture: .svg or .png; default: stats.svg next to the log")
     asked = parser.parse_args()
     try:
         overrides = dict(item.partition("=")[::2] for item in asked.overrides)

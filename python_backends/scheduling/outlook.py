@@ -81,7 +81,7 @@ class Outlook:
         return True
 
     def prefill_s(self, decodes: Ids) -> float:
-        """What prompts may add to the step that is planned, beside the slots that decode in it, who wait for
+        """What prompts may add to the step that is planned, besides the slots that decode in it, which wait for
         its end: up to `max_step_ms`, or to twice what it takes without prompts if that is longer.
         """
         if not len(decodes):

@@ -80,7 +80,7 @@ class SlotScheduler:
         self._waiting = WaitingList(bound, bound_clock, self.policy.by_priority, self.outlook.order)
         self._sequences: dict[int, Sequence] = {}  # waiting and running
         self._arrivals = 0
-        self._last_leave = 0  # number of the first step behind the last time that a slot was given up
+        self._last_leave = 0  # number of the first step after the last time that a slot was given up
         self._in_flight = 0
         self._failed: list[Failed] = []
 
@@ -143,7 +143,7 @@ class SlotScheduler:
         return not self._sequences and not self._in_flight
 
     def submit(self, request: Request, delivered: Ids, request_epoch: int = 0) -> None:
-        """Takes a request that is to go on behind the output tokens `delivered`. The door has checked that it fits the model.
+        """Takes a request that is to go on after the output tokens `delivered`. The door has checked that it fits the model.
 
         Raises ValueError if it doesn't after all: an engine that looked up such a token id would end, and all streams with it.
         """

@@ -53,13 +53,13 @@ class StreamLogProbs:
         self._top.append(_filled(scores.top[: self._num_top], self._num_top, math.nan))
 
     def cut(self, num_tokens: int) -> None:
-        """Forgets everything behind the first `num_tokens` tokens."""
+        """Forgets everything after the first `num_tokens` tokens."""
         for kept in (self._chosen, self._top_ids, self._top):
             del kept[num_tokens:]
         del self._sums[num_tokens + 1 :]
 
     def since(self, num_tokens: int) -> LogProbs:
-        """Of all tokens behind the first `num_tokens`."""
+        """Of all tokens after the first `num_tokens`."""
         top_ids = [np.zeros(0, np.int32), *self._top_ids[num_tokens:]]
         top = [np.zeros(0, np.float32), *self._top[num_tokens:]]
         return LogProbs(np.array(self._chosen[num_tokens:], np.float32), np.concatenate(top_ids), np.concatenate(top))

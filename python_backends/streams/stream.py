@@ -116,7 +116,7 @@ class Stream:
         self.num_sent = len(self.tokens)
 
     def end(self, finish: Finish, num_tokens: int | None = None) -> None:
-        """Ends the stream from our side, behind its first `num_tokens` tokens."""
+        """Ends the stream from our side, after its first `num_tokens` tokens."""
         self.finish = finish
         if num_tokens is not None:
             del self.tokens[num_tokens:]

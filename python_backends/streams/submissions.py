@@ -80,7 +80,7 @@ class Submissions:
         return [*cancels, *predicted, *self._submit(streams)]
 
     def check_integrity(self, streams: Collection[Stream]) -> None:
-        """Re-derives from all streams what is kept beside them. Raises AssertionError."""
+        """Re-derives from all streams what is kept in addition. Raises AssertionError."""
         queued = sum(len(stream.request.prompt) for stream in streams if not stream.seated)
         assert queued == self.num_queued_tokens, "queued tokens are off"
         assert self._num_waiting == sum(not stream.seated for stream in streams), "waiting streams are off"

@@ -156,7 +156,7 @@ class StreamTable:
         self._submissions.instance_ready()
 
     def instance_lost(self) -> None:
-        """The instance died or stalled: what it had is to be submitted again, behind what was delivered."""
+        """The instance died or stalled: what it had is to be submitted again, after what was delivered."""
         self._metrics.instance_lost()
         culprit = self._submissions.instance_lost(self._streams.values())
         if culprit is not None:
@@ -213,7 +213,7 @@ class StreamTable:
         return max(0, self._ready.next_ns(now + MAX_WAIT_NS, self._flow.num_free > 0) - now) / S
 
     def check_integrity(self) -> None:
-        """Re-derives from the streams what is kept beside them. Raises AssertionError."""
+        """Re-derives from the streams what is kept in addition. Raises AssertionError."""
         self._submissions.check_integrity(self._streams.values())
         self._ready.check_integrity(set(self._streams))
 

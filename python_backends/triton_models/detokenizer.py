@@ -1,7 +1,7 @@
 """The `detokenizer` model: token windows to text, and the only place that sees a client leave.
 
 It remembers no text. A window without new text is answered with FINAL alone and costs the client nothing. What it finds (a stop word, a
-client gone) goes to the scheduler model beside the ensemble, because the ensemble has no way back.
+client gone) goes to the scheduler model outside the ensemble, because the ensemble has no way back.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Asks the length predictor from a thread of its own, so that no stream waits: one call at a time, with all that is to be asked.
 
 While a call is out, further questions wait with the streams thread, which gives them when this one is free again. A predictor that
-fails is left alone for a while. The streams thread uses all of this; only `_ask_for_ever` runs beside it.
+fails is left alone for a while. The streams thread uses all of this; only `_ask_for_ever` runs in parallel.
 """
 
 from __future__ import annotations

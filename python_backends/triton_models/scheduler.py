@@ -1,4 +1,4 @@
-"""The `scheduler` model: owns the client streams, between the tokenizer before it and the instance beside it.
+"""The `scheduler` model: owns the client streams, between the tokenizer before it and the instance.
 
 `execute` only takes requests in. One thread does everything else, so that the stream table has one writer: it hears the instance and
 the detokenizer, submits and cancels, and sends what is due.

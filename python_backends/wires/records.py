@@ -16,8 +16,9 @@ READ = reader(tuple[AnswerRecord, ...])
 
 
 class RecordsEnd:
-    """The scheduler model's end: tells the learner what has ended. Records are dropped if the learner does not listen for long. One thread
-    uses it.
+    """The scheduler model's end: tells the learner what has ended. Records are dropped if the learner does not listen for long.
+
+    One thread uses it.
     """
 
     def __init__(self, run_directory: Path) -> None:

@@ -1,6 +1,6 @@
 """ZeroMQ sockets in the run directory, the frames that come in by them, and what ends the wait for these.
 
-Used by the rooms of the wires beside it.
+Used by the rooms of this folder.
 """
 
 from __future__ import annotations

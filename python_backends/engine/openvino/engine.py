@@ -36,7 +36,7 @@ from python_backends.engine.step_timer import Seconds, StepTimer
 from python_backends.nouns.step import RowLogProbs, StepOutput, StepPlan
 from python_backends.settings import Settings, SettingsError
 
-# Beside int8 weights, so many activations of a row are rounded to int8 with one scale, so that the processor multiplies integers;
+# With int8 weights, 32 activations of a row are rounded to int8 with one scale, so that the processor multiplies integers;
 # 0 leaves them as they are, at 1.2 to 1.9 times the time of a decode step's products. Each row goes by itself: company changes nothing.
 ROUNDED_TOGETHER = 32
 
@@ -101,7 +101,7 @@ class OpenVINOEngine:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
-        """Starts the step as soon as the one before it has its tokens. All that the start doesn't need is done behind it."""
+        """Starts the step as soon as the one before it has its tokens. All that the start doesn't need is done after it."""
         self._inputs.rotate()
         inputs = self._inputs[0]
         self.state.apply_blocks(plan.operations)

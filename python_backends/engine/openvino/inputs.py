@@ -35,7 +35,7 @@ class StepInputs:
 
         Spans stand in the order of the plan: decode rows, then chunks of prompts.
         `life` of the block table is another one whenever something in it has changed. Positions are the plan's. A row that has ended
-        meanwhile computes a token more, behind its last one, in a block of its own.
+        meanwhile computes a token more, after its last one, in a block of its own.
         """
         steps = plan.step_in_run - self._first_step
         if plan.run == self._run and life == self._life and steps < BLOCKS_AHEAD * BLOCK_TOKENS:

@@ -53,7 +53,7 @@ class TokenHistory:
         self._tokens[slots, positions] = tokens.int()
 
     def first(self, slots: Tensor, lengths: Tensor, width: int) -> Tensor:
-        """[rows, width] the first tokens of `slots`; behind their `lengths` [rows] the first one again and again."""
+        """[rows, width] the first tokens of `slots`; after their `lengths` [rows] the first one again and again."""
         tokens = self._tokens[slots, :width].long()
         places = torch.arange(width, device=tokens.device)
         return torch.where(places < lengths[:, None], tokens, tokens[:, :1])

@@ -15,7 +15,7 @@ from torch import Tensor
 @dataclass(frozen=True, slots=True)
 class Penalties:
     rows: Tensor  # [penalized] of the batch
-    tokens: Tensor  # [penalized, most] all tokens so far; the first one again behind a row's end
+    tokens: Tensor  # [penalized, most] all tokens so far; the first one again after a row's end
     is_output: Tensor  # [penalized, most]
     repetition: Tensor  # [penalized] 1: none
     presence: Tensor  # [penalized] 0: none

@@ -65,7 +65,7 @@ class SlotState:
 
     @property
     def dead_slot(self) -> int:
-        """Pads a batch of fixed shape: it has ended, its one token is read from and written to a block behind all others."""
+        """Pads a batch of fixed shape: it has ended, its one token is read from and written to a block after all others."""
         return self._limits.num_slots
 
     @property
@@ -103,7 +103,7 @@ class SlotState:
         self._write_table(blocks)
 
     def apply_lives(self, operations: Sequence[SlotOperation]) -> None:
-        """The rest, which comes behind the tokens of the step before."""
+        """The rest, which comes after the tokens of the step before."""
         lives = {operation.slot: operation for operation in operations if not isinstance(operation, Grow)}
         if lives:
             self._book_run()

@@ -97,7 +97,7 @@ class TensorRTLLMEngine:
     # --- inside
 
     def _sampling_params(self, admit: Admit) -> Any:
-        """What is left of a request behind the output of its earlier life. Greedy is top_k 1; None is TensorRT-LLM's default.
+        """What is left of a request after the output of its earlier life. Greedy is top_k 1; None is TensorRT-LLM's default.
 
         Before `min_tokens` it bars `end_id` alone, so other stop ids are left to us then: they may come, and end nothing.
         """

@@ -193,7 +193,7 @@ class RequestLoop:
     def _gather(self, news: list[News]) -> None:
         if not self._is_gathering:
             self._is_gathering = True
-            self._loop.call_soon(self._hand_over)  # runs behind all tasks that this tick wakes
+            self._loop.call_soon(self._hand_over)  # runs after all tasks that this tick wakes
         self._gathered += news
 
     def _hand_over(self) -> None:

@@ -50,7 +50,7 @@ class PagedChunks:
 
     first: int
     last: int
-    tiles: Tensor  # [tiles, 4] a few rows of one chunk: first row behind `first`, rows, first position, slot
+    tiles: Tensor  # [tiles, 4] a few rows of one chunk: first row after `first`, rows, first position, slot
     table: Tensor  # [slots, blocks]
     window: int | None
 
@@ -61,4 +61,4 @@ class AttentionSpans:
 
     decodes: tuple[DecodeGroup | PagedRows, ...]
     prefills: tuple[PrefillSpan | PagedChunks, ...]
-    num_padding: int = 0  # rows behind them
+    num_padding: int = 0  # rows after them

@@ -2,7 +2,7 @@
 
 Everything else a step needs lies in the slot state: tokens, positions and blocks are gathered inside, the most probable tokens appended
 inside. On CUDA each bucket's step is captured once, at the start, as two graphs that share one pool of memory: the forward pass to the
-logits, and the choice and append of greedy rows; rows that ask for more have theirs chosen behind the first by the engine. The same
+logits, and the choice and append of greedy rows; rows that ask for more have theirs chosen after the first by the engine. The same
 functions run uncaptured in the tests (`engine.cuda_graphs = "eager"`). Called by the torch engine.
 """
 
@@ -63,7 +63,7 @@ class DecodeSteps:
         return bucket.logits
 
     def greedy(self, bucket: Bucket) -> Tensor:
-        """Chooses and appends the most probable tokens behind `forward`: [2, rows] tokens and finishes."""
+        """Chooses and appends the most probable tokens after `forward`: [2, rows] tokens and finishes."""
         assert bucket.logits is not None
         if bucket.greedy is None:
             return self._greedy(bucket.slots, bucket.logits)

@@ -42,8 +42,8 @@ class StepInputs:
 
 
 class Block:
-    """One decoder layer. `forward` takes x [tokens, hidden], whose dtype is `dtype`, and its `norm`; it adds its output to x, and gives
-    what the norm behind it makes of that.
+    """One decoder layer. `forward` takes x [tokens, hidden], whose dtype is `dtype`, and its `norm`; it adds its output to x in place, and
+    returns next_norm(x).
     """
 
     def __init__(self, layer: Layer, index: int, heads: Heads, dtype: torch.dtype, fused: bool) -> None:
@@ -69,15 +69,15 @@ class Block:
         self._residual_scale = layer.residual_scale
         self.forward = self._parallel if layer.parallel else self._sequential
 
-    def _sequential(self, x: Tensor, normed: Tensor, behind: ResidualNorm, step: StepInputs) -> Tensor:
+    def _sequential(self, x: Tensor, normed: Tensor, next_norm: ResidualNorm, step: StepInputs) -> Tensor:
         attended = self._attention_output_norm(self._attend(normed, step))
         fed = self._feed_forward(self._feed_forward_norm.of_sum(x, attended, self._residual_scale))
-        return behind.of_sum(x, self._feed_forward_output_norm(fed), self._residual_scale)
+        return next_norm.of_sum(x, self._feed_forward_output_norm(fed), self._residual_scale)
 
-    def _parallel(self, x: Tensor, normed: Tensor, behind: ResidualNorm, step: StepInputs) -> Tensor:
+    def _parallel(self, x: Tensor, normed: Tensor, next_norm: ResidualNorm, step: StepInputs) -> Tensor:
         attended = self._attend(normed, step)
         fed = self._feed_forward(normed if self._shares_norm else self._feed_forward_norm.of(x))
-        return behind.of_sum(x, attended.add_(fed), self._residual_scale)
+        return next_norm.of_sum(x, attended.add_(fed), self._residual_scale)
 
     def _attend(self, normed: Tensor, step: StepInputs) -> Tensor:
         qkv = self.projections["qkv"].forward(normed)
@@ -102,7 +102,7 @@ class Decoder:
         self.blocks = [Block(layer, index, model.heads, dtype, fused) for index, layer in enumerate(layers)]
         self.windows = tuple(dict.fromkeys(block.window for block in self.blocks))
         self._norm = ResidualNorm(model.norm, dtype, fused)
-        self._behind = [*(block.norm for block in self.blocks[1:]), self._norm]
+        self._next_norms = [*(block.norm for block in self.blocks[1:]), self._norm]
         self._scale_embedding = scale_operator(model.embedding_scale)
         self._scale_logits = scale_operator(model.logit_scale)
         self._cap_logits = softcap_operator(model.logit_softcap)
@@ -112,8 +112,8 @@ class Decoder:
         x = self._scale_embedding(functional.embedding(batch.tokens, self.embedding))  # [tokens, hidden]
         step = StepInputs(batch, self.rotations(batch.positions), cache)
         normed = self.blocks[0].norm.of(x)
-        for block, behind in zip(self.blocks, self._behind, strict=True):
-            normed = block.forward(x, normed, behind, step)
+        for block, next_norm in zip(self.blocks, self._next_norms, strict=True):
+            normed = block.forward(x, normed, next_norm, step)
         if batch.sampling_rows is not None:
             normed = normed[batch.sampling_rows]
         if not len(normed):  # chunks in the middle of prompts only

@@ -111,7 +111,7 @@ class TorchEngine:
         self._timer = StepTimer()
 
     def _measured_blocks(self, memory: DeviceMemory, shape: BlockShape, token_budget: int) -> int:
-        """How many KV blocks the device has memory for, beside weights and the largest steps, which are run to know."""
+        """How many KV blocks the device has memory for, besides weights and the largest steps, which are run to know."""
         step_bytes = memory.peak_of(lambda: self._run_largest_steps(token_budget))
         del self.cache, self._batcher
         measured = Measured(memory.give_back(), step_bytes)
@@ -127,7 +127,7 @@ class TorchEngine:
         except torch.OutOfMemoryError as error:
             raise SettingsError(
                 f"engine.kv_memory_gib, engine.slots or engine.token_budget: a step of {token_budget} tokens, or one that draws for "
-                f"{self.limits.num_slots} slots, does not fit beside {self.limits.num_blocks} KV blocks: {error}"
+                f"{self.limits.num_slots} slots, does not fit besides {self.limits.num_blocks} KV blocks: {error}"
             ) from error
 
     def _run_largest_steps(self, token_budget: int) -> None:

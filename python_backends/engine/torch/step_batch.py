@@ -3,7 +3,7 @@
 Made from a plan and the slot state, once a step, for all layers. Decode rows stand first, in order of their length, so that rows of
 similar length are neighbours and are padded to their own longest; prefill chunks follow, then padding. In a step of a run
 nothing comes from the host: the order of the slots stays as it is. Layers with a sliding window read only the blocks that it touches,
-row by row; blocks behind it stay with their sequence. Called by the torch engine.
+row by row; blocks after it stay with their sequence. Called by the torch engine.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def group_ends(lengths: Ids) -> list[int]:
     count = len(lengths)
     if count == 0:
         return []
-    saved = np.arange(1, count + 1) * (lengths[-1] - lengths)  # [rows] by a split behind row i
+    saved = np.arange(1, count + 1) * (lengths[-1] - lengths)  # [rows] by a split after row i
     split = int(saved.argmax()) + 1
     if saved[split - 1] < MIN_SAVING:
         return [count]

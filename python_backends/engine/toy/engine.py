@@ -25,7 +25,7 @@ DEFAULT_BLOCKS_A_SLOT = 64
 
 
 def toy_next(tokens: Ids, sampling: Sampling, num_output_tokens: int, vocab_size: int) -> int:
-    """The token behind `tokens`. What may not come now is stepped over: stop ids before min_tokens, what would complete a bad word.
+    """The token after `tokens`. What may not come now is stepped over: stop ids before min_tokens, what would complete a bad word.
 
     Sampling adds the seed once per output index.
     """
@@ -120,7 +120,7 @@ class ToyEngine:
         self._rows.clear()
 
     def _run_device(self) -> tuple[float, float]:
-        """Adds a step behind what the device has to do. How long it takes, and how long the device had been idle."""
+        """Adds a step after what the device has to do. How long it takes, and how long the device had been idle."""
         now_s = time.monotonic()
         gap_s = max(0.0, now_s - self._idle_s) if self._idle_s else 0.0
         self._idle_s = max(now_s, self._idle_s) + self._step_s

@@ -97,7 +97,7 @@ class Curve:
     none: Array  # [points] how likely none of these is alive
 
     def with_one_more(self, life: Life, num_shared: int) -> Curve:
-        """Beside them a sequence that would hold so many blocks together with others, and would keep these in
+        """Adds a sequence that would hold so many blocks together with others, and would keep these in
         use while it lives.
         """
         alive, blocks = life
@@ -211,8 +211,8 @@ class FutureMemory:
         return self._curve.peak(self._caution)
 
     def trial(self, num_available: int, seating: Callable[[Sequence], Seating]) -> TryReserve:
-        """To be called with one waiting sequence after the other: reserves what it takes if that fits beside all that run and beside
-        what was reserved before, else answers False. `num_available`: blocks that it may take some of when it is seated.
+        """To be called with one waiting sequence after the other: reserves what it takes if that fits together with all that run and
+        with what was reserved before, else answers False. `num_available`: blocks that it may take some of when it gets a slot.
         """
         curve, left, alone = self._curve, num_available, not self._slots.num_busy
 

@@ -1,7 +1,7 @@
 """Whose turn it is, by how long answers are predicted to take: computed again at most every 50 ms, by array operations.
 
-Owns a few numbers for each waiting sequence. A step reads the head of the order; who comes in between stands behind it until the order
-is next made. Of a crowd only a part is looked at each time, beside the head, so that no step waits for a long sort: the next part the
+Owns a few numbers for each waiting sequence. A step reads the head of the order; who comes in between stands after it until the order
+is next made. Of a crowd only a part is looked at each time, besides the head, so that no step waits for a long sort: the next part the
 next time. Called by the waiting list and the slot scheduler; the ranks are policies.
 """
 

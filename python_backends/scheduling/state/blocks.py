@@ -139,5 +139,5 @@ def add_keys(keys: list[bytes], tokens: Ids, count: int, block_tokens: int) -> N
 
 
 def block_key(prefix: bytes, tokens: Ids) -> bytes:
-    """Key of the block that holds `tokens` [block_tokens] behind `prefix`: a 128-bit digest of all tokens up to its end."""
+    """Key of the block that holds `tokens` [block_tokens] after `prefix`: a 128-bit digest of all tokens up to its end."""
     return hashlib.blake2b(prefix + tokens.astype(np.int32).tobytes(), digest_size=16).digest()

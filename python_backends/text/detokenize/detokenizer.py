@@ -28,7 +28,7 @@ class Piece:
 def context_tokens(stop_words: tuple[str, ...]) -> int:
     """How many tokens before the first unacknowledged one a window must bring, unless it starts with the answer.
 
-    Every token has at least one byte (see WALL), so these hold the longest stop word, or half a character, behind any leading space.
+    Every token has at least one byte (see WALL), so these hold the longest stop word, or half a character, after any leading space.
     """
     return max(map(len, _as_bytes(stop_words)), default=0) + MAX_LEAD_TOKENS
 
@@ -89,7 +89,7 @@ def _new_text(data: bytes, ends: list[int], window: TokenWindow, stop: _Stop | N
 
 
 def _first_stop(data: bytes, ends: list[int], window: TokenWindow) -> _Stop | None:
-    """The stop word that is complete first, behind min_tokens and behind what is acknowledged (there was none).
+    """The stop word that is complete first, after min_tokens and after what is acknowledged (there was none).
 
     Of two that are complete at the same byte, the longer one.
     """

@@ -20,7 +20,7 @@ Spelling = Callable[[Piece, bool], Piece]  # the flag: the answer begins with th
 Step = dict[str, Any]
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_FUSING = ("ByteLevel", "Fuse")  # behind these the library sees the answer as a whole, no tokens
+_FUSING = ("ByteLevel", "Fuse")  # after these the library sees the answer as a whole, no tokens
 
 
 def spelling(decoder: decoders.Decoder | None) -> Callable[[str, bool], bytes]:
@@ -51,7 +51,7 @@ def _steps(decoder: Step) -> Iterator[Step]:
 
 
 def _refusal(step: Step, before: list[Step]) -> str:
-    """Why this step can't be served behind those; empty if it can."""
+    """Why this step can't be served after those; empty if it can."""
     kind = step["type"]
     fused = any(other["type"] in _FUSING for other in before)
     if kind not in _SPELLINGS:

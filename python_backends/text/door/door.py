@@ -111,7 +111,7 @@ class Door:
         )
 
     def _bad_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-        """Their tokens: of each word as it stands, and behind a space, where most vocabularies have other tokens for it."""
+        """Their tokens: of each word as it stands, and after a space, where most vocabularies have other tokens for it."""
         if not words:
             return ()
         bad = [ids for i, word in enumerate(words) for ids in self._spelled(i, word)]

@@ -119,7 +119,7 @@ class SpecialTokens:
 
 
 def _overlap(text: str, word: str) -> bool:
-    """Whether both may have characters in common where they stand beside or in each other."""
+    """Whether both may have characters in common where one follows or contains the other."""
     if text in word or word in text:
         return True
     sizes = range(1, min(len(text), len(word)))

@@ -1,6 +1,6 @@
 """What of a request is the instruction, and what the user's input: the two things that the length of its answer is predicted from.
 
-    input `instruction`   the instruction itself; the input is the text, or the last user message, behind it if it begins with it
+    input `instruction`   the instruction itself; the input is the text, or the last user message, after it if it begins with it
     messages              the system message, and the last user message; without a system message the latter is taken like a text
     text_input            up to the first colon or line break, and the rest; without either all of it is input
 
