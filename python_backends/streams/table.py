@@ -36,7 +36,6 @@ class StreamTable:
         self, settings: StreamSettings, clock: Callable[[], int], context_tokens: Callable[[tuple[str, ...]], int], metrics: Metrics
     ) -> None:
         self.pacing = Pacing(settings.coalescing_ms / 1000, settings.sender_load)
-        self.on_end: Callable[[Stream, int], object] | None = None  # called with a stream that leaves the table, and the time
         self._settings = settings
         self._clock = clock
         self._context_tokens = context_tokens
@@ -332,8 +331,6 @@ class StreamTable:
         del self._streams[stream.request_id]
         self._ended.append(stream)
         self._metrics.ended(stream, now)
-        if self.on_end is not None:
-            self.on_end(stream, now)
         if stream.finish == Finish.ERROR:
             return Outgoing(stream.request_id, stream.sender, None, final=True, error=stream.error)
         return Outgoing(stream.request_id, stream.sender, stream.send_window(now, emit=True), final=True)

@@ -75,8 +75,6 @@ class TritonPythonModel:
         self._readers: dict[type, Callable[[Any], None]]
         self._readers = {Tokens: table.tokens, Started: table.started, Feedback: table.feedback, Idle: table.idle}
         self._spans = _spans(trace_url)
-        if (spans := self._spans) is not None:
-            table.on_end = lambda stream, now_ns: self._observe("a trace was lost", partial(spans.end, stream, now_ns))
         self._link = SchedulerEnd(run_directory(), settings.dead_after_s)
         self._predictions = Predictions(self._metrics, everything.prediction.keep_prompts, everything.prediction.sample_every_s)
         self._predictor = PredictorLink(self._blobs, self._link.wake) if everything.predicts_lengths else None
@@ -222,7 +220,11 @@ class TritonPythonModel:
             self._predictor.ask(self._predictions.take_questions())
 
     def _log_ended(self) -> None:
-        for stream in self._table.take_ended():
+        ended = self._table.take_ended()
+        if self._spans is not None:
+            for stream in ended:
+                self._observe("a trace was lost", partial(self._spans.end, stream, time.monotonic_ns()))
+        for stream in ended:
             self._predictions.ended(stream.request, len(stream.tokens), stream.finish)
         if self._records is not None:
             self._records.send(self._predictions.take_records())

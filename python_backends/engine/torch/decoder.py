@@ -42,8 +42,8 @@ class StepInputs:
 
 
 class Block:
-    """One decoder layer. `forward` takes x [tokens, hidden], whose dtype is `dtype`, and its `norm`; it adds its output to x in place, and
-    returns next_norm(x).
+    """One decoder layer. `forward` takes x [tokens, hidden], whose dtype is `dtype`, and its `norm`. It adds its output to x in place
+    and returns next_norm(x).
     """
 
     def __init__(self, layer: Layer, index: int, heads: Heads, dtype: torch.dtype, fused: bool) -> None:
