@@ -13,7 +13,10 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from python_backends.settings import Settings, SettingsError, dump, load, read_settings
+from python_backends.engine.kinds import KINDS
+from python_backends.scheduling.policies import POLICIES
+from python_backends.settings import EngineSettings, SchedulingSettings, Settings, SettingsError, dump, load, read_settings
+from python_backends.settings.setting import allowed
 from python_backends.settings.writing import gapless_toml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -297,3 +300,11 @@ CHANGING = ("append", "clear", "pop", "popleft", "extend", "update", "add", "dis
 def test_a_write_to_another_object_is_found() -> None:
     code = "stream.a = 1\nstream.b += 1\nx.c[0] = 1\nstream.d[-1] = 2\nstream.e.pop()\nself.f = 1\nself.g.append(1)\ny = stream.h"
     assert written_attributes(ast.parse(code)) == {"a", "b", "c", "d", "e"}
+
+
+def test_every_policy_and_every_engine_can_be_chosen_by_a_setting() -> None:
+    choices = {
+        field.name: allowed(field).choices for section in (EngineSettings, SchedulingSettings) for field in dataclasses.fields(section)
+    }
+    assert set(choices["policy"]) == POLICIES.keys()
+    assert set(choices["kind"]) == KINDS.keys()
