@@ -64,8 +64,8 @@ class Instance:
         self._beat_if_due()
 
     def _launch(self, plan: StepPlan | None) -> None:
-        """Says who got a slot, in case that the launch ends this process, and launches `plan`, if there is one. There is time to look
-        ahead while the device computes.
+        """Publishes which requests got a slot, in case that the launch ends this process, and launches `plan`, if there is one. There
+        is time to look ahead while the device computes.
         """
         self._publish(self.scheduler.take_started(), self._next_tokens_s(plan))
         if plan is not None:

@@ -1,4 +1,4 @@
-"""What the launcher keeps in the run directory for those who start later: settings, the key, counts of restarts.
+"""What the launcher keeps in the run directory for processes that start later: settings, the key, counts of restarts.
 
 Everything is in memory as well. What is lost or damaged is written again before something is started, and every
 quarter of an hour; then all files get the present time, so that cleaners which go by age leave them alone. A

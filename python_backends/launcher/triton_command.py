@@ -105,7 +105,7 @@ def environment(files: TritonFiles, run_directory: Path, board: Board) -> dict[s
 def namesakes(settings: ServerSettings, run_directory: Path) -> list[str]:
     """The options for them. They are written if they are missing. Raises OSError.
 
-    None while statistics are open: who reads them, as perf_analyzer, asks for each inner model by its name.
+    None while statistics are open: perf_analyzer, which reads them, asks for each inner model by its name.
     """
     if settings.statistics:
         return []

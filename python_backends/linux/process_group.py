@@ -1,8 +1,8 @@
 """A process and everything that it starts: one group, which dies with the launcher, however that ends, and is ended as one.
 
 In each group a shell waits at a pipe into which nothing is written. The launcher's end closes it, and the shell then kills the group. A
-signal by which the kernel tells a child of its parent's death would not do: it reaches no grandchild, and nobody who asks for it when
-the parent is already gone.
+signal on the death of the parent (PR_SET_PDEATHSIG) would not do: grandchildren do not inherit it, and a child does not get it if it
+asks when the parent is already gone.
 
 All groups stay in the launcher's session. Where Linux groups tasks by session (autogroup), it shares out processors by session
 first, and nice values and slices count only within one. A group in the background of a terminal may write there even if the terminal

@@ -85,7 +85,7 @@ class Sampling(Noun, frozen=True):
 
 
 class Subject(Noun, frozen=True):
-    """What a request is about, for who predicts how long its answer will be; texts are cut to what is read of them."""
+    """What a request is about, for the prediction of its answer's length; texts are cut to what is read of them."""
 
     instruction: str  # what is to be done; may be empty
     user_input: str  # what it is to be done to

@@ -116,7 +116,7 @@ class Observations:
 
 def grow(observations: Observations, seed: int = 0, num_trees: int = NUM_TREES) -> Forest:
     """A calibrated forest. One thread; about a second for 1,500 observations."""
-    from sklearn.ensemble import RandomForestRegressor  # here, because only who learns needs it
+    from sklearn.ensemble import RandomForestRegressor  # here, because only learning needs it
 
     seen = observations[order(observations.lengths, observations.ended)]
     grown = RandomForestRegressor(num_trees, min_samples_leaf=MIN_LEAF, max_features=SHARE_OF_FEATURES, random_state=seed, n_jobs=1)

@@ -26,7 +26,7 @@ class Version:
     learned_at_s: float  # Unix time
     fit_s: float  # processor time
     num_observations: int
-    encoder: str  # whose embeddings it understands
+    encoder: str  # it understands the embeddings of this one
     last_id: int  # of the request log: what it may have seen
 
     def path(self, directory: Path) -> Path:

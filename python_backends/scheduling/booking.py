@@ -1,6 +1,6 @@
 """Books the tokens of a step: into the slot table, and as the streams know them.
 
-Owns what stays the same while the same rows get a token at every step: whose they are, and after how many steps one of them is full.
+Owns what stays the same while the same rows get a token at every step: their requests, and after how many steps one of them is full.
 Such a run costs a step no look at each row. Called by the slot scheduler.
 """
 

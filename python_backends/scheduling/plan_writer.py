@@ -1,7 +1,7 @@
 """Writes the plan of each step: the rows that decode, then chunks of prompts, within the token budget and what a step may take.
 
 Owns the numbers of the steps, and the run: as long as the same rows decode and nothing else happens, the next plan is the last one, one
-token further, whatever the number of rows. Decides neither who has a slot nor who makes way. Called by the slot scheduler.
+token further, whatever the number of rows. Decides neither which request has a slot nor which is evicted. Called by the slot scheduler.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The slot scheduler: plans each step of one instance and applies its tokens.
 
-Owns the sequences and decides who gets a slot and who makes way; touches no tensor. The allocator carries that out, the plan writer
-says what a step computes, the booking what came of it. The instance loop calls `submit` and `cancel` for what came in, `plan` for the
-next step, and `apply` with what the engine made of it; plans may be some steps ahead of what has been applied. Work per step grows with
-what changes: a step of a run looks at no row by itself.
+Owns the sequences and decides which of them get a slot and which are evicted; touches no tensor. The allocator carries that out, the
+plan writer says what a step computes, the booking what came of it. The instance loop calls `submit` and `cancel` for what came in,
+`plan` for the next step, and `apply` with what the engine made of it; plans may be some steps ahead of what has been applied. Work per
+step grows with what changes: a step of a run looks at no row by itself.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ class SlotScheduler:
         return tokens
 
     def take_started(self) -> list[Started]:
-        """Who got a slot since this was last asked."""
+        """The requests that got a slot since the last call."""
         return self._allocator.take_started()
 
     def take_failed(self) -> list[Failed]:

@@ -1,8 +1,8 @@
 """The waiting sequences of one instance, and whose turn it is. Called by the slot scheduler alone.
 
-Larger priorities go first, and within a priority who came first, or whom a `PredictedOrder` puts first. A sequence is passed over when
-one that came later gets a slot before it; once that is longer ago than the bound it goes first, whatever its priority. Nothing here
-gets dearer by how many wait.
+Larger priorities go first, and within a priority the earlier arrival, or the one that a `PredictedOrder` puts first. A sequence is
+passed over when one that came later gets a slot before it; once that is longer ago than the bound it goes first, whatever its priority.
+Nothing here gets dearer by how many wait.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class WaitingList:
         self._ranked = SortedKeyList(key=lambda sequence: (-sequence.request.priority, sequence.arrival))
         # (when, arrival of the sequence that got a slot): those that waited and had come earlier were passed over then; both ascend
         self._passes: deque[tuple[float, int]] = deque()
-        self._overdue = 0  # who came before this arrival goes first
+        self._overdue = 0  # sequences that came before this arrival go first
 
     def __len__(self) -> int:
         return len(self._arrived)

@@ -1,4 +1,5 @@
-"""Static batching as Magnus does it: who waits in which batch, which batch is next, and what becomes of one that ran out of memory.
+"""Static batching as Magnus does it: which request waits in which batch, which batch is next, and what happens to one that ran out of
+memory.
 
 Owns the waiting batches; computes nothing and touches no tensor. Lengths are in tokens: L of a prompt, G of an answer, its end among
 them. A batch is padded to a frame, its longest L and longest G. Called by `mode`. Source of the formulas: Magnus (ICWS 2024,

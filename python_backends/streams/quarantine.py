@@ -48,7 +48,7 @@ class Quarantine:
         if on_trial is not None and on_trial.submitted and on_trial.finish == Finish.RUNNING:
             return on_trial
         present = [stream for stream in streams if stream.submitted]
-        # the word of who got a slot may have died with the instance
+        # the message that a request got a slot may be lost with the instance
         for stream in [stream for stream in present if stream.seated] or present:
             stream.crashes += 1
             stream.crash_mark = len(stream.tokens)

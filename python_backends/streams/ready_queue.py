@@ -26,7 +26,7 @@ class ReadyQueue:
         self._touched[stream] = None
 
     def hold(self, stream: int) -> None:
-        """Until its tokens are due, and those of whom came before it are sent."""
+        """Until its tokens are due, and those of the streams before it are sent."""
         self._held[stream] = None
 
     def add_quiet(self, stream: int) -> None:
@@ -61,7 +61,7 @@ class ReadyQueue:
         return taken | dict.fromkeys(self.timers.pop_due(now_ns))
 
     def take_held(self, now_ns: int, most: int) -> list[int]:
-        """Those whose tokens are due, at most `most`; who has waited longest is the first."""
+        """Those whose tokens are due, at most `most`; the one that has waited longest is the first."""
         if not self._is_flushed and now_ns < self._flush_ns:
             return []
         taken = list(islice(self._held, most))

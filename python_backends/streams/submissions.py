@@ -1,4 +1,4 @@
-"""Open streams as the instance has them: whom it was given, who has a slot there, and what it is still to be told.
+"""Open streams as the instance has them: which it was given, which have a slot there, and what is still to be sent to it.
 
 Owns what a stream says of that (`submitted`, `seated`, `request_epoch`) and whether there is an instance. Used by the stream table.
 """

@@ -2,7 +2,7 @@
 
 Owns every open stream; one thread of the scheduler model calls it. Tokens of instances and feedback of the detokenizer come in; what is
 to be sent, submitted and cancelled comes out. It knows neither sockets nor Triton: `sender` is only carried along, `clock` returns
-monotonic nanoseconds. What an instance has of the streams stands in `submissions`, whom to look at in `ready_queue`, which windows are
+monotonic nanoseconds. What an instance has of the streams is in `submissions`, which to look at in `ready_queue`, which windows are
 not confirmed in `flow_control`.
 """
 

@@ -24,7 +24,7 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """The text side of a model. `tokenizer` is as the file has it; who changes it takes a copy."""
+    """The text side of a model. `tokenizer` is as in the file; code that changes it makes a copy."""
 
     directory: Path
     tokenizer: Tokenizer

@@ -30,7 +30,7 @@ class StreamTraceSpans:
             self._parents.pop(request_id, None)
 
     def end(self, stream: Stream, now_ns: int) -> None:
-        """A request that was evicted, or whose instance died, keeps the times of its first life."""
+        """A request that was evicted, or whose instance died, keeps its first times."""
         with self._lock:
             parent = self._parents.pop(stream.request_id, None)
         if parent is None:

@@ -13,7 +13,7 @@ from python_backends.watching.board import Board
 # files in the run directory by which the launcher speaks to the Triton models
 DRAINING = "draining"  # new requests are refused
 CLOSING = "closing"  # whatever is still open ends now
-KEY = "key"  # only who can read it may speak for another of our processes
+KEY = "key"  # only a process that can read it may write messages of ours
 
 
 class State(Enum):

@@ -102,7 +102,7 @@ class Metrics:
         self.histograms[name].observe(value)
 
     def samples(self) -> Iterator[tuple[str, Labels, float]]:
-        """Every number as (name, labels, value), histograms spelled out. The last says when they were read: who sees it sees all."""
+        """Every number as (name, labels, value), histograms spelled out. The last one says when they were read."""
         read_s = time.time()
         for (name, labels), value in self.gauges.items():
             yield name, labels, value

@@ -84,7 +84,7 @@ def compiled(kind: Kind) -> Path:
     log.info("compiling %s for %s, once", SOURCE.name, kind)
     headers = [f"-I{OPENVINO / 'include'}", f"-I{OPENVINO / 'include' / 'tbb'}"]
     libraries = [str(next((OPENVINO / "libs").glob(name))) for name in ("libopenvino.so.*", "libtbb.so.*")]
-    with TemporaryDirectory(dir=path.parent) as directory:  # who starts at the same time finds all of it or nothing
+    with TemporaryDirectory(dir=path.parent) as directory:  # another start at the same time finds all of it or nothing
         made = Path(directory, path.name)
         command = [compiler, *FLAGS[kind], *headers, str(SOURCE), *libraries, "-o", str(made)]
         subprocess.run(command, check=True, capture_output=True, text=True)
@@ -111,7 +111,7 @@ def _refuse_what_others_write(path: Path) -> None:
 
 
 def trusted_owners() -> set[int]:
-    """This user, and root, who made it for an image."""
+    """This user, and root, which made it for an image."""
     return {0, os.getuid()}
 
 

@@ -26,7 +26,7 @@ class StepInputs:
         self._dead_slot = dead_slot
         self._arrays: dict[str, NDArray[np.int32]] = {}
         self._decodes = np.zeros(0, np.int32)  # positions of the decode rows
-        self._run = -1  # for whose decode rows the arrays are made; -1: there are prompts among them
+        self._run = -1  # the run for whose decode rows the arrays are made; -1: there are prompts among them
         self._life = -1  # of the block table
         self._step_in_run = self._first_step = 0  # of that run: the last one, and the one for which the arrays were made
 

@@ -1,1 +1,1 @@
-"""What the TensorRT-LLM engine keeps of requests whose steps another engine plans."""
+"""The TensorRT-LLM engine. TensorRT-LLM plans the steps itself; this room keeps what is known of its requests."""

@@ -2,7 +2,7 @@
 every answer's length.
 
 `blocks_in_use` is the curve's one formula. `FutureMemory` keeps a row of it for every slot: computed again for
-all slots at once, at most every 50 ms, and in between changed by one row for who comes and who leaves. A
+all slots at once, at most every 50 ms, and in between changed by one row for a sequence that comes or leaves. A
 block that several sequences hold is in no row: all such blocks together count once, for as long as any of
 their holders may be alive. Called by the slot scheduler, which admits by it, evicts by it, and publishes its
 peak.
@@ -144,7 +144,7 @@ class FutureMemory:
         self._candidates: dict[int, Life] = {}  # of those that wait at the head, by request
         self.is_drawn = False  # else nothing is foreseen, and all rows are zeros
 
-    # --- who comes and goes
+    # --- sequences come and go
 
     def believe(self, sequence: Sequence) -> None:
         """Takes up what was predicted for `sequence`; the curve follows when it is next drawn."""

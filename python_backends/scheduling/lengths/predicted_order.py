@@ -1,8 +1,8 @@
 """Whose turn it is, by how long answers are predicted to take: computed again at most every 50 ms, by array operations.
 
-Owns a few numbers for each waiting sequence. A step reads the head of the order; who comes in between stands after it until the order
-is next made. Of a crowd only a part is looked at each time, besides the head, so that no step waits for a long sort: the next part the
-next time. Called by the waiting list and the slot scheduler; the ranks are policies.
+Owns a few numbers for each waiting sequence. A step reads the head of the order; a sequence that comes in between is after it until the
+order is next made. Of a crowd only a part is looked at each time, besides the head, so that no step waits for a long sort: the next
+part the next time. Called by the waiting list and the slot scheduler; the ranks are policies.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class PredictedOrder:
 
 
 def least(rank: Array, priority: Array, arrival: Array, count: int) -> NDArray[np.intp]:
-    """Places of the first `count`: larger priority first, then lesser rank, then who came first (of equals at the edge, anybody)."""
+    """Places of the first `count`: larger priority first, then smaller rank, then the earlier arrival (of equals at the edge, any)."""
     places = np.arange(len(rank))
     if count < len(rank):
         edge = -np.partition(-priority, count - 1)[count - 1]

@@ -1,4 +1,4 @@
-"""Policies: who gets a slot, who makes way. One file each; `scheduling.policy` chooses one by its name in `POLICIES`.
+"""Policies: which request gets a slot, and which is evicted. One file each; `scheduling.policy` chooses one by its name in `POLICIES`.
 
 `oracle`, with which benchmarks compare, is `ours` told the true lengths.
 """

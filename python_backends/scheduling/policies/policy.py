@@ -1,7 +1,7 @@
 """What a policy is made of: functions that answer and change nothing but what a `View` counts.
 
 `select` sees the waiting in their order and a `View` of what is free, and returns those to admit. `rank` puts the waiting into order
-(none: by priority and arrival, see `waiting`). `victim` says who makes way when KV blocks run out.
+(none: by priority and arrival, see `waiting`). `victim` chooses the sequence to evict when KV blocks run out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Select = Callable[[Iterable[Sequence], View], list[Sequence]]
 Victim = Callable[[list[Sequence], RestTokens], Sequence]
 
 
-# --- whom several policies admit
+# --- admission of several policies
 
 
 def fitting(waiting: Iterable[Sequence], view: View) -> list[Sequence]:
@@ -42,7 +42,7 @@ def fitting(waiting: Iterable[Sequence], view: View) -> list[Sequence]:
     return admitted
 
 
-# --- who makes way
+# --- eviction
 
 
 def youngest(running: list[Sequence], rest_tokens: RestTokens) -> Sequence:

@@ -1,7 +1,7 @@
-"""Who has which slot and which blocks: gives them, takes them back, and writes the operations that tell the engine.
+"""Which sequence has which slot and which blocks: gives them, takes them back, and writes the operations that tell the engine.
 
 Owns the slot table, the block pool, and what is promised to running sequences beyond what they hold. Decides nothing: whose turn it is
-and who makes way is the slot scheduler's business, its only caller.
+and which sequence is evicted is decided by the slot scheduler, its only caller.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Allocator:
         return tuple(operations)
 
     def take_started(self) -> list[Started]:
-        """Who got a slot since this was last asked."""
+        """The requests that got a slot since the last call."""
         started, self._started = self._started, []
         return started
 

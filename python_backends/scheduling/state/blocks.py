@@ -1,4 +1,4 @@
-"""KV blocks of one instance: who holds which, and which finished prefixes are still worth keeping.
+"""KV blocks of one instance: which sequence holds which, and which finished prefixes are still worth keeping.
 
 A block is free, retained (no sequence holds it, its content is kept for a later prompt with the same prefix) or used (one holder or
 more, prefixes are shared). Blocks are keyed by the whole token prefix up to their end. Called by the slot scheduler alone.

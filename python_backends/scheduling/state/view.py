@@ -1,4 +1,4 @@
-"""What a policy sees of slots and blocks when it decides who is admitted."""
+"""What a policy sees of slots and blocks when it decides which requests are admitted."""
 
 from __future__ import annotations
 

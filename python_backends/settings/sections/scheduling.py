@@ -1,4 +1,4 @@
-"""[scheduling]: who gets a slot, and how long a step may take."""
+"""[scheduling]: which request gets a slot, and how long a step may take."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ PREDICTED_POLICIES = ("ours", "hrrn", "sjf")  # that go by predicted lengths
 class SchedulingSettings:
     policy: str = setting(
         "ours",
-        "who gets the next free slot (docs/magnus.md): ours | hrrn | sjf | past_future | fcfs | orca; orca goes by arrival alone and"
-        " takes no notice of request_priority",
+        "which request gets the next free slot (docs/magnus.md): ours | hrrn | sjf | past_future | fcfs | orca; orca goes by arrival"
+        " alone and takes no notice of request_priority",
         choices=("ours", "hrrn", "sjf", "past_future", "fcfs", "orca"),
     )
     static_slots: bool = setting(

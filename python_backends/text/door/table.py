@@ -58,7 +58,7 @@ FIELDS: dict[str, Field] = {
     "num_top_log_probs": Field("INT32", "adds so many most probable tokens", 0, 0, TOP_LOG_PROBS, sampling="num_top_log_probs"),
     "return_num_input_tokens": Field("BOOL", "adds the length of the prompt, in tokens", False),
     "return_num_output_tokens": Field("BOOL", "adds the number of tokens of each response", False),
-    # who answers, and when
+    # which adapter answers, and when
     "lora_name": Field("STRING", "the adapter to answer with", "", most=256),
     "lora_task_id": Field("UINT64", "the same by number, as TensorRT-LLM's clients say it"),
     "request_priority": Field("INT32", "larger goes first", 0, -MAX_INT, MAX_INT),
