@@ -30,7 +30,7 @@ ROOMS_OF_NAMES: dict[str, set[str]] = {  # where names may have this word in the
 PHRASES = {  # in comments and docstrings
     r"\brooms? for\b|\b(has|have|is|no|more|make|makes|made|left|without) room\b": "free slots, blocks or bytes",
     r"\bsteady (run|step)s?\b": "a run",
-    r"\b([Nn]obody|[Ss]omebody|[Ee]verybody|[Ww]hoever)\b": "no request, another process, all rows …",
+    r"(?i)\b(nobody|somebody|everybody|whoever)\b": "no request, another process, all rows …",
     r"\banew\b": "again",
     r"\b(life|lives) of (a|the|its|that) slots?\b": "slot_generation",
 }
