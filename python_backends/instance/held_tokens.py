@@ -1,6 +1,6 @@
 """Tokens that wait in the instance for those of the next steps: each frame costs the scheduler model a turn, and most can wait.
 
-An answer's first token and its last go out at once, like all that is no token, and take along what was held before them. `Flush` says
+An answer's first token and its last go out at once, like all other messages, and what was held before goes with them. `Flush` says
 that whatever has come may go on to clients: the next tokens would come later than the scheduler model wants the oldest to wait. All
 times are seconds of one monotonic clock. Used by the instance's loop.
 """

@@ -22,7 +22,7 @@ from python_backends.wires import NewSession
 
 log = logging.getLogger("gapless.instance")
 
-EARLY_S = 0.002  # the next plan is made so long before the running step may end
+EARLY_S = 0.002  # between the next plan and the earliest end of the running step
 
 
 class Link(Protocol):

@@ -26,7 +26,7 @@ WITH_KEEPER = f'trap "" TTOU; exec 3<&0 </dev/null; {{ {KEEPER} <&3 3<&-; }} & e
 def start_group(
     command: list[str], environment: dict[str, str], processors: frozenset[int] | None = None, stack_bytes: int = 0, **options: Any
 ) -> subprocess.Popen[Any]:
-    """On these processors, with stacks of so many bytes; None and 0: as ours. The command's input is empty.
+    """On these processors, with stacks of `stack_bytes`; None and 0: as ours. The command's input is empty.
 
     `options` are Popen's.
     """

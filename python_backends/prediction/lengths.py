@@ -1,4 +1,4 @@
-"""A distribution of lengths from weighted observations, some of which only say "at least so many".
+"""A distribution of lengths from weighted observations, some of which only say "at least this many".
 
 An answer that ended by itself is an observation; one cut short (by max_tokens, a deadline, a client that left) is censored: it would
 have been longer. The distribution is the product-limit estimate (Kaplan and Meier 1958) with weights, as in censored quantile

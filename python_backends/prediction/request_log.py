@@ -106,7 +106,7 @@ class RequestLog:
     def lessons(self, encoder: str, max_wrong: int, max_ordinary: int) -> Observations | None:
         """What to learn from: the newest that predictions were wrong about, and a random sample of the others; None if there are none.
 
-        Each stands for as many as there are of its kind, so that errors alone do not bend the forest.
+        Each represents as many as there are of its kind, so that errors alone do not bend the forest.
         """
         columns = "features, num_output_tokens, ended, instruction"
         where = "FROM answers WHERE encoder = ? AND features IS NOT NULL AND teaches ="

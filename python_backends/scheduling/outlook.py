@@ -90,7 +90,7 @@ class Outlook:
         return max(self._max_step_s - step_s, step_s)
 
     def _seconds(self, prompts: Array, tokens: Array) -> tuple[Array, Array]:
-        """What prefills and answers of so many tokens will take, at the pace of now."""
+        """What prefills and answers of this many tokens will take, at the pace of now."""
         live, times = self._slots.live, self.step_time
         step_s = times.seconds(np.count_nonzero(live), self._slots.planned[live].sum()) or UNSEEN_STEP_S
         return times.prompts_s(prompts) + step_s, tokens * step_s

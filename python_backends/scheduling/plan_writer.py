@@ -15,7 +15,7 @@ from python_backends.scheduling.state.allocator import Allocator
 from python_backends.scheduling.state.slots import Rows, rows_of
 
 Chunk = tuple[int, int, int]  # slot, start, length
-TILE = 32  # rows of a step that is cut to fit: products are computed in tiles of so many at most
+TILE = 32  # rows of a step that is cut to fit: products are computed in tiles of at most this size
 
 
 class PlanWriter:

@@ -72,7 +72,7 @@ class StepTime:
         self._first_kv_tokens = 0  # their sum over its decode rows
 
     def seconds(self, decode_rows: float, kv_tokens: float, prefill: float = 0, prefill_kv: float = 0) -> float:
-        """Of a step with so many rows that decode, tokens that these attend to, tokens of prompts, and tokens
+        """Of a step with this many rows that decode, tokens that these attend to, tokens of prompts, and tokens
         that each of these attends to, added up; 0 before any step was seen.
         """
         constant, row, kv, token, attended = self.coefficients

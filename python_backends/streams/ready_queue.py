@@ -1,4 +1,5 @@
-"""Which streams are to be looked at now: something happened to them, their tokens have waited for company, or their time has come.
+"""Which streams are to be looked at now: something happened to them, their tokens have waited to be sent together, or their time has
+come.
 
 Knows streams by their numbers. Used by the stream table, which looks at no other stream: a thousand quiet streams cost nothing.
 """
@@ -16,7 +17,7 @@ class ReadyQueue:
 
     def __init__(self) -> None:
         self._touched: dict[int, None] = {}  # in order
-        self._held: dict[int, None] = {}  # their tokens wait for company, in order
+        self._held: dict[int, None] = {}  # their tokens wait to be sent together, in order
         self._quiet: dict[int, None] = {}  # to be probed when a probe may be sent, in order
         self._flush_ns = 0  # when the oldest of these tokens is due; 0: none waits
         self._is_flushed = False  # all tokens are due

@@ -49,7 +49,7 @@ class Stream:
     def __init__(self, request: Request, sender: Any, context_tokens: int, now_ns: int) -> None:
         self.request = request
         self.sender = sender
-        self.context_tokens = context_tokens  # so many tokens before num_acked decide what follows
+        self.context_tokens = context_tokens  # tokens before num_acked that decide the text after them
         self.tokens: list[int] = []
         self.log_probs = StreamLogProbs(request.sampling.num_top_log_probs) if request.sampling.log_probs else None
         self.early: dict[int, tuple[int, int, TokenLogProbs]] = {}  # index -> token, finish and more that came before its turn

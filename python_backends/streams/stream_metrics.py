@@ -1,4 +1,4 @@
-"""What /metrics is told of client streams, from their acceptance to their end. Called by the stream table; times are nanoseconds."""
+"""What /metrics shows of client streams, from their acceptance to their end. Called by the stream table; times are nanoseconds."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Submissions:
             self._predicted.append(Predicted(stream.request_id, stream.prediction))
 
     def cancel(self, stream: Stream) -> None:
-        """We are about to end it; the instance is told if it is still at work on it."""
+        """We are about to end it; the instance gets a Cancel if it still works on it."""
         if stream.submitted and stream.finish == Finish.RUNNING:
             self._cancels.append(Cancel(stream.request_id))
         self._unsubmitted.pop(stream.request_id, None)

@@ -240,7 +240,7 @@ class StreamTable:
         return count
 
     def _end(self, stream: Stream, finish: Finish, num_tokens: int | None = None) -> None:
-        """Ends a stream from our side; its instance is told if it is still at work on it."""
+        """Ends a stream from our side; its instance gets a Cancel if it still works on it."""
         self._submissions.cancel(stream)
         stream.end(finish, num_tokens)
         self._ready.touch(stream.request_id)
@@ -251,7 +251,7 @@ class StreamTable:
         self.fail(stream.request_id, error)
 
     def _look_at(self, stream: Stream, now: int) -> Outgoing | None:
-        """The response that is due for a stream by itself, if any; sees to it that the stream is looked at again."""
+        """The response that is due for a stream by itself, if any. Sets when the stream is looked at again."""
         outgoing = self._due(stream, now)
         if outgoing is not None and outgoing.final:
             return outgoing
@@ -268,7 +268,7 @@ class StreamTable:
         return stream.has_news and stream.is_followed and not self._flow.is_full(stream)
 
     def _news_of(self, stream: Stream, now: int) -> Outgoing | None:
-        """Of a stream whose tokens have waited for company; None if they went out with something else meanwhile."""
+        """Of a stream whose tokens have waited to be sent together; None if they went out with something else meanwhile."""
         if not self._may_follow(stream):
             return None
         outgoing = Outgoing(stream.request_id, stream.sender, stream.send_window(now), final=False)

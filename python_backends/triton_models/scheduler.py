@@ -162,7 +162,7 @@ class TritonPythonModel:
                 log.exception("%s; streams go on", what)
 
     def _pace(self, now_s: float) -> None:
-        """Tokens wait for company where they are made: one that has come costs a turn already."""
+        """Asks the instance to send tokens of several steps together: a message that has arrived has cost a turn already."""
         pacing = self._table.pacing
         before_s = pacing.interval_s
         pacing.adjust(self._sending_s, now_s - self._paced_s)

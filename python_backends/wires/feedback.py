@@ -33,7 +33,7 @@ class FeedbackEnd:
     def send(self, *feedback: Feedback | Idle, can_wait: bool = False) -> None:
         """With what was held before it, in order. What can wait is held if something went out within the last FEEDBACK_EVERY_S.
 
-        Of much that waits the scheduler model is told sooner: it sends no more while so much of it is not confirmed.
+        If much waits it is sent sooner: the scheduler model sends no more windows while too many are not confirmed.
         """
         with self._lock:
             self._held += feedback

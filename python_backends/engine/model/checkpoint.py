@@ -93,7 +93,7 @@ def declared_tokens(settings: Settings, config: Any) -> int:
 
 
 def model_limits(settings: Settings, config: Any, measured_blocks: int | None = None) -> ModelLimits:
-    """What can be taken. `measured_blocks`: so many KV blocks fit the device; None: as the settings say.
+    """What can be taken. `measured_blocks`: the number of KV blocks that fit the device; None: as the settings say.
 
     Raises SettingsError if not even one sequence of the wanted length fits.
     """

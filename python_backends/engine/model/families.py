@@ -171,7 +171,7 @@ def family_of(config: Any) -> Family:
 
 
 def layer_types(config: Any) -> list[str]:
-    """One a layer, for families whose window or rotary embedding goes by it."""
+    """One a layer, for families whose window or rotary embedding depends on it."""
     return list(getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)
 
 

@@ -1,6 +1,6 @@
 """Takes the weights out of transformers' loaded model and writes them down in the one form of `description`.
 
-Owns nothing; what families call their modules stands in `families`. Every weight is a plain tensor on the model's device. Called by
+Owns nothing; what families call their modules is in `families`. Every weight is a plain tensor on the model's device. Called by
 the engines at their start.
 """
 

@@ -33,7 +33,7 @@ class StepInputs:
     def fill(self, plan: StepPlan, table: Table, life: int) -> bool:
         """All but the tokens of the decode rows. False if it is a step of the same decode rows as before, with the same blocks.
 
-        Spans stand in the order of the plan: decode rows, then chunks of prompts.
+        Spans have the order of the plan: decode rows, then chunks of prompts.
         `life` of the block table is another one whenever something in it has changed. Positions are the plan's. A row that has ended
         meanwhile computes a token more, after its last one, in a block of its own.
         """

@@ -19,7 +19,7 @@ from python_backends.nouns.request import MAX_BAD_WORD_TOKENS, ModelLimits
 from python_backends.nouns.step import Admit
 
 NO_TOKEN = -1
-BEFORE = -2  # stands in the places before a sequence's first token; equal to no token and to no gap in a bad word
+BEFORE = -2  # is in the places before a sequence's first token; equal to no token and to no gap in a bad word
 
 
 class TokenHistory:

@@ -2,7 +2,7 @@
 
 TensorRT-LLM plans its own steps and owns its KV blocks. It has no place for another scheduler, so it is driven by admission
 (`scheduling/self_planned.py`). This room translates: settings into its configuration, a request into its sampling parameters, its
-results into tokens; `request_loop.py` keeps the requests under way. All names of `tensorrt_llm` stand here, their arguments spelled
+results into tokens; `request_loop.py` keeps the requests under way. All names of `tensorrt_llm` are here, their arguments spelled
 out, and a test compares them with `tests/trtllm_api.json`. What differs by version is found by looking at signatures. Made by the
 instance when `engine.kind = "tensorrt_llm"`, which alone imports it.
 """

@@ -1,6 +1,6 @@
 """Attention of one layer over the flat batch: decode rows in groups of similar length, prefill chunks span by span.
 
-Owns no state; what to read where comes ready from the step batch. Where the Triton language is at hand, rows read straight from the KV
+Owns no state; the step batch says what to read where. Where the Triton language is installed, rows read straight from the KV
 blocks, all decode rows at once and all chunks at once (`paged_attention`); elsewhere torch's operators attend over gathered blocks. The
 query heads that share a KV head are taken as query positions (decode: one call for all rows and heads) or as heads over a KV head
 repeated without copying (prefill). Called by the decoder.

@@ -188,7 +188,7 @@ class TorchEngine:
 
 
 def uses_kernels(cuda_graphs: str, device: torch.device) -> bool:
-    """Whether the engine works with kernels of ours; on a GPU, why it does not stands in the log."""
+    """Whether the engine works with kernels of ours; on a GPU, the log says why it does not."""
     if cuda_graphs == "off":
         return False
     obstacle = kernel_obstacle(device)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 MOST_DIRECT_ROWS = 12  # from about 15 rows on, converting an int8 weight first is faster (bfloat16, two cores)
-PIECE_WEIGHTS = 1 << 22  # so many of an int8 weight are converted at a time: beyond 32 MiB every allocation would be fresh pages
+PIECE_WEIGHTS = 1 << 22  # values of an int8 weight that are converted at a time: beyond 32 MiB every allocation would be fresh pages
 
 
 class Projection:

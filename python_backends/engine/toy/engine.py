@@ -1,6 +1,6 @@
 """An engine whose tokens can be worked out by hand: `next token = (Σ (i + 1) · token_i + 7) mod vocabulary`.
 
-The sum is taken over what stands in the KV blocks of the slot's block table row, so that a wrong block, a stale row, a lost or a
+The sum is taken over the content of the KV blocks of the slot's block table row, so that a wrong block, a stale row, a lost or a
 doubled token changes the answer. Bad words and log-probabilities are there, by rules as simple; penalties and what restricts a draw
 change nothing. It keeps the manners of a real engine (device-side rows, stop flags, steps launched ahead, a device that works while the
 loop goes on) and costs nothing, so tests of everything around an engine use it; `toy.step_ms` makes it as slow as a real one.

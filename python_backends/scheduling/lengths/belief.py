@@ -1,6 +1,6 @@
 """What is believed of the lengths of answers: as predicted where a prediction has come, else as answers were that ended here lately.
 
-A belief is a row of output tokens, one for each of `QUANTILE_LEVELS`, and each stands for its share of `WEIGHTS`. Owned by the
+A belief is a row of output tokens, one for each of `QUANTILE_LEVELS`, and each has its share of `WEIGHTS`. Owned by the
 future memory, its only caller; touches no sequence.
 """
 
@@ -17,7 +17,7 @@ from python_backends.nouns.request import QUANTILE_LEVELS, LengthPrediction
 
 Array = NDArray[np.float64]
 
-# each level stands for what is nearer to it than to its neighbours
+# each level represents what is nearer to it than to its neighbours
 WEIGHTS: Array = np.diff([0.0, *(np.array(QUANTILE_LEVELS[1:]) + QUANTILE_LEVELS[:-1]) / 2, 1.0])
 MEDIAN = QUANTILE_LEVELS.index(0.5)
 BEYOND: Array = np.array([0.02, 0.1, 0.25, 0.5, 1.0, 2.0])  # of its age: the rest of an answer that is longer than was believed
@@ -36,7 +36,7 @@ class Lengths:
         self._since_renewal = 0
 
     def ended(self, num_tokens: int) -> None:
-        """An answer has ended with so many tokens."""
+        """An answer has ended with this many tokens."""
         self._ended.append(num_tokens)
         self._since_renewal += 1
         if len(self._ended) >= FEWEST and (self._prior is None or self._since_renewal >= RENEWED_AFTER):
@@ -45,11 +45,11 @@ class Lengths:
 
     @property
     def usual_tokens(self) -> float:
-        """The mean of an answer of which nothing is known; infinite if there is nothing to go by."""
+        """The mean of an answer of which nothing is known; infinite if there are no answers yet."""
         return math.inf if self._prior is None else float(self._prior @ WEIGHTS)
 
     def believed(self, predictions: Sequence[LengthPrediction | None], max_tokens: Array) -> Array:
-        """[n, levels] of answers that may have `max_tokens` [n]: what they are expected to have if there is nothing to go by."""
+        """[n, levels] of answers that may have `max_tokens` [n]: what they are expected to have if there is no prediction."""
         unknown = np.full(len(WEIGHTS), np.inf) if self._prior is None else self._prior
         told = [unknown if prediction is None else prediction.quantiles for prediction in predictions]
         return np.clip(np.array(told, np.float64).reshape(-1, len(WEIGHTS)), 1.0, max_tokens[:, None])

@@ -29,7 +29,7 @@ Life = tuple[Array, Array]  # how likely a sequence is alive, and its blocks if 
 
 
 def blocks_in_use(held: Array, tokens: Array, ahead: Array, weights: Array, steps: Array, block_tokens: int) -> tuple[Array, Array]:
-    """Mean and variance [n, steps] of the blocks of n sequences, so many `steps` from now.
+    """Mean and variance [n, steps] of the blocks of n sequences, this many `steps` from now.
 
     A sequence with `tokens` [n] in `held` [n] blocks gets one more each step and ends after `ahead` [n, levels] steps with probability
     `weights` [n, levels]; then all of its blocks are free. Summed over n, with lengths that are certain, this is Past-Future's
@@ -97,7 +97,7 @@ class Curve:
     none: Array  # [points] how likely none of these is alive
 
     def with_one_more(self, life: Life, num_shared: int) -> Curve:
-        """Adds a sequence that would hold so many blocks together with others, and would keep these in
+        """Adds a sequence that would hold this many blocks together with others, and would keep these in
         use while it lives.
         """
         alive, blocks = life
@@ -114,7 +114,7 @@ class Curve:
         return self.mean + mean, self.variance + variance
 
     def peak(self, caution: float) -> float:
-        """The most that it comes to, so many standard deviations above its mean."""
+        """The most that it comes to, this many standard deviations above its mean."""
         mean, variance = self.total()
         return float((mean + caution * np.sqrt(np.maximum(variance, 0.0))).max())
 
@@ -153,7 +153,7 @@ class FutureMemory:
             self._believed[sequence.slot] = self._beliefs([sequence])[0]
 
     def seat(self, sequence: Sequence, num_shared: int) -> None:
-        """It has got a slot; so many of its blocks others hold as well."""
+        """It has got a slot; other sequences hold `num_shared` of its blocks as well."""
         slot = sequence.slot
         self._believed[slot] = self._beliefs([sequence])[0]
         if not self.is_drawn:

@@ -33,7 +33,7 @@ class Waits:
     service_s: Array  # [n] what prefill and answer are predicted to take
     slack_s: Array  # [n] until it has to start for its first token to come in time; infinite for those that have theirs
     passed_s: Array  # [n] since one that came later and has no larger priority went before it; negative if none has
-    patience_s: float  # so long it may be passed over like that
+    patience_s: float  # how long it may be passed over like that
 
 
 Rank = Callable[[Waits], Array]  # [n] the least goes first

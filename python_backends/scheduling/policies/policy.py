@@ -64,6 +64,6 @@ class Policy:
     looks_ahead: bool = False  # admits by future memory, and reserves what is predicted; otherwise max_tokens
     sampled: bool = False  # draws lengths from those that ended lately, whatever is predicted
     chunked_prefill: bool = True
-    by_priority: bool = True  # False: the waiting stand in order of arrival alone
+    by_priority: bool = True  # False: the waiting are in order of arrival alone
     max_in_flight: int = 1 << 30  # launched steps whose tokens have not been read
     max_passed_over_steps: int = 0  # instead of the setting in seconds

@@ -216,7 +216,7 @@ class Allocator:
         )
 
     def _hold(self, sequence: Sequence, blocks: list[int]) -> None:
-        """`sequence` holds `blocks` from now on: so many fewer are promised to it."""
+        """`sequence` holds `blocks` from now on, which are not promised to it any more."""
         before = max(0, sequence.reserved_blocks - len(sequence.blocks))
         sequence.blocks = np.concatenate([sequence.blocks, np.array(blocks, np.int32)])
         self._promised += max(0, sequence.reserved_blocks - len(sequence.blocks)) - before

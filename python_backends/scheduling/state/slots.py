@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from python_backends.nouns.request import Ids
 from python_backends.scheduling.state.sequence import NO_SLOT, Sequence, Status
 
-GROWTH_TOKENS = 128  # a slot gets blocks for so many tokens to come: an operation every 128 steps, not every 16
+GROWTH_TOKENS = 128  # a slot gets blocks for its next tokens: an operation every 128 steps, not every 16
 Rows = slice | Ids  # some rows of the table: neighbours as a slice, which numpy reads without looking at each
 
 
@@ -35,7 +35,7 @@ class SlotTable:
         self.targets: Ids = np.zeros(num_slots, np.int32)  # tokens to prefill
         self.limits: Ids = np.zeros(num_slots, np.int32)  # most tokens the row may come to hold
         self.capacity: Ids = np.zeros(num_slots, np.int32)  # tokens that its blocks can hold
-        self.prompts: Ids = np.zeros(num_slots, np.int32)  # prompt length; output index 0 stands there
+        self.prompts: Ids = np.zeros(num_slots, np.int32)  # prompt length; output index 0 is there
         self.request_ids: NDArray[np.int64] = np.zeros(num_slots, np.int64)
         self.request_epochs: Ids = np.zeros(num_slots, np.int32)
         self._free = list(range(num_slots))
@@ -114,7 +114,7 @@ class SlotTable:
         self.computed[slot] = computed
 
     def hold(self, slot: int, num_tokens: int) -> None:
-        """Its blocks hold so many tokens."""
+        """Its blocks hold `num_tokens` tokens."""
         self.capacity[slot] = num_tokens
 
     def append(self, rows: Rows, slots: Ids, tokens: Ids) -> None:

@@ -1,6 +1,6 @@
 """Token windows to text, remembering nothing between two windows of an answer.
 
-Owns no stream: the scheduler model says how far the client's text reaches (`num_sent`), the detokenizer model sends what comes of it.
+Owns no stream: the scheduler model says how far the client's text reaches (`num_sent`), the detokenizer model sends the text.
 What is certain after n output tokens is the text of these tokens without half a character at its end, without an end that may become
 a stop word, and without everything from a stop word on. A window prints what is certain now and was not `num_sent` tokens ago. When
 the answer has ended, all the rest is certain.

@@ -82,7 +82,7 @@ def _looks_at_the_start(step: Step) -> bool:
 
 
 def _byte_level(_step: Step) -> Spelling:
-    """A token with a character outside the alphabet of bytes is an added one, and stands for itself."""
+    """A token with a character outside the alphabet of bytes is an added one, and is itself."""
 
     def spell(piece: Piece, _first: bool) -> Piece:
         if isinstance(piece, str) and all(letter in _BYTES for letter in piece):
@@ -153,7 +153,7 @@ _SPELLINGS: dict[str, Callable[[Step], Spelling]] = {
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's letters for bytes: printable Latin-1 stands for itself, the rest for the letters from U+0100 on."""
+    """GPT-2's letters for bytes: printable Latin-1 is itself, the rest for the letters from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

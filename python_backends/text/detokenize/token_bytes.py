@@ -18,7 +18,7 @@ from python_backends.text.detokenize.spelling import spelling
 # occur in UTF-8; a token that really has it gets 0xFE, which is printed as the same U+FFFD.
 WALL = b"\xff"
 
-MAX_LEAD_TOKENS = 8  # an answer's leading space is dropped if it comes within so many tokens
+MAX_LEAD_TOKENS = 8  # an answer's leading space is dropped if it comes within this many tokens
 
 
 @dataclass(frozen=True, slots=True)

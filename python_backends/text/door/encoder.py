@@ -36,12 +36,12 @@ class PromptEncoder:
         return [self.ids(self.encoding(text)) for text in texts]
 
     def encoding(self, text: str) -> Encoding:
-        """What `ids` reads; also knows which characters each token stands for. It is 20 times as large as the ids: don't keep it."""
+        """What `ids` reads; also knows which characters each token represents. It is 20 times as large as the ids: don't keep it."""
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def has_far_more_tokens(self, text: str, most: int) -> bool:
         """Whether `text` certainly has more tokens than `most`. A text that is long for its limit is encoded in pieces until this is
-        known; a cut may add tokens, so twice as many are asked for. The cost goes by `most`, not by the length of the text.
+        known; a cut may add tokens, so twice as many are asked for. The cost depends on `most`, not on the length of the text.
         """
         data = text.encode()
         if len(data) <= max(FEWEST_BYTES, DIRECT_BYTES * most):

@@ -50,7 +50,7 @@ class PromptBounds:
 
 
 def bounds(limits: LimitSettings, max_model_tokens: int) -> PromptBounds:
-    """A megabyte is no prompt for a context of 2,048 tokens: so many bytes are read as any text of that many tokens may have."""
+    """A megabyte is no prompt for a context of 2,048 tokens: the limit is the bytes that any text of that many tokens may have."""
     derived = BYTES_PER_TOKEN * max_model_tokens
     limit = "limits.max_prompt_bytes" if limits.max_prompt_bytes <= derived else f"{BYTES_PER_TOKEN} a token of this model's context"
     most = min(limits.max_prompt_bytes, derived)

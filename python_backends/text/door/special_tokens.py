@@ -32,7 +32,7 @@ class Guard:
     """What keeps the contents of one conversation apart from its template."""
 
     special: SpecialTokens
-    twins: Mapping[str, str]  # by the character that each stands for
+    twins: Mapping[str, str]  # by the character that each represents
 
     def disarm(self, content: str, kept: re.Pattern[str] | None = None) -> str:
         """Content for the template. What `kept` finds, in a group, stays as it is."""

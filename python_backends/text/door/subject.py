@@ -40,9 +40,9 @@ def of_messages(messages: Sequence[Message], instruction: str | None = None) -> 
 
 
 def num_tokens_of(given: str, prompt: str, encoding: Encoding) -> int:
-    """Of the tokens of `prompt`, those of the input `given`, which stands in it unchanged or is counted by its share of characters."""
+    """Of the tokens of `prompt`, those of the input `given`, which is in it unchanged or is counted by its share of characters."""
     text = given.strip()
-    begin = prompt.find(text)  # any place will do. `rfind` takes quadratic time where nearly the same stands in it again and again
+    begin = prompt.find(text)  # any place will do. `rfind` takes quadratic time where nearly the same text is in it again and again
     if not text or begin < 0:
         return round(len(encoding) * len(text) / max(1, len(prompt)))
     first, last = encoding.char_to_token(begin), encoding.char_to_token(begin + len(text) - 1)

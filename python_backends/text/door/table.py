@@ -55,7 +55,9 @@ FIELDS: dict[str, Field] = {
     "beam_width": Field("INT32", "1: there is no beam search"),
     "exclude_input_in_output": Field("BOOL", "false: the input goes before the answer", True),
     "return_log_probs": Field("BOOL", "adds the log-probabilities of the answer's tokens", False, sampling="log_probs"),
-    "num_top_log_probs": Field("INT32", "adds so many most probable tokens", 0, 0, TOP_LOG_PROBS, sampling="num_top_log_probs"),
+    "num_top_log_probs": Field(
+        "INT32", "adds the most probable tokens, this number of them", 0, 0, TOP_LOG_PROBS, sampling="num_top_log_probs"
+    ),
     "return_num_input_tokens": Field("BOOL", "adds the length of the prompt, in tokens", False),
     "return_num_output_tokens": Field("BOOL", "adds the number of tokens of each response", False),
     # which adapter answers, and when

@@ -64,7 +64,7 @@ _budget: ContextVar[_Budget] = ContextVar("budget")
 
 
 def begin_rendering(num_chars: int) -> None:
-    """Gives this thread's next rendering, of messages with so many characters, its budget."""
+    """Gives this thread's next rendering, of messages with this many characters, its budget."""
     _budget.set(_Budget(num_chars))
 
 

@@ -115,7 +115,7 @@ def unicode(name: str, text: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as it is told to the client: short, and printable wherever it ends up."""
+    """A value as it is shown to the client: short, and printable wherever it ends up."""
     if isinstance(value, int) and value.bit_length() > 128:
         return f"an integer of {value.bit_length()} bits"
     text = repr(value[: MAX_SHOWN + 1] if isinstance(value, str | bytes) else value)
