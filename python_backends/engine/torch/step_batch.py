@@ -49,7 +49,8 @@ class _Rows:
 
 class StepBatcher:
     """Keeps the device's list of decoding slots from step to step. `windows` are those of the model's layers, each once; where
-    `is_paged`, decode rows read straight from their blocks, and where `chunk_rows` are given, chunks as well, `chunk_rows` rows at a time.
+    `is_paged`, decode rows read straight from their blocks, and where `chunk_rows` are given, chunks as well, `chunk_rows` rows at a
+    time.
     """
 
     def __init__(
