@@ -193,7 +193,7 @@ def test_a_step_that_does_not_fit_is_found_at_the_start(one: TinyModel, monkeypa
         launch(self, plan)
 
     monkeypatch.setattr(TorchEngine, "launch", launched)
-    with pytest.raises(SettingsError, match=r"draws for 4 slots, does not fit beside 50 KV blocks: 2.00 GiB are wanted"):
+    with pytest.raises(SettingsError, match=r"draws for 4 slots, does not fit next to 50 KV blocks: 2.00 GiB are wanted"):
         _with_memory(one, monkeypatch, 1 << 30, 0, kv_blocks=50)
 
 

@@ -127,7 +127,7 @@ class TorchEngine:
         except torch.OutOfMemoryError as error:
             raise SettingsError(
                 f"engine.kv_memory_gib, engine.slots or engine.token_budget: a step of {token_budget} tokens, or one that draws for "
-                f"{self.limits.num_slots} slots, does not fit besides {self.limits.num_blocks} KV blocks: {error}"
+                f"{self.limits.num_slots} slots, does not fit next to {self.limits.num_blocks} KV blocks: {error}"
             ) from error
 
     def _run_largest_steps(self, token_budget: int) -> None:
