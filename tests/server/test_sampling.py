@@ -125,7 +125,7 @@ def test_a_stop_token_id_ends_the_answer(gapless: Gapless, expected: Expected) -
         ({"min_p": -0.5}, "min_p = -0.5: must be a finite number between 0 and 1"),
         ({"num_top_log_probs": 2}, "num_top_log_probs = 2: needs return_log_probs = true, must be 0 or absent without"),
         ({"stop_token_ids": [VOCAB_SIZE]}, f"stop_token_ids[0] = {VOCAB_SIZE}: must be a whole number between 0 and {VOCAB_SIZE - 1}"),
-        ({"bad_words": ["zqxj zqxj"]}, "must have 1 to 4, also behind a space"),
+        ({"bad_words": ["zqxj zqxj"]}, "must have 1 to 4, also after a space"),
     ],
 )
 def test_what_is_refused_is_named(gapless: Gapless, inputs: dict[str, Any], message: str) -> None:

@@ -107,7 +107,7 @@ def _make_private(folder: Path) -> None:
 def _refuse_what_others_write(path: Path) -> None:
     found = path.stat(follow_symlinks=False)
     if found.st_uid not in trusted_owners() or found.st_mode & WRITTEN_BY_OTHERS:
-        raise PermissionError(f"{path} belongs to somebody else, or others may write it: remove it, or keep it to yourself")
+        raise PermissionError(f"{path} belongs to another user, or other users may write it: remove it, or take their right to write")
 
 
 def trusted_owners() -> set[int]:

@@ -162,7 +162,7 @@ def _bad_word(index: int, ids: Ids | RefusedError, most: int) -> tuple[int, ...]
     if isinstance(ids, RefusedError):
         raise RefusedError(f"bad_words[{index}]: {ids}")
     if not 1 <= len(ids) <= most:
-        raise RefusedError(f"bad_words[{index}] = {len(ids)} tokens: must have 1 to {most}, also behind a space")
+        raise RefusedError(f"bad_words[{index}] = {len(ids)} tokens: must have 1 to {most}, also after a space")
     return tuple(ids.tolist())
 
 

@@ -89,7 +89,7 @@ def _check_normalizer(tokenizer: Tokenizer, special: SpecialTokens) -> None:
         if not (token.normalized and tokenizer.normalizer):
             continue
         if special.meant("") not in tokenizer.normalizer.normalize_str(special.meant(text)):
-            raise CheckpointError(f"tokenizer.json: its normalizer changes private-use characters, and finds {text!r} only behind that")
+            raise CheckpointError(f"tokenizer.json: its normalizer changes private-use characters, and finds {text!r} only after that")
 
 
 def _unknown(tokenizer: Tokenizer) -> str | None:

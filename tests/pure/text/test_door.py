@@ -232,7 +232,7 @@ REFUSALS: list[tuple[str, Any, str]] = [
     ("beam_width", 2, "beam_width = 2: not supported yet, must be 1 or absent"),
     ("bad_words", ["a", ""], "bad_words[1] = 0 bytes: must have 1 to 8"),
     ("bad_words", ["aaaabbbbb"], "bad_words[0] = 9 bytes: must have 1 to 8"),
-    ("bad_words", ["a", "hello", "qxzjk"], "bad_words[2] = 5 tokens: must have 1 to 4, also behind a space"),
+    ("bad_words", ["a", "hello", "qxzjk"], "bad_words[2] = 5 tokens: must have 1 to 4, also after a space"),
     ("bad_words", ["a", "b", "c", "d", "e"], "bad_words = 5 words: must be at most 4"),
     ("bad_words", 5, "bad_words = 5: must be strings"),
     ("bad_words", [b"\xff"], "bad_words = b'\\xff': must be UTF-8, byte 0 is not"),
@@ -369,7 +369,7 @@ ENGINE = ModelLimits(
         ({"min_p": 0.5}, "min_p = 0.5: the engine of this server can't follow it; leave it out"),
         ({"return_log_probs": True}, "return_log_probs = True: the engine of this server can't follow it; leave it out"),
         ({"lora_name": "jokes"}, "lora_name = 'jokes': must be one of law, poems, or absent"),
-        ({"bad_words": ["ab"]}, "bad_words[0] = 2 tokens: must have 1 to 1, also behind a space"),
+        ({"bad_words": ["ab"]}, "bad_words[0] = 2 tokens: must have 1 to 1, also after a space"),
     ],
 )
 def test_what_this_servers_engine_can_not_do_is_refused(fields: dict[str, Any], message: str) -> None:
