@@ -87,6 +87,7 @@ def test_steps_that_are_booked_together_give_what_each_by_itself_gives(seed: int
     together, each = (SlotState(LIMITS, torch.device("cpu")) for _ in range(2))
     chance = np.random.default_rng(seed)
     slots = torch.tensor([0])
+    run = 0
     for step in range(200):
         if step == 0 or chance.random() < 0.1:
             slot = int(chance.integers(4))
@@ -94,8 +95,9 @@ def test_steps_that_are_booked_together_give_what_each_by_itself_gives(seed: int
             together.apply(operations)
             each.apply(operations)
             slots = torch.from_numpy(chance.permutation(4)[: chance.integers(1, 5)])
+            run += 1
         tokens = torch.from_numpy(chance.integers(0, 20, len(slots)))
-        appended = [values.tolist() for values in together.append_plain(slots, tokens.numpy())]
+        appended = [values.tolist() for values in together.append_plain(run, slots, tokens.numpy())]
         assert appended == [values.tolist() for values in each.append(slots.clone(), tokens)]
         if chance.random() < 0.1:
             assert all(map(torch.equal, together.decode_inputs(slots), each.decode_inputs(slots)))
