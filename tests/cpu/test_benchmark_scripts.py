@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,10 +16,23 @@ SHORT = {
     "host_time.py": ("--slots", "1,16", "--waiting", "0,100", "--engines", "toy,none"),
     "token_gap.py": ("--engine", "toy", "--slots", "4"),
 }
+LONG = {  # ten seconds to a minute each; what they make for themselves is made again
+    "scheduling.py": ("--simulate", "--step-time", "0.015,0.0004,0.0000005,0.0001,0", "--policies", "fcfs,ours,ours_history"),
+    "lengths.py": (),
+    "drift.py": (),
+    "agreement.py": (),
+    "magnus.py": ("--simulate", "20,0.05,0.2"),
+    "many_streams.py": (),
+    "triton_cost.py": (),
+}
+NEEDS_MORE = {"peers.py", "gpu.py"}  # other engines; a GPU (tests/cpu/test_gpu_script.py runs it on a CPU)
 
 
-def said(*words: str) -> str:
-    found = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False, timeout=280)
+def said(*words: str, **environment: str) -> str:
+    environment = {**os.environ, **environment}
+    found = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False, timeout=280, env=environment
+    )
     assert found.returncode == 0, found.stdout + found.stderr
     return found.stdout
 
@@ -43,3 +57,16 @@ def test_a_short_script_runs_and_prints_its_table_last(script: str, tmp_path: Pa
     assert lines[-1].startswith("| ")
     assert len([line for line in lines if line.startswith("| ")]) == len(result["rows"]) + 2
     assert lines[-len(result["rows"]) - 2].startswith("| " + next(iter(result["rows"][0])))
+
+
+@pytest.mark.parametrize("script", LONG)
+def test_a_long_script_runs_with_quick_and_prints_its_table_last(script: str, tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    words = (f"benchmarks/{script}", "--quick", "--json", str(path), *LONG[script])
+    text = said(*words, GAPLESS_BENCHMARK_ENVIRONMENTS=str(tmp_path))
+    assert json.loads(path.read_text())["commit"]
+    assert text.splitlines()[-1].startswith(("| ", "└"))
+
+
+def test_every_script_is_run_by_a_test() -> None:
+    assert {*SHORT, *LONG, *NEEDS_MORE} == MEASURED.keys()
