@@ -112,6 +112,7 @@ def test_a_query_of_the_dashboard_returns_data(watched: tuple[Gapless, Prometheu
         ('increase(gapless_restarts_total{process="instance"}[1m])', 1),
         ("max_over_time(gapless_slots_busy[2m])", 4),
         ("max_over_time(gapless_requests_waiting[2m])", 10),
+        ('max_over_time(gapless_waiting{reason="slot"}[2m])', 10),
     ],
 )
 def test_prometheus_has_seen_what_happened(watched: tuple[Gapless, Prometheus], query: str, least: float) -> None:
