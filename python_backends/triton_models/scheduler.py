@@ -201,7 +201,7 @@ class TritonPythonModel:
             if refusal:
                 if self._spans is not None:
                     self._spans.forget(request.request_id)
-                self._refuse(sender, refusal)
+                self._refuse(request.request_id, sender, refusal)
             else:
                 self._predictions.opened(request)
 
@@ -229,12 +229,12 @@ class TritonPythonModel:
         if self._records is not None:
             self._records.send(self._predictions.take_records())
 
-    def _refuse(self, sender: Any, refusal: str) -> None:
+    def _refuse(self, request_id: int, sender: Any, refusal: str) -> None:
         """A refusal that can't be sent affects no other stream."""
         try:
             final(sender, failure(refusal, "UNAVAILABLE"))
         except Exception:
-            log.exception("a refusal could not be sent")
+            log.exception("request %d: its refusal could not be sent", request_id)
 
     def _try_to_send(self, outgoing: Outgoing) -> None:
         """A response that can't be sent ends its own stream and touches no other."""
