@@ -72,4 +72,4 @@ class InstanceProcess:
     def _what_happened(self) -> str:
         assert self._process is not None
         code = self._process.poll()
-        return "no longer beats" if code is None else f"ended with {code}"
+        return "sent no heartbeat in time" if code is None else f"ended with {code}"

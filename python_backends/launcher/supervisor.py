@@ -109,7 +109,7 @@ class Supervisor:
             self._restart_server("tritonserver", "it no longer answers")
             return
         for model in self._server.end_hung_stubs():
-            log.warning("the stub of %s hangs: it has not beaten in time, and was killed", model)
+            log.warning("model %s hangs: its process sent no heartbeat in time and was killed", model)
         self._heal_stubs(self._server.dead_stubs())
 
     def _heal_stubs(self, dead: set[str]) -> None:
