@@ -156,7 +156,7 @@ def fused_errors(heads: Heads, width: int, dtype: torch.dtype, device: str) -> l
         x, y = drawn(5, width), drawn(5, width)
         norm, exact = Norm(kind, weight, bias, 1e-5), Norm(kind, weight.float(), None if bias is None else bias.float(), 1e-5)
         summed = (x.float() + 0.5 * y.float()).to(dtype)
-        normed = ResidualNorm(norm, dtype, fused=True).of_sum(x, y, 0.5)
+        normed = ResidualNorm(norm, dtype, fused=True).after(x, y, 0.5)
         return max(_error(x, summed), _error(normed, ResidualNorm(exact, torch.float32, fused=False).of(summed.float())))
 
     def gate(activation: Activation) -> float:

@@ -39,9 +39,10 @@ def test_the_fused_block_is_the_block_of_transformers(each: TinyModel) -> None:
     step = StepInputs(batch, decoder.rotations(batch.positions), cache)
     num_padding = len(batch.tokens) - sum(LENGTHS)
     assert num_padding > 0
-    for index, (block, following) in enumerate(pairwise(decoder.blocks)):  # transformers gives the last block's output behind the norm
+    for index, (block, following) in enumerate(pairwise(decoder.blocks)):  # transformers gives the last block's output after the norm
         x = functional.pad(torch.cat([state[index][0] for state in states]), (0, 0, 0, num_padding))
-        normed = block.forward(x, block.norm.of(x), following.norm, step)
+        added = block.forward(x, None, step)
+        normed = following.norm.after(x, added, block.residual_scale)
         expected = torch.cat([state[index + 1][0] for state in states])
         torch.testing.assert_close(x[: len(expected)], expected, rtol=1e-4, atol=1e-4)
         assert torch.equal(normed, following.norm.of(x))

@@ -42,8 +42,8 @@ class StepInputs:
 
 
 class Block:
-    """One decoder layer. `forward` takes x [tokens, hidden], whose dtype is `dtype`, and its `norm`. It adds its output to x in place
-    and returns next_norm(x).
+    """One decoder layer. `forward` takes the residual stream x [tokens, hidden] and what the layer before adds to it. It adds that in
+    place, and returns what this layer adds.
     """
 
     def __init__(self, layer: Layer, index: int, heads: Heads, dtype: torch.dtype, fused: bool) -> None:
@@ -66,18 +66,20 @@ class Block:
         self._feed_forward_output_norm = norm_operator(layer.feed_forward_output_norm, dtype)
         self._activate = gate_operator(feed_forward.activation, fused) if feed_forward.gated else ACTIVATIONS[feed_forward.activation]
         self._shares_norm = layer.feed_forward_norm is None
-        self._residual_scale = layer.residual_scale
+        self.residual_scale = layer.residual_scale
         self.forward = self._parallel if layer.parallel else self._sequential
 
-    def _sequential(self, x: Tensor, normed: Tensor, next_norm: ResidualNorm, step: StepInputs) -> Tensor:
+    def _sequential(self, x: Tensor, added: Tensor | None, step: StepInputs) -> Tensor:
+        normed = self.norm.after(x, added, self.residual_scale)
         attended = self._attention_output_norm(self._attend(normed, step))
-        fed = self._feed_forward(self._feed_forward_norm.of_sum(x, attended, self._residual_scale))
-        return next_norm.of_sum(x, self._feed_forward_output_norm(fed), self._residual_scale)
+        fed = self._feed_forward(self._feed_forward_norm.after(x, attended, self.residual_scale))
+        return self._feed_forward_output_norm(fed)
 
-    def _parallel(self, x: Tensor, normed: Tensor, next_norm: ResidualNorm, step: StepInputs) -> Tensor:
+    def _parallel(self, x: Tensor, added: Tensor | None, step: StepInputs) -> Tensor:
+        normed = self.norm.after(x, added, self.residual_scale)
         attended = self._attend(normed, step)
         fed = self._feed_forward(normed if self._shares_norm else self._feed_forward_norm.of(x))
-        return next_norm.of_sum(x, attended.add_(fed), self._residual_scale)
+        return attended.add_(fed)
 
     def _attend(self, normed: Tensor, step: StepInputs) -> Tensor:
         qkv = self.projections["qkv"].forward(normed)
@@ -102,7 +104,7 @@ class Decoder:
         self.blocks = [Block(layer, index, model.heads, dtype, fused) for index, layer in enumerate(layers)]
         self.windows = tuple(dict.fromkeys(block.window for block in self.blocks))
         self._norm = ResidualNorm(model.norm, dtype, fused)
-        self._next_norms = [*(block.norm for block in self.blocks[1:]), self._norm]
+        (self._residual_scale,) = {block.residual_scale for block in self.blocks}
         self._scale_embedding = scale_operator(model.embedding_scale)
         self._scale_logits = scale_operator(model.logit_scale)
         self._cap_logits = softcap_operator(model.logit_softcap)
@@ -111,9 +113,10 @@ class Decoder:
         """Runs all tokens of a step; the logits [sampled, vocabulary] of the rows that sample, and of no others."""
         x = self._scale_embedding(functional.embedding(batch.tokens, self.embedding))  # [tokens, hidden]
         step = StepInputs(batch, self.rotations(batch.positions), cache)
-        normed = self.blocks[0].norm.of(x)
-        for block, next_norm in zip(self.blocks, self._next_norms, strict=True):
-            normed = block.forward(x, normed, next_norm, step)
+        added = None
+        for block in self.blocks:
+            added = block.forward(x, added, step)
+        normed = self._norm.after(x, added, self._residual_scale)
         if batch.sampling_rows is not None:
             normed = normed[batch.sampling_rows]
         if not len(normed):  # chunks in the middle of prompts only

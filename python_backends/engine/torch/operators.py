@@ -41,17 +41,21 @@ def norm_operator(norm: Norm | None, dtype: torch.dtype) -> Operator:
 
 
 class ResidualNorm:
-    """The norm of the residual stream x [tokens, width] of `dtype`, as it is or once something was added to it."""
+    """The norm of the residual stream x [tokens, width] of `dtype`, as it is or after something was added to it."""
 
     def __init__(self, norm: Norm | None, dtype: torch.dtype, fused: bool) -> None:
         self.of = norm_operator(norm, dtype)
-        self.of_sum: Callable[[Tensor, Tensor, float], Tensor] = self._of_sum  # of x, y and a scale, once scale · y is added to x
+        self._of_sum: Callable[[Tensor, Tensor, float], Tensor] = self._sum  # of x, y and a scale, after scale · y was added to x
         if fused and norm is not None:
             from python_backends.engine.torch.fused_kernels import add_and_norm  # brings Triton's language
 
-            self.of_sum = partial(add_and_norm, norm=norm)
+            self._of_sum = partial(add_and_norm, norm=norm)
 
-    def _of_sum(self, x: Tensor, y: Tensor, scale: float) -> Tensor:
+    def after(self, x: Tensor, added: Tensor | None, scale: float) -> Tensor:
+        """The norm of x, to which scale · added [tokens, width] is added in place; None: nothing."""
+        return self.of(x) if added is None else self._of_sum(x, added, scale)
+
+    def _sum(self, x: Tensor, y: Tensor, scale: float) -> Tensor:
         return self.of(x.add_(y, alpha=scale))
 
 
