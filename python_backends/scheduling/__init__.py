@@ -1,1 +1,1 @@
-"""Scheduling decides and never touches a tensor: which sequence gets a slot, which blocks, which tokens of the next step."""
+"""Scheduling decides which sequence gets a slot, which blocks it gets, and which tokens the next step computes. It uses no tensors."""

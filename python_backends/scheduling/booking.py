@@ -1,4 +1,4 @@
-"""Books the tokens of a step: into the slot table, and as the streams know them.
+"""Books the tokens of a step: appends them to the slot table and labels them with request id, request epoch and index.
 
 Owns what stays the same while the same rows get a token at every step: their requests, and after how many steps one of them is full.
 Such a run costs a step no look at each row. Called by the slot scheduler.
@@ -20,13 +20,13 @@ from python_backends.scheduling.state.slots import Rows, SlotTable, rows_of
 class _Rows:
     """The rows [n] of one step, or of the steps of a run."""
 
-    run: int  # -1: of this step alone
+    run: int  # -1: these rows are of one step only
     slots: Ids
     rows: Rows  # the same as an index
     request_ids: NDArray[np.int64]
     request_epochs: Ids
-    indices: Ids  # of the next tokens in their answers
-    num_unfull: int  # steps to come that fill none of them
+    indices: Ids  # position of each row's next token in its answer
+    num_unfull: int  # coming steps after which no row is full
 
 
 class Booking:
@@ -35,13 +35,13 @@ class Booking:
         self._last: _Rows | None = None  # of the run that is being booked
 
     def book_all(self, plan: StepPlan, output: StepOutput) -> tuple[Tokens, list[int]]:
-        """Of a plan of decode rows that are all still there. The tokens, and the slots that have ended."""
+        """Books a plan of decode rows whose slots still have the same sequences. Returns the tokens, and the slots that have ended."""
         if self._last is None or plan.run != self._last.run:
             self._last = self._begin(plan.slots, rows_of(plan.slots), plan.run)
         return self._book(self._last, output)
 
     def book_current(self, slots: Ids, generations: Ids, output: StepOutput) -> tuple[Tokens, list[int]]:
-        """Of these rows [sampled] those whose slot has not changed hands since."""
+        """Books those of the rows [sampled] whose slot still has the same generation. Returns the same as `book_all`."""
         current = (self._table.generations[slots] == generations) & self._table.live[slots]
         log_probs = None if output.log_probs is None else output.log_probs.kept(current)
         kept = replace(output, tokens=output.tokens[current], finishes=output.finishes[current], log_probs=log_probs)
@@ -63,6 +63,6 @@ class Booking:
         return tokens, rows.slots[finishes != Finish.RUNNING].tolist() if finishes.any() else []
 
     def _with_full_ones(self, rows: _Rows, finishes: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Our limit may be lower than the engine's."""
+        """`finishes`, with LENGTH for rows that have reached our limit: it may be lower than the engine's."""
         full = self._table.known[rows.rows] >= self._table.limits[rows.rows]
         return np.where(full & (finishes == Finish.RUNNING), np.uint8(Finish.LENGTH), finishes)

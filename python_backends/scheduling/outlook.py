@@ -1,4 +1,4 @@
-"""What lies ahead of an instance: whose turn it is by what is predicted, and who fits into the memory to come.
+"""The predictions of an instance: the order of the waiting sequences, and which of them fit into the future memory.
 
 Brings together step time, future memory and predicted order. Computes the latter two again at most every 50 ms, best while the device
 computes. Owned by the slot scheduler. For policies that don't look ahead it keeps the history of lengths and nothing else, and while
@@ -24,7 +24,7 @@ from python_backends.scheduling.step_time import StepTime
 from python_backends.settings import SchedulingSettings
 
 REFRESHED_S = 0.05
-UNSEEN_STEP_S = 0.02  # what a step may take, before any was seen
+UNSEEN_STEP_S = 0.02  # assumed time of a step before any was measured
 
 
 class Outlook:
@@ -42,13 +42,13 @@ class Outlook:
         self._refreshed_s = -math.inf
 
     def predicted(self, sequence: Sequence) -> None:
-        """A prediction has come for it."""
+        """A prediction has come for `sequence`."""
         self.future.believe(sequence)
         if self.order is not None:
             self.order.expect(sequence)
 
     def seated(self, sequence: Sequence, num_shared: int) -> None:
-        """`num_shared`: how many of its blocks others hold as well."""
+        """`sequence` has got a slot. `num_shared`: how many of its blocks other sequences hold as well."""
         if self._is_used:
             self.future.seat(sequence, num_shared)
 
@@ -57,13 +57,13 @@ class Outlook:
             self.future.leave(slot)
 
     def forget_if_old(self) -> None:
-        """There is nothing to foresee for now. What was drawn lately is used as long as it is fresh."""
+        """Drops the curve once it is older than REFRESHED_S. Called while requests do not compete for anything."""
         if not self.future.is_drawn or self._clock() >= self._refreshed_s + REFRESHED_S:
             self.future.forget()
             self._refreshed_s = -math.inf
 
     def trial(self, num_available: int, seating: Callable[[Sequence], Seating]) -> TryReserve:
-        """Which of the waiting fit (see future memory); all of them while nothing has to be foreseen."""
+        """A function that says which waiting sequences fit (see `FutureMemory.trial`); all of them while no curve is drawn."""
         return self.future.trial(num_available, seating) if self.future.is_drawn else lambda sequence: True
 
     def refresh(

@@ -1,4 +1,4 @@
-"""Writes the plan of each step: the rows that decode, then chunks of prompts, within the token budget and what a step may take.
+"""Writes the plan of each step: the decode rows, then chunks of prompts, within the token budget and the time a step may take.
 
 Owns the numbers of the steps, and the run: as long as the same rows decode and nothing else happens, the next plan is the last one, one
 token further, whatever the number of rows. Decides neither which request has a slot nor which is evicted. Called by the slot scheduler.
@@ -29,13 +29,13 @@ class PlanWriter:
         self._chunked = chunked
         self._static_slots = static_slots
         self.num_steps = 0  # planned so far
-        self._last: StepPlan  # written
-        self._rows: Rows  # of the last plan, if it is of decodes alone
-        self._num_more_steps = 0  # of its run that may follow unless something changes
+        self._last: StepPlan  # the plan written last
+        self._rows: Rows  # of the last plan, if it has decode rows only
+        self._num_more_steps = 0  # that its run may still have if nothing changes
 
     @property
     def is_in_run(self) -> bool:
-        """Whether the next step has the same rows as the last one, each one token further, unless a request comes or goes."""
+        """Whether the next step has the same rows as the last one, each one token further, unless a sequence gets or leaves a slot."""
         return self._num_more_steps > 0 and not self._allocator.has_operations
 
     def go_on(self) -> StepPlan:
@@ -46,7 +46,7 @@ class PlanWriter:
         return self._last
 
     def write(self) -> StepPlan | None:
-        """The plan of all that is to be done now; None if that is nothing: operations wait for the next step that has work."""
+        """The plan of all rows and chunks that are due; None if there are none: operations then wait for the next plan."""
         self._num_more_steps = 0
         decodes = self._slots.decoding()
         chunks = self._chunks(decodes)
@@ -76,7 +76,7 @@ class PlanWriter:
         for slot in slots:
             self._allocator.catch_up(slot)
             if coming and self._allocator.next_key(slot) in coming:
-                continue  # it is found in the next step
+                continue  # the next step shares that block
             start = int(self._slots.computed[slot])
             length = int(self._slots.targets[slot]) - start
             if self._chunked:
@@ -91,9 +91,9 @@ class PlanWriter:
 
     @staticmethod
     def _cut(wanted: int, num_rows: int, in_time: float, has_chunks: bool) -> int:
-        """How long a chunk is that may have `wanted` tokens, `in_time` of them in time, in a step of
-        `num_rows` so far. If it is cut, all rows make whole tiles. The first chunk of a step has half a tile
-        in any case.
+        """Tokens of a chunk that may have `wanted`, of which `in_time` fit the time, in a step of `num_rows`
+        tokens so far. If it is cut, the tokens of the step fill whole tiles. The first chunk of a step has at
+        least half a tile.
         """
         if in_time >= wanted:
             return wanted

@@ -1,4 +1,4 @@
-"""What predicted lengths say: how far answers will go, what memory that takes, whose turn it is.
+"""What follows from predicted lengths: the length of answers, the memory they will need, and whose turn it is.
 
-Read by the slot scheduler and its policies.
+Used by the slot scheduler and its policies.
 """

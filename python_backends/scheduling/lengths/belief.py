@@ -1,4 +1,4 @@
-"""What is believed of the lengths of answers: as predicted where a prediction has come, else as answers were that ended here lately.
+"""The believed length of each answer: its prediction if one has come, otherwise the lengths of answers that ended here recently.
 
 A belief is a row of output tokens, one for each of `QUANTILE_LEVELS`, and each has its share of `WEIGHTS`. Owned by the
 future memory, its only caller; touches no sequence.
@@ -20,14 +20,14 @@ Array = NDArray[np.float64]
 # each level represents what is nearer to it than to its neighbours
 WEIGHTS: Array = np.diff([0.0, *(np.array(QUANTILE_LEVELS[1:]) + QUANTILE_LEVELS[:-1]) / 2, 1.0])
 MEDIAN = QUANTILE_LEVELS.index(0.5)
-BEYOND: Array = np.array([0.02, 0.1, 0.25, 0.5, 1.0, 2.0])  # of its age: the rest of an answer that is longer than was believed
-NUM_REMEMBERED = 512
-FEWEST = 16  # answers that must have ended before they say something about the next
+BEYOND: Array = np.array([0.02, 0.1, 0.25, 0.5, 1.0, 2.0])  # rest of an answer longer than believed, as a share of its tokens so far
+NUM_REMEMBERED = 512  # answers
+FEWEST = 16  # answers that must have ended before they are used for the next ones
 RENEWED_AFTER = 16  # answers
 
 
 class Lengths:
-    """`seed` is that of `sampled`."""
+    """The lengths of the latest NUM_REMEMBERED answers, and beliefs made from them. `seed` is for the draws of `sampled`."""
 
     def __init__(self, seed: int = 0) -> None:
         self._ended: deque[int] = deque(maxlen=NUM_REMEMBERED)
@@ -55,7 +55,7 @@ class Lengths:
         return np.clip(np.array(told, np.float64).reshape(-1, len(WEIGHTS)), 1.0, max_tokens[:, None])
 
     def sampled(self, made: Array, max_tokens: Array) -> Array:
-        """[n, levels] each row one draw from the answers that ended here with more than `made` [n] tokens (Past-Future's rule)."""
+        """[n, levels] each row is one draw from the answers that ended here with more than `made` [n] tokens (Past-Future's rule)."""
         if len(self._ended) < FEWEST:
             drawn = max_tokens
         else:
@@ -69,8 +69,8 @@ class Lengths:
 def rest(believed: Array, made: Array, most: Array) -> tuple[Array, Array]:
     """(tokens to come [n, levels], weights [n, levels]) of answers that have `made` [n] tokens and can have at most `most` [n] more.
 
-    The belief is conditioned on the age: lengths that have been reached are out, and the others have the weight. An answer that is
-    longer than all that was believed may go on for up to twice its age; it is never taken to be at its end.
+    The belief is conditioned on `made`: lengths that have been reached get no weight, and the others share it. An answer longer than
+    its whole belief may still get up to twice its tokens so far (BEYOND); at least one token is always expected.
     """
     ahead = believed - made[:, None]
     weights = WEIGHTS * (ahead > 0)

@@ -1,5 +1,5 @@
-"""The future-memory curve of an instance: KV blocks in use over the coming steps, from what is believed of
-every answer's length.
+"""The future-memory curve of an instance: KV blocks in use over the coming steps, from the believed length of
+every answer.
 
 `blocks_in_use` is the curve's one formula. `FutureMemory` keeps a row of it for every slot: computed again for
 all slots at once, at most every 50 ms, and in between changed by one row for a sequence that comes or leaves. A
@@ -23,24 +23,24 @@ from python_backends.scheduling.state.slots import SlotTable
 
 NUM_POINTS = 32  # of the curve
 TryReserve = Callable[[Sequence], bool]
-SharedBlocks = Callable[[NDArray[np.intp]], Ids]  # [n] how many blocks of each slot others hold as well
+SharedBlocks = Callable[[NDArray[np.intp]], Ids]  # [n] how many blocks of each slot other sequences hold as well
 Row = tuple[Array, Array]  # mean and variance of the blocks in use, at each point
-Life = tuple[Array, Array]  # how likely a sequence is alive, and its blocks if it is, at each point
+Life = tuple[Array, Array]  # at each point: the probability that a sequence is still running, and its blocks if it is
 
 
 def blocks_in_use(held: Array, tokens: Array, ahead: Array, weights: Array, steps: Array, block_tokens: int) -> tuple[Array, Array]:
     """Mean and variance [n, steps] of the blocks of n sequences, this many `steps` from now.
 
-    A sequence with `tokens` [n] in `held` [n] blocks gets one more each step and ends after `ahead` [n, levels] steps with probability
-    `weights` [n, levels]; then all of its blocks are free. Summed over n, with lengths that are certain, this is Past-Future's
-    memory at the end of each sequence: Σ_{j ≤ i} cur_j + i · rem_i, the rests sorted descending.
+    A sequence with `tokens` [n] in `held` [n] blocks gets one token at each step and ends after `ahead` [n, levels] steps with
+    probability `weights` [n, levels]; then all of its blocks are free. If the lengths are certain, the sum over n is Past-Future's
+    memory at the end of each sequence: Σ_{j ≤ i} cur_j + i · rem_i, with the sequences sorted by descending rest.
     """
     return in_use(*lives(held, tokens, ahead, weights, steps, block_tokens))
 
 
 def lives(held: Array, tokens: Array, ahead: Array, weights: Array, steps: Array, block_tokens: int) -> Life:
-    """[n, steps] each, of the same sequences. In place: a new array of this size costs more than what is
-    computed in it.
+    """Probability and blocks [n, steps] of the sequences of `blocks_in_use`. Computed in place: to allocate a
+    new array of this size costs more than the arithmetic.
     """
     alive, part = np.zeros((2, len(tokens), len(steps)))
     for level in range(ahead.shape[1]):
@@ -79,7 +79,7 @@ def points(ahead: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class _Stands:
-    """How n sequences stand."""
+    """The present state of n sequences."""
 
     tokens: Array  # [n]
     held: Array  # [n] blocks
@@ -123,9 +123,10 @@ NOTHING = Curve(np.zeros(1), np.zeros(1), 0.0, np.ones(1))
 
 
 class FutureMemory:
-    """`share` of the blocks is what the curve may reach, `caution` is how many standard deviations it is drawn above its mean.
+    """The curve of one instance and its row for each slot, changed by `believe`, `seat`, `leave`, `forget` and `draw` of the outlook.
 
-    `sampled`: lengths are drawn from those that ended here lately, as Past-Future does, whatever is predicted.
+    The curve may reach `share` of the blocks; its peak is `caution` standard deviations above the mean. `sampled`: lengths are drawn
+    from those of answers that ended here recently, as Past-Future does, and predictions are ignored.
     """
 
     def __init__(self, slots: SlotTable, limits: ModelLimits, share: float, caution: float, sampled: bool) -> None:
@@ -141,13 +142,13 @@ class FutureMemory:
         self._mean: Array = np.zeros((slots.num_slots, 1))  # a row for each slot; zeros for free slots
         self._variance: Array = np.zeros((slots.num_slots, 1))
         self._curve = NOTHING  # of all rows
-        self._candidates: dict[int, Life] = {}  # of those that wait at the head, by request
-        self.is_drawn = False  # else nothing is foreseen, and all rows are zeros
+        self._candidates: dict[int, Life] = {}  # of the first waiting sequences, by request id
+        self.is_drawn = False  # False: there is no curve, all rows are zeros
 
     # --- sequences come and go
 
     def believe(self, sequence: Sequence) -> None:
-        """Takes up what was predicted for `sequence`; the curve follows when it is next drawn."""
+        """Uses the prediction of `sequence` from now on; the curve changes when it is next drawn."""
         self._candidates.pop(sequence.request_id, None)
         if sequence.slot != NO_SLOT:
             self._believed[sequence.slot] = self._beliefs([sequence])[0]
@@ -171,20 +172,20 @@ class FutureMemory:
     # --- the curve
 
     def holds_all(self, waiting: list[Sequence]) -> bool:
-        """Whether all that run and those that wait would fit if every answer took all of its max_tokens."""
+        """Whether all running sequences and those `waiting` would fit if every answer used all of its max_tokens."""
         limits = np.array([sequence.request.max_total_tokens for sequence in waiting], np.int64)
         most = np.concatenate([self._slots.limits[self._slots.live], np.minimum(limits, self._max_model_tokens)])
         return bool((-(-most // self._block_tokens)).sum() <= self._most_blocks)
 
     def forget(self) -> None:
-        """Nothing is foreseen until it is next drawn."""
+        """Drops the curve until it is next drawn."""
         if self.is_drawn:
             self.is_drawn, self._candidates, self._curve = False, {}, NOTHING
             self._steps = np.zeros(1)
             self._mean, self._variance = np.zeros((2, self._slots.num_slots, 1))
 
     def draw(self, num_used_blocks: int, shared_blocks: SharedBlocks, head: list[Sequence]) -> None:
-        """Anew for all slots, and for those at the head of the waiting."""
+        """Computes the curve again for all slots, and the rows of `head`, the first waiting sequences."""
         self.is_drawn = True
         live = np.flatnonzero(self._slots.live)
         running, waiting = self._running(live), self._waiting(head)
@@ -229,14 +230,14 @@ class FutureMemory:
 
         return try_reserve
 
-    # --- what is believed
+    # --- beliefs
 
     def reserve(self, sequence: Sequence) -> int:
-        """Tokens that it holds at its end, as likely as not."""
+        """The median of the tokens that it will hold at its end."""
         return sequence.num_prompt_tokens + round(float(self._beliefs([sequence])[0, MEDIAN]))
 
     def rest_tokens(self, sequences: list[Sequence]) -> Array:
-        """[n] the mean number of tokens that are still to come, of sequences that all run or all wait."""
+        """[n] the mean number of tokens that are still to come. The sequences must all run or all wait."""
         if not sequences or sequences[0].slot == NO_SLOT:
             stands = self._waiting(sequences)
         else:
@@ -270,7 +271,7 @@ class FutureMemory:
         return _Stands(tokens, held, *rest(believed, made, limits - tokens))
 
     def _life(self, sequence: Sequence) -> Life:
-        """Of one that waits, or has just got its slot."""
+        """The life of a sequence that waits, or has just got its slot."""
         known = self._candidates.get(sequence.request_id)
         if known is not None:
             return known

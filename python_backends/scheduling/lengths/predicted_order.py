@@ -19,15 +19,15 @@ from python_backends.scheduling.lengths.belief import Array
 from python_backends.scheduling.state.sequence import Sequence
 from python_backends.settings import SchedulingSettings
 
-HEAD = 64  # sequences beyond the free slots that a step may look at
-LOOKED_AT = 2048  # sequences at a time, and as many of the head
-# What is known of each: predicted tokens are `REST`, and `PASSED` is when it was first passed over.
+HEAD = 64  # sequences that a step may look at, in addition to one for each free slot
+LOOKED_AT = 2048  # sequences in one sort, plus at most as many of the head
+# Rows of `_known`. `REST`: predicted tokens still to come; `PASSED`: when it was first passed over.
 PRIORITY, ARRIVED, FIRST_DUE, PROMPT, REST, MOST, PASSED, ARRIVAL = range(8)
 
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """n waiting sequences, as a policy ranks them."""
+    """What a policy's rank knows of n waiting sequences."""
 
     waited_s: Array  # [n]
     service_s: Array  # [n] what prefill and answer are predicted to take
@@ -36,11 +36,11 @@ class Waits:
     patience_s: float  # how long it may be passed over like that
 
 
-Rank = Callable[[Waits], Array]  # [n] the least goes first
+Rank = Callable[[Waits], Array]  # [n] the smallest value goes first
 
 
 class PredictedOrder:
-    """First tokens are to come within `settings.ttft_s`; `rest_tokens` [n] is what sequences are predicted to make still."""
+    """First tokens should come within `settings.ttft_s`; `rest_tokens` predicts the tokens that n sequences still make, [n]."""
 
     def __init__(
         self, rank: Rank, settings: SchedulingSettings, rest_tokens: Callable[[list[Sequence]], Array], clock: Callable[[], float]
@@ -53,8 +53,8 @@ class PredictedOrder:
         self._sequences: list[Sequence] = []
         self._places: dict[int, int] = {}  # of each request among them
         self._known = np.zeros((8, HEAD))  # a column for each of them
-        self._next = 0  # the place at which the next look begins
-        self._seated: dict[int, float] = {}  # by priority, since all were looked at: when the latest of them had arrived
+        self._next = 0  # the place at which the next sort begins
+        self._seated: dict[int, float] = {}  # by priority: latest arrival of those seated since all places were sorted
         self._head: dict[int, Sequence] = {}  # by request, in order
 
     def add(self, sequence: Sequence) -> None:
@@ -70,7 +70,7 @@ class PredictedOrder:
         self._head[sequence.request_id] = sequence
 
     def remove(self, sequence: Sequence) -> None:
-        """The last one takes its place."""
+        """Removes `sequence`; the last one moves to its place."""
         place, last = self._places.pop(sequence.request_id), self._sequences.pop()
         if last is not sequence:
             self._sequences[place] = last
@@ -79,7 +79,7 @@ class PredictedOrder:
         self._head.pop(sequence.request_id, None)
 
     def seated(self, sequence: Sequence) -> None:
-        """It has got a slot, before all that wait."""
+        """`sequence` has got a slot before all that still wait."""
         if not self._sequences:
             self._seated.clear()
             return
@@ -87,7 +87,7 @@ class PredictedOrder:
         self._seated[priority] = max(sequence.arrived_s, self._seated.get(priority, -math.inf))
 
     def expect(self, sequence: Sequence) -> None:
-        """Takes up what was predicted for it, if it waits."""
+        """Uses the prediction of `sequence` from now on, if it waits."""
         place = self._places.get(sequence.request_id)
         if place is not None:
             self._known[REST, place] = self._expected(sequence)
@@ -111,7 +111,7 @@ class PredictedOrder:
         """
         places, now_s = self._look_on(), self._clock()
         self._note_passed(places, now_s)
-        if self._next == 0:  # by now all have been looked at
+        if self._next == 0:  # all places have been covered
             self._seated.clear()
         priority, arrived_s, first_due_s, prompts, rests, most, passed_s, arrival = self._known[:, places]
         tokens = np.minimum(np.where(np.isnan(rests), usual_tokens, rests), most)
@@ -125,7 +125,7 @@ class PredictedOrder:
         self._head = {self._sequences[place].request_id: self._sequences[place] for place in first}
 
     def _look_on(self) -> NDArray[np.int64]:
-        """Places: all, or of a crowd the head and the next part."""
+        """The places to sort now: all, or, if more than LOOKED_AT wait, the head and the next LOOKED_AT."""
         count, begin = len(self._sequences), self._next
         self._next = begin + LOOKED_AT if begin + LOOKED_AT < count else 0
         if count <= LOOKED_AT:
