@@ -35,7 +35,7 @@ DEFAULTS = SchedulingSettings()
 
 
 def says_something(prediction: LengthPrediction) -> bool:
-    """Whether it has a finite number at every level."""
+    """Whether `prediction` has a finite mean and a finite number at every level."""
     return len(prediction.quantiles) == len(QUANTILE_LEVELS) and bool(np.isfinite([prediction.mean, *prediction.quantiles]).all())
 
 
@@ -71,8 +71,8 @@ class SlotScheduler:
         self._plans = PlanWriter(self._allocator, self.outlook, self.token_budget, chunked, static)
         self._booking = Booking(self.slots)
         self.num_evictions = 0
-        self._may_admit = True  # something has changed since the last look at the waiting
-        self._lacks_memory = False  # for a request that waits, at that look
+        self._may_admit = True  # something has changed since the last admission
+        self._lacks_memory = False  # at the last admission a request waited although a slot was free
         self._clock = clock
         bound, bound_clock = settings.max_passed_over_s, clock
         if self.policy.max_passed_over_steps:
@@ -99,7 +99,7 @@ class SlotScheduler:
 
     @property
     def peak_blocks(self) -> int:
-        """KV blocks that will be in use at most, as admission reckons."""
+        """The most KV blocks that will be in use, as admission computes it."""
         if self.policy.looks_ahead and self.outlook.future.is_drawn:
             return round(self.outlook.future.peak_blocks)
         return self.blocks.num_used + self._allocator.num_promised_blocks
@@ -145,13 +145,13 @@ class SlotScheduler:
     def submit(self, request: Request, delivered: Ids, request_epoch: int = 0) -> None:
         """Takes a request that is to go on after the output tokens `delivered`. The door has checked that it fits the model.
 
-        Raises ValueError if it doesn't after all: an engine that looked up such a token id would end, and all streams with it.
+        Raises ValueError if it does not fit: a token id outside the vocabulary would end the engine, and all its streams.
         """
         num_tokens = len(request.prompt) + len(delivered)
         if num_tokens >= self.limits.max_model_tokens or len(delivered) >= request.sampling.max_tokens:
             raise ValueError(f"one more token than {num_tokens} doesn't fit into {self.limits.max_model_tokens}")
         check_ids(request, delivered, self.limits.vocab_size)
-        self.cancel(request.request_id)  # an earlier life of the same request, if its scheduler had given us up
+        self.cancel(request.request_id)  # an earlier epoch of it, if the scheduler model had given this instance up
         sequence = Sequence(request, delivered, self._arrivals, request_epoch, self._clock())
         self._arrivals += 1
         self._sequences[request.request_id] = sequence
@@ -159,7 +159,7 @@ class SlotScheduler:
         self._may_admit = True
 
     def predict(self, request_id: int, prediction: LengthPrediction) -> None:
-        """Takes up how long an answer is expected to be; nothing if the request isn't here (any more), or if it says nothing."""
+        """Uses `prediction` for a request from now on. Ignored if the request isn't here (any more) or a number is missing."""
         sequence = self._sequences.get(request_id)
         if sequence is not None and says_something(prediction):
             sequence.prediction = prediction
@@ -185,7 +185,7 @@ class SlotScheduler:
         if sequence.status is Status.WAITING:
             self._waiting.remove(sequence)
             sequence.status = Status.FINISHED
-            self._may_admit = True  # others may have waited for it alone
+            self._may_admit = True  # others may have waited only because of it
         else:
             self._leave(sequence, Status.FINISHED)
         return True
@@ -195,7 +195,7 @@ class SlotScheduler:
             self.cancel(request_id)
 
     def plan(self) -> StepPlan | None:
-        """The next step, or None if there is nothing to do before more requests or outputs come."""
+        """The plan of the next step, or None if there is nothing to do before more requests or outputs come."""
         if self._in_flight >= self._max_in_flight:
             return None
         if self.slots.num_free:
@@ -203,16 +203,16 @@ class SlotScheduler:
         if self._plans.is_in_run and not self._is_admission_due():
             plan: StepPlan | None = self._plans.go_on()
         else:
-            if not self._grow():  # an evicted sequence would only push the next one out
+            if not self._grow():  # no admission after an eviction: it would cause the next eviction
                 self._admit()
             plan = self._plans.write()
         self._in_flight += plan is not None
         return plan
 
     def apply(self, plan: StepPlan, output: StepOutput) -> Tokens:
-        """Books the tokens of the oldest launched step. Rows whose slot has changed hands since are dropped."""
+        """Books the tokens of the oldest launched step. Rows whose slot has a newer generation or is empty are dropped."""
         self._in_flight -= 1
-        if plan.number >= self._last_leave and not len(plan.tokens):  # decode rows, all still there
+        if plan.number >= self._last_leave and not len(plan.tokens):  # decode rows, all still in their slots
             tokens, ended = self._booking.book_all(plan, output)
         else:
             tokens, ended = self._booking.book_current(plan.slots[plan.samples], plan.slot_generations[plan.samples], output)
@@ -224,12 +224,12 @@ class SlotScheduler:
         return self._allocator.take_started()
 
     def take_failed(self) -> list[Failed]:
-        """Whom the engine alone has failed since this was last asked; only one that plans its own steps does."""
+        """The requests that the engine reported as failed since the last call; only an engine that plans its own steps does so."""
         failed, self._failed = self._failed, []
         return failed
 
     def check_integrity(self) -> None:
-        """Slots and blocks add up, re-derived from the sequences. Raises AssertionError."""
+        """Checks the counts of slots and blocks against the sequences. Raises AssertionError."""
         self._allocator.check_integrity()
         self._waiting.check_integrity()
         self.outlook.future.check_integrity()
@@ -244,7 +244,7 @@ class SlotScheduler:
         decodes = table.decoding()
         for slot in sorted(decodes[table.planned[decodes] > table.capacity[decodes]].tolist(), key=table.arrival):
             sequence = table.sequences[slot]
-            if sequence is not None:  # not evicted for an earlier one
+            if sequence is not None:  # not evicted for an earlier one in this loop
                 self._grow_one(sequence)
         return self.num_evictions > before
 
@@ -257,7 +257,7 @@ class SlotScheduler:
         self._allocator.grow(sequence)
 
     def _evict(self, sequence: Sequence) -> None:
-        """Back to waiting, at its old place; its tokens stay and are computed again."""
+        """Makes `sequence` wait again, at its place by arrival. It keeps its tokens; they are computed again."""
         self._leave(sequence, Status.WAITING)
         self._waiting.add(sequence)
         self.num_evictions += 1
@@ -270,7 +270,7 @@ class SlotScheduler:
         for sequence in self.policy.select(self._waiting.in_order(), self._view()):
             self._waiting.take(sequence)
             self.outlook.seated(sequence, self._allocator.seat(sequence))
-        self._may_admit = not self.policy.looks_ahead  # the next change or refresh will tell
+        self._may_admit = not self.policy.looks_ahead  # with look-ahead: after the next change or refresh
         self._lacks_memory = bool(self._waiting) and self.slots.num_free > 0
 
     def _is_admission_due(self) -> bool:

@@ -1,8 +1,8 @@
-"""The slot scheduler over an engine that plans its own steps: it is driven by admission alone.
+"""The slot scheduler over an engine that plans its own steps: we decide only which sequences are admitted.
 
-Never more sequences are in the engine than it has slots, and none that its blocks can't hold to the end, so its own queue stays empty
-and whose turn it is stays our decision. Plans have operations and no spans. A slot whose sequence has ended, or was cancelled, is not
-free before the engine says that it has let go. Called by the instance loop like its parent.
+The engine never has more sequences than slots, and none for which the blocks reserved here are missing, so its own queue stays empty
+and the order stays our decision. Plans have operations and no spans. A slot whose sequence has ended or was cancelled is not free
+before the engine reports its release. Called by the instance loop like its parent class.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def reserve_likely(sequence: Sequence) -> int:
 
 
 class CountingAllocator(Allocator):
-    """Counts blocks that the engine owns: a sequence takes ceil(tokens at its end / block_tokens) with its slot, until it is let go."""
+    """Counts blocks that the engine owns: a sequence holds ceil(tokens at its end / block_tokens) until the engine releases it."""
 
     def __init__(self, limits: ModelLimits, reserve: Reserve, grows_by_need: bool = False) -> None:
         super().__init__(limits, reserve, grows_by_need)
@@ -53,7 +53,7 @@ class CountingAllocator(Allocator):
         return 0
 
     def unseat(self, sequence: Sequence) -> None:
-        """Its slot is vacant, and free once the engine lets go of it."""
+        """Takes `sequence` out of its slot. The slot and its blocks are free when the engine has released them, see `let_go`."""
         release = Release(sequence.slot, int(self.slots.generations[sequence.slot]))
         self.slots.vacate(sequence)
         self._operations.append(release)
@@ -80,7 +80,7 @@ class SelfPlannedScheduler(SlotScheduler):
 
     def __init__(self, limits: ModelLimits, token_budget: int, settings: SchedulingSettings, reserve: Reserve) -> None:
         super().__init__(limits, token_budget, settings, reserve)
-        if self.policy.looks_ahead:  # the order stays; what is reserved must fit, because the blocks to come are not ours to give
+        if self.policy.looks_ahead:  # keep the order, but reserve all blocks at admission: the engine owns them
             self.policy = replace(self.policy, select=in_order, looks_ahead=False)
 
     @property
@@ -88,7 +88,7 @@ class SelfPlannedScheduler(SlotScheduler):
         return super().is_idle and not self.slots.num_busy
 
     def plan(self) -> StepPlan | None:
-        """What has changed, for as long as the engine holds anything."""
+        """A plan with the operations since the last one; None if no slot is busy or enough plans are in flight."""
         if self._in_flight >= self._max_in_flight:
             return None
         self.refresh()
@@ -99,7 +99,7 @@ class SelfPlannedScheduler(SlotScheduler):
         return StepPlan(self._plans.next_number(), self._allocator.take_operations(), **NO_SPANS)
 
     def apply(self, plan: StepPlan, output: StepOutput) -> Tokens:
-        """Books what the engine has made, whenever it began with it."""
+        """Books the tokens, failures and releases that the engine has reported, whichever step they belong to."""
         assert isinstance(output, GatheredOutput)
         self._in_flight -= 1
         tokens = self._book_all(output) if len(output.slots) else NO_TOKENS

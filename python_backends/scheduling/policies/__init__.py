@@ -1,6 +1,6 @@
 """Policies: which request gets a slot, and which is evicted. One file each; `scheduling.policy` chooses one by its name in `POLICIES`.
 
-`oracle`, with which benchmarks compare, is `ours` told the true lengths.
+The `oracle` of the benchmarks is `ours` with the true lengths as predictions.
 """
 
 from python_backends.scheduling.policies.fcfs import FCFS

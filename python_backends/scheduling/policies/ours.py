@@ -1,4 +1,4 @@
-"""Ours: first tokens that can still come in time, then by response ratio, with a bound on being passed over."""
+"""Our policy: requests whose first token can still come in time go first, then by response ratio; being passed over is limited."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ BEFORE_ALL = -1e9  # a rank
 
 
 def slack_then_ratio(waits: Waits) -> Array:
-    """Those that have been passed over for too long, in order of arrival; those whose first token can still come in time, the shortest
-    first; the others by response ratio.
+    """First those that have been passed over for too long, by waiting time; then those whose first token can still come in time,
+    shortest first; then the others by response ratio.
     """
     in_time = waits.slack_s >= 0
     ratio = 1.0 + waits.waited_s / waits.service_s

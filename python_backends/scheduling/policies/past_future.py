@@ -1,4 +1,4 @@
-"""Past-Future (arXiv 2507.10150): first come first served by future memory, with one drawn length each."""
+"""Past-Future (arXiv 2507.10150): first come first served by future memory, with one randomly drawn length for each sequence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a policy is made of: functions that answer and change nothing but what a `View` counts.
+"""The parts of a policy: functions without side effects, except that `View.try_reserve` counts what it has reserved.
 
 `select` sees the waiting in their order and a `View` of what is free, and returns those to admit. `rank` puts the waiting into order
 (none: by priority and arrival, see `waiting`). `victim` chooses the sequence to evict when KV blocks run out.
@@ -25,8 +25,8 @@ Victim = Callable[[list[Sequence], RestTokens], Sequence]
 
 
 def fitting(waiting: Iterable[Sequence], view: View) -> list[Sequence]:
-    """While the future memory's peak stays below its bound. Others go before those that don't fit: before at most MAX_SKIPPED,
-    and before none that is overdue.
+    """Those with which the future memory's peak stays below its bound. Sequences that don't fit are skipped: at most MAX_SKIPPED,
+    and none that is overdue.
     """
     admitted: list[Sequence] = []
     skipped = 0
@@ -46,12 +46,12 @@ def fitting(waiting: Iterable[Sequence], view: View) -> list[Sequence]:
 
 
 def youngest(running: list[Sequence], rest_tokens: RestTokens) -> Sequence:
-    """The last of the least priority to arrive."""
+    """Of the lowest priority, the sequence that arrived last."""
     return min(running, key=lambda sequence: (sequence.request.priority, -sequence.arrival))
 
 
 def longest_rest(running: list[Sequence], rest_tokens: RestTokens) -> Sequence:
-    """Of the least priority the one that is predicted to make the most tokens still."""
+    """Of the lowest priority, the sequence with the most predicted tokens still to come."""
     keys = [(sequence.request.priority, -rest, -sequence.arrival) for sequence, rest in zip(running, rest_tokens(running), strict=True)]
     return running[keys.index(min(keys))]
 
@@ -61,9 +61,9 @@ class Policy:
     select: Select
     rank: Rank | None = None
     victim: Victim = youngest
-    looks_ahead: bool = False  # admits by future memory, and reserves what is predicted; otherwise max_tokens
-    sampled: bool = False  # draws lengths from those that ended lately, whatever is predicted
+    looks_ahead: bool = False  # admits by future memory, and reserves the predicted length; otherwise max_tokens
+    sampled: bool = False  # draws lengths from those of recent answers, and ignores predictions
     chunked_prefill: bool = True
     by_priority: bool = True  # False: the waiting are in order of arrival alone
     max_in_flight: int = 1 << 30  # launched steps whose tokens have not been read
-    max_passed_over_steps: int = 0  # instead of the setting in seconds
+    max_passed_over_steps: int = 0  # if not 0, used instead of the setting in seconds

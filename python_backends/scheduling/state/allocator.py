@@ -39,7 +39,7 @@ class Allocator:
         return bool(self._operations)
 
     def take_operations(self) -> tuple[SlotOperation, ...]:
-        """What has changed since this was last asked, for the next plan."""
+        """The slot operations since the last call, for the next plan."""
         operations, self._operations = self._operations, []
         return tuple(operations)
 
@@ -64,8 +64,8 @@ class Allocator:
         )
 
     def seat(self, sequence: Sequence) -> int:
-        """A slot and the first blocks; those of its prefix that are found are shared. Returns how many of
-        them others hold as well.
+        """Gives `sequence` a slot and its first blocks; blocks of its prefix that are found are shared. Returns
+        how many of its blocks other sequences hold as well.
         """
         found = self._found(sequence)
         num_revived = self.blocks.num_revived(found)
@@ -83,10 +83,11 @@ class Allocator:
         return len(found) - num_revived
 
     def catch_up(self, slot: int) -> None:
-        """Shares what others have computed of its prompt since it was seated; its own blocks for that are
-        free again.
+        """Shares the blocks of its prompt that others have computed since it got its slot; its own blocks for
+        them are dropped.
 
-        A step that was launched before may still write the last of these: the device runs steps in order.
+        A step that is already launched may still have to write the last shared block. That is safe: the device
+        runs steps in order.
         """
         sequence = self._sequence(slot)
         first = sequence.num_published
@@ -113,7 +114,7 @@ class Allocator:
         return self._keys(sequence, sequence.tokens, index + 1)[index]
 
     def filled_keys(self, slot: int, end: int) -> list[bytes]:
-        """Of the prompt blocks that are full once it has computed `end` tokens, and were not before."""
+        """The keys of the prompt blocks that are full once it has computed `end` tokens, and were not before."""
         sequence = self._sequence(slot)
         last = end // self._limits.block_tokens
         return self._keys(sequence, sequence.tokens, last)[sequence.num_published : last]
@@ -123,7 +124,7 @@ class Allocator:
         return self.blocks.num_shared([self._sequence(slot).blocks for slot in slots.tolist()])
 
     def grow(self, sequence: Sequence) -> None:
-        """Blocks for its next tokens, as far as there are any; the caller has seen to it that there is one.
+        """Gives `sequence` blocks for its next tokens, as many as are available; the caller has made sure that there is at least one.
 
         Beyond what was reserved for it a sequence gets one block at a time: its length is not known.
         """
@@ -137,9 +138,9 @@ class Allocator:
         self._hold(sequence, fresh)
 
     def unseat(self, sequence: Sequence) -> None:
-        """Takes slot and blocks away; full blocks stay findable by their prefix."""
+        """Takes slot and blocks away; full blocks can still be found by their prefix."""
         slot = sequence.slot
-        # the last known token may be a stop that no engine has computed, although a step launched ahead was planned to
+        # the last known token may be a stop id whose KV is not computed, although a step launched ahead was planned for it
         computed = min(int(self.slots.computed[slot]), int(self.slots.known[slot]) - 1)
         generation = int(self.slots.generations[slot])
         self.slots.leave(sequence)
@@ -150,7 +151,7 @@ class Allocator:
         sequence.blocks, sequence.num_published, sequence.reserved_blocks = NO_BLOCKS, 0, 0
 
     def rewrite(self) -> None:
-        """Everything that the engine holds of every slot, once more: what a step would cost without static slots."""
+        """Writes an operation with the full state of every slot: shows what a step would cost without static slots."""
         for sequence in self.slots.running():
             slot, known = sequence.slot, int(self.slots.known[sequence.slot])
             num_output_tokens, tokens = known - sequence.num_prompt_tokens, self.slots.tokens[slot, :known].copy()
@@ -158,7 +159,7 @@ class Allocator:
             self._operations.append(replace(admission, num_output_tokens=num_output_tokens, tokens=tokens))
 
     def publish_prefill(self, slot: int, end: int) -> None:
-        """Full prompt blocks are shared from the next plan on: the device runs steps in order."""
+        """Makes full prompt blocks findable for later plans: safe, because the device runs steps in order."""
         self._publish_blocks(self._sequence(slot), self.slots.tokens[slot, :end])
 
     def check_integrity(self) -> None:
@@ -175,7 +176,7 @@ class Allocator:
         return self._reservation(sequence) - len(found) + self.blocks.num_revived(found)
 
     def seating(self, sequence: Sequence) -> Seating:
-        """What it would take with a slot."""
+        """The blocks that `sequence` would take if it got a slot now."""
         found = self._found(sequence)
         num_revived = self.blocks.num_revived(found)
         fresh = max(0, self._first_blocks(sequence, self._reservation(sequence)) - len(found))
@@ -196,7 +197,7 @@ class Allocator:
         return 1 if scarce else GROWTH_TOKENS
 
     def _reservation(self, sequence: Sequence) -> int:
-        """Blocks for the tokens it is expected to hold at its end, at least for one more than it has."""
+        """Blocks for the tokens that it is expected to hold at its end, at least for one more than it has."""
         expected = min(max(self._reserve(sequence), len(sequence.tokens) + 1), self._limit(sequence))
         return self.blocks.blocks_for(expected)
 
@@ -231,7 +232,7 @@ class Allocator:
         sequence.num_published = max(sequence.num_published, last)
 
     def _keys(self, sequence: Sequence, tokens: Ids, count: int) -> list[bytes]:
-        """Those of its blocks that are known, the first `count` among them; `tokens` are its leading ones."""
+        """The keys of its leading full blocks, at least the first `count`; `tokens` are the tokens of those blocks."""
         add_keys(sequence.keys, tokens, count, self._limits.block_tokens)
         return sequence.keys
 

@@ -61,7 +61,7 @@ class BlockPool:
         return blocks
 
     def num_revived(self, blocks: Sequence[int]) -> int:
-        """How many of `blocks`, a prefix, take as much of what is available as fresh ones: from the first that is only retained, all.
+        """How many of `blocks`, a prefix, count like fresh blocks in admission: all from the first one that is only retained.
 
         It may be gone before they are shared, and then those after it are not found, even if sequences hold them.
         """
@@ -69,8 +69,8 @@ class BlockPool:
         return len(blocks) - int(unheld[0]) if len(unheld) else 0
 
     def num_shared(self, rows: Sequence[Ids]) -> Ids:
-        """[rows] how many blocks of each of `rows`, which hold one or more each, are held by another row as
-        well.
+        """[rows] how many blocks of each of `rows` are held by another sequence as well. Each row has at least
+        one block.
         """
         ends = np.cumsum([len(row) for row in rows])
         is_shared = np.take(self._references > 1, np.concatenate(rows)).view(np.uint8)
@@ -83,11 +83,11 @@ class BlockPool:
         self._references[list(blocks)] += 1
 
     def take(self, count: int) -> list[int]:
-        """`count` fresh blocks, the oldest retained ones last. The caller has checked `num_available`."""
+        """`count` fresh blocks: first free ones, then the oldest retained ones. The caller has checked `num_available`."""
         return [self._take_one() for _ in range(count)]
 
     def publish(self, block: int, key: bytes) -> None:
-        """Says that `block` is full and holds the KV of the prefix `key`. The first of equals is the one that is found."""
+        """Records that `block` is full and holds the KV of the prefix `key`. Of blocks with the same key the first one is found."""
         if key not in self._by_key and self._keys[block] is None:
             self._by_key[key] = block
             self._keys[block] = key
@@ -103,12 +103,12 @@ class BlockPool:
                 self._retained[block] = None
 
     def forget_retained(self) -> None:
-        """Frees every retained block, as after a change of what the blocks mean."""
+        """Frees every retained block, for example after a change of the contents that keys refer to."""
         while self._retained:
             self._free.append(self._evict_oldest())
 
     def check_integrity(self, holders: Iterable[Sequence[int] | Ids]) -> None:
-        """Re-derives every count from the holders' block rows. Raises AssertionError."""
+        """Checks every count against the block rows of `holders`. Raises AssertionError."""
         held = np.array([block for row in holders for block in row], np.int64)
         counts = np.bincount(held, minlength=self.num_blocks)
         assert np.array_equal(counts, self._references), "block references differ from what the slots hold"

@@ -1,4 +1,4 @@
-"""A sequence: the growing tokens of one request on this instance. The slot scheduler is its only writer."""
+"""A sequence: one request in this instance, with its tokens so far. Changed only by the slot scheduler and its parts."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class Status(IntEnum):
 
 
 class Seating(NamedTuple):
-    """What a waiting sequence would take with a slot."""
+    """The blocks that a waiting sequence would take if it got a slot."""
 
-    blocks_now: int  # of the available ones, at once
-    num_shared: int  # blocks of its prefix that others hold as well
+    blocks_now: int  # available blocks that it takes at once
+    num_shared: int  # blocks of its prefix that other sequences hold as well
 
 
 class Sequence:
-    """One request and where it stands.
+    """One request and its present state.
 
-    While it runs, its tokens and counts live in its row of the slot table, where a step changes them for all slots at once; `tokens`
-    here is what it had when it last got or gave back a slot.
+    While it runs, its tokens and counts are in its row of the slot table, where a step changes them for all slots at once; `tokens`
+    here are those that it had when it last got or lost a slot.
     """
 
     __slots__ = (
@@ -43,12 +43,12 @@ class Sequence:
         self.tokens: Ids = np.concatenate([request.prompt, delivered]).astype(np.int32)
         self.arrival = arrival  # place in the order of arrival; kept when evicted
         self.arrived_s = arrived_s  # at this instance, by the scheduler's clock
-        self.request_epoch = request_epoch  # which life of the request this is, in the eyes of its stream
+        self.request_epoch = request_epoch  # as its stream counts it
         self.slot = NO_SLOT
         self.status = Status.WAITING
         self.blocks: Ids = NO_BLOCKS
-        self.keys: list[bytes] = []  # of its leading full blocks, as far as asked for; they stay, as tokens only follow
-        self.num_published = 0  # leading blocks that are full and can be found by others
+        self.keys: list[bytes] = []  # of its leading full blocks, as far as computed; they stay valid, since tokens are only appended
+        self.num_published = 0  # leading full blocks that other sequences can find
         self.reserved_blocks = 0
         self.prediction: LengthPrediction | None = None  # none has come yet
 

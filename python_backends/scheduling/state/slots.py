@@ -1,11 +1,12 @@
-"""The static slots of one instance: one row each of a few arrays, so that a step changes all rows at once.
+"""The static slots of one instance: each slot is one row of a few arrays, so that a step changes all rows at once.
 
-Owns the counts and tokens of running sequences; decides nothing. Others read its arrays and change them by its verbs alone, as a test
-checks: the allocator gives and takes slots, the plan writer plans spans, the booking appends tokens.
+Owns the counts and tokens of running sequences; decides nothing. Other modules read its arrays and change them only by its methods, as
+a test checks: the allocator gives and takes slots, the plan writer plans spans, the booking appends tokens.
 
-Counts of a row: `computed` tokens have their KV in blocks; `known` tokens have been read from the engine (prompt and earlier output
-at first); `planned` counts those of launched steps as well. A row prefills while computed < target, which is what it was seated
-with; the last chunk yields its first new token, and from then on it decodes and computed = planned − 1.
+Counts of a row: `computed` tokens have their KV in blocks, or will have it after the launched steps; `known` tokens have been read from
+the engine (at first: prompt and earlier output); `planned` also counts the tokens that launched steps will yield. A row prefills while
+computed < target, the number of tokens that it got its slot with; the last chunk yields its first new token, and from then on it
+decodes and computed = planned − 1.
 """
 
 from __future__ import annotations
@@ -70,13 +71,13 @@ class SlotTable:
         return slot
 
     def leave(self, sequence: Sequence) -> int:
-        """Frees the slot of `sequence`, which takes its known tokens along. Returns the slot."""
+        """Frees the slot of `sequence`, which keeps its known tokens. Returns the slot."""
         slot = self.vacate(sequence)
         self.free(slot)
         return slot
 
     def vacate(self, sequence: Sequence) -> int:
-        """Takes `sequence` out of its slot, which is not free before the engine has let go of it. Returns the slot."""
+        """Takes `sequence`, with its known tokens, out of its slot, which stays busy until `free`. Returns the slot."""
         slot = sequence.slot
         sequence.tokens = self.tokens[slot, : self.known[slot]].copy()
         sequence.slot = NO_SLOT
@@ -93,7 +94,7 @@ class SlotTable:
         return np.flatnonzero(ready).astype(np.int32)
 
     def num_more_steps(self, rows: Rows) -> int:
-        """Steps that `rows`, which decode, can go on before one of them ends by length or needs more blocks."""
+        """How many more steps the decode rows `rows` can have before one of them ends by length or needs more blocks."""
         planned = self.planned[rows]
         return int(np.minimum(self.limits[rows] - planned, self.capacity[rows] + 1 - planned).min())
 
@@ -103,14 +104,14 @@ class SlotTable:
         self.planned[rows] += 1
 
     def plan_spans(self, slots: Ids, ends: Ids) -> NDArray[np.bool_]:
-        """A step is planned that computes `slots` [n] up to `ends` [n]. Which of them [n] yield a token."""
+        """A step is planned that computes `slots` [n] up to `ends` [n]. Returns which of them [n] yield a token."""
         self.computed[slots] = ends
         samples: NDArray[np.bool_] = ends >= self.targets[slots]
         self.planned[slots[samples]] += 1
         return samples
 
     def skip_to(self, slot: int, computed: int) -> None:
-        """So many tokens of its prompt have been computed by others."""
+        """The first `computed` tokens of its prompt are in shared blocks that others have computed."""
         self.computed[slot] = computed
 
     def hold(self, slot: int, num_tokens: int) -> None:
@@ -118,12 +119,12 @@ class SlotTable:
         self.capacity[slot] = num_tokens
 
     def append(self, rows: Rows, slots: Ids, tokens: Ids) -> None:
-        """`slots` [n], and the same as an index, have one more token each."""
+        """Appends one of `tokens` [n] to each of `slots` [n]; `rows` are the same slots as an index."""
         self.tokens[slots, self.known[rows]] = tokens
         self.known[rows] += 1
 
     def follow(self, slots: Ids) -> None:
-        """Nothing is planned for `slots` [n] beyond what is known: their engine plans its own steps."""
+        """Sets the counts of `slots` [n] to their known tokens, for an engine that plans its own steps."""
         self.planned[slots] = self.computed[slots] = self.known[slots]
 
     def prefilling(self) -> list[int]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from python_backends.scheduling.state.sequence import Sequence
 
-Reserve = Callable[[Sequence], int]  # tokens that a sequence is taken to hold at its end
+Reserve = Callable[[Sequence], int]  # tokens that a sequence is expected to hold at its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,11 +15,11 @@ class View:
     """What is free before this step's admissions."""
 
     num_free_slots: int
-    num_free_blocks: int  # not used and not promised to a running sequence
+    num_free_blocks: int  # neither used nor promised to a running sequence
     blocks_needed: Callable[[Sequence], int]  # blocks that admitting it would use or promise
     max_blocks: Callable[[Sequence], int]  # blocks that it holds if it uses all of max_tokens
     running: list[Sequence]
     num_slots: int
     num_blocks: int
-    try_reserve: Callable[[Sequence], bool] = lambda sequence: False  # reserves its future memory; False: there is none left for it
-    is_overdue: Callable[[Sequence], bool] = lambda sequence: True  # it has been passed over for too long: nothing goes before it
+    try_reserve: Callable[[Sequence], bool] = lambda sequence: False  # reserves its future memory; False: it does not fit
+    is_overdue: Callable[[Sequence], bool] = lambda sequence: True  # it has been passed over for too long: none may go before it
