@@ -1,14 +1,14 @@
-"""How long a step takes: a constant, and so much for each decode row, KV token, prefill token and prefill KV
+"""How long a step takes: a constant, plus a time for each decode row, KV token, prefill token and prefill KV
 token of it.
 
 KV tokens are those that decode rows attend to. Each token of a chunk attends to all tokens before the chunk
 and, on average, to half of the chunk: these are its prefill KV tokens, of which a chunk far into a long
 prompt has many.
 
-Learned while serving, by least squares over what was seen lately. The instance loop tells it of every step
-and plans the next one just before the running one ends: not so early that a request that comes in the
-meantime misses it, not so late that the engine waits. The slot scheduler reads from it what a request will
-take; the simulated benchmarks run by it.
+Learned while serving, by least squares over the latest steps. The instance loop reports every step to it and
+plans the next one just before the running one ends: not too early, so that a request that comes meanwhile is
+still in it, and not too late, so that the engine does not wait. The slot scheduler reads from it how long a
+request will take; the simulated benchmarks take the time of their steps from it.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from numpy.typing import NDArray
 from python_backends.nouns.step import StepPlan
 
 FEATURES = ("constant", "decode row", "KV token", "prefill token", "prefill KV token")
-MEMORY = 2000  # steps: what is older counts less and less
-WARM = 64  # steps that are learned from at once and all count in full
-BATCH = 16  # later ones are learned from together
-FAR = 4.0  # times the usual error: what is further off is an interruption, not the engine, and counts less
-NEW = 1.0  # leverage of a step that goes beyond all that were seen
-NUM_ERRORS = 256  # whose quantiles are known
+MEMORY = 2000  # steps: the weight of a step falls by 1 / MEMORY with each later one
+WARM = 64  # the first steps: learned from one by one, all with full weight
+BATCH = 16  # later steps are learned from in groups of this size
+FAR = 4.0  # times the usual error: a step further off was interrupted, not slow, and gets less weight
+NEW = 1.0  # a step with a larger leverage is unlike all steps so far
+NUM_ERRORS = 256  # latest errors that quantiles are taken of
 QUICK = 0.05  # share of the steps that may take less than `least_s`
-STAY = 1e-6  # how firmly a coefficient stays where it is when steps say nothing about it
+STAY = 1e-6  # weight that keeps a coefficient at its value when steps have no information about it
 
 Array = NDArray[np.float64]
 
 
 def chunk_kv_tokens(start: Any, length: Any) -> Any:
-    """Tokens that those of a chunk attend to, added up; numbers or arrays."""
+    """The sum, over the tokens of a chunk, of the tokens that each attends to; numbers or arrays."""
     return length * (start + length / 2)
 
 
 class _Kind:
-    """Steps that are alike."""
+    """Errors of one kind of steps: those with prompts, or those without."""
 
     def __init__(self) -> None:
-        self.quick = 0.0  # measured / expected of one that is quicker than most; 0 before any was seen
+        self.quick = 0.0  # the QUICK quantile of measured / expected, at most 1; 0 before any step was measured
         self._errors: deque[float] = deque(maxlen=NUM_ERRORS)
 
     def learn(self, errors: Array) -> None:
@@ -54,9 +54,9 @@ class _Kind:
 
 
 class StepTime:
-    """`coefficients` are seconds for one of each of `FEATURES`, none of them negative.
+    """`coefficients` are seconds for one of each of `FEATURES`, none of them negative; `observe` and `learn` change them.
 
-    The normal equations Σ w·x·xᵀ·c = Σ w·x·t are kept, with old steps fading.
+    Keeps the normal equations Σ w·x·xᵀ·c = Σ w·x·t, in which old steps lose weight.
     """
 
     def __init__(self) -> None:
@@ -64,12 +64,12 @@ class StepTime:
         self.errors: deque[float] = deque(maxlen=NUM_ERRORS)  # measured / expected of the latest steps
         self._products: Array = np.zeros((len(FEATURES), len(FEATURES)))  # Σ w·x·xᵀ
         self._times: Array = np.zeros(len(FEATURES))  # Σ w·x·t
-        self._kinds = (_Kind(), _Kind())  # steps without prompts, and those with some, whose times are less certain
+        self._kinds = (_Kind(), _Kind())  # steps without prompts, and those with prompts, whose times are less certain
         self._usual_error_s = 0.0
         self._count = 0
-        self._observed: list[tuple[float, ...]] = []  # loads and seconds, not yet learned from
-        self._run = -1  # of the latest plan
-        self._first_kv_tokens = 0  # their sum over its decode rows
+        self._observed: list[tuple[float, ...]] = []  # loads and seconds of steps that are not yet learned from
+        self._run = -1  # run number of the latest plan
+        self._first_kv_tokens = 0  # the sum of `first_starts` over its decode rows
 
     def seconds(self, decode_rows: float, kv_tokens: float, prefill: float = 0, prefill_kv: float = 0) -> float:
         """Of a step with this many rows that decode, tokens that these attend to, tokens of prompts, and tokens
@@ -79,7 +79,7 @@ class StepTime:
         return constant + row * decode_rows + kv * kv_tokens + token * prefill + attended * prefill_kv
 
     def chunk_s(self, start: int, length: int) -> float:
-        """What a chunk of `length` tokens adds to a step, `start` tokens into its prompt."""
+        """Seconds that a chunk of `length` tokens, `start` tokens into its prompt, adds to a step."""
         token_s, attended_s = self.coefficients[3:]
         return float(token_s * length + attended_s * chunk_kv_tokens(start, length))
 
@@ -93,12 +93,12 @@ class StepTime:
         return 2 * seconds / slope_s if slope_s else math.inf
 
     def prompts_s(self, lengths: Array) -> Array:
-        """[n] what whole prompts of `lengths` [n] tokens add to the steps that compute them."""
+        """[n] seconds that whole prompts of `lengths` [n] tokens add to the steps that compute them."""
         token_s, attended_s = self.coefficients[3:]
         return token_s * lengths + attended_s * lengths**2 / 2
 
     def loads(self, plan: StepPlan) -> tuple[int, int, int, float]:
-        """The arguments of `seconds` for a step. In a run nothing is added up again."""
+        """The arguments of `seconds` for a step. Sums over decode rows are computed once per run."""
         rows = plan.num_decodes if len(plan.tokens) else len(plan.slots)  # they come first
         if plan.run != self._run:
             self._run, self._first_kv_tokens = plan.run, int(plan.first_starts[:rows].sum())
@@ -111,11 +111,11 @@ class StepTime:
         return self.seconds(*self.loads(plan))
 
     def least_s(self, plan: StepPlan) -> float:
-        """What nearly every such step takes at least."""
+        """The time that nearly every step like this one takes at least."""
         return self.expected_s(plan) * self._kinds[len(plan.tokens) > 0].quick
 
     def error_quantile(self, level: float) -> float:
-        """Of measured / expected seconds of the latest steps; 1 before any was seen."""
+        """The quantile at `level` of measured / expected seconds of the latest steps; 1 before any was measured."""
         return float(np.quantile(self.errors, level)) if self.errors else 1.0
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
@@ -140,8 +140,8 @@ class StepTime:
         self._solve()
 
     def _weights(self, features: Array, errors_s: Array) -> Array:
-        """[n] Interruptions count less. A step unlike those before is none, however far off it is: it is the
-        first of its kind.
+        """[n] the weights of these steps. Steps far off, which were interrupted, get less weight. A step unlike
+        all steps before keeps weight 1, however far off it is: its expected time means little.
         """
         self._count += len(errors_s)
         weights = np.ones(len(errors_s))
@@ -152,14 +152,14 @@ class StepTime:
         return np.where(self._leverages(features) > NEW, 1.0, weights)
 
     def _leverages(self, features: Array) -> Array:
-        """[n] how little the steps so far say about these: about 1 / m of one that is like m of them."""
+        """[n] the leverage of these steps: about 1 / m for a step that is like m earlier ones."""
         products, scale = self._scaled()
         scaled = features / scale
         leverages: Array = (scaled * np.linalg.solve(products, scaled.T).T).sum(axis=1)
         return leverages
 
     def _solve(self) -> None:
-        """Least squares; what would be negative is 0, and the others are solved for again."""
+        """Solves the least squares; a coefficient that would be negative is set to 0, and the others are solved for again."""
         products, scale = self._scaled()
         times, used = self._times / scale + STAY * np.array(self.coefficients) * scale, np.ones(len(FEATURES), bool)
         while True:
@@ -172,8 +172,8 @@ class StepTime:
         self.coefficients = coefficients.tolist()
 
     def _scaled(self) -> tuple[Array, Array]:
-        """The products with a diagonal of 1 + STAY, and what each feature was divided by: their sizes differ
-        by 10^8.
+        """The products scaled to a diagonal of 1 + STAY, and the divisor of each feature. Without that, sizes
+        of features differ by 10^8.
         """
         scale = np.sqrt(np.diag(self._products))
         scale[scale == 0] = 1.0

@@ -1,4 +1,4 @@
-"""The waiting sequences of one instance, and whose turn it is. Called by the slot scheduler alone.
+"""The waiting sequences of one instance, and whose turn it is. Called only by the slot scheduler.
 
 Larger priorities go first, and within a priority the earlier arrival, or the one that a `PredictedOrder` puts first. A sequence is
 passed over when one that came later gets a slot before it; once that is longer ago than the bound it goes first, whatever its priority.
@@ -17,7 +17,7 @@ from python_backends.scheduling.state.sequence import Sequence
 
 
 class WaitingList:
-    """`clock` returns monotonic seconds, or whatever `max_passed_over` counts."""
+    """`clock` returns monotonic seconds, or step numbers, in the unit of `max_passed_over`."""
 
     def __init__(
         self, max_passed_over: float, clock: Callable[[], float], by_priority: bool = True, predicted: PredictedOrder | None = None
@@ -46,14 +46,14 @@ class WaitingList:
             self._predicted.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """It has ended without a slot."""
+        """Removes `sequence`, which ended while it waited, or gets a slot."""
         self._arrived.remove(sequence)
         self._ranked.remove(sequence)
         if self._predicted is not None:
             self._predicted.remove(sequence)
 
     def take(self, sequence: Sequence) -> None:
-        """It gets a slot: those that wait and came earlier are passed over."""
+        """Removes `sequence`, which gets a slot: the waiting ones that came earlier are passed over."""
         self.remove(sequence)
         if self._predicted is not None:
             self._predicted.seated(sequence)
@@ -62,7 +62,7 @@ class WaitingList:
             self._passes.append((self._clock(), sequence.arrival))
 
     def in_order(self) -> Iterator[Sequence]:
-        """Whose turn it is, lazily: a policy reads the head."""
+        """The waiting sequences in the order of their turns. Lazy: a policy reads only the head."""
         if not self._by_priority:
             yield from self._arrived
             return
