@@ -1,1 +1,1 @@
-"""Static batching as Magnus does it, for programs and benchmarks. Nothing that serves imports this room."""
+"""Static batching as Magnus does it, for programs and benchmarks. No process of a server imports this room."""

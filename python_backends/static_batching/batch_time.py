@@ -1,8 +1,8 @@
 """How long a static batch will take: nearest neighbours of (requests, longest input, longest answer) among batches that have run.
 
 Magnus's serving-time estimator (arXiv 2406.04785): KNN on batch size, batch length and batch generation length, relearned from batches
-that it was wrong about. That it takes 5 neighbours, weighted by distance, after each number was scaled to its spread, is ours. Used by
-the static policies; one thread.
+whose time it estimated wrong. Our choice: 5 neighbours, weighted by distance, with each number scaled by its standard deviation. Used
+by the static policies; one thread.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 NEIGHBOURS = 5
-MAX_BATCHES = 4096  # the newest count
+MAX_BATCHES = 4096  # only the newest ones are used
 RELEARN_EVERY_S = 120.0
 ERROR_S, ERROR_SHARE = 2.0, 0.2
 
@@ -29,14 +29,14 @@ class BatchShape:
 
 
 def teaches(estimated_s: float, actual_s: float) -> bool:
-    """Whether a finished batch is learned from: off by more than 2 s and by more than 20 % of what it took."""
+    """Whether a finished batch is learned from: the estimate was off by more than 2 s and by more than 20 % of its time."""
     error_s = abs(estimated_s - actual_s)
     return error_s > ERROR_S and error_s > ERROR_SHARE * actual_s
 
 
 class BatchTime:
     def __init__(self, shapes: list[BatchShape], seconds: list[float]) -> None:
-        """With batches that have been measured; at least one."""
+        """Learns from at least one measured batch: `shapes` and their `seconds`."""
         self._batches = deque(zip(shapes, seconds, strict=True), maxlen=MAX_BATCHES)
         self._news: list[tuple[BatchShape, float]] = []
         self._fit()

@@ -19,16 +19,16 @@ MAX_WASTE = 50_000  # Φ
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A request as far as batching goes."""
+    """What batching knows of a request."""
 
     request_id: int
     num_prompt_tokens: int
-    expected_tokens: int  # of its answer, 1 or more; a prediction
+    expected_tokens: int  # predicted for its answer, at least 1
     arrival_s: float
 
     @property
     def own_accesses(self) -> int:
-        """Σ (L(p) + g) over g < G(p): the tokens in memory that it reads to the end of its answer, were it alone."""
+        """Σ (L(p) + g) over g < G(p): the tokens in memory that it would read up to the end of its answer in a batch of its own."""
         return self.num_prompt_tokens * self.expected_tokens + self.expected_tokens * (self.expected_tokens - 1) // 2
 
 
@@ -49,23 +49,23 @@ class Batch:
 
     @property
     def arrival_s(self) -> float:
-        """Since when the one that has waited longest waits."""
+        """Arrival of the request that has waited longest."""
         return min(member.arrival_s for member in self.members)
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """What its serving time is estimated from."""
+        """(requests, L, G): its serving time is estimated from these."""
         return len(self.members), self.prompt_tokens, self.expected_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """What a batch may come to; memory is counted in whole KV blocks, as it is handed out."""
+    """Limits of a batch; memory is counted in whole KV blocks, as it is allocated."""
 
     num_blocks: int  # Θ
     block_tokens: int
     num_slots: int
-    fixed_size: int = 0  # requests of a batch, where a policy fixes them
+    fixed_size: int = 0  # requests of a batch, for policies that fix that number
     max_waste: int = MAX_WASTE
 
     def fits(self, num_members: int, prompt_tokens: int, answer_tokens: int) -> bool:
@@ -80,12 +80,12 @@ def safe_size(num_blocks: int, block_tokens: int, max_total_tokens: int) -> int:
 
 
 Estimate = Callable[[NDArray[np.int64]], NDArray[np.float64]]  # [batches, (requests, L, G)] → [batches] seconds
-Choose = Callable[[list[Batch], float, Estimate], int]  # waiting batches, now in seconds → which is next
+Choose = Callable[[list[Batch], float, Estimate], int]  # waiting batches, time in seconds → index of the next
 
 
 @dataclass(frozen=True, slots=True)
 class StaticPolicy:
-    """`alike`: requests of like lengths share a batch; otherwise those that come one after the other."""
+    """`alike`: requests of similar lengths share a batch; otherwise requests share a batch in order of arrival."""
 
     alike: bool
     fixed_size: bool
@@ -93,10 +93,10 @@ class StaticPolicy:
 
 
 def wasted_accesses(members: Iterable[Member]) -> int:
-    """WMA(B) = max over p of G(p) · (L(B) − L(p)) + Σ (g + L(B)) over g from G(p) to G(B), both among them.
+    """WMA(B) = max over p of G(p) · (L(B) − L(p)) + Σ (g + L(B)) over g from G(p) to G(B), both included.
 
-    Both terms of p together are Σ (g + L(B)) over g from 0 to G(B), which is the frame's alone, less what p would read by itself. So
-    the one that reads least by itself decides, and a batch that grows needs only three numbers.
+    The two terms of p add up to Σ (g + L(B)) over g from 0 to G(B), which depends only on the frame, minus p's own accesses. So the
+    request with the fewest own accesses gives the maximum, and to update a growing batch takes three numbers: L, G, fewest accesses.
     """
     members = list(members)
     prompt_tokens = max(member.num_prompt_tokens for member in members)
@@ -114,7 +114,7 @@ def first_come(batches: list[Batch], _now_s: float, _estimate: Estimate) -> int:
 
 
 def highest_response_ratio(batches: list[Batch], now_s: float, estimate: Estimate) -> int:
-    """The batch with the greatest waiting time / estimated serving time; its oldest request's waiting time."""
+    """The batch with the largest ratio of its oldest request's waiting time to its estimated serving time."""
     waiting_s = np.array([now_s - batch.arrival_s for batch in batches])
     seconds = estimate(np.array([batch.shape for batch in batches], np.int64))
     return int(np.argmax(waiting_s / np.maximum(seconds, 1e-9)))
@@ -129,14 +129,14 @@ STATIC_POLICIES: dict[str, StaticPolicy] = {
 
 
 class WaitingBatches:
-    """The batches that wait, in order of their opening."""
+    """The batches that wait, in the order in which they were opened."""
 
     def __init__(self, policy: StaticPolicy, limits: BatchLimits) -> None:
         self._policy = policy
         self._limits = limits
         self._most = limits.fixed_size if policy.fixed_size else limits.num_slots
         self._batches: list[Batch] = []
-        self._frames: list[tuple[int, int, int, int]] = []  # of each batch: members, L, G, least own accesses; 0 members: closed
+        self._frames: list[tuple[int, int, int, int]] = []  # of each batch: members (0: closed), L, G, least own accesses
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -146,7 +146,7 @@ class WaitingBatches:
         return list(self._batches)
 
     def add(self, member: Member) -> None:
-        """Into the open batch that suits the policy best, or into a new one."""
+        """Adds a request to the open batch that the policy prefers, or to a new one."""
         place = self._least_wasting(member) if self._policy.alike else self._latest()
         if place < 0:
             self._append(Batch((member,)))
@@ -155,7 +155,7 @@ class WaitingBatches:
         self._frames[place] = self._joined(self._frames[place], member)
 
     def take(self, now_s: float, estimate: Estimate) -> Batch:
-        """The next batch; it waits no longer."""
+        """Removes the next batch and returns it."""
         place = self._policy.choose(self._batches, now_s, estimate)
         del self._frames[place]
         return self._batches.pop(place)
@@ -180,7 +180,7 @@ class WaitingBatches:
         return len(self._frames) - 1 if 0 < count < self._most else -1
 
     def _least_wasting(self, member: Member) -> int:
-        """The batch with the least WMA when `member` has joined, if that is below Φ and it fits in memory; −1: none."""
+        """Index of the batch with the least WMA after `member` joins, if that is below Φ and the batch fits in memory; −1: none."""
         least, place = self._limits.max_waste, -1
         for index, frame in enumerate(self._frames):
             if not 0 < frame[0] < self._most:

@@ -1,8 +1,8 @@
 """Static mode: requests are answered in batches which no request joins or leaves until the last one has ended.
 
-For comparison with continuous batching, and for work offline. Not a policy of the served instance: its answers come all at once at a
-batch's end, so there is nothing to stream, and the loop of `instance.py` stays free of it. It drives the same engine by the same plans.
-Called by `benchmarks/magnus.py`.
+For comparison with continuous batching, and for offline work. Not a policy of the served instance: all answers of a batch come at its
+end, so there is nothing to stream, and `instance/loop.py` needs no code for it. It drives the same engines with the same kind of plans.
+Called by the `magnus` benchmark.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from python_backends.static_batching.plans import NO_TOKENS, BatchPlans, OutOfMe
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer:
     request_id: int
-    tokens: Ids  # [output] valid ones, the stop id among them
-    finish: Finish  # STOP, LENGTH, or ERROR: it does not fit in memory by itself
+    tokens: Ids  # [output] up to its end, including the stop id
+    finish: Finish  # STOP, LENGTH, or ERROR: it does not fit in memory even alone
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What became of one batch: for the log that the time estimator learns from."""
+    """The result of one batch, for the log that the time estimator learns from."""
 
     batch: Batch
     answers: tuple[Answer, ...]  # none: it ran out of memory and was split
@@ -43,9 +43,9 @@ class Served:
 
 
 class StaticMode:
-    """Takes requests, serves one batch a turn. Every request gets one answer.
+    """Takes requests, serves one batch per turn. Every request gets one answer.
 
-    `estimate` gives the seconds that batches will take; `clock` is the one by which requests arrive.
+    `estimate` returns the seconds that batches will take; `clock` is the clock of the arrival times.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class StaticMode:
         return len(self._requests)
 
     def submit(self, request: Request, expected_tokens: int, arrival_s: float) -> None:
-        """`expected_tokens` is how long its answer should become."""
+        """Adds a request; `expected_tokens` is the predicted length of its answer."""
         self._requests[request.request_id] = request
         expected = min(max(1, expected_tokens), request.sampling.max_tokens)
         self._waiting.add(Member(request.request_id, len(request.prompt), expected, arrival_s))
 
     def turn(self) -> Served:
-        """Serves the next batch; there is one."""
+        """Serves the next batch; the caller has checked that one waits."""
         batch = self._waiting.take(self._clock(), self._estimate)
         start_s = self._clock()
         plans = BatchPlans([self._requests[member.request_id] for member in batch.members], self._engine.limits)

@@ -61,7 +61,7 @@ class BatchPlans:
         )
 
     def _positions(self) -> Ids:
-        """Where each row computes its last token; those that ended go on, up to the end of the model's context."""
+        """The position of each row's last token; rows that have ended go on, up to the end of the model's context."""
         return np.minimum(self._prompts + self._steps - 2, self._limits.max_model_tokens - 1).astype(np.int32)
 
     def _prefill_operations(self) -> list[SlotOperation]:
@@ -70,7 +70,7 @@ class BatchPlans:
         return [Admit(slot, 1, request.sampling, len(request.prompt), 0, held, request.prompt) for slot, request, held in rows]
 
     def _growth(self) -> list[SlotOperation]:
-        """A block more for every row, whenever the frame needs it."""
+        """One more block for every row if the frame needs it."""
         size = self._limits.block_tokens
         self._frame = min(self._frame + 1, self._limits.max_model_tokens)
         first = self._blocks_a_row

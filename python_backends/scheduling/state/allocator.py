@@ -232,7 +232,7 @@ class Allocator:
         sequence.num_published = max(sequence.num_published, last)
 
     def _keys(self, sequence: Sequence, tokens: Ids, count: int) -> list[bytes]:
-        """The keys of its leading full blocks, at least the first `count`; `tokens` are the tokens of those blocks."""
+        """The keys of its leading full blocks, at least the first `count`; `tokens` are its leading tokens."""
         add_keys(sequence.keys, tokens, count, self._limits.block_tokens)
         return sequence.keys
 

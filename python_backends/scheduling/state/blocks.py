@@ -103,7 +103,7 @@ class BlockPool:
                 self._retained[block] = None
 
     def forget_retained(self) -> None:
-        """Frees every retained block, for example after a change of the contents that keys refer to."""
+        """Frees every retained block, for example when their keys no longer describe their content."""
         while self._retained:
             self._free.append(self._evict_oldest())
 
