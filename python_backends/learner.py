@@ -32,7 +32,7 @@ log = logging.getLogger("gapless.learner")
 
 WRITE_EVERY_S = 1.0
 LOCK = "learner"
-MAX_FAILED_FITS = 3  # one after the other; then it only keeps the log
+MAX_FAILED_FITS = 3  # in a row; after that it only keeps the log
 
 
 class Learner:
@@ -57,7 +57,7 @@ class Learner:
             self._log.add(records)
 
     def learn_if_due(self) -> bool:
-        """Looks every `relearn_s` whether there is something to learn. True if a new version came of it."""
+        """Checks every `relearn_s` whether there is something to learn. Returns True if learning succeeded."""
         now_s = self._clock()
         if now_s - self._looked_s < self._settings.relearn_s or self._failed_fits >= MAX_FAILED_FITS:
             return False
@@ -79,7 +79,7 @@ class Learner:
 
 
 def lock(directory: Path, is_over: Callable[[], bool]) -> IO[str] | None:
-    """The right to write in `directory`, as soon as no other learner has it. None if it is over before."""
+    """Waits for the lock that allows to write in `directory`, until no other learner holds it. None if `is_over` returns True first."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     held = (directory / LOCK).open("w")
     while not is_over():

@@ -32,14 +32,14 @@ log = logging.getLogger("gapless.instance")
 
 
 def check_texts(settings: Settings) -> None:
-    """What the stubs could not take is better said here, once. Raises CheckpointError."""
+    """Reads the files that the stubs will read, so that an error in them is reported once, here. Raises CheckpointError."""
     checkpoint = read_checkpoint(settings.model_directory)
     Detokenizer(checkpoint)
-    open_door(checkpoint, settings.limits, max_model_tokens=1)  # the engine knows how many, later
+    open_door(checkpoint, settings.limits, max_model_tokens=1)  # the engine determines the real number later
 
 
 def _trace(instance: Instance, num_steps: int) -> None:
-    from python_backends.engine.trace import trace_steps  # brings torch
+    from python_backends.engine.trace import trace_steps  # imports torch
 
     path = Path.cwd() / f"gapless-trace-{datetime.datetime.now():%Y%m%d-%H%M%S}.json"
     try:
@@ -51,7 +51,7 @@ def _trace(instance: Instance, num_steps: int) -> None:
 
 def main(run_directory: Path, number: int) -> None:
     setproctitle.setproctitle(f"gapless-instance-{number}")
-    take_usual_turns()  # it is the one that computes
+    take_usual_turns()  # this process computes
     logging.basicConfig(level=logging.INFO, format=f"instance {number}: %(message)s", stream=sys.stderr)
     stopping: list[int] = []
     traces: list[int] = []
@@ -66,7 +66,7 @@ def main(run_directory: Path, number: int) -> None:
     link = InstanceEnd(run_directory, f"instance-{number}", scheduler.limits)
     state.write(State.READY, scheduler.limits)
     if isinstance(engine, Announcing):
-        engine.on_done(link.wake)  # however late it was expected
+        engine.on_done(link.wake)  # the loop wakes as soon as a step is done, even before its expected time
     processor = LoopProcessor() if kind_of(settings).gives_way else None
 
     def beat() -> None:
@@ -81,7 +81,7 @@ def main(run_directory: Path, number: int) -> None:
             traces.clear()
             _trace(instance, settings.engine.trace_steps)
     state.write(State.DRAINING, scheduler.limits)
-    engine.close()  # it may wake the link until then
+    engine.close()  # first, because it may call link.wake until then
     link.close()
 
 
@@ -94,4 +94,4 @@ if __name__ == "__main__":
     except Exception:
         log.exception("the instance ends because of this error; the launcher starts it again")
         sys.stderr.flush()
-        os._exit(1)  # what a dead engine would do on its way out may take for ever
+        os._exit(1)  # a normal exit may hang in a broken engine

@@ -1,4 +1,4 @@
-"""Makes what the loop of an instance runs: the engine of the settings, and a scheduler over it."""
+"""Makes the parts of an instance: the engine of the settings, and a slot scheduler over it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ log = logging.getLogger("gapless.instance")
 
 
 def build(settings: Settings) -> tuple[SlotScheduler, Engine]:
-    """The engine of the settings and a scheduler over it. Raises SettingsError where the model can't be served."""
+    """The engine of the settings and a slot scheduler over it. Raises SettingsError if the settings or the model can't be served."""
     if settings.steps_ahead and not settings.scheduling.static_slots:
         raise SettingsError(f"engine.steps_ahead = {settings.steps_ahead}: scheduling.static_slots = false takes 0")
     kind = kind_of(settings)
     make = partial(kind.make, settings)
     engine = EngineThread(make) if settings.steps_ahead and settings.model.device in kind.blocks_on else make()
     gc.collect()
-    gc.freeze()  # what is loaded stays: looking at all of it for garbage took a step's time
+    gc.freeze()  # loaded objects stay: without this, a garbage collection takes as long as a step
     limits = engine.limits
-    limits = limits.changed(max_model_tokens=min(limits.max_model_tokens, limits.kv_tokens))  # a lone request always fits
+    limits = limits.changed(max_model_tokens=min(limits.max_model_tokens, limits.kv_tokens))  # a request always fits if it runs alone
     log.info("%d slots, %d KV blocks of %d tokens", limits.num_slots, limits.num_blocks, limits.block_tokens)
     if engine.plans_steps:
         reserve = reserve_likely if settings.tensorrt_llm.capacity == "max_utilization" else reserve_max_tokens

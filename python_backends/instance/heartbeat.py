@@ -1,4 +1,4 @@
-"""The heartbeat of an instance: that it lives, and what it carries. Owns what is counted between two of them. Called by the loop."""
+"""The heartbeat of an instance reports that it is alive, and its load. Owns the counts since the last one. Called by the loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SLOW_TURN_S = 3.0
 
 
 class Heartbeat:
-    """`beat` tells the launcher."""
+    """Owns the histogram of gaps and the time of the last heartbeat. `beat` reports to the launcher."""
 
     def __init__(self, beat: Callable[[], None]) -> None:
         self.gaps = Histogram(GAP_BOUNDS_S)  # since the last heartbeat
@@ -24,11 +24,11 @@ class Heartbeat:
         self._beaten_s = time.monotonic()
 
     def is_due(self, is_idle: bool) -> bool:
-        """While at work a few times a second, at once when the last request has ended."""
+        """Every HEARTBEAT_S while there are requests; in every turn without any, so also right after the last one has ended."""
         return is_idle or time.monotonic() - self._beaten_s >= HEARTBEAT_S
 
     def beat(self, load: Load) -> Load:
-        """Tells the launcher; returns the message for the scheduler model."""
+        """Reports to the launcher; returns the message for the scheduler model, which is `load` with the gaps."""
         silent_s = time.monotonic() - self._beaten_s
         if silent_s > SLOW_TURN_S:
             advice = "an instance is given up after streams.dead_after_s; a smaller engine.token_budget helps"

@@ -1,4 +1,4 @@
-"""Tokens that wait in the instance for those of the next steps: each frame costs the scheduler model a turn, and most can wait.
+"""Delays tokens in the instance so that those of several steps travel in one message: each message costs the scheduler model a turn.
 
 An answer's first token and its last go out at once, like all other messages, and what was held before goes with them. `Flush` says
 that whatever has come may go on to clients: the next tokens would come later than the scheduler model wants the oldest to wait. All
@@ -15,22 +15,22 @@ from python_backends.nouns.step import Tokens
 
 
 class HeldTokens:
-    """With an `interval_s` of 0 nothing is held, and nothing need be flushed."""
+    """With an `interval_s` of 0, no tokens are held and no `Flush` is needed."""
 
     def __init__(self) -> None:
         self.interval_s = 0.0
         self._held: list[FromInstance] = []
-        self._oldest_s = math.inf  # when the first token came that is not flushed yet
+        self._oldest_s = math.inf  # when the oldest token came that no `Flush` has followed
 
     def put(self, messages: Sequence[FromInstance], now_s: float) -> list[FromInstance]:
-        """Takes messages in; returns those that are to be sent now, in order."""
+        """Adds messages; returns those that are to be sent now, in order."""
         self._held += messages
         if self.interval_s and any(isinstance(message, Tokens) for message in messages):
             self._oldest_s = min(self._oldest_s, now_s)
         return [] if self.interval_s and all(map(_can_wait, messages)) else self._take()
 
     def due(self, next_s: float) -> list[FromInstance]:
-        """What is to be sent now because no more tokens come before `next_s`; infinite: none are expected."""
+        """All held messages and a `Flush`, if the oldest token can't wait for the next ones, expected at `next_s` (infinite: none)."""
         if next_s <= self._oldest_s + self.interval_s:
             return []
         self._oldest_s = math.inf
@@ -42,5 +42,5 @@ class HeldTokens:
 
 
 def _can_wait(message: FromInstance) -> bool:
-    """Tokens of which none is the first of an answer or the last."""
+    """Whether `message` has only tokens that are neither the first nor the last of an answer."""
     return isinstance(message, Tokens) and not message.finishes.any() and bool(message.indices.all())

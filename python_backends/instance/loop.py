@@ -1,6 +1,6 @@
 """The loop of one instance over a slot scheduler and an engine: `turn` is one step of it.
 
-Owns the waiting queue, the slots and the device; knows nothing of clients. `__main__.py` is its process, `build.py` makes its parts.
+Owns the slot scheduler and the engine; knows nothing of clients. `__main__.py` is its process, `build.py` makes its parts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Link(Protocol):
 
 
 class Instance:
-    """The loop. `turn` is one step of it, and is the whole system: take, plan, launch, collect, apply, publish.
+    """The loop. `turn` is one round of it: take, plan, launch, collect, apply, publish.
 
     `steps_ahead` steps are launched before the oldest is read, so the engine has the next plan when it has done with one. The next
     plan is made as late as that allows: what comes in while a step runs is in the one after it.
@@ -81,22 +81,22 @@ class Instance:
         self.engine.launch(plan)
 
     def _is_output_due(self, plan: StepPlan | None) -> bool:
-        """Whether the oldest launched step is read now: as many as wanted run ahead of it, or there was nothing to launch."""
+        """Whether the oldest launched step is read now: `steps_ahead` steps were launched after it, or there is no new plan."""
         return bool(self._launched) and (plan is None or len(self._launched) > self._steps_ahead)
 
     def _collect(self) -> tuple[StepPlan, StepOutput]:
-        """The oldest launched step and its output, timed."""
+        """The plan and output of the oldest launched step. Records its time."""
         output = self.engine.collect()
         plan, now_s = self._launched.popleft(), time.monotonic()
         if plan.number != self._first_after_idle and not self.engine.plans_steps:
             self._heartbeat.gaps.observe(output.gap_s)
-        took_s = output.busy_s if self._steps_ahead else now_s - self._running_since_s  # not how late we read it
+        took_s = output.busy_s if self._steps_ahead else now_s - self._running_since_s  # busy_s leaves out how late we read it
         self._step_time.observe(plan, took_s)
         self._running_since_s = now_s
         return plan, output
 
     def _take_inbox(self) -> None:
-        """What has come, and what comes before it is time for the next plan."""
+        """Takes the messages that have come, and those that come before it is time for the next plan."""
         while True:
             wait_s = self._patience_s()
             news = self.link.receive(wait_s)
@@ -142,7 +142,7 @@ class Instance:
             self._publish([Failed(message.request.request_id, str(error))])
 
     def _publish(self, messages: Sequence[FromInstance], next_tokens_s: float = 0.0) -> None:
-        """In order. Tokens may wait for those of the next steps, if these don't come too late."""
+        """Sends `messages`, in order. Tokens may be held for those of the next steps if these come early enough."""
         now = self._held.put(messages, time.monotonic()) + self._held.due(next_tokens_s)
         if now:
             self.link.publish(now)

@@ -1,1 +1,1 @@
-"""How long answers will be: features, forest, history, what is logged and what is learned. All of it may fail."""
+"""Predicts how long answers will be: features, forest, history, request log and learning. If it fails, requests are still answered."""

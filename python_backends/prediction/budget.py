@@ -22,5 +22,5 @@ class Budget:
         return self._share > 0 and cost_s <= self._left_s
 
     def spend(self, cost_s: float) -> None:
-        """May go below zero: what was spent too much is saved later."""
+        """The allowance may go below zero; it then has to grow back first."""
         self._left_s -= cost_s

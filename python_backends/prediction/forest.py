@@ -1,9 +1,10 @@
-"""A random forest that predicts a distribution of lengths: grown by scikit-learn, kept and asked as plain arrays.
+"""A random forest that predicts a distribution of lengths: grown by scikit-learn, stored and evaluated as plain arrays.
 
 The mean is Magnus's prediction (arXiv 2406.04785). The quantiles are those of a quantile regression forest (Meinshausen, JMLR 7,
-2006): an observation weighs, on average over the trees, one part of the leaf that it shares with the question. They are calibrated on
-what each tree has not seen (`calibrate`). The arrays make a question cost a twentieth of scikit-learn's own `predict`, need neither it
-nor a pickle where questions are answered, and are written as one .npz file. Grown by the learner, asked by the predictor.
+2006): the weight of an observation is, on average over the trees, its part of the leaf if the request falls into the same leaf. They
+are calibrated on the observations that each tree has not seen (`calibrate`). With the arrays a prediction is much faster than
+scikit-learn's own `predict`, and the predictor needs neither scikit-learn nor a pickle. They are written as one .npz file. Grown by the
+learner, used by the predictor.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ Places = NDArray[np.int32]
 
 NUM_TREES = 60
 MIN_LEAF = 3  # observations
-SHARE_OF_FEATURES = 0.7  # looked at for each split
-MIN_TO_CALIBRATE = 20  # observations of one instruction, to calibrate its quantiles by themselves
+SHARE_OF_FEATURES = 0.7  # tried for each split
+MIN_TO_CALIBRATE = 20  # observations of one instruction that its own calibration needs
 
 
 class ForestError(ValueError):
-    """A file that has no forest."""
+    """A file does not contain a valid forest."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,30 +39,30 @@ class Forest:
     roots: Places  # [trees]
     left: Places  # [nodes]
     right: Places  # [nodes]
-    feature: Places  # [nodes] which one a node asks for
-    threshold: Doubles  # [nodes] left if not greater
+    feature: Places  # [nodes] the index of the feature that a node compares
+    threshold: Doubles  # [nodes] left if the feature is not greater
     first: Places  # [nodes] where a leaf's members begin
     count: Places  # [nodes] how many it has; 0 for inner nodes
     members: Places  # [trees · observations]
-    parts: Floats  # [trees · observations] what a member weighs in its leaf; 1 together
+    parts: Floats  # [trees · observations] weight of a member in its leaf; they add up to 1
     lengths: Floats  # [observations] ascending
     ended: Flags  # [observations] false: censored
-    levels: Doubles  # [1 + instructions, levels] calibrated; the first row is for those that are none of `instructions`
+    levels: Doubles  # [1 + instructions, levels] calibrated; the first row is for all other instructions
     instructions: NDArray[np.uint64]  # [instructions] ascending
 
     def predict(self, features: Floats, instructions: NDArray[np.uint64] | None = None) -> list[LengthPrediction]:
-        """One for each row of `features`; `instructions` are the ids of what they ask for."""
+        """One prediction for each row of `features`; `instructions` are the ids of their instructions."""
         rows = self._rows_of(instructions, len(features))
         below = (distribution(self.ended, weights) for weights in self.weights(features))
         return [predict(self.lengths, each, self.levels[row]) for each, row in zip(below, rows, strict=True)]
 
     def weights(self, features: Floats, trees: Flags | None = None) -> Doubles:
-        """[rows, observations]; `trees` [rows, trees] leaves some out."""
+        """[rows, observations] the weights of the observations; with `trees` [rows, trees], only by the trees that are true there."""
         leaves = self._leaves(features)
         return np.stack([self._weights(leaves[i] if trees is None else leaves[i, trees[i]]) for i in range(len(leaves))])
 
     def _leaves(self, features: Floats) -> Places:
-        """[rows, trees]"""
+        """[rows, trees] the leaf of each row in each tree."""
         rows = np.arange(len(features))[:, None]
         nodes = np.broadcast_to(self.roots, (len(features), len(self.roots)))
         while not self.count[nodes].all():
@@ -77,7 +78,7 @@ class Forest:
         return sums.astype(np.float64, copy=False) / max(1, len(leaves))
 
     def _rows_of(self, instructions: NDArray[np.uint64] | None, num_rows: int) -> NDArray[np.int64]:
-        """Which row of `levels` counts for each."""
+        """[rows] the row of `levels` for each instruction."""
         if instructions is None or not len(self.instructions):
             return np.zeros(num_rows, np.int64)
         places = np.minimum(np.searchsorted(self.instructions, instructions), len(self.instructions) - 1)
@@ -99,7 +100,7 @@ class Forest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Observations:
-    """What a forest is grown from."""
+    """The observations that a forest is grown from."""
 
     features: Floats  # [observations, NUM_FEATURES]
     lengths: Floats  # [observations] tokens
@@ -159,7 +160,7 @@ def _flatten(trees: list[Any], seen: Observations) -> Forest:
 
 
 def _calibrated(forest: Forest, seen: Observations, unseen: Flags) -> Forest:
-    """With levels at which the quantiles covered what they promise, overall and for each instruction that was seen often enough."""
+    """`forest` with calibrated levels, for all observations and for each instruction with at least MIN_TO_CALIBRATE of them."""
     scores = _scores(forest, seen, unseen)
     usable = seen.ended & unseen.any(axis=1)
     ids, counts = np.unique(seen.instructions[usable], return_counts=True)
@@ -171,7 +172,7 @@ def _calibrated(forest: Forest, seen: Observations, unseen: Flags) -> Forest:
 
 
 def _scores(forest: Forest, seen: Observations, unseen: Flags) -> Doubles:
-    """The probability that each observation would be shorter than it was, by the trees that had not seen it and without itself."""
+    """[observations] the probability of a shorter answer, by the trees not grown from the observation and without its weight."""
     scores = np.zeros(len(seen))
     starts = np.searchsorted(seen.lengths, seen.lengths)  # where the observations of the same length begin
     for place in range(len(seen)):
@@ -187,7 +188,9 @@ def calibrate(scores: Doubles, weights: Doubles) -> Doubles:
     Vovk et al. 2005, in the space of levels, as Kuleshov et al., ICML 2018, with out-of-bag trees in place of a second set). An
     observation counts as often as it represents others.
 
-    A length is covered by the quantile at level a if the probability of shorter ones is below a.
+    This is split conformal prediction (Vovk et al. 2005) in the space of levels, as Kuleshov et al., ICML 2018, with out-of-bag trees
+    in place of a second data set. An observation counts by its weight. A length is covered by the quantile at level a if the
+    probability of shorter lengths is below a.
     """
     if not len(scores):
         return LEVELS

@@ -1,7 +1,7 @@
-"""What recent answers say of the next one: the prior before anything is learned, and wherever there is no time for more.
+"""Predicts a length from recent answers alone: used before a forest is learned, and if there is no time for the forest.
 
-Of the recent answers to the same instruction it takes those whose input was nearest in length; where an instruction is new, all recent
-answers. It knows nothing of texts and costs some microseconds. Kept by the predictor, from the request log.
+Of the recent answers to the same instruction it takes those whose input was nearest in length; with fewer than MIN_ANSWERS to that
+instruction, it takes them of all recent answers. It uses no texts and is cheap. Kept by the predictor, from the request log.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from python_backends.nouns.request import LengthPrediction
 from python_backends.prediction.lengths import observed
 
 MAX_ANSWERS = 4000  # the newest ones
-MIN_ANSWERS = 5  # fewer say nothing
+MIN_ANSWERS = 5  # with fewer there is no prediction
 NEIGHBOURS = 24
 
 
@@ -43,7 +43,7 @@ class AnswerHistory:
 
 
 class _Answers:
-    """Sorted by the length of their input."""
+    """Answers to one instruction, or all recent ones, sorted by the length of their input."""
 
     def __init__(self, answers: Iterable[Answered]) -> None:
         table = np.array([answer[1:] for answer in answers], np.float32)
@@ -51,7 +51,7 @@ class _Answers:
         self._inputs, self._lengths, self._ended = table[:, 0], table[:, 1], table[:, 2] > 0
 
     def predict(self, num_input_tokens: int) -> LengthPrediction:
-        """Of the nearest by the ratio of the inputs' lengths; those of equal length count all."""
+        """The distribution of the NEIGHBOURS answers with the nearest ratio of input lengths, and of all at the same distance."""
         count = min(NEIGHBOURS, len(self._inputs))
         distance = np.abs(np.log((self._inputs + 1) / (num_input_tokens + 1)))
         near = distance <= np.partition(distance, count - 1)[count - 1]

@@ -1,7 +1,7 @@
-"""When to learn, from what, and the learning itself. Called by the learner's process every few minutes (Magnus: every three).
+"""When to learn, from which observations, and the learning itself. Called by the learner every few minutes (Magnus: every three).
 
-Something is learned when there is enough for a first forest, when predictions have been wrong often enough since the last, or when
-twice as much is known. The forest is grown in a process of its own, which gives its memory back, and may be killed without harm.
+A forest is grown when there are enough observations for a first one, when enough predictions since the last one were wrong, or when
+there are twice as many observations. It is grown in a process of its own, so that its memory is freed and it can be killed safely.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from python_backends.prediction.request_log import RequestLog
 from python_backends.prediction.versions import Version, next_number, publish
 
 MIN_OBSERVATIONS = 100  # for a first forest
-MIN_WRONG = 10  # new answers that the prediction was wrong about, for another
-MAX_WRONG, MAX_ORDINARY = 2000, 2000  # of one fit: some seconds of one processor
+MIN_WRONG = 10  # wrong predictions since the last forest, for another one
+MAX_WRONG, MAX_ORDINARY = 2000, 2000  # observations of one fit, which takes some seconds of one processor
 MAX_FIT_S = 120.0
 
 

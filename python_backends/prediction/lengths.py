@@ -21,19 +21,19 @@ EPSILON = 1e-9
 
 
 def order(lengths: Floats, ended: Flags) -> NDArray[np.int64]:
-    """How observations are to be sorted: by length, and of equal ones the censored ones last."""
+    """The order in which observations are sorted: by length, and for equal lengths the censored ones last."""
     return np.lexsort((~ended, lengths))  # type: ignore[no-any-return]
 
 
 def distribution(ended: Flags, weights: Doubles) -> Doubles:
-    """P(length <= that of the observation), [observations] in the order of `order`. Short of 1 where the longest are censored."""
+    """[observations] P(length <= that of the observation), in the order of `order`. Ends below 1 if the longest is censored."""
     at_risk = weights[::-1].cumsum()[::-1]
     dying = np.divide(weights * ended, at_risk, out=np.zeros_like(at_risk), where=at_risk > EPSILON)
     return 1.0 - np.cumprod(1.0 - dying)  # type: ignore[no-any-return]
 
 
 def predict(lengths: Floats, below: Doubles, levels: Doubles = LEVELS) -> LengthPrediction:
-    """Mean and quantiles at `levels` of sorted `lengths` with the distribution `below`. What isn't known to end ends at the longest."""
+    """Mean and quantiles at `levels` of sorted `lengths` with the distribution `below`. The longest gets what is missing to 1."""
     steps = np.diff(below, prepend=0.0)
     steps[-1] += 1.0 - below[-1]
     places = np.searchsorted(below, levels - EPSILON)
@@ -41,6 +41,6 @@ def predict(lengths: Floats, below: Doubles, levels: Doubles = LEVELS) -> Length
 
 
 def observed(lengths: Floats, ended: Flags) -> LengthPrediction:
-    """Of observations that all count the same, in any order."""
+    """Mean and quantiles of observations of equal weight, in any order."""
     places = order(lengths, ended)
     return predict(lengths[places], distribution(ended[places], np.ones(len(places))))

@@ -1,7 +1,7 @@
 """Where the request log and the forests of a model are: a directory for each checkpoint, named by its content.
 
-Answers of other models have other lengths. In a container every model is mounted at the same path, so the path
-does not tell them apart; the files do. Called by the learner, the predictor and `make stats`.
+Answers of other models have other lengths. In a container every model is mounted at the same path, so the name
+comes from the files, not from the path. Called by the learner, the predictor and `make stats`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from pathlib import Path
 
 from python_backends.settings import ROOT, Settings
 
-# Of each weight file. Fine-tuned models differ everywhere, and to hash all of a large model takes minutes.
+# Samples of each weight file: fine-tuned models differ everywhere, and hashing all of a large model takes minutes.
 NUM_SAMPLES, SAMPLE_BYTES = 16, 4096
 
 
 def directory_of(settings: Settings) -> Path:
-    """Of the served model. The name before the digest is for people: a renamed model keeps its directory."""
+    """The directory of the served model. The name before the digest is only for readers: a renamed model keeps its directory."""
     parent, model = ROOT / settings.prediction.directory, settings.model_directory.resolve()
     digest = digest_of(model)
     known = sorted(parent.glob(f"*-{digest}"))
@@ -27,7 +27,7 @@ def directory_of(settings: Settings) -> Path:
 def adopt(settings: Settings) -> None:
     """Renames the directory of an older version, named after the model's path, if there is none yet.
 
-    Only for the learner, before it writes. Raises OSError.
+    Called only by the learner, before it writes. Raises OSError.
     """
     directory, model = directory_of(settings), settings.model_directory.resolve()
     before = directory.parent / f"{model.name}-{hashlib.sha256(str(model).encode()).hexdigest()[:8]}"
@@ -48,7 +48,7 @@ def digest_of(model: Path) -> str:
 
 
 def _samples(path: Path) -> Iterator[bytes]:
-    """Evenly spaced, the first and the last bytes among them."""
+    """Evenly spaced samples, including the first and the last bytes."""
     last = max(0, path.stat().st_size - SAMPLE_BYTES)
     with path.open("rb") as file:
         for number in range(NUM_SAMPLES):

@@ -1,8 +1,8 @@
-"""Answers questions about lengths, within a budget of processor time: by the forest where there is time to encode, else by history.
+"""Predicts lengths, within a budget of processor time: by the forest if there is time to encode the text, else by history.
 
-Used by the `length_predictor` model, one thread. The encoder is loaded in a thread of its own when enough has been logged to learn
-from, so that a server which answers a few questions never pays for it. New versions of the forest and new answers in the log are looked
-for every few seconds. What goes wrong here is said once, and history goes on answering.
+Used by the `length_predictor` model, one thread. The encoder is loaded in a thread of its own when enough answers are logged to learn
+from, or when there is a forest, so that a server with few requests never loads it. New versions of the forest and new answers in the
+log are looked for every few seconds. An error is logged once, and history goes on predicting.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from python_backends.settings import PredictionSettings
 log = logging.getLogger("gapless.length_predictor")
 
 LOOK_EVERY_S = 3.0
-MAX_INSTRUCTIONS, MAX_INPUTS = 256, 2048  # embeddings that are remembered, 1.5 KB each
-FIRST_COST_S = 0.02  # of encoding a text, until it has been measured
+MAX_INSTRUCTIONS, MAX_INPUTS = 256, 2048  # remembered embeddings, 1.5 KB each with the default encoder
+FIRST_COST_S = 0.02  # assumed cost of encoding a text, until it is measured
 
 
 class Predictor:
@@ -43,7 +43,7 @@ class Predictor:
         budget: Budget,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`load` brings the encoder; it is called in another thread, and may raise."""
+        """`load` returns the encoder; it is called in another thread, and may raise."""
         self._settings = settings
         self._directory = directory
         self._load = load
@@ -62,7 +62,7 @@ class Predictor:
         self._said: set[str] = set()
 
     def answer(self, subjects: Sequence[Subject]) -> list[LengthAnswer]:
-        """One for each, in order."""
+        """One answer for each of `subjects`, in order."""
         if self._clock() - self._looked_s >= LOOK_EVERY_S:
             self._looked_s = self._clock()
             self._spending(self._look)
@@ -85,14 +85,14 @@ class Predictor:
             for place, prediction in zip(places, predictions, strict=True)
         }
 
-    # --- features, as far as the budget goes
+    # --- features, within the budget
 
     @property
     def _encoder_name(self) -> str:
         return self._inputs.name if self._inputs else ""
 
     def _features(self, subjects: Sequence[Subject]) -> dict[int, Floats]:
-        """By place in `subjects`; those that can't be afforded are missing."""
+        """Features by place in `subjects`; those beyond the budget are missing."""
         if self._instructions is None or self._inputs is None:
             return {}
         chosen = self._affordable(subjects, self._instructions, self._inputs)
@@ -125,7 +125,7 @@ class Predictor:
         work()
         self._budget.spend(time.thread_time() - started_s)
 
-    # --- what has changed since
+    # --- new versions and new answers
 
     def _look(self) -> None:
         try:

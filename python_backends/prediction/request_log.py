@@ -43,9 +43,9 @@ def instruction_id(text: str) -> int:
 
 
 def teaches(predicted: float, actual: int, ended: bool = True) -> bool:
-    """Whether an answer is learned from: off by more than 10 tokens and by more than 10 % of its length, as Magnus does.
+    """Whether an answer is learned from: predicted wrong by more than 10 tokens and by more than 10 % of its length, as Magnus does.
 
-    One that was cut short only shows that a prediction was too small.
+    An answer that was cut short can only show that a prediction was too small.
     """
     error = abs(predicted - actual) if ended else actual - predicted
     return error > ERROR_TOKENS and error > ERROR_SHARE * actual
@@ -53,7 +53,7 @@ def teaches(predicted: float, actual: int, ended: bool = True) -> bool:
 
 class RequestLog:
     def __init__(self, directory: Path, max_answers: int = 0) -> None:
-        """For reading only if `max_answers` is 0. Raises sqlite3.Error or OSError."""
+        """Opens the log, only for reading if `max_answers` is 0. Raises sqlite3.Error or OSError."""
         if max_answers:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._max_answers = max_answers
@@ -99,12 +99,12 @@ class RequestLog:
         return [Answered(*row) for row in rows]
 
     def num_lessons(self, encoder: str, after_id: int = 0, wrong_only: bool = False) -> int:
-        """Answers with features: all, or those that the prediction was wrong about."""
+        """The number of answers with features after `after_id`: all, or only those that were predicted wrong."""
         where = "encoder = ? AND id > ? AND features IS NOT NULL" + (" AND teaches" if wrong_only else "")
         return int(self._one(f"SELECT COUNT(*) FROM answers WHERE {where}", encoder, after_id))
 
     def lessons(self, encoder: str, max_wrong: int, max_ordinary: int) -> Observations | None:
-        """What to learn from: the newest that predictions were wrong about, and a random sample of the others; None if there are none.
+        """The newest answers that were predicted wrong, and a random sample of the others; None if there are none.
 
         Each represents as many as there are of its kind, so that errors alone do not bend the forest.
         """
@@ -120,7 +120,7 @@ class RequestLog:
         return _observations([*wrong, *ordinary], np.concatenate(weights))
 
     def rows(self, columns: str, count: int) -> list[tuple[Any, ...]]:
-        """Of the newest answers, newest first."""
+        """`columns` of the newest `count` answers, newest first."""
         return self._file.execute(f"SELECT {columns} FROM answers ORDER BY id DESC LIMIT ?", [count]).fetchall()
 
     def _one(self, query: str, *values: Any) -> Any:

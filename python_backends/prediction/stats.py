@@ -1,4 +1,4 @@
-"""How good predicted lengths have been, by the request log: a table by instruction, a calibration plot, when something was learned.
+"""How good predicted lengths were, from the request log: a table by instruction, a calibration plot, and when a forest was learned.
 
     python -m python_backends.prediction.stats [--settings FILE] [--set SECTION.FIELD=VALUE] [--last 5000] [--plot stats.svg]
 
@@ -34,21 +34,21 @@ HALF, NINETY = QUANTILE_LEVELS.index(0.5), QUANTILE_LEVELS.index(0.9)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """An answer that ended by itself, and what had been predicted."""
+    """An answer that ended by itself, and its prediction."""
 
     at_s: float
     instruction: str
     length: int
     mean: float
     quantiles: Floats
-    version: int  # 0: recent history said so
+    version: int  # 0: predicted by history
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     instruction: str
     answers: int
-    by_forest: float  # share
+    by_forest: float  # share that the forest predicted
     length: float
     error: float  # mean, absolute, in tokens
     wrong: float  # share off by more than 10 tokens and 10 %
@@ -56,7 +56,7 @@ class Row:
 
 
 def outcomes(log: RequestLog, last: int) -> list[Outcome]:
-    """Oldest first. Answers that were cut say too little to judge by."""
+    """Answers with a prediction, oldest first. Without those that were cut short: their true lengths are unknown."""
     found = []
     for at_s, number, length, ended, mean, quantiles, version, text in reversed(log.rows(COLUMNS, last)):
         if ended and mean is not None:
@@ -81,7 +81,7 @@ def row(name: str, group: Sequence[Outcome]) -> Row:
 
 
 def rows(found: Sequence[Outcome]) -> list[Row]:
-    """All, then the most frequent instructions."""
+    """A row for all answers, then one for each of the most frequent instructions."""
     groups: defaultdict[str, list[Outcome]] = defaultdict(list)
     for each in found:
         groups[each.instruction].append(each)
@@ -111,7 +111,7 @@ def learned(version: Version | None) -> str:
 
 
 def write_plot(path: Path, found: Sequence[Outcome], made: Sequence[Row]) -> None:
-    """Left: what was covered of what was promised, for all and for each instruction. Right: the error over time."""
+    """Left: covered share against quantile level, for all and for each instruction. Right: the error over time."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -1,4 +1,4 @@
-"""What the learner has learned, as files: a forest for each version, and one small file that says which of them counts.
+"""The learned forests as files: one for each version, and a small file that names the current version.
 
 `current.json` is replaced atomically after its forest is whole on disk, so that a reader finds a complete version at any time. The
 learner writes; the predictor and `make stats` read.
@@ -43,7 +43,7 @@ def publish(directory: Path, version: Version, forest: Forest) -> None:
 
 
 def current(directory: Path) -> Version | None:
-    """None if there is none, or none that can be read."""
+    """The current version; None if there is none, or if `current.json` can't be read."""
     try:
         version = Version(**json.loads((directory / CURRENT).read_text()))
     except (OSError, ValueError, TypeError):
@@ -53,15 +53,15 @@ def current(directory: Path) -> Version | None:
 
 
 def next_number(directory: Path) -> int:
-    """One more than that of any version whose forest is here or that counts: `current.json` may have been
-    lost or damaged.
+    """One more than the number of the current version and of any version whose forest is here: `current.json`
+    may be lost or damaged.
     """
     last = current(directory)
     return 1 + max(_numbers(directory) | {last.number if last else 0})
 
 
 def _numbers(directory: Path) -> set[int]:
-    """Of the versions whose forests are here."""
+    """The numbers of the versions whose forests are here."""
     found = (re.fullmatch(r"forest-(\d+)\.npz", path.name) for path in directory.glob("forest-*.npz"))
     return {int(match[1]) for match in found if match}
 
