@@ -1,6 +1,6 @@
 """Predicts a length from recent answers alone: used before a forest is learned, and if there is no time for the forest.
 
-Of the recent answers to the same instruction it takes those whose input was nearest in length; with fewer than MIN_ANSWERS to that
+Of the recent answers to the same instruction it takes those with the nearest input length; with fewer than MIN_ANSWERS to that
 instruction, it takes them of all recent answers. It uses no texts and is cheap. Kept by the predictor, from the request log.
 """
 

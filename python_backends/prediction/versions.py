@@ -53,7 +53,7 @@ def current(directory: Path) -> Version | None:
 
 
 def next_number(directory: Path) -> int:
-    """One more than the number of the current version and of any version whose forest is here: `current.json`
+    """One more than the number of the current version and of any version with its forest here: `current.json`
     may be lost or damaged.
     """
     last = current(directory)
@@ -61,7 +61,7 @@ def next_number(directory: Path) -> int:
 
 
 def _numbers(directory: Path) -> set[int]:
-    """The numbers of the versions whose forests are here."""
+    """The numbers of the versions that have their forests here."""
     found = (re.fullmatch(r"forest-(\d+)\.npz", path.name) for path in directory.glob("forest-*.npz"))
     return {int(match[1]) for match in found if match}
 

@@ -35,13 +35,13 @@ class Booking:
         self._last: _Rows | None = None  # of the run that is being booked
 
     def book_all(self, plan: StepPlan, output: StepOutput) -> tuple[Tokens, list[int]]:
-        """Books a plan of decode rows whose slots still have the same sequences. Returns the tokens, and the slots that have ended."""
+        """Books a plan of decode rows that all still have their slots. Returns the tokens, and the slots that have ended."""
         if self._last is None or plan.run != self._last.run:
             self._last = self._begin(plan.slots, rows_of(plan.slots), plan.run)
         return self._book(self._last, output)
 
     def book_current(self, slots: Ids, generations: Ids, output: StepOutput) -> tuple[Tokens, list[int]]:
-        """Books those of the rows [sampled] whose slot still has the same generation. Returns the same as `book_all`."""
+        """Books those of the rows [sampled] that still have their generation of the slot. Returns the same as `book_all`."""
         current = (self._table.generations[slots] == generations) & self._table.live[slots]
         log_probs = None if output.log_probs is None else output.log_probs.kept(current)
         kept = replace(output, tokens=output.tokens[current], finishes=output.finishes[current], log_probs=log_probs)

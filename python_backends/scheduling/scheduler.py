@@ -210,7 +210,7 @@ class SlotScheduler:
         return plan
 
     def apply(self, plan: StepPlan, output: StepOutput) -> Tokens:
-        """Books the tokens of the oldest launched step. Rows whose slot has a newer generation or is empty are dropped."""
+        """Books the tokens of the oldest launched step. Rows are dropped if their slot is empty or has a newer generation."""
         self._in_flight -= 1
         if plan.number >= self._last_leave and not len(plan.tokens):  # decode rows, all still in their slots
             tokens, ended = self._booking.book_all(plan, output)

@@ -1,8 +1,8 @@
 """The slot scheduler over an engine that plans its own steps: we decide only which sequences are admitted.
 
-The engine never has more sequences than slots, and none for which the blocks reserved here are missing, so its own queue stays empty
-and the order stays our decision. Plans have operations and no spans. A slot whose sequence has ended or was cancelled is not free
-before the engine reports its release. Called by the instance loop like its parent class.
+The engine never has more sequences than slots, and none without the blocks reserved for it here, so its own queue stays empty and the
+order stays our decision. Plans have operations and no spans. After its sequence has ended or was cancelled, a slot is not
+free before the engine reports its release. Called by the instance loop like its parent class.
 """
 
 from __future__ import annotations

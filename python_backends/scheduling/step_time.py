@@ -64,7 +64,7 @@ class StepTime:
         self.errors: deque[float] = deque(maxlen=NUM_ERRORS)  # measured / expected of the latest steps
         self._products: Array = np.zeros((len(FEATURES), len(FEATURES)))  # Σ w·x·xᵀ
         self._times: Array = np.zeros(len(FEATURES))  # Σ w·x·t
-        self._kinds = (_Kind(), _Kind())  # steps without prompts, and those with prompts, whose times are less certain
+        self._kinds = (_Kind(), _Kind())  # steps without prompts, and those with prompts, which have less certain times
         self._usual_error_s = 0.0
         self._count = 0
         self._observed: list[tuple[float, ...]] = []  # loads and seconds of steps that are not yet learned from

@@ -1,7 +1,7 @@
 """How long a static batch will take: nearest neighbours of (requests, longest input, longest answer) among batches that have run.
 
 Magnus's serving-time estimator (arXiv 2406.04785): KNN on batch size, batch length and batch generation length, relearned from batches
-whose time it estimated wrong. Our choice: 5 neighbours, weighted by distance, with each number scaled by its standard deviation. Used
+with wrong estimates. Our choice: 5 neighbours, weighted by distance, with each number scaled by its standard deviation. Used
 by the static policies; one thread.
 """
 

@@ -109,7 +109,7 @@ def _frame_accesses(prompt_tokens: int, answer_tokens: int) -> int:
 
 
 def first_come(batches: list[Batch], _now_s: float, _estimate: Estimate) -> int:
-    """The batch whose oldest request came first."""
+    """The batch with the oldest request."""
     return min(range(len(batches)), key=lambda place: batches[place].arrival_s)
 
 

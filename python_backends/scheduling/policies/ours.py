@@ -1,4 +1,4 @@
-"""Our policy: requests whose first token can still come in time go first, then by response ratio; being passed over is limited."""
+"""Our policy: requests that can still get their first token in time go first, then by response ratio. Passing over is limited."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BEFORE_ALL = -1e9  # a rank
 
 
 def slack_then_ratio(waits: Waits) -> Array:
-    """First those that have been passed over for too long, by waiting time; then those whose first token can still come in time,
+    """First those that have been passed over for too long, by waiting time; then those that can still get their first token in time,
     shortest first; then the others by response ratio.
     """
     in_time = waits.slack_s >= 0

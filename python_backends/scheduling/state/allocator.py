@@ -140,7 +140,7 @@ class Allocator:
     def unseat(self, sequence: Sequence) -> None:
         """Takes slot and blocks away; full blocks can still be found by their prefix."""
         slot = sequence.slot
-        # the last known token may be a stop id whose KV is not computed, although a step launched ahead was planned for it
+        # the last known token may be a stop id without computed KV, although a step launched ahead was planned for it
         computed = min(int(self.slots.computed[slot]), int(self.slots.known[slot]) - 1)
         generation = int(self.slots.generations[slot])
         self.slots.leave(sequence)

@@ -48,8 +48,8 @@ class BlockPool:
         """The kept blocks of `tokens` from the full block number `first` on, up to the first that is not
         kept. Takes no references.
 
-        `keys` are those of the leading blocks of `tokens`; the missing ones are added as far as they are
-        looked at.
+        `keys` are those of the leading blocks of `tokens`; missing ones are added as far as they are
+        needed.
         """
         blocks: list[int] = []
         for index in range(first, len(tokens) // self.block_tokens):

@@ -89,7 +89,7 @@ class SlotTable:
         heapq.heappush(self._free, slot)
 
     def decoding(self) -> Ids:
-        """Slots whose next span is a decode, ascending."""
+        """Slots with a decode as next span, ascending."""
         ready = self.live & (self.computed >= self.targets) & (self.planned < self.limits)
         return np.flatnonzero(ready).astype(np.int32)
 
