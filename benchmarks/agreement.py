@@ -1,10 +1,11 @@
-"""How far the bundled model answers alike with other types, weights and engines: greedy, on the held-out prompts of its eight tasks.
+"""How far the bundled model answers alike with other types, weights and engines: greedy, on the held-out
+prompts of its eight tasks.
 
     python benchmarks/agreement.py --prompts 8 --json benchmarks/results/agreement.json
 
-The reference is the torch engine in float32. *Tokens* is the share of the reference's tokens before the first that differs, *answers*
-the share that is the same to the end, *right* the share that is the wanted text, *memory* what the process holds after all answers, in
-MiB. Every engine runs in a process of its own.
+The reference is the torch engine in float32. *Tokens* is the share of the reference's tokens before the first
+that differs, *answers* the share that is the same to the end, *right* the share that is the wanted text,
+*memory* what the process holds after all answers, in MiB. Every engine runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ sys.path.insert(0, str(ROOT / "build"))
 
 MODEL = ROOT / "models" / "bundled"
 REFERENCE = ("torch", "float32", "same")
-KINDS = [REFERENCE, *((e, d, w) for e in ("torch", "openvino") for d in ("float32", "bfloat16") for w in ("same", "int8"))]
+KINDS = [
+    REFERENCE,
+    *((e, d, w) for e in ("torch", "openvino") for d in ("float32", "bfloat16") for w in ("same", "int8")),
+]
 QUICK_KINDS = [REFERENCE, ("openvino", "bfloat16", "same")]
 MAX_TOKENS = 256
 THREADS = 1  # of every engine
@@ -48,7 +52,9 @@ def answer(kind: tuple[str, str, str], prompts: list[list[int]], end: int) -> tu
     from python_backends.settings import EngineSettings, ModelSettings, Settings
 
     engine_kind, dtype, weights = kind
-    settings = Settings(ModelSettings(str(MODEL), dtype, weights), EngineSettings(engine_kind, threads=THREADS))
+    settings = Settings(
+        ModelSettings(str(MODEL), dtype, weights), EngineSettings(engine_kind, threads=THREADS)
+    )
     scheduler, engine = build(settings)
     answers: list[list[int]] = [[] for _ in prompts]
     for index, prompt in enumerate(prompts):
@@ -70,7 +76,10 @@ def _resident_mib() -> float:
 def same_tokens(reference: list[int], answer: list[int]) -> int:
     """How many tokens come before the first that differs."""
     pairs = zip(reference, answer, strict=False)
-    return next((index for index, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(reference), len(answer)))
+    return next(
+        (index for index, (ours, theirs) in enumerate(pairs) if ours != theirs),
+        min(len(reference), len(answer)),
+    )
 
 
 def compare(count: int, kinds: list[tuple[str, str, str]]) -> list[Row]:
@@ -89,25 +98,40 @@ def compare(count: int, kinds: list[tuple[str, str, str]]) -> list[Row]:
         same = sum(same_tokens(*pair) for pair in zip(reference, answers, strict=True))
         right = [tokenizer.decode(tokens) == text for tokens, text in zip(answers, wanted, strict=True)]
         equal = [ours == theirs for ours, theirs in zip(reference, answers, strict=True)]
-        rows.append(Row(*kind, same / sum(map(len, reference)), float(np.mean(equal)), float(np.mean(right)), memory))
-        tqdm.write(f"{', '.join(kind)}: {rows[-1].tokens:.1%} of the tokens, {rows[-1].answers:.1%} of the answers")
+        rows.append(
+            Row(*kind, same / sum(map(len, reference)), float(np.mean(equal)), float(np.mean(right)), memory)
+        )
+        tqdm.write(
+            f"{', '.join(kind)}: {rows[-1].tokens:.1%} of the tokens, {rows[-1].answers:.1%} of the answers"
+        )
     return rows
 
 
 def main() -> None:
     from benchmarks.results_file import table, write_result
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--prompts", type=int, default=8, help="of each of the eight tasks")
     parser.add_argument("--json", type=Path, help="also write the results here")
-    parser.add_argument("--quick", action="store_true", help="one prompt of each task, two engines: does it run at all?")
+    parser.add_argument(
+        "--quick", action="store_true", help="one prompt of each task, two engines: does it run at all?"
+    )
     arguments = parser.parse_args()
     count, kinds = (1, QUICK_KINDS) if arguments.quick else (arguments.prompts, KINDS)
     rows = compare(count, kinds)
     if arguments.json:
         about = {"prompts_a_task": count, "threads": THREADS}
         write_result(arguments.json, {**about, "rows": [asdict(row) for row in rows]})
-    print(table([{name: f"{v:.3f}" if isinstance(v, float) else v for name, v in asdict(row).items()} for row in rows]))
+    print(
+        table(
+            [
+                {name: f"{v:.3f}" if isinstance(v, float) else v for name, v in asdict(row).items()}
+                for row in rows
+            ]
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Held-out prompts of the bundled model's eight tasks in the chat format, and how long its own answers to them are.
+"""Held-out prompts of the bundled model's eight tasks in the chat format, and how long its own answers to
+them are.
 
 What `agreement.py`, `magnus_requests.py` and `scheduling_requests.py` ask; `build` has to be importable.
 """
@@ -48,7 +49,9 @@ def draw_prompts(count: int) -> Iterator[Drawn]:
         for exercise in draw(task, held_out, count):
             chat = [{"role": "user", "content": exercise.prompt}]
             text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-            prompt, given = (tokenizer.encode(each, add_special_tokens=False) for each in (text, exercise.given))
+            prompt, given = (
+                tokenizer.encode(each, add_special_tokens=False) for each in (text, exercise.given)
+            )
             yield Drawn(task.name, exercise, prompt, len(given))
 
 

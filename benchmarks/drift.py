@@ -1,12 +1,13 @@
-"""The task mix changes in mid-run: the error of predicted lengths rises, the learner acts, the error falls back.
+"""The task mix changes in mid-run: the error of predicted lengths rises, the learner acts, the error falls
+back.
 
     python benchmarks/drift.py --json benchmarks/results/drift.json --plot benchmarks/results/drift.png
 
-Requests of the bundled model's tasks come at a steady rate in virtual time: first four tasks whose answers nearly copy their input,
-then the four that change it, then all eight.
-Predictor, request log and learner are those that serve, on a virtual clock; an answer ends as soon as it is asked for. Beside what the
-predictor said (`learning`): the first forest, never learned again (`frozen`), and recent history alone (`history`). An error is that of
-the predicted mean, in tokens, over the requests of one virtual minute.
+Requests of the bundled model's tasks come at a steady rate in virtual time: first four tasks whose answers
+nearly copy their input, then the four that change it, then all eight. Predictor, request log and learner are
+those that serve, on a virtual clock; an answer ends as soon as it is asked for. Beside what the predictor
+said (`learning`): the first forest, never learned again (`frozen`), and recent history alone (`history`). An
+error is that of the predicted mean, in tokens, over the requests of one virtual minute.
 """
 
 from __future__ import annotations
@@ -76,10 +77,15 @@ class Run:
         self.learned_at_s: list[float] = []
 
     def step(self, now_s: float, asked: Asked) -> tuple[float, float, float, bool]:
-        """Absolute errors of the three, and whether the 0.9 quantile covered; not a number where nothing was said."""
+        """Absolute errors of the three, and whether the 0.9 quantile
+        covered; not a number where nothing was said.
+        """
         self.now_s = now_s
         answer = self._predictor.answer([asked.subject])[0]
-        errors = [abs(mean - asked.length) for mean in (self._mean(answer), self._frozen_mean(answer), self._history_mean(asked))]
+        errors = [
+            abs(mean - asked.length)
+            for mean in (self._mean(answer), self._frozen_mean(answer), self._history_mean(asked))
+        ]
         covered = answer.prediction is not None and asked.length <= float(answer.prediction.quantiles[NINETY])
         self._learner.take([_record(asked, answer)])
         self._learner.learn_if_due()
@@ -105,7 +111,9 @@ class Run:
     def _history_mean(self, asked: Asked) -> float:
         if self._reader.last_id() % HISTORY_EVERY == 0:
             self._history = AnswerHistory(self._reader.recent())
-        found = self._history.predict(instruction_id(asked.subject.instruction), asked.subject.num_input_tokens)
+        found = self._history.predict(
+            instruction_id(asked.subject.instruction), asked.subject.num_input_tokens
+        )
         return found.mean if found is not None else float("nan")
 
     @property
@@ -127,7 +135,11 @@ def requests(rate: float, phase_s: float, seed: int) -> list[Asked]:
     """Each mix for the same time."""
     rng, count = Random(seed), int(phase_s * rate)
     changing = [name for name in task_names() if name not in COPYING]
-    return [asked for tasks in (COPYING, changing, task_names()) for asked in draw(tasks, count, rng, held_out=False)]
+    return [
+        asked
+        for tasks in (COPYING, changing, task_names())
+        for asked in draw(tasks, count, rng, held_out=False)
+    ]
 
 
 def run(asked: Sequence[Asked], rate: float, encoder: Encoder) -> tuple[list[Row], list[float]]:
@@ -161,19 +173,31 @@ def write_plot(path: Path, rows: Sequence[Row], learned_at_s: Sequence[float], p
         axes.plot(minutes, [getattr(row, name) for row in rows], style, label=name)
     for at_s in learned_at_s:
         axes.axvline(at_s / 60, color="grey", linewidth=0.5)
-    for border, text in zip((0, phase_s / 60, 2 * phase_s / 60), ("tasks that copy", "tasks that change", "all tasks"), strict=True):
+    for border, text in zip(
+        (0, phase_s / 60, 2 * phase_s / 60),
+        ("tasks that copy", "tasks that change", "all tasks"),
+        strict=True,
+    ):
         axes.axvline(border, color="black", linewidth=1.2)
         axes.text(border + 0.3, axes.get_ylim()[1] * 0.93, text)
-    axes.set(xlabel="minutes (thin lines: the learner made a version)", ylabel="mean absolute error, tokens", ylim=(0, None))
+    axes.set(
+        xlabel="minutes (thin lines: the learner made a version)",
+        ylabel="mean absolute error, tokens",
+        ylim=(0, None),
+    )
     axes.legend(loc="center right")
     figure.savefig(path, dpi=110, bbox_inches="tight")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rate", type=float, default=1.0, help="requests a virtual second")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--encoder", default=PACKAGED, help="packaged, a directory, or a name in the local Hugging Face cache")
+    parser.add_argument(
+        "--encoder", default=PACKAGED, help="packaged, a directory, or a name in the local Hugging Face cache"
+    )
     parser.add_argument("--quick", action="store_true", help="a few requests: does it run at all?")
     parser.add_argument("--json", type=Path, metavar="PATH")
     parser.add_argument("--plot", type=Path, metavar="PATH")

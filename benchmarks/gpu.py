@@ -2,14 +2,15 @@
 
     python benchmarks/gpu.py --json benchmarks/results/gpu.json
 
-Parts, each in a process of its own with a time budget, so that one's failure leaves the others alone: whether captured steps run there
-(else the others go without, and that is said); tokens beside transformers' on
-tiny models of every architecture; copy bandwidth and decode steps of Llama-3.1-8B's shape (random weights, drawn on the device)
-beside the floor; the token gap with requests waiting; copies in steady steps, and launches that wait for the device; the online work of
-TensorRT-LLM's table through our loop in process and through real Triton; decode steps without fused layers, if they were with them;
-transformers' continuous batching. One figure a line as it comes, one table last; ends with 1 if
-one is not as wanted. Needs torch, transformers, tokenizers, msgspec, sortedcontainers, pyzmq and setproctitle, for Triton
-nvidia-pytriton and psutil, and no network (README.md tells how they get there). `--device cpu --quick` tries the script itself.
+Parts, each in a process of its own with a time budget, so that one's failure leaves the others alone: whether
+captured steps run there (else the others go without, and that is said); tokens beside transformers' on tiny
+models of every architecture; copy bandwidth and decode steps of Llama-3.1-8B's shape (random weights, drawn
+on the device) beside the floor; the token gap with requests waiting; copies in steady steps, and launches
+that wait for the device; the online work of TensorRT-LLM's table through our loop in process and through real
+Triton; decode steps without fused layers, if they were with them; transformers' continuous batching. One
+figure a line as it comes, one table last; ends with 1 if one is not as wanted. Needs torch, transformers,
+tokenizers, msgspec, sortedcontainers, pyzmq and setproctitle, for Triton nvidia-pytriton and psutil, and no
+network (README.md tells how they get there). `--device cpu --quick` tries the script itself.
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # a mere question whether there is a GPU would keep forks from using it
+# a mere question whether there is a GPU would keep forks from using it
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
-import torch  # here, so that the parts' processes have it when they are forked; nothing may touch the device before
+# here, so that the parts' processes have it when they are forked; nothing may touch the device before
+import torch
 import transformers  # noqa: F401
 
 from benchmarks import gpu_checks, gpu_online, gpu_steps
@@ -51,12 +54,15 @@ PARTS: dict[str, tuple[Part, float]] = {  # and the seconds that it may take
     "unfused": (gpu_steps.unfused, 60),
     "transformers": (gpu_online.transformers, 60),
 }
-START = os.environ.get("GAPLESS_GPU_START", "fork")  # or spawn, slower: if something has touched the device before the parts do
+# or spawn, slower: if something has touched the device before the parts do
+START = os.environ.get("GAPLESS_GPU_START", "fork")
 LEAVE_S = 20.0  # to end what it has started, after its time
 
 
 def guarded(name: str, measured: Measured, figures: list[Figure], budget_s: float) -> Ended:
-    """Runs a part in a process of its own, at most `budget_s`; adds what it finds to `figures` as it comes."""
+    """Runs a part in a process of its own, at most `budget_s`; adds
+    what it finds to `figures` as it comes.
+    """
     context: Any = multiprocessing.get_context(START)
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_part, args=(name, measured, theirs), name=f"gpu-{name}")
@@ -78,7 +84,11 @@ def guarded(name: str, measured: Measured, figures: list[Figure], budget_s: floa
         error = error or (f"its process ended with {process.exitcode}" if process.exitcode else "")
     _end(process)
     ended = Ended(name, time.monotonic() - began_s, error, left_out)
-    print(f"---- {name}: {ended.seconds:.0f} s" + (f", {'left out' if left_out else 'FAIL'}: {error}" if error else ""), flush=True)
+    print(
+        f"---- {name}: {ended.seconds:.0f} s"
+        + (f", {'left out' if left_out else 'FAIL'}: {error}" if error else ""),
+        flush=True,
+    )
     return ended
 
 
@@ -123,12 +133,16 @@ def run(asked: argparse.Namespace) -> int:
     if asked.json:
         write_json(asked.json, {"device": device_name(asked.device)}, figures, parts)
     print(table(figures, parts))
-    unwanted = any(figure.verdict == "FAIL" for figure in figures) or any(part.error and not part.left_out for part in parts)
+    unwanted = any(figure.verdict == "FAIL" for figure in figures) or any(
+        part.error and not part.left_out for part in parts
+    )
     return int(unwanted)
 
 
 def working(measured: Measured, figures: list[Figure], parts: list[Ended]) -> Measured:
-    """With the fastest kind of step that runs and gives the right tokens there; a CPU captures none, and has no kernels of ours."""
+    """With the fastest kind of step that runs and gives the right tokens there; a
+    CPU captures none, and has no kernels of ours.
+    """
     on_gpu = (("auto", True), ("auto", False), ("eager", False))
     for graphs, fused in on_gpu if measured.device != "cpu" else (("eager", False),):
         tried = replace(measured, cuda_graphs=graphs, fused_layers=fused)
@@ -151,14 +165,23 @@ def part_names(asked: str) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--only", default=",".join(name for name in PARTS if name != "capture"), type=part_names, help="parts, of " + ", ".join(PARTS)
+        "--only",
+        default=",".join(name for name in PARTS if name != "capture"),
+        type=part_names,
+        help="parts, of " + ", ".join(PARTS),
     )
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--minutes", type=float, default=9.5, help="of the whole call; what is not begun by then is left")
+    parser.add_argument(
+        "--minutes", type=float, default=9.5, help="of the whole call; what is not begun by then is left"
+    )
     parser.add_argument("--json", type=Path, help="also write the results here, after every part")
-    parser.add_argument("--quick", action="store_true", help="a tiny model and a few short requests: does it run at all?")
+    parser.add_argument(
+        "--quick", action="store_true", help="a tiny model and a few short requests: does it run at all?"
+    )
     return run(parser.parse_args())
 
 

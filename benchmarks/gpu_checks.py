@@ -1,5 +1,5 @@
-"""Correct before fast: greedy tokens in float32 beside transformers' on tiny models of every architecture, whole and resumed; the
-same seed alone and in a batch. Called by `gpu.py`.
+"""Correct before fast: greedy tokens in float32 beside transformers' on tiny models of every architecture,
+whole and resumed; the same seed alone and in a batch. Called by `gpu.py`.
 """
 
 from __future__ import annotations
@@ -40,13 +40,34 @@ def tokens(measured: Measured) -> Iterator[Figure]:
             heads = Heads(32, 8, 128, 128**-0.5)
             for rows, error_of in (("decode rows", kernel_error), ("chunks", chunk_error)):
                 error = max(error_of(heads, *case, dtype, measured.device) for case in WINDOWS_AND_CAPS)
-                yield Figure("tokens", f"attention of {rows} beside torch's, {dtype}, largest error", error, "", f"<= {allowed}")
+                yield Figure(
+                    "tokens",
+                    f"attention of {rows} beside torch's, {dtype}, largest error",
+                    error,
+                    "",
+                    f"<= {allowed}",
+                )
             error = max(case() for case in fused_errors(heads, 4096, dtype, measured.device))
-            yield Figure("tokens", f"kernels between products beside torch's, {dtype}, largest error", error, "", f"<= {allowed}")
+            yield Figure(
+                "tokens",
+                f"kernels between products beside torch's, {dtype}, largest error",
+                error,
+                "",
+                f"<= {allowed}",
+            )
         unlike = slots_written_otherwise(measured.device)
-        yield Figure("tokens", "tensors of the slot state written otherwise by the kernel", unlike, "", "<= 0", "of 4")
+        yield Figure(
+            "tokens", "tensors of the slot state written otherwise by the kernel", unlike, "", "<= 0", "of 4"
+        )
         unlike = rows_kept_otherwise(128_256, measured.device)
-        yield Figure("tokens", "rows of which top_k, top_p, min_p keep others by the kernel", unlike, "", "<= 0", "of 27")
+        yield Figure(
+            "tokens",
+            "rows of which top_k, top_p, min_p keep others by the kernel",
+            unlike,
+            "",
+            "<= 0",
+            "of 27",
+        )
     names, count = (QUICK, 4) if measured.quick else (tuple(sorted(TINY)), 16)
     for name in names:
         yield parity(name, measured, count)
@@ -64,7 +85,9 @@ def kind_of_step(measured: Measured) -> str:
 
 
 def parity(name: str, measured: Measured, count: int) -> Figure:
-    """`count` requests over four slots, then each again behind its first ten tokens. The reference runs on the CPU."""
+    """`count` requests over four slots, then each again behind its first
+    ten tokens. The reference runs on the CPU.
+    """
     directory = measured.directory / "tiny" / name
     tiny = TinyModel(directory, build(name), Agreement())
     tiny.model.save_pretrained(directory)
@@ -88,16 +111,31 @@ def seeds(name: str, measured: Measured) -> Figure:
     engine = _engine(TinyModel(measured.directory / "tiny" / name, None, Agreement()), measured)
     requests = random_requests(8, temperature=1.0, top_k=40, top_p=0.9, seed=5)
     together = dict(Serving(engine).run(requests))
-    unequal = sum(Serving(engine).run([request])[request.request_id] != together[request.request_id] for request in requests)
-    return Figure("tokens", "answers unlike the same seed's in a batch", unequal, "", "<= 0", f"of {len(requests)}")
+    unequal = sum(
+        Serving(engine).run([request])[request.request_id] != together[request.request_id]
+        for request in requests
+    )
+    return Figure(
+        "tokens", "answers unlike the same seed's in a batch", unequal, "", "<= 0", f"of {len(requests)}"
+    )
 
 
 def _engine(tiny: TinyModel, measured: Measured) -> TorchEngine:
-    return tiny.engine(device=measured.device, cuda_graphs=measured.cuda_graphs, fused_layers=measured.fused_layers)
+    return tiny.engine(
+        device=measured.device, cuda_graphs=measured.cuda_graphs, fused_layers=measured.fused_layers
+    )
 
 
-def kernel_error(heads: Heads, window: int | None, softcap: float | None, dtype: torch.dtype, device: str, num_rows: int = 5) -> float:
-    """The largest difference between attention straight over scattered blocks and torch's operators over gathered ones in float32.
+def kernel_error(
+    heads: Heads,
+    window: int | None,
+    softcap: float | None,
+    dtype: torch.dtype,
+    device: str,
+    num_rows: int = 5,
+) -> float:
+    """The largest difference between attention straight over scattered blocks and torch's operators over
+    gathered ones in float32.
 
     Of `num_rows` rows, at most 5.
     """
@@ -112,65 +150,101 @@ def kernel_error(heads: Heads, window: int | None, softcap: float | None, dtype:
         :, : heads.query_width
     ]  # rows with something between them
     found = paged_attention(q, blocks, PagedRows(0, num_rows, table, positions, window), heads, softcap)
-    keys, values = blocks[table].permute(2, 0, 3, 1, 4, 5).reshape(2, num_rows, heads.num_kv_heads, -1, heads.head_dim).float()
+    keys, values = (
+        blocks[table]
+        .permute(2, 0, 3, 1, 4, 5)
+        .reshape(2, num_rows, heads.num_kv_heads, -1, heads.head_dim)
+        .float()
+    )
     token = torch.arange(keys.shape[2], device=device)
     hidden = token > positions[:, None]
     if window is not None:
         hidden |= token <= positions[:, None] - window
     mask = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, float("-inf"))[:, None, None]
     rows = q.reshape(num_rows, heads.num_kv_heads, heads.group, heads.head_dim).float()
-    wanted = score_operator(softcap)(rows, keys, values, attn_mask=mask, scale=heads.scale).reshape(num_rows, -1)
+    wanted = score_operator(softcap)(rows, keys, values, attn_mask=mask, scale=heads.scale).reshape(
+        num_rows, -1
+    )
     return float((found.float() - wanted).abs().max())
 
 
-def chunk_error(heads: Heads, window: int | None, softcap: float | None, dtype: torch.dtype, device: str) -> float:
+def chunk_error(
+    heads: Heads, window: int | None, softcap: float | None, dtype: torch.dtype, device: str
+) -> float:
     """The same for chunks: whole prompts and ends of prompts, of fewer and of more rows than a tile has."""
     torch.manual_seed(0)
     starts, lengths = np.array([0, 0, 37, 90], np.int32), np.array([1, 70, 131, 40], np.int32)
     count, four, limits = int(lengths.sum()), np.arange(4, dtype=np.int32), ModelLimits(256, 100, 4, 128, 8)
     nothing = np.zeros(4, np.bool_)
-    plan = StepPlan(0, (), four, four, starts, lengths, np.zeros(4, np.uint8), nothing, np.zeros(count, np.int32))
+    plan = StepPlan(
+        0, (), four, four, starts, lengths, np.zeros(4, np.uint8), nothing, np.zeros(count, np.int32)
+    )
     state = SlotState(limits, torch.device(device))
     state.table[:4] = torch.randperm(128).view(4, 32).to(device)
     layer = LayerAttention(1, heads, score_operator(softcap), softcap)
-    caches = [KVCache(BlockShape(3, 8, heads.num_kv_heads, heads.head_dim, kind), 129, state.device) for kind in (dtype, torch.float32)]
+    caches = [
+        KVCache(BlockShape(3, 8, heads.num_kv_heads, heads.head_dim, kind), 129, state.device)
+        for kind in (dtype, torch.float32)
+    ]
     caches[0].blocks.normal_()
     caches[1].blocks.copy_(caches[0].blocks)
     outs = []
     for cache, most_rows in zip(caches, (chunk_rows(dtype), 0), strict=True):
         batch = StepBatcher(state, cache, (window,), chunk_rows=most_rows).batch(plan)
         torch.manual_seed(1)
-        qkv = torch.randn((len(batch.tokens), heads.query_width + 2 * heads.kv_width), dtype=dtype, device=device).to(cache.shape.dtype)
+        qkv = torch.randn(
+            (len(batch.tokens), heads.query_width + 2 * heads.kv_width), dtype=dtype, device=device
+        ).to(cache.shape.dtype)
         place_operator(fused=False)(qkv, None, batch.write, 1, cache, heads)
         outs.append(attend(qkv, batch.spans[window], layer, cache)[:count].float())
     return float((outs[0] - outs[1]).abs().max())
 
 
 def fused_errors(heads: Heads, width: int, dtype: torch.dtype, device: str) -> list[Callable[[], float]]:
-    """Each gives the largest difference, as a share where beyond 1, between a fused kernel and torch's operators in float32."""
+    """Each gives the largest difference, as a share where beyond 1, between a
+    fused kernel and torch's operators in float32.
+    """
 
     def drawn(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
         return torch.randn(shape, dtype=dtype, device=device)
 
     def residual(kind: NormKind, bias: Tensor | None, weight: Tensor) -> float:
         x, y = drawn(5, width), drawn(5, width)
-        norm, exact = Norm(kind, weight, bias, 1e-5), Norm(kind, weight.float(), None if bias is None else bias.float(), 1e-5)
+        norm, exact = (
+            Norm(kind, weight, bias, 1e-5),
+            Norm(kind, weight.float(), None if bias is None else bias.float(), 1e-5),
+        )
         summed = (x.float() + 0.5 * y.float()).to(dtype)
         normed = ResidualNorm(norm, dtype, fused=True).after(x, y, 0.5)
-        return max(_error(x, summed), _error(normed, ResidualNorm(exact, torch.float32, fused=False).of(summed.float())))
+        return max(
+            _error(x, summed),
+            _error(normed, ResidualNorm(exact, torch.float32, fused=False).of(summed.float())),
+        )
 
     def gate(activation: Activation) -> float:
         up = drawn(5, 2 * width)
-        return _error(gate_operator(activation, fused=True)(up), gate_operator(activation, fused=False)(up.float()))
+        return _error(
+            gate_operator(activation, fused=True)(up), gate_operator(activation, fused=False)(up.float())
+        )
 
     def place(turns: bool) -> float:
         shape = BlockShape(3, 8, heads.num_kv_heads, heads.head_dim, dtype)
-        ours, exact = (KVCache(replace(shape, dtype=kind), 12, torch.device(device)) for kind in (dtype, torch.float32))
-        rows = exact.write_rows(torch.tensor([7, 0, 11, 11, 3], device=device), torch.tensor([0, 7, 1, 2, 3], device=device))
+        ours, exact = (
+            KVCache(replace(shape, dtype=kind), 12, torch.device(device)) for kind in (dtype, torch.float32)
+        )
+        rows = exact.write_rows(
+            torch.tensor([7, 0, 11, 11, 3], device=device), torch.tensor([0, 7, 1, 2, 3], device=device)
+        )
         qkv = drawn(5, heads.query_width + 2 * heads.kv_width)
         wanted, half = qkv.to(torch.float32, copy=True), drawn(5, 1, heads.head_dim // 2)
-        rotation = (torch.cat((half.cos(), half.cos()), -1), torch.cat((-half.sin(), half.sin()), -1)) if turns else None
-        place_operator(fused=False)(wanted, rotation and (rotation[0].float(), rotation[1].float()), rows, 1, exact, heads)
+        rotation = (
+            (torch.cat((half.cos(), half.cos()), -1), torch.cat((-half.sin(), half.sin()), -1))
+            if turns
+            else None
+        )
+        place_operator(fused=False)(
+            wanted, rotation and (rotation[0].float(), rotation[1].float()), rows, 1, exact, heads
+        )
         place_operator(fused=True)(qkv, rotation, rows, 1, ours, heads)
         return max(_error(qkv, wanted), _error(ours.blocks, exact.blocks))
 
@@ -178,17 +252,28 @@ def fused_errors(heads: Heads, width: int, dtype: torch.dtype, device: str) -> l
     kinds = ((NormKind.RMS, None), (NormKind.LAYER, None), (NormKind.LAYER, drawn(width)))
     weights = (drawn(width), drawn(width, dtype=torch.float32))
     norms = [partial(residual, kind, bias, weight) for kind, bias in kinds for weight in weights]
-    return [*norms, *(partial(gate, activation) for activation in Activation), *(partial(place, turns) for turns in (True, False))]
+    return [
+        *norms,
+        *(partial(gate, activation) for activation in Activation),
+        *(partial(place, turns) for turns in (True, False)),
+    ]
 
 
 def slots_written_otherwise(device: str) -> int:
-    """In how many of its tensors the state differs after the same admissions, growth and releases, by the kernel and by torch."""
-    states = [SlotState(ModelLimits(640, 100, 9, 400, 4), torch.device(device), kernels) for kernels in (True, False)]
+    """In how many of its tensors the state differs after the same admissions,
+    growth and releases, by the kernel and by torch.
+    """
+    states = [
+        SlotState(ModelLimits(640, 100, 9, 400, 4), torch.device(device), kernels)
+        for kernels in (True, False)
+    ]
     generator = np.random.default_rng(0)
     for _ in range(30):
         slot, prompt = int(generator.integers(9)), int(generator.integers(1, 400))
         stop_ids = tuple(int(token) for token in generator.integers(0, 100, generator.integers(0, 7)))
-        sampling = Sampling(9, temperature=generator.random(), top_p=generator.random(), seed=2**63 + 5, stop_ids=stop_ids)
+        sampling = Sampling(
+            9, temperature=generator.random(), top_p=generator.random(), seed=2**63 + 5, stop_ids=stop_ids
+        )
         blocks = generator.integers(0, 400, -(-prompt // 4)).astype(np.int32)
         grown = Grow(slot, 1, len(blocks), generator.integers(0, 400, 3).astype(np.int32))
         for state in states:
@@ -217,7 +302,9 @@ def rows_kept_otherwise(vocabulary: int, device: str) -> int:
     for steepness in (0.01, 1.0, 6.0):
         logits = torch.randn((len(limits), vocabulary), device=device) * steepness
         probs = probabilities(logits, torch.ones(len(limits), device=device))
-        ours, wanted = (restricted(probs, replace(restrictions, by_kernel=by_kernel)) for by_kernel in (True, False))
+        ours, wanted = (
+            restricted(probs, replace(restrictions, by_kernel=by_kernel)) for by_kernel in (True, False)
+        )
         count += int((ours != wanted).any(1).sum())
     return count
 

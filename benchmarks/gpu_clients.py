@@ -1,4 +1,5 @@
-"""Requests that come by the clock, and the times that are noted of them: in place of the instance's link, or as bodies for HTTP.
+"""Requests that come by the clock, and the times that are noted of them: in place of the instance's link, or
+as bodies for HTTP.
 
 Called by the parts of `gpu.py`.
 """
@@ -24,7 +25,10 @@ def jobs_of(count: int, vocabulary: int, prompts: Range, answers: Range, seed: i
     generator = np.random.default_rng(seed)
     lengths = generator.integers(prompts[0], prompts[1] + 1, count)
     counts = generator.integers(answers[0], answers[1] + 1, count)
-    return [Job(generator.integers(0, vocabulary, length).tolist(), int(most)) for length, most in zip(lengths, counts, strict=True)]
+    return [
+        Job(generator.integers(0, vocabulary, length).tolist(), int(most))
+        for length, most in zip(lengths, counts, strict=True)
+    ]
 
 
 class Clients:
@@ -60,7 +64,11 @@ class Clients:
     def _next_s(self) -> float:
         """Seconds until the next request is due."""
         number = len(self.timings)
-        return self._began_s + self._due_s[number] - time.perf_counter() if number < len(self._jobs) else float("inf")
+        return (
+            self._began_s + self._due_s[number] - time.perf_counter()
+            if number < len(self._jobs)
+            else float("inf")
+        )
 
     def _due(self) -> list[Submit]:
         submits = []

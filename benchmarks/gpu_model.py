@@ -1,5 +1,5 @@
-"""The model that `gpu.py` measures: Llama-3.1-8B's shape without its checkpoint. A directory holds configuration and tokenizer alone;
-the weights are drawn on the device (`model.random_weights`).
+"""The model that `gpu.py` measures: Llama-3.1-8B's shape without its checkpoint. A directory holds
+configuration and tokenizer alone; the weights are drawn on the device (`model.random_weights`).
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class Measured:
 
     @property
     def kv_gib(self) -> float:
-        """For KV blocks, at most. A device of 80 GB has 50 left: enough for the online work, whose 512 slots take 48."""
+        """For KV blocks, at most. A device of 80 GB has 50 left: enough for
+        the online work, whose 512 slots take 48.
+        """
         import torch
 
         if self.quick:
@@ -83,14 +85,25 @@ class Measured:
         from transformers import LlamaConfig
 
         self.directory.mkdir(parents=True)
-        options = {"max_position_embeddings": 8192, "tie_word_embeddings": False, "bos_token_id": None, "eos_token_id": None}
-        LlamaConfig(**self.shape, **options, architectures=["LlamaForCausalLM"]).save_pretrained(self.directory)
+        options = {
+            "max_position_embeddings": 8192,
+            "tie_word_embeddings": False,
+            "bos_token_id": None,
+            "eos_token_id": None,
+        }
+        LlamaConfig(**self.shape, **options, architectures=["LlamaForCausalLM"]).save_pretrained(
+            self.directory
+        )
         make_tokenizer(self.directory, self.vocabulary, self.letters)
 
     def settings(self, slots: int, max_model_tokens: int, token_budget: int) -> Settings:
         """One step ahead, also on a CPU: the loop that a GPU gets."""
         model = ModelSettings(
-            str(self.directory), "bfloat16", device=self.device, max_model_tokens=max_model_tokens, random_weights=True
+            str(self.directory),
+            "bfloat16",
+            device=self.device,
+            max_model_tokens=max_model_tokens,
+            random_weights=True,
         )
         engine = EngineSettings(
             slots=slots,

@@ -1,6 +1,6 @@
-"""The online work of TensorRT-LLM's published table (v0.14, Llama-3.1-8B, bf16, one H200, behind Triton): 500 requests of 467/256 and
-202/214 tokens, all at once and 8 per second; through our loop in process, through real Triton, and through transformers' continuous
-batching. Called by `gpu.py`.
+"""The online work of TensorRT-LLM's published table (v0.14, Llama-3.1-8B, bf16, one H200, behind Triton): 500
+requests of 467/256 and 202/214 tokens, all at once and 8 per second; through our loop in process, through
+real Triton, and through transformers' continuous batching. Called by `gpu.py`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ def triton(measured: Measured) -> Iterator[Figure]:
     served = Served(measured)
     try:
         count = QUICK_REQUESTS if measured.quick else NUM_REQUESTS
-        streams = EnsembleStreams(served.port, count, lambda event: len(event["text_output"]) // measured.letters)
+        streams = EnsembleStreams(
+            served.port, count, lambda event: len(event["text_output"]) // measured.letters
+        )
         with closing(streams):
             yield from _through_triton(measured, streams)
     finally:
@@ -85,7 +87,13 @@ def _through_triton(measured: Measured, streams: EnsembleStreams) -> Iterator[Fi
         for paced in (False, True):
             jobs, due_s = work_of(measured, shape, paced)
             texts = [text_of(job.prompt, measured.letters) for job in jobs]
-            yield from figures("online, through Triton", measured, shape, paced, streams.ask(texts, Work(jobs, len(jobs)), due_s))
+            yield from figures(
+                "online, through Triton",
+                measured,
+                shape,
+                paced,
+                streams.ask(texts, Work(jobs, len(jobs)), due_s),
+            )
 
 
 def transformers(measured: Measured) -> Iterator[Figure]:
@@ -105,14 +113,18 @@ def slots_of(measured: Measured) -> int:
 
 
 def work_of(measured: Measured, shape: Shape, paced: bool) -> tuple[list[Job], list[float]]:
-    """Requests of exactly the shape's lengths, and when each comes; others for each piece of work, so that no prefix is known."""
+    """Requests of exactly the shape's lengths, and when each comes; others for
+    each piece of work, so that no prefix is known.
+    """
     count = QUICK_REQUESTS if measured.quick else PACED_REQUESTS if paced else NUM_REQUESTS
     lengths = (shape.num_input, shape.num_input), (shape.num_output, shape.num_output)
     jobs = jobs_of(count, measured.vocabulary, *lengths, seed=2 * shape.num_input + paced)
     return jobs, [number / RATE * paced for number in range(count)]
 
 
-def figures(part: str, measured: Measured, shape: Shape, paced: bool, timings: list[Timing]) -> Iterator[Figure]:
+def figures(
+    part: str, measured: Measured, shape: Shape, paced: bool, timings: list[Timing]
+) -> Iterator[Figure]:
     """Tokens that come together came when the piece came: between tokens, all but the first took no time."""
     wrong = sum(len(timing.tokens) != shape.num_output for timing in timings)
     assert not wrong, f"{wrong} of {len(timings)} answers have another length than {shape.num_output}"
@@ -122,11 +134,24 @@ def figures(part: str, measured: Measured, shape: Shape, paced: bool, timings: l
     how = f"{shape.name} {f'{RATE:.0f} a second' if paced else 'at once'}"
     ours, published = not part.startswith("transformers"), not measured.quick
     wanted = f">= {shape.tok_s}" if published and ours and not paced else ""
-    yield Figure(part, f"{how}: output", sum(len(timing.tokens) for timing in timings) / wall_s, "tokens/s", wanted)
-    bounds = (f"<= {FIRST_MS}", f"<= {BETWEEN_MS}") if published and ours and paced and shape == SHAPES[0] else ("", "")
-    quantiles = [f"p50 {np.percentile(values, 50):.4g}, p99 {np.percentile(values, 99):.4g}" for values in (first_ms, between_ms)]
-    yield Figure(part, f"{how}: to the first token, mean", float(first_ms.mean()), "ms", bounds[0], quantiles[0])
-    yield Figure(part, f"{how}: between tokens, mean", float(between_ms.mean()), "ms", bounds[1], quantiles[1])
+    yield Figure(
+        part, f"{how}: output", sum(len(timing.tokens) for timing in timings) / wall_s, "tokens/s", wanted
+    )
+    bounds = (
+        (f"<= {FIRST_MS}", f"<= {BETWEEN_MS}")
+        if published and ours and paced and shape == SHAPES[0]
+        else ("", "")
+    )
+    quantiles = [
+        f"p50 {np.percentile(values, 50):.4g}, p99 {np.percentile(values, 99):.4g}"
+        for values in (first_ms, between_ms)
+    ]
+    yield Figure(
+        part, f"{how}: to the first token, mean", float(first_ms.mean()), "ms", bounds[0], quantiles[0]
+    )
+    yield Figure(
+        part, f"{how}: between tokens, mean", float(between_ms.mean()), "ms", bounds[1], quantiles[1]
+    )
 
 
 class Served:
@@ -135,7 +160,9 @@ class Served:
     def __init__(self, measured: Measured) -> None:
         wheel = Path(sysconfig.get_path("purelib")) / "pytriton/tritonserver"
         if not wheel.exists() and not Path("/opt/tritonserver").exists():
-            raise LeftOutError("no tritonserver here: neither the wheel nvidia-pytriton nor /opt/tritonserver")
+            raise LeftOutError(
+                "no tritonserver here: neither the wheel nvidia-pytriton nor /opt/tritonserver"
+            )
         self.port = free_port()
         settings = {
             "model.directory": measured.directory,
@@ -190,7 +217,9 @@ class _ContinuousBatching:
         from transformers import AutoConfig, AutoModelForCausalLM, ContinuousBatchingConfig
 
         with torch.device(measured.device):
-            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(measured.directory), dtype=torch.bfloat16).eval()
+            model = AutoModelForCausalLM.from_config(
+                AutoConfig.from_pretrained(measured.directory), dtype=torch.bfloat16
+            ).eval()
         self._slots = slots_of(measured)
         pages = -(-(shape.num_input + shape.num_output) // PAGE_TOKENS)
         batching = ContinuousBatchingConfig(

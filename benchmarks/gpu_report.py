@@ -33,7 +33,12 @@ class Figure:
 
     @property
     def line(self) -> str:
-        return " ".join(filter(None, [f"{self.verdict:4}", f"{self.part}: {self.what}", f"{self.value:.5g}", self.unit, self.note]))
+        return " ".join(
+            filter(
+                None,
+                [f"{self.verdict:4}", f"{self.part}: {self.what}", f"{self.value:.5g}", self.unit, self.note],
+            )
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +53,24 @@ class Ended:
 
 def table(figures: Sequence[Figure], parts: Sequence[Ended]) -> str:
     lines = [("part", "figure", "value", "unit", "wanted", "", "note"), ("---",) * 7]
-    lines += [(row.part, row.what, f"{row.value:.5g}", row.unit, row.wanted, row.verdict, row.note) for row in figures]
+    lines += [
+        (row.part, row.what, f"{row.value:.5g}", row.unit, row.wanted, row.verdict, row.note)
+        for row in figures
+    ]
     for part in parts:
         if part.error:
             said = part.error.strip().splitlines()[-1]
-            lines.append((part.part, "left out" if part.left_out else "did not end", "", "", "", "" if part.left_out else "FAIL", said))
+            lines.append(
+                (
+                    part.part,
+                    "left out" if part.left_out else "did not end",
+                    "",
+                    "",
+                    "",
+                    "" if part.left_out else "FAIL",
+                    said,
+                )
+            )
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 

@@ -1,8 +1,8 @@
-"""The engine alone and under the instance's loop: bandwidth, milliseconds a decode step beside their floor, prefill, the token gap,
-copies in steady steps. Called by `gpu.py`.
+"""The engine alone and under the instance's loop: bandwidth, milliseconds a decode step beside their floor,
+prefill, the token gap, copies in steady steps. Called by `gpu.py`.
 
-The floor of a decode step is what has to be read for it, weights (all but the embedding) and KV, over the bandwidth of a plain copy,
-bytes read and written.
+The floor of a decode step is what has to be read for it, weights (all but the embedding) and KV, over the
+bandwidth of a plain copy, bytes read and written.
 """
 
 from __future__ import annotations
@@ -51,12 +51,18 @@ def steps(measured: Measured) -> Iterator[Figure]:
         floor_s = (weights + slots * tokens * measured.kv_token_bytes) / bandwidth
         note = f"{step_s * 1e3:.3f} ms; floor {floor_s * 1e3:.3f} ms; {slots / step_s:.0f} tokens/s"
         wanted = "" if measured.quick else MOST_OVER_FLOOR.get(slots, "")
-        yield Figure("steps", f"decode step of {slots} slots over its floor", step_s / floor_s, "", wanted, note)
-    yield Figure("steps", "prefill", pace_of(prefills), "tokens/s", note=f"steps of {prefills[0][0].num_tokens} tokens")
+        yield Figure(
+            "steps", f"decode step of {slots} slots over its floor", step_s / floor_s, "", wanted, note
+        )
+    yield Figure(
+        "steps", "prefill", pace_of(prefills), "tokens/s", note=f"steps of {prefills[0][0].num_tokens} tokens"
+    )
 
 
 def unfused(measured: Measured) -> Iterator[Figure]:
-    """What kernels of our own between the products of a layer are worth: the same steps by torch's operators."""
+    """What kernels of our own between the products of a layer are
+    worth: the same steps by torch's operators.
+    """
     if not measured.fused_layers:
         raise LeftOutError("the steps above were without fused layers already")
     sizes = QUICK_SLOTS if measured.quick else UNFUSED_SLOTS
@@ -71,12 +77,18 @@ def unfused(measured: Measured) -> Iterator[Figure]:
 def gap(measured: Measured) -> Iterator[Figure]:
     """Requests wait all the time; the loop is the instance's own, and texts are nobody's affair."""
     slots, num_steps = (QUICK_GAP_SLOTS, 40) if measured.quick else (GAP_SLOTS, 1000)
-    settings = measured.settings(slots, 1024 if not measured.quick else 128, 2048 if not measured.quick else 64)
+    settings = measured.settings(
+        slots, 1024 if not measured.quick else 128, 2048 if not measured.quick else 64
+    )
     scheduler, engine = build(settings)
     recorded = RecordedEngine(engine, engine.limits)
     longest = 24 if measured.quick else 512
-    jobs = jobs_of(num_steps * slots // 8, measured.vocabulary, (longest // 4, longest), (longest // 4, longest))
-    instance = Instance(scheduler, recorded, Clients(jobs, [0.0] * len(jobs)), lambda: None, settings.steps_ahead)
+    jobs = jobs_of(
+        num_steps * slots // 8, measured.vocabulary, (longest // 4, longest), (longest // 4, longest)
+    )
+    instance = Instance(
+        scheduler, recorded, Clients(jobs, [0.0] * len(jobs)), lambda: None, settings.steps_ahead
+    )
     while len(recorded.outputs) < num_steps:
         instance.turn()
     steady = [output for plan, output in recorded.steps[1:] if not plan.operations and not len(plan.tokens)]
@@ -93,7 +105,9 @@ def gap(measured: Measured) -> Iterator[Figure]:
 
 
 def copies(measured: Measured) -> Iterator[Figure]:
-    """From host to device in steps without slot changes, and waits for the device in any, as torch's profiler counts them."""
+    """From host to device in steps without slot changes, and waits for the
+    device in any, as torch's profiler counts them.
+    """
     slots = QUICK_GAP_SLOTS if measured.quick else GAP_SLOTS
     engine = engine_of(measured, slots)
     scheduler = filled(measured, engine, slots, num_steps=64)
@@ -108,7 +122,9 @@ def copies(measured: Measured) -> Iterator[Figure]:
 
     names = profiled(measured, steady_steps)
     ahead.run()
-    assert any(name == "aten::embedding" or "Graph" in name for name in names), "the profiler saw no forward pass"
+    assert any(name == "aten::embedding" or "Graph" in name for name in names), (
+        "the profiler saw no forward pass"
+    )
     found = sum("Memcpy HtoD" in name for name in names)
     yield Figure("copies", "from host to device in 16 steady steps", found, "", "<= 0")
     launched = sum("LaunchKernel" in name or "GraphLaunch" in name for name in names)
@@ -117,7 +133,9 @@ def copies(measured: Measured) -> Iterator[Figure]:
         ahead = _Ahead(filled(measured, engine, slots, num_steps=40, **sampling), engine)
         waits = profiled(measured, ahead.run).count("cudaStreamSynchronize")
         steps = f"of {len(ahead.recorded.plans)} steps: prompts, slot operations, decodes"
-        yield Figure("copies", f"waits for the device while steps are launched, {what}", waits, "", "<= 0", steps)
+        yield Figure(
+            "copies", f"waits for the device while steps are launched, {what}", waits, "", "<= 0", steps
+        )
 
 
 def profiled(measured: Measured, work: Callable[[], None]) -> list[str]:
@@ -151,7 +169,9 @@ class _Ahead:
     def is_steady(self, slots: int) -> bool:
         """Whether the last two launched steps decoded `slots` rows and changed nothing."""
         last = self.recorded.plans[-2:]
-        return len(last) == 2 and all(plan.num_decodes == slots and not plan.operations and not len(plan.tokens) for plan in last)
+        return len(last) == 2 and all(
+            plan.num_decodes == slots and not plan.operations and not len(plan.tokens) for plan in last
+        )
 
 
 def engine_of(measured: Measured, slots: int) -> TorchEngine:
@@ -159,7 +179,9 @@ def engine_of(measured: Measured, slots: int) -> TorchEngine:
     return TorchEngine(measured.settings(slots, tokens, PREFILL_TOKENS))
 
 
-def filled(measured: Measured, engine: TorchEngine, slots: int, num_steps: int, **sampling: Any) -> SlotScheduler:
+def filled(
+    measured: Measured, engine: TorchEngine, slots: int, num_steps: int, **sampling: Any
+) -> SlotScheduler:
     """A scheduler with `slots` requests that will decode together for at least `num_steps` steps."""
     context = QUICK_CONTEXT if measured.quick else CONTEXT_TOKENS
     scheduler = SlotScheduler(engine.limits, PREFILL_TOKENS)
@@ -167,7 +189,9 @@ def filled(measured: Measured, engine: TorchEngine, slots: int, num_steps: int, 
     generator = np.random.default_rng(0)
     for number in range(slots):
         prompt = generator.integers(0, measured.vocabulary, context).astype(np.int32)
-        scheduler.submit(Request(number, prompt, Sampling(max_tokens=max_tokens, **sampling)), np.zeros(0, np.int32))
+        scheduler.submit(
+            Request(number, prompt, Sampling(max_tokens=max_tokens, **sampling)), np.zeros(0, np.int32)
+        )
     return scheduler
 
 
@@ -184,7 +208,9 @@ def run_steps(measured: Measured, engine: TorchEngine, slots: int) -> tuple[list
 
 def pace_of(steps: list[Step]) -> float:
     """Tokens a second."""
-    return sum(plan.num_tokens for plan, _ in steps) / sum(output.busy_s + output.gap_s for _, output in steps)
+    return sum(plan.num_tokens for plan, _ in steps) / sum(
+        output.busy_s + output.gap_s for _, output in steps
+    )
 
 
 def copy_bandwidth(measured: Measured) -> float:

@@ -2,14 +2,15 @@
 
     python benchmarks/host_time.py --json benchmarks/results/host_time.json
 
-loop: a steady step of the instance's loop, in which nobody comes or ends: news, plan, launch, booking, tokens on the wire to a process
-that reads them. Processor time of the loop's thread, without what it spends in the engine's own calls. `warm`: caches as engine and
-loop left them. The toy engine is a Python loop over the slots, which leaves the less of them the more slots there are; the engine
-`none` computes nothing. `flushed`: as a forward pass of 25 ms leaves them, which goes through 64 MB again and again. Loops take turns
-of ten steps.
+loop: a steady step of the instance's loop, in which nobody comes or ends: news, plan, launch, booking, tokens
+on the wire to a process that reads them. Processor time of the loop's thread, without what it spends in the
+engine's own calls. `warm`: caches as engine and loop left them. The toy engine is a Python loop over the
+slots, which leaves the less of them the more slots there are; the engine `none` computes nothing. `flushed`:
+as a forward pass of 25 ms leaves them, which goes through 64 MB again and again. Loops take turns of ten
+steps.
 
-changing: the slot scheduler alone, 16 slots; at every step one request ends, one arrives, one that waits is cancelled. streams: the
-stream table, of whose streams 16 get a token.
+changing: the slot scheduler alone, 16 slots; at every step one request ends, one arrives, one that waits is
+cancelled. streams: the stream table, of whose streams 16 get a token.
 """
 
 from __future__ import annotations
@@ -48,21 +49,31 @@ class Row:
 def row_of(what: str, case: Case, caches: str, seconds: list[float]) -> Row:
     p50, p99 = (round(float(np.percentile(seconds, level)) * 1e6, 1) for level in (50, 99))
     row = Row(what, *case, caches, p50, p99, len(seconds))
-    tqdm.write(f"{what}, engine {row.engine}, {row.slots} slots, {row.waiting} waiting, {caches}: {p50} us, p99 {p99}")
+    tqdm.write(
+        f"{what}, engine {row.engine}, {row.slots} slots, {row.waiting} waiting, {caches}: {p50} us, p99"
+        f" {p99}"
+    )
     return row
 
 
 def loop_cases(engines: list[str], slots: list[int], waiting: list[int]) -> list[Case]:
-    """Every number of slots with nobody waiting, and the fewest and most of the toy engine's with requests waiting."""
+    """Every number of slots with nobody waiting, and the fewest and most
+    of the toy engine's with requests waiting.
+    """
     found = [(engine, count, 0) for engine in engines for count in slots]
     return found + [
-        ("toy", count, queue) for count in sorted({min(slots), max(slots)}) for queue in waiting if queue and "toy" in engines
+        ("toy", count, queue)
+        for count in sorted({min(slots), max(slots)})
+        for queue in waiting
+        if queue and "toy" in engines
     ]
 
 
 def loops(cases: list[Case], steps: int) -> Iterator[Row]:
     """Of steady steps."""
-    spent: dict[tuple[Case, str], list[float]] = {(case, caches): [] for caches in ("warm", "flushed") for case in cases}
+    spent: dict[tuple[Case, str], list[float]] = {
+        (case, caches): [] for caches in ("warm", "flushed") for case in cases
+    }
     with ExitStack() as stack:
         running = {case: stack.enter_context(steady_loop(*case)) for case in tqdm(cases, desc="loops made")}
         for _ in tqdm(range(-(-steps // TURN_STEPS)), desc="steady steps"):
@@ -74,14 +85,24 @@ def loops(cases: list[Case], steps: int) -> Iterator[Row]:
 
 def queues(waiting: list[int], steps: int) -> Iterator[Row]:
     """Of steps in which somebody comes and somebody ends, and of tokens for some of many streams."""
-    kinds: dict[str, type[ChangingQueue | WaitingStreams]] = {"changing": ChangingQueue, "streams": WaitingStreams}
+    kinds: dict[str, type[ChangingQueue | WaitingStreams]] = {
+        "changing": ChangingQueue,
+        "streams": WaitingStreams,
+    }
     for what, count in tqdm([(what, count) for what in kinds for count in waiting], desc="queues"):
         queue = kinds[what](max(count, 2 * QUEUE_SLOTS))
-        yield row_of(what, ("none", QUEUE_SLOTS, max(count, 2 * QUEUE_SLOTS)), "warm", [queue.turn() for _ in range(steps)])
+        yield row_of(
+            what,
+            ("none", QUEUE_SLOTS, max(count, 2 * QUEUE_SLOTS)),
+            "warm",
+            [queue.turn() for _ in range(steps)],
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--slots", default="1,16,64,256,1024")
     parser.add_argument("--waiting", default="0,1000,100000")
     parser.add_argument("--engines", default="toy,none", help="of the loops")

@@ -1,4 +1,6 @@
-"""The loops that `host_time.py` measures: the instance's own with the toy engine, and what a long queue costs beside it."""
+"""The loops that `host_time.py` measures: the instance's own with the toy
+engine, and what a long queue costs beside it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ from python_backends.watching.metrics import Metrics
 from python_backends.wires import InstanceEnd, NewSession, SchedulerEnd
 
 NOTHING = np.zeros(0, np.int32)
-BLOCKS_A_SLOT = 72  # of 32 tokens; the longest answer fills 64, and admission leaves a twentieth of all blocks free
+# of 32 tokens; the longest answer fills 64, and admission leaves a twentieth of all blocks free
+BLOCKS_A_SLOT = 72
 PROMPT_TOKENS = 4
 SWEPT_BYTES = 64 << 20
 STEP_S = 0.025  # the toy engine takes 15 ms for 1,024 slots; a sweep 4
@@ -56,8 +59,9 @@ class NoEngine:
 
 
 class SweepingEngine:
-    """Does what `engine` does. If it `sweeps` it then goes on as a forward pass does: reads and writes memory that is larger than the
-    caches until the step has taken STEP_S, whatever `engine` took of it. Notes the plan and the processor time inside.
+    """Does what `engine` does. If it `sweeps` it then goes on as a forward pass does: reads and writes memory
+    that is larger than the caches until the step has taken STEP_S, whatever `engine` took of it. Notes the
+    plan and the processor time inside.
     """
 
     plans_steps = False
@@ -93,7 +97,9 @@ class SweepingEngine:
 def link_to_a_reader(engine: Engine) -> Iterator[InstanceEnd]:
     """An instance's end of the wire; a process at the other end reads all that is said."""
     with tempfile.TemporaryDirectory() as directory:
-        reader = multiprocessing.get_context("spawn").Process(target=_read, args=(Path(directory),), daemon=True)
+        reader = multiprocessing.get_context("spawn").Process(
+            target=_read, args=(Path(directory),), daemon=True
+        )
         reader.start()
         link = InstanceEnd(Path(directory), "instance-0", engine.limits)
         try:
@@ -115,7 +121,9 @@ def _read(directory: Path) -> None:
 class SteadyLoop:
     """An instance whose `slots` all decode and go on decoding, while `waiting` others wait for one."""
 
-    def __init__(self, slots: int, waiting: int, link: InstanceEnd, engine: Engine, scheduler: SlotScheduler) -> None:
+    def __init__(
+        self, slots: int, waiting: int, link: InstanceEnd, engine: Engine, scheduler: SlotScheduler
+    ) -> None:
         self._slots = slots
         self._engine = SweepingEngine(engine)
         self._instance = Instance(scheduler, self._engine, link, lambda: None)
@@ -126,7 +134,9 @@ class SteadyLoop:
             assert not scheduler.is_idle, f"{slots} slots never decoded together"
 
     def steady_steps(self, count: int, sweeps: bool) -> list[float]:
-        """Processor seconds of the loop's thread in each of `count` steady steps, without the engine's calls."""
+        """Processor seconds of the loop's thread in each of `count`
+        steady steps, without the engine's calls.
+        """
         self._engine.sweeps = sweeps
         self._turn()  # leaves the caches so
         spent: list[float] = []
@@ -148,7 +158,9 @@ class SteadyLoop:
 @contextmanager
 def steady_loop(engine: str, slots: int, waiting: int) -> Iterator[SteadyLoop]:
     """`engine`: toy or none."""
-    chosen = EngineSettings(kind="toy", slots=slots, kv_blocks=slots * BLOCKS_A_SLOT, token_budget=slots * 2 * PROMPT_TOKENS)
+    chosen = EngineSettings(
+        kind="toy", slots=slots, kv_blocks=slots * BLOCKS_A_SLOT, token_budget=slots * 2 * PROMPT_TOKENS
+    )
     scheduler, toy = build(Settings(engine=chosen))
     with link_to_a_reader(toy) as link:
         yield SteadyLoop(slots, waiting, link, toy if engine == "toy" else NoEngine(toy), scheduler)
@@ -156,8 +168,8 @@ def steady_loop(engine: str, slots: int, waiting: int) -> Iterator[SteadyLoop]:
 
 
 class ChangingQueue:
-    """A slot scheduler alone, with `waiting` requests: at every step one request ends, another gets its slot, one arrives and one that
-    waits is cancelled; priorities from 0 to 9.
+    """A slot scheduler alone, with `waiting` requests: at every step one request ends, another gets its slot,
+    one arrives and one that waits is cancelled; priorities from 0 to 9.
     """
 
     def __init__(self, waiting: int) -> None:
@@ -179,7 +191,9 @@ class ChangingQueue:
         plan = self._scheduler.plan()
         assert plan is not None
         count = int(plan.samples.sum())
-        self._scheduler.apply(plan, StepOutput(plan.number, np.ones(count, np.int32), np.zeros(count, np.uint8)))
+        self._scheduler.apply(
+            plan, StepOutput(plan.number, np.ones(count, np.int32), np.zeros(count, np.uint8))
+        )
         spent_s = time.thread_time() - started_s
         self._keep_count()
         return spent_s
@@ -188,7 +202,9 @@ class ChangingQueue:
         self._made += 1
         prompt = np.full(QUEUE_PROMPT_TOKENS, self._made % 1000, np.int32)
         sampling = Sampling(QUEUE_SLOTS)  # so one of the slots ends at every step
-        self._scheduler.submit(Request(self._made, prompt, sampling, priority=self._random.randrange(PRIORITIES)), NOTHING)
+        self._scheduler.submit(
+            Request(self._made, prompt, sampling, priority=self._random.randrange(PRIORITIES)), NOTHING
+        )
         self._waiting.append(self._made)
 
     def _keep_count(self) -> None:
@@ -202,12 +218,16 @@ class WaitingStreams:
     """A stream table with `waiting` streams without a slot, and some that get a token a step."""
 
     def __init__(self, waiting: int) -> None:
-        settings = StreamSettings(max_open=1 << 20, max_queued_tokens=1 << 40, probe_ms=10_000.0, first_chunk_ms=600_000.0)
+        settings = StreamSettings(
+            max_open=1 << 20, max_queued_tokens=1 << 40, probe_ms=10_000.0, first_chunk_ms=600_000.0
+        )
         self._table = StreamTable(settings, time.monotonic_ns, lambda words: 4, Metrics())
         self._table.instance_ready()
         prompt = np.zeros(QUEUE_PROMPT_TOKENS, np.int32)
         for number in range(QUEUE_SLOTS + waiting):
-            self._table.accept(Request(number, prompt, Sampling(1 << 20), stream=True, arrival_ns=time.monotonic_ns()), None)
+            self._table.accept(
+                Request(number, prompt, Sampling(1 << 20), stream=True, arrival_ns=time.monotonic_ns()), None
+            )
         self._table.outbox()
         for number in range(QUEUE_SLOTS):
             self._table.started(Started(number, 0, 0))
@@ -218,11 +238,15 @@ class WaitingStreams:
         ones = np.ones(QUEUE_SLOTS, np.int32)
         rows: Any = np.arange(QUEUE_SLOTS, dtype=np.int64)
         started_s = time.thread_time()
-        self._table.tokens(Tokens(rows, 0 * ones, self._index * ones, ones, np.full(QUEUE_SLOTS, Finish.RUNNING, np.uint8)))
+        self._table.tokens(
+            Tokens(rows, 0 * ones, self._index * ones, ones, np.full(QUEUE_SLOTS, Finish.RUNNING, np.uint8))
+        )
         self._table.outbox()
         for outgoing in self._table.due():
             assert outgoing.window is not None
-            self._table.feedback(Feedback(outgoing.request_id, outgoing.window.start + len(outgoing.window.tokens)))
+            self._table.feedback(
+                Feedback(outgoing.request_id, outgoing.window.start + len(outgoing.window.tokens))
+            )
         self._table.wait_s()
         self._index += 1
         return time.thread_time() - started_s

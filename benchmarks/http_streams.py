@@ -1,7 +1,9 @@
-"""Many streams of server-sent events over HTTP, closed loop, read by one thread: the client's side of the benchmarks that serve.
+"""Many streams of server-sent events over HTTP, closed loop, read by one thread: the client's side of the
+benchmarks that serve.
 
-Plain sockets, and an answer is only looked into when it has ended: a Python gRPC client takes 0.2 ms a response of the processors that
-are measured, this one 0.06. Used by `triton_cost.py` and by the peers that answer over HTTP.
+Plain sockets, and an answer is only looked into when it has ended: a Python gRPC client takes 0.2 ms a
+response of the processors that are measured, this one 0.06. Used by `triton_cost.py` and by the peers that
+answer over HTTP.
 """
 
 from __future__ import annotations
@@ -23,13 +25,19 @@ class HttpStreams:
     """`num_tokens` says how many tokens came with an event, `is_last` whether the answer ends with it."""
 
     def __init__(
-        self, port: int, path: str, num_connections: int, num_tokens: Callable[[Event], int], is_last: Callable[[Event], bool]
+        self,
+        port: int,
+        path: str,
+        num_connections: int,
+        num_tokens: Callable[[Event], int],
+        is_last: Callable[[Event], bool],
     ) -> None:
         self._head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         self._num_tokens, self._is_last = num_tokens, is_last
         self._ready = selectors.DefaultSelector()
         self._free = [socket.create_connection(("127.0.0.1", port)) for _ in range(num_connections)]
-        self._came: dict[socket.socket, list[tuple[float, bytes]]] = {}  # the answer on a connection: when came which part
+        # the answer on a connection: when came which part
+        self._came: dict[socket.socket, list[tuple[float, bytes]]] = {}
         self._asked: dict[socket.socket, Timing] = {}
         for connection in self._free:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -43,13 +51,23 @@ class HttpStreams:
             connection.close()
 
     def run(self, bodies: Sequence[Event], due_s: Sequence[float] | None = None) -> list[Timing]:
-        """Submits each as soon as a connection is free, or so long after the start as `due_s` says, if that is later."""
+        """Submits each as soon as a connection is free, or so long after the
+        start as `due_s` says, if that is later.
+        """
         timings: list[Timing] = []
         due_s, began_s = due_s or [0.0] * len(bodies), time.perf_counter()
         while len(timings) < len(bodies) or self._asked:
-            while self._free and len(timings) < len(bodies) and began_s + due_s[len(timings)] <= time.perf_counter():
+            while (
+                self._free
+                and len(timings) < len(bodies)
+                and began_s + due_s[len(timings)] <= time.perf_counter()
+            ):
                 timings.append(self._submit(bodies[len(timings)]))
-            wait_s = began_s + due_s[len(timings)] - time.perf_counter() if self._free and len(timings) < len(bodies) else None
+            wait_s = (
+                began_s + due_s[len(timings)] - time.perf_counter()
+                if self._free and len(timings) < len(bodies)
+                else None
+            )
             for key, _ in self._ready.select(wait_s):
                 assert isinstance(key.fileobj, socket.socket)
                 self._take(key.fileobj)
@@ -67,8 +85,12 @@ class HttpStreams:
         part, came = connection.recv(1 << 16), self._came[connection]
         came.append((time.perf_counter(), part))
         if not part:
-            raise RuntimeError(f"the server hung up on a request, after {b''.join(each for _, each in came)!r}")
-        if part.endswith(END) or (len(part) < len(END) and b"".join(each for _, each in came[-len(END) :]).endswith(END)):
+            raise RuntimeError(
+                f"the server hung up on a request, after {b''.join(each for _, each in came)!r}"
+            )
+        if part.endswith(END) or (
+            len(part) < len(END) and b"".join(each for _, each in came[-len(END) :]).endswith(END)
+        ):
             self._read(came, self._asked.pop(connection))
             self._free.append(connection)
 
@@ -96,12 +118,18 @@ class EnsembleStreams(HttpStreams):
 
     def __init__(self, port: int, num_connections: int, num_tokens: Callable[[Event], int]) -> None:
         super().__init__(
-            port, "/v2/models/ensemble/generate_stream", num_connections, num_tokens, lambda event: "finish_reason" in event
+            port,
+            "/v2/models/ensemble/generate_stream",
+            num_connections,
+            num_tokens,
+            lambda event: "finish_reason" in event,
         )
 
     def ask(self, texts: Sequence[str], work: Work, due_s: Sequence[float] | None = None) -> list[Timing]:
         asks = zip(texts, work.jobs, strict=True)
-        return self.run([{"text_input": text, "max_tokens": job.max_tokens, "stream": True} for text, job in asks], due_s)
+        return self.run(
+            [{"text_input": text, "max_tokens": job.max_tokens, "stream": True} for text, job in asks], due_s
+        )
 
     def _keep(self, chunk: Event, timing: Timing) -> None:
         timing.text += chunk["text_output"]

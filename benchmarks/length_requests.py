@@ -1,7 +1,8 @@
-"""Requests with the lengths of their answers, for measuring predictors: the bundled model's eight tasks, whose right answers are known.
+"""Requests with the lengths of their answers, for measuring predictors: the bundled model's eight tasks,
+whose right answers are known.
 
-A length is that of the task's own answer, in the model's tokens, with the end: what the model itself gives in nine of ten cases, and
-thousands of them cost a minute instead of hours. Used by `lengths.py` and `drift.py`.
+A length is that of the task's own answer, in the model's tokens, with the end: what the model itself gives in
+nine of ten cases, and thousands of them cost a minute instead of hours. Used by `lengths.py` and `drift.py`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class Asked:
 
 
 def draw(tasks: Sequence[str], count: int, rng: Random, held_out: bool) -> list[Asked]:
-    """`count` requests of these tasks, in random order; held-out ones share no sentence and no function with the others."""
+    """`count` requests of these tasks, in random order; held-out ones share
+    no sentence and no function with the others.
+    """
     corpus, tokenizer = _corpora()[held_out], Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     known = [task for task in all_tasks(read_lexicon(MODEL)) if task.name in tasks]
     return [_asked(task.name, task.example(corpus, rng), tokenizer) for task in rng.choices(known, k=count)]
@@ -65,7 +68,10 @@ class Remembered:
 
     def __init__(self, encoder: Encoder, requests: Sequence[Asked]) -> None:
         self.name, self.dim = encoder.name, encoder.dim
-        texts = sorted({text for asked in requests for text in (asked.subject.instruction, asked.subject.user_input)}, key=len)
+        texts = sorted(
+            {text for asked in requests for text in (asked.subject.instruction, asked.subject.user_input)},
+            key=len,
+        )
         self._known: dict[str, Floats] = {}
         for start in tqdm(range(0, len(texts), BATCH), desc="encoding", unit="batch"):
             part = texts[start : start + BATCH]

@@ -1,11 +1,13 @@
-"""How good predicted lengths are: error and honesty of the quantiles, by task, on held-out requests; and what a prediction costs.
+"""How good predicted lengths are: error and honesty of the quantiles, by task, on held-out requests; and what
+a prediction costs.
 
     python benchmarks/lengths.py --json benchmarks/results/lengths.json
 
-Forests are grown from `--train` requests of the bundled model's eight tasks and asked about `--test` held-out ones (rows `forest`);
-beside them what recent history says of the same requests (`history`), and what a forest says whose quantiles are not calibrated
-(`raw`). *Covered* is the share of answers that are not longer than the predicted quantile. *Pearson* is the correlation of the input's
-length with the answer's, as in Magnus's Table I. Costs are processor time of one thread.
+Forests are grown from `--train` requests of the bundled model's eight tasks and asked about `--test` held-out
+ones (rows `forest`); beside them what recent history says of the same requests (`history`), and what a forest
+says whose quantiles are not calibrated (`raw`). *Covered* is the share of answers that are not longer than
+the predicted quantile. *Pearson* is the correlation of the input's length with the answer's, as in Magnus's
+Table I. Costs are processor time of one thread.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ class Row:
     q90_over_length: float  # mean of the 0.9 quantile over mean length: what honesty costs
 
 
-def rows_of(name: str, trained_on: int, asked: Sequence[Asked], predictions: Sequence[LengthPrediction]) -> list[Row]:
+def rows_of(
+    name: str, trained_on: int, asked: Sequence[Asked], predictions: Sequence[LengthPrediction]
+) -> list[Row]:
     tasks = np.array([each.task for each in asked])
     groups = [("all", np.ones(len(asked), bool)), *((task, tasks == task) for task in task_names())]
     lengths = np.array([each.length for each in asked])
@@ -76,9 +80,15 @@ def rows_of(name: str, trained_on: int, asked: Sequence[Asked], predictions: Seq
 
 
 def by_history(train: Sequence[Asked], asked: Sequence[Asked]) -> list[LengthPrediction]:
-    seen = [Answered(instruction_id(each.subject.instruction), each.subject.num_input_tokens, each.length, True) for each in train]
+    seen = [
+        Answered(instruction_id(each.subject.instruction), each.subject.num_input_tokens, each.length, True)
+        for each in train
+    ]
     history = AnswerHistory(seen)
-    found = [history.predict(instruction_id(each.subject.instruction), each.subject.num_input_tokens) for each in asked]
+    found = [
+        history.predict(instruction_id(each.subject.instruction), each.subject.num_input_tokens)
+        for each in asked
+    ]
     return [prediction for prediction in found if prediction is not None]
 
 
@@ -130,16 +140,23 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--train", type=int, default=max(SIZES), help="requests to learn from")
     parser.add_argument("--test", type=int, default=4000, help="held-out requests")
-    parser.add_argument("--encoder", default=PACKAGED, help="packaged, a directory, or a name in the local Hugging Face cache")
+    parser.add_argument(
+        "--encoder", default=PACKAGED, help="packaged, a directory, or a name in the local Hugging Face cache"
+    )
     parser.add_argument("--quick", action="store_true", help="only to see that it runs")
     parser.add_argument("--json", type=Path, metavar="PATH")
     asked = parser.parse_args()
     num_train, num_test = (200, 200) if asked.quick else (asked.train, asked.test)
     rng = Random(SEED)
-    train, test = draw(task_names(), num_train, rng, held_out=False), draw(task_names(), num_test, rng, held_out=True)
+    train, test = (
+        draw(task_names(), num_train, rng, held_out=False),
+        draw(task_names(), num_test, rng, held_out=True),
+    )
     encoder = SentenceEncoder(asked.encoder)
     known = Remembered(encoder, [*train, *test])
     rows, fits = [], {}
@@ -150,7 +167,13 @@ def main() -> None:
         fits[str(size)] = round(time.process_time() - started_s, 2)
         made = features_of(test, known)
         rows += rows_of("forest", size, test, forest.predict(made, ids))
-    raw = Forest(**{**{name: getattr(forest, name) for name in Forest.__slots__}, "levels": LEVELS[None], "instructions": ids[:0]})
+    raw = Forest(
+        **{
+            **{name: getattr(forest, name) for name in Forest.__slots__},
+            "levels": LEVELS[None],
+            "instructions": ids[:0],
+        }
+    )
     rows += rows_of("raw", num_train, test, raw.predict(made))
     rows += rows_of("history", num_train, test, by_history(train, test))
     cost = costs(forest, test, encoder)

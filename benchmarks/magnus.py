@@ -1,11 +1,13 @@
-"""Magnus's static policies side by side on the bundled model: request throughput, response times, valid tokens (docs/magnus.md).
+"""Magnus's static policies side by side on the bundled model: request throughput, response times, valid
+tokens (docs/magnus.md).
 
     python benchmarks/magnus.py --json benchmarks/results/magnus.json --plot benchmarks/results/magnus.png
 
-2,500 requests to learn from, the others arrive as a Poisson process at rates around the capacity of VS, which is measured first. VS is
-a fixed batch in order of arrival, VSQ the same with int8 weights and a larger batch, CCB conservative continuous batching; GLP, ABP and
-Magnus add length prediction, adaptive batch sizes and the order by response ratio, one after the other. All have the same memory: KV
-blocks for `--vs-size` of the longest requests.
+2,500 requests to learn from, the others arrive as a Poisson process at rates around the capacity of VS, which
+is measured first. VS is a fixed batch in order of arrival, VSQ the same with int8 weights and a larger batch,
+CCB conservative continuous batching; GLP, ABP and Magnus add length prediction, adaptive batch sizes and the
+order by response ratio, one after the other. All have the same memory: KV blocks for `--vs-size` of the
+longest requests.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ from benchmarks.results_file import CORES
 
 def measure(arguments: argparse.Namespace, pool: ProcessPoolExecutor) -> list[Run]:
     magnus = Comparison(arguments, pool)
-    print("a step takes, in ms: " + ", ".join(f"{name} {value:.3g}" for name, value in magnus.steps_ms.items()), flush=True)
+    print(
+        "a step takes, in ms: " + ", ".join(f"{name} {value:.3g}" for name, value in magnus.steps_ms.items()),
+        flush=True,
+    )
     capacity = magnus.capacity()
     print(f"VS answers {capacity:.1f} requests/s", flush=True)
     rates = arguments.rates or [load * capacity for load in arguments.loads]
@@ -41,8 +46,9 @@ def measure(arguments: argparse.Namespace, pool: ProcessPoolExecutor) -> list[Ru
             predictions += [prediction] if prediction else []
             row = run.row
             print(
-                f"{policy} at {rate:.1f}/s: {row.request_throughput:.1f} requests/s, mean {row.mean_response_s:.2f} s, "
-                f"{run.num_batches} batches, {run.num_out_of_memory} out of memory",
+                f"{policy} at {rate:.1f}/s: {row.request_throughput:.1f} requests/s, mean"
+                f" {row.mean_response_s:.2f} s, {run.num_batches} batches, {run.num_out_of_memory} out of"
+                " memory",
                 flush=True,
             )
     about = about_of(magnus, capacity, arguments) | {"predictions": predictions}
@@ -50,8 +56,15 @@ def measure(arguments: argparse.Namespace, pool: ProcessPoolExecutor) -> list[Ru
         write_json(arguments.json, runs, about)
     if arguments.plot:
         write_plot(arguments.plot, [run.row for run in runs])
-    print("\n".join(f"Pearson of input and answer length, {task}: {value:.3f}" for task, value in about["pearson"].items()))
-    print(f"the sentence encoder takes {magnus.encode_s * 1e3:.1f} ms a request; it is not in the times below")
+    print(
+        "\n".join(
+            f"Pearson of input and answer length, {task}: {value:.3f}"
+            for task, value in about["pearson"].items()
+        )
+    )
+    print(
+        f"the sentence encoder takes {magnus.encode_s * 1e3:.1f} ms a request; it is not in the times below"
+    )
     return runs
 
 
@@ -81,34 +94,60 @@ def policy_names(text: str) -> list[str]:
 
 
 def arguments_of() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--training", type=int, default=2500, help="requests to learn from")
     parser.add_argument("--requests", type=int, default=1000, help="requests of each run")
-    parser.add_argument("--loads", type=numbers, default=[1.0, 3.0, 8.0], help="rates of arrival, in capacities of VS")
+    parser.add_argument(
+        "--loads", type=numbers, default=[1.0, 3.0, 8.0], help="rates of arrival, in capacities of VS"
+    )
     parser.add_argument("--rates", type=numbers, help="rates of arrival, in requests per second, instead")
-    parser.add_argument("--only", type=policy_names, default=list(POLICIES), help="policies, of " + ", ".join(POLICIES))
-    parser.add_argument("--vs-size", type=int, default=7, help="requests of a batch of VS: memory is for so many of the longest")
+    parser.add_argument(
+        "--only", type=policy_names, default=list(POLICIES), help="policies, of " + ", ".join(POLICIES)
+    )
+    parser.add_argument(
+        "--vs-size",
+        type=int,
+        default=7,
+        help="requests of a batch of VS: memory is for so many of the longest",
+    )
     parser.add_argument(
         "--max-waste",
         type=int,
         default=4_000,
         help="Φ: memory accesses that a batch may waste; it grows with the square of the lengths",
     )
-    parser.add_argument("--time-scale", type=float, default=0.05, help="of the paper's intervals of learning and errors in seconds")
+    parser.add_argument(
+        "--time-scale",
+        type=float,
+        default=0.05,
+        help="of the paper's intervals of learning and errors in seconds",
+    )
     parser.add_argument("--engine", default="torch", choices=("torch", "openvino"))
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--threads", type=int, default=1, help="of the engine; 0: one per core. The learner takes another")
-    parser.add_argument("--simulate", type=numbers, metavar="FIXED,ROW,TOKEN", help="on an engine whose steps take so many ms")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="of the engine; 0: one per core. The learner takes another"
+    )
+    parser.add_argument(
+        "--simulate", type=numbers, metavar="FIXED,ROW,TOKEN", help="on an engine whose steps take so many ms"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of the arrivals")
     parser.add_argument(
-        "--cache", type=Path, default=Path(tempfile.gettempdir()) / "gapless-magnus", help="keeps what can be used again"
+        "--cache",
+        type=Path,
+        default=Path(tempfile.gettempdir()) / "gapless-magnus",
+        help="keeps what can be used again",
     )
     parser.add_argument("--json", type=Path, help="also write the results here")
     parser.add_argument("--plot", type=Path, help="also draw the results here")
-    parser.add_argument("--quick", action="store_true", help="a few requests at one rate: does it run at all?")
+    parser.add_argument(
+        "--quick", action="store_true", help="a few requests at one rate: does it run at all?"
+    )
     arguments = parser.parse_args()
     if arguments.simulate:
-        arguments.only = [policy for policy in arguments.only if policy != "vsq"]  # whose times are another engine's
+        # whose times are another engine's
+        arguments.only = [policy for policy in arguments.only if policy != "vsq"]
     if arguments.quick:
         arguments.training, arguments.requests, arguments.loads = 120, 40, [2.0]
     return arguments

@@ -1,4 +1,6 @@
-"""What all runs of `magnus.py` share: requests and what is known of them, engines with the same memory, limits of batches."""
+"""What all runs of `magnus.py` share: requests and what is known of them,
+engines with the same memory, limits of batches.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,15 @@ from numpy.typing import NDArray
 from benchmarks.bundled_prompts import MODEL
 from benchmarks.magnus_prediction import BatchSeconds, Lengths, features_of, observations, root_mean_square
 from benchmarks.magnus_requests import answer_lengths, asks
-from benchmarks.magnus_runs import Run, Work, measure_batches, poisson_arrivals, run_continuous, run_static, step_times_ms
+from benchmarks.magnus_runs import (
+    Run,
+    Work,
+    measure_batches,
+    poisson_arrivals,
+    run_continuous,
+    run_static,
+    step_times_ms,
+)
 from benchmarks.magnus_simulated import SimulatedEngine, lengths_by_prompt
 from python_backends.engine.protocol import Engine
 from python_backends.instance.build import build
@@ -41,14 +51,18 @@ class Engines:
         self.plain = self._make(arguments.vs_size * BLOCKS_A_REQUEST, "same")
         self.quantised = self.plain
         if "vsq" in arguments.only:
-            self.quantised = self._make(arguments.vs_size * BLOCKS_A_REQUEST + blocks_saved_by_int8(arguments.dtype), "int8")
+            self.quantised = self._make(
+                arguments.vs_size * BLOCKS_A_REQUEST + blocks_saved_by_int8(arguments.dtype), "int8"
+            )
 
     def of(self, policy: str) -> Engine:
         return self.quantised if policy == "vsq" else self.plain
 
     def _make(self, num_blocks: int, weights: str) -> Engine:
         given = self._arguments
-        model = ModelSettings(str(MODEL), given.dtype, weights, max_model_tokens=MAX_PROMPT_TOKENS + MAX_TOKENS)
+        model = ModelSettings(
+            str(MODEL), given.dtype, weights, max_model_tokens=MAX_PROMPT_TOKENS + MAX_TOKENS
+        )
         slots = min(MAX_ROWS, num_blocks)
         engine = EngineSettings(given.engine, slots, BLOCK_TOKENS, num_blocks, threads=given.threads)
         return build(Settings(model, engine))[1]
@@ -101,7 +115,10 @@ class Comparison:
     def run(self, policy: str, rate: float) -> tuple[Run, dict[str, Any]]:
         """A run, and how good its predictions were."""
         arrivals_s = poisson_arrivals(len(self.asked), rate, self._arguments.seed)
-        work, engine = replace(self._work, asked=self.asked, arrivals_s=arrivals_s, rate=rate), self._engines.of(policy)
+        work, engine = (
+            replace(self._work, asked=self.asked, arrivals_s=arrivals_s, rate=rate),
+            self._engines.of(policy),
+        )
         limits = self._limits(engine.limits)
         if policy == "ccb":
             return run_continuous(policy, work, engine, limits.fixed_size), {}
@@ -130,4 +147,6 @@ class Comparison:
 
     def _limits(self, limits: ModelLimits) -> BatchLimits:
         size = safe_size(limits.num_blocks, limits.block_tokens, MAX_PROMPT_TOKENS + MAX_TOKENS)
-        return BatchLimits(limits.num_blocks, limits.block_tokens, limits.num_slots, size, self._arguments.max_waste)
+        return BatchLimits(
+            limits.num_blocks, limits.block_tokens, limits.num_slots, size, self._arguments.max_waste
+        )

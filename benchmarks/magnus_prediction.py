@@ -1,8 +1,9 @@
-"""What the length-predicting policies of `magnus.py` know: how long an answer and a batch will be, learned before and during a run.
+"""What the length-predicting policies of `magnus.py` know: how long an answer and a batch will be, learned
+before and during a run.
 
-Features of all prompts are made before the clock starts and kept in a folder: a sentence encoder of 22 million parameters costs as much
-as answering by a model of 4 million. What it costs is measured and printed. The forest is asked while the clock runs; it relearns in a
-process of its own.
+Features of all prompts are made before the clock starts and kept in a folder: a sentence encoder of 22
+million parameters costs as much as answering by a model of 4 million. What it costs is measured and printed.
+The forest is asked while the clock runs; it relearns in a process of its own.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ NUM_TIMED = 32
 
 
 def features_of(asked: Sequence[Ask], cache: Path) -> tuple[Floats, float]:
-    """[asked, 21], and the seconds that the encoder takes for a request by itself; `asked` are the first of all asks."""
+    """[asked, 21], and the seconds that the encoder takes for a request by
+    itself; `asked` are the first of all asks.
+    """
     path = cache / f"features_{sources()}.npz"
     if path.exists():
         with np.load(path) as known:
@@ -48,7 +51,10 @@ def _encode(asked: Sequence[Ask]) -> tuple[Floats, float]:
     rows = []
     for first in tqdm(range(0, len(asked), CHUNK), desc="features", unit="chunk", disable=None):
         part = asked[first : first + CHUNK]
-        instructions, inputs = encoder.encode([ask.instruction for ask in part]), encoder.encode([ask.given for ask in part])
+        instructions, inputs = (
+            encoder.encode([ask.instruction for ask in part]),
+            encoder.encode([ask.given for ask in part]),
+        )
         rows.append(features(instructions, inputs, np.array([ask.num_given_tokens for ask in part])))
     started = time.perf_counter()
     for ask in asked[:NUM_TIMED]:
@@ -56,18 +62,29 @@ def _encode(asked: Sequence[Ask]) -> tuple[Floats, float]:
     return np.concatenate(rows), (time.perf_counter() - started) / NUM_TIMED
 
 
-def observations(asked: Sequence[Ask], made: Floats, lengths: NDArray[np.int64], max_tokens: int) -> Observations:
+def observations(
+    asked: Sequence[Ask], made: Floats, lengths: NDArray[np.int64], max_tokens: int
+) -> Observations:
     ids = np.array([instruction_id(ask.instruction) for ask in asked], np.uint64)
     return Observations(made, lengths.astype(np.float32), lengths < max_tokens, ids, np.ones(len(asked)))
 
 
 class Lengths:
-    """Magnus's generation-length predictor: a forest's mean. Relearns every `relearn_every_s` from what it was wrong about."""
+    """Magnus's generation-length predictor: a forest's mean. Relearns every
+    `relearn_every_s` from what it was wrong about.
+    """
 
     def __init__(
-        self, seen: Observations, forest: Forest, asked: Observations, pool: ProcessPoolExecutor, relearn_every_s: float
+        self,
+        seen: Observations,
+        forest: Forest,
+        asked: Observations,
+        pool: ProcessPoolExecutor,
+        relearn_every_s: float,
     ) -> None:
-        """`seen` is what `forest` was grown from; requests are rows of `asked`, whose lengths nobody knows yet."""
+        """`seen` is what `forest` was grown from; requests are rows of
+        `asked`, whose lengths nobody knows yet.
+        """
         self.num_relearned = 0
         self.errors_tokens: list[float] = []
         self._predicted: dict[int, float] = {}
@@ -108,20 +125,26 @@ class Lengths:
         rows, lengths = (list(column) for column in zip(*self._lessons, strict=True))
         news = replace(self._asked[rows], lengths=np.array(lengths, np.float32))
         names = ("features", "lengths", "ended", "instructions", "weights")
-        return Observations(*(np.concatenate([getattr(self._seen, name), getattr(news, name)]) for name in names))
+        return Observations(
+            *(np.concatenate([getattr(self._seen, name), getattr(news, name)]) for name in names)
+        )
 
 
 class BatchSeconds:
-    """Magnus's serving-time estimator over shapes of batches. Relearns every `relearn_every_s` from what it was wrong about.
+    """Magnus's serving-time estimator over shapes of batches. Relearns every `relearn_every_s` from what it
+    was wrong about.
 
-    Small models take a fraction `scale` of the time of large ones: an error of 2 s there is one of 2 · `scale` here.
+    Small models take a fraction `scale` of the time of large ones: an error of 2 s there is one of 2 ·
+    `scale` here.
     """
 
     def __init__(self, measured: Sequence[Served], relearn_every_s: float, scale: float) -> None:
         self.num_relearned = 0
         self.errors_s: list[float] = []
         self._scale = scale
-        self._time = BatchTime([_shape(served) for served in measured], [served.seconds / scale for served in measured])
+        self._time = BatchTime(
+            [_shape(served) for served in measured], [served.seconds / scale for served in measured]
+        )
         self._relearn_every_s = relearn_every_s
         self._learned_s = 0.0
         self._known: dict[tuple[int, ...], float] = {}  # since it last learned

@@ -1,4 +1,6 @@
-"""What `magnus.py` tells: Magnus's Table I, the gains over VS, a table of all runs, JSON, and its figures 8 to 10 as one plot."""
+"""What `magnus.py` tells: Magnus's Table I, the gains over VS, a table of all
+runs, JSON, and its figures 8 to 10 as one plot.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,29 @@ PANELS = {
     "p95_response_s": "95th percentile of response time, s",
     "valid_tok_s": "valid tokens/s",
 }
-COLOURS = {"vs": "#8a8f98", "vsq": "#c9a227", "ccb": "#4178bc", "glp": "#c9a227", "abp": "#4178bc", "magnus": "#76b900"}
+COLOURS = {
+    "vs": "#8a8f98",
+    "vsq": "#c9a227",
+    "ccb": "#4178bc",
+    "glp": "#c9a227",
+    "abp": "#4178bc",
+    "magnus": "#76b900",
+}
 
 
 def correlations(asked: Sequence[Ask], lengths: NDArray[np.int64]) -> dict[str, float]:
     """Pearson's correlation of the input's with the answer's length, task by task."""
     given, tasks = np.array([ask.num_given_tokens for ask in asked]), np.array([ask.task for ask in asked])
-    return {task: float(np.corrcoef(given[tasks == task], lengths[tasks == task])[0, 1]) for task in dict.fromkeys(tasks.tolist())}
+    return {
+        task: float(np.corrcoef(given[tasks == task], lengths[tasks == task])[0, 1])
+        for task in dict.fromkeys(tasks.tolist())
+    }
 
 
 def gains(rows: Sequence[Row], over: str = "vs") -> list[dict[str, Any]]:
-    """What Magnus changes at each rate: shares of the other's request throughput, mean and tail response time."""
+    """What Magnus changes at each rate: shares of the other's request
+    throughput, mean and tail response time.
+    """
     found = {(row.policy, row.rate): row for row in rows}
     made = []
     for rate in dict.fromkeys(row.rate for row in rows):
@@ -49,15 +63,19 @@ def say_gains(rows: Sequence[Row]) -> str:
     for over in ("vs", "vsq", "ccb"):
         for gain in gains(rows, over):
             lines.append(
-                f"Magnus beside {over.upper()} at {gain['rate']:.1f} requests/s: request throughput {gain['request_throughput']:+.0%}, "
-                f"mean response {gain['mean_response_s']:+.0%}, tail {gain['p95_response_s']:+.0%}"
+                f"Magnus beside {over.upper()} at {gain['rate']:.1f} requests/s: request throughput"
+                f" {gain['request_throughput']:+.0%}, mean response {gain['mean_response_s']:+.0%}, tail"
+                f" {gain['p95_response_s']:+.0%}"
             )
     return "\n".join(lines)
 
 
 def table(rows: Sequence[Row]) -> str:
     names = [field.name for field in fields(Row)]
-    cells = [[value if isinstance(value, str) else f"{value:.2f}" for value in asdict(row).values()] for row in rows]
+    cells = [
+        [value if isinstance(value, str) else f"{value:.2f}" for value in asdict(row).values()]
+        for row in rows
+    ]
     return "\n".join("| " + " | ".join(line) + " |" for line in [names, ["---"] * len(names), *cells])
 
 

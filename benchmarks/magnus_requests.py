@@ -1,7 +1,9 @@
-"""What `magnus.py` asks: held-out prompts of the bundled model's eight tasks, and how long its answers to some of them are.
+"""What `magnus.py` asks: held-out prompts of the bundled model's eight tasks, and how long its answers to
+some of them are.
 
-Lengths come from answers that the model really gives, greedily and in the chat format, through the slot scheduler. Prompts and lengths
-are kept in a folder, because they take longer than the rest of a run's preparation.
+Lengths come from answers that the model really gives, greedily and in the chat format, through the slot
+scheduler. Prompts and lengths are kept in a folder, because they take longer than the rest of a run's
+preparation.
 """
 
 from __future__ import annotations
@@ -39,14 +41,19 @@ class Ask:
 
 
 def asks(count: int, max_prompt_tokens: int, cache: Path) -> list[Ask]:
-    """`count` different prompts, the tasks in turn, none longer than `max_prompt_tokens`; more of them begin with the same ones."""
+    """`count` different prompts, the tasks in turn, none longer than
+    `max_prompt_tokens`; more of them begin with the same ones.
+    """
     path = cache / f"asks_{max_prompt_tokens}_{sources()}.json"
     drawn = json.loads(path.read_text()) if path.exists() else []
     if len(drawn) < count:
         drawn = _draw(count, max_prompt_tokens)
         cache.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(drawn))
-    return [Ask(task, instruction, text, np.array(prompt, np.int32), given) for task, instruction, text, prompt, given in drawn[:count]]
+    return [
+        Ask(task, instruction, text, np.array(prompt, np.int32), given)
+        for task, instruction, text, prompt, given in drawn[:count]
+    ]
 
 
 def sources() -> str:

@@ -1,7 +1,7 @@
 """The runs of `magnus.py`: one policy at one rate of arrivals, on an engine that is there.
 
-The clock is the machine's, but it skips the time in which nobody waits and nothing runs. A static batch answers all its requests when
-its longest has ended; continuous batching answers each at its own end.
+The clock is the machine's, but it skips the time in which nobody waits and nothing runs. A static batch
+answers all its requests when its longest has ended; continuous batching answers each at its own end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from python_backends.static_batching.mode import Served, StaticMode
 from python_backends.static_batching.plans import NO_TOKENS, BatchPlans, OutOfMemoryError
 
 TOKEN_BUDGET = 256
-CONTINUOUS = SchedulingSettings(policy="fcfs")  # which reserves max_tokens for every request, in order of arrival
+# which reserves max_tokens for every request, in order of arrival
+CONTINUOUS = SchedulingSettings(policy="fcfs")
 NUM_TIMED_STEPS = 24
 
 
@@ -97,20 +98,31 @@ def poisson_arrivals(count: int, rate: float, seed: int) -> NDArray[np.float64]:
 
 
 def run_static(
-    name: str, policy: str, work: Work, engine: Engine, limits: BatchLimits, knowledge: tuple[Lengths, BatchSeconds] | None
+    name: str,
+    policy: str,
+    work: Work,
+    engine: Engine,
+    limits: BatchLimits,
+    knowledge: tuple[Lengths, BatchSeconds] | None,
 ) -> Run:
     """`knowledge` is for the policies that predict."""
     run, clock, num_come = Run(name, work.rate), Clock(work.now), 0
     lengths, seconds = knowledge or (None, None)
-    static = StaticMode(engine, STATIC_POLICIES[policy], limits, seconds or (lambda shapes: np.ones(len(shapes))), clock)
-    with tqdm(total=len(work.asked), desc=f"{name} at {work.rate:.1f}/s", unit="request", disable=None) as bar:
+    static = StaticMode(
+        engine, STATIC_POLICIES[policy], limits, seconds or (lambda shapes: np.ones(len(shapes))), clock
+    )
+    with tqdm(
+        total=len(work.asked), desc=f"{name} at {work.rate:.1f}/s", unit="request", disable=None
+    ) as bar:
         while num_come < len(work.asked) or static.num_waiting:
             if not static.num_waiting:
                 clock.skip_to(work.arrivals_s[num_come])
             come = int(np.searchsorted(work.arrivals_s, clock(), side="right"))
             expected = lengths.expected_tokens(range(num_come, come)) if lengths else [1] * (come - num_come)
             for place, tokens in zip(range(num_come, come), expected, strict=True):
-                static.submit(work.asked[place].request(place, work.max_tokens), tokens, work.arrivals_s[place])
+                static.submit(
+                    work.asked[place].request(place, work.max_tokens), tokens, work.arrivals_s[place]
+                )
             num_come = come
             if not static.num_waiting:
                 continue
@@ -150,10 +162,14 @@ def continuous_scheduler(limits: ModelLimits, num_slots: int) -> SlotScheduler:
 
 
 def run_continuous(name: str, work: Work, engine: Engine, num_slots: int) -> Run:
-    """Conservative continuous batching: so many rows as always fit in memory; who ends leaves at once, and the next one joins."""
+    """Conservative continuous batching: so many rows as always fit in memory;
+    who ends leaves at once, and the next one joins.
+    """
     run, clock, num_come = Run(name, work.rate), Clock(work.now), 0
     scheduler = continuous_scheduler(engine.limits, num_slots)
-    with tqdm(total=len(work.asked), desc=f"{name} at {work.rate:.1f}/s", unit="request", disable=None) as bar:
+    with tqdm(
+        total=len(work.asked), desc=f"{name} at {work.rate:.1f}/s", unit="request", disable=None
+    ) as bar:
         while num_come < len(work.asked) or not scheduler.is_idle:
             if scheduler.is_idle:
                 clock.skip_to(work.arrivals_s[num_come])
@@ -174,15 +190,23 @@ def run_continuous(name: str, work: Work, engine: Engine, num_slots: int) -> Run
     return run
 
 
-def measure_batches(work: Work, lengths: NDArray[np.int64], engine: Engine, limits: BatchLimits) -> list[Served]:
-    """Batches of training requests, of all sizes and of like lengths: what the estimator of serving time begins with."""
+def measure_batches(
+    work: Work, lengths: NDArray[np.int64], engine: Engine, limits: BatchLimits
+) -> list[Served]:
+    """Batches of training requests, of all sizes and of like lengths: what
+    the estimator of serving time begins with.
+    """
     order = np.argsort(lengths + [len(ask.prompt) for ask in work.asked], kind="stable")
     rng, measured = np.random.default_rng(0), []
     sizes = [size for size in (1, 2, 4, 7, 12, 20, 32, 48) if size <= min(limits.num_slots, len(order))]
-    for size in tqdm([size for size in sizes for _ in range(6)], desc="batches to learn from", unit="batch", disable=None):
+    for size in tqdm(
+        [size for size in sizes for _ in range(6)], desc="batches to learn from", unit="batch", disable=None
+    ):
         first = int(rng.integers(0, len(order) - size + 1))
         limits = replace(limits, fixed_size=size)
-        static = StaticMode(engine, STATIC_POLICIES["vs"], limits, lambda shapes: np.ones(len(shapes)), work.now)
+        static = StaticMode(
+            engine, STATIC_POLICIES["vs"], limits, lambda shapes: np.ones(len(shapes)), work.now
+        )
         for place in order[first : first + size].tolist():
             static.submit(work.asked[place].request(place, work.max_tokens), int(lengths[place]), 0.0)
         served = static.turn()

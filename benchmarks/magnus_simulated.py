@@ -1,7 +1,9 @@
-"""An engine for `magnus.py` whose steps take as long as one says and whose answers are as long as the model's were.
+"""An engine for `magnus.py` whose steps take as long as one says and whose answers are as long as the model's
+were.
 
-A step takes a fixed time, so much for each row that decodes, and so much for each prompt token. So the policies can be compared on
-hardware of another shape: a device that reads all weights at each step, whatever the rows, has a large fixed part. Time is virtual.
+A step takes a fixed time, so much for each row that decodes, and so much for each prompt token. So the
+policies can be compared on hardware of another shape: a device that reads all weights at each step, whatever
+the rows, has a large fixed part. Time is virtual.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""How many streams Triton carries: an engine that computes nothing and is as quick as a GPU, by itself and through the ensemble.
+"""How many streams Triton carries: an engine that computes nothing and is as quick as a GPU, by itself and
+through the ensemble.
 
     python benchmarks/many_streams.py --json benchmarks/results/many_streams.json
 
-Streams come all at once, each with 200 prompt tokens and an answer of 200; the toy engine takes as long for a step as `--streams` says,
-by default 4.5 to 20 ms: up to 25,600 tokens/s, where TensorRT-LLM publishes 10,121 for 8 billion parameters on an H200. `instance`: the
-instance process, its loop driven over its own wire; `ensemble`: the whole way through Triton, streaming over HTTP, the client on the
-same processors. Pieces are responses with text; a stream's tokens go out together when Triton is at its limit, and the engine must not
+Streams come all at once, each with 200 prompt tokens and an answer of 200; the toy engine takes as long for a
+step as `--streams` says, by default 4.5 to 20 ms: up to 25,600 tokens/s, where TensorRT-LLM publishes 10,121
+for 8 billion parameters on an H200. `instance`: the instance process, its loop driven over its own wire;
+`ensemble`: the whole way through Triton, streaming over HTTP, the client on the same processors. Pieces are
+responses with text; a stream's tokens go out together when Triton is at its limit, and the engine must not
 wait for them.
 """
 
@@ -72,16 +74,25 @@ def measure(streams: int, step_ms: float, num_tokens: int, rounds: int) -> list[
     generator, rows = np.random.default_rng(0), []
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
-        instance = stack.enter_context(contextlib.closing(Instance(load(ROOT / "gapless.toml", settings), Path(directory))))
+        instance = stack.enter_context(
+            contextlib.closing(Instance(load(ROOT / "gapless.toml", settings), Path(directory)))
+        )
         served = Gapless(**settings)
         stack.callback(served.stop)
         ensemble = EnsembleStreams(served.http_port, streams, lambda event: bool(event["text_output"]))
         stack.callback(ensemble.close)
         for number in range(rounds + 1):
-            jobs = [Job(generator.integers(100, 1000, num_tokens).tolist(), num_tokens) for _ in range(streams)]
+            jobs = [
+                Job(generator.integers(100, 1000, num_tokens).tolist(), num_tokens) for _ in range(streams)
+            ]
             work = Work(jobs, streams)
             bodies = [
-                {"text_input": text_of(place, job), "stream": True, "max_tokens": job.max_tokens, "min_tokens": job.max_tokens}
+                {
+                    "text_input": text_of(place, job),
+                    "stream": True,
+                    "max_tokens": job.max_tokens,
+                    "min_tokens": job.max_tokens,
+                }
                 for place, job in enumerate(jobs)
             ]
             pair = [
@@ -106,15 +117,26 @@ def medians(rows: list[Row]) -> list[Row]:
 
 def cases(text: str) -> list[tuple[int, float]]:
     """Streams and milliseconds a step: "16:4.5,64:6"."""
-    return [(int(streams), float(step_ms)) for streams, _, step_ms in (case.partition(":") for case in text.split(","))]
+    return [
+        (int(streams), float(step_ms))
+        for streams, _, step_ms in (case.partition(":") for case in text.split(","))
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", type=cases, help=f"how many at once, each with the milliseconds of a step; default {STREAMS}")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--streams",
+        type=cases,
+        help=f"how many at once, each with the milliseconds of a step; default {STREAMS}",
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="also write the results here")
-    parser.add_argument("--quick", action="store_true", help="a few short streams, one round: does it run at all?")
+    parser.add_argument(
+        "--quick", action="store_true", help="a few short streams, one round: does it run at all?"
+    )
     arguments = parser.parse_args()
     rounds, num_tokens = (1, QUICK_TOKENS) if arguments.quick else (arguments.rounds, NUM_TOKENS)
     wanted = arguments.streams or cases(QUICK_STREAMS if arguments.quick else STREAMS)
@@ -124,7 +146,10 @@ def main() -> None:
         write_result(arguments.json, {"rounds": rounds, "rows": [asdict(row) for row in rows]})
     for instance, ensemble in pairs:
         share = ensemble.tok_s / instance.tok_s
-        print(f"{instance.streams} streams, steps of {instance.step_ms} ms: through Triton {share:.2f} of the tokens per second")
+        print(
+            f"{instance.streams} streams, steps of {instance.step_ms} ms: through Triton {share:.2f} of the"
+            " tokens per second"
+        )
     print(table([asdict(row) for row in rows]))
 
 

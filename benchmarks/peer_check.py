@@ -1,8 +1,10 @@
-"""Whether all engines compute the same: greedy answers of the bundled model, compared before `peers.py` measures anything.
+"""Whether all engines compute the same: greedy answers of the bundled model, compared before `peers.py`
+measures anything.
 
-The reference is transformers' `generate`, one request at a time, in float32. The others get all requests at once. In float32 every
-answer has to be the same, token by token up to its end (engines that answer with texts: the same text). In bfloat16 roundings
-differ, and so may tokens: how many answers are the same is shown, and nothing is refused.
+The reference is transformers' `generate`, one request at a time, in float32. The others get all requests at
+once. In float32 every answer has to be the same, token by token up to its end (engines that answer with
+texts: the same text). In bfloat16 roundings differ, and so may tokens: how many answers are the same is
+shown, and nothing is refused.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ PROMPTS = (
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How many of an engine's answers, and how many tokens before the first that differs, are the reference's.
+    """How many of an engine's answers, and how many tokens before the first that differs, are the
+    reference's.
 
     `tokens` is None for an engine that answers with texts.
     """
@@ -62,7 +65,9 @@ class Agreement:
         return self.must_agree and self.same_answers < self.answers
 
     def __str__(self) -> str:
-        return f"{self.engine}, {self.dtype}: {self.same_answers} of {self.answers} answers are the reference's"
+        return (
+            f"{self.engine}, {self.dtype}: {self.same_answers} of {self.answers} answers are the reference's"
+        )
 
 
 class SameTokens:
@@ -75,7 +80,10 @@ class SameTokens:
         self._tokenizer: Any = AutoTokenizer.from_pretrained(MODEL)
         self._work = Work([self._job(prompt) for prompt in PROMPTS], len(PROMPTS))
         one_at_a_time = Work(self._work.jobs, 1)
-        self._reference = [self._until_end(timing.ids) for timing in self._timings(SETUPS[REFERENCE], "float32", one_at_a_time)]
+        self._reference = [
+            self._until_end(timing.ids)
+            for timing in self._timings(SETUPS[REFERENCE], "float32", one_at_a_time)
+        ]
 
     def compare(self, setup: Setup, dtype: str) -> Agreement:
         """Raises what EngineProcess and its environment raise."""
@@ -88,7 +96,9 @@ class SameTokens:
             dtype=dtype,
             same_answers=sum(self._is_same(reference, timing) for reference, timing in pairs),
             answers=len(pairs),
-            same_tokens=None if texts else sum(same_tokens(reference, timing.ids) for reference, timing in pairs),
+            same_tokens=None
+            if texts
+            else sum(same_tokens(reference, timing.ids) for reference, timing in pairs),
             all_tokens=sum(map(len, self._reference)),
             must_agree=exact,
         )
@@ -123,7 +133,9 @@ class SameTokens:
 def same_tokens(reference: Sequence[int], ids: Sequence[int]) -> int:
     """How many tokens come before the first that differs."""
     pairs = zip(reference, ids, strict=False)
-    return next((index for index, (one, other) in enumerate(pairs) if one != other), min(len(reference), len(ids)))
+    return next(
+        (index for index, (one, other) in enumerate(pairs) if one != other), min(len(reference), len(ids))
+    )
 
 
 def as_rows(agreements: Iterable[Agreement]) -> list[dict[str, Any]]:

@@ -1,7 +1,9 @@
-"""The engines of `peers.py` that run in one process of the project's own environment: each notes when every token came.
+"""The engines of `peers.py` that run in one process of the project's own environment: each notes when every
+token came.
 
-A new one is one class with `run` in `ENGINES`, or, where it needs more, an `Engine` in a module of its own in `peer_workers/`;
-either is made in a process of its own, from (model directory, dtype, requests in flight) and the options that `peer_setups.py` gives.
+A new one is one class with `run` in `ENGINES`, or, where it needs more, an `Engine` in a module of its own in
+`peer_workers/`; either is made in a process of its own, from (model directory, dtype, requests in flight) and
+the options that `peer_setups.py` gives.
 """
 
 from __future__ import annotations
@@ -30,13 +32,25 @@ TOKEN_BUDGET = PEER_TOKEN_BUDGET
 
 
 class Gapless:
-    """This project's own loop over one of its engines, in one process: the instance without the wire and the inference server."""
+    """This project's own loop over one of its engines, in one process: the
+    instance without the wire and the inference server.
+    """
 
-    def __init__(self, directory: Path, dtype: str, in_flight: int, device: str = "cpu", kind: str = "openvino", **engine: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        dtype: str,
+        in_flight: int,
+        device: str = "cpu",
+        kind: str = "openvino",
+        **engine: Any,
+    ) -> None:
         from python_backends.instance.build import build
         from python_backends.settings import EngineSettings, ModelSettings, Settings
 
-        model = ModelSettings(directory=str(directory), dtype=dtype, device=device, max_model_tokens=MAX_MODEL_TOKENS)
+        model = ModelSettings(
+            directory=str(directory), dtype=dtype, device=device, max_model_tokens=MAX_MODEL_TOKENS
+        )
         chosen = EngineSettings(
             kind=kind,
             slots=in_flight,
@@ -51,7 +65,8 @@ class Gapless:
         from python_backends.instance.loop import Instance
         from python_backends.scheduling.scheduler import SlotScheduler
 
-        scheduler = SlotScheduler(self._engine.limits, TOKEN_BUDGET)  # a new one: no prefix is left from an earlier round
+        # a new one: no prefix is left from an earlier round
+        scheduler = SlotScheduler(self._engine.limits, TOKEN_BUDGET)
         clients = _Clients(work)
         instance = Instance(scheduler, self._engine, clients, lambda: None, self._settings.steps_ahead)
         while clients.num_ended < len(work.jobs):
@@ -68,7 +83,10 @@ class _Clients:
         self._work = work
 
     def receive(self, timeout_s: float) -> list[Any]:
-        count = min(self._work.in_flight - (len(self.timings) - self.num_ended), len(self._work.jobs) - len(self.timings))
+        count = min(
+            self._work.in_flight - (len(self.timings) - self.num_ended),
+            len(self._work.jobs) - len(self.timings),
+        )
         if not count and timeout_s:
             time.sleep(timeout_s)
         return [self._submit(len(self.timings)) for _ in range(count)]
@@ -78,7 +96,9 @@ class _Clients:
 
         now = time.perf_counter()
         for tokens in [message for message in messages if isinstance(message, Tokens)]:
-            arrived = zip(tokens.request_ids.tolist(), tokens.tokens.tolist(), tokens.finishes.tolist(), strict=True)
+            arrived = zip(
+                tokens.request_ids.tolist(), tokens.tokens.tolist(), tokens.finishes.tolist(), strict=True
+            )
             for index, token, finish in arrived:
                 self.timings[index].tokens.append(now)
                 self.timings[index].ids.append(token)
@@ -97,18 +117,24 @@ class _Clients:
 
 
 class Transformers:
-    """transformers' generate over static batches in order of arrival, left padded; each generates to its longest."""
+    """transformers' generate over static batches in order of arrival,
+    left padded; each generates to its longest.
+    """
 
     def __init__(self, directory: Path, dtype: str, _in_flight: int, device: str = "cpu") -> None:
         import torch
         from transformers import AutoModelForCausalLM
 
         torch.set_num_threads(num_cores())
-        self._model = AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype)).eval().to(device)
+        self._model = (
+            AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype)).eval().to(device)
+        )
 
     def run(self, work: Work) -> list[Timing]:
         starts = range(0, len(work.jobs), work.in_flight)
-        return [timing for start in starts for timing in self._batch(work.jobs[start : start + work.in_flight])]
+        return [
+            timing for start in starts for timing in self._batch(work.jobs[start : start + work.in_flight])
+        ]
 
     def _batch(self, jobs: list[Job]) -> list[Timing]:
         import torch
@@ -122,10 +148,13 @@ class Transformers:
         steps, start = _StepTimes(), time.perf_counter()
         count = max(job.max_tokens for job in jobs)
         ids, mask = ids.to(self._model.device), mask.to(self._model.device)
-        self._model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=count, eos_token_id=None, streamer=steps)
+        self._model.generate(
+            ids, attention_mask=mask, do_sample=False, max_new_tokens=count, eos_token_id=None, streamer=steps
+        )
         ended = time.perf_counter()
         return [
-            Timing(start, steps.times[1 : 1 + job.max_tokens], ended, steps.ids(row, job.max_tokens)) for row, job in enumerate(jobs)
+            Timing(start, steps.times[1 : 1 + job.max_tokens], ended, steps.ids(row, job.max_tokens))
+            for row, job in enumerate(jobs)
         ]
 
 

@@ -1,7 +1,8 @@
-"""The environments of the peers that don't fit into the project's own: made on first use, pinned, below `benchmarks/.environments`.
+"""The environments of the peers that don't fit into the project's own: made on first use, pinned, below
+`benchmarks/.environments`.
 
-GAPLESS_BENCHMARK_ENVIRONMENTS names another folder. `ready` is called by `peers.py`; it shows what it does and raises
-CalledProcessError or OSError where something can't be had.
+GAPLESS_BENCHMARK_ENVIRONMENTS names another folder. `ready` is called by `peers.py`; it shows what it does
+and raises CalledProcessError or OSError where something can't be had.
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ LLAMA_CPP = "llama-cpp-python==0.3.36"  # its source package carries the tree of
 TCMALLOC = "libtcmalloc_minimal.so.4"
 LIBRARY_FOLDERS = (Path("/usr/lib/x86_64-linux-gnu"), Path("/usr/lib64"), Path("/usr/lib"))
 CMAKE = (
-    *("-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF"),
+    *(
+        "-DCMAKE_BUILD_TYPE=Release",
+        "-DBUILD_SHARED_LIBS=OFF",
+        "-DLLAMA_BUILD_TESTS=OFF",
+        "-DLLAMA_BUILD_EXAMPLES=OFF",
+    ),
     *("-DLLAMA_OPENSSL=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF"),
 )
 
@@ -63,7 +69,18 @@ def make(name: str, lock: Path, folder: Path) -> None:
     python = folder / "bin" / "python"
     run(getattr(sys, "_base_executable", sys.executable), "-m", "venv", folder)
     for torch in (line for line in lock.read_text().splitlines() if line.startswith("torch==")):
-        run(python, "-m", "pip", "install", "--no-deps", "--retries", "1", "--extra-index-url", CPU_BUILDS, torch)
+        run(
+            python,
+            "-m",
+            "pip",
+            "install",
+            "--no-deps",
+            "--retries",
+            "1",
+            "--extra-index-url",
+            CPU_BUILDS,
+            torch,
+        )
     run(python, "-m", "pip", "install", "--no-deps", "-r", lock)
     if name == "llama_cpp":
         build_llama_server(python, folder)
@@ -71,7 +88,18 @@ def make(name: str, lock: Path, folder: Path) -> None:
 
 def build_llama_server(python: Path, folder: Path) -> None:
     source, build = folder / "source", folder / "build"
-    run(python, "-m", "pip", "download", "--no-deps", "--no-binary", "llama-cpp-python", "-d", source, LLAMA_CPP)
+    run(
+        python,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--no-binary",
+        "llama-cpp-python",
+        "-d",
+        source,
+        LLAMA_CPP,
+    )
     with tarfile.open(next(source.glob("*.tar.gz"))) as archive:
         archive.extractall(source, filter="data")
     run("cmake", "-S", next(source.glob("*/vendor/llama.cpp")), "-B", build, *CMAKE)
@@ -101,8 +129,9 @@ def variables(name: str, folder: Path) -> dict[str, str]:
 def vllm_variants() -> dict[str, dict[str, str]]:
     """Ways to run vLLM that are worth a trial, with the variables that differ. Makes its environment.
 
-    Its image preloads tcmalloc, which asks for no large pages; glibc's allocator does. Its engine runs in the client's process
-    or in one of its own. (VLLM_CPU_SGL_KERNEL is gone since vLLM 0.32: it takes these kernels by itself where there is AMX.)
+    Its image preloads tcmalloc, which asks for no large pages; glibc's allocator does. Its engine runs in the
+    client's process or in one of its own. (VLLM_CPU_SGL_KERNEL is gone since vLLM 0.32: it takes these
+    kernels by itself where there is AMX.)
     """
     ready("vllm")
     openmp, tcmalloc = intel_openmp(FOLDER / "vllm"), find_tcmalloc()
@@ -123,7 +152,9 @@ def intel_openmp(folder: Path) -> Path:
 
 
 def find_tcmalloc() -> Path | None:
-    """What vLLM's image preloads; Debian's package is libtcmalloc-minimal4. None where it is not installed."""
+    """What vLLM's image preloads; Debian's package is
+    libtcmalloc-minimal4. None where it is not installed.
+    """
     return next((folder / TCMALLOC for folder in LIBRARY_FOLDERS if (folder / TCMALLOC).exists()), None)
 
 

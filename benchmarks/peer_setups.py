@@ -1,7 +1,7 @@
 """What each row of `peers.py` runs: which worker, with which options, and in whose environment.
 
-A worker is a class in `peer_engines.ENGINES` or a module of `peer_workers/`. Options go to its constructor. A row is called like its
-engine, and `engine@tokens` where the tokens of a step are not the usual number.
+A worker is a class in `peer_engines.ENGINES` or a module of `peer_workers/`. Options go to its constructor. A
+row is called like its engine, and `engine@tokens` where the tokens of a step are not the usual number.
 """
 
 from __future__ import annotations
@@ -47,10 +47,19 @@ SETUPS = {
         Setup("transformers_continuous", "transformers_continuous"),
     )
 }
-DEFAULT = ("gapless", "gapless_unfused", "gapless_triton", "gapless_torch", "openvino", "openvino_defaults", "vllm")
+DEFAULT = (
+    "gapless",
+    "gapless_unfused",
+    "gapless_triton",
+    "gapless_torch",
+    "openvino",
+    "openvino_defaults",
+    "vllm",
+)
 NOT_ON_LARGE = ("gapless_torch",)  # left out of the default on shape M, where a pass takes long
 BUDGETED = ("openvino", "openvino_defaults", "vllm")  # whose rows are measured with each token budget
-QUANTISED = ("openvino_defaults",)  # whose tokens may differ from the reference in float32: its KV is quantised
+# whose tokens may differ from the reference in float32: its KV is quantised
+QUANTISED = ("openvino_defaults",)
 
 
 def default_engines(shape: str) -> list[str]:
@@ -74,7 +83,9 @@ def with_budget(setup: Setup, tokens: int) -> Setup:
 
 
 def variants(setup: Setup, known: Mapping[str, Mapping[str, str]] | None = None) -> list[Setup]:
-    """The ways to run it that are tried before the best one is measured; itself where there is one way only."""
+    """The ways to run it that are tried before the best one is
+    measured; itself where there is one way only.
+    """
     if setup.worker != "vllm":
         return [setup]
     found = vllm_variants() if known is None else known

@@ -1,4 +1,6 @@
-"""The work of the peers, and what every engine notes of it. Standard library alone: it runs in every peer's environment."""
+"""The work of the peers, and what every engine notes of it. Standard
+library alone: it runs in every peer's environment.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ QUICK_REQUESTS, QUICK_TOKENS = 16, 12
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """`messages` say the same as `prompt`, for engines that take no token ids; empty where the ids have one text."""
+    """`messages` say the same as `prompt`, for engines that take no
+    token ids; empty where the ids have one text.
+    """
 
     prompt: list[int]
     max_tokens: int
@@ -35,12 +39,16 @@ class Work:
 
     def shifted(self, by: int, vocabulary: int) -> Work:
         """The same lengths with other prompts, so that nobody knows a prefix from an earlier round."""
-        return Work([Job([(token + by) % vocabulary for token in job.prompt], job.max_tokens) for job in self.jobs], self.in_flight)
+        return Work(
+            [Job([(token + by) % vocabulary for token in job.prompt], job.max_tokens) for job in self.jobs],
+            self.in_flight,
+        )
 
 
 @dataclass(slots=True)
 class Timing:
-    """Of one request, in seconds of one clock: submitted, when each token came, answer complete. And what came.
+    """Of one request, in seconds of one clock: submitted, when each token came, answer complete. And what
+    came.
 
     An engine that answers with texts notes `text`, the others note `ids`.
     """
@@ -64,8 +72,12 @@ def load_work(quick: bool) -> Work:
     return Work(jobs, table["concurrency"])
 
 
-def closed_loop(work: Work, submit: Callable[[int, Job], None], step: Callable[[], Iterable[tuple[int, list[int]]]]) -> list[Timing]:
-    """Keeps `work.in_flight` requests inside an engine that is driven step by step; a step gives (job, ids that came) of some."""
+def closed_loop(
+    work: Work, submit: Callable[[int, Job], None], step: Callable[[], Iterable[tuple[int, list[int]]]]
+) -> list[Timing]:
+    """Keeps `work.in_flight` requests inside an engine that is driven step by
+    step; a step gives (job, ids that came) of some.
+    """
     timings: list[Timing] = []
     num_ended = 0
     while num_ended < len(work.jobs):
@@ -88,7 +100,9 @@ def kv_blocks(checkpoint: Path, dtype: str, gib: float = KV_POOL_GIB) -> int:
     """How many blocks of BLOCK_TOKENS tokens fit in so much memory, for the model of `checkpoint`."""
     config = json.loads((checkpoint / "config.json").read_text())
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    token_bytes: int = config["num_hidden_layers"] * 2 * config["num_key_value_heads"] * head_dim * ITEM_BYTES[dtype]
+    token_bytes: int = (
+        config["num_hidden_layers"] * 2 * config["num_key_value_heads"] * head_dim * ITEM_BYTES[dtype]
+    )
     return int(gib * 2**30) // (BLOCK_TOKENS * token_bytes)
 
 

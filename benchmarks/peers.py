@@ -1,15 +1,18 @@
-"""The same work through several engines, in turn in one run: tokens per second, latencies, time between tokens, memory.
+"""The same work through several engines, in turn in one run: tokens per second, latencies, time between
+tokens, memory.
 
     python benchmarks/peers.py --shapes S,M --rounds 5 --json benchmarks/results/peers.json
 
-The work is `workload.json` (64 requests, closed loop, 16 in flight, greedy, EOS ignored); the models have random weights and the Qwen2
-architecture, and are made here. Every engine has the same: the cores, large pages, a pool of 1 GiB for KV, 512 tokens a step. Every
-engine runs in a process of its own and waits while another one works; the order rotates from round to round. Those that don't fit into
-the project's environment get one of their own, made on first use (README.md beside this file says what each needs). An engine that
+The work is `workload.json` (64 requests, closed loop, 16 in flight, greedy, EOS ignored); the models have
+random weights and the Qwen2 architecture, and are made here. Every engine has the same: the cores, large
+pages, a pool of 1 GiB for KV, 512 tokens a step. Every engine runs in a process of its own and waits while
+another one works; the order rotates from round to round. Those that don't fit into the project's environment
+get one of their own, made on first use (README.md beside this file says what each needs). An engine that
 can't be had is named and left out.
 
-Before anything is timed, greedy float32 answers of the bundled model are compared; an engine whose tokens differ is left out. Engines
-with several ways to run (vLLM) get a short trial of them on each shape, and the best one is measured.
+Before anything is timed, greedy float32 answers of the bundled model are compared; an engine whose tokens
+differ is left out. Engines with several ways to run (vLLM) get a short trial of them on each shape, and the
+best one is measured.
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ from benchmarks.peer_setups import DEFAULT, SETUPS, Setup, default_engines, setu
 from benchmarks.peer_work import KV_POOL_GIB, PEER_TOKEN_BUDGET, Work, load_work
 
 TRIAL_ROUNDS = 2
-REST_S = 1.5  # before each pass: some threads go on polling for a while after their own (vLLM's worker: a second)
+# before each pass: some threads go on polling for a while after their own (vLLM's worker: a second)
+REST_S = 1.5
 MIN_FREE_GIB = 4.0  # of memory, before another engine is started
 CANNOT = (subprocess.CalledProcessError, OSError, RuntimeError)  # what an engine that can't be had raises
 
@@ -66,9 +70,14 @@ class Peers:
             started_s = time.monotonic()
             try:
                 if (free := free_gib()) < MIN_FREE_GIB:
-                    raise RuntimeError(f"only {free:.1f} GiB of memory are free beside the engines that are up: fewer of them at once")
+                    raise RuntimeError(
+                        f"only {free:.1f} GiB of memory are free beside the engines that are up: fewer of"
+                        " them at once"
+                    )
                 prepare_model(setup, self._directory, self._dtype)
-                self._processes[name] = EngineProcess(setup, self._directory, self._dtype, self._work.in_flight)
+                self._processes[name] = EngineProcess(
+                    setup, self._directory, self._dtype, self._work.in_flight
+                )
                 self.versions[name] = self._processes[name].versions
                 print(f"{self._shape} {name}: up after {time.monotonic() - started_s:.0f} s", flush=True)
             except CANNOT as error:
@@ -85,7 +94,11 @@ class Peers:
                     self._left_out.add(f"{self._shape}: {name}", error)
                     self._processes.pop(name).close()
                     continue
-                print(f"{self._shape} {name}: {f'round {number}' if number else 'warm-up'}, {row.tok_s:.1f} tokens/s", flush=True)
+                print(
+                    f"{self._shape} {name}: {f'round {number}' if number else 'warm-up'}, {row.tok_s:.1f}"
+                    " tokens/s",
+                    flush=True,
+                )
                 rows += [row] if number else []
         return [row for name in self._processes for row in rows if row.engine == name]
 
@@ -120,9 +133,16 @@ class Measurement:
         self.left_out = LeftOut()
         self.versions: dict[str, dict[str, str]] = {}
         self.agreements: list[Agreement] = []
-        self.trials: dict[str, dict[str, list[float]]] = {}  # by shape and variant: tokens per second of each round
+        # by shape and variant: tokens per second of each round
+        self.trials: dict[str, dict[str, list[float]]] = {}
         self.chosen: dict[str, str] = {}
-        self._dtype, self._rounds, self._work, self._token_budgets, self._tries = dtype, rounds, work, token_budgets, tries
+        self._dtype, self._rounds, self._work, self._token_budgets, self._tries = (
+            dtype,
+            rounds,
+            work,
+            token_budgets,
+            tries,
+        )
         self._refused: set[str] = set()
 
     def compare_tokens(self, engines: Iterable[str]) -> None:
@@ -132,7 +152,9 @@ class Measurement:
             same = SameTokens(Path(directory))
             for name in engines:
                 try:
-                    found = [same.compare(SETUPS[name], dtype) for dtype in dict.fromkeys(("float32", self._dtype))]
+                    found = [
+                        same.compare(SETUPS[name], dtype) for dtype in dict.fromkeys(("float32", self._dtype))
+                    ]
                 except CANNOT as error:
                     self._refuse(name, error)
                     continue
@@ -147,7 +169,10 @@ class Measurement:
             print(f"{shape}: making the model", flush=True)
             make_model(shape, self._dtype, Path(directory))
             make_tokenizer(Path(directory))
-            best = {name: self._best_variant(shape, name, Path(directory)) for name in dict.fromkeys(each.worker for each in setups)}
+            best = {
+                name: self._best_variant(shape, name, Path(directory))
+                for name in dict.fromkeys(each.worker for each in setups)
+            }
             chosen = [replace(each, variables=best[each.worker]) for each in setups]
             with self._engines(shape, self._work, Path(directory)) as peers:
                 peers.start(chosen)
@@ -157,7 +182,11 @@ class Measurement:
         """What the JSON says beside the rows."""
         return {
             "rounds": self._rounds,
-            "every_engine": {"kv_pool_gib": KV_POOL_GIB, "token_budget": PEER_TOKEN_BUDGET, "large_pages": "GLIBC_TUNABLES"},
+            "every_engine": {
+                "kv_pool_gib": KV_POOL_GIB,
+                "token_budget": PEER_TOKEN_BUDGET,
+                "large_pages": "GLIBC_TUNABLES",
+            },
             "same_tokens": as_rows(self.agreements),
             "trials_tok_s": self.trials,
             "chosen": self.chosen,
@@ -178,7 +207,10 @@ class Measurement:
         with self._engines(shape, work, directory) as peers:
             peers.start(found)
             rows = peers.run(TRIAL_ROUNDS)
-        speeds = {name: [row.tok_s for row in rows if row.engine == name] for name in dict.fromkeys(row.engine for row in rows)}
+        speeds = {
+            name: [row.tok_s for row in rows if row.engine == name]
+            for name in dict.fromkeys(row.engine for row in rows)
+        }
         self.trials |= {shape: speeds}
         if not speeds:
             return found[0].variables
@@ -221,10 +253,14 @@ def token_budgets(asked: str) -> list[int]:
 
 
 def arguments_of() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shapes", default="S,M", type=shape_names, help="of " + ", ".join(SHAPES))
     parser.add_argument(
-        "--only", type=engine_names, help=f"engines, of {', '.join(SETUPS)}; default {', '.join(DEFAULT)}, on M without gapless_torch"
+        "--only",
+        type=engine_names,
+        help=f"engines, of {', '.join(SETUPS)}; default {', '.join(DEFAULT)}, on M without gapless_torch",
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
@@ -232,19 +268,33 @@ def arguments_of() -> argparse.Namespace:
         "--token-budgets",
         type=token_budgets,
         default=[PEER_TOKEN_BUDGET],
-        help="tokens of a step of OpenVINO GenAI and vLLM, a row for each: fewer give smaller pauses between tokens; 128,256,512",
+        help=(
+            "tokens of a step of OpenVINO GenAI and vLLM, a row for each: fewer give smaller pauses between"
+            " tokens; 128,256,512"
+        ),
     )
-    parser.add_argument("--check", default=True, action=argparse.BooleanOptionalAction, help="compare tokens before timing")
-    parser.add_argument("--trial", action=argparse.BooleanOptionalAction, help="of an engine's variants; default: not with --quick")
+    parser.add_argument(
+        "--check", default=True, action=argparse.BooleanOptionalAction, help="compare tokens before timing"
+    )
+    parser.add_argument(
+        "--trial",
+        action=argparse.BooleanOptionalAction,
+        help="of an engine's variants; default: not with --quick",
+    )
     parser.add_argument("--json", type=Path, help="also write the results here")
     parser.add_argument("--plot", type=Path, help="also draw the results here")
-    parser.add_argument("--quick", action="store_true", help="a few short requests, one round: does it run at all?")
+    parser.add_argument(
+        "--quick", action="store_true", help="a few short requests, one round: does it run at all?"
+    )
     return parser.parse_args()
 
 
 def main() -> None:
     asked = arguments_of()
-    rounds, tries = 1 if asked.quick else asked.rounds, not asked.quick if asked.trial is None else asked.trial
+    rounds, tries = (
+        1 if asked.quick else asked.rounds,
+        not asked.quick if asked.trial is None else asked.trial,
+    )
     found = Measurement(asked.dtype, rounds, load_work(asked.quick), asked.token_budgets, tries)
     engines = {shape: asked.only or default_engines(shape) for shape in asked.shapes}
     if asked.check:

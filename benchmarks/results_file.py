@@ -1,9 +1,10 @@
-"""What every result that is kept begins with: of which commit, on which machine, with which versions, when, by which command.
+"""What every result that is kept begins with: of which commit, on which machine, with which versions, when,
+by which command.
 
     python benchmarks/results_file.py --stale
 
-lists the results in `results/` whose code has changed since they were measured. A result that names no commit counts from the commit
-that it came with.
+lists the results in `results/` whose code has changed since they were measured. A result that names no commit
+counts from the commit that it came with.
 """
 
 from __future__ import annotations
@@ -30,17 +31,37 @@ PACKAGES = ("torch", "transformers", "openvino", "numpy")
 PROCESSOR_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8")
 LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 SERVED = ("python_backends", "model_repository", "benchmarks/http_streams.py")
-PREDICTED = ("python_backends/prediction", "python_backends/learner.py", "benchmarks/length_requests.py", "models/bundled")
+PREDICTED = (
+    "python_backends/prediction",
+    "python_backends/learner.py",
+    "benchmarks/length_requests.py",
+    "models/bundled",
+)
 MEASURED = {  # by script: what its results depend on, beside the script itself
-    "agreement.py": ("python_backends/engine", "python_backends/scheduling", "models/bundled", "benchmarks/bundled_prompts.py"),
+    "agreement.py": (
+        "python_backends/engine",
+        "python_backends/scheduling",
+        "models/bundled",
+        "benchmarks/bundled_prompts.py",
+    ),
     "drift.py": PREDICTED,
     "gpu.py": (*SERVED, "benchmarks/gpu*.py"),
     "host_time.py": ("python_backends", "benchmarks/host_time_loop.py"),
     "lengths.py": PREDICTED,
-    "magnus.py": ("python_backends", "models/bundled", "benchmarks/magnus*.py", "benchmarks/bundled_prompts.py"),
+    "magnus.py": (
+        "python_backends",
+        "models/bundled",
+        "benchmarks/magnus*.py",
+        "benchmarks/bundled_prompts.py",
+    ),
     "many_streams.py": (*SERVED, "benchmarks/triton_cost.py"),
     "peers.py": (*SERVED, "benchmarks/peer*", "benchmarks/environments", "benchmarks/workload.json"),
-    "scheduling.py": ("python_backends", "models/bundled", "benchmarks/scheduling*.py", "benchmarks/bundled_prompts.py"),
+    "scheduling.py": (
+        "python_backends",
+        "models/bundled",
+        "benchmarks/scheduling*.py",
+        "benchmarks/bundled_prompts.py",
+    ),
     "token_gap.py": ("python_backends", "benchmarks/token_gap_loop.py", "benchmarks/recorded_engine.py"),
     "triton_cost.py": (*SERVED, "benchmarks/peer*", "benchmarks/workload.json"),
 }
@@ -48,7 +69,9 @@ MEASURED = {  # by script: what its results depend on, beside the script itself
 
 def git(*words: str) -> str:
     """What git prints. Raises CalledProcessError or OSError where there is no git or no repository."""
-    return subprocess.run(["git", "-C", str(ROOT), *words], check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["git", "-C", str(ROOT), *words], check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def current_commit() -> dict[str, Any]:
@@ -88,8 +111,14 @@ def machine() -> dict[str, Any]:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return {
         "processor": ", ".join(sorted(cpuinfo(lines, "model name"))),
-        "family_and_model": ", ".join(sorted(cpuinfo(lines, "cpu family"))) + "/" + ", ".join(sorted(cpuinfo(lines, "model"))),
-        "features": [name for name in PROCESSOR_FEATURES if any(name in line.split() for line in cpuinfo(lines, "flags"))],
+        "family_and_model": ", ".join(sorted(cpuinfo(lines, "cpu family")))
+        + "/"
+        + ", ".join(sorted(cpuinfo(lines, "model"))),
+        "features": [
+            name
+            for name in PROCESSOR_FEATURES
+            if any(name in line.split() for line in cpuinfo(lines, "flags"))
+        ],
         "cores": CORES,
         "memory_gib": round(memory, 1),
         "large_pages": LARGE_PAGES.read_text().strip() if LARGE_PAGES.exists() else "",
@@ -99,12 +128,16 @@ def machine() -> dict[str, Any]:
 
 def cpuinfo(lines: Sequence[str], field: str) -> set[str]:
     """The different values of a field of /proc/cpuinfo."""
-    return {value.strip() for name, _, value in (line.partition(":") for line in lines) if name.strip() == field}
+    return {
+        value.strip() for name, _, value in (line.partition(":") for line in lines) if name.strip() == field
+    }
 
 
 def versions() -> dict[str, str]:
     installed = {each.name.lower() for each in importlib.metadata.distributions()}
-    return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in PACKAGES if name in installed}
+    return {"python": platform.python_version()} | {
+        name: importlib.metadata.version(name) for name in PACKAGES if name in installed
+    }
 
 
 def script_of(result: dict[str, Any]) -> str:
@@ -116,10 +149,16 @@ def age(path: Path) -> dict[str, Any]:
     """Of one result: how many commits have changed what it measures since then."""
     result = json.loads(path.read_text())
     script, commit = script_of(result), str(result.get("commit", ""))
-    row = {"result": path.name, "script": script, "date": result.get("date", "?"), "commit": commit[:10] or "not recorded"}
+    row = {
+        "result": path.name,
+        "script": script,
+        "date": result.get("date", "?"),
+        "commit": commit[:10] or "not recorded",
+    }
     sources = [f"benchmarks/{script}", *MEASURED[script]]
     try:
-        first = commit or git("log", "-1", "--format=%H", "--", str(path))  # at the latest it was measured when it was committed
+        # at the latest it was measured when it was committed
+        first = commit or git("log", "-1", "--format=%H", "--", str(path))
         since = git("rev-list", "--count", f"{first}..HEAD", "--", *sources) if first else "unknown"
     except (OSError, subprocess.CalledProcessError):
         since = "unknown"  # a commit that this clone does not have, or no git
@@ -127,11 +166,17 @@ def age(path: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stale", action="store_true", help="only results that are older than the code that they measure")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--stale", action="store_true", help="only results that are older than the code that they measure"
+    )
     asked = parser.parse_args()
     rows = [age(path) for path in sorted(RESULTS.glob("*.json"))]
-    shown = [row for row in rows if not asked.stale or row["commits_since"] != "0" or row["dirty"] is not False]
+    shown = [
+        row for row in rows if not asked.stale or row["commits_since"] != "0" or row["dirty"] is not False
+    ]
     print(table(shown) if shown else "no result is older than the code that it measures")
 
 

@@ -1,16 +1,18 @@
-"""The policies of continuous batching side by side, where slots and KV blocks are scarce: the bundled model's eight tasks, loads around
-capacity, Poisson and bursty arrivals.
+"""The policies of continuous batching side by side, where slots and KV blocks are scarce: the bundled model's
+eight tasks, loads around capacity, Poisson and bursty arrivals.
 
-    python benchmarks/scheduling.py --json benchmarks/results/scheduling.json --plot scheduling.png           # the real engine
-    python benchmarks/scheduling.py --simulate --slots 256 --seconds 3600 --json benchmarks/results/scheduling_simulated.json
-    python benchmarks/scheduling.py --check                                                                   # one against the other
+    python benchmarks/scheduling.py --json benchmarks/results/scheduling.json --plot scheduling.png
+    # the real engine python benchmarks/scheduling.py --simulate --slots 256 --seconds 3600 --json
+    benchmarks/results/scheduling_simulated.json python benchmarks/scheduling.py --check
+    # one against the other
 
-Capacity is the throughput of `ours` when requests never run out. Goodput counts the requests whose first token comes within --ttft and
-whose tokens come within --tpot on average; each policy gets the same requests at the same times. Their lengths were predicted by the
-forest beforehand, which costs nothing in the run. `ours` is there four times: with those predictions, as `oracle` with the true
-lengths, as `ours_history` with what recent answers say, and as `ours_served` with the length predictor that a server has, working
-beside the engine (in real runs). --simulate runs the slot scheduler itself by a virtual clock, over a step-time model that a short real
-run has calibrated (or --step-time).
+Capacity is the throughput of `ours` when requests never run out. Goodput counts the requests whose first
+token comes within --ttft and whose tokens come within --tpot on average; each policy gets the same requests
+at the same times. Their lengths were predicted by the forest beforehand, which costs nothing in the run.
+`ours` is there four times: with those predictions, as `oracle` with the true lengths, as `ours_history` with
+what recent answers say, and as `ours_served` with the length predictor that a server has, working beside the
+engine (in real runs). --simulate runs the slot scheduler itself by a virtual clock, over a step-time model
+that a short real run has calibrated (or --step-time).
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ from python_backends.scheduling.policies import POLICIES
 from python_backends.scheduling.step_time import FEATURES
 from python_backends.settings import EngineSettings, ModelSettings, SchedulingSettings, Settings
 
-SOURCES = {"oracle": Source.TRUTH, "ours_history": Source.HISTORY, "ours_served": Source.SERVED}  # of `ours`; other policies: FOREST
+# of `ours`; other policies: FOREST
+SOURCES = {"oracle": Source.TRUTH, "ours_history": Source.HISTORY, "ours_served": Source.SERVED}
 BLOCK_TOKENS = 32  # the OpenVINO engine takes no others
 MAX_MODEL_TOKENS = 704  # the longest prompt and answer of the mix
 IN_FLIGHT = 3  # times the slots, when requests shall never run out
@@ -83,7 +86,9 @@ def row_of(policy: str, load: float, cv: float, served: Served, ttft_s: float, t
 
 def median(rows: list[Row]) -> Row:
     """Of each figure by itself."""
-    figures = {name: float(np.median([getattr(row, name) for row in rows])) for name in list(asdict(rows[0]))[3:]}
+    figures = {
+        name: float(np.median([getattr(row, name) for row in rows])) for name in list(asdict(rows[0]))[3:]
+    }
     preemptions = int(figures.pop("preemptions"))
     return Row(rows[0].policy, rows[0].load, rows[0].arrivals, preemptions=preemptions, **figures)
 
@@ -103,12 +108,16 @@ def closed_work(pool: Pool, count: int, slots: int) -> Work:
 def _places(pool: Pool, count: int, seed: int) -> NDArray[np.int64]:
     """As long as there are enough, none is asked twice."""
     random = np.random.default_rng(seed)
-    places: NDArray[np.int64] = np.concatenate([random.permutation(len(pool)) for _ in range(-(-count // len(pool)))])
+    places: NDArray[np.int64] = np.concatenate(
+        [random.permutation(len(pool)) for _ in range(-(-count // len(pool)))]
+    )
     return places[:count]
 
 
 def capacity(run: Run, pool: Pool, count: int, slots: int) -> float:
-    """Requests a second while they don't run out: output tokens a second, over the mean length, because short answers end first."""
+    """Requests a second while they don't run out: output tokens a second, over
+    the mean length, because short answers end first.
+    """
     served = run("ours", closed_work(pool, count, slots))
     begin_s, end_s = float(np.sort(served.first_s)[count // 8]), float(served.arrived_s[-1])
     inside_s = np.minimum(served.last_s, end_s) - np.maximum(served.first_s, begin_s)
@@ -129,10 +138,16 @@ class Bench:
         self.pool = read_pool(self.num_prompts)
         self.scheduling = SchedulingSettings(max_passed_over_s=asked.max_passed_over, ttft_s=asked.ttft)
         model = ModelSettings(max_model_tokens=MAX_MODEL_TOKENS)
-        engine = EngineSettings(kind=asked.engine, slots=asked.slots, kv_blocks=asked.blocks, block_tokens=BLOCK_TOKENS)
-        self.settings = Settings(model=model, engine=replace(engine, token_budget=TOKEN_BUDGET), scheduling=self.scheduling)
+        engine = EngineSettings(
+            kind=asked.engine, slots=asked.slots, kv_blocks=asked.blocks, block_tokens=BLOCK_TOKENS
+        )
+        self.settings = Settings(
+            model=model, engine=replace(engine, token_budget=TOKEN_BUDGET), scheduling=self.scheduling
+        )
         self.limits = ModelLimits(MAX_MODEL_TOKENS, 1 << 12, asked.slots, asked.blocks, BLOCK_TOKENS)
-        self.machine = Machine.exact([float(each) for each in asked.step_time.split(",")] if asked.step_time else NO_TIME)
+        self.machine = Machine.exact(
+            [float(each) for each in asked.step_time.split(",")] if asked.step_time else NO_TIME
+        )
         self._engine: Any = None
         self._predictor: ServedPredictor | None = None
 
@@ -161,7 +176,9 @@ class Bench:
         return self._predictor
 
     def calibrate(self) -> None:
-        """By a real closed loop with each number of requests in flight, so that few and many rows are seen."""
+        """By a real closed loop with each number of requests in
+        flight, so that few and many rows are seen.
+        """
         steps = Steps()
         for in_flight in tqdm((1, 4, self.asked.slots // 2, 2 * self.asked.slots), desc="calibrating"):
             count = 3 * in_flight + 12
@@ -180,13 +197,16 @@ class Bench:
         for cv, load, policy in tqdm(cases, desc="policies"):
             work = open_work(self.pool, most * load, cv, asked.seconds, seed)
             row = row_of(policy, load, cv, run(policy, work), asked.ttft, self.tpot_s())
-            tqdm.write(f"load {load}, {row.arrivals}, {policy}: {row.goodput}/s good, mean {row.mean_e2e_s} s, P99 {row.p99_e2e_s} s")
+            tqdm.write(
+                f"load {load}, {row.arrivals}, {policy}: {row.goodput}/s good, mean {row.mean_e2e_s} s, P99"
+                f" {row.p99_e2e_s} s"
+            )
             yield row
 
 
 def check(bench: Bench, most: float) -> list[dict[str, Any]]:
-    """Simulated / real for each figure, the median of three pairs with other arrivals. Steps take as long as in the pair's real run, so
-    that what the machine did meanwhile is in both.
+    """Simulated / real for each figure, the median of three pairs with other arrivals. Steps take as long as
+    in the pair's real run, so that what the machine did meanwhile is in both.
     """
     machines: deque[Machine] = deque()
 
@@ -199,7 +219,9 @@ def check(bench: Bench, most: float) -> list[dict[str, Any]]:
     pairs = []
     for seed in (1, 2, 3):
         measured = list(bench.rows(real, most, seed))
-        simulated = list(bench.rows(lambda policy, work: bench.simulated(policy, work, machines.popleft()), most, seed))
+        simulated = list(
+            bench.rows(lambda policy, work: bench.simulated(policy, work, machines.popleft()), most, seed)
+        )
         pairs.append(list(zip(measured, simulated, strict=True)))
     found = []
     for case in zip(*pairs, strict=True):
@@ -210,17 +232,27 @@ def check(bench: Bench, most: float) -> list[dict[str, Any]]:
 
 
 def draw(path: Path, rows: list[Row]) -> None:
-    """Goodput, mean and P99 response by load, a line for each policy; one line of pictures for each kind of arrivals."""
+    """Goodput, mean and P99 response by load, a line for each policy; one
+    line of pictures for each kind of arrivals.
+    """
     from matplotlib import pyplot
 
     kinds = list(dict.fromkeys(row.arrivals for row in rows))
-    figures = (("goodput", "requests/s within limits"), ("mean_e2e_s", "mean E2E, s"), ("p99_e2e_s", "P99 E2E, s"))
-    figure, axes = pyplot.subplots(len(kinds), 3, figsize=(13, 3.6 * len(kinds)), layout="constrained", squeeze=False)
+    figures = (
+        ("goodput", "requests/s within limits"),
+        ("mean_e2e_s", "mean E2E, s"),
+        ("p99_e2e_s", "P99 E2E, s"),
+    )
+    figure, axes = pyplot.subplots(
+        len(kinds), 3, figsize=(13, 3.6 * len(kinds)), layout="constrained", squeeze=False
+    )
     for line, kind in zip(axes, kinds, strict=True):
         for axis, (name, label) in zip(line, figures, strict=True):
             for policy in dict.fromkeys(row.policy for row in rows):
                 mine = [row for row in rows if row.policy == policy and row.arrivals == kind]
-                axis.plot([row.load for row in mine], [getattr(row, name) for row in mine], "o-", label=policy)
+                axis.plot(
+                    [row.load for row in mine], [getattr(row, name) for row in mine], "o-", label=policy
+                )
             axis.set(xlabel="load / capacity", ylabel=label, yscale="linear" if name == "goodput" else "log")
         line[0].set_title(kind, loc="left")
     axes[0][0].legend()
@@ -228,23 +260,47 @@ def draw(path: Path, rows: list[Row]) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     numbers = lambda text: [float(each) for each in text.split(",")]  # noqa: E731
     parser.add_argument("--simulate", action="store_true", help="by a virtual clock")
-    parser.add_argument("--check", action="store_true", help="real and simulated runs in turn, three pairs: do they agree?")
+    parser.add_argument(
+        "--check", action="store_true", help="real and simulated runs in turn, three pairs: do they agree?"
+    )
     parser.add_argument("--quick", action="store_true", help="a few seconds of each: does it run at all?")
     parser.add_argument("--policies", type=lambda text: text.split(","), default=[*POLICIES, *SOURCES])
     parser.add_argument("--loads", type=numbers, default=[0.5, 0.7, 0.9, 1.0, 1.2, 1.5], help="of capacity")
-    parser.add_argument("--cvs", type=numbers, default=[1.0, 4.0], help="coefficients of variation of the gaps between arrivals")
+    parser.add_argument(
+        "--cvs",
+        type=numbers,
+        default=[1.0, 4.0],
+        help="coefficients of variation of the gaps between arrivals",
+    )
     parser.add_argument("--seconds", type=float, default=60.0, help="for which requests arrive")
-    parser.add_argument("--rounds", type=int, default=1, help="of which the median is taken, each with other arrivals")
+    parser.add_argument(
+        "--rounds", type=int, default=1, help="of which the median is taken, each with other arrivals"
+    )
     parser.add_argument("--engine", default="openvino", choices=("openvino", "torch"))
     parser.add_argument("--slots", type=int, default=32)
-    parser.add_argument("--blocks", type=int, default=0, help=f"KV blocks of {BLOCK_TOKENS} tokens; default: 2 a slot")
-    parser.add_argument("--ttft", type=float, default=1.0, help="seconds: the limit of goodput, and scheduling.ttft_s")
-    parser.add_argument("--tpot", type=float, default=0.0, help="seconds: the limit of goodput; 0: twice a step with all slots")
-    parser.add_argument("--max-passed-over", type=float, default=10.0, help="seconds: scheduling.max_passed_over_s")
-    parser.add_argument("--step-time", default="", metavar="S,S,S,S,S", help=f"of the simulated engine: {', '.join(FEATURES)}")
+    parser.add_argument(
+        "--blocks", type=int, default=0, help=f"KV blocks of {BLOCK_TOKENS} tokens; default: 2 a slot"
+    )
+    parser.add_argument(
+        "--ttft", type=float, default=1.0, help="seconds: the limit of goodput, and scheduling.ttft_s"
+    )
+    parser.add_argument(
+        "--tpot",
+        type=float,
+        default=0.0,
+        help="seconds: the limit of goodput; 0: twice a step with all slots",
+    )
+    parser.add_argument(
+        "--max-passed-over", type=float, default=10.0, help="seconds: scheduling.max_passed_over_s"
+    )
+    parser.add_argument(
+        "--step-time", default="", metavar="S,S,S,S,S", help=f"of the simulated engine: {', '.join(FEATURES)}"
+    )
     parser.add_argument("--json", type=Path, help="also write the results here")
     parser.add_argument("--plot", type=Path, help="a picture of the table")
     asked = parser.parse_args()

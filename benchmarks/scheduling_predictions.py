@@ -1,5 +1,6 @@
-"""The length predictor of `scheduling.py`'s real runs as a server has it: the same code in a process that stands back, within its share
-of the processors, one call at a time with all that is to be asked. Nothing is learned during a run.
+"""The length predictor of `scheduling.py`'s real runs as a server has it: the same code in a process that
+stands back, within its share of the processors, one call at a time with all that is to be asked. Nothing is
+learned during a run.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class ServedPredictor:
         """`directory`: request log and forest. Raises TimeoutError if the encoder can't be loaded."""
         self._ours, theirs = multiprocessing.get_context("spawn").Pipe()
         arguments = (theirs, directory)
-        multiprocessing.get_context("spawn").Process(target=_serve, args=arguments, name="length predictor", daemon=True).start()
+        multiprocessing.get_context("spawn").Process(
+            target=_serve, args=arguments, name="length predictor", daemon=True
+        ).start()
         if not self._ours.poll(READY_WITHIN_S) or self._ours.recv() != []:
             raise TimeoutError(f"the length predictor was not ready within {READY_WITHIN_S:g} s")
         self._is_asked = False
@@ -38,7 +41,9 @@ class ServedPredictor:
         self.num_by_forest = 0
 
     def answers(self, questions: list[Question]) -> list[tuple[int, LengthPrediction]]:
-        """What has been answered since the last call. Takes all `questions`, and empties the list, if it is free."""
+        """What has been answered since the last call. Takes all
+        `questions`, and empties the list, if it is free.
+        """
         answered: list[Answer] = []
         if self._is_asked and self._ours.poll():
             answered, self._is_asked = self._ours.recv(), False
@@ -70,4 +75,10 @@ def _serve(theirs: Connection, directory: Path) -> None:
         except EOFError:
             return
         answers = zip(questions, predictor.answer([subject for _, subject in questions]), strict=True)
-        theirs.send([(number, told.prediction, told.version > 0) for (number, _), told in answers if told.prediction is not None])
+        theirs.send(
+            [
+                (number, told.prediction, told.version > 0)
+                for (number, _), told in answers
+                if told.prediction is not None
+            ]
+        )

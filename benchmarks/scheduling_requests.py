@@ -1,7 +1,9 @@
-"""What `scheduling.py` asks: held-out prompts of the bundled model's eight tasks, how long its answers are, and what was predicted.
+"""What `scheduling.py` asks: held-out prompts of the bundled model's eight tasks, how long its answers are,
+and what was predicted.
 
-One half of the prompts teaches history and forest, the other half is asked. Everything is made once and kept in files: the answers'
-lengths are those of answers that the model really gives, greedily and in the chat format.
+One half of the prompts teaches history and forest, the other half is asked. Everything is made once and kept
+in files: the answers' lengths are those of answers that the model really gives, greedily and in the chat
+format.
 """
 
 from __future__ import annotations
@@ -19,7 +21,14 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "build"))
 
-from benchmarks.bundled_prompts import NUM_TASKS, TOKEN_BUDGET, Drawn, answer_lengths, draw_prompts, greedy_request
+from benchmarks.bundled_prompts import (
+    NUM_TASKS,
+    TOKEN_BUDGET,
+    Drawn,
+    answer_lengths,
+    draw_prompts,
+    greedy_request,
+)
 from benchmarks.peer_environments import FOLDER
 from python_backends.instance.build import build
 from python_backends.nouns.messages import AnswerRecord, LengthAnswer
@@ -64,7 +73,9 @@ class Pool:
         return greedy_request(number, prompt, MAX_TOKENS)
 
     def subject(self, place: int) -> Subject:
-        return Subject(str(self.instructions[place]), str(self.inputs[place]), int(self.num_input_tokens[place]))
+        return Subject(
+            str(self.instructions[place]), str(self.inputs[place]), int(self.num_input_tokens[place])
+        )
 
     def prediction(self, place: int, source: Source) -> LengthPrediction:
         """Made beforehand, for FOREST, HISTORY and TRUTH."""
@@ -129,15 +140,22 @@ def _history(drawn: Sequence[Drawn], lengths: NDArray[np.int64], half: int) -> l
     return told
 
 
-def _learn(drawn: Sequence[Drawn], lengths: NDArray[np.int64], half: int, directory: Path) -> list[LengthPrediction]:
-    """Of the second half, by the forest that the first half teaches. Its request log and the forest stay in `directory`."""
+def _learn(
+    drawn: Sequence[Drawn], lengths: NDArray[np.int64], half: int, directory: Path
+) -> list[LengthPrediction]:
+    """Of the second half, by the forest that the first half teaches. Its
+    request log and the forest stay in `directory`.
+    """
     from python_backends.prediction.encoder import PACKAGED, CachedEncoder, SentenceEncoder
     from python_backends.prediction.features import features
     from python_backends.prediction.learning import learn
     from python_backends.prediction.versions import read
 
     encoder = CachedEncoder(SentenceEncoder(PACKAGED), max_texts=100)
-    instructions, inputs = [each.exercise.instruction for each in drawn], [each.exercise.given for each in drawn]
+    instructions, inputs = (
+        [each.exercise.instruction for each in drawn],
+        [each.exercise.given for each in drawn],
+    )
     given = np.array([each.num_given_tokens for each in drawn])
     rows = []
     for start in tqdm(range(0, len(inputs), 32), desc="features", disable=None):

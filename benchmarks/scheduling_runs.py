@@ -1,5 +1,5 @@
-"""The two ways in which `scheduling.py` serves a load: the instance's own loop over a real engine, and the same slot scheduler over an
-engine that is only a length and a step-time model, by a virtual clock.
+"""The two ways in which `scheduling.py` serves a load: the instance's own loop over a real engine, and the
+same slot scheduler over an engine that is only a length and a step-time model, by a virtual clock.
 """
 
 from __future__ import annotations
@@ -66,8 +66,16 @@ class Served:
 
     def __post_init__(self) -> None:
         n = len(self.work.places)
-        self.arrived_s, self.first_s, self.last_s = self.work.due_s.copy(), np.full(n, np.nan), np.full(n, np.nan)
-        self.counts, self._first_passed_s, self._waits = np.zeros(n, np.int64), np.full(n, np.inf), np.zeros(n, np.bool_)
+        self.arrived_s, self.first_s, self.last_s = (
+            self.work.due_s.copy(),
+            np.full(n, np.nan),
+            np.full(n, np.nan),
+        )
+        self.counts, self._first_passed_s, self._waits = (
+            np.zeros(n, np.int64),
+            np.full(n, np.inf),
+            np.zeros(n, np.bool_),
+        )
 
     @property
     def is_over(self) -> bool:
@@ -76,7 +84,11 @@ class Served:
     @property
     def next_s(self) -> float:
         """When the next request comes; infinite if none does."""
-        return float(self.work.due_s[self.num_submitted]) if self.num_submitted < len(self.work.places) else np.inf
+        return (
+            float(self.work.due_s[self.num_submitted])
+            if self.num_submitted < len(self.work.places)
+            else np.inf
+        )
 
     def news(self, now_s: float) -> list[Submit | Predicted]:
         """What the instance is to be told at this time."""
@@ -93,7 +105,10 @@ class Served:
 
     def _predictions(self, now_s: float) -> list[Predicted]:
         told: list[Predicted] = []
-        while self.num_predicted < self.num_submitted and self.arrived_s[self.num_predicted] + PREDICTED_AFTER_S <= now_s:
+        while (
+            self.num_predicted < self.num_submitted
+            and self.arrived_s[self.num_predicted] + PREDICTED_AFTER_S <= now_s
+        ):
             number, place = self.num_predicted, int(self.work.places[self.num_predicted])
             if self.work.source is Source.SERVED:
                 self._to_ask.append((number, self.work.pool.subject(place)))
@@ -101,7 +116,9 @@ class Served:
                 told.append(Predicted(number, self.work.pool.prediction(place, self.work.source)))
             self.num_predicted += 1
         if self.predictor is not None:
-            told += [Predicted(number, prediction) for number, prediction in self.predictor.answers(self._to_ask)]
+            told += [
+                Predicted(number, prediction) for number, prediction in self.predictor.answers(self._to_ask)
+            ]
         return told
 
     def started(self, requests: Sequence[Started]) -> None:
@@ -115,7 +132,9 @@ class Served:
             passed = self._oldest + np.flatnonzero(self._waits[self._oldest : number])
             if len(passed):
                 self._first_passed_s[passed] = np.minimum(self._first_passed_s[passed], self.now_s)
-                self.passed_over_s = max(self.passed_over_s, self.now_s - float(self._first_passed_s[passed].min()))
+                self.passed_over_s = max(
+                    self.passed_over_s, self.now_s - float(self._first_passed_s[passed].min())
+                )
 
     def tokens(self, tokens: Tokens, now_s: float) -> None:
         self.now_s = now_s
@@ -134,7 +153,11 @@ class Served:
 
     def _request(self, number: int) -> Request:
         request = self.work.pool.request(number, int(self.work.places[number]))
-        return request.changed(prompt=np.full(len(request.prompt), number, np.int32)) if self.work.distinct else request
+        return (
+            request.changed(prompt=np.full(len(request.prompt), number, np.int32))
+            if self.work.distinct
+            else request
+        )
 
 
 # --- by a virtual clock
@@ -153,8 +176,8 @@ class Steps:
         self._seconds.append(seconds)
 
     def machine(self) -> Machine:
-        """On which steps take so long: by least squares over all of them, and each draws how far it is off from one of its kind, so
-        that all together take as long as they did.
+        """On which steps take so long: by least squares over all of them, and each draws how far it is off
+        from one of its kind, so that all together take as long as they did.
         """
         loads, seconds = np.array(self._loads, np.float64), np.array(self._seconds)
         step_time = StepTime()
@@ -164,13 +187,19 @@ class Steps:
         errors, random = [], np.random.default_rng(0)
         for kind in kinds:
             likely = expected_s[kind] / expected_s[kind].sum()
-            errors.append(random.choice(seconds[kind] / expected_s[kind], NUM_ERRORS, p=likely) if len(kind) else np.ones(1))
+            errors.append(
+                random.choice(seconds[kind] / expected_s[kind], NUM_ERRORS, p=likely)
+                if len(kind)
+                else np.ones(1)
+            )
         return Machine(step_time, errors[False], errors[True])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Machine:
-    """How long steps take: by a model of step time, and measured / expected of real steps, of those with prompts by themselves."""
+    """How long steps take: by a model of step time, and measured / expected of
+    real steps, of those with prompts by themselves.
+    """
 
     step_time: StepTime
     decode_errors: Doubles
@@ -283,7 +312,9 @@ class _Paced:
         self._engine.close()
 
 
-def serve(engine: Engine, settings: Settings, work: Work, steps: Steps, predictor: ServedPredictor | None) -> Served:
+def serve(
+    engine: Engine, settings: Settings, work: Work, steps: Steps, predictor: ServedPredictor | None
+) -> Served:
     """By the instance's loop; `steps` is told what they take."""
     served = Served(work, predictor)
     scheduler = SlotScheduler(engine.limits, settings.engine.token_budget, settings.scheduling)

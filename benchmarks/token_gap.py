@@ -1,13 +1,16 @@
-"""How long the device waits between two steps: each of the steps that close the token gap, switched on one after the other.
+"""How long the device waits between two steps: each of the steps that close the token gap, switched on one
+after the other.
 
-    python benchmarks/token_gap.py --engine openvino --slots 1,16,64,256 --json benchmarks/results/token_gap.json --plot token_gap.png
+    python benchmarks/token_gap.py --engine openvino --slots 1,16,64,256 --json
+    benchmarks/results/token_gap.json --plot token_gap.png
 
-inline: one process; prompts are tokenized, answers detokenized in the loop, and all slots are sent to the engine anew at every step.
-processes: texts are another process's affair. slots: static slots, of which only changes are sent. async: the next step is launched
-before the tokens of the running one are read. The loop is the instance's own, switched by `scheduling.static_slots`,
-`engine.steps_ahead` and the link that it is given; requests wait all the time. `replay` is the loop's tokens per second over those of
-the same plans run again with no scheduler. With `--threads 1` on two processors the loop has one of its own, as beside a
-GPU; with all of them in the engine, the last step can only move its work, not hide it. Host time by itself: `host_time.py`.
+inline: one process; prompts are tokenized, answers detokenized in the loop, and all slots are sent to the
+engine anew at every step. processes: texts are another process's affair. slots: static slots, of which only
+changes are sent. async: the next step is launched before the tokens of the running one are read. The loop is
+the instance's own, switched by `scheduling.static_slots`, `engine.steps_ahead` and the link that it is given;
+requests wait all the time. `replay` is the loop's tokens per second over those of the same plans run again
+with no scheduler. With `--threads 1` on two processors the loop has one of its own, as beside a GPU; with all
+of them in the engine, the last step can only move its work, not hide it. Host time by itself: `host_time.py`.
 """
 
 from __future__ import annotations
@@ -64,7 +67,10 @@ def measure(engine: str, threads: int, slots: list[int], num_steps: int) -> Iter
         for count, mode in tqdm(asked, desc="loops"):
             recorded = run(Path(directory), engine, threads, mode, count, num_steps)
             row = row_of(mode, count, recorded)
-            tqdm.write(f"{count:>5} slots, {mode}: gap {row.gap_ms_p50} ms, busy {row.busy_share:.1%}, {row.tok_s} tokens/s")
+            tqdm.write(
+                f"{count:>5} slots, {mode}: gap {row.gap_ms_p50} ms, busy {row.busy_share:.1%}, {row.tok_s}"
+                " tokens/s"
+            )
             yield row, recorded
 
 
@@ -75,7 +81,9 @@ def draw(path: Path, rows: list[Row]) -> None:
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
     for count in sorted({row.slots for row in rows}):
         mine = [row for row in rows if row.slots == count]
-        axes[0].plot([row.mode for row in mine], [row.gap_ms_p50 for row in mine], "o-", label=f"{count} slots")
+        axes[0].plot(
+            [row.mode for row in mine], [row.gap_ms_p50 for row in mine], "o-", label=f"{count} slots"
+        )
         axes[1].plot([row.mode for row in mine], [row.busy_share * 100 for row in mine], "o-")
     axes[0].set_ylabel("token gap, ms (median)")
     axes[1].set_ylabel("device busy, %")
@@ -84,7 +92,9 @@ def draw(path: Path, rows: list[Row]) -> None:
 
 
 def draw_timeline(path: Path, before: Recorded, after: Recorded) -> None:
-    """Five steps of `before` above, of `after` below: the device's forward passes, and what the loop did meanwhile."""
+    """Five steps of `before` above, of `after` below: the device's
+    forward passes, and what the loop did meanwhile.
+    """
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(2, 1, figsize=(10, 4), sharex=True, layout="constrained")
@@ -99,21 +109,35 @@ def draw_timeline(path: Path, before: Recorded, after: Recorded) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--slots", default="1,16,64,256")
     parser.add_argument("--engine", default="openvino", choices=("openvino", "torch", "toy"))
-    parser.add_argument("--threads", type=int, default=0, help="of the engine; 0: all processors, which the loop wants as well")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=0,
+        help="of the engine; 0: all processors, which the loop wants as well",
+    )
     parser.add_argument("--steps", type=int, default=200, help="steps of each loop, about")
     parser.add_argument("--quick", action="store_true", help="a few steps: does it run at all?")
     parser.add_argument("--json", type=Path, help="also write the results here")
-    parser.add_argument("--plot", type=Path, help="a picture of the table; one of five steps goes beside it, as NAME_timeline.png")
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        help="a picture of the table; one of five steps goes beside it, as NAME_timeline.png",
+    )
     asked = parser.parse_args()
     num_steps = 20 if asked.quick else asked.steps
     slots = [int(count) for count in asked.slots.split(",")]
     found = list(measure(asked.engine, asked.threads, slots, num_steps))
     rows = [row for row, _ in found]
     if asked.json:
-        write_result(asked.json, {"engine": asked.engine, "threads": asked.threads, "rows": [asdict(row) for row in rows]})
+        write_result(
+            asked.json,
+            {"engine": asked.engine, "threads": asked.threads, "rows": [asdict(row) for row in rows]},
+        )
     if asked.plot:
         draw(asked.plot, rows)
         count = TIMELINE_SLOTS if TIMELINE_SLOTS in slots else slots[0]

@@ -1,4 +1,6 @@
-"""The loops that `token_gap.py` measures: the instance's own with its switches, the texts around it, the replay of its plans."""
+"""The loops that `token_gap.py` measures: the instance's own with its
+switches, the texts around it, the replay of its plans.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,14 @@ from python_backends.instance.build import build
 from python_backends.instance.loop import Instance
 from python_backends.nouns.request import Feedback, Request
 from python_backends.nouns.step import Started, StepOutput, StepPlan, Tokens
-from python_backends.settings import EngineSettings, ModelSettings, SchedulingSettings, Settings, StreamSettings, ToySettings
+from python_backends.settings import (
+    EngineSettings,
+    ModelSettings,
+    SchedulingSettings,
+    Settings,
+    StreamSettings,
+    ToySettings,
+)
 from python_backends.streams.table import StreamTable
 from python_backends.text.checkpoint import read_checkpoint
 from python_backends.text.detokenize.detokenizer import Detokenizer, context_tokens
@@ -43,7 +52,9 @@ Interval = tuple[float, float]  # when it began, how long it took
 
 
 class Texts:
-    """What tokenizer, scheduler model and detokenizer do for the loop, without Triton: `waiting` requests more than there are slots."""
+    """What tokenizer, scheduler model and detokenizer do for the loop, without Triton: `waiting` requests
+    more than there are slots.
+    """
 
     def __init__(self, directory: Path, num_steps: int) -> None:
         checkpoint, limits = read_checkpoint(directory), Settings().limits
@@ -76,13 +87,21 @@ class Texts:
             window = outgoing.window
             assert window is not None
             piece = self._detokenizer.piece(window)
-            self._table.feedback(Feedback(window.request_id, window.start + len(window.tokens), piece.stopped_at, answered=True))
+            self._table.feedback(
+                Feedback(
+                    window.request_id, window.start + len(window.tokens), piece.stopped_at, answered=True
+                )
+            )
         return list(self._table.outbox())
 
     def _fields(self) -> dict[str, Any]:
         begin = self._random.randrange(len(self._source) - PROMPT_CHARACTERS)
         length = self._random.randint(self._num_steps // 2, self._num_steps)
-        return {"text_input": self._source[begin : begin + PROMPT_CHARACTERS], "max_tokens": length, "stream": True}
+        return {
+            "text_input": self._source[begin : begin + PROMPT_CHARACTERS],
+            "max_tokens": length,
+            "stream": True,
+        }
 
 
 class InlineLink:
@@ -161,14 +180,21 @@ class Recorded(RecordedEngine):
         return np.array([output.gap_s for output in counted]), np.array([output.busy_s for output in counted])
 
     def timeline(self, count: int) -> tuple[list[Interval], list[Interval]]:
-        """Forward passes and the loop's own work around `count` steady steps at the end, in ms from the first one's begin."""
+        """Forward passes and the loop's own work around `count` steady steps at
+        the end, in ms from the first one's begin.
+        """
         starts = begins(self.outputs, self.collected_s, 1.0)[-count - 2 : -1]
         busy = [output.busy_s for output in self.outputs[-count - 2 : -1]]
         first, last = starts[0], starts[-1]
-        device = [((start - first) * 1e3, length * 1e3) for start, length in zip(starts, busy, strict=True)][:count]
+        device = [((start - first) * 1e3, length * 1e3) for start, length in zip(starts, busy, strict=True)][
+            :count
+        ]
         calls = [call for call in self.inside if first <= call[0] + call[1] and call[0] <= last]
         between = itertools.pairwise(calls)
-        host = [((call[0] + call[1] - first) * 1e3, (later[0] - call[0] - call[1]) * 1e3) for call, later in between]
+        host = [
+            ((call[0] + call[1] - first) * 1e3, (later[0] - call[0] - call[1]) * 1e3)
+            for call, later in between
+        ]
         return device, host
 
     def _timed(self, call: Any, *arguments: Any) -> Any:
@@ -187,15 +213,21 @@ def prepare(directory: Path, engine: str) -> None:
 
 
 def settings_of(directory: Path, engine: str, threads: int, mode: str, slots: int) -> Settings:
-    model = ModelSettings(directory=str(directory), dtype="bfloat16", max_model_tokens=BLOCKS_A_SLOT * BLOCK_TOKENS)
-    chosen = EngineSettings(kind=engine, threads=threads, slots=slots, block_tokens=BLOCK_TOKENS, token_budget=TOKEN_BUDGET)
+    model = ModelSettings(
+        directory=str(directory), dtype="bfloat16", max_model_tokens=BLOCKS_A_SLOT * BLOCK_TOKENS
+    )
+    chosen = EngineSettings(
+        kind=engine, threads=threads, slots=slots, block_tokens=BLOCK_TOKENS, token_budget=TOKEN_BUDGET
+    )
     chosen = replace(chosen, kv_blocks=slots * BLOCKS_A_SLOT, steps_ahead=int(mode == "async"))
     scheduling = SchedulingSettings(static_slots=mode in ("slots", "async"))
     return Settings(model=model, engine=chosen, toy=ToySettings(step_ms=5.0), scheduling=scheduling)
 
 
 def run(directory: Path, engine_name: str, threads: int, mode: str, slots: int, num_steps: int) -> Recorded:
-    """`num_steps` steps of the loop that count, with requests waiting, then the same plans again without it."""
+    """`num_steps` steps of the loop that count, with requests
+    waiting, then the same plans again without it.
+    """
     num_steps += WARM_UP_STEPS
     settings = settings_of(directory, engine_name, threads, mode, slots)
     scheduler, engine = build(settings)
@@ -208,7 +240,12 @@ def run(directory: Path, engine_name: str, threads: int, mode: str, slots: int, 
             link = ProcessLink(Path(run_directory), engine, (directory, num_steps, open_requests))
             if isinstance(engine, Announcing):
                 engine.on_done(link.wake)
-        _loop(Instance(scheduler, recorded, link, lambda: None, settings.steps_ahead), recorded, slots, num_steps)
+        _loop(
+            Instance(scheduler, recorded, link, lambda: None, settings.steps_ahead),
+            recorded,
+            slots,
+            num_steps,
+        )
         if isinstance(engine, Announcing):
             engine.on_done(lambda: None)
         link.close()
@@ -250,4 +287,6 @@ def _replayed_tok_s(engine: Engine, plans: list[StepPlan], ahead: int) -> float:
 
 def _tok_s(outputs: list[StepOutput], collected_s: list[float]) -> float:
     """Output tokens per second, from the end of the first step that counts."""
-    return sum(len(output.tokens) for output in outputs[WARM_UP_STEPS:]) / (collected_s[-1] - collected_s[WARM_UP_STEPS - 1])
+    return sum(len(output.tokens) for output in outputs[WARM_UP_STEPS:]) / (
+        collected_s[-1] - collected_s[WARM_UP_STEPS - 1]
+    )

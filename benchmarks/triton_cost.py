@@ -2,11 +2,12 @@
 
     python benchmarks/triton_cost.py --rounds 5 --json benchmarks/results/triton_cost.json
 
-`engine` is the engine behind the slot scheduler in one process, which takes new requests exactly between two steps; `instance` is
-the instance process, its loop driven over its own wire, as the scheduler model drives it; `ensemble` is the whole way through Triton,
-streaming over HTTP. Shape S with random weights (see peers.py), the lengths of `workload.json` with text as prompts, closed loop, 16
-streams, greedy, EOS ignored; the client runs on the processors that Triton has. Time to first token: from submission to the first token
-or text.
+`engine` is the engine behind the slot scheduler in one process, which takes new requests exactly between two
+steps; `instance` is the instance process, its loop driven over its own wire, as the scheduler model drives
+it; `ensemble` is the whole way through Triton, streaming over HTTP. Shape S with random weights (see
+peers.py), the lengths of `workload.json` with text as prompts, closed loop, 16 streams, greedy, EOS ignored;
+the client runs on the processors that Triton has. Time to first token: from submission to the first token or
+text.
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ class Instance:
             submits = [self._submit(job) for job in work.jobs[len(timings) : len(timings) + count]]
             timings |= {submit.request.request_id: Timing(time.perf_counter(), []) for submit in submits}
             self._link.send(submits)
-            running += count - sum(self._book(news, timings) for news in self._link.receive(1.0) if isinstance(news, Tokens))
+            running += count - sum(
+                self._book(news, timings) for news in self._link.receive(1.0) if isinstance(news, Tokens)
+            )
         return list(timings.values())
 
     def close(self) -> None:
@@ -89,7 +92,9 @@ class Instance:
 
     def _submit(self, job: Job) -> Submit:
         self._num_asked += 1
-        request = Request(self._num_asked, np.array(job.prompt, np.int32), Sampling(max_tokens=job.max_tokens))
+        request = Request(
+            self._num_asked, np.array(job.prompt, np.int32), Sampling(max_tokens=job.max_tokens)
+        )
         return Submit(request, np.zeros(0, np.int32), 0)
 
     def _book(self, tokens: Tokens, timings: dict[int, Timing]) -> int:
@@ -120,12 +125,19 @@ def sources() -> list[Path]:
 
 
 def make_texts(tokenizer: Tokenizer, work: Work, number: int) -> tuple[list[str], Work]:
-    """Texts about as long as the workload's prompts, others in every round so that no prefix is known, and the work with their ids."""
+    """Texts about as long as the workload's prompts, others in every round so that
+    no prefix is known, and the work with their ids.
+    """
     ids = tokenizer.encode("\n".join(path.read_text() for path in sources()[:40])).ids
     rng = random.Random(number)
     starts = [rng.randrange(len(ids) - 512) for _ in work.jobs]
-    texts = [tokenizer.decode(ids[start : start + len(job.prompt)]) for start, job in zip(starts, work.jobs, strict=True)]
-    jobs = [Job(tokenizer.encode(text).ids, job.max_tokens) for text, job in zip(texts, work.jobs, strict=True)]
+    texts = [
+        tokenizer.decode(ids[start : start + len(job.prompt)])
+        for start, job in zip(starts, work.jobs, strict=True)
+    ]
+    jobs = [
+        Job(tokenizer.encode(text).ids, job.max_tokens) for text, job in zip(texts, work.jobs, strict=True)
+    ]
     return texts, Work(jobs, work.in_flight)
 
 
@@ -133,10 +145,18 @@ def row_of(mode: str, work: Work, timings: list[Timing], num_chunks: int) -> Row
     wall = max(timing.ended for timing in timings) - min(timing.submitted for timing in timings)
     num_tokens = sum(job.max_tokens for job in work.jobs)
     first = [(timing.tokens[0] - timing.submitted) * 1e3 for timing in timings if timing.tokens]
-    return Row(mode, num_tokens / wall, float(np.median(first)), float(np.percentile(first, 99)), num_chunks / num_tokens)
+    return Row(
+        mode,
+        num_tokens / wall,
+        float(np.median(first)),
+        float(np.percentile(first, 99)),
+        num_chunks / num_tokens,
+    )
 
 
-def measure(directory: Path, dtype: str, rounds: int, work: Work, overrides: dict[str, str]) -> dict[str, list[Row]]:
+def measure(
+    directory: Path, dtype: str, rounds: int, work: Work, overrides: dict[str, str]
+) -> dict[str, list[Row]]:
     make_model("S", dtype, directory)
     tokenizer = make_tokenizer(directory)
     settings = {
@@ -150,7 +170,9 @@ def measure(directory: Path, dtype: str, rounds: int, work: Work, overrides: dic
     rows: dict[str, list[Row]] = {mode: [] for mode in MODES}
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(
-            contextlib.closing(EngineProcess(SETUPS[PEERS[settings["engine.kind"]]], directory, dtype, work.in_flight))
+            contextlib.closing(
+                EngineProcess(SETUPS[PEERS[settings["engine.kind"]]], directory, dtype, work.in_flight)
+            )
         )
         loaded = load(ROOT / "gapless.toml", settings)
         instance = stack.enter_context(contextlib.closing(Instance(loaded, directory)))
@@ -165,8 +187,13 @@ def measure(directory: Path, dtype: str, rounds: int, work: Work, overrides: dic
             timings = {"engine": engine.run(round_work)[0], "instance": instance.run(round_work)}
             before = ensemble.num_events
             timings["ensemble"] = ensemble.ask(texts, round_work)
-            made = {mode: row_of(mode, round_work, timings[mode], ensemble.num_events - before) for mode in MODES}
-            said = ", ".join(f"{row.mode} {row.tok_s:.0f} tokens/s, first token {row.ttft_p50_ms:.0f} ms" for row in made.values())
+            made = {
+                mode: row_of(mode, round_work, timings[mode], ensemble.num_events - before) for mode in MODES
+            }
+            said = ", ".join(
+                f"{row.mode} {row.tok_s:.0f} tokens/s, first token {row.ttft_p50_ms:.0f} ms"
+                for row in made.values()
+            )
             print(f"{'round ' + str(number) if number else 'warm-up'}: {said}", flush=True)
             for mode in MODES if number else ():
                 rows[mode].append(made[mode])
@@ -176,12 +203,17 @@ def measure(directory: Path, dtype: str, rounds: int, work: Work, overrides: dic
 def summary(rows: dict[str, list[Row]]) -> dict[str, Any]:
     """Medians of each figure, and of the ensemble's beside the others' round by round."""
     figures = [field.name for field in fields(Row)][1:]
-    medians = [{"mode": mode, **{name: median(getattr(row, name) for row in rows[mode]) for name in figures}} for mode in MODES]
+    medians = [
+        {"mode": mode, **{name: median(getattr(row, name) for row in rows[mode]) for name in figures}}
+        for mode in MODES
+    ]
     result: dict[str, Any] = {"rows": medians}
     for mode in MODES[:-1]:
         pairs = list(zip(rows[mode], rows["ensemble"], strict=True))
         result[f"tok_s_of_{mode}"] = median(through.tok_s / alone.tok_s for alone, through in pairs)
-        result[f"ttft_p50_ms_more_than_{mode}"] = median(through.ttft_p50_ms - alone.ttft_p50_ms for alone, through in pairs)
+        result[f"ttft_p50_ms_more_than_{mode}"] = median(
+            through.ttft_p50_ms - alone.ttft_p50_ms for alone, through in pairs
+        )
     return result
 
 
@@ -190,12 +222,22 @@ def median(values: Iterable[float]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--json", type=Path, help="also write the results here")
-    parser.add_argument("--quick", action="store_true", help="a few short requests, one round: does it run at all?")
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", help="a setting of the served side")
+    parser.add_argument(
+        "--quick", action="store_true", help="a few short requests, one round: does it run at all?"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.FIELD=VALUE",
+        help="a setting of the served side",
+    )
     arguments = parser.parse_args()
     rounds = 1 if arguments.quick else arguments.rounds
     settings = dict(item.partition("=")[::2] for item in arguments.set)
@@ -207,7 +249,14 @@ def main() -> None:
     for mode in MODES[:-1]:
         share, more = result[f"tok_s_of_{mode}"], result[f"ttft_p50_ms_more_than_{mode}"]
         print(f"ensemble beside {mode}: {share:.2f} of the tokens per second, first token {more:+.1f} ms")
-    print(table([{name: f"{v:.2f}" if isinstance(v, float) else v for name, v in row.items()} for row in result["rows"]]))
+    print(
+        table(
+            [
+                {name: f"{v:.2f}" if isinstance(v, float) else v for name, v in row.items()}
+                for row in result["rows"]
+            ]
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,17 @@
-"""Checks on a machine with a GPU that TensorRT-LLM does what the tensorrt_llm engine builds on: run it before anything else.
+"""Checks on a machine with a GPU that TensorRT-LLM does what the tensorrt_llm engine builds on: run it before
+anything else.
 
     python build/check_tensorrt_llm.py
     python build/check_tensorrt_llm.py --model /models/Llama-3.2-1B-Instruct --slots 32
 
-It needs tensorrt_llm (the container nvcr.io/nvidia/tritonserver:25.12-trtllm-python-py3 has it), and neither weights nor network:
-it writes a small Llama configuration and TensorRT-LLM draws the weights. With --model a checkpoint of yours is used instead. The
-engine is loaded twice: once with the settings that are usual, once with max_utilization, drain and a LoRA adapter.
+It needs tensorrt_llm (the container nvcr.io/nvidia/tritonserver:25.12-trtllm-python-py3 has it), and neither
+weights nor network: it writes a small Llama configuration and TensorRT-LLM draws the weights. With --model a
+checkpoint of yours is used instead. The engine is loaded twice: once with the settings that are usual, once
+with max_utilization, drain and a LoRA adapter.
 
-A verdict a line: "ok" is a promise of docs/tensorrt_llm.md that holds, "FAIL" one that does not, "note" something that differs between
-versions of TensorRT-LLM; where a field of requests has no effect, name it in tensorrt_llm.refuse. Ends with 1 if anything failed.
+A verdict a line: "ok" is a promise of docs/tensorrt_llm.md that holds, "FAIL" one that does not, "note"
+something that differs between versions of TensorRT-LLM; where a field of requests has no effect, name it in
+tensorrt_llm.refuse. Ends with 1 if anything failed.
 """
 
 from __future__ import annotations
@@ -31,7 +34,13 @@ from tensorrt_checks.checks import OTHERWISE, USUAL, Check
 from tensorrt_checks.model import write_adapter, write_model
 from tensorrt_checks.serving import Serving
 
-from python_backends.settings import EngineSettings, ModelSettings, Settings, SettingsError, TensorRTLLMSettings
+from python_backends.settings import (
+    EngineSettings,
+    ModelSettings,
+    Settings,
+    SettingsError,
+    TensorRTLLMSettings,
+)
 
 BLOCK_TOKENS = 32
 
@@ -45,7 +54,9 @@ def say(passed: bool | None, text: str) -> bool:
 def usual_settings(asked: argparse.Namespace, directory: Path) -> Settings:
     dummy = {} if asked.model else {"load_format": "dummy"}
     return Settings(
-        model=ModelSettings(directory=str(asked.model or write_model(directory / "model")), device="cuda", dtype="bfloat16"),
+        model=ModelSettings(
+            directory=str(asked.model or write_model(directory / "model")), device="cuda", dtype="bfloat16"
+        ),
         engine=EngineSettings(
             kind="tensorrt_llm",
             slots=asked.slots,
@@ -78,7 +89,10 @@ def run_checks(settings: Settings, checks: Sequence[Check]) -> bool:
     except SettingsError as error:
         return say(False, str(error))
     chosen = settings.tensorrt_llm
-    say(True, f"loaded in {time.monotonic() - started_s:.0f} s: capacity {chosen.capacity}, abort {chosen.abort}")
+    say(
+        True,
+        f"loaded in {time.monotonic() - started_s:.0f} s: capacity {chosen.capacity}, abort {chosen.abort}",
+    )
     passed = True
     with serving:
         for check in checks:
@@ -91,11 +105,23 @@ def run_checks(settings: Settings, checks: Sequence[Check]) -> bool:
 
 
 def arguments(given: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, metavar="DIRECTORY", help="a checkpoint; default: a small Llama without weights")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model", type=Path, metavar="DIRECTORY", help="a checkpoint; default: a small Llama without weights"
+    )
     parser.add_argument("--slots", type=int, default=8, help="requests at a time (default 8)")
-    parser.add_argument("--tensor-parallelism", type=int, default=1, metavar="GPUS", help="GPUs that share the model (default 1)")
-    parser.add_argument("--arguments", type=json.loads, default={}, metavar="JSON", help="more arguments of tensorrt_llm.LLM")
+    parser.add_argument(
+        "--tensor-parallelism",
+        type=int,
+        default=1,
+        metavar="GPUS",
+        help="GPUs that share the model (default 1)",
+    )
+    parser.add_argument(
+        "--arguments", type=json.loads, default={}, metavar="JSON", help="more arguments of tensorrt_llm.LLM"
+    )
     return parser.parse_args(given)
 
 
@@ -107,7 +133,11 @@ def main(given: Sequence[str] | None = None) -> int:
     except (ImportError, OSError) as error:
         say(False, f"tensorrt_llm can't be imported: {error}")
         return 1
-    say(None, f"tensorrt_llm {getattr(tensorrt_llm, '__version__', 'of unknown version')} on Python {sys.version.split()[0]}")
+    say(
+        None,
+        f"tensorrt_llm {getattr(tensorrt_llm, '__version__', 'of unknown version')} on Python"
+        f" {sys.version.split()[0]}",
+    )
     with tempfile.TemporaryDirectory(prefix="gapless-check-") as name:
         settings = usual_settings(asked, Path(name))
         passed = run_checks(other_settings(settings, asked, Path(name)), OTHERWISE)

@@ -1,11 +1,13 @@
 """Compiles every kernel of ours for a GPU that need not be here, and prints what each variant takes of it.
 
-    python build/compile_kernels.py                 # for compute capability 9.0 (H100, H200), all variants, about 2 minutes
-    python build/compile_kernels.py --quick         # heads of 128, and one variant a dtype of every other kernel
+    python build/compile_kernels.py                 # for compute capability 9.0 (H100, H200), all variants,
+    about 2 minutes python build/compile_kernels.py --quick         # heads of 128, and one variant a dtype of
+    every other kernel
 
-Registers a thread, bytes spilled a thread (stores and loads), KiB of shared memory a program. Ends with 1 if a variant does not
-compile, spills more than --most-spills, or takes more shared memory than the GPU has for one program. Needs the package triton
-(requirements-kernels.lock), which brings NVIDIA's assembler, and neither a GPU nor CUDA. How fast a kernel is it cannot tell.
+Registers a thread, bytes spilled a thread (stores and loads), KiB of shared memory a program. Ends with 1 if
+a variant does not compile, spills more than --most-spills, or takes more shared memory than the GPU has for
+one program. Needs the package triton (requirements-kernels.lock), which brings NVIDIA's assembler, and
+neither a GPU nor CUDA. How fast a kernel is it cannot tell.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ from python_backends.engine.torch.attention_spans import chunk_rows
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 SHARED_BYTES = {90: 232_448, 80: 166_912, 89: 101_376}  # of a program, by compute capability
-MOST_SPILLS = 1024  # bytes a thread: chunks of heads of 256 in bfloat16 take 644 to 900, all others at most 16
+# bytes a thread: chunks of heads of 256 in bfloat16 take 644 to 900, all others at most 16
+MOST_SPILLS = 1024
 BLOCK_TOKENS = 32
 GROUPS = (1, 4)  # query heads that share a KV head
 DIMS = (64, 80, 128, 256)  # of a head
@@ -47,14 +50,17 @@ WIDTH = 4096
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One compilation. `signature` names the types of arguments that are no constants, in the language's own way."""
+    """One compilation. `signature` names the types of arguments that are
+    no constants, in the language's own way.
+    """
 
     kernel: str
     what: str
     function: Any
     signature: dict[str, str]
     constants: dict[str, Any]
-    unaligned: frozenset[str] = field(default_factory=frozenset)  # arguments of which nothing is taken for granted
+    # arguments of which nothing is taken for granted
+    unaligned: frozenset[str] = field(default_factory=frozenset)
     warps: int = 4
 
 
@@ -76,9 +82,20 @@ def variants(is_quick: bool) -> Iterator[Variant]:
     types = dict(zip(names, ("*fp32", "*i64", "*fp32", "*fp32", "*fp32", "i32", "i32"), strict=True))
     limits = frozenset(("top_k", "top_p", "min_p"))
     tile = {"TILE": sampling_kernel.TILE}
-    yield Variant("least_kept", "fp32", sampling_kernel._least_kept, types, tile, limits, sampling_kernel.WARPS)
-    types = {"writes": "*i64", "first": "*i64", "second": "*i64", "third": "*i64", "fourth": "*fp32", "count": "i32"}
-    yield Variant("write", "", write_kernel._write, types, {"TILE": write_kernel.WRITES}, frozenset(("count",)))
+    yield Variant(
+        "least_kept", "fp32", sampling_kernel._least_kept, types, tile, limits, sampling_kernel.WARPS
+    )
+    types = {
+        "writes": "*i64",
+        "first": "*i64",
+        "second": "*i64",
+        "third": "*i64",
+        "fourth": "*fp32",
+        "count": "i32",
+    }
+    yield Variant(
+        "write", "", write_kernel._write, types, {"TILE": write_kernel.WRITES}, frozenset(("count",))
+    )
 
 
 def _attention(is_quick: bool) -> Iterator[Variant]:
@@ -86,7 +103,9 @@ def _attention(is_quick: bool) -> Iterator[Variant]:
         for dim in (128,) if is_quick else DIMS:
             yield _join(dtype, dim)
             for group in GROUPS[1:] if is_quick else GROUPS:
-                for window, cap in ((False, False),) if is_quick else ((False, False), (True, False), (True, True)):
+                for window, cap in (
+                    ((False, False),) if is_quick else ((False, False), (True, False), (True, True))
+                ):
                     yield _part(dtype, dim, group, window, cap)
                     yield _chunk(dtype, dim, group, window, cap)
 
@@ -97,7 +116,13 @@ def _part(dtype: str, dim: int, group: int, window: bool, cap: bool) -> Variant:
     signature |= {"maxima": "*fp32", "sums": "*fp32", "q_stride": "i32", **_rest_of_attention()}
     rows = triton.next_power_of_2(max(group, paged_attention.LEAST_ROWS))
     constants = _constants(dtype, dim, group, rows, window, cap)
-    return Variant("attend_part", _named(dtype, dim, group, window, cap), paged_attention._attend_part, signature, constants)
+    return Variant(
+        "attend_part",
+        _named(dtype, dim, group, window, cap),
+        paged_attention._attend_part,
+        signature,
+        constants,
+    )
 
 
 def _chunk(dtype: str, dim: int, group: int, window: bool, cap: bool) -> Variant:
@@ -106,14 +131,24 @@ def _chunk(dtype: str, dim: int, group: int, window: bool, cap: bool) -> Variant
     signature |= {"row_stride": "i32", **_rest_of_attention()}
     constants = _constants(dtype, dim, group, chunk_rows(DTYPES[dtype]), window, cap)
     what = _named(dtype, dim, group, window, cap)
-    return Variant("attend_chunk", what, paged_attention._attend_chunk, signature, constants, frozenset(("qkv",)))
+    return Variant(
+        "attend_chunk", what, paged_attention._attend_chunk, signature, constants, frozenset(("qkv",))
+    )
 
 
 def _join(dtype: str, dim: int) -> Variant:
-    signature = {"parts": "*fp32", "maxima": "*fp32", "sums": "*fp32", "out": f"*{dtype}", "num_splits": "i32"}
+    signature = {
+        "parts": "*fp32",
+        "maxima": "*fp32",
+        "sums": "*fp32",
+        "out": f"*{dtype}",
+        "num_splits": "i32",
+    }
     constants = {"SPLITS": paged_attention.MOST_SPLITS, "DIM": dim, "PADDED": triton.next_power_of_2(dim)}
     what = f"{dtype}, heads of {dim}"
-    return Variant("join_parts", what, paged_attention._join_parts, signature, constants, frozenset(("num_splits",)))
+    return Variant(
+        "join_parts", what, paged_attention._join_parts, signature, constants, frozenset(("num_splits",))
+    )
 
 
 def _rest_of_attention() -> dict[str, str]:
@@ -134,7 +169,14 @@ def _named(dtype: str, dim: int, group: int, window: bool, cap: bool) -> str:
 def _between_products(is_quick: bool) -> Iterator[Variant]:
     for dtype in DTYPES:
         pointer = f"*{dtype}"
-        place = {"qkv": pointer, "cos": pointer, "sin": pointer, "rows": "*i64", "cache": pointer, "stride": "i32"}
+        place = {
+            "qkv": pointer,
+            "cos": pointer,
+            "sin": pointer,
+            "rows": "*i64",
+            "cache": pointer,
+            "stride": "i32",
+        }
         for half in (64,) if is_quick else (32, 40, 64, 128):
             sizes = {"NUM_QUERY": 32, "NUM_KV": 8, "HALF": half, "PADDED": triton.next_power_of_2(half)}
             constants = {**sizes, "HEADS": fused_kernels.HEADS, "TURNS": True}
@@ -151,12 +193,16 @@ def _between_products(is_quick: bool) -> Iterator[Variant]:
 
 
 def compiled(variant: Variant, capability: int) -> Compiled:
-    """As the language compiles it for aligned pointers and strides that 16 divides, the common case while serving."""
+    """As the language compiles it for aligned pointers and strides that
+    16 divides, the common case while serving.
+    """
     began_s = time.monotonic()
     names = variant.function.arg_names
     signature = {name: variant.signature.get(name, "constexpr") for name in names}
     constants = {(names.index(name),): value for name, value in variant.constants.items()}
-    divisible = [name for name, kind in variant.signature.items() if kind != "fp32" and name not in variant.unaligned]
+    divisible = [
+        name for name, kind in variant.signature.items() if kind != "fp32" and name not in variant.unaligned
+    ]
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in divisible}
     source = ASTSource(fn=variant.function, signature=signature, constexprs=constants, attrs=attributes)
     target = GPUTarget("cuda", capability, 32)
@@ -164,8 +210,18 @@ def compiled(variant: Variant, capability: int) -> Compiled:
         made = triton.compile(source, target=target, options={"num_warps": variant.warps})
         registers, spilled = _assembled(made.asm["ptx"], capability)
     except Exception as error:  # whatever the compiler raises is said of this variant, and the others go on
-        return Compiled(variant.kernel, variant.what, 0, 0, 0, time.monotonic() - began_s, f"{type(error).__name__}: {error}")
-    return Compiled(variant.kernel, variant.what, registers, spilled, made.metadata.shared, time.monotonic() - began_s)
+        return Compiled(
+            variant.kernel,
+            variant.what,
+            0,
+            0,
+            0,
+            time.monotonic() - began_s,
+            f"{type(error).__name__}: {error}",
+        )
+    return Compiled(
+        variant.kernel, variant.what, registers, spilled, made.metadata.shared, time.monotonic() - began_s
+    )
 
 
 def _assembled(ptx: str, capability: int) -> tuple[int, int]:
@@ -174,7 +230,14 @@ def _assembled(ptx: str, capability: int) -> tuple[int, int]:
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(ptx)
         file.flush()
-        command = [knobs.nvidia.ptxas.path, f"-arch=sm_{capability}{suffix}", "-v", "-o", "/dev/null", file.name]
+        command = [
+            knobs.nvidia.ptxas.path,
+            f"-arch=sm_{capability}{suffix}",
+            "-v",
+            "-o",
+            "/dev/null",
+            file.name,
+        ]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     registers = max(map(int, re.findall(r"Used (\d+) registers", said)))
     return registers, sum(map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", said)))
@@ -191,9 +254,15 @@ def verdict(found: Compiled, most_spills: int, shared_bytes: int) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--capability", type=int, default=90, choices=sorted(SHARED_BYTES), help="of the GPU, times 10")
-    parser.add_argument("--most-spills", type=int, default=MOST_SPILLS, help="bytes a thread, stores and loads")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--capability", type=int, default=90, choices=sorted(SHARED_BYTES), help="of the GPU, times 10"
+    )
+    parser.add_argument(
+        "--most-spills", type=int, default=MOST_SPILLS, help="bytes a thread, stores and loads"
+    )
     parser.add_argument("--quick", action="store_true", help="few variants of every kernel")
     parser.add_argument("--json", type=Path, help="also write the results here")
     asked = parser.parse_args()
@@ -206,11 +275,16 @@ def main() -> int:
             results.append((found, verdict(found, asked.most_spills, SHARED_BYTES[asked.capability])))
     print(f"{'kernel':14}{'variant':48}{'registers':>10}{'spilled B':>10}{'shared KiB':>11}{'s':>6}  verdict")
     for found, said in results:
-        numbers = f"{found.registers:10}{found.spilled_bytes:10}{found.shared_bytes / 1024:11.1f}{found.seconds:6.1f}"
+        sizes = f"{found.registers:10}{found.spilled_bytes:10}{found.shared_bytes / 1024:11.1f}"
+        numbers = f"{sizes}{found.seconds:6.1f}"
         print(f"{found.kernel:14}{found.what:48}{numbers}  {said}")
     if asked.json:
         rows = [{**asdict(found), "verdict": said} for found, said in results]
-        asked.json.write_text(json.dumps({"capability": asked.capability, "triton": triton.__version__, "kernels": rows}, indent=1))
+        asked.json.write_text(
+            json.dumps(
+                {"capability": asked.capability, "triton": triton.__version__, "kernels": rows}, indent=1
+            )
+        )
     return int(any(said != "ok" for _, said in results))
 
 

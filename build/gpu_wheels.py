@@ -1,10 +1,13 @@
-"""Gathers what a GPU machine without network lacks into .gpu-wheels, small enough to travel: run where there is a network.
+"""Gathers what a GPU machine without network lacks into .gpu-wheels, small enough to travel: run where there
+is a network.
 
-    python3 build/gpu_wheels.py          # then, on the GPU machine, with the folder beside the checkout: build/gpu-run --json gpu.json
+    python3 build/gpu_wheels.py          # then, on the GPU machine, with the folder beside the checkout:
+    build/gpu-run --json gpu.json
 
-Wheels of the small packages; NVIDIA's Triton Inference Server out of the wheel nvidia-pytriton, slimmed to server, Python backend, the
-stub of one Python and the libraries that these need; numpy 1 for that stub alone (`stubs/`); and that Python's shared library, which
-not every Python brings (`lib/`), if there is one here. The versions are those of requirements.lock.
+Wheels of the small packages; NVIDIA's Triton Inference Server out of the wheel nvidia-pytriton, slimmed to
+server, Python backend, the stub of one Python and the libraries that these need; numpy 1 for that stub alone
+(`stubs/`); and that Python's shared library, which not every Python brings (`lib/`), if there is one here.
+The versions are those of requirements.lock.
 """
 
 from __future__ import annotations
@@ -23,16 +26,35 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("msgspec", "sortedcontainers", "pyzmq", "setproctitle", "psutil")
 STUB_PACKAGES = ("numpy",)
 TRITON = "nvidia-pytriton"
-PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux1_x86_64")
+PLATFORMS = (
+    "manylinux_2_28_x86_64",
+    "manylinux_2_27_x86_64",
+    "manylinux_2_17_x86_64",
+    "manylinux2014_x86_64",
+    "manylinux1_x86_64",
+)
 TRITON_PLATFORMS = tuple(f"manylinux_2_{minor}_x86_64" for minor in (35, 34, 31))
 MOST_BYTES = 64 << 20  # of the wheels and this checkout together: that much is copied to the GPU's machine
 SERVER = "pytriton/tritonserver"
 LIBRARIES = "nvidia_pytriton.libs/"
 
 
-def download(names: tuple[str, ...], folder: Path, python: str, platforms: tuple[str, ...] = PLATFORMS) -> None:
-    pins = dict(line.split("==") for line in (ROOT / "requirements.lock").read_text().splitlines() if "==" in line)
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "-q", "--no-deps", "--only-binary=:all:"]
+def download(
+    names: tuple[str, ...], folder: Path, python: str, platforms: tuple[str, ...] = PLATFORMS
+) -> None:
+    pins = dict(
+        line.split("==") for line in (ROOT / "requirements.lock").read_text().splitlines() if "==" in line
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "download",
+        "-q",
+        "--no-deps",
+        "--only-binary=:all:",
+    ]
     command += ["--python-version", python, "--implementation", "cp", "-d", str(folder)]
     for platform in platforms:
         command += ["--platform", platform]
@@ -60,8 +82,13 @@ def is_wanted(name: str, python: str) -> bool:
 
 
 def slim(wheel: Path, target: Path, python: str) -> None:
-    """Writes a wheel with the wanted files of `wheel` alone, without their symbols, and the RECORD that goes with them."""
-    with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as made:
+    """Writes a wheel with the wanted files of `wheel` alone, without their
+    symbols, and the RECORD that goes with them.
+    """
+    with (
+        zipfile.ZipFile(wheel) as source,
+        zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as made,
+    ):
         record = next(name for name in source.namelist() if name.endswith(".dist-info/RECORD"))
         lines = []
         for info in source.infolist():
@@ -90,7 +117,9 @@ def take_library(folder: Path, python: str) -> str:
     name = f"libpython{python}.so.1.0"
     try:
         code = "import sysconfig; print(sysconfig.get_config_var('LIBDIR'))"
-        found = subprocess.run([f"python{python}", "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+        found = subprocess.run(
+            [f"python{python}", "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
         content = stripped((Path(found) / name).read_bytes())
     except (OSError, subprocess.CalledProcessError) as error:
         return f"left out {name}: {error}; a Python there that has none can't run the stubs"
@@ -101,7 +130,9 @@ def take_library(folder: Path, python: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--python", default="3.12", help="of the GPU machine")
     parser.add_argument("--folder", type=Path, default=ROOT / ".gpu-wheels")
     asked = parser.parse_args()
@@ -118,10 +149,15 @@ def report(folder: Path) -> int:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for path in files:
         print(f"{path.stat().st_size / 2**20:6.1f} MiB {path.relative_to(folder)}")
-    tree = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    tree = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split("\0")
     size = sum(path.stat().st_size for path in files)
     whole = size + sum((ROOT / name).stat().st_size for name in tree if name and (ROOT / name).is_file())
-    print(f"{size / 2**20:6.1f} MiB in {folder}; {whole / 2**20:.1f} MiB with this checkout, of at most {MOST_BYTES / 2**20:.0f}")
+    print(
+        f"{size / 2**20:6.1f} MiB in {folder}; {whole / 2**20:.1f} MiB with this checkout, of at most"
+        f" {MOST_BYTES / 2**20:.0f}"
+    )
     return int(whole > MOST_BYTES)
 
 

@@ -1,4 +1,5 @@
-"""Makes the pictures of docs/client.md with a server of the bundled model: a chat as it was seen, and the plot of a load test.
+"""Makes the pictures of docs/client.md with a server of the bundled model: a chat as it was seen, and the
+plot of a load test.
 
 python build/pictures.py
 """

@@ -1,4 +1,6 @@
-"""Prints how large the house is: lines of each file, and the percentiles of function lengths. Smallness needs somebody who looks."""
+"""Prints how large the house is: lines of each file, and the percentiles of
+function lengths. Smallness needs somebody who looks.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +15,36 @@ ROOMS = ("python_backends", "client", "build", "benchmarks", "tests")
 
 
 def function_lengths(source: str) -> list[int]:
-    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
     return [(node.end_lineno or node.lineno) - node.lineno + 1 for node in functions]
 
 
 def report(room: str) -> None:
     """Prints one room's files, largest first, and its functions' lengths."""
-    tracked = subprocess.run(["git", "ls-files", f"{room}/*.py", f"{room}/*.cpp"], cwd=ROOT, check=True, capture_output=True, text=True)
+    tracked = subprocess.run(
+        ["git", "ls-files", f"{room}/*.py", f"{room}/*.cpp"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     sources = {name: (ROOT / name).read_text() for name in tracked.stdout.split()}
     lines = {name: source.count("\n") for name, source in sources.items()}
-    lengths = [length for name, source in sources.items() if name.endswith(".py") for length in function_lengths(source)]
+    lengths = [
+        length
+        for name, source in sources.items()
+        if name.endswith(".py")
+        for length in function_lengths(source)
+    ]
     median, ninety, longest = np.percentile(lengths, [50, 90, 100]).astype(int)
-    print(f"\n{room}: {sum(lines.values())} lines; functions in Python: median {median}, 90 % under {ninety}, longest {longest}")
+    print(
+        f"\n{room}: {sum(lines.values())} lines; functions in Python: median {median}, 90 % under {ninety},"
+        f" longest {longest}"
+    )
     for name, count in sorted(lines.items(), key=lambda item: -item[1]):
         print(f"{count:6d}  {name}")
 

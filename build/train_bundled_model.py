@@ -29,33 +29,54 @@ examples:
   measure the model in models/bundled on held-out prompts, as `make model-card` does:
     python build/train_bundled_model.py --evaluate
 
-The text is the standard library of the Python that runs this; nothing is downloaded. One source file in twenty, chosen
-by the hash of its name, is held out for --evaluate. With the budget in --minutes, the learning rate decays and the
-examples grow longer by the share of the time that is used up, so set the budget before you start.
+The text is the standard library of the Python that runs this; nothing is downloaded. One source file in
+twenty, chosen by the hash of its name, is held out for --evaluate. With the budget in --minutes, the
+learning rate decays and the examples grow longer by the share of the time that is used up, so set the budget
+before you start.
 """
 
 
 def parse_arguments() -> argparse.Namespace:
     """The command line's arguments."""
     parser = argparse.ArgumentParser(
-        description="Train the small Llama that Gapless carries, on a CPU (or a CUDA device when there is one).",
-        epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+        description="Train the small Llama that Gapless carries, on a CPU or a CUDA device.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--evaluate", action="store_true", help="measure held-out prompts, print the table and write it into the card")
+    mode.add_argument(
+        "--evaluate",
+        action="store_true",
+        help="measure held-out prompts, print the table and write it into the card",
+    )
     mode.add_argument("--export", action="store_true", help="only write the checkpoint's weights to --output")
     budget = parser.add_mutually_exclusive_group()
     budget.add_argument("--minutes", type=float, help="training time, over all runs together (default: 60)")
     budget.add_argument("--steps", type=int, help="optimiser steps instead of a time (4096 tokens a step)")
-    parser.add_argument("--checkpoint", type=Path, default=Path("bundled-checkpoint"), metavar="DIR",
-                        help="folder of the tokenizer, the lexicon and the checkpoint (default: %(default)s)")  # fmt: skip
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        default=Path("bundled-checkpoint"),
+        metavar="DIR",
+        help="folder of the tokenizer, the lexicon and the checkpoint (default: %(default)s)",
+    )
     parser.add_argument("--output", type=Path, default=OUTPUT, metavar="DIR",
                         help="model directory to write or to evaluate (default: models/bundled)")  # fmt: skip
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads of the matrix products (default: 1)")
-    parser.add_argument("--rate", type=float, default=2.5e-3, help="highest learning rate (default: %(default)s)")
-    parser.add_argument("--vocabulary", type=int, default=4096, help="tokens of a new tokenizer (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="seed of weights and examples (default: %(default)s)")
-    parser.add_argument("--prompts", type=int, default=200, help="held-out prompts a task for --evaluate (default: 200)")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="CPU threads of the matrix products (default: 1)"
+    )
+    parser.add_argument(
+        "--rate", type=float, default=2.5e-3, help="highest learning rate (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--vocabulary", type=int, default=4096, help="tokens of a new tokenizer (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1, help="seed of weights and examples (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--prompts", type=int, default=200, help="held-out prompts a task for --evaluate (default: 200)"
+    )
     return parser.parse_args()
 
 
@@ -65,13 +86,17 @@ def load_tokenizer(folder: Path, corpus: Corpus, tasks: list[Task], size: int) -
     if not path.exists():
         rng = Random(0)
         exercises = [rng.choice(tasks).example(corpus, rng) for _ in range(TOKENIZER_EXAMPLES)]
-        tokenizer = train_tokenizer((text for each in tqdm(exercises, desc="tokenizer") for text in (each.prompt, each.answer)), size)
+        tokenizer = train_tokenizer(
+            (text for each in tqdm(exercises, desc="tokenizer") for text in (each.prompt, each.answer)), size
+        )
         tokenizer.save_pretrained(path)
     return PreTrainedTokenizerFast.from_pretrained(path)
 
 
 def load_lexicon(folder: Path, corpus: Corpus) -> dict[str, str]:
-    """The checkpoint's Velin, made first if there is none yet: another Python's standard library has other frequent words."""
+    """The checkpoint's Velin, made first if there is none yet: another
+    Python's standard library has other frequent words.
+    """
     if not (folder / LEXICON_FILE).exists():
         write_lexicon(build_lexicon(sentence for sentences in corpus.prose for sentence in sentences), folder)
     return read_lexicon(folder)
@@ -79,10 +104,14 @@ def load_lexicon(folder: Path, corpus: Corpus) -> dict[str, str]:
 
 def evaluate(arguments: argparse.Namespace, held_out: Corpus) -> None:
     """Measures chat and plain prompts, prints the tables and writes them into the card and beside it."""
-    tasks = all_tasks(read_lexicon(arguments.output))  # the words that the model was taught: another Python's text has others
+    # the words that the model was taught: another Python's text has others
+    tasks = all_tasks(read_lexicon(arguments.output))
     evaluation = Evaluation(arguments.output, held_out)
     formats = {"chat": True, "plain": False}
-    results = {name: [evaluation.measure(task, arguments.prompts, chat) for task in tasks] for name, chat in formats.items()}
+    results = {
+        name: [evaluation.measure(task, arguments.prompts, chat) for task in tasks]
+        for name, chat in formats.items()
+    }
     print(tables(results))
     publish(arguments.output, results)
 

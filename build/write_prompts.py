@@ -1,8 +1,10 @@
-"""Writes the prompts that load tests ask: `client/bench/tasks.jsonl` and, for perf_analyzer, `client/perf_inputs.json`.
+"""Writes the prompts that load tests ask: `client/bench/tasks.jsonl` and, for perf_analyzer,
+`client/perf_inputs.json`.
 
     python build/write_prompts.py
 
-They are held-out examples of the bundled model's tasks (see bundled/corpus.py), in turn, and the same for the same Python.
+They are held-out examples of the bundled model's tasks (see bundled/corpus.py), in turn, and the same for the
+same Python.
 """
 
 from __future__ import annotations
@@ -24,11 +26,16 @@ def main() -> None:
     lexicon = json.loads((ROOT / "models/bundled/velin.json").read_text())
     _, held_out = load_corpora()
     rng = Random(0)
-    prompts = [(task.name, task.example(held_out, rng).prompt) for _ in range(PROMPTS_A_TASK) for task in all_tasks(lexicon)]
+    prompts = [
+        (task.name, task.example(held_out, rng).prompt)
+        for _ in range(PROMPTS_A_TASK)
+        for task in all_tasks(lexicon)
+    ]
     rows = [{"task": task, "messages": [{"role": "user", "content": text}]} for task, text in prompts]
     (ROOT / "client/bench/tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     asked = [
-        {"messages": [json.dumps(row["messages"])], "max_tokens": [PERF_MAX_TOKENS], "stream": [True]} for row in rows[:PERF_PROMPTS]
+        {"messages": [json.dumps(row["messages"])], "max_tokens": [PERF_MAX_TOKENS], "stream": [True]}
+        for row in rows[:PERF_PROMPTS]
     ]
     (ROOT / "client/perf_inputs.json").write_text(json.dumps({"data": asked}, indent=1) + "\n")
 

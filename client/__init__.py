@@ -1,6 +1,7 @@
 """A typed Python client for Gapless, over gRPC. It needs `tritonclient` and imports nothing of the server's.
 
-In this repository it is the package `client`; `pip install .` installs it as `gapless`. Its imports are relative.
+In this repository it is the package `client`; `pip install .` installs it as `gapless`. Its imports are
+relative.
 
     from client import Client, user
 
@@ -8,7 +9,8 @@ In this repository it is the package `client`; `pip install .` installs it as `g
         for piece in client.stream([user("Convert to camelCase: read_all_lines")], max_tokens=64):
             print(piece.text, end="", flush=True)
 
-`AsyncClient` is the same for asyncio. Every parameter of a request stands in `client/parameters.py`; docs/client.md tells the rest.
+`AsyncClient` is the same for asyncio. Every parameter of a request stands in `client/parameters.py`;
+docs/client.md tells the rest.
 """
 
 from .async_client import AsyncClient

@@ -1,4 +1,6 @@
-"""The client for asyncio: what `Client` is, with `async for` and `await`. One serves any number of tasks over one connection."""
+"""The client for asyncio: what `Client` is, with `async for` and `await`. One
+serves any number of tasks over one connection.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,13 @@ from .wire import CHANNEL_OPTIONS, Piece, Prompt, read_piece, request_message
 
 
 class AsyncClient:
-    """To be made inside a running event loop. `timeout_s` bounds a whole call, tries included; None waits as long as it takes."""
+    """To be made inside a running event loop. `timeout_s` bounds a whole call,
+    tries included; None waits as long as it takes.
+    """
 
-    def __init__(self, url: str = "127.0.0.1:8001", *, timeout_s: float | None = None, retries: Retries | None = None) -> None:
+    def __init__(
+        self, url: str = "127.0.0.1:8001", *, timeout_s: float | None = None, retries: Retries | None = None
+    ) -> None:
         self._channel = grpc.aio.insecure_channel(url, CHANNEL_OPTIONS)
         self._stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._timeout_s = timeout_s
@@ -30,14 +36,17 @@ class AsyncClient:
     def stream(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> AsyncGenerator[Piece, None]:
         """Pieces of the answer as they come; the last one has a `finish_reason`.
 
-        The request is sent with the first step. Cancelling the task, closing the iterator (`aclose`) or leaving the loop cancels it.
-        Raises GaplessError.
+        The request is sent with the first step. Cancelling the task, closing the iterator (`aclose`) or
+        leaving the loop cancels it. Raises GaplessError.
         """
         return self._pieces(request_message(prompt, stream=True, parameters=parameters))
 
     async def generate(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> Piece:
         """The whole answer in one piece. Raises GaplessError."""
-        answers = [piece async for piece in self._pieces(request_message(prompt, stream=False, parameters=parameters))]
+        answers = [
+            piece
+            async for piece in self._pieces(request_message(prompt, stream=False, parameters=parameters))
+        ]
         return answers[0]
 
     async def is_ready(self) -> bool:
@@ -60,7 +69,9 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         await self.close()
 
     async def _pieces(self, request: Any) -> AsyncGenerator[Piece, None]:

@@ -1,7 +1,9 @@
-"""A chat in the terminal: answers come as they are made; after each one stand its length, its pace and the time to its first token.
+"""A chat in the terminal: answers come as they are made; after each one stand its length, its pace and the
+time to its first token.
 
 make chat                                      python -m client.chat --url 127.0.0.1:8001 --temperature 0.7
-echo "Fix the bug: def f(: pass" | make chat   answers go to standard output, everything else to standard error
+echo "Fix the bug: def f(: pass" | make chat   answers go to standard output, everything else to standard
+error
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ Ctrl-C ends an answer. A line that ends with \\ goes on in the next one; // begi
 The bundled model knows eight tasks and nothing else; try
   Convert to camelCase: read_all_lines
   Reword politely: Hey idiot, close the damn file, you moron!"""
-CONTROL = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)]) | {9: "\t", 10: "\n"}  # an answer must not steer the terminal
+# an answer must not steer the terminal
+CONTROL = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)]) | {9: "\t", 10: "\n"}
 
 
 @dataclass(slots=True)
@@ -145,12 +148,17 @@ class Chat:
         except GaplessError as error:
             self.say(str(error))
         self._parameters = cast(Parameters, parameters)
-        self.say(", ".join(f"{name} = {value}" for name, value in parameters.items()) or "all parameters are the server's defaults")
+        self.say(
+            ", ".join(f"{name} = {value}" for name, value in parameters.items())
+            or "all parameters are the server's defaults"
+        )
 
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """The SIGINTs so far. Each raises KeyboardInterrupt as well, which is lost where it comes inside a callback of a library."""
+    """The SIGINTs so far. Each raises KeyboardInterrupt as well, which is lost
+    where it comes inside a callback of a library.
+    """
     seen: list[int] = []
 
     def interrupt(number: int, _frame: object) -> None:
@@ -216,10 +224,15 @@ def main() -> int:
     with Client(asked.url) as client:
         chat = Chat(client, chosen(asked), asked.system)
         if not client.is_ready():
-            chat.say(f"nobody is ready to answer at {asked.url}: start Gapless with `make serve`, or say where it is with --url")
+            chat.say(
+                f"nobody is ready to answer at {asked.url}: start Gapless with `make serve`, or say where it"
+                " is with --url"
+            )
             return 1
         if sys.stdin.isatty():
-            chat.say(f"Gapless at {asked.url}. /help shows the commands, Ctrl-C ends an answer, Ctrl-D leaves.")
+            chat.say(
+                f"Gapless at {asked.url}. /help shows the commands, Ctrl-C ends an answer, Ctrl-D leaves."
+            )
         for text in typed(chat) if sys.stdin.isatty() else piped():
             if not chat.take(text):
                 break

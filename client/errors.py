@@ -39,11 +39,15 @@ KINDS: dict[grpc.StatusCode, type[GaplessError]] = {
     grpc.StatusCode.UNAVAILABLE: UnavailableError,
     grpc.StatusCode.DEADLINE_EXCEEDED: TimedOutError,
 }
-# Over gRPC streams Triton sends a failed request's text without its code, so the text has to tell. There is a header that brings the
-# code, `triton_grpc_error`, but in 2.51 the second failure that it announces ends the whole server.
-UNAVAILABLE = re.compile(r"^too many |shutting down|not healthy|no available versions|is not ready|stopped accepting|unloading")
+# Over gRPC streams Triton sends a failed request's text without its code, so the text has to tell. There is a
+# header that brings the code, `triton_grpc_error`, but in 2.51 the second failure that it announces ends the
+# whole server.
+UNAVAILABLE = re.compile(
+    r"^too many |shutting down|not healthy|no available versions|is not ready|stopped accepting|unloading"
+)
 REFUSED = re.compile(
-    r"\bmust (be|have|come)\b|is allowed|is no such|not supported|has no chat template|\bcan't\b|unexpected .*input|model expects"
+    r"\bmust (be|have|come)\b|is allowed|is no such|not supported|has no chat template|\bcan't\b|unexpected"
+    r" .*input|model expects"
 )
 
 

@@ -9,20 +9,37 @@ from typing import Any, cast
 from .errors import RefusedError
 from .parameters import TABLE, Parameters, Row
 
-OURS = ("return_num_input_tokens", "return_num_output_tokens", "exclude_input_in_output", "return_log_probs", "num_top_log_probs")
+OURS = (
+    "return_num_input_tokens",
+    "return_num_output_tokens",
+    "exclude_input_in_output",
+    "return_log_probs",
+    "num_top_log_probs",
+)
 TRUTH = {"true": True, "false": False}
 
 
 def add_url(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default="127.0.0.1:8001", metavar="HOST:PORT", help="where Gapless speaks gRPC (default: %(default)s)")
+    parser.add_argument(
+        "--url",
+        default="127.0.0.1:8001",
+        metavar="HOST:PORT",
+        help="where Gapless speaks gRPC (default: %(default)s)",
+    )
 
 
 def add_parameters(parser: argparse.ArgumentParser) -> None:
     """One option for every line of the table but those that the tools set themselves."""
-    group = parser.add_argument_group("parameters of every request (absent: what the server takes by default)")
+    group = parser.add_argument_group(
+        "parameters of every request (absent: what the server takes by default)"
+    )
     for name, row in TABLE.items():
         if name not in OURS:
-            option, kind, many = f"--{name.replace('_', '-')}", row.kind.__name__.upper(), "+" if row.is_list else None
+            option, kind, many = (
+                f"--{name.replace('_', '-')}",
+                row.kind.__name__.upper(),
+                "+" if row.is_list else None,
+            )
             group.add_argument(option, dest=name, type=row.kind, nargs=many, metavar=kind, help=row.meaning)
 
 

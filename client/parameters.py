@@ -1,7 +1,9 @@
-"""The parameters of a request: one line each, with the type that Python sees, the type that Triton sees, and what it means.
+"""The parameters of a request: one line each, with the type that Python sees, the type that Triton sees, and
+what it means.
 
-`Parameters` is the only place that knows them: keyword arguments of the clients, options of chat and bench, and fields of a JSONL file
-come from it. A test holds it against `model_repository/ensemble/config.pbtxt`. What is absent is not sent; the server's default holds.
+`Parameters` is the only place that knows them: keyword arguments of the clients, options of chat and bench,
+and fields of a JSONL file come from it. A test holds it against `model_repository/ensemble/config.pbtxt`.
+What is absent is not sent; the server's default holds.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ class Parameters(TypedDict, total=False):
     temperature: Annotated[float, As("FP32", "0 takes the likeliest token, more is more varied")]
     top_k: Annotated[int, As("INT32", "only the so many likeliest tokens; 0 is all")]
     top_p: Annotated[float, As("FP32", "only the likeliest tokens that have this probability together")]
-    min_p: Annotated[float, As("FP32", "only tokens with at least this share of the likeliest one's probability")]
+    min_p: Annotated[
+        float, As("FP32", "only tokens with at least this share of the likeliest one's probability")
+    ]
     seed: Annotated[int, As("UINT64", "the same seed gives the same text")]
     stop_words: Annotated[Sequence[str], As("BYTES", "the answer ends before any of these")]
     bad_words: Annotated[Sequence[str], As("BYTES", "the answer has none of these")]
@@ -45,9 +49,13 @@ class Parameters(TypedDict, total=False):
     beam_width: Annotated[int, As("INT32", "1: there is no beam search")]
     exclude_input_in_output: Annotated[bool, As("BOOL", "false puts the input before the answer")]
     return_log_probs: Annotated[bool, As("BOOL", "adds the log-probabilities of the answer's tokens")]
-    num_top_log_probs: Annotated[int, As("INT32", "adds the so many likeliest tokens beside each, with their log-probabilities")]
+    num_top_log_probs: Annotated[
+        int, As("INT32", "adds the so many likeliest tokens beside each, with their log-probabilities")
+    ]
     return_num_input_tokens: Annotated[bool, As("BOOL", "adds the length of the prompt, in tokens")]
-    return_num_output_tokens: Annotated[bool, As("BOOL", "adds the number of tokens of each piece of the answer")]
+    return_num_output_tokens: Annotated[
+        bool, As("BOOL", "adds the number of tokens of each piece of the answer")
+    ]
     lora_name: Annotated[str, As("BYTES", "the adapter to answer with")]
     lora_task_id: Annotated[int, As("UINT64", "the same by number, as TensorRT-LLM's clients say it")]
     instruction: Annotated[str, As("BYTES", "what the text asks for: for predicting the answer's length")]

@@ -1,6 +1,7 @@
 """When to try again, and after which pause. Pure: the clients wait.
 
-Only UNAVAILABLE is worth another try, and only while no text has come: afterwards the same answer would begin again.
+Only UNAVAILABLE is worth another try, and only while no text has come: afterwards the same answer would begin
+again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from .errors import GaplessError, UnavailableError
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """Pauses double from `first_s` to `most_s`; each is drawn from its upper half, so that clients do not come back all at once."""
+    """Pauses double from `first_s` to `most_s`; each is drawn from its upper
+    half, so that clients do not come back all at once.
+    """
 
     attempts: int = 5  # with the first one; 1 never tries again
     first_s: float = 0.25
@@ -30,7 +33,9 @@ class Retries:
 class Call:
     """One call's attempts: what has come, and the time that is left for it."""
 
-    def __init__(self, retries: Retries, timeout_s: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, retries: Retries, timeout_s: float | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._retries = retries
         self._clock = clock
         self._end_s = None if timeout_s is None else clock() + timeout_s
@@ -42,9 +47,15 @@ class Call:
         return None if self._end_s is None else max(0.0, self._end_s - self._clock())
 
     def pause_s(self, error: GaplessError) -> float:
-        """How long to wait after an attempt has failed with `error`. Raises `error` if another one is not worth it."""
+        """How long to wait after an attempt has failed with `error`. Raises
+        `error` if another one is not worth it.
+        """
         self._failed += 1
-        if not isinstance(error, UnavailableError) or self.has_begun or self._failed >= self._retries.attempts:
+        if (
+            not isinstance(error, UnavailableError)
+            or self.has_begun
+            or self._failed >= self._retries.attempts
+        ):
             raise error
         pause_s, left_s = self._retries.pause_s(self._failed), self.left_s()
         if left_s is not None and pause_s >= left_s:

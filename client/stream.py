@@ -50,7 +50,9 @@ def read(answers: queue.SimpleQueue[Any]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     parser.add_argument("prompt", help="what to ask")
     parser.add_argument("--host", default="127.0.0.1", help="where Gapless listens")
     parser.add_argument("--port", type=int, default=8001, help="its gRPC port")

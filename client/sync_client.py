@@ -19,7 +19,9 @@ from .wire import CHANNEL_OPTIONS, Piece, Prompt, read_piece, request_message
 class Client:
     """`timeout_s` bounds a whole call, tries included; None waits as long as it takes."""
 
-    def __init__(self, url: str = "127.0.0.1:8001", *, timeout_s: float | None = None, retries: Retries | None = None) -> None:
+    def __init__(
+        self, url: str = "127.0.0.1:8001", *, timeout_s: float | None = None, retries: Retries | None = None
+    ) -> None:
         self._channel = grpc.insecure_channel(url, CHANNEL_OPTIONS)
         self._stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._timeout_s = timeout_s
@@ -29,7 +31,8 @@ class Client:
     def stream(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> Generator[Piece, None, None]:
         """Pieces of the answer as they come; the last one has a `finish_reason`.
 
-        The request is sent with the first `next()`. Leaving the loop or closing the iterator cancels it. Raises GaplessError.
+        The request is sent with the first `next()`. Leaving the loop or closing the iterator cancels it.
+        Raises GaplessError.
         """
         return self._pieces(request_message(prompt, stream=True, parameters=parameters))
 
@@ -58,7 +61,9 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _pieces(self, request: Any) -> Generator[Piece, None, None]:

@@ -1,4 +1,5 @@
-"""Between what users say and what travels: prompts and parameters to Triton's request, its responses to pieces of text.
+"""Between what users say and what travels: prompts and parameters to Triton's request, its responses to
+pieces of text.
 
 Both clients use it, so that they differ in waiting alone. The messages and stubs are tritonclient's.
 """
@@ -50,15 +51,16 @@ def system(content: str) -> Message:
 class Piece:
     """An answer, or a piece of one. The last piece says why the answer ended.
 
-    A piece may have tokens and no text: half a character, or the beginning of a stop word, is held back until the
-    next token is known.
+    A piece may have tokens and no text: half a character, or the beginning of a stop word, is held back until
+    the next token is known.
     """
 
     text: str
     finish_reason: str = ""  # stop | length | cancelled | deadline; empty: there is more to come
     num_input_tokens: int | None = None  # of those who asked (return_num_input_tokens)
     num_output_tokens: int | None = None  # of this piece; all pieces together are the answer's
-    output_ids: tuple[int, ...] = ()  # the tokens of this piece, and of each its log-probability (return_log_probs)
+    # the tokens of this piece, and of each its log-probability (return_log_probs)
+    output_ids: tuple[int, ...] = ()
     output_log_probs: tuple[float, ...] = ()
     cum_log_probs: float | None = None  # their sum from the beginning
     top_ids: tuple[tuple[int, ...], ...] = ()  # [token][rank] (num_top_log_probs)

@@ -1,8 +1,8 @@
 """The learner: a process next to the others that keeps the request log and grows new forests from it.
 
-The launcher starts it (`python -m python_backends.learner RUN_DIRECTORY`) and starts it again if it ends. Its death affects no request:
-the predictor goes on with the last version, and ended answers wait in the socket. Two servers may share a directory; the learner of the
-second one writes nothing until the first is gone.
+The launcher starts it (`python -m python_backends.learner RUN_DIRECTORY`) and starts it again if it ends. Its
+death affects no request: the predictor goes on with the last version, and ended answers wait in the socket.
+Two servers may share a directory; the learner of the second one writes nothing until the first is gone.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class Learner:
             self._log.add(records)
 
     def learn_if_due(self) -> bool:
-        """Checks every `relearn_s` whether there is something to learn. Returns True if learning succeeded."""
+        """Checks every `relearn_s` whether there is something to
+        learn. Returns True if learning succeeded.
+        """
         now_s = self._clock()
         if now_s - self._looked_s < self._settings.relearn_s or self._failed_fits >= MAX_FAILED_FITS:
             return False
@@ -71,7 +73,11 @@ class Learner:
         code = self._learn(self._directory, self._settings.encoder)
         self._failed_fits = self._failed_fits + 1 if code != 0 else 0
         if code != 0:
-            log.warning("learning failed (%s)%s", code, "; it is not tried again" if self._failed_fits >= MAX_FAILED_FITS else "")
+            log.warning(
+                "learning failed (%s)%s",
+                code,
+                "; it is not tried again" if self._failed_fits >= MAX_FAILED_FITS else "",
+            )
         return code == 0
 
     def close(self) -> None:
@@ -79,7 +85,9 @@ class Learner:
 
 
 def lock(directory: Path, is_over: Callable[[], bool]) -> IO[str] | None:
-    """Waits for the lock that allows to write in `directory`, until no other learner holds it. None if `is_over` returns True first."""
+    """Waits for the lock that allows to write in `directory`, until no other learner holds it. None if
+    `is_over` returns True first.
+    """
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     held = (directory / LOCK).open("w")
     while not is_over():

@@ -1,6 +1,8 @@
-"""The whole of Gapless: launcher, Triton and instance, asked over HTTP, streaming, by a client on the same processors.
+"""The whole of Gapless: launcher, Triton and instance, asked over HTTP, streaming, by a client on the same
+processors.
 
-A response may carry several tokens: all of them came when it came. The prompts are the work's own ids, as text.
+A response may carry several tokens: all of them came when it came. The prompts are the work's own ids, as
+text.
 """
 
 from __future__ import annotations
@@ -10,14 +12,26 @@ from typing import Any
 
 from benchmarks.http_streams import EnsembleStreams
 from benchmarks.peer_models import num_tokens, text_of
-from benchmarks.peer_work import BLOCK_TOKENS, MAX_MODEL_TOKENS, PEER_TOKEN_BUDGET, Job, Timing, Work, kv_blocks
+from benchmarks.peer_work import (
+    BLOCK_TOKENS,
+    MAX_MODEL_TOKENS,
+    PEER_TOKEN_BUDGET,
+    Job,
+    Timing,
+    Work,
+    kv_blocks,
+)
 from python_backends.linux.loop_processor import keep_off
 from tests.server.serving import Gapless
 
 
 class Engine:
     def __init__(self, directory: Path, dtype: str, in_flight: int) -> None:
-        model = {"model.directory": directory, "model.dtype": dtype, "model.max_model_tokens": MAX_MODEL_TOKENS}
+        model = {
+            "model.directory": directory,
+            "model.dtype": dtype,
+            "model.max_model_tokens": MAX_MODEL_TOKENS,
+        }
         engine = {
             "engine.kind": "openvino",
             "engine.slots": in_flight,
@@ -26,7 +40,9 @@ class Engine:
             "engine.token_budget": PEER_TOKEN_BUDGET,
         }
         self._served = Gapless(**model, **engine)
-        self._streams = EnsembleStreams(self._served.http_port, in_flight, lambda event: num_tokens(event["text_output"]))
+        self._streams = EnsembleStreams(
+            self._served.http_port, in_flight, lambda event: num_tokens(event["text_output"])
+        )
         self.pid = self._served.process.pid
         keep_off()  # as Triton does: a client elsewhere would take nothing of the loop's processor
 

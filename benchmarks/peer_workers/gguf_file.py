@@ -1,4 +1,6 @@
-"""A Qwen2 checkpoint as llama.cpp reads it. Its own converter refuses tokenizers that it does not know, like that of peer_models.py."""
+"""A Qwen2 checkpoint as llama.cpp reads it. Its own converter refuses tokenizers
+that it does not know, like that of peer_models.py.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,12 @@ def write_gguf(checkpoint: Path, path: Path, dtype: str) -> None:
             writer.add_tensor(gguf_name(name), as_float32(values))
         else:
             writer.add_tensor(gguf_name(name), values.view(np.uint8), raw_dtype=kind)
-    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+    for write in (
+        writer.write_header_to_file,
+        writer.write_kv_data_to_file,
+        writer.write_tensors_to_file,
+        writer.close,
+    ):
         write()
 
 

@@ -1,4 +1,6 @@
-"""llama.cpp's server, built in the environment of the same name, asked over HTTP, streaming, by a client on the same processors."""
+"""llama.cpp's server, built in the environment of the same name, asked over
+HTTP, streaming, by a client on the same processors.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,22 @@ class Streams(HttpStreams):
     """Streams of llama-server's `/completion`."""
 
     def __init__(self, port: int, num_connections: int) -> None:
-        super().__init__(port, "/completion", num_connections, lambda event: len(event["tokens"]), lambda event: event["stop"])
+        super().__init__(
+            port,
+            "/completion",
+            num_connections,
+            lambda event: len(event["tokens"]),
+            lambda event: event["stop"],
+        )
 
     def _keep(self, chunk: Event, timing: Timing) -> None:
         timing.ids += chunk["tokens"]
 
 
 class Engine:
-    def __init__(self, directory: Path, dtype: str, in_flight: int, token_budget: int = PEER_TOKEN_BUDGET) -> None:
+    def __init__(
+        self, directory: Path, dtype: str, in_flight: int, token_budget: int = PEER_TOKEN_BUDGET
+    ) -> None:
         port = free_port()
         options: dict[str, Any] = {
             "--model": directory / MODEL,
@@ -52,15 +62,26 @@ class Engine:
             "--flash-attn": "on",
             "--cache-ram": 0,
         }
-        command = [str(Path(sys.executable).parent / "llama-server"), *(str(word) for pair in options.items() for word in pair)]
+        command = [
+            str(Path(sys.executable).parent / "llama-server"),
+            *(str(word) for pair in options.items() for word in pair),
+        ]
         self._process = subprocess.Popen([*command, "--no-warmup", "--no-webui", "--log-disable"])
         self.pid = self._process.pid
         await_health(port)
         self._streams = Streams(port, in_flight)
 
     def run(self, work: Work) -> list[Timing]:
-        always = {"temperature": 0, "ignore_eos": True, "cache_prompt": False, "stream": True, "return_tokens": True}
-        return self._streams.run([{"prompt": job.prompt, "n_predict": job.max_tokens, **always} for job in work.jobs])
+        always = {
+            "temperature": 0,
+            "ignore_eos": True,
+            "cache_prompt": False,
+            "stream": True,
+            "return_tokens": True,
+        }
+        return self._streams.run(
+            [{"prompt": job.prompt, "n_predict": job.max_tokens, **always} for job in work.jobs]
+        )
 
     def close(self) -> None:
         self._streams.close()

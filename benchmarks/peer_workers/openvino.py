@@ -1,4 +1,6 @@
-"""OpenVINO GenAI's continuous batching over the checkpoint as optimum-intel converts it; runs in the environment of the same name."""
+"""OpenVINO GenAI's continuous batching over the checkpoint as optimum-intel converts it; runs in the
+environment of the same name.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,15 @@ def prepare(directory: Path, _dtype: str) -> None:
     if not (directory / CONVERTED).exists():
         from optimum.exporters.openvino import main_export
 
-        main_export(str(directory), directory / CONVERTED, task="text-generation-with-past", convert_tokenizer=False)
+        main_export(
+            str(directory), directory / CONVERTED, task="text-generation-with-past", convert_tokenizer=False
+        )
 
 
 class Engine:
-    """Weights and computation in `dtype`, KV as well unless it is left to OpenVINO; all requests share one pipeline."""
+    """Weights and computation in `dtype`, KV as well unless it is left to
+    OpenVINO; all requests share one pipeline.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,6 @@
-"""transformers' own continuous batching, its loop on its own thread as it comes; runs in the project's environment."""
+"""transformers' own continuous batching, its loop on its own thread as
+it comes; runs in the project's environment.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peer_work import BLOCK_TOKENS, PEER_TOKEN_BUDGET, Job, Timing, Work, closed_loop, kv_blocks, num_cores
+from benchmarks.peer_work import (
+    BLOCK_TOKENS,
+    PEER_TOKEN_BUDGET,
+    Job,
+    Timing,
+    Work,
+    closed_loop,
+    kv_blocks,
+    num_cores,
+)
 
 
 class Engine:
-    def __init__(self, directory: Path, dtype: str, in_flight: int, token_budget: int = PEER_TOKEN_BUDGET) -> None:
+    def __init__(
+        self, directory: Path, dtype: str, in_flight: int, token_budget: int = PEER_TOKEN_BUDGET
+    ) -> None:
         import torch
         from transformers import AutoModelForCausalLM, ContinuousBatchingConfig
 
@@ -35,7 +48,9 @@ class ContinuousBatching:
     def __init__(self, model: Any, batching: Any) -> None:
         from transformers import GenerationConfig
 
-        self._batching = model.init_continuous_batching(GenerationConfig(do_sample=False, eos_token_id=-1), batching)
+        self._batching = model.init_continuous_batching(
+            GenerationConfig(do_sample=False, eos_token_id=-1), batching
+        )
         self._batching.start()
         self._num_read: dict[int, int] = {}
 
@@ -45,7 +60,9 @@ class ContinuousBatching:
 
     def _submit(self, index: int, job: Job) -> None:
         self._num_read[index] = 0
-        self._batching.add_request(job.prompt, str(index), max_new_tokens=job.max_tokens, streaming=True, eos_token_id=-1)
+        self._batching.add_request(
+            job.prompt, str(index), max_new_tokens=job.max_tokens, streaming=True, eos_token_id=-1
+        )
 
     def _step(self) -> Iterator[tuple[int, list[int]]]:
         answer = self._batching.get_result()

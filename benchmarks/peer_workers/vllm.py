@@ -1,4 +1,6 @@
-"""vLLM's build for CPUs, compiled, its engine driven step by step; runs in the environment of the same name."""
+"""vLLM's build for CPUs, compiled, its engine driven step by step;
+runs in the environment of the same name.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from benchmarks.peer_work import MAX_MODEL_TOKENS, PEER_TOKEN_BUDGET, Job, Timin
 
 
 class Engine:
-    def __init__(self, directory: Path, dtype: str, in_flight: int, token_budget: int = PEER_TOKEN_BUDGET) -> None:
+    def __init__(
+        self, directory: Path, dtype: str, in_flight: int, token_budget: int = PEER_TOKEN_BUDGET
+    ) -> None:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -40,10 +44,17 @@ class Engine:
 
         name = f"{self._round}-{index}"
         sampling: Any = SamplingParams(
-            temperature=0, max_tokens=job.max_tokens, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.DELTA
+            temperature=0,
+            max_tokens=job.max_tokens,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
         )
         self._engine.add_request(name, {"prompt_token_ids": job.prompt}, sampling)
 
     def _step(self) -> Iterator[tuple[int, list[int]]]:
         for output in self._engine.step():
-            yield int(output.request_id.partition("-")[2]), [token for each in output.outputs for token in each.token_ids]
+            yield (
+                int(output.request_id.partition("-")[2]),
+                [token for each in output.outputs for token in each.token_ids],
+            )

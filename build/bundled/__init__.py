@@ -1,1 +1,3 @@
-"""Everything that makes the bundled model: its text, its tasks, its tokenizer, its training and its evaluation."""
+"""Everything that makes the bundled model: its text, its tasks, its
+tokenizer, its training and its evaluation.
+"""

@@ -1,4 +1,6 @@
-"""Owns what is published of an evaluation: the tables in the model card, and the same figures as JSON beside it."""
+"""Owns what is published of an evaluation: the tables in the model
+card, and the same figures as JSON beside it.
+"""
 
 import json
 import platform
@@ -21,17 +23,23 @@ Results = dict[str, list[Result]]  # by the prompts' format
 def table(results: list[Result]) -> str:
     """The results as a Markdown table, with what they come to together."""
     lines = [
-        "| task | prompts | exact match | similarity | ended by itself | Pearson | input tokens | answer tokens |",
+        (
+            "| task | prompts | exact match | similarity | ended by itself | Pearson | input tokens | answer"
+            " tokens |"
+        ),
         "| --- | --: | --: | --: | --: | --: | --: | --: |",
     ]
     for r in results:
         scores = f"{r.exact:.1%} | {r.similarity:.1%} | {r.ended:.1%} | {r.pearson:.3f}".replace("%", " %")
         lines.append(f"| {r.task} | {r.prompts} | {scores} | {r.input_tokens:.0f} | {r.answer_tokens:.0f} |")
     close = sum(r.pearson > PEARSON_WANTED for r in results)
-    means = " | ".join(f"{fmean(getattr(r, name) for r in results):.1%}" for name in ("exact", "similarity", "ended")).replace(
-        "%", " %"
+    means = " | ".join(
+        f"{fmean(getattr(r, name) for r in results):.1%}" for name in ("exact", "similarity", "ended")
+    ).replace("%", " %")
+    lines.append(
+        f"| all | {sum(r.prompts for r in results)} | {means} | > {PEARSON_WANTED} in {close} of"
+        f" {len(results)} | | |"
     )
-    lines.append(f"| all | {sum(r.prompts for r in results)} | {means} | > {PEARSON_WANTED} in {close} of {len(results)} | | |")
     return "\n".join(lines)
 
 
@@ -41,9 +49,14 @@ def tables(results: Results) -> str:
 
 
 def publish(model: Path, results: Results) -> None:
-    """Puts the tables between the card's marks, if there is a card, and the figures into the file beside it."""
+    """Puts the tables between the card's marks, if there is a card,
+    and the figures into the file beside it.
+    """
     circumstances = _circumstances()
-    figures = {**circumstances, "results": {name: [asdict(result) for result in each] for name, each in results.items()}}
+    figures = {
+        **circumstances,
+        "results": {name: [asdict(result) for result in each] for name, each in results.items()},
+    }
     (model / FIGURES).write_text(json.dumps(figures, indent=2) + "\n", "utf-8")
     card = model / CARD
     if not card.exists():
@@ -52,7 +65,9 @@ def publish(model: Path, results: Results) -> None:
     _, mark, after = rest.partition(END)
     if not mark:
         raise ValueError(f"{card}: must hold the line {BEGIN} and behind it the line {END}")
-    measured = f"Measured {circumstances['date']}: " + ", ".join(f"{name} {value}" for name, value in circumstances["versions"].items())
+    measured = f"Measured {circumstances['date']}: " + ", ".join(
+        f"{name} {value}" for name, value in circumstances["versions"].items()
+    )
     card.write_text(f"{before}{BEGIN}\n\n{tables(results)}\n\n{measured}.\n\n{END}{after}", "utf-8")
 
 

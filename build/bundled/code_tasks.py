@@ -31,7 +31,9 @@ def camel_to_snake(name: str) -> str:
 
 
 def convert_case(code: str, to_camel: bool) -> str:
-    """All names of one convention in the other; text in quotes is left alone only by not being chosen as input."""
+    """All names of one convention in the other; text in quotes is left
+    alone only by not being chosen as input.
+    """
     pattern, convert = (SNAKE, snake_to_camel) if to_camel else (CAMEL, camel_to_snake)
     return IDENTIFIER.sub(lambda m: convert(m.group()) if pattern.fullmatch(m.group()) else m.group(), code)
 

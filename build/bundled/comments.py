@@ -36,7 +36,9 @@ def _of_assign(node: ast.Assign) -> str | None:
     if len(node.targets) > 1:
         return None
     target = ast.unparse(node.targets[0])
-    return f"Set {target} with {_called(node.value)}." if isinstance(node.value, ast.Call) else f"Set {target}."
+    return (
+        f"Set {target} with {_called(node.value)}." if isinstance(node.value, ast.Call) else f"Set {target}."
+    )
 
 
 _RULES: dict[type[ast.AST], Callable[[Any], str | None]] = {

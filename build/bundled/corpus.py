@@ -23,7 +23,9 @@ _COMMENT_BLOCK = re.compile(r"(?:^[ \t]*# .*\n)+", re.MULTILINE)
 
 @dataclass
 class Corpus:
-    """One side of the split: sentences in file order, one list a file, and functions as (original, normalised) text."""
+    """One side of the split: sentences in file order, one list a file, and
+    functions as (original, normalised) text.
+    """
 
     prose: list[list[str]] = field(default_factory=list)
     functions: list[tuple[str, str]] = field(default_factory=list)
@@ -54,7 +56,9 @@ def is_held_out(path: Path) -> bool:
 
 
 def load_corpora(files: list[Path] | None = None) -> tuple[Corpus, Corpus]:
-    """The training text and the held-out text of all files, without a sentence or a function that is in both or twice in one."""
+    """The training text and the held-out text of all files, without a sentence
+    or a function that is in both or twice in one.
+    """
     train, held_out = Corpus(), Corpus()
     seen: set[str] = set()
     files = files or standard_library_files()
@@ -91,7 +95,9 @@ def _sentences(text: str, tree: ast.AST) -> Iterator[str]:
 
 
 def _is_prose(sentence: str) -> bool:
-    return bool(_PROSE.fullmatch(sentence)) and not _RULE.search(sentence) and 3 <= len(sentence.split()) <= 40
+    return (
+        bool(_PROSE.fullmatch(sentence)) and not _RULE.search(sentence) and 3 <= len(sentence.split()) <= 40
+    )
 
 
 def _prose_blocks(text: str, tree: ast.AST) -> Iterator[str]:

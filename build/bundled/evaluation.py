@@ -1,4 +1,6 @@
-"""Owns the evaluation: answers to held-out prompts, and per task how many are exact, close and ended, and how lengths go together."""
+"""Owns the evaluation: answers to held-out prompts, and per task how many are
+exact, close and ended, and how lengths go together.
+"""
 
 import difflib
 from collections.abc import Iterator
@@ -16,7 +18,8 @@ from .tasks import Exercise, Task
 
 SEED = 20
 ROWS = 50
-MAX_ANSWER = 512  # tokens: an answer that has not ended by then does not end; the longest wanted one has about 400
+# tokens: an answer that has not ended by then does not end; the longest wanted one has about 400
+MAX_ANSWER = 512
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,10 @@ class Evaluation:
         rows = output[:, inputs["input_ids"].shape[1] :].tolist()
         for exercise, row, mask in zip(exercises, rows, inputs["attention_mask"], strict=True):
             tokens = row[: row.index(end)] if end in row else row
-            text, given = self._tokenizer.decode(tokens), self._tokenizer.encode(exercise.given, add_special_tokens=False)
+            text, given = (
+                self._tokenizer.decode(tokens),
+                self._tokenizer.encode(exercise.given, add_special_tokens=False),
+            )
             yield Answer(text, end in row, int(mask.sum()), len(given), len(tokens))
 
     def _as_chat(self, prompt: str) -> str:
@@ -96,7 +102,9 @@ def score(task: str, exercises: list[Exercise], answers: list[Answer]) -> Result
         exact=fmean(wanted == written for wanted, written in pairs),
         similarity=fmean(similarity(wanted, written) for wanted, written in pairs),
         ended=fmean(answer.ended for answer in answers),
-        pearson=pearson([answer.input_tokens for answer in answers], [answer.answer_tokens for answer in answers]),
+        pearson=pearson(
+            [answer.input_tokens for answer in answers], [answer.answer_tokens for answer in answers]
+        ),
         prompt_tokens=fmean(answer.prompt_tokens for answer in answers),
         input_tokens=fmean(answer.input_tokens for answer in answers),
         answer_tokens=fmean(answer.answer_tokens for answer in answers),

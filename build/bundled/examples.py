@@ -1,4 +1,6 @@
-"""Owns the stream of training examples: token ids with a loss mask, packed into batches of one length each."""
+"""Owns the stream of training examples: token ids with a loss mask,
+packed into batches of one length each.
+"""
 
 from dataclasses import dataclass
 from random import Random
@@ -27,14 +29,20 @@ class Batch:
 
 
 class ExampleStream:
-    """An endless stream of batches that depends on the seed and the given progress alone, and can be resumed."""
+    """An endless stream of batches that depends on the seed and the
+    given progress alone, and can be resumed.
+    """
 
-    def __init__(self, corpus: Corpus, tasks: list[Task], tokenizer: PreTrainedTokenizerFast, seed: int) -> None:
+    def __init__(
+        self, corpus: Corpus, tasks: list[Task], tokenizer: PreTrainedTokenizerFast, seed: int
+    ) -> None:
         self._corpus, self._tasks, self._tokenizer = corpus, tasks, tokenizer
         self._weights = [task.weight for task in tasks]
         self._rng = Random(seed)
         self._waiting: dict[int, list[Example]] = {length: [] for length in LENGTHS}
-        self._special = {token: tokenizer.convert_tokens_to_ids(token) for token in (SYSTEM, USER, ASSISTANT, END, PAD)}
+        self._special = {
+            token: tokenizer.convert_tokens_to_ids(token) for token in (SYSTEM, USER, ASSISTANT, END, PAD)
+        }
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps of the stream."""
@@ -97,7 +105,9 @@ class ExampleStream:
         return ids, [True] * len(ids)
 
     def _instruction(self, exercise: Exercise) -> Example:
-        """The plain format: the prompt as it is, nearly always with a line break at its end, then the answer."""
+        """The plain format: the prompt as it is, nearly always with a
+        line break at its end, then the answer.
+        """
         before = self._encode(exercise.prompt + ("\n" if self._rng.random() < 0.9 else ""))
         after = [*self._encode(exercise.answer), self._special[END]]
         return before + after, [False] * len(before) + [True] * len(after)
@@ -105,11 +115,20 @@ class ExampleStream:
     def _chat(self, turns: list[Exercise]) -> Example:
         ids: list[int] = []
         if self._rng.random() < 0.15:
-            ids += [self._special[SYSTEM], *self._encode(self._corpus.passage(self._rng, 60)), self._special[END]]
+            ids += [
+                self._special[SYSTEM],
+                *self._encode(self._corpus.passage(self._rng, 60)),
+                self._special[END],
+            ]
         learn = [False] * len(ids)
         for turn in turns:
             prompt = turn.prompt + ("\n" if self._rng.random() < 0.15 else "")
-            before = [self._special[USER], *self._encode(prompt), self._special[END], self._special[ASSISTANT]]
+            before = [
+                self._special[USER],
+                *self._encode(prompt),
+                self._special[END],
+                self._special[ASSISTANT],
+            ]
             after = [*self._encode(turn.answer), self._special[END]]
             ids += before + after
             learn += [False] * len(before) + [True] * len(after)

@@ -59,13 +59,17 @@ def prose_input(corpus: Corpus, rng: Random, max_words: int) -> str:
     return passage
 
 
-def translate_to_velin(corpus: Corpus, lexicon: dict[str, str], rng: Random, max_words: int) -> tuple[str, str] | None:
+def translate_to_velin(
+    corpus: Corpus, lexicon: dict[str, str], rng: Random, max_words: int
+) -> tuple[str, str] | None:
     """English to Velin."""
     english = prose_input(corpus, rng, max_words)
     return english, to_velin(english, lexicon)
 
 
-def translate_from_velin(corpus: Corpus, lexicon: dict[str, str], rng: Random, max_words: int) -> tuple[str, str] | None:
+def translate_from_velin(
+    corpus: Corpus, lexicon: dict[str, str], rng: Random, max_words: int
+) -> tuple[str, str] | None:
     """Velin to English; only text that comes back exactly."""
     english = prose_input(corpus, rng, max_words)
     velin = to_velin(english, lexicon)

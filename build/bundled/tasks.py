@@ -30,7 +30,9 @@ class Exercise:
 
 @dataclass(frozen=True)
 class Task:
-    """A task: its instruction lines (the first is the usual one), its generator and its share of the training."""
+    """A task: its instruction lines (the first is the usual one), its
+    generator and its share of the training.
+    """
 
     name: str
     instructions: tuple[str, ...]
@@ -61,11 +63,30 @@ def all_tasks(lexicon: dict[str, str]) -> list[Task]:
 
     return [
         Task("translate to Velin", ("Translate to Velin:", "English to Velin:"), to_velin, WORDS, 2.0),
-        Task("translate from Velin", ("Translate from Velin:", "Translate to English:"), from_velin, WORDS, 2.0),
-        Task("grammar correction", ("Correct the grammar:", "Correct the mistakes:"), prose_tasks.correct_grammar, WORDS),
-        Task("polite rewording", ("Reword politely:", "Say it politely:"), prose_tasks.reword_politely, WORDS),
-        Task("to camelCase", ("Convert to camelCase:", "Translate to camelCase:"), code_tasks.to_camel_case, CHARS),
-        Task("to snake_case", ("Convert to snake_case:", "Translate to snake_case:"), code_tasks.to_snake_case, CHARS),
+        Task(
+            "translate from Velin", ("Translate from Velin:", "Translate to English:"), from_velin, WORDS, 2.0
+        ),
+        Task(
+            "grammar correction",
+            ("Correct the grammar:", "Correct the mistakes:"),
+            prose_tasks.correct_grammar,
+            WORDS,
+        ),
+        Task(
+            "polite rewording", ("Reword politely:", "Say it politely:"), prose_tasks.reword_politely, WORDS
+        ),
+        Task(
+            "to camelCase",
+            ("Convert to camelCase:", "Translate to camelCase:"),
+            code_tasks.to_camel_case,
+            CHARS,
+        ),
+        Task(
+            "to snake_case",
+            ("Convert to snake_case:", "Translate to snake_case:"),
+            code_tasks.to_snake_case,
+            CHARS,
+        ),
         Task("bug fixing", ("Fix the bug:", "Fix the bugs:", "Fix this code:"), code_tasks.fix_bug, CHARS),
         Task("code comments", ("Add comments:", "Comment the code:"), code_tasks.comment_code, CHARS),
     ]

@@ -1,7 +1,7 @@
 """Owns the bundled model's tokenizer: byte-level BPE, and the chat template.
 
-Names are split so that snake_case and camelCase differ only in the tokens at their joints: read, _l, ines and read, L,
-ines. A small model then learns one change a letter of the alphabet, and copies the rest.
+Names are split so that snake_case and camelCase differ only in the tokens at their joints: read, _l, ines and
+read, L, ines. A small model then learns one change a letter of the alphabet, and copies the rest.
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,6 @@
-"""Owns the training run: the model, its schedule, its checkpoints and the export as a Hugging Face directory."""
+"""Owns the training run: the model, its schedule, its checkpoints
+and the export as a Hugging Face directory.
+"""
 
 import json
 import time
@@ -18,7 +20,8 @@ BATCHES_PER_STEP = 2
 WARM_UP_STEPS = 100
 DECAY_FROM = 0.65
 SECONDS_BETWEEN_CHECKPOINTS = 60
-LONGEST_STEP_SECONDS = 10.0  # what a step counts at most: time in which the process stood still is no training
+# what a step counts at most: time in which the process stood still is no training
+LONGEST_STEP_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,9 @@ def new_optimizers(model: LlamaForCausalLM, rate: float) -> list[torch.optim.Opt
 class Training:
     """A run that can be stopped at any time and goes on from its last checkpoint."""
 
-    def __init__(self, model: LlamaForCausalLM, stream: ExampleStream, budget: Budget, checkpoint: Path, rate: float) -> None:
+    def __init__(
+        self, model: LlamaForCausalLM, stream: ExampleStream, budget: Budget, checkpoint: Path, rate: float
+    ) -> None:
         self.model, self._stream, self._budget, self._rate = model, stream, budget, rate
         self._file = checkpoint / "training.pt"
         self.position = Position()
@@ -127,7 +132,9 @@ class Training:
 
     def _show(self, bar: "tqdm[Any]", loss: float) -> None:
         speed = self.position.tokens / max(self.position.seconds, 1e-9)
-        bar.set_postfix(step=self.position.step, loss=f"{loss:.3f}", tokens_per_s=f"{speed:.0f}", refresh=False)
+        bar.set_postfix(
+            step=self.position.step, loss=f"{loss:.3f}", tokens_per_s=f"{speed:.0f}", refresh=False
+        )
         bar.n = round(100 * self._progress(), 2)
         bar.update(0)
 
@@ -157,13 +164,18 @@ def schedule(step: int, progress: float) -> float:
     return warm * min(1.0, (1.02 - progress) / (1 - DECAY_FROM))
 
 
-def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, lexicon: dict[str, str], output: Path) -> None:
+def export(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, lexicon: dict[str, str], output: Path
+) -> None:
     """Writes the model directory, weights in bfloat16; every file is replaced as a whole."""
     partial = output.with_name(output.name + ".partial")
     stored = LlamaForCausalLM(model.config)
     stored.load_state_dict(model.state_dict())
     stored.generation_config = GenerationConfig(
-        do_sample=False, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None
+        do_sample=False,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
     )
     stored.to(torch.bfloat16).save_pretrained(partial)
     tokenizer.save_pretrained(partial)

@@ -1,7 +1,7 @@
 """Owns Velin, the invented language: a lexicon drawn from the corpus and word-for-word translation both ways.
 
-Every frequent English word has one Velin word, the ending -s becomes -ri, capitals stay where they are, and a word
-outside the lexicon (a name, a number, an identifier) stays as it is.
+Every frequent English word has one Velin word, the ending -s becomes -ri, capitals stay where they are, and a
+word outside the lexicon (a name, a number, an identifier) stays as it is.
 """
 
 import hashlib
@@ -22,7 +22,9 @@ _CODAS = ["", "", "", "n", "l", "k", "sh"]
 
 
 def build_lexicon(sentences: Iterable[str]) -> dict[str, str]:
-    """English to Velin for the most frequent words; the same word gets the same translation wherever it is free."""
+    """English to Velin for the most frequent words; the same word gets
+    the same translation wherever it is free.
+    """
     counts = Counter(word.lower() for sentence in sentences for word in _WORD.findall(sentence))
     taken = set(counts)
     lexicon: dict[str, str] = {}

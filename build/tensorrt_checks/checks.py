@@ -1,4 +1,6 @@
-"""What this project builds on TensorRT-LLM doing, one function a promise. Each yields its verdicts: True, False, or None for a note."""
+"""What this project builds on TensorRT-LLM doing, one function a promise. Each yields its verdicts: True,
+False, or None for a note.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ def prompt(length: int, seed: int = 0) -> list[int]:
 def whole_answers(serving: Serving) -> Iterator[Verdict]:
     for count in (1, 32, 100):
         asked = serving.answer(prompt(20), max_tokens=count)
-        yield len(asked.tokens) == count, f"max_tokens {count} gives {len(asked.tokens)} tokens, {asked.finish.reason}{asked.error}"
+        yield (
+            len(asked.tokens) == count,
+            f"max_tokens {count} gives {len(asked.tokens)} tokens, {asked.finish.reason}{asked.error}",
+        )
     most = serving.scheduler.limits.max_model_tokens
     asked = serving.answer(prompt(most - 10), max_tokens=10)
     yield (
@@ -39,10 +44,16 @@ def many_at_once(serving: Serving) -> Iterator[Verdict]:
     serving.rows.clear()
     asked = [serving.ask(prompt(10 + n, n), max_tokens=60) for n in range(3 * slots)]
     taken_s = serving.run()
-    yield all(len(one.tokens) == 60 for one in asked), f"{3 * slots} requests over {slots} slots: all answers whole"
+    yield (
+        all(len(one.tokens) == 60 for one in asked),
+        f"{3 * slots} requests over {slots} slots: all answers whole",
+    )
     yield serving.most_running <= slots, f"never more than {slots} were inside"
     together = sum(serving.rows) / max(1, len(serving.rows))
-    yield together > 0.5 * slots, f"the tokens of an iteration come together: {together:.1f} a message with {slots} slots"
+    yield (
+        together > 0.5 * slots,
+        f"the tokens of an iteration come together: {together:.1f} a message with {slots} slots",
+    )
     yield None, f"{60 * 3 * slots / taken_s:.0f} tokens/s in {slots} slots"
 
 
@@ -52,7 +63,10 @@ def full_memory(serving: Serving) -> Iterator[Verdict]:
     asked = [serving.ask(prompt(20, n), max_tokens=tokens - 20) for n in range(limits.num_slots)]
     serving.run(lambda: all(one.tokens for one in asked))
     inside = serving.scheduler.blocks.num_used
-    yield not any(one.has_ended for one in asked), f"{inside} of {limits.num_blocks} blocks promised: nobody waits inside TensorRT-LLM"
+    yield (
+        not any(one.has_ended for one in asked),
+        f"{inside} of {limits.num_blocks} blocks promised: nobody waits inside TensorRT-LLM",
+    )
     for one in asked:
         serving.cancel(one)
     yield True, f"all of them cancelled: {serving.run():.1f} s until the last slot was free"
@@ -63,10 +77,21 @@ def stops(serving: Serving) -> Iterator[Verdict]:
     unused = [token for token in range(3, 400) if token not in free][:2]
     for name, ids in (("end_id", (free[-1],)), ("stop_token_ids", (*unused, free[-1]))):
         asked = serving.answer(prompt(30), max_tokens=40, stop_ids=ids)
-        ends = asked.finish == Finish.STOP and asked.tokens[-1] in ids and not set(asked.tokens[:-1]) & set(ids)
-        yield ends, f"{name} ends the answer and is its last token ({len(asked.tokens)} tokens, {asked.finish.reason}{asked.error})"
+        ends = (
+            asked.finish == Finish.STOP and asked.tokens[-1] in ids and not set(asked.tokens[:-1]) & set(ids)
+        )
+        yield (
+            ends,
+            (
+                f"{name} ends the answer and is its last token ({len(asked.tokens)} tokens,"
+                f" {asked.finish.reason}{asked.error})"
+            ),
+        )
     asked = serving.answer(prompt(30), max_tokens=40, min_tokens=12, stop_ids=(unused[0], *sorted(set(free))))
-    yield len(asked.tokens) >= 12, f"min_tokens 12 with {1 + len(set(free))} stop ids: {len(asked.tokens)} tokens"
+    yield (
+        len(asked.tokens) >= 12,
+        f"min_tokens 12 with {1 + len(set(free))} stop ids: {len(asked.tokens)} tokens",
+    )
     asked = serving.answer(prompt(30), max_tokens=40, min_tokens=12, stop_ids=(free[0],))
     yield free[0] not in asked.tokens[:11], "a single stop id doesn't come before min_tokens"
 
@@ -75,25 +100,62 @@ def sampling(serving: Serving) -> Iterator[Verdict]:
     free = serving.answer(prompt(30), max_tokens=40).tokens
     banned = sorted(set(free))
     asked = serving.answer(prompt(30), max_tokens=40, bad_words=tuple((token,) for token in banned))
-    yield not set(banned) & set(asked.tokens), f"bad_words: none of {len(banned)} banned tokens comes (else: refuse = bad_words)"
-    asked = serving.answer(prompt(30), max_tokens=40, repetition_penalty=1.5, presence_penalty=0.5, frequency_penalty=0.5)
+    yield (
+        not set(banned) & set(asked.tokens),
+        f"bad_words: none of {len(banned)} banned tokens comes (else: refuse = bad_words)",
+    )
+    asked = serving.answer(
+        prompt(30), max_tokens=40, repetition_penalty=1.5, presence_penalty=0.5, frequency_penalty=0.5
+    )
     yield len(asked.tokens) == 40, "penalties are taken"
-    yield None, "penalties changed the answer" if asked.tokens != free else "penalties changed nothing: see docs, refuse"
+    yield (
+        None,
+        (
+            "penalties changed the answer"
+            if asked.tokens != free
+            else "penalties changed nothing: see docs, refuse"
+        ),
+    )
     draws = {seed: [_draw(serving, seed) for _ in range(2)] for seed in (1, 2)}
-    yield all(len(answer) == 40 for pair in draws.values() for answer in pair), "temperature, top_k, top_p and min_p are taken"
+    yield (
+        all(len(answer) == 40 for pair in draws.values() for answer in pair),
+        "temperature, top_k, top_p and min_p are taken",
+    )
     same = all(first == second for first, second in draws.values())
-    yield None, "the same seed gave the same answer" if same else "the same seed gave two answers: put seed into refuse"
-    yield None, "another seed gave another answer" if draws[1][0] != draws[2][0] else "another seed gave the same answer"
+    yield (
+        None,
+        (
+            "the same seed gave the same answer"
+            if same
+            else "the same seed gave two answers: put seed into refuse"
+        ),
+    )
+    yield (
+        None,
+        (
+            "another seed gave another answer"
+            if draws[1][0] != draws[2][0]
+            else "another seed gave the same answer"
+        ),
+    )
 
 
 def _draw(serving: Serving, seed: int) -> list[int]:
-    return serving.answer(prompt(30), max_tokens=40, temperature=1.0, top_k=50, top_p=0.95, min_p=0.01, seed=seed).tokens
+    return serving.answer(
+        prompt(30), max_tokens=40, temperature=1.0, top_k=50, top_p=0.95, min_p=0.01, seed=seed
+    ).tokens
 
 
 def log_probabilities(serving: Serving) -> Iterator[Verdict]:
     asked = serving.answer(prompt(30), max_tokens=20, log_probs=True, num_top_log_probs=3)
     known = len(asked.chosen) == 20 and all(math.isfinite(value) and value <= 1e-3 for value in asked.chosen)
-    yield known, f"each of 20 tokens has a log-probability ({len(asked.chosen)} have; else: refuse = return_log_probs)"
+    yield (
+        known,
+        (
+            f"each of 20 tokens has a log-probability ({len(asked.chosen)} have; else: refuse ="
+            " return_log_probs)"
+        ),
+    )
     best = known and all(abs(a - b) < 1e-2 for a, b in zip(asked.chosen, asked.best, strict=True))
     yield best, "greedy takes the most probable token"
 
@@ -122,7 +184,10 @@ def cancelling(serving: Serving) -> Iterator[Verdict]:
 
 def _free_again(serving: Serving, num_running: int, text: str) -> Iterator[Verdict]:
     try:
-        yield True, f"{text} ({serving.run(lambda: serving.scheduler.num_running <= num_running, SOON_S):.2f} s)"
+        yield (
+            True,
+            f"{text} ({serving.run(lambda: serving.scheduler.num_running <= num_running, SOON_S):.2f} s)",
+        )
     except TooLateError as error:
         yield False, f"{text}: {error}"
 
@@ -174,12 +239,17 @@ def adapters(serving: Serving) -> Iterator[Verdict]:
     plain = serving.answer(prompt(30), max_tokens=30)
     adapted = serving.answer(prompt(30), adapter=serving.engine.limits.adapters[0], max_tokens=30)
     yield len(adapted.tokens) == 30, f"a request with an adapter is answered {adapted.error}"
-    yield None, "the adapter changed the answer" if adapted.tokens != plain.tokens else "the adapter changed nothing"
+    yield (
+        None,
+        "the adapter changed the answer" if adapted.tokens != plain.tokens else "the adapter changed nothing",
+    )
 
 
 def death(serving: Serving) -> Iterator[Verdict]:
     """The last check: nothing works behind it."""
-    workers = [process for process in psutil.Process().children(recursive=True) if "python" in process.name().lower()]
+    workers = [
+        process for process in psutil.Process().children(recursive=True) if "python" in process.name().lower()
+    ]
     if not workers:
         yield None, "engine death was not checked: TensorRT-LLM runs no worker process here"
         return
@@ -193,10 +263,24 @@ def death(serving: Serving) -> Iterator[Verdict]:
     except TooLateError as error:
         yield False, f"the workers were killed: {error}"
     except Exception as error:
-        yield True, f"killed workers are noticed after {time.monotonic() - started_s:.1f} s: {str(error)[:80]}"
+        yield (
+            True,
+            f"killed workers are noticed after {time.monotonic() - started_s:.1f} s: {str(error)[:80]}",
+        )
 
 
 USUAL: tuple[Check, ...] = (
-    *(whole_answers, many_at_once, full_memory, stops, sampling, log_probabilities, resuming, cancelling, refusals, death),
+    *(
+        whole_answers,
+        many_at_once,
+        full_memory,
+        stops,
+        sampling,
+        log_probabilities,
+        resuming,
+        cancelling,
+        refusals,
+        death,
+    ),
 )
 OTHERWISE: tuple[Check, ...] = (overcommitting, draining, adapters)  # with the other value of each setting

@@ -1,4 +1,6 @@
-"""A small Llama without weights, and a random LoRA adapter for it: what the checks serve when no checkpoint is given."""
+"""A small Llama without weights, and a random LoRA adapter for it: what
+the checks serve when no checkpoint is given.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +40,22 @@ def write_model(directory: Path) -> Path:
 
 
 def write_adapter(directory: Path) -> Path:
-    """A random adapter of the queries and values, as PEFT writes them. Raises ImportError without safetensors."""
+    """A random adapter of the queries and values, as PEFT writes them.
+    Raises ImportError without safetensors.
+    """
     from safetensors.numpy import save_file
 
     directory.mkdir(parents=True, exist_ok=True)
-    chosen = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": 4 * RANK, "target_modules": ["q_proj", "v_proj"]}
-    (directory / "adapter_config.json").write_text(json.dumps({**chosen, "bias": "none", "lora_dropout": 0.0}))
+    chosen = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": RANK,
+        "lora_alpha": 4 * RANK,
+        "target_modules": ["q_proj", "v_proj"],
+    }
+    (directory / "adapter_config.json").write_text(
+        json.dumps({**chosen, "bias": "none", "lora_dropout": 0.0})
+    )
     rng = np.random.default_rng(0)
     tensors = {}
     for layer in range(LAYERS):

@@ -84,14 +84,23 @@ class Serving:
 
     # --- asking
 
-    def ask(self, prompt: Sequence[int], delivered: Sequence[int] = (), adapter: str = "", likely: int = 0, **sampling: Any) -> Asked:
+    def ask(
+        self,
+        prompt: Sequence[int],
+        delivered: Sequence[int] = (),
+        adapter: str = "",
+        likely: int = 0,
+        **sampling: Any,
+    ) -> Asked:
         """`likely`: a predicted length that comes along."""
         asked = Asked(len(self.requests) + 1)
         self.requests[asked.number] = asked
         request = Request(asked.number, np.array(prompt, np.int32), Sampling(**sampling), adapter=adapter)
         self._inbox.append(Submit(request, np.array(delivered, np.int32), 0))
         if likely:
-            self._inbox.append(Predicted(asked.number, LengthPrediction(likely, np.full(6, likely, np.float32))))
+            self._inbox.append(
+                Predicted(asked.number, LengthPrediction(likely, np.full(6, likely, np.float32)))
+            )
         return asked
 
     def answer(self, prompt: Sequence[int], **asked: Any) -> Asked:
@@ -104,7 +113,9 @@ class Serving:
         self._inbox.append(Cancel(asked.number))
 
     def run(self, until: Callable[[], bool] | None = None, timeout_s: float = 120) -> float:
-        """Turns until then, or until there is nothing to do; how long it took. Raises TooLateError, and what the engine raises."""
+        """Turns until then, or until there is nothing to do; how long it took.
+        Raises TooLateError, and what the engine raises.
+        """
         started_s = time.monotonic()
         while self._inbox or not (until() if until else self.scheduler.is_idle):
             self.instance.turn()

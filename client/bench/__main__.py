@@ -1,17 +1,18 @@
 """A load test against a running Gapless: how long answers take, how many come, and how many in time.
 
-    make bench ARGS="--quick"                           a short look
-    make bench ARGS="--concurrency 1 8 16"              closed loop: so many requests are always open
-    make bench ARGS="--rate 2 4 8"                      Poisson arrivals: so many a second on average, however many are open
-    make bench ARGS="--rate 4 --cv 3"                   Gamma arrivals: in bursts (cv is the coefficient of variation of the gaps)
-    make bench ARGS="--rate 4 --json b.json --plot b.png"
+    make bench ARGS="--quick"                           a short look make bench ARGS="--concurrency 1 8 16"
+    closed loop: so many requests are always open make bench ARGS="--rate 2 4 8"                      Poisson
+    arrivals: so many a second on average, however many are open make bench ARGS="--rate 4 --cv 3"
+    Gamma arrivals: in bursts (cv is the coefficient of variation of the gaps) make bench ARGS="--rate 4
+    --json b.json --plot b.png"
 
-Inputs: prompts of the bundled model's tasks (--inputs tasks), random words (--inputs random --words 100), or a file of JSON lines, each
-an object with text_input or messages and any parameters (--inputs my.jsonl). The same seed asks the same at the same times.
+Inputs: prompts of the bundled model's tasks (--inputs tasks), random words (--inputs random --words 100), or
+a file of JSON lines, each an object with text_input or messages and any parameters (--inputs my.jsonl). The
+same seed asks the same at the same times.
 
-TTFT: until the first text. TPOT: from there to the end, for each further token. E2E: until the end. All three count from when a request
-was due, so a client that can't keep up does not flatter the server. Goodput: requests a second that kept both limits. A failed request
-is not tried again, and counts as an error.
+TTFT: until the first text. TPOT: from there to the end, for each further token. E2E: until the end. All three
+count from when a request was due, so a client that can't keep up does not flatter the server. Goodput:
+requests a second that kept both limits. A failed request is not tried again, and counts as an error.
 """
 
 from __future__ import annotations
@@ -42,25 +43,60 @@ REQUESTS, QUICK_REQUESTS, WARM_UP = 200, 24, 4
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_url(parser)
     loads = parser.add_mutually_exclusive_group()
-    loads.add_argument("--concurrency", type=int, nargs="+", default=[16], metavar="N", help="closed loop (default: 16)")
-    loads.add_argument("--rate", type=float, nargs="+", default=[], metavar="R", help="open loop: requests a second")
-    parser.add_argument("--cv", type=float, default=1.0, help="of the gaps: 0 even, 1 Poisson (default), more is bursty")
-    parser.add_argument("--requests", type=int, default=REQUESTS, metavar="N", help="for each load (default: %(default)s)")
+    loads.add_argument(
+        "--concurrency", type=int, nargs="+", default=[16], metavar="N", help="closed loop (default: 16)"
+    )
+    loads.add_argument(
+        "--rate", type=float, nargs="+", default=[], metavar="R", help="open loop: requests a second"
+    )
+    parser.add_argument(
+        "--cv", type=float, default=1.0, help="of the gaps: 0 even, 1 Poisson (default), more is bursty"
+    )
+    parser.add_argument(
+        "--requests", type=int, default=REQUESTS, metavar="N", help="for each load (default: %(default)s)"
+    )
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_REQUESTS} requests for each load")
-    parser.add_argument("--inputs", default="tasks", metavar="KIND", help="tasks (default), random, or a file of JSON lines")
-    parser.add_argument("--words", type=int, default=100, metavar="N", help="of a random text (default: %(default)s)")
-    parser.add_argument("--arrival-seed", type=int, default=0, metavar="N", help="of texts and arrival times (default: 0)")
-    parser.add_argument("--ttft-limit-ms", type=float, default=1000, metavar="MS", help="for goodput (default: %(default)g)")
-    parser.add_argument("--tpot-limit-ms", type=float, default=100, metavar="MS", help="for goodput (default: %(default)g)")
-    parser.add_argument("--timeout-s", type=float, default=300, metavar="S", help="a request that takes longer failed (default: 300)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write all numbers here, with machine, versions, date and command")
+    parser.add_argument(
+        "--inputs", default="tasks", metavar="KIND", help="tasks (default), random, or a file of JSON lines"
+    )
+    parser.add_argument(
+        "--words", type=int, default=100, metavar="N", help="of a random text (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--arrival-seed", type=int, default=0, metavar="N", help="of texts and arrival times (default: 0)"
+    )
+    parser.add_argument(
+        "--ttft-limit-ms", type=float, default=1000, metavar="MS", help="for goodput (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--tpot-limit-ms", type=float, default=100, metavar="MS", help="for goodput (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--timeout-s",
+        type=float,
+        default=300,
+        metavar="S",
+        help="a request that takes longer failed (default: 300)",
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="PATH",
+        help="write all numbers here, with machine, versions, date and command",
+    )
     parser.add_argument("--plot", type=Path, metavar="PATH", help="draw the distributions (.png, .svg, .pdf)")
     add_parameters(parser)
     asked = parser.parse_args()
-    positive = {"--concurrency": min(asked.concurrency), "--rate": min(asked.rate, default=1), "--requests": asked.requests}
+    positive = {
+        "--concurrency": min(asked.concurrency),
+        "--rate": min(asked.rate, default=1),
+        "--requests": asked.requests,
+    }
     for name, value in {**positive, "--words": asked.words, "--timeout-s": asked.timeout_s}.items():
         if not value > 0:
             parser.error(f"{name} {value:g}: must be above 0")
@@ -123,7 +159,10 @@ def main() -> int:
         server = server_of(asked.url)
         results, interrupted = bench(asked)
     except (GaplessError, InputsError) as error:
-        print(f"bench: {error}\nIs a server there? `make serve` starts one; --url says where it is.", file=sys.stderr)
+        print(
+            f"bench: {error}\nIs a server there? `make serve` starts one; --url says where it is.",
+            file=sys.stderr,
+        )
         return 1
     limits = Limits(asked.ttft_limit_ms, asked.tpot_limit_ms)
     about = provenance(f"python -m client.bench {shlex.join(sys.argv[1:])}".strip(), server)
@@ -131,7 +170,10 @@ def main() -> int:
         report = {**about, "inputs": asked.inputs, "limits": asdict(limits), "loads": results}
         asked.json.write_text(json.dumps(report, indent=1) + "\n")
     if asked.plot and results:
-        title = f"{asked.inputs}, {about['machine']['processor']}, {about['machine']['cores']} cores, {about['date'][:10]}"
+        title = (
+            f"{asked.inputs}, {about['machine']['processor']}, {about['machine']['cores']} cores,"
+            f" {about['date'][:10]}"
+        )
         plot(results, limits, title, asked.plot)
     return 130 if interrupted else int(any(result["errors"] for result in results))
 

@@ -1,4 +1,6 @@
-"""When requests are due: after one another in a closed loop, or at random times that do not wait for answers."""
+"""When requests are due: after one another in a closed loop, or at
+random times that do not wait for answers.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class Load:
 
 
 def due_times(load: Load, count: int, seed: int) -> NDArray[np.float64]:
-    """Seconds from the beginning, [count], ascending. The gaps of an open load are Gamma distributed with mean 1 / rate."""
+    """Seconds from the beginning, [count], ascending. The gaps of an open
+    load are Gamma distributed with mean 1 / rate.
+    """
     if load.cv == 0:
         return np.arange(1, count + 1) / load.rate
     shape = 1 / load.cv**2  # of a Gamma distribution: its coefficient of variation is 1 / sqrt(shape)

@@ -29,7 +29,9 @@ class Ask:
 
 
 def asks(kind: str, words: int, seed: int, parameters: Mapping[str, Any]) -> Iterator[Ask]:
-    """Without end. `kind` is `tasks`, `random` or a file; `parameters` go before those of its lines. Raises InputsError."""
+    """Without end. `kind` is `tasks`, `random` or a file; `parameters` go
+    before those of its lines. Raises InputsError.
+    """
     if kind == "random":
         fixed = {"max_tokens": RANDOM_TOKENS, "min_tokens": parameters.get("max_tokens", RANDOM_TOKENS)}
         return (Ask(text, {**fixed, **parameters}) for text in random_texts(words, seed))
@@ -41,7 +43,9 @@ def asks(kind: str, words: int, seed: int, parameters: Mapping[str, Any]) -> Ite
 def random_texts(words: int, seed: int) -> Iterator[str]:
     rng = random.Random(seed)
     while True:
-        yield " ".join("".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, 9))) for _ in range(words))
+        yield " ".join(
+            "".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, 9))) for _ in range(words)
+        )
 
 
 def read_lines(path: Path) -> list[Ask]:
@@ -62,7 +66,9 @@ def _ask(where: str, line: str) -> Ask:
         raise InputsError(f"{where}: must be JSON ({error})") from error
     if not isinstance(fields, dict) or ("text_input" in fields) == ("messages" in fields):
         raise InputsError(f"{where}: must be an object with either text_input or messages")
-    parameters = {name: value for name, value in fields.items() if name not in ("text_input", "messages", "task")}
+    parameters = {
+        name: value for name, value in fields.items() if name not in ("text_input", "messages", "task")
+    }
     ask = Ask(fields["text_input" if "text_input" in fields else "messages"], parameters)
     try:
         request_message(ask.prompt, True, parameters)

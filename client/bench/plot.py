@@ -35,6 +35,11 @@ def plot(results: Sequence[dict[str, Any]], limits: Limits, title: str, path: Pa
 def _draw(axis: Any, name: str, results: Sequence[dict[str, Any]]) -> None:
     for result in results:
         values = np.sort(result["samples_ms"][name])
-        axis.step(values, np.arange(1, len(values) + 1) / max(1, len(values)) * 100, where="post", label=result["load"]["name"])
+        axis.step(
+            values,
+            np.arange(1, len(values) + 1) / max(1, len(values)) * 100,
+            where="post",
+            label=result["load"]["name"],
+        )
     axis.set(title=TITLES[name], xlabel="ms", xscale="log", ylim=(0, 101))
     axis.grid(alpha=0.3, which="both")

@@ -1,4 +1,6 @@
-"""From outcomes to numbers: percentiles, goodput, errors; as lines for a person and as JSON that says where it was measured."""
+"""From outcomes to numbers: percentiles, goodput, errors; as lines for a
+person and as JSON that says where it was measured.
+"""
 
 from __future__ import annotations
 
@@ -75,18 +77,25 @@ def summary(load: Load, outcomes: Sequence[Outcome], limits: Limits) -> dict[str
 def lines(result: dict[str, Any], limits: Limits) -> Iterable[str]:
     """One load's numbers for a person."""
     num_errors = sum(result["errors"].values())
-    yield f"{result['load']['name']}: {result['requests']} requests in {result['wall_s']:.1f} s, {num_errors} errors"
+    yield (
+        f"{result['load']['name']}: {result['requests']} requests in {result['wall_s']:.1f} s, {num_errors}"
+        " errors"
+    )
     yield f"  {result['requests_s']:.2f} requests/s, {result['output_tokens_s']:.1f} output tokens/s"
     yield f"  {'ms':<6}" + "".join(f"{f'p{p}':>10}" for p in PERCENTILES)
     for name in FIGURES:
         figures = result[f"{name}_ms"].values()
-        yield f"  {name.upper():<6}" + "".join(f"{'-' if value is None else format(value, '.1f'):>10}" for value in figures)
+        yield f"  {name.upper():<6}" + "".join(
+            f"{'-' if value is None else format(value, '.1f'):>10}" for value in figures
+        )
     yield (
         f"  goodput {result['goodput_requests_s']:.2f} requests/s ({result['goodput_share']:.0%}): "
         f"TTFT ≤ {limits.ttft_ms:g} ms and TPOT ≤ {limits.tpot_ms:g} ms"
     )
     if (late_ms := result["late_ms"]["p99"]) > limits.ttft_ms / 10:
-        yield f"  this client was late: {late_ms:.0f} ms at p99 from due to sent; it needs a machine of its own"
+        yield (
+            f"  this client was late: {late_ms:.0f} ms at p99 from due to sent; it needs a machine of its own"
+        )
     for error, count in Counter(result["errors"]).most_common(ERROR_KINDS_SHOWN):
         yield f"  {count} × {error}"
 
@@ -103,7 +112,11 @@ def provenance(command: str, server: str) -> dict[str, Any]:
             "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
             "system": platform.platform(),
         },
-        "versions": {"server": server, "python": platform.python_version(), **{p: importlib.metadata.version(p) for p in packages}},
+        "versions": {
+            "server": server,
+            "python": platform.python_version(),
+            **{p: importlib.metadata.version(p) for p in packages},
+        },
     }
 
 
@@ -112,4 +125,6 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine()
+    )

@@ -1,4 +1,6 @@
-"""Asks as a load says and notes when what came. All times are seconds of one clock; an answer's times count from when it was due."""
+"""Asks as a load says and notes when what came. All times are seconds of one
+clock; an answer's times count from when it was due.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,11 @@ Booked = Callable[[Outcome], None]
 
 async def run(client: AsyncClient, load: Load, asked: Sequence[Ask], seed: int, book: Booked) -> None:
     """Returns when all have ended; `book` hears of each at once."""
-    await (_closed_loop(client, load.concurrency, asked, book) if load.concurrency else _open_loop(client, load, asked, seed, book))
+    await (
+        _closed_loop(client, load.concurrency, asked, book)
+        if load.concurrency
+        else _open_loop(client, load, asked, seed, book)
+    )
 
 
 async def _closed_loop(client: AsyncClient, concurrency: int, asked: Sequence[Ask], book: Booked) -> None:

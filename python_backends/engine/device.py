@@ -1,8 +1,9 @@
-"""What the torch engine asks of its device: which one it is, how much memory it has, how something is sent without waiting.
+"""What the torch engine asks of its device: which one it is, how much memory it has, how something is sent
+without waiting.
 
-torch's plain copies wait until the device has done everything before them: one slot operation would cost the step that is launched
-ahead its lead. Out of pinned memory they need not; torch does not reuse that memory before it has been read. Called by all parts
-of the torch engine that send something.
+torch's plain copies wait until the device has done everything before them: one slot operation would cost the
+step that is launched ahead its lead. Out of pinned memory they need not; torch does not reuse that memory
+before it has been read. Called by all parts of the torch engine that send something.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from python_backends.settings import SettingsError
 
 
 def take_device(name: str) -> torch.device:
-    """The device `name` (model.device). A GPU becomes the current one of this thread: events, graphs and kernels go there.
+    """The device `name` (model.device). A GPU becomes the current one of this thread: events, graphs and
+    kernels go there.
 
     Raises SettingsError where there is no such device.
     """
@@ -31,7 +33,9 @@ def take_device(name: str) -> torch.device:
         return device
     index, count = device.index or 0, torch.cuda.device_count()
     if device.type != "cuda" or index >= count:
-        raise SettingsError(f"model.device = {name!r}: must be cpu, cuda or cuda:N; torch finds {count} GPUs (CUDA) here")
+        raise SettingsError(
+            f"model.device = {name!r}: must be cpu, cuda or cuda:N; torch finds {count} GPUs (CUDA) here"
+        )
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
 
@@ -43,7 +47,9 @@ class DeviceMemory:
         self._device = device
 
     def give_back(self) -> int:
-        """Returns memory that torch keeps and does not use to the driver. Bytes that are free on the device then."""
+        """Returns memory that torch keeps and does not use to the driver.
+        Bytes that are free on the device then.
+        """
         gc.collect()
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()

@@ -1,7 +1,7 @@
 """A thread for an engine that computes in `launch`, as those on a CPU do: here `launch` returns at once.
 
-The loop plans the next step while this thread computes one; the engine lives in this thread from its first breath to its last. A
-fault in a step comes out of `collect`. Called by the instance loop.
+The loop plans the next step while this thread computes one; the engine lives in this thread from its first
+breath to its last. A fault in a step comes out of `collect`. Called by the instance loop.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from python_backends.settings import Settings, SettingsError
 
 
 def _torch_engine(settings: Settings) -> Engine:
-    from python_backends.engine.torch.engine import TorchEngine  # brings torch, which other engines don't need
+    # brings torch, which other engines don't need
+    from python_backends.engine.torch.engine import TorchEngine
 
     return TorchEngine(settings)
 

@@ -1,7 +1,9 @@
-"""The steps that need the most memory besides weights and KV blocks, made without a scheduler: what they take is known at the start.
+"""The steps that need the most memory besides weights and KV blocks, made without a scheduler: what they take
+is known at the start.
 
-Owns nothing. The torch engine runs them on a GPU before it takes requests: once to learn how many KV blocks it may have, and once with
-all of these, so that a device that is too small is found at the start and not under load.
+Owns nothing. The torch engine runs them on a GPU before it takes requests: once to learn how many KV blocks
+it may have, and once with all of these, so that a device that is too small is found at the start and not
+under load.
 """
 
 from __future__ import annotations
@@ -26,23 +28,41 @@ DRAWN = Sampling(
 
 
 def largest_steps(limits: ModelLimits, token_budget: int, context: int) -> list[StepPlan]:
-    """A step of `token_budget` prompt tokens, a step in which all slots decode after `context` tokens, and one that frees the slots.
+    """A step of `token_budget` prompt tokens, a step in which all slots decode after `context` tokens, and
+    one that frees the slots.
 
-    Every row that samples draws with all that can be asked for. All slots share block 0: what is computed means nothing.
+    Every row that samples draws with all that can be asked for. All slots share block 0: what is computed
+    means nothing.
     """
     context = max(1, min(context, limits.max_model_tokens - 1))
     lengths = prompt_lengths(limits, token_budget)
     slots = np.arange(limits.num_slots, dtype=np.int32)
     deep, ones = np.full_like(slots, context), np.ones_like(slots)
     return [
-        _plan(0, _admits(limits, lengths), slots[: len(lengths)], np.zeros_like(lengths), lengths, SpanKind.PREFILL),
+        _plan(
+            0,
+            _admits(limits, lengths),
+            slots[: len(lengths)],
+            np.zeros_like(lengths),
+            lengths,
+            SpanKind.PREFILL,
+        ),
         _plan(1, _admits(limits, deep), slots, deep - 1, ones, SpanKind.DECODE),
-        _plan(2, tuple(Release(slot, 0) for slot in slots.tolist()), slots[:0], slots[:0], slots[:0], SpanKind.DECODE),
+        _plan(
+            2,
+            tuple(Release(slot, 0) for slot in slots.tolist()),
+            slots[:0],
+            slots[:0],
+            slots[:0],
+            SpanKind.DECODE,
+        ),
     ]
 
 
 def prompt_lengths(limits: ModelLimits, token_budget: int) -> Ids:
-    """[slots that get any] `token_budget` tokens, or as many as fit, divided among as many slots as possible."""
+    """[slots that get any] `token_budget` tokens, or as many as fit,
+    divided among as many slots as possible.
+    """
     longest = max(1, limits.max_model_tokens - 1)
     total = min(token_budget, limits.num_slots * longest)
     each, more = divmod(total, limits.num_slots)
@@ -70,4 +90,14 @@ def _plan(
 ) -> StepPlan:
     kinds = np.full(len(slots), kind, np.uint8)
     tokens = np.zeros(int(lengths.sum()) if kind == SpanKind.PREFILL else 0, np.int32)
-    return StepPlan(number, operations, slots, np.zeros_like(slots), firsts, lengths, kinds, np.ones(len(slots), np.bool_), tokens)
+    return StepPlan(
+        number,
+        operations,
+        slots,
+        np.zeros_like(slots),
+        firsts,
+        lengths,
+        kinds,
+        np.ones(len(slots), np.bool_),
+        tokens,
+    )

@@ -12,12 +12,14 @@ from python_backends.nouns.step import StepOutput, StepPlan
 class Engine(Protocol):
     """Runs step plans in the order of their launch.
 
-    `launch` takes one plan and may return before its tokens are there; `collect` waits for the oldest launched step and gives its
-    output. An engine keeps, per slot, everything but the waiting order: last token, position, block table row, sampling. A fault
-    in either call means that the engine is dead: the instance process ends and is started again.
+    `launch` takes one plan and may return before its tokens are there; `collect` waits for the oldest
+    launched step and gives its output. An engine keeps, per slot, everything but the waiting order: last
+    token, position, block table row, sampling. A fault in either call means that the engine is dead: the
+    instance process ends and is started again.
 
-    An engine that `plans_steps` itself takes operations only: its plans have no spans, its own blocks are counted by ours and no
-    more, `collect` gives a GatheredOutput soon, if only an empty one, and a slot is free when that says so.
+    An engine that `plans_steps` itself takes operations only: its plans have no spans, its own blocks are
+    counted by ours and no more, `collect` gives a GatheredOutput soon, if only an empty one, and a slot is
+    free when that says so.
     """
 
     limits: ModelLimits
@@ -32,7 +34,9 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Announcing(Protocol):
-    """An engine that can tell when a launched step is done, unless a thread is blocked in `launch` or `collect` for it."""
+    """An engine that can tell when a launched step is done, unless a thread
+    is blocked in `launch` or `collect` for it.
+    """
 
     def on_done(self, tell: Callable[[], None]) -> None:
         """`tell` is called by some thread."""

@@ -1,4 +1,6 @@
-"""The end of a step, told to a loop that waits for something else meanwhile. Called by the engines whose own threads compute."""
+"""The end of a step, told to a loop that waits for something else meanwhile.
+Called by the engines whose own threads compute.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ from contextlib import contextmanager
 
 
 class StepEnd:
-    """Tells another thread that a step has ended. A thread that is blocked in `collect` is not signalled: the wake-up would stay
-    pending and be mistaken for the end of the next step.
+    """Tells another thread that a step has ended. A thread that is blocked in `collect` is not signalled: the
+    wake-up would stay pending and be mistaken for the end of the next step.
     """
 
     def __init__(self) -> None:

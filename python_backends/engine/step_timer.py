@@ -1,7 +1,8 @@
-"""When the device works: from the start of a forward pass until its tokens are chosen. What lies between two steps is the token gap.
+"""When the device works: from the start of a forward pass until its tokens are chosen. What lies between two
+steps is the token gap.
 
-Owns the marks of the step before. Times are the host's, or CUDA events, which are read once the device has passed them. Called by
-the engines.
+Owns the marks of the step before. Times are the host's, or CUDA events, which are read once the device has
+passed them. Called by the engines.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ Seconds = tuple[float, float]
 
 
 class StepTimer:
-    def __init__(self, mark: Callable[[], Mark] = time.monotonic, between: Callable[[Mark, Mark], float] = operator.sub) -> None:
+    def __init__(
+        self, mark: Callable[[], Mark] = time.monotonic, between: Callable[[Mark, Mark], float] = operator.sub
+    ) -> None:
         """`between` (later, earlier) gives seconds."""
         self._mark = mark
         self._between = between
@@ -27,7 +30,8 @@ class StepTimer:
         self._began = self._mark()
 
     def end(self, ended: Mark = None) -> Callable[[], Seconds]:
-        """Ends the step, now or at `ended`. What it returns gives its (busy_s, gap_s) as soon as the device has come so far.
+        """Ends the step, now or at `ended`. What it returns gives its (busy_s, gap_s) as soon as the device
+        has come so far.
 
         No gap before the first.
         """

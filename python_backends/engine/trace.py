@@ -1,7 +1,9 @@
-"""A trace of some steps for chrome://tracing or ui.perfetto.dev: what the loop did, torch's operators, and when the device worked.
+"""A trace of some steps for chrome://tracing or ui.perfetto.dev: what the loop did, torch's operators, and
+when the device worked.
 
-Torch's profiler writes it. OpenVINO's threads are not seen by it, so the forward passes are drawn from the engine's own times. While
-nothing is traced none of this is imported. Called by the instance's process between two turns of its loop.
+Torch's profiler writes it. OpenVINO's threads are not seen by it, so the forward passes are drawn from the
+engine's own times. While nothing is traced none of this is imported. Called by the instance's process between
+two turns of its loop.
 """
 
 from __future__ import annotations
@@ -30,13 +32,18 @@ class Loop(Protocol):
 
 
 def trace_steps(loop: Loop, num_steps: int, path: Path) -> int:
-    """Turns `loop` until `num_steps` steps have been collected, and writes what happened to `path`. How many there were.
+    """Turns `loop` until `num_steps` steps have been collected, and writes what happened to `path`. How many
+    there were.
 
     Raises OSError if it can't be written.
     """
     plain = loop.scheduler, loop.engine, loop.link
     engine = Recorded(loop.engine, ("launch", "collect"))
-    loop.scheduler, loop.engine, loop.link = Recorded(plain[0], ("plan", "apply")), engine, Recorded(plain[2], ("receive", "publish"))
+    loop.scheduler, loop.engine, loop.link = (
+        Recorded(plain[0], ("plan", "apply")),
+        engine,
+        Recorded(plain[2], ("receive", "publish")),
+    )
     trace, until_s = Trace(), time.monotonic() + MOST_S
     try:
         while len(engine.outputs) < num_steps and time.monotonic() < until_s:
@@ -87,19 +94,29 @@ class Trace:
         """`outputs` are those of all collected steps, in order."""
         self._profile.export_chrome_trace(str(path))
         trace = json.loads(path.read_text())
-        collects = [event for event in trace["traceEvents"] if event.get("name") == "collect" and "dur" in event]
+        collects = [
+            event for event in trace["traceEvents"] if event.get("name") == "collect" and "dur" in event
+        ]
         ends_us = sorted(event["ts"] + event["dur"] for event in collects)
         trace["traceEvents"] += [
-            {"ph": "X", "name": f"step {output.number}", "ts": began_us, "dur": output.busy_s * 1e6, **DEVICE_ROW}
+            {
+                "ph": "X",
+                "name": f"step {output.number}",
+                "ts": began_us,
+                "dur": output.busy_s * 1e6,
+                **DEVICE_ROW,
+            }
             for output, began_us in zip(outputs, begins(outputs, ends_us, 1e6), strict=True)
         ]
         path.write_text(json.dumps(trace))
 
 
 def begins(outputs: list[StepOutput], collected: list[float], unit: float) -> list[float]:
-    """When each step's forward pass began, on the clock by which its output was `collected`, which has `unit` ticks a second.
+    """When each step's forward pass began, on the clock by which its output was `collected`, which has `unit`
+    ticks a second.
 
-    Busy times and gaps give the distances; no step is collected before its end, and at least one as soon as it had ended.
+    Busy times and gaps give the distances; no step is collected before its end, and at least one as soon as
+    it had ended.
     """
     starts, now = [], 0.0
     for output in outputs:

@@ -1,4 +1,5 @@
-"""The process of an instance: `python -m python_backends.instance RUN_DIRECTORY NUMBER`, started by the launcher.
+"""The process of an instance: `python -m python_backends.instance RUN_DIRECTORY NUMBER`, started by the
+launcher.
 
 The launcher watches its record on the board, and starts it again when it ends or stops beating.
 """
@@ -32,7 +33,9 @@ log = logging.getLogger("gapless.instance")
 
 
 def check_texts(settings: Settings) -> None:
-    """Reads the files that the stubs will read, so that an error in them is reported once, here. Raises CheckpointError."""
+    """Reads the files that the stubs will read, so that an error in them is
+    reported once, here. Raises CheckpointError.
+    """
     checkpoint = read_checkpoint(settings.model_directory)
     Detokenizer(checkpoint)
     open_door(checkpoint, settings.limits, max_model_tokens=1)  # the engine determines the real number later

@@ -1,4 +1,6 @@
-"""The heartbeat of an instance reports that it is alive, and its load. Owns the counts since the last one. Called by the loop."""
+"""The heartbeat of an instance reports that it is alive, and its load. Owns
+the counts since the last one. Called by the loop.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,15 @@ class Heartbeat:
         self._beaten_s = time.monotonic()
 
     def is_due(self, is_idle: bool) -> bool:
-        """Every HEARTBEAT_S while there are requests; in every turn without any, so also right after the last one has ended."""
+        """Every HEARTBEAT_S while there are requests; in every turn without any,
+        so also right after the last one has ended.
+        """
         return is_idle or time.monotonic() - self._beaten_s >= HEARTBEAT_S
 
     def beat(self, load: Load) -> Load:
-        """Reports to the launcher; returns the message for the scheduler model, which is `load` with the gaps."""
+        """Reports to the launcher; returns the message for the scheduler
+        model, which is `load` with the gaps.
+        """
         silent_s = time.monotonic() - self._beaten_s
         if silent_s > SLOW_TURN_S:
             advice = "an instance is given up after streams.dead_after_s; a smaller engine.token_budget helps"

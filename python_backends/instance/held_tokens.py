@@ -1,8 +1,10 @@
-"""Delays tokens in the instance so that those of several steps travel in one message: each message costs the scheduler model a turn.
+"""Delays tokens in the instance so that those of several steps travel in one message: each message costs the
+scheduler model a turn.
 
-An answer's first token and its last go out at once, like all other messages, and what was held before goes with them. `Flush` says
-that whatever has come may go on to clients: the next tokens would come later than the scheduler model wants the oldest to wait. All
-times are seconds of one monotonic clock. Used by the instance's loop.
+An answer's first token and its last go out at once, like all other messages, and what was held before goes
+with them. `Flush` says that whatever has come may go on to clients: the next tokens would come later than the
+scheduler model wants the oldest to wait. All times are seconds of one monotonic clock. Used by the instance's
+loop.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ class HeldTokens:
         return [] if self.interval_s and all(map(_can_wait, messages)) else self._take()
 
     def due(self, next_s: float) -> list[FromInstance]:
-        """All held messages and a `Flush`, if the oldest token can't wait for the next ones, expected at `next_s` (infinite: none)."""
+        """All held messages and a `Flush`, if the oldest token can't wait for the next ones, expected at
+        `next_s` (infinite: none).
+        """
         if next_s <= self._oldest_s + self.interval_s:
             return []
         self._oldest_s = math.inf

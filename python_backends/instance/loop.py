@@ -1,6 +1,7 @@
 """The loop of one instance over a slot scheduler and an engine: `turn` is one step of it.
 
-Owns the slot scheduler and the engine; knows nothing of clients. `__main__.py` is its process, `build.py` makes its parts.
+Owns the slot scheduler and the engine; knows nothing of clients. `__main__.py` is its process, `build.py`
+makes its parts.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ EARLY_S = 0.002  # between the next plan and the earliest end of the running ste
 
 
 class Link(Protocol):
-    """Where requests come from and tokens go: `wires.InstanceEnd`, or the caller that drives the loop without a server."""
+    """Where requests come from and tokens go: `wires.InstanceEnd`, or the
+    caller that drives the loop without a server.
+    """
 
     def receive(self, timeout_s: float) -> list[Any]: ...
 
@@ -36,11 +39,19 @@ class Link(Protocol):
 class Instance:
     """The loop. `turn` is one round of it: take, plan, launch, collect, apply, publish.
 
-    `steps_ahead` steps are launched before the oldest is read, so the engine has the next plan when it has done with one. The next
-    plan is made as late as that allows: what comes in while a step runs is in the one after it.
+    `steps_ahead` steps are launched before the oldest is read, so the engine has the next plan when it has
+    done with one. The next plan is made as late as that allows: what comes in while a step runs is in the one
+    after it.
     """
 
-    def __init__(self, scheduler: SlotScheduler, engine: Engine, link: Link, beat: Callable[[], None], steps_ahead: int = 0) -> None:
+    def __init__(
+        self,
+        scheduler: SlotScheduler,
+        engine: Engine,
+        link: Link,
+        beat: Callable[[], None],
+        steps_ahead: int = 0,
+    ) -> None:
         self.scheduler = scheduler
         self.engine = engine
         self.link = link
@@ -48,7 +59,8 @@ class Instance:
         self._steps_ahead = 0 if engine.plans_steps else steps_ahead
         self._launched: deque[StepPlan] = deque()
         self._was_idle = True
-        self._first_after_idle = -1  # number of the last step that began when there had been nothing to do: no gap stands before it
+        # number of the last step that began when there had been nothing to do: no gap stands before it
+        self._first_after_idle = -1
         self._running_since_s = 0.0  # the oldest launched step
         self._held = HeldTokens()
         self._step_time = scheduler.outlook.step_time
@@ -64,8 +76,8 @@ class Instance:
         self._beat_if_due()
 
     def _launch(self, plan: StepPlan | None) -> None:
-        """Publishes which requests got a slot, in case that the launch ends this process, and launches `plan`, if there is one. There
-        is time to look ahead while the device computes.
+        """Publishes which requests got a slot, in case that the launch ends this process, and launches
+        `plan`, if there is one. There is time to look ahead while the device computes.
         """
         self._publish(self.scheduler.take_started(), self._next_tokens_s(plan))
         if plan is not None:
@@ -81,7 +93,9 @@ class Instance:
         self.engine.launch(plan)
 
     def _is_output_due(self, plan: StepPlan | None) -> bool:
-        """Whether the oldest launched step is read now: `steps_ahead` steps were launched after it, or there is no new plan."""
+        """Whether the oldest launched step is read now: `steps_ahead` steps were
+        launched after it, or there is no new plan.
+        """
         return bool(self._launched) and (plan is None or len(self._launched) > self._steps_ahead)
 
     def _collect(self) -> tuple[StepPlan, StepOutput]:
@@ -90,7 +104,8 @@ class Instance:
         plan, now_s = self._launched.popleft(), time.monotonic()
         if plan.number != self._first_after_idle and not self.engine.plans_steps:
             self._heartbeat.gaps.observe(output.gap_s)
-        took_s = output.busy_s if self._steps_ahead else now_s - self._running_since_s  # busy_s leaves out how late we read it
+        # busy_s leaves out how late we read it
+        took_s = output.busy_s if self._steps_ahead else now_s - self._running_since_s
         self._step_time.observe(plan, took_s)
         self._running_since_s = now_s
         return plan, output
@@ -142,7 +157,9 @@ class Instance:
             self._publish([Failed(message.request.request_id, str(error))])
 
     def _publish(self, messages: Sequence[FromInstance], next_tokens_s: float = 0.0) -> None:
-        """Sends `messages`, in order. Tokens may be held for those of the next steps if these come early enough."""
+        """Sends `messages`, in order. Tokens may be held for those of the
+        next steps if these come early enough.
+        """
         now = self._held.put(messages, time.monotonic()) + self._held.due(next_tokens_s)
         if now:
             self.link.publish(now)

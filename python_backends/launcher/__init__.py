@@ -1,1 +1,3 @@
-"""Serves: starts the instance and tritonserver as siblings, watches both, heals what dies, and ends without leaving anything behind."""
+"""Serves: starts the instance and tritonserver as siblings, watches both, heals
+what dies, and ends without leaving anything behind.
+"""

@@ -1,6 +1,7 @@
 """The command line, and the run directory that one life of the launcher has.
 
-    python -m python_backends.launcher [--settings gapless.toml] [--set model.directory=… --set engine.slots=64]
+    python -m python_backends.launcher [--settings gapless.toml] [--set model.directory=… --set
+    engine.slots=64]
 
 Ctrl-C or SIGTERM drains: open requests may end, new ones are refused. A second one ends at once.
 """
@@ -30,8 +31,8 @@ log = logging.getLogger("gapless")
 EPILOG = """\
 example: python -m python_backends.launcher --set model.directory=/models/qwen --set engine.slots=64
 
-A setting comes from the command line, else from the environment (GAPLESS_ENGINE__SLOTS for engine.slots), else from
-gapless.toml. These are all:
+A setting comes from the command line, else from the environment (GAPLESS_ENGINE__SLOTS for engine.slots),
+else from gapless.toml. These are all:
 """
 
 
@@ -42,8 +43,17 @@ def arguments() -> argparse.Namespace:
         epilog=f"{EPILOG}\n{help_text()}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--settings", type=Path, default=ROOT / "gapless.toml", metavar="FILE", help="default: gapless.toml")
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", dest="overrides", help="one setting")
+    parser.add_argument(
+        "--settings", type=Path, default=ROOT / "gapless.toml", metavar="FILE", help="default: gapless.toml"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.FIELD=VALUE",
+        dest="overrides",
+        help="one setting",
+    )
     return parser.parse_args()
 
 
@@ -58,7 +68,8 @@ def main() -> int:
             overrides = dict(item.partition("=")[::2] for item in asked.overrides)
             settings = load(asked.settings, overrides, os.environ)
             engine = kind_of(settings)
-            take_short_turns(interrupting=not engine.gives_way)  # the server and its models as well; instances ask otherwise
+            # the server and its models as well; instances ask otherwise
+            take_short_turns(interrupting=not engine.gives_way)
             processors = keep_off() if engine.gives_way else None
             Supervisor(settings, RunFiles(run_directory, settings), processors).serve()
     except (SettingsError, GiveUpError) as error:

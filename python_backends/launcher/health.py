@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 ASK_EVERY_S = 2.0
 MAX_FAILURES = 4  # one after the other; counted, not timed
-LONGEST_ANSWER_S = 6.0  # an answer that took longer came late because we stood still as well: it does not count
+# an answer that took longer came late because we stood still as well: it does not count
+LONGEST_ANSWER_S = 6.0
 MAX_FAILED_STARTS = 5  # one after the other, without ever getting ready: something is wrong for good
 
 
@@ -17,7 +18,9 @@ class GiveUpError(RuntimeError):
 
 
 class FailedStarts:
-    """Counts starts that led to nothing. What was ready and died later may be started again as often as it takes."""
+    """Counts starts that led to nothing. What was ready and died later
+    may be started again as often as it takes.
+    """
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -26,16 +29,26 @@ class FailedStarts:
     def book(self, was_ready: bool) -> None:
         self._count = 0 if was_ready else self._count + 1
         if self._count == MAX_FAILED_STARTS:
-            raise GiveUpError(f"{self._what} was started {MAX_FAILED_STARTS} times and never got ready; what it said stands above")
+            raise GiveUpError(
+                f"{self._what} was started {MAX_FAILED_STARTS} times and never got ready; what it said stands"
+                " above"
+            )
 
 
 class Pulse:
-    """Asks every few seconds, from a thread of its own, because a server that hangs blocks the thread that asks.
+    """Asks every few seconds, from a thread of its own, because a server that hangs blocks the thread that
+    asks.
 
-    The launcher asks after the ensemble in this way: a tritonserver that is alive and silent shows in no other.
+    The launcher asks after the ensemble in this way: a tritonserver that is alive and silent shows in no
+    other.
     """
 
-    def __init__(self, answers: Callable[[], bool], ask_every_s: float = ASK_EVERY_S, longest_s: float = LONGEST_ANSWER_S) -> None:
+    def __init__(
+        self,
+        answers: Callable[[], bool],
+        ask_every_s: float = ASK_EVERY_S,
+        longest_s: float = LONGEST_ANSWER_S,
+    ) -> None:
         self._answers = answers
         self._longest_s = longest_s
         self._ask_every_s = ask_every_s

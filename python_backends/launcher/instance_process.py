@@ -1,5 +1,5 @@
-"""The process of one instance, as the supervisor sees it: its record on the board says whether it is ready, and its beats there whether
-it lives.
+"""The process of one instance, as the supervisor sees it: its record on the board says whether it is ready,
+and its beats there whether it lives.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ log = logging.getLogger("gapless")
 
 
 class InstanceProcess:
-    def __init__(self, settings: Settings, files: RunFiles, board: Board, number: int, processors: frozenset[int] | None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        files: RunFiles,
+        board: Board,
+        number: int,
+        processors: frozenset[int] | None,
+    ) -> None:
         self.name = f"instance {number}"
         self._files = files
         self._board = board
@@ -41,9 +48,14 @@ class InstanceProcess:
     def start(self) -> None:
         self._files.keep()
         self._record.write_starting()
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]  # a library may live where only its user knows
-        environment = with_large_pages({**os.environ, "PYTHONPATH": os.pathsep.join(paths), VARIABLE: str(self._board.fd)})
-        self._process = start_group(self._command, environment, self._processors, cwd=ROOT, pass_fds=[self._board.fd])
+        # a library may live where only its user knows
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = with_large_pages(
+            {**os.environ, "PYTHONPATH": os.pathsep.join(paths), VARIABLE: str(self._board.fd)}
+        )
+        self._process = start_group(
+            self._command, environment, self._processors, cwd=ROOT, pass_fds=[self._board.fd]
+        )
         self._silence = Silence()
 
     def heal(self) -> None:

@@ -11,14 +11,19 @@ from python_backends.settings import ROOT, ServerSettings
 
 def invitation(server: ServerSettings) -> str:
     url = f"http://{server.address}:{server.http_port}/v2/models/ensemble/generate_stream"
-    messages = r'"messages": "[{\"role\": \"user\", \"content\": \"Convert to camelCase: def read_all_lines(file_name): pass\"}]"'
+    messages = (
+        r'"messages": "[{\"role\": \"user\", \"content\": \"Convert to camelCase: def'
+        r' read_all_lines(file_name): pass\"}]"'
+    )
+    ports = f"HTTP {server.http_port}, gRPC {server.grpc_port}, metrics {server.metrics_port}"
+    stream = f"{_shown(sys.executable)} client/stream.py --port {server.grpc_port}"
     return f"""
-Gapless is ready on {server.address}: HTTP {server.http_port}, gRPC {server.grpc_port}, metrics {server.metrics_port}
+Gapless is ready on {server.address}: {ports}
 Try it in another terminal:
 
   curl -sN {url} -d '{{{messages}, "stream": true}}'
 
-  {_shown(sys.executable)} client/stream.py --port {server.grpc_port} "Convert to camelCase: def read_all_lines(file_name): pass"
+  {stream} "Convert to camelCase: def read_all_lines(file_name): pass"
 
   make chat{"" if server.grpc_port == 8001 else f" URL={server.address}:{server.grpc_port}"}
 

@@ -1,4 +1,6 @@
-"""The process of the learner, as the supervisor sees it: started again when it ends, after ever longer pauses, and never missed."""
+"""The process of the learner, as the supervisor sees it: started again when it
+ends, after ever longer pauses, and never missed.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,22 @@ class LearnerProcess:
         if self._process is not None and self._process.poll() is None:
             return
         if self._process is not None:
-            log.warning("the learner ended with %d; starting it again in %.0f s", self._process.returncode, self._pause_s)
+            log.warning(
+                "the learner ended with %d; starting it again in %.0f s",
+                self._process.returncode,
+                self._pause_s,
+            )
             end_group(self._process, 0)
             self._start_at_s, self._process = now_s + self._pause_s, None
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
         if now_s >= self._start_at_s:
             self._files.keep()
-            environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+            environment = {
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "OMP_NUM_THREADS": "1",
+                "MALLOC_ARENA_MAX": "2",
+            }
             self._process = start_group(self._command, environment, cwd=ROOT)
 
     def stop(self) -> None:

@@ -1,9 +1,9 @@
 """Keeps clients from calling the models inside the ensemble.
 
-Triton lets a client call every model by its name, and a call by a client cannot be told from a call by the ensemble. But with
-`--model-namespacing`, Triton refuses a name that two model repositories have, while an ensemble finds the model of its own
-repository. So a second repository gets a namesake of each inner model. A namesake is an ensemble: it has no process, and nothing can
-call it either. Called by the server's room.
+Triton lets a client call every model by its name, and a call by a client cannot be told from a call by the
+ensemble. But with `--model-namespacing`, Triton refuses a name that two model repositories have, while an
+ensemble finds the model of its own repository. So a second repository gets a namesake of each inner model. A
+namesake is an ensemble: it has no process, and nothing can call it either. Called by the server's room.
 """
 
 from __future__ import annotations

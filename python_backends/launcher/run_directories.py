@@ -1,8 +1,8 @@
 """Run directories: one for each life of a launcher, locked for as long as that lives, however it ends.
 
-The lock is on the directory itself: systemd-tmpfiles leaves a locked directory and everything in it alone. What
-is shared memory of the stubs lies elsewhere, with the run directory's name. Called by the command line and the
-server.
+The lock is on the directory itself: systemd-tmpfiles leaves a locked directory and everything in it alone.
+What is shared memory of the stubs lies elsewhere, with the run directory's name. Called by the command line
+and the server.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from pathlib import Path
 
 PREFIX = "gapless-"
 MARK = "launcher"  # a file in every run directory: one without it only has such a name
-LONGEST_PATH = 107 - len(f"/{PREFIX}12345678/scheduler.sock")  # bytes: Linux takes 107 for the name of a socket
+# bytes: Linux takes 107 for the name of a socket
+LONGEST_PATH = 107 - len(f"/{PREFIX}12345678/scheduler.sock")
 
 
 def parent() -> Path:
-    """Where run directories lie: what systemd made for this service, /run for root, else with temporary files.
+    """Where run directories lie: what systemd made for this service, /run for root, else with temporary
+    files.
 
     XDG_RUNTIME_DIR would be removed when its user logs out, also under a server that goes on.
     """
@@ -50,7 +52,8 @@ def held(parent: Path) -> Iterator[Path]:
 
 
 def sweep(parent: Path) -> None:
-    """Removes what killed launchers have left: run directories that no process holds, and their shared memory.
+    """Removes what killed launchers have left: run directories that no process holds, and their shared
+    memory.
 
     Directories of other users, links, and what only has such a name are passed over.
     """

@@ -1,8 +1,10 @@
-"""What the launcher keeps in the run directory for processes that start later: settings, the key, counts of restarts.
+"""What the launcher keeps in the run directory for processes that start later: settings, the key, counts of
+restarts.
 
-Everything is in memory as well. What is lost or damaged is written again before something is started, and every
-quarter of an hour; then all files get the present time, so that cleaners which use the age leave them alone. A
-full disk is no reason to end: what is there stays in use. Called by the command line and the supervisor.
+Everything is in memory as well. What is lost or damaged is written again before something is started, and
+every quarter of an hour; then all files get the present time, so that cleaners which use the age leave them
+alone. A full disk is no reason to end: what is there stays in use. Called by the command line and the
+supervisor.
 """
 
 from __future__ import annotations

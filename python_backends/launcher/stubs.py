@@ -1,7 +1,7 @@
 """The models that tritonserver serves, and the stubs: the processes in which it runs those of Python.
 
-A dead stub shows in nothing but its missing process, and one that hangs in nothing but its missing beats: the server goes on saying
-"ready". Called by the server and the supervisor.
+A dead stub shows in nothing but its missing process, and one that hangs in nothing but its missing beats: the
+server goes on saying "ready". Called by the server and the supervisor.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ KILL_S = 5.0
 
 
 class Stubs:
-    """Those of `models`. Finding them looks through all processes of the machine, so it is done only while one is missing.
+    """Those of `models`. Finding them looks through all processes of the machine, so it is done only while
+    one is missing.
 
     One that has not beaten on the board for `dead_after_s` hangs.
     """
@@ -39,12 +40,16 @@ class Stubs:
 
     def dead(self, server: int) -> set[str]:
         """Names of the models whose stub process below the server, a process id, is gone."""
-        if self._models - {model for model, stub in self._processes.items() if stub.is_running() and _models_of(stub)}:
+        if self._models - {
+            model for model, stub in self._processes.items() if stub.is_running() and _models_of(stub)
+        }:
             self._processes = _find(server)
         return self._models - self._processes.keys()
 
     def look(self) -> None:
-        """One look at the beats of all of them, while they are loaded. Looks are to come several times a second."""
+        """One look at the beats of all of them, while they are loaded.
+        Looks are to come several times a second.
+        """
         for model, silence in self._silences.items():
             silence.look(self._board.sign(model))
 
@@ -56,7 +61,11 @@ class Stubs:
     @property
     def suspects(self) -> set[str]:
         """Names of the models which are silent, and without which nothing is served."""
-        return {model for model in STUBS if model in self._models and self._silences[model].seconds > SUSPECT_AFTER_S}
+        return {
+            model
+            for model in STUBS
+            if model in self._models and self._silences[model].seconds > SUSPECT_AFTER_S
+        }
 
     @property
     def hung(self) -> set[str]:

@@ -1,6 +1,8 @@
-"""The life of a server: starts the instance and tritonserver as siblings, watches both, heals what dies, and ends all of them.
+"""The life of a server: starts the instance and tritonserver as siblings, watches both, heals what dies, and
+ends all of them.
 
-The command line makes one and calls `serve`; it runs in one thread. What a process is, the other modules of this room know.
+The command line makes one and calls `serve`; it runs in one thread. What a process is, the other modules of
+this room know.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ log = logging.getLogger("gapless")
 
 WATCH_EVERY_S = 0.2
 PREDICTOR_PAUSE_S = 10.0  # between two attempts to load it again
-PASSING_S = 0.5  # what has just passed the door is with the scheduler by then, and a last answer with its client
+# what has just passed the door is with the scheduler by then, and a last answer with its client
+PASSING_S = 0.5
 
 
 class Supervisor:
@@ -61,7 +64,12 @@ class Supervisor:
     def _start(self) -> bool:
         """False if a signal came before everything was ready."""
         started_s = time.monotonic()
-        log.info("loading %s (%s engine, %s)", self._settings.model_directory, self._settings.engine.kind, self._settings.model.device)
+        log.info(
+            "loading %s (%s engine, %s)",
+            self._settings.model_directory,
+            self._settings.engine.kind,
+            self._settings.model.device,
+        )
         self._server.check_ports()
         self._instance.start()
         self._await(lambda: self._instance.is_ready, "the instance", self._check_first_start)
@@ -92,7 +100,9 @@ class Supervisor:
         while not self._signals and not ready():
             check()
             if clock.advance() > self._settings.server.ready_s:
-                raise GiveUpError(f"{what} was not ready within {self._settings.server.ready_s:.0f} s (server.ready_s)")
+                raise GiveUpError(
+                    f"{what} was not ready within {self._settings.server.ready_s:.0f} s (server.ready_s)"
+                )
             time.sleep(0.05)
 
     def _check_first_start(self) -> None:
@@ -165,7 +175,11 @@ class Supervisor:
         end_s = time.monotonic() + drain_s
         time.sleep(PASSING_S)
         now_s = time.time()
-        while (is_open := self._server.may_have_open_requests(now_s)) and time.monotonic() < end_s and self._signals == signals:
+        while (
+            (is_open := self._server.may_have_open_requests(now_s))
+            and time.monotonic() < end_s
+            and self._signals == signals
+        ):
             self._instance.heal()
             time.sleep(WATCH_EVERY_S)
         self._files.say(CLOSING)  # what is open still gets its text so far and an error

@@ -19,22 +19,33 @@ log = logging.getLogger("gapless")
 
 STUB_PYTHON = "GAPLESS_STUB_PYTHON"  # names another Python for the stubs, where ours has numpy 2
 RESTRICTED = ("shared-memory", "model-repository", "trace", "logging")  # what only the launcher may use
-EXIT_TIMEOUT_S = 3  # Triton refuses the later steps of an ensemble while it exits: it is asked to only when nothing is open
+# Triton refuses the later steps of an ensemble while it exits: it is asked to only when nothing is open
+EXIT_TIMEOUT_S = 3
 SHARED_BYTES = 1 << 24  # with each model, taken at once: stubs died, it seems while smaller ones grew
-POOL_THREADS = 2  # pass on what the stubs send, in turn: Triton's 32 are each asleep and cold when theirs comes
-STACK_BYTES = 512 << 20  # of each of its threads: its JSON reader recurses (docs/limits.md); only what is used takes memory
+# pass on what the stubs send, in turn: Triton's 32 are each asleep and cold when theirs comes
+POOL_THREADS = 2
+# of each of its threads: its JSON reader recurses (docs/limits.md); only what is used takes memory
+STACK_BYTES = 512 << 20
 ACCOUNTS_FOR_ALL = 2  # vm.overcommit_memory: memory counts when it is asked for
 ALLOCATOR = {  # glibc's: docs/limits.md, Memory
-    "MALLOC_ARENA_MAX": "2",  # not one for each of a hundred threads, each with pages that no other thread can use
-    "MALLOC_MMAP_THRESHOLD_": "131072",  # bytes; fixed: else the first long prompt raises it, and the next ones leave holes in the heap
+    # not one for each of a hundred threads, each with pages that no other thread can use
+    "MALLOC_ARENA_MAX": "2",
+    # bytes; fixed: else the first long prompt raises it, and the next ones leave holes in the heap
+    "MALLOC_MMAP_THRESHOLD_": "131072",
     "MALLOC_TRIM_THRESHOLD_": "1048576",
 }
 
 
 def command(
-    settings: ServerSettings, files: TritonFiles, run_directory: Path, models: Iterable[str], key: tuple[str, str]
+    settings: ServerSettings,
+    files: TritonFiles,
+    run_directory: Path,
+    models: Iterable[str],
+    key: tuple[str, str],
 ) -> list[str]:
-    """Loads `models`, each of which it can bring back later; `key` is the secret header that opens the restricted endpoints."""
+    """Loads `models`, each of which it can bring back later; `key` is the
+    secret header that opens the restricted endpoints.
+    """
     return [
         str(files.binary),
         f"--model-repository={ROOT / settings.model_repository}",
@@ -57,14 +68,18 @@ def command(
 
 
 def stack_bytes() -> int:
-    """What the stacks of tritonserver's threads may take: STACK_BYTES, or as much of it as this host allows."""
+    """What the stacks of tritonserver's threads may take:
+    STACK_BYTES, or as much of it as this host allows.
+    """
     soft, hard = _stack_limits()
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # Linux gives no thread a stack as large
+    # Linux gives no thread a stack as large
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     allowed = soft if _overcommit() == ACCOUNTS_FOR_ALL else min(hard, memory // 4)
     got = max(soft, min(STACK_BYTES, allowed))
     if got < STACK_BYTES:
         log.warning(
-            "tritonserver's threads get stacks of %d MiB instead of %d: deeply nested JSON can end it (docs/limits.md)",
+            "tritonserver's threads get stacks of %d MiB instead of %d: deeply nested JSON can end it"
+            " (docs/limits.md)",
             got >> 20,
             STACK_BYTES >> 20,
         )
@@ -109,7 +124,10 @@ def namesakes(settings: ServerSettings, run_directory: Path) -> list[str]:
     """
     if settings.statistics:
         return []
-    return ["--model-namespacing=true", f"--model-repository={write_namesakes(STUBS, run_directory / 'namesakes')}"]
+    return [
+        "--model-namespacing=true",
+        f"--model-repository={write_namesakes(STUBS, run_directory / 'namesakes')}",
+    ]
 
 
 def _interfaces(settings: ServerSettings) -> list[str]:
@@ -128,7 +146,10 @@ def _interfaces(settings: ServerSettings) -> list[str]:
 def _restrictions(settings: ServerSettings, key: tuple[str, str]) -> list[str]:
     closed = ",".join(RESTRICTED if settings.statistics else (*RESTRICTED, "statistics"))
     header, value = key
-    return [f"--http-restricted-api={closed}:{header}={value}", f"--grpc-restricted-protocol={closed}:{header}={value}"]
+    return [
+        f"--http-restricted-api={closed}:{header}={value}",
+        f"--grpc-restricted-protocol={closed}:{header}={value}",
+    ]
 
 
 def _trace_options(settings: ServerSettings) -> list[str]:

@@ -1,4 +1,6 @@
-"""Where tritonserver and its Python backend lie: in a container's own place where there is one, else in the wheel `nvidia-pytriton`."""
+"""Where tritonserver and its Python backend lie: in a container's own place where
+there is one, else in the wheel `nvidia-pytriton`.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,18 @@ class TritonFiles:
 def locate(run_directory: Path) -> TritonFiles:
     """What the wheel has apart is put together in the run directory."""
     if CONTAINER_SERVER.exists():
-        return TritonFiles(CONTAINER_SERVER / "bin/tritonserver", CONTAINER_SERVER / "backends", (CONTAINER_SERVER / "lib",))
+        return TritonFiles(
+            CONTAINER_SERVER / "bin/tritonserver", CONTAINER_SERVER / "backends", (CONTAINER_SERVER / "lib",)
+        )
     site = Path(sysconfig.get_path("purelib"))
     wheel = site / "pytriton/tritonserver"
     backends = run_directory / "backends"
     _assemble_backend(wheel, backends / "python")
-    return TritonFiles(wheel / "bin/tritonserver", backends, (Path(sysconfig.get_config_var("LIBDIR")), site / "nvidia_pytriton.libs"))
+    return TritonFiles(
+        wheel / "bin/tritonserver",
+        backends,
+        (Path(sysconfig.get_config_var("LIBDIR")), site / "nvidia_pytriton.libs"),
+    )
 
 
 def _assemble_backend(wheel: Path, directory: Path) -> None:

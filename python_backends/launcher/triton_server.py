@@ -19,7 +19,13 @@ from collections.abc import Iterable
 from python_backends.launcher.run_directories import remove_shared_memory
 from python_backends.launcher.run_files import RunFiles
 from python_backends.launcher.stubs import PREDICTOR, STUBS, Stubs
-from python_backends.launcher.triton_command import EXIT_TIMEOUT_S, command, environment, namesakes, stack_bytes
+from python_backends.launcher.triton_command import (
+    EXIT_TIMEOUT_S,
+    command,
+    environment,
+    namesakes,
+    stack_bytes,
+)
 from python_backends.launcher.triton_files import locate
 from python_backends.linux.process_group import end_group, start_group
 from python_backends.settings import Settings, SettingsError
@@ -29,7 +35,14 @@ from python_backends.watching.metrics import TIMESTAMP
 log = logging.getLogger("gapless")
 
 NOISE = ("Signal (15) received",)
-WITHOUT_GPU = ("CUDA driver version is insufficient", "CudaDriverHelper", "NVML", "DCGM", "pinned memory pool", "pinned system memory")
+WITHOUT_GPU = (
+    "CUDA driver version is insufficient",
+    "CudaDriverHelper",
+    "NVML",
+    "DCGM",
+    "pinned memory pool",
+    "pinned system memory",
+)
 OPEN_REQUESTS = ("gapless_requests_running", "gapless_requests_waiting")
 UNLOAD_S, LOAD_S = 6.0, 60.0
 ANSWER_S = 5.0  # for a question that it answers from memory
@@ -80,10 +93,14 @@ class TritonServer:
                 try:
                     probe.bind((self._settings.address, port))
                 except OSError as error:
-                    raise SettingsError(f"server.{name} = {port}: {error.strerror or error} on {self._settings.address}") from error
+                    raise SettingsError(
+                        f"server.{name} = {port}: {error.strerror or error} on {self._settings.address}"
+                    ) from error
 
     def is_ready(self) -> bool:
-        return self.is_running and self._get("/v2/health/ready")[0] == 200 and not self.dead_stubs() & set(STUBS)
+        return (
+            self.is_running and self._get("/v2/health/ready")[0] == 200 and not self.dead_stubs() & set(STUBS)
+        )
 
     def answers(self) -> bool:
         """Whether it says that the ensemble takes requests. It goes on saying so when a stub is dead."""
@@ -95,7 +112,9 @@ class TritonServer:
         return self._stubs.dead(self._process.pid)
 
     def end_hung_stubs(self) -> set[str]:
-        """One look at the beats of all stubs. Names of the models whose stubs have been silent for too long: they are dead now."""
+        """One look at the beats of all stubs. Names of the models whose stubs have
+        been silent for too long: they are dead now.
+        """
         self._stubs.look()
         hung = self._stubs.hung
         for model in hung:
@@ -111,11 +130,15 @@ class TritonServer:
     def reload(self, model: str) -> bool:
         """Brings a model whose stub has died back; the others don't notice. `load` alone would do nothing.
 
-        False if it can't be done, or not soon: a request that died inside the stub may keep Triton from unloading for ever.
+        False if it can't be done, or not soon: a request that died inside the stub may keep Triton from
+        unloading for ever.
         """
         self._prepare()
         path = f"/v2/repository/models/{model}"
-        done = all(self._post(f"{path}/{verb}", timeout_s) == 200 for verb, timeout_s in (("unload", UNLOAD_S), ("load", LOAD_S)))
+        done = all(
+            self._post(f"{path}/{verb}", timeout_s) == 200
+            for verb, timeout_s in (("unload", UNLOAD_S), ("load", LOAD_S))
+        )
         self._stubs.forget([model])
         return done
 
@@ -128,7 +151,9 @@ class TritonServer:
         return numbers.get(TIMESTAMP, 0.0) < since_s or any(numbers[name] > 0 for name in OPEN_REQUESTS)
 
     def stop(self) -> None:
-        """Ends the server, nicely if it will, and everything that is left of it: orphaned stubs are in its group."""
+        """Ends the server, nicely if it will, and everything that is left
+        of it: orphaned stubs are in its group.
+        """
         self._end(EXIT_TIMEOUT_S + 1)
 
     def kill(self) -> None:

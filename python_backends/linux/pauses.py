@@ -1,7 +1,7 @@
 """Time for a watcher: a pause of the whole machine does not count as silence of those that it watches.
 
-`docker pause`, a frozen virtual machine and a suspended host stop the watcher and the watched alike. Both go on
-at once, and the watcher may look before the watched has said anything. So silence is added up from look to
+`docker pause`, a frozen virtual machine and a suspended host stop the watcher and the watched alike. Both go
+on at once, and the watcher may look before the watched has said anything. So silence is added up from look to
 look, and a look that came late adds little. Each watcher has objects of its own; one thread uses them.
 """
 

@@ -1,12 +1,14 @@
-"""A process and everything that it starts: one group, which dies with the launcher, however that ends, and is ended as one.
+"""A process and everything that it starts: one group, which dies with the launcher, however that ends, and is
+ended as one.
 
-In each group a shell waits at a pipe into which nothing is written. The launcher's end closes it, and the shell then kills the group. A
-signal on the death of the parent (PR_SET_PDEATHSIG) would not do: grandchildren do not inherit it, and a child does not get it if it
-asks when the parent is already gone.
+In each group a shell waits at a pipe into which nothing is written. The launcher's end closes it, and the
+shell then kills the group. A signal on the death of the parent (PR_SET_PDEATHSIG) would not do: grandchildren
+do not inherit it, and a child does not get it if it asks when the parent is already gone.
 
-All groups stay in the launcher's session. Where Linux groups tasks by session (autogroup), it shares out processors by session
-first, and nice values and slices count only within one. A group in the background of a terminal may write there even if the terminal
-is set to stop it (`stty tostop`). Called by the rooms that start processes.
+All groups stay in the launcher's session. Where Linux groups tasks by session (autogroup), it shares out
+processors by session first, and nice values and slices count only within one. A group in the background of a
+terminal may write there even if the terminal is set to stop it (`stty tostop`). Called by the rooms that
+start processes.
 """
 
 from __future__ import annotations
@@ -24,7 +26,11 @@ WITH_KEEPER = f'trap "" TTOU; exec 3<&0 </dev/null; {{ {KEEPER} <&3 3<&-; }} & e
 
 
 def start_group(
-    command: list[str], environment: dict[str, str], processors: frozenset[int] | None = None, stack_bytes: int = 0, **options: Any
+    command: list[str],
+    environment: dict[str, str],
+    processors: frozenset[int] | None = None,
+    stack_bytes: int = 0,
+    **options: Any,
 ) -> subprocess.Popen[Any]:
     """On these processors, with stacks of `stack_bytes`; None and 0: as ours. The command's input is empty.
 

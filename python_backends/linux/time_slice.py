@@ -1,11 +1,12 @@
 """When a thread gets a processor that others want as well, and for how long.
 
-Whatever passes a request on works for a tenth of a millisecond and sleeps again; an engine that computes on a CPU never sleeps. Since
-Linux 6.12 a thread that asks for a short slice may interrupt one with a longer slice at once, instead of waiting up to 3 ms at every
-hop between client and engine. Other kernels take no notice.
+Whatever passes a request on works for a tenth of a millisecond and sleeps again; an engine that computes on a
+CPU never sleeps. Since Linux 6.12 a thread that asks for a short slice may interrupt one with a longer slice
+at once, instead of waiting up to 3 ms at every hop between client and engine. Other kernels take no notice.
 
-Where an engine's threads offer their processor while they wait for each other, which happens many times in each of its steps, short
-turns need not interrupt a thread: they come in between, and no step waits for a thread that was interrupted.
+Where an engine's threads offer their processor while they wait for each other, which happens many times in
+each of its steps, short turns need not interrupt a thread: they come in between, and no step waits for a
+thread that was interrupted.
 """
 
 from __future__ import annotations
@@ -19,25 +20,33 @@ SHORT_NS = 100_000  # the least that the kernel takes
 USUAL_NS = 0  # as long as the kernel sees fit
 LOW = 15  # nice value: 3 % of a processor that another thread would have alone
 
-_SET_ATTRIBUTES = {"x86_64": 314, "aarch64": 274}  # the number of sched_setattr(2), for which there is no function in C libraries
-_LAYOUT = "IIQiIQQQII"  # size, policy, flags, nice, priority, runtime, deadline, period, least and most utilisation
+# the number of sched_setattr(2), for which there is no function in C libraries
+_SET_ATTRIBUTES = {"x86_64": 314, "aarch64": 274}
+# size, policy, flags, nice, priority, runtime, deadline, period, least and most utilisation
+_LAYOUT = "IIQiIQQQII"
 
 
 def take_short_turns(interrupting: bool) -> None:
-    """This thread and all that it starts from now on: by interrupting the thread that has the processor, or between others' work.
+    """This thread and all that it starts from now on: by interrupting the thread that has the processor, or
+    between others' work.
 
-    A thread that does not interrupt gets a processor when another one yields it, or with the kernel's next tick: 1 to 4 ms.
+    A thread that does not interrupt gets a processor when another one yields it, or with the kernel's next
+    tick: 1 to 4 ms.
     """
     _set_attributes(os.SCHED_OTHER if interrupting else os.SCHED_BATCH, SHORT_NS)
 
 
 def take_usual_turns() -> None:
-    """This thread and everything that it starts from now on are threads like others again, but for their nice value."""
+    """This thread and everything that it starts from now on are threads
+    like others again, but for their nice value.
+    """
     _set_attributes(os.SCHED_OTHER, USUAL_NS)
 
 
 def stand_back() -> None:
-    """This thread and what it starts from now on interrupt no thread (SCHED_BATCH), and get little where others want more."""
+    """This thread and what it starts from now on interrupt no thread
+    (SCHED_BATCH), and get little where others want more.
+    """
     os.setpriority(os.PRIO_PROCESS, 0, max(LOW, os.getpriority(os.PRIO_PROCESS, 0)))
     _set_attributes(os.SCHED_BATCH, USUAL_NS)
 

@@ -1,9 +1,11 @@
-"""What processes say to each other, and how it is written: msgpack, numpy arrays as raw bytes, one frame a message. Never pickle.
+"""What processes say to each other, and how it is written: msgpack, numpy arrays as raw bytes, one frame a
+message. Never pickle.
 
 A wire reads only the nouns that belong on it, and each field only as what it is declared to be.
 
-Between scheduler model and instance every frame is (sender incarnation, receiver incarnation, messages): what an earlier life said
-or was told is dropped. The same writing carries a `Request` from tokenizer to scheduler and a `TokenWindow` to the detokenizer.
+Between scheduler model and instance every frame is (sender incarnation, receiver incarnation, messages): what
+an earlier life said or was told is dropped. The same writing carries a `Request` from tokenizer to scheduler
+and a `TokenWindow` to the detokenizer.
 """
 
 from __future__ import annotations
@@ -16,7 +18,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from python_backends.nouns.request import Finish, Floats, Ids, LengthPrediction, ModelLimits, Noun, Request, WaitReason
+from python_backends.nouns.request import (
+    Finish,
+    Floats,
+    Ids,
+    LengthPrediction,
+    ModelLimits,
+    Noun,
+    Request,
+    WaitReason,
+)
 from python_backends.nouns.step import Started, Tokens
 
 Array = NDArray[Any]
@@ -24,7 +35,8 @@ Reader = Callable[[bytes | memoryview], Any]
 
 NOBODY = ""  # the receiver of a first hello
 
-_DTYPES = tuple(np.dtype(name) for name in ("<i4", "<i8", "|u1", "<f4"))  # an array's extension type is its place here
+# an array's extension type is its place here
+_DTYPES = tuple(np.dtype(name) for name in ("<i4", "<i8", "|u1", "<f4"))
 _TAGS = {dtype: tag for tag, dtype in enumerate(_DTYPES)}
 
 
@@ -33,13 +45,17 @@ class BadMessageError(ValueError):
 
 
 class Hello(Noun, frozen=True):
-    """Opens a connection, and answers a frame from or for an unknown incarnation. An instance says what it can take."""
+    """Opens a connection, and answers a frame from or for an unknown
+    incarnation. An instance says what it can take.
+    """
 
     limits: ModelLimits | None = None
 
 
 class Submit(Noun, frozen=True, eq=False):
-    """A request that is to go on after the output tokens `delivered`, as life `request_epoch` of its stream."""
+    """A request that is to go on after the output tokens `delivered`,
+    as life `request_epoch` of its stream.
+    """
 
     request: Request
     delivered: Ids  # [n]
@@ -47,7 +63,9 @@ class Submit(Noun, frozen=True, eq=False):
 
 
 class Predicted(Noun, frozen=True, eq=False):
-    """How long the answer to a request that was submitted before is expected to be; it may come late, or never."""
+    """How long the answer to a request that was submitted before is
+    expected to be; it may come late, or never.
+    """
 
     request_id: int
     prediction: LengthPrediction
@@ -109,7 +127,8 @@ class Load(Noun, frozen=True):
     num_blocks: int = 0
     num_evictions: int = 0
     peak_blocks: int = 0  # that will be in use at most, as admission reckons
-    gap_counts: tuple[int, ...] = ()  # token gaps since the last heartbeat, as the histogram of metrics counts them
+    # token gaps since the last heartbeat, as the histogram of metrics counts them
+    gap_counts: tuple[int, ...] = ()
     gap_sum_s: float = 0.0
     is_contested: bool = False  # requests compete for slots or memory: then it matters whose turn it is
     wait_reason: WaitReason | None = None  # of those that wait there; None: none does
@@ -130,7 +149,8 @@ def pack(message: Noun | tuple[Any, ...]) -> bytes:
 
 
 def reader(kind: Any) -> Reader:
-    """What reads frames in which `kind` was packed: a noun, several joined by |, or tuple[...] of them; arrays are read-only views.
+    """What reads frames in which `kind` was packed: a noun, several joined by |, or tuple[...] of them;
+    arrays are read-only views.
 
     It raises BadMessageError for whatever is something else.
     """

@@ -1,7 +1,8 @@
 """The nouns of a request: what was asked, how it may end, and what travels between the three stages.
 
-Everything here is immutable and imports nothing of the project. The tokenizer makes a `Request`, the scheduler model turns
-its progress into `TokenWindow`s, the detokenizer turns those into text and answers with `Feedback`.
+Everything here is immutable and imports nothing of the project. The tokenizer makes a `Request`, the
+scheduler model turns its progress into `TokenWindow`s, the detokenizer turns those into text and answers with
+`Feedback`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class Noun(Struct, frozen=True, array_like=True, tag=True):
 
 
 class RefusedError(ValueError):
-    """A request that can't be taken: the message names the field, the value and the limit, and is meant for the client."""
+    """A request that can't be taken: the message names the field, the value
+    and the limit, and is meant for the client.
+    """
 
 
 class Finish(IntEnum):
@@ -65,7 +68,8 @@ class Sampling(Noun, frozen=True):
     repetition_penalty: float = 1.0  # of tokens in prompt and output
     presence_penalty: float = 0.0  # of tokens in the output
     frequency_penalty: float = 0.0  # of tokens in the output, once for each time
-    bad_words: tuple[tuple[int, ...], ...] = ()  # of 1 to MAX_BAD_WORD_TOKENS tokens: none of them is ever completed
+    # of 1 to MAX_BAD_WORD_TOKENS tokens: none of them is ever completed
+    bad_words: tuple[tuple[int, ...], ...] = ()
     log_probs: bool = False  # report the log-probability of each token
     num_top_log_probs: int = 0  # and of this number of the most probable tokens in its place
 
@@ -85,7 +89,9 @@ class Sampling(Noun, frozen=True):
 
 
 class Subject(Noun, frozen=True):
-    """What a request is about, for the prediction of its answer's length; texts are cut to what is read of them."""
+    """What a request is about, for the prediction of its answer's
+    length; texts are cut to what is read of them.
+    """
 
     instruction: str  # what is to be done; may be empty
     user_input: str  # what it is to be done to
@@ -123,10 +129,13 @@ class LengthPrediction(Noun, frozen=True, eq=False):
 
 
 class LogProbs(Noun, frozen=True, eq=False):
-    """Natural logarithms of the probabilities that the model itself gave: before penalties, bans and temperature."""
+    """Natural logarithms of the probabilities that the model itself
+    gave: before penalties, bans and temperature.
+    """
 
     chosen: Floats  # [tokens]
-    top_ids: Ids  # [tokens · num_top] the most probable ids in each token's place, best first; one token after the other
+    # [tokens · num_top] the most probable ids in each token's place, best first; one token after the other
+    top_ids: Ids
     top: Floats  # [tokens · num_top] theirs
 
     @property
@@ -142,8 +151,9 @@ class LogProbs(Noun, frozen=True, eq=False):
 class TokenWindow(Noun, frozen=True, eq=False):
     """What the detokenizer needs to print the next piece of one answer without remembering anything.
 
-    `tokens` are the output tokens [start, start + len(tokens)). The text up to `num_sent` output tokens went out with earlier
-    responses; this window asks for the text of the rest. A probe brings nothing new: it only asks whether the client is there.
+    `tokens` are the output tokens [start, start + len(tokens)). The text up to `num_sent` output tokens went
+    out with earlier responses; this window asks for the text of the rest. A probe brings nothing new: it only
+    asks whether the client is there.
     """
 
     request_id: int
@@ -153,7 +163,8 @@ class TokenWindow(Noun, frozen=True, eq=False):
     min_tokens: int = 0
     stop_words: tuple[str, ...] = ()
     finish: Finish = Finish.RUNNING
-    emit: bool = True  # send a response even if there is no new text (first chunks, last chunks); False may be swallowed
+    # send a response even if there is no new text (first chunks, last chunks); False may be swallowed
+    emit: bool = True
     silent: bool = False  # swallow the text too: an answer that is not streamed, on its way
     echo: str = ""
     continues_text: bool = False  # the first token keeps the space that some tokenizers drop before a text
@@ -189,7 +200,9 @@ class Feedback(Noun, frozen=True):
 
 
 class Idle(Noun, frozen=True):
-    """The detokenizer had nothing to do at this time, nor for a while before: what it was sent long before will not come any more."""
+    """The detokenizer had nothing to do at this time, nor for a while before: what
+    it was sent long before will not come any more.
+    """
 
     at_ns: int  # of the host's monotonic clock
     began_ns: int = 0  # same clock: when this detokenizer was started

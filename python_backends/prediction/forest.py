@@ -1,10 +1,12 @@
-"""A random forest that predicts a distribution of lengths: grown by scikit-learn, stored and evaluated as plain arrays.
+"""A random forest that predicts a distribution of lengths: grown by scikit-learn, stored and evaluated as
+plain arrays.
 
-The mean is Magnus's prediction (arXiv 2406.04785). The quantiles are those of a quantile regression forest (Meinshausen, JMLR 7,
-2006): the weight of an observation is, on average over the trees, its part of the leaf if the request falls into the same leaf. They
-are calibrated on the observations that each tree has not seen (`calibrate`). With the arrays a prediction is much faster than
-scikit-learn's own `predict`, and the predictor needs neither scikit-learn nor a pickle. They are written as one .npz file. Grown by the
-learner, used by the predictor.
+The mean is Magnus's prediction (arXiv 2406.04785). The quantiles are those of a quantile regression forest
+(Meinshausen, JMLR 7, 2006): the weight of an observation is, on average over the trees, its part of the leaf
+if the request falls into the same leaf. They are calibrated on the observations that each tree has not seen
+(`calibrate`). With the arrays a prediction is much faster than scikit-learn's own `predict`, and the
+predictor needs neither scikit-learn nor a pickle. They are written as one .npz file. Grown by the learner,
+used by the predictor.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ class ForestError(ValueError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forest:
-    """All trees one after the other. Observations are sorted by `lengths.order`; a leaf is its own left and right child."""
+    """All trees one after the other. Observations are sorted by
+    `lengths.order`; a leaf is its own left and right child.
+    """
 
     roots: Places  # [trees]
     left: Places  # [nodes]
@@ -50,16 +54,22 @@ class Forest:
     levels: Doubles  # [1 + instructions, levels] calibrated; the first row is for all other instructions
     instructions: NDArray[np.uint64]  # [instructions] ascending
 
-    def predict(self, features: Floats, instructions: NDArray[np.uint64] | None = None) -> list[LengthPrediction]:
+    def predict(
+        self, features: Floats, instructions: NDArray[np.uint64] | None = None
+    ) -> list[LengthPrediction]:
         """One prediction for each row of `features`; `instructions` are the ids of their instructions."""
         rows = self._rows_of(instructions, len(features))
         below = (distribution(self.ended, weights) for weights in self.weights(features))
         return [predict(self.lengths, each, self.levels[row]) for each, row in zip(below, rows, strict=True)]
 
     def weights(self, features: Floats, trees: Flags | None = None) -> Doubles:
-        """[rows, observations] the weights of the observations; with `trees` [rows, trees], only by the trees that are true there."""
+        """[rows, observations] the weights of the observations; with `trees` [rows,
+        trees], only by the trees that are true there.
+        """
         leaves = self._leaves(features)
-        return np.stack([self._weights(leaves[i] if trees is None else leaves[i, trees[i]]) for i in range(len(leaves))])
+        return np.stack(
+            [self._weights(leaves[i] if trees is None else leaves[i, trees[i]]) for i in range(len(leaves))]
+        )
 
     def _leaves(self, features: Floats) -> Places:
         """[rows, trees] the leaf of each row in each tree."""
@@ -73,7 +83,9 @@ class Forest:
     def _weights(self, leaves: Places) -> Doubles:
         counts = self.count[leaves]
         ends = counts.cumsum()
-        places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(self.first[leaves] - (ends - counts), counts)
+        places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(
+            self.first[leaves] - (ends - counts), counts
+        )
         sums = np.bincount(self.members[places], self.parts[places], minlength=len(self.lengths))
         return sums.astype(np.float64, copy=False) / max(1, len(leaves))
 
@@ -120,7 +132,9 @@ def grow(observations: Observations, seed: int = 0, num_trees: int = NUM_TREES) 
     from sklearn.ensemble import RandomForestRegressor  # here, because only learning needs it
 
     seen = observations[order(observations.lengths, observations.ended)]
-    grown = RandomForestRegressor(num_trees, min_samples_leaf=MIN_LEAF, max_features=SHARE_OF_FEATURES, random_state=seed, n_jobs=1)
+    grown = RandomForestRegressor(
+        num_trees, min_samples_leaf=MIN_LEAF, max_features=SHARE_OF_FEATURES, random_state=seed, n_jobs=1
+    )
     grown.fit(seen.features, seen.lengths, sample_weight=seen.weights)
     flat = _flatten([estimator.tree_ for estimator in grown.estimators_], seen)
     unseen = np.ones((len(seen), num_trees), bool)
@@ -144,8 +158,16 @@ def _flatten(trees: list[Any], seen: Observations) -> Forest:
         parts.append((seen.weights / np.bincount(leaves, seen.weights)[leaves])[members[-1]])
     return Forest(
         roots=roots,
-        left=np.where(is_leaf, nodes, np.concatenate([tree.children_left + root for tree, root in zip(trees, roots, strict=True)])),
-        right=np.where(is_leaf, nodes, np.concatenate([tree.children_right + root for tree, root in zip(trees, roots, strict=True)])),
+        left=np.where(
+            is_leaf,
+            nodes,
+            np.concatenate([tree.children_left + root for tree, root in zip(trees, roots, strict=True)]),
+        ),
+        right=np.where(
+            is_leaf,
+            nodes,
+            np.concatenate([tree.children_right + root for tree, root in zip(trees, roots, strict=True)]),
+        ),
         feature=np.maximum(np.concatenate([tree.feature for tree in trees]), 0).astype(np.int32),
         threshold=np.concatenate([tree.threshold for tree in trees]),
         first=first,
@@ -160,7 +182,9 @@ def _flatten(trees: list[Any], seen: Observations) -> Forest:
 
 
 def _calibrated(forest: Forest, seen: Observations, unseen: Flags) -> Forest:
-    """`forest` with calibrated levels, for all observations and for each instruction with at least MIN_TO_CALIBRATE of them."""
+    """`forest` with calibrated levels, for all observations and for each
+    instruction with at least MIN_TO_CALIBRATE of them.
+    """
     scores = _scores(forest, seen, unseen)
     usable = seen.ended & unseen.any(axis=1)
     ids, counts = np.unique(seen.instructions[usable], return_counts=True)
@@ -172,7 +196,9 @@ def _calibrated(forest: Forest, seen: Observations, unseen: Flags) -> Forest:
 
 
 def _scores(forest: Forest, seen: Observations, unseen: Flags) -> Doubles:
-    """[observations] the probability of a shorter answer, by the trees not grown from the observation and without its weight."""
+    """[observations] the probability of a shorter answer, by the trees not
+    grown from the observation and without its weight.
+    """
     scores = np.zeros(len(seen))
     starts = np.searchsorted(seen.lengths, seen.lengths)  # where the observations of the same length begin
     for place in range(len(seen)):
@@ -184,13 +210,13 @@ def _scores(forest: Forest, seen: Observations, unseen: Flags) -> Doubles:
 
 
 def calibrate(scores: Doubles, weights: Doubles) -> Doubles:
-    """For each of LEVELS the level to ask for instead, so that it covers that share of what was not seen (split conformal prediction,
-    Vovk et al. 2005, in the space of levels, as Kuleshov et al., ICML 2018, with out-of-bag trees in place of a second set). An
-    observation counts as often as it represents others.
+    """For each of LEVELS the level to ask for instead, so that it covers that share of what was not seen
+    (split conformal prediction, Vovk et al. 2005, in the space of levels, as Kuleshov et al., ICML 2018, with
+    out-of-bag trees in place of a second set). An observation counts as often as it represents others.
 
-    This is split conformal prediction (Vovk et al. 2005) in the space of levels, as Kuleshov et al., ICML 2018, with out-of-bag trees
-    in place of a second data set. An observation counts by its weight. A length is covered by the quantile at level a if the
-    probability of shorter lengths is below a.
+    This is split conformal prediction (Vovk et al. 2005) in the space of levels, as Kuleshov et al., ICML
+    2018, with out-of-bag trees in place of a second data set. An observation counts by its weight. A length
+    is covered by the quantile at level a if the probability of shorter lengths is below a.
     """
     if not len(scores):
         return LEVELS

@@ -1,7 +1,9 @@
-"""Predicts a length from recent answers alone: used before a forest is learned, and if there is no time for the forest.
+"""Predicts a length from recent answers alone: used before a forest is learned, and if there is no time for
+the forest.
 
-Of the recent answers to the same instruction it takes those with the nearest input length; with fewer than MIN_ANSWERS to that
-instruction, it takes them of all recent answers. It uses no texts and is cheap. Kept by the predictor, from the request log.
+Of the recent answers to the same instruction it takes those with the nearest input length; with fewer than
+MIN_ANSWERS to that instruction, it takes them of all recent answers. It uses no texts and is cheap. Kept by
+the predictor, from the request log.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ class AnswerHistory:
         groups = defaultdict(list)
         for answer in answers[:MAX_ANSWERS]:
             groups[answer.instruction].append(answer)
-        self._groups = {instruction: _Answers(group) for instruction, group in groups.items() if len(group) >= MIN_ANSWERS}
+        self._groups = {
+            instruction: _Answers(group) for instruction, group in groups.items() if len(group) >= MIN_ANSWERS
+        }
         self._all = _Answers(answers[:MAX_ANSWERS]) if len(answers) >= MIN_ANSWERS else None
 
     def predict(self, instruction: int, num_input_tokens: int) -> LengthPrediction | None:
@@ -51,7 +55,9 @@ class _Answers:
         self._inputs, self._lengths, self._ended = table[:, 0], table[:, 1], table[:, 2] > 0
 
     def predict(self, num_input_tokens: int) -> LengthPrediction:
-        """The distribution of the NEIGHBOURS answers with the nearest ratio of input lengths, and of all at the same distance."""
+        """The distribution of the NEIGHBOURS answers with the nearest ratio of
+        input lengths, and of all at the same distance.
+        """
         count = min(NEIGHBOURS, len(self._inputs))
         distance = np.abs(np.log((self._inputs + 1) / (num_input_tokens + 1)))
         near = distance <= np.partition(distance, count - 1)[count - 1]

@@ -1,7 +1,9 @@
-"""When to learn, from which observations, and the learning itself. Called by the learner every few minutes (Magnus: every three).
+"""When to learn, from which observations, and the learning itself. Called by the learner every few minutes
+(Magnus: every three).
 
-A forest is grown when there are enough observations for a first one, when enough predictions since the last one were wrong, or when
-there are twice as many observations. It is grown in a process of its own, so that its memory is freed and it can be killed safely.
+A forest is grown when there are enough observations for a first one, when enough predictions since the last
+one were wrong, or when there are twice as many observations. It is grown in a process of its own, so that its
+memory is freed and it can be killed safely.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ def is_due(log: RequestLog, encoder: str, last: Version | None) -> bool:
 
 
 def learn(directory: Path, encoder: str) -> Version | None:
-    """Grows the next version from the log and makes it the current one. None if there is nothing to learn from."""
+    """Grows the next version from the log and makes it the current one.
+    None if there is nothing to learn from.
+    """
     started_s = time.process_time()
     log = RequestLog(directory)
     last_id, lessons = log.last_id(), log.lessons(encoder, MAX_WRONG, MAX_ORDINARY)
@@ -40,14 +44,18 @@ def learn(directory: Path, encoder: str) -> Version | None:
         return None
     number = next_number(directory)
     forest = grow(lessons, seed=number)
-    version = Version(number, time.time(), round(time.process_time() - started_s, 2), len(lessons), encoder, last_id)
+    version = Version(
+        number, time.time(), round(time.process_time() - started_s, 2), len(lessons), encoder, last_id
+    )
     publish(directory, version, forest)
     return version
 
 
 def learn_apart(directory: Path, encoder: str) -> int | None:
     """`learn` in a process of its own. Its exit code; None if it took too long."""
-    process = multiprocessing.get_context("spawn").Process(target=learn, args=(directory, encoder), name="gapless-fit", daemon=True)
+    process = multiprocessing.get_context("spawn").Process(
+        target=learn, args=(directory, encoder), name="gapless-fit", daemon=True
+    )
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     process.start()
     process.join(MAX_FIT_S)

@@ -1,9 +1,9 @@
 """A distribution of lengths from weighted observations, some of which only say "at least this many".
 
-An answer that ended by itself is an observation; one cut short (by max_tokens, a deadline, a client that left) is censored: it would
-have been longer. The distribution is the product-limit estimate (Kaplan and Meier 1958) with weights, as in censored quantile
-regression forests (Li and Bradic, AISTATS 2020); without censored observations it is the plain weighted distribution. Forest and
-history both use it.
+An answer that ended by itself is an observation; one cut short (by max_tokens, a deadline, a client that
+left) is censored: it would have been longer. The distribution is the product-limit estimate (Kaplan and Meier
+1958) with weights, as in censored quantile regression forests (Li and Bradic, AISTATS 2020); without censored
+observations it is the plain weighted distribution. Forest and history both use it.
 """
 
 from __future__ import annotations
@@ -26,18 +26,24 @@ def order(lengths: Floats, ended: Flags) -> NDArray[np.int64]:
 
 
 def distribution(ended: Flags, weights: Doubles) -> Doubles:
-    """[observations] P(length <= that of the observation), in the order of `order`. Ends below 1 if the longest is censored."""
+    """[observations] P(length <= that of the observation), in the order of
+    `order`. Ends below 1 if the longest is censored.
+    """
     at_risk = weights[::-1].cumsum()[::-1]
     dying = np.divide(weights * ended, at_risk, out=np.zeros_like(at_risk), where=at_risk > EPSILON)
     return 1.0 - np.cumprod(1.0 - dying)  # type: ignore[no-any-return]
 
 
 def predict(lengths: Floats, below: Doubles, levels: Doubles = LEVELS) -> LengthPrediction:
-    """Mean and quantiles at `levels` of sorted `lengths` with the distribution `below`. The longest gets what is missing to 1."""
+    """Mean and quantiles at `levels` of sorted `lengths` with the distribution
+    `below`. The longest gets what is missing to 1.
+    """
     steps = np.diff(below, prepend=0.0)
     steps[-1] += 1.0 - below[-1]
     places = np.searchsorted(below, levels - EPSILON)
-    return LengthPrediction(float(steps @ lengths), lengths[np.minimum(places, len(lengths) - 1)].astype(np.float32))
+    return LengthPrediction(
+        float(steps @ lengths), lengths[np.minimum(places, len(lengths) - 1)].astype(np.float32)
+    )
 
 
 def observed(lengths: Floats, ended: Flags) -> LengthPrediction:

@@ -1,7 +1,8 @@
-"""Where the request log and the forests of a model are: a directory for each checkpoint, named by its content.
+"""Where the request log and the forests of a model are: a directory for each checkpoint, named by its
+content.
 
-Answers of other models have other lengths. In a container every model is mounted at the same path, so the name
-comes from the files, not from the path. Called by the learner, the predictor and `make stats`.
+Answers of other models have other lengths. In a container every model is mounted at the same path, so the
+name comes from the files, not from the path. Called by the learner, the predictor and `make stats`.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from pathlib import Path
 
 from python_backends.settings import ROOT, Settings
 
-# Samples of each weight file: fine-tuned models differ everywhere, and hashing all of a large model takes minutes.
+# Samples of each weight file: fine-tuned models differ everywhere, and hashing all of a large model takes
+# minutes.
 NUM_SAMPLES, SAMPLE_BYTES = 16, 4096
 
 
 def directory_of(settings: Settings) -> Path:
-    """The directory of the served model. The name before the digest is only for readers: a renamed model keeps its directory."""
+    """The directory of the served model. The name before the digest is only for
+    readers: a renamed model keeps its directory.
+    """
     parent, model = ROOT / settings.prediction.directory, settings.model_directory.resolve()
     digest = digest_of(model)
     known = sorted(parent.glob(f"*-{digest}"))

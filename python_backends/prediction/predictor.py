@@ -1,8 +1,10 @@
-"""Predicts lengths, within a budget of processor time: by the forest if there is time to encode the text, else by history.
+"""Predicts lengths, within a budget of processor time: by the forest if there is time to encode the text,
+else by history.
 
-Used by the `length_predictor` model, one thread. The encoder is loaded in a thread of its own when enough answers are logged to learn
-from, or when there is a forest, so that a server with few requests never loads it. New versions of the forest and new answers in the
-log are looked for every few seconds. An error is logged once, and history goes on predicting.
+Used by the `length_predictor` model, one thread. The encoder is loaded in a thread of its own when enough
+answers are logged to learn from, or when there is a forest, so that a server with few requests never loads
+it. New versions of the forest and new answers in the log are looked for every few seconds. An error is logged
+once, and history goes on predicting.
 """
 
 from __future__ import annotations
@@ -68,14 +70,22 @@ class Predictor:
             self._spending(self._look)
         made = self._features(subjects)
         predicted = self._by_forest(subjects, made)
-        return [predicted.get(place) or self._by_history(subject, made.get(place)) for place, subject in enumerate(subjects)]
+        return [
+            predicted.get(place) or self._by_history(subject, made.get(place))
+            for place, subject in enumerate(subjects)
+        ]
 
     def _by_history(self, subject: Subject, made: Floats | None) -> LengthAnswer:
         prediction = self._history.predict(instruction_id(subject.instruction), subject.num_input_tokens)
         return LengthAnswer(prediction, 0, made, self._encoder_name if made is not None else "")
 
     def _by_forest(self, subjects: Sequence[Subject], made: dict[int, Floats]) -> dict[int, LengthAnswer]:
-        if not made or self._forest is None or self._version is None or self._version.encoder != self._encoder_name:
+        if (
+            not made
+            or self._forest is None
+            or self._version is None
+            or self._version.encoder != self._encoder_name
+        ):
             return {}
         places = list(made)
         ids = np.array([instruction_id(subjects[place].instruction) for place in places], np.uint64)
@@ -102,14 +112,18 @@ class Predictor:
         num_fresh = sum(not self._inputs.knows(subjects[place].user_input) for place in chosen)
         instructions = self._instructions.encode([subjects[place].instruction for place in chosen])
         inputs = self._inputs.encode([subjects[place].user_input for place in chosen])
-        made = features(instructions, inputs, np.array([subjects[place].num_input_tokens for place in chosen]))
+        made = features(
+            instructions, inputs, np.array([subjects[place].num_input_tokens for place in chosen])
+        )
         spent_s = time.thread_time() - started_s
         self._budget.spend(spent_s)
         if num_fresh:
             self._cost_s += 0.2 * (spent_s / num_fresh - self._cost_s)
         return dict(zip(chosen, made, strict=True))
 
-    def _affordable(self, subjects: Sequence[Subject], instructions: CachedEncoder, inputs: CachedEncoder) -> list[int]:
+    def _affordable(
+        self, subjects: Sequence[Subject], instructions: CachedEncoder, inputs: CachedEncoder
+    ) -> list[int]:
         chosen: list[int] = []
         to_encode: set[tuple[bool, str]] = set()  # (is an instruction, text)
         for place, subject in enumerate(subjects):
@@ -162,7 +176,10 @@ class Predictor:
         except Exception as error:
             self._say_once(f"no encoder, so recent history alone predicts lengths: {error}")
             return
-        self._instructions, self._inputs = CachedEncoder(encoder, MAX_INSTRUCTIONS), CachedEncoder(encoder, MAX_INPUTS)
+        self._instructions, self._inputs = (
+            CachedEncoder(encoder, MAX_INSTRUCTIONS),
+            CachedEncoder(encoder, MAX_INPUTS),
+        )
 
     def _say_once(self, what: str) -> None:
         if what not in self._said:

@@ -1,7 +1,7 @@
 """The log of answers: one SQLite file (WAL) that keeps the newest ones.
 
-Features and lengths always; instructions and inputs in plain text only where that was asked for. The learner's process is its one
-writer; the predictor and `make stats` read at the same time.
+Features and lengths always; instructions and inputs in plain text only where that was asked for. The
+learner's process is its one writer; the predictor and `make stats` read at the same time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ ERROR_TOKENS, ERROR_SHARE = 10, 0.1
 _CENSORED = (Finish.LENGTH, Finish.DEADLINE, Finish.CANCELLED)
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS answers (
-  id INTEGER PRIMARY KEY AUTOINCREMENT, at_s REAL, instruction INTEGER, num_prompt_tokens INTEGER, num_input_tokens INTEGER,
+  id INTEGER PRIMARY KEY AUTOINCREMENT, at_s REAL, instruction INTEGER,
+  num_prompt_tokens INTEGER, num_input_tokens INTEGER,
   num_output_tokens INTEGER, ended INTEGER,          -- 0: cut short
   mean REAL, quantiles BLOB, version INTEGER,        -- as predicted; NULL: nothing was
   encoder TEXT, features BLOB,                       -- NULL: there was no time
@@ -39,11 +40,13 @@ CREATE INDEX IF NOT EXISTS lessons ON answers (teaches, draw) WHERE features IS 
 
 def instruction_id(text: str) -> int:
     """The same for the same instruction in all requests; does not reveal it."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1  # SQLite's integers have a sign
+    # SQLite's integers have a sign
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
 def teaches(predicted: float, actual: int, ended: bool = True) -> bool:
-    """Whether an answer is learned from: predicted wrong by more than 10 tokens and by more than 10 % of its length, as Magnus does.
+    """Whether an answer is learned from: predicted wrong by more than 10 tokens and by more than 10 % of its
+    length, as Magnus does.
 
     An answer that was cut short can only show that a prediction was too small.
     """
@@ -58,7 +61,9 @@ class RequestLog:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._max_answers = max_answers
         where = f"{(directory / FILE).resolve().as_uri()}?mode={'rwc' if max_answers else 'rw'}"
-        self._file = sqlite3.connect(where, timeout=5.0, isolation_level=None, check_same_thread=False, uri=True)
+        self._file = sqlite3.connect(
+            where, timeout=5.0, isolation_level=None, check_same_thread=False, uri=True
+        )
         if max_answers:
             self._file.execute("PRAGMA journal_mode=WAL")
             self._file.execute("PRAGMA synchronous=NORMAL")
@@ -78,11 +83,14 @@ class RequestLog:
         with self._file:
             self._file.execute("BEGIN")
             self._file.executemany(
-                "INSERT INTO answers (at_s, instruction, num_prompt_tokens, num_input_tokens, num_output_tokens, ended, mean,"
-                f" quantiles, version, encoder, features, teaches, draw, instruction_text, input_text) VALUES ({marks})",
+                "INSERT INTO answers (at_s, instruction, num_prompt_tokens, num_input_tokens,"
+                " num_output_tokens, ended, mean, quantiles, version, encoder, features, teaches, draw,"
+                f" instruction_text, input_text) VALUES ({marks})",
                 rows,
             )
-            self._file.execute("DELETE FROM answers WHERE id <= (SELECT MAX(id) FROM answers) - ?", [self._max_answers])
+            self._file.execute(
+                "DELETE FROM answers WHERE id <= (SELECT MAX(id) FROM answers) - ?", [self._max_answers]
+            )
 
     # --- all processes read
 
@@ -99,29 +107,41 @@ class RequestLog:
         return [Answered(*row) for row in rows]
 
     def num_lessons(self, encoder: str, after_id: int = 0, wrong_only: bool = False) -> int:
-        """The number of answers with features after `after_id`: all, or only those that were predicted wrong."""
+        """The number of answers with features after `after_id`: all, or
+        only those that were predicted wrong.
+        """
         where = "encoder = ? AND id > ? AND features IS NOT NULL" + (" AND teaches" if wrong_only else "")
         return int(self._one(f"SELECT COUNT(*) FROM answers WHERE {where}", encoder, after_id))
 
     def lessons(self, encoder: str, max_wrong: int, max_ordinary: int) -> Observations | None:
-        """The newest answers that were predicted wrong, and a random sample of the others; None if there are none.
+        """The newest answers that were predicted wrong, and a random sample of the others; None if there are
+        none.
 
         Each represents as many as there are of its kind, so that errors alone do not bend the forest.
         """
         columns = "features, num_output_tokens, ended, instruction"
         where = "FROM answers WHERE encoder = ? AND features IS NOT NULL AND teaches ="
-        wrong = self._file.execute(f"SELECT {columns} {where} 1 ORDER BY id DESC LIMIT ?", [encoder, max_wrong]).fetchall()
+        wrong = self._file.execute(
+            f"SELECT {columns} {where} 1 ORDER BY id DESC LIMIT ?", [encoder, max_wrong]
+        ).fetchall()
         num_free = max_ordinary + max_wrong - len(wrong)
-        ordinary = self._file.execute(f"SELECT {columns} {where} 0 ORDER BY draw LIMIT ?", [encoder, num_free]).fetchall()
+        ordinary = self._file.execute(
+            f"SELECT {columns} {where} 0 ORDER BY draw LIMIT ?", [encoder, num_free]
+        ).fetchall()
         if not wrong and not ordinary:
             return None
         counts = [int(self._one(f"SELECT COUNT(*) {where} {kind}", encoder)) for kind in (1, 0)]
-        weights = [np.full(len(rows), count / max(1, len(rows))) for rows, count in zip((wrong, ordinary), counts, strict=True)]
+        weights = [
+            np.full(len(rows), count / max(1, len(rows)))
+            for rows, count in zip((wrong, ordinary), counts, strict=True)
+        ]
         return _observations([*wrong, *ordinary], np.concatenate(weights))
 
     def rows(self, columns: str, count: int) -> list[tuple[Any, ...]]:
         """`columns` of the newest `count` answers, newest first."""
-        return self._file.execute(f"SELECT {columns} FROM answers ORDER BY id DESC LIMIT ?", [count]).fetchall()
+        return self._file.execute(
+            f"SELECT {columns} FROM answers ORDER BY id DESC LIMIT ?", [count]
+        ).fetchall()
 
     def _one(self, query: str, *values: Any) -> Any:
         return self._file.execute(query, values).fetchone()[0]

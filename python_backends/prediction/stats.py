@@ -1,6 +1,8 @@
-"""How good predicted lengths were, from the request log: a table by instruction, a calibration plot, and when a forest was learned.
+"""How good predicted lengths were, from the request log: a table by instruction, a calibration plot, and when
+a forest was learned.
 
-    python -m python_backends.prediction.stats [--settings FILE] [--set SECTION.FIELD=VALUE] [--last 5000] [--plot stats.svg]
+    python -m python_backends.prediction.stats [--settings FILE] [--set SECTION.FIELD=VALUE] [--last 5000]
+    [--plot stats.svg]
 
 Reads while a server runs, or without one. Instructions have their texts only where prompts are kept.
 """
@@ -56,7 +58,9 @@ class Row:
 
 
 def outcomes(log: RequestLog, last: int) -> list[Outcome]:
-    """Answers with a prediction, oldest first. Without those that were cut short: their true lengths are unknown."""
+    """Answers with a prediction, oldest first. Without those that were
+    cut short: their true lengths are unknown.
+    """
     found = []
     for at_s, number, length, ended, mean, quantiles, version, text in reversed(log.rows(COLUMNS, last)):
         if ended and mean is not None:
@@ -91,11 +95,26 @@ def rows(found: Sequence[Outcome]) -> list[Row]:
 
 def table(made: Sequence[Row]) -> Table:
     drawn = Table(title="predicted lengths; covered: answers not longer than the quantile")
-    for name in ("instruction", "answers", "by forest", "length", "error", "wrong", "covered 0.5", "covered 0.9"):
+    for name in (
+        "instruction",
+        "answers",
+        "by forest",
+        "length",
+        "error",
+        "wrong",
+        "covered 0.5",
+        "covered 0.9",
+    ):
         drawn.add_column(name, justify="left" if name == "instruction" else "right")
     for each in made:
         shares = [f"{share:.0%}" for share in (each.wrong, each.covered[HALF], each.covered[NINETY])]
-        cells = (str(each.answers), f"{each.by_forest:.0%}", f"{each.length:.0f}", f"{each.error:.1f}", *shares)
+        cells = (
+            str(each.answers),
+            f"{each.by_forest:.0%}",
+            f"{each.length:.0f}",
+            f"{each.error:.1f}",
+            *shares,
+        )
         drawn.add_row(each.instruction[:60], *cells, end_section=each.instruction == "all")
     return drawn
 
@@ -111,7 +130,9 @@ def learned(version: Version | None) -> str:
 
 
 def write_plot(path: Path, found: Sequence[Outcome], made: Sequence[Row]) -> None:
-    """Left: covered share against quantile level, for all and for each instruction. Right: the error over time."""
+    """Left: covered share against quantile level, for all and for each
+    instruction. Right: the error over time.
+    """
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -135,11 +156,20 @@ def write_plot(path: Path, found: Sequence[Outcome], made: Sequence[Row]) -> Non
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--settings", type=Path, default=ROOT / "gapless.toml", metavar="FILE", help="those of the server")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--settings", type=Path, default=ROOT / "gapless.toml", metavar="FILE", help="those of the server"
+    )
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", dest="overrides")
     parser.add_argument("--last", type=int, default=5000, help="answers, counted from the newest")
-    parser.add_argument("--plot", type=Path, metavar="PATH", help="a picture: .svg or .png; default: stats.svg next to the log")
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="PATH",
+        help="a picture: .svg or .png; default: stats.svg next to the log",
+    )
     asked = parser.parse_args()
     try:
         overrides = dict(item.partition("=")[::2] for item in asked.overrides)
@@ -148,7 +178,10 @@ def main() -> int:
         found = outcomes(log, asked.last)
         log.close()
     except (SettingsError, sqlite3.Error) as error:
-        print(f"no statistics: {error} ({directory / FILE})" if isinstance(error, sqlite3.Error) else error, file=sys.stderr)
+        print(
+            f"no statistics: {error} ({directory / FILE})" if isinstance(error, sqlite3.Error) else error,
+            file=sys.stderr,
+        )
         return 1
     made = rows(found)
     console = Console()

@@ -1,7 +1,7 @@
 """The learned forests as files: one for each version, and a small file that names the current version.
 
-`current.json` is replaced atomically after its forest is whole on disk, so that a reader finds a complete version at any time. The
-learner writes; the predictor and `make stats` read.
+`current.json` is replaced atomically after its forest is whole on disk, so that a reader finds a complete
+version at any time. The learner writes; the predictor and `make stats` read.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def current(directory: Path) -> Version | None:
 
 
 def next_number(directory: Path) -> int:
-    """One more than the number of the current version and of any version with its forest here: `current.json`
-    may be lost or damaged.
+    """One more than the number of the current version and of any version with its
+    forest here: `current.json` may be lost or damaged.
     """
     last = current(directory)
     return 1 + max(_numbers(directory) | {last.number if last else 0})

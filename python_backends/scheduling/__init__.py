@@ -1,1 +1,3 @@
-"""Scheduling decides which sequence gets a slot, which blocks it gets, and which tokens the next step computes. It uses no tensors."""
+"""Scheduling decides which sequence gets a slot, which blocks it gets, and which tokens the next step
+computes. It uses no tensors.
+"""

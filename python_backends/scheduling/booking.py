@@ -1,7 +1,8 @@
-"""Books the tokens of a step: appends them to the slot table and labels them with request id, request epoch and index.
+"""Books the tokens of a step: appends them to the slot table and labels them with request id, request epoch
+and index.
 
-Owns what stays the same while the same rows get a token at every step: their requests, and after how many steps one of them is full.
-Such a run costs a step no look at each row. Called by the slot scheduler.
+Owns what stays the same while the same rows get a token at every step: their requests, and after how many
+steps one of them is full. Such a run costs a step no look at each row. Called by the slot scheduler.
 """
 
 from __future__ import annotations
@@ -35,16 +36,22 @@ class Booking:
         self._last: _Rows | None = None  # of the run that is being booked
 
     def book_all(self, plan: StepPlan, output: StepOutput) -> tuple[Tokens, list[int]]:
-        """Books a plan of decode rows that all still have their slots. Returns the tokens, and the slots that have ended."""
+        """Books a plan of decode rows that all still have their slots. Returns
+        the tokens, and the slots that have ended.
+        """
         if self._last is None or plan.run != self._last.run:
             self._last = self._begin(plan.slots, rows_of(plan.slots), plan.run)
         return self._book(self._last, output)
 
     def book_current(self, slots: Ids, generations: Ids, output: StepOutput) -> tuple[Tokens, list[int]]:
-        """Books those of the rows [sampled] that still have their generation of the slot. Returns the same as `book_all`."""
+        """Books those of the rows [sampled] that still have their generation
+        of the slot. Returns the same as `book_all`.
+        """
         current = (self._table.generations[slots] == generations) & self._table.live[slots]
         log_probs = None if output.log_probs is None else output.log_probs.kept(current)
-        kept = replace(output, tokens=output.tokens[current], finishes=output.finishes[current], log_probs=log_probs)
+        kept = replace(
+            output, tokens=output.tokens[current], finishes=output.finishes[current], log_probs=log_probs
+        )
         slots, self._last = slots[current], None
         return self._book(self._begin(slots, slots, -1), kept)
 
@@ -58,7 +65,9 @@ class Booking:
     def _book(self, rows: _Rows, output: StepOutput) -> tuple[Tokens, list[int]]:
         self._table.append(rows.rows, rows.slots, output.tokens)
         finishes = output.finishes if rows.num_unfull > 0 else self._with_full_ones(rows, output.finishes)
-        tokens = Tokens(rows.request_ids, rows.request_epochs, rows.indices, output.tokens, finishes, output.log_probs)
+        tokens = Tokens(
+            rows.request_ids, rows.request_epochs, rows.indices, output.tokens, finishes, output.log_probs
+        )
         rows.indices, rows.num_unfull = rows.indices + np.int32(1), rows.num_unfull - 1
         return tokens, rows.slots[finishes != Finish.RUNNING].tolist() if finishes.any() else []
 

@@ -1,8 +1,10 @@
-"""The predictions of an instance: the order of the waiting sequences, and which of them fit into the future memory.
+"""The predictions of an instance: the order of the waiting sequences, and which of them fit into the future
+memory.
 
-Brings together step time, future memory and predicted order. Computes the latter two again at most every 50 ms, best while the device
-computes. Owned by the slot scheduler. For policies that don't look ahead it keeps the history of lengths and nothing else, and while
-slots and memory suffice for all requests it computes nothing.
+Brings together step time, future memory and predicted order. Computes the latter two again at most every 50
+ms, best while the device computes. Owned by the slot scheduler. For policies that don't look ahead it keeps
+the history of lengths and nothing else, and while slots and memory suffice for all requests it computes
+nothing.
 """
 
 from __future__ import annotations
@@ -29,13 +31,22 @@ UNSEEN_STEP_S = 0.02  # assumed time of a step before any was measured
 
 class Outlook:
     def __init__(
-        self, policy: Policy, settings: SchedulingSettings, limits: ModelLimits, slots: SlotTable, clock: Callable[[], float]
+        self,
+        policy: Policy,
+        settings: SchedulingSettings,
+        limits: ModelLimits,
+        slots: SlotTable,
+        clock: Callable[[], float],
     ) -> None:
         self.step_time = StepTime()
         self._max_step_s = settings.max_step_ms / 1000
-        self.future = FutureMemory(slots, limits, settings.memory_share, settings.memory_caution, policy.sampled)
+        self.future = FutureMemory(
+            slots, limits, settings.memory_share, settings.memory_caution, policy.sampled
+        )
         ranked = policy.rank is not None
-        self.order = PredictedOrder(policy.rank, settings, self.future.rest_tokens, clock) if policy.rank else None
+        self.order = (
+            PredictedOrder(policy.rank, settings, self.future.rest_tokens, clock) if policy.rank else None
+        )
         self._is_used = policy.looks_ahead or ranked
         self._slots = slots
         self._clock = clock
@@ -57,32 +68,44 @@ class Outlook:
             self.future.leave(slot)
 
     def forget_if_old(self) -> None:
-        """Drops the curve once it is older than REFRESHED_S. Called while requests do not compete for anything."""
+        """Drops the curve once it is older than REFRESHED_S. Called
+        while requests do not compete for anything.
+        """
         if not self.future.is_drawn or self._clock() >= self._refreshed_s + REFRESHED_S:
             self.future.forget()
             self._refreshed_s = -math.inf
 
     def trial(self, num_available: int, seating: Callable[[Sequence], Seating]) -> TryReserve:
-        """A function that says which waiting sequences fit (see `FutureMemory.trial`); all of them while no curve is drawn."""
+        """A function that says which waiting sequences fit (see
+        `FutureMemory.trial`); all of them while no curve is drawn.
+        """
         return self.future.trial(num_available, seating) if self.future.is_drawn else lambda sequence: True
 
     def refresh(
-        self, contention: Contention, num_used_blocks: int, shared_blocks: SharedBlocks, waiting: Callable[[], list[Sequence]]
+        self,
+        contention: Contention,
+        num_used_blocks: int,
+        shared_blocks: SharedBlocks,
+        waiting: Callable[[], list[Sequence]],
     ) -> bool:
-        """Computes everything again if that is due: for all slots, and for the head of the `waiting`. False: it was not."""
+        """Computes everything again if that is due: for all slots, and for the
+        head of the `waiting`. False: it was not.
+        """
         used_up = self.order is not None and self.order.is_used_up
         if not self._is_used or (self._clock() < self._refreshed_s + REFRESHED_S and not used_up):
             return False
         self._refreshed_s = self._clock()
         if self.order is not None:
             num_head = HEAD + self._slots.num_free
-            self.order.sort(num_head, self.future.lengths.usual_tokens, self._seconds, contention is Contention.SLOTS)
+            self.order.sort(
+                num_head, self.future.lengths.usual_tokens, self._seconds, contention is Contention.SLOTS
+            )
         self.future.draw(num_used_blocks, shared_blocks, waiting())
         return True
 
     def prefill_s(self, decodes: Ids) -> float:
-        """What prompts may add to the step that is planned, besides the slots that decode in it, which wait for
-        its end: up to `max_step_ms`, or to twice what it takes without prompts if that is longer.
+        """What prompts may add to the step that is planned, besides the slots that decode in it, which wait
+        for its end: up to `max_step_ms`, or to twice what it takes without prompts if that is longer.
         """
         if not len(decodes):
             return math.inf

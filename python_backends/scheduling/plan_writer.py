@@ -1,7 +1,9 @@
-"""Writes the plan of each step: the decode rows, then chunks of prompts, within the token budget and the time a step may take.
+"""Writes the plan of each step: the decode rows, then chunks of prompts, within the token budget and the time
+a step may take.
 
-Owns the numbers of the steps, and the run: as long as the same rows decode and nothing else happens, the next plan is the last one, one
-token further, whatever the number of rows. Decides neither which request has a slot nor which is evicted. Called by the slot scheduler.
+Owns the numbers of the steps, and the run: as long as the same rows decode and nothing else happens, the next
+plan is the last one, one token further, whatever the number of rows. Decides neither which request has a slot
+nor which is evicted. Called by the slot scheduler.
 """
 
 from __future__ import annotations
@@ -19,9 +21,13 @@ TILE = 32  # rows of a step that is cut to fit: products are computed in tiles o
 
 
 class PlanWriter:
-    """`chunked`: prompts are cut to fit. `static_slots`: the engine receives changes only, not every slot in every step."""
+    """`chunked`: prompts are cut to fit. `static_slots`: the engine receives
+    changes only, not every slot in every step.
+    """
 
-    def __init__(self, allocator: Allocator, outlook: Outlook, token_budget: int, chunked: bool, static_slots: bool) -> None:
+    def __init__(
+        self, allocator: Allocator, outlook: Outlook, token_budget: int, chunked: bool, static_slots: bool
+    ) -> None:
         self._allocator = allocator
         self._slots = allocator.slots
         self._outlook = outlook
@@ -35,7 +41,9 @@ class PlanWriter:
 
     @property
     def is_in_run(self) -> bool:
-        """Whether the next step has the same rows as the last one, each one token further, unless a sequence gets or leaves a slot."""
+        """Whether the next step has the same rows as the last one, each one token
+        further, unless a sequence gets or leaves a slot.
+        """
         return self._num_more_steps > 0 and not self._allocator.has_operations
 
     def go_on(self) -> StepPlan:
@@ -46,7 +54,9 @@ class PlanWriter:
         return self._last
 
     def write(self) -> StepPlan | None:
-        """The plan of all rows and chunks that are due; None if there are none: operations then wait for the next plan."""
+        """The plan of all rows and chunks that are due; None if there are
+        none: operations then wait for the next plan.
+        """
         self._num_more_steps = 0
         decodes = self._slots.decoding()
         chunks = self._chunks(decodes)
@@ -80,7 +90,12 @@ class PlanWriter:
             start = int(self._slots.computed[slot])
             length = int(self._slots.targets[slot]) - start
             if self._chunked:
-                length = self._cut(min(length, budget), self._token_budget - budget, times.chunk_tokens(left_s, start), bool(chunks))
+                length = self._cut(
+                    min(length, budget),
+                    self._token_budget - budget,
+                    times.chunk_tokens(left_s, start),
+                    bool(chunks),
+                )
             if length <= 0:
                 break
             budget -= length
@@ -103,8 +118,12 @@ class PlanWriter:
     def _plan(self, decodes: Ids, chunks: list[Chunk]) -> StepPlan:
         table, count = self._slots, len(decodes)
         slots = np.concatenate([decodes, np.array([slot for slot, _, _ in chunks], np.int32)])
-        starts = np.concatenate([table.planned[decodes] - 1, np.array([start for _, start, _ in chunks], np.int32)])
-        lengths = np.concatenate([np.ones(count, np.int32), np.array([length for _, _, length in chunks], np.int32)])
+        starts = np.concatenate(
+            [table.planned[decodes] - 1, np.array([start for _, start, _ in chunks], np.int32)]
+        )
+        lengths = np.concatenate(
+            [np.ones(count, np.int32), np.array([length for _, _, length in chunks], np.int32)]
+        )
         samples = table.plan_spans(slots, starts + lengths)
         return StepPlan(
             number=self.next_number(),

@@ -1,9 +1,10 @@
 """The slot scheduler: plans each step of one instance and applies its tokens.
 
-Owns the sequences and decides which of them get a slot and which are evicted; touches no tensor. The allocator carries that out, the
-plan writer says what a step computes, the booking what came of it. The instance loop calls `submit` and `cancel` for what came in,
-`plan` for the next step, and `apply` with what the engine made of it; plans may be some steps ahead of what has been applied. Work per
-step grows with what changes: a step of a run looks at no row by itself.
+Owns the sequences and decides which of them get a slot and which are evicted; touches no tensor. The
+allocator carries that out, the plan writer says what a step computes, the booking what came of it. The
+instance loop calls `submit` and `cancel` for what came in, `plan` for the next step, and `apply` with what
+the engine made of it; plans may be some steps ahead of what has been applied. Work per step grows with what
+changes: a step of a run looks at no row by itself.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ from itertools import islice
 import numpy as np
 
 from python_backends.nouns.messages import Failed, Load
-from python_backends.nouns.request import QUANTILE_LEVELS, Ids, LengthPrediction, ModelLimits, Request, WaitReason
+from python_backends.nouns.request import (
+    QUANTILE_LEVELS,
+    Ids,
+    LengthPrediction,
+    ModelLimits,
+    Request,
+    WaitReason,
+)
 from python_backends.nouns.step import Started, StepOutput, StepPlan, Tokens
 from python_backends.scheduling.booking import Booking
 from python_backends.scheduling.contention import Contention, contention_of
@@ -36,13 +44,21 @@ DEFAULTS = SchedulingSettings()
 
 def says_something(prediction: LengthPrediction) -> bool:
     """Whether `prediction` has a finite mean and a finite number at every level."""
-    return len(prediction.quantiles) == len(QUANTILE_LEVELS) and bool(np.isfinite([prediction.mean, *prediction.quantiles]).all())
+    return len(prediction.quantiles) == len(QUANTILE_LEVELS) and bool(
+        np.isfinite([prediction.mean, *prediction.quantiles]).all()
+    )
 
 
 def check_ids(request: Request, delivered: Ids, vocab_size: int) -> None:
-    """Raises ValueError if a token id of the request is not in the vocabulary. Stop ids may be outside: no token is equal to them."""
+    """Raises ValueError if a token id of the request is not in the vocabulary.
+    Stop ids may be outside: no token is equal to them.
+    """
     bad_words = np.array([token for word in request.sampling.bad_words for token in word], np.int64)
-    for name, ids in (("the prompt", request.prompt), ("the answer so far", delivered), ("bad words", bad_words)):
+    for name, ids in (
+        ("the prompt", request.prompt),
+        ("the answer so far", delivered),
+        ("bad words", bad_words),
+    ):
         wrong = ids[(ids < 0) | (ids >= vocab_size)]
         if len(wrong):
             raise ValueError(f"token id {wrong[0]} in {name}: must be between 0 and {vocab_size - 1}")
@@ -60,10 +76,13 @@ class SlotScheduler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits
-        self.token_budget = max(token_budget, limits.num_slots + 1)  # one token of a chunk at least besides all decodes
+        # one token of a chunk at least besides all decodes
+        self.token_budget = max(token_budget, limits.num_slots + 1)
         self.policy = POLICIES[settings.policy]
         self._max_in_flight = self.policy.max_in_flight if settings.static_slots else 1
-        self._allocator = self.allocator(limits, reserve or self._reserve, grows_by_need=self.policy.looks_ahead)
+        self._allocator = self.allocator(
+            limits, reserve or self._reserve, grows_by_need=self.policy.looks_ahead
+        )
         self.slots = self._allocator.slots
         self.blocks = self._allocator.blocks
         self.outlook = Outlook(self.policy, settings, limits, self.slots, clock)
@@ -143,15 +162,20 @@ class SlotScheduler:
         return not self._sequences and not self._in_flight
 
     def submit(self, request: Request, delivered: Ids, request_epoch: int = 0) -> None:
-        """Takes a request that is to go on after the output tokens `delivered`. The door has checked that it fits the model.
+        """Takes a request that is to go on after the output tokens `delivered`. The door has checked that it
+        fits the model.
 
-        Raises ValueError if it does not fit: a token id outside the vocabulary would end the engine, and all its streams.
+        Raises ValueError if it does not fit: a token id outside the vocabulary would end the engine, and all
+        its streams.
         """
         num_tokens = len(request.prompt) + len(delivered)
         if num_tokens >= self.limits.max_model_tokens or len(delivered) >= request.sampling.max_tokens:
-            raise ValueError(f"one more token than {num_tokens} doesn't fit into {self.limits.max_model_tokens}")
+            raise ValueError(
+                f"one more token than {num_tokens} doesn't fit into {self.limits.max_model_tokens}"
+            )
         check_ids(request, delivered, self.limits.vocab_size)
-        self.cancel(request.request_id)  # an earlier epoch of it, if the scheduler model had given this instance up
+        # an earlier epoch of it, if the scheduler model had given this instance up
+        self.cancel(request.request_id)
         sequence = Sequence(request, delivered, self._arrivals, request_epoch, self._clock())
         self._arrivals += 1
         self._sequences[request.request_id] = sequence
@@ -159,22 +183,26 @@ class SlotScheduler:
         self._may_admit = True
 
     def predict(self, request_id: int, prediction: LengthPrediction) -> None:
-        """Uses `prediction` for a request from now on. Ignored if the request isn't here (any more) or a number is missing."""
+        """Uses `prediction` for a request from now on. Ignored if the request
+        isn't here (any more) or a number is missing.
+        """
         sequence = self._sequences.get(request_id)
         if sequence is not None and says_something(prediction):
             sequence.prediction = prediction
             self.outlook.predicted(sequence)
 
     def refresh(self) -> None:
-        """Computes the order of the waiting and the future memory again, if that is due. `plan` does it before it admits; a loop with
-        time while the device computes calls it then.
+        """Computes the order of the waiting and the future memory again, if that is due. `plan` does it
+        before it admits; a loop with time while the device computes calls it then.
         """
         if not self._waiting:
             return
         contention = self.contention
         if contention is Contention.AMPLE:
             self.outlook.forget_if_old()
-        elif self.outlook.refresh(contention, self.blocks.num_used, self._allocator.shared_blocks, self._head):
+        elif self.outlook.refresh(
+            contention, self.blocks.num_used, self._allocator.shared_blocks, self._head
+        ):
             self._may_admit = True
 
     def cancel(self, request_id: int) -> bool:
@@ -195,7 +223,9 @@ class SlotScheduler:
             self.cancel(request_id)
 
     def plan(self) -> StepPlan | None:
-        """The plan of the next step, or None if there is nothing to do before more requests or outputs come."""
+        """The plan of the next step, or None if there is nothing to do
+        before more requests or outputs come.
+        """
         if self._in_flight >= self._max_in_flight:
             return None
         if self.slots.num_free:
@@ -210,12 +240,16 @@ class SlotScheduler:
         return plan
 
     def apply(self, plan: StepPlan, output: StepOutput) -> Tokens:
-        """Books the tokens of the oldest launched step. Rows are dropped if their slot is empty or has a newer generation."""
+        """Books the tokens of the oldest launched step. Rows are dropped if
+        their slot is empty or has a newer generation.
+        """
         self._in_flight -= 1
         if plan.number >= self._last_leave and not len(plan.tokens):  # decode rows, all still in their slots
             tokens, ended = self._booking.book_all(plan, output)
         else:
-            tokens, ended = self._booking.book_current(plan.slots[plan.samples], plan.slot_generations[plan.samples], output)
+            tokens, ended = self._booking.book_current(
+                plan.slots[plan.samples], plan.slot_generations[plan.samples], output
+            )
         self._finish(ended)
         return tokens
 
@@ -224,7 +258,9 @@ class SlotScheduler:
         return self._allocator.take_started()
 
     def take_failed(self) -> list[Failed]:
-        """The requests that the engine reported as failed since the last call; only an engine that plans its own steps does so."""
+        """The requests that the engine reported as failed since the last call;
+        only an engine that plans its own steps does so.
+        """
         failed, self._failed = self._failed, []
         return failed
 
@@ -233,16 +269,22 @@ class SlotScheduler:
         self._allocator.check_integrity()
         self._waiting.check_integrity()
         self.outlook.future.check_integrity()
-        assert self.slots.num_busy + len(self._waiting) == len(self._sequences), "a sequence is neither waiting nor running"
+        assert self.slots.num_busy + len(self._waiting) == len(self._sequences), (
+            "a sequence is neither waiting nor running"
+        )
 
     # --- growing and evicting
 
     def _grow(self) -> bool:
-        """Blocks for the slots whose next token has none. True: no block was free, and a sequence was evicted."""
+        """Blocks for the slots whose next token has none. True: no block
+        was free, and a sequence was evicted.
+        """
         before = self.num_evictions
         table = self.slots
         decodes = table.decoding()
-        for slot in sorted(decodes[table.planned[decodes] > table.capacity[decodes]].tolist(), key=table.arrival):
+        for slot in sorted(
+            decodes[table.planned[decodes] > table.capacity[decodes]].tolist(), key=table.arrival
+        ):
             sequence = table.sequences[slot]
             if sequence is not None:  # not evicted for an earlier one in this loop
                 self._grow_one(sequence)
@@ -257,7 +299,9 @@ class SlotScheduler:
         self._allocator.grow(sequence)
 
     def _evict(self, sequence: Sequence) -> None:
-        """Makes `sequence` wait again, at its place by arrival. It keeps its tokens; they are computed again."""
+        """Makes `sequence` wait again, at its place by arrival. It
+        keeps its tokens; they are computed again.
+        """
         self._leave(sequence, Status.WAITING)
         self._waiting.add(sequence)
         self.num_evictions += 1
@@ -288,7 +332,9 @@ class SlotScheduler:
         return list(islice(self._waiting.in_order(), HEAD + self.slots.num_free))
 
     def _reserve(self, sequence: Sequence) -> int:
-        return self.outlook.future.reserve(sequence) if self.policy.looks_ahead else reserve_max_tokens(sequence)
+        return (
+            self.outlook.future.reserve(sequence) if self.policy.looks_ahead else reserve_max_tokens(sequence)
+        )
 
     # --- leaving
 

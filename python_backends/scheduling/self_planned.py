@@ -1,8 +1,9 @@
 """The slot scheduler over an engine that plans its own steps: we decide only which sequences are admitted.
 
-The engine never has more sequences than slots, and none without the blocks reserved for it here, so its own queue stays empty and the
-order stays our decision. Plans have operations and no spans. After its sequence has ended or was cancelled, a slot is not
-free before the engine reports its release. Called by the instance loop like its parent class.
+The engine never has more sequences than slots, and none without the blocks reserved for it here, so its own
+queue stays empty and the order stays our decision. Plans have operations and no spans. After its sequence has
+ended or was cancelled, a slot is not free before the engine reports its release. Called by the instance loop
+like its parent class.
 """
 
 from __future__ import annotations
@@ -24,13 +25,17 @@ from python_backends.settings import SchedulingSettings
 
 LIKELY = QUANTILE_LEVELS.index(0.9)
 NONE = np.zeros(0, np.int32)
-NO_SPANS: dict[str, Any] = dict.fromkeys(("slots", "slot_generations", "first_starts", "lengths", "tokens"), NONE)
+NO_SPANS: dict[str, Any] = dict.fromkeys(
+    ("slots", "slot_generations", "first_starts", "lengths", "tokens"), NONE
+)
 NO_SPANS |= {"kinds": np.zeros(0, np.uint8), "samples": np.zeros(0, np.bool_)}
 NO_TOKENS = Tokens(np.zeros(0, np.int64), NONE, NONE, NONE, np.zeros(0, np.uint8))
 
 
 def reserve_likely(sequence: Sequence) -> int:
-    """What an answer seldom exceeds, where a prediction has come. For engines that pause requests when too much was admitted."""
+    """What an answer seldom exceeds, where a prediction has come. For engines
+    that pause requests when too much was admitted.
+    """
     if sequence.prediction is None:
         return sequence.request.max_total_tokens
     likely = int(np.ceil(sequence.prediction.quantiles[LIKELY]))
@@ -38,7 +43,9 @@ def reserve_likely(sequence: Sequence) -> int:
 
 
 class CountingAllocator(Allocator):
-    """Counts blocks that the engine owns: a sequence holds ceil(tokens at its end / block_tokens) until the engine releases it."""
+    """Counts blocks that the engine owns: a sequence holds ceil(tokens at its end
+    / block_tokens) until the engine releases it.
+    """
 
     def __init__(self, limits: ModelLimits, reserve: Reserve, grows_by_need: bool = False) -> None:
         super().__init__(limits, reserve, grows_by_need)
@@ -53,7 +60,9 @@ class CountingAllocator(Allocator):
         return 0
 
     def unseat(self, sequence: Sequence) -> None:
-        """Takes `sequence` out of its slot. The slot and its blocks are free when the engine has released them, see `let_go`."""
+        """Takes `sequence` out of its slot. The slot and its blocks are free when
+        the engine has released them, see `let_go`.
+        """
         release = Release(sequence.slot, int(self.slots.generations[sequence.slot]))
         self.slots.vacate(sequence)
         self._operations.append(release)
@@ -71,16 +80,21 @@ class CountingAllocator(Allocator):
         running = self.slots.running()
         self.blocks.check_integrity([*(sequence.blocks for sequence in running), *self._leaving.values()])
         assert len(running) == int(self.slots.live.sum()), "live slots differ from running sequences"
-        assert len(running) + len(self._leaving) == self.slots.num_busy, "a slot is neither running nor leaving nor free"
+        assert len(running) + len(self._leaving) == self.slots.num_busy, (
+            "a slot is neither running nor leaving nor free"
+        )
 
 
 class SelfPlannedScheduler(SlotScheduler):
     allocator = CountingAllocator
     _allocator: CountingAllocator
 
-    def __init__(self, limits: ModelLimits, token_budget: int, settings: SchedulingSettings, reserve: Reserve) -> None:
+    def __init__(
+        self, limits: ModelLimits, token_budget: int, settings: SchedulingSettings, reserve: Reserve
+    ) -> None:
         super().__init__(limits, token_budget, settings, reserve)
-        if self.policy.looks_ahead:  # keep the order, but reserve all blocks at admission: the engine owns them
+        # keep the order, but reserve all blocks at admission: the engine owns them
+        if self.policy.looks_ahead:
             self.policy = replace(self.policy, select=in_order, looks_ahead=False)
 
     @property
@@ -88,7 +102,9 @@ class SelfPlannedScheduler(SlotScheduler):
         return super().is_idle and not self.slots.num_busy
 
     def plan(self) -> StepPlan | None:
-        """A plan with the operations since the last one; None if no slot is busy or enough plans are in flight."""
+        """A plan with the operations since the last one; None if no slot
+        is busy or enough plans are in flight.
+        """
         if self._in_flight >= self._max_in_flight:
             return None
         self.refresh()
@@ -99,7 +115,9 @@ class SelfPlannedScheduler(SlotScheduler):
         return StepPlan(self._plans.next_number(), self._allocator.take_operations(), **NO_SPANS)
 
     def apply(self, plan: StepPlan, output: StepOutput) -> Tokens:
-        """Books the tokens, failures and releases that the engine has reported, whichever step they belong to."""
+        """Books the tokens, failures and releases that the engine has
+        reported, whichever step they belong to.
+        """
         assert isinstance(output, GatheredOutput)
         self._in_flight -= 1
         tokens = self._book_all(output) if len(output.slots) else NO_TOKENS
@@ -112,7 +130,9 @@ class SelfPlannedScheduler(SlotScheduler):
     def check_integrity(self) -> None:
         self._allocator.check_integrity()
         self._waiting.check_integrity()
-        assert int(self.slots.live.sum()) + len(self._waiting) == len(self._sequences), "a sequence is neither waiting nor running"
+        assert int(self.slots.live.sum()) + len(self._waiting) == len(self._sequences), (
+            "a sequence is neither waiting nor running"
+        )
 
     def _book_all(self, output: GatheredOutput) -> Tokens:
         table = self.slots

@@ -44,7 +44,8 @@ class _Kind:
     """Errors of one kind of steps: those with prompts, or those without."""
 
     def __init__(self) -> None:
-        self.quick = 0.0  # the QUICK quantile of measured / expected, at most 1; 0 before any step was measured
+        # the QUICK quantile of measured / expected, at most 1; 0 before any step was measured
+        self.quick = 0.0
         self._errors: deque[float] = deque(maxlen=NUM_ERRORS)
 
     def learn(self, errors: Array) -> None:
@@ -54,7 +55,8 @@ class _Kind:
 
 
 class StepTime:
-    """`coefficients` are seconds for one of each of `FEATURES`, none of them negative; `observe` and `learn` change them.
+    """`coefficients` are seconds for one of each of `FEATURES`, none of them negative; `observe` and `learn`
+    change them.
 
     Keeps the normal equations Σ w·x·xᵀ·c = Σ w·x·t, in which old steps lose weight.
     """
@@ -64,16 +66,20 @@ class StepTime:
         self.errors: deque[float] = deque(maxlen=NUM_ERRORS)  # measured / expected of the latest steps
         self._products: Array = np.zeros((len(FEATURES), len(FEATURES)))  # Σ w·x·xᵀ
         self._times: Array = np.zeros(len(FEATURES))  # Σ w·x·t
-        self._kinds = (_Kind(), _Kind())  # steps without prompts, and those with prompts, which have less certain times
+        # steps without prompts, and those with prompts, which have less certain times
+        self._kinds = (_Kind(), _Kind())
         self._usual_error_s = 0.0
         self._count = 0
-        self._observed: list[tuple[float, ...]] = []  # loads and seconds of steps that are not yet learned from
+        # loads and seconds of steps that are not yet learned from
+        self._observed: list[tuple[float, ...]] = []
         self._run = -1  # run number of the latest plan
         self._first_kv_tokens = 0  # the sum of `first_starts` over its decode rows
 
-    def seconds(self, decode_rows: float, kv_tokens: float, prefill: float = 0, prefill_kv: float = 0) -> float:
-        """Of a step with this many rows that decode, tokens that these attend to, tokens of prompts, and tokens
-        that each of these attends to, added up; 0 before any step was seen.
+    def seconds(
+        self, decode_rows: float, kv_tokens: float, prefill: float = 0, prefill_kv: float = 0
+    ) -> float:
+        """Of a step with this many rows that decode, tokens that these attend to, tokens of prompts, and
+        tokens that each of these attends to, added up; 0 before any step was seen.
         """
         constant, row, kv, token, attended = self.coefficients
         return constant + row * decode_rows + kv * kv_tokens + token * prefill + attended * prefill_kv
@@ -115,7 +121,9 @@ class StepTime:
         return self.expected_s(plan) * self._kinds[len(plan.tokens) > 0].quick
 
     def error_quantile(self, level: float) -> float:
-        """The quantile at `level` of measured / expected seconds of the latest steps; 1 before any was measured."""
+        """The quantile at `level` of measured / expected seconds of the
+        latest steps; 1 before any was measured.
+        """
         return float(np.quantile(self.errors, level)) if self.errors else 1.0
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
@@ -140,8 +148,8 @@ class StepTime:
         self._solve()
 
     def _weights(self, features: Array, errors_s: Array) -> Array:
-        """[n] the weights of these steps. Steps far off, which were interrupted, get less weight. A step unlike
-        all steps before keeps weight 1, however far off it is: its expected time means little.
+        """[n] the weights of these steps. Steps far off, which were interrupted, get less weight. A step
+        unlike all steps before keeps weight 1, however far off it is: its expected time means little.
         """
         self._count += len(errors_s)
         weights = np.ones(len(errors_s))
@@ -159,9 +167,14 @@ class StepTime:
         return leverages
 
     def _solve(self) -> None:
-        """Solves the least squares; a coefficient that would be negative is set to 0, and the others are solved for again."""
+        """Solves the least squares; a coefficient that would be negative is set
+        to 0, and the others are solved for again.
+        """
         products, scale = self._scaled()
-        times, used = self._times / scale + STAY * np.array(self.coefficients) * scale, np.ones(len(FEATURES), bool)
+        times, used = (
+            self._times / scale + STAY * np.array(self.coefficients) * scale,
+            np.ones(len(FEATURES), bool),
+        )
         while True:
             found = np.linalg.solve(products[np.ix_(used, used)], times[used])
             if (found >= 0).all():

@@ -1,8 +1,8 @@
 """The waiting sequences of one instance, and whose turn it is. Called only by the slot scheduler.
 
-Larger priorities go first, and within a priority the earlier arrival, or the one that a `PredictedOrder` puts first. A sequence is
-passed over when one that came later gets a slot before it; once that is longer ago than the bound it goes first, whatever its priority.
-Nothing here gets dearer by how many wait.
+Larger priorities go first, and within a priority the earlier arrival, or the one that a `PredictedOrder` puts
+first. A sequence is passed over when one that came later gets a slot before it; once that is longer ago than
+the bound it goes first, whatever its priority. Nothing here gets dearer by how many wait.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ class WaitingList:
     """`clock` returns monotonic seconds, or step numbers, in the unit of `max_passed_over`."""
 
     def __init__(
-        self, max_passed_over: float, clock: Callable[[], float], by_priority: bool = True, predicted: PredictedOrder | None = None
+        self,
+        max_passed_over: float,
+        clock: Callable[[], float],
+        by_priority: bool = True,
+        predicted: PredictedOrder | None = None,
     ) -> None:
         self._max_passed_over = max_passed_over
         self._clock = clock
@@ -28,7 +32,8 @@ class WaitingList:
         self._predicted = predicted
         self._arrived = SortedKeyList(key=lambda sequence: sequence.arrival)
         self._ranked = SortedKeyList(key=lambda sequence: (-sequence.request.priority, sequence.arrival))
-        # (when, arrival of the sequence that got a slot): those that waited and had come earlier were passed over then; both ascend
+        # (when, arrival of the sequence that got a slot): those that waited and had come earlier were passed
+        # over then; both ascend
         self._passes: deque[tuple[float, int]] = deque()
         self._overdue = 0  # sequences that came before this arrival go first
 
@@ -78,7 +83,9 @@ class WaitingList:
     def check_integrity(self) -> None:
         """Raises AssertionError."""
         assert len(self._arrived) == len(self._ranked), "a waiting sequence stands in one order only"
-        assert {id(sequence) for sequence in self._arrived} == {id(sequence) for sequence in self._ranked}, "the orders differ"
+        assert {id(sequence) for sequence in self._arrived} == {id(sequence) for sequence in self._ranked}, (
+            "the orders differ"
+        )
         if self._predicted is not None:
             self._predicted.check_integrity()
 

@@ -1,7 +1,9 @@
-"""Reads the settings: the defaults, then `gapless.toml`, then the environment, then the command line. The later one counts.
+"""Reads the settings: the defaults, then `gapless.toml`, then the environment, then the command line. The
+later one counts.
 
-A variable GAPLESS_SECTION__FIELD of the environment is the setting section.field. The launcher writes the result to the run directory,
-and every process reads it back from there. A wrong setting raises SettingsError with its name, its value and what is allowed.
+A variable GAPLESS_SECTION__FIELD of the environment is the setting section.field. The launcher writes the
+result to the run directory, and every process reads it back from there. A wrong setting raises SettingsError
+with its name, its value and what is allowed.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ RENAMED = {"engine.toy_step_ms": "toy.step_ms", "engine.toy_poison_token": "toy.
 VARIABLE = re.compile(r"GAPLESS_([A-Z_]+?)__([A-Z_0-9]+)")
 
 
-def load(path: Path, overrides: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None) -> Settings:
+def load(
+    path: Path, overrides: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None
+) -> Settings:
     """`path` is TOML; `overrides` are texts by section.field. Raises SettingsError."""
     try:
         table: dict[str, dict[str, Any]] = tomllib.loads(path.read_text())
@@ -56,12 +60,22 @@ def _settings(table: dict[str, dict[str, Any]]) -> Settings:
             _check_name(f"{section}.{field}")
         if section not in sections:
             raise SettingsError(f"unknown section [{section}]; there are {', '.join(sections)}")
-    return Settings(**{name: _section(name, section, table.get(name, {})) for name, section in sections.items()})
+    return Settings(
+        **{name: _section(name, section, table.get(name, {})) for name, section in sections.items()}
+    )
 
 
 def _section(name: str, section: type[Any], values: dict[str, Any]) -> Any:
-    types, fields = typing.get_type_hints(section), {field.name: field for field in dataclasses.fields(section)}
-    return section(**{field: _checked(f"{name}.{field}", value, types[field], fields[field]) for field, value in values.items()})
+    types, fields = (
+        typing.get_type_hints(section),
+        {field.name: field for field in dataclasses.fields(section)},
+    )
+    return section(
+        **{
+            field: _checked(f"{name}.{field}", value, types[field], fields[field])
+            for field, value in values.items()
+        }
+    )
 
 
 def _check_name(name: str) -> type[Any]:

@@ -39,7 +39,13 @@ class Allowed:
         return self.least is None or self.most is None or bool(self.least <= value <= self.most)
 
 
-def setting(default: T, meaning: str, least: float | None = None, most: float | None = None, choices: tuple[str, ...] = ()) -> T:
+def setting(
+    default: T,
+    meaning: str,
+    least: float | None = None,
+    most: float | None = None,
+    choices: tuple[str, ...] = (),
+) -> T:
     """A field of a section. `meaning` ends without a full stop."""
     metadata = {"allowed": Allowed(meaning, least, most, choices)}
     field: Any = dataclasses.field(default=default, metadata=metadata)

@@ -13,9 +13,10 @@ from python_backends.settings.setting import allowed
 WIDTH = 110
 COMMENT_AT = 32  # the column of comments
 HEAD = """\
-# Every setting of Gapless, with its default. Written from the declarations in python_backends/settings by `make settings`; change the
-# values as you like. `make serve` reads this file. The environment goes before it, as GAPLESS_ENGINE__SLOTS=64, and before both go
-# MODEL=…, DEVICE=…, DTYPE=…, SLOTS=… and SET="section.field=value …" of the command line.
+# Every setting of Gapless, with its default. `make settings` writes this file from the declarations in
+# python_backends/settings; change the values as you like. `make serve` reads it. The environment goes before
+# it, as GAPLESS_ENGINE__SLOTS=64, and before both go MODEL=…, DEVICE=…, DTYPE=…, SLOTS=… and
+# SET="section.field=value …" of the command line.
 """
 
 
@@ -25,7 +26,9 @@ def gapless_toml() -> str:
 
 def help_text() -> str:
     """One paragraph for each setting: its name, default, what is allowed, its meaning."""
-    return "\n".join(_help(section.name, field) for section in dataclasses.fields(Settings) for field in _fields(section))
+    return "\n".join(
+        _help(section.name, field) for section in dataclasses.fields(Settings) for field in _fields(section)
+    )
 
 
 def _fields(section: dataclasses.Field[Any]) -> tuple[dataclasses.Field[Any], ...]:
@@ -55,4 +58,6 @@ def _value(value: Any) -> str:
 def _help(section: str, field: dataclasses.Field[Any]) -> str:
     what = allowed(field)
     limits = f" ({what.text})" if what.text and not what.choices else ""
-    return f"{section}.{field.name} = {_value(field.default)}{limits}\n" + textwrap.indent(textwrap.fill(what.meaning, 92), " " * 8)
+    return f"{section}.{field.name} = {_value(field.default)}{limits}\n" + textwrap.indent(
+        textwrap.fill(what.meaning, 92), " " * 8
+    )

@@ -1,1 +1,3 @@
-"""Static batching as Magnus does it, for programs and benchmarks. No process of a server imports this room."""
+"""Static batching as Magnus does it, for programs and benchmarks.
+No process of a server imports this room.
+"""

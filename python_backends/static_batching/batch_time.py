@@ -1,8 +1,9 @@
-"""How long a static batch will take: nearest neighbours of (requests, longest input, longest answer) among batches that have run.
+"""How long a static batch will take: nearest neighbours of (requests, longest input, longest answer) among
+batches that have run.
 
-Magnus's serving-time estimator (arXiv 2406.04785): KNN on batch size, batch length and batch generation length, relearned from batches
-with wrong estimates. Our choice: 5 neighbours, weighted by distance, with each number scaled by its standard deviation. Used
-by the static policies; one thread.
+Magnus's serving-time estimator (arXiv 2406.04785): KNN on batch size, batch length and batch generation
+length, relearned from batches with wrong estimates. Our choice: 5 neighbours, weighted by distance, with each
+number scaled by its standard deviation. Used by the static policies; one thread.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class BatchShape:
 
 
 def teaches(estimated_s: float, actual_s: float) -> bool:
-    """Whether a finished batch is learned from: the estimate was off by more than 2 s and by more than 20 % of its time."""
+    """Whether a finished batch is learned from: the estimate was off by more
+    than 2 s and by more than 20 % of its time.
+    """
     error_s = abs(estimated_s - actual_s)
     return error_s > ERROR_S and error_s > ERROR_SHARE * actual_s
 

@@ -1,9 +1,9 @@
-"""Static batching as Magnus does it: which request waits in which batch, which batch is next, and what happens to one that ran out of
-memory.
+"""Static batching as Magnus does it: which request waits in which batch, which batch is next, and what
+happens to one that ran out of memory.
 
-Owns the waiting batches; computes nothing and touches no tensor. Lengths are in tokens: L of a prompt, G of an answer, its end among
-them. A batch is padded to a frame, its longest L and longest G. Called by `mode`. Source of the formulas: Magnus (ICWS 2024,
-arXiv 2406.04785); docs/magnus.md says where each is here.
+Owns the waiting batches; computes nothing and touches no tensor. Lengths are in tokens: L of a prompt, G of
+an answer, its end among them. A batch is padded to a frame, its longest L and longest G. Called by `mode`.
+Source of the formulas: Magnus (ICWS 2024, arXiv 2406.04785); docs/magnus.md says where each is here.
 """
 
 from __future__ import annotations
@@ -28,8 +28,13 @@ class Member:
 
     @property
     def own_accesses(self) -> int:
-        """Σ (L(p) + g) over g < G(p): the tokens in memory that it would read up to the end of its answer in a batch of its own."""
-        return self.num_prompt_tokens * self.expected_tokens + self.expected_tokens * (self.expected_tokens - 1) // 2
+        """Σ (L(p) + g) over g < G(p): the tokens in memory that it would read up to
+        the end of its answer in a batch of its own.
+        """
+        return (
+            self.num_prompt_tokens * self.expected_tokens
+            + self.expected_tokens * (self.expected_tokens - 1) // 2
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +80,22 @@ class BatchLimits:
 
 
 def safe_size(num_blocks: int, block_tokens: int, max_total_tokens: int) -> int:
-    """Requests of a batch that never runs out of memory, whatever their lengths: ⌊Θ / ((L_max + G_max) · Δ)⌋."""
+    """Requests of a batch that never runs out of memory, whatever
+    their lengths: ⌊Θ / ((L_max + G_max) · Δ)⌋.
+    """
     return num_blocks // -(-max_total_tokens // block_tokens)
 
 
-Estimate = Callable[[NDArray[np.int64]], NDArray[np.float64]]  # [batches, (requests, L, G)] → [batches] seconds
+# [batches, (requests, L, G)] → [batches] seconds
+Estimate = Callable[[NDArray[np.int64]], NDArray[np.float64]]
 Choose = Callable[[list[Batch], float, Estimate], int]  # waiting batches, time in seconds → index of the next
 
 
 @dataclass(frozen=True, slots=True)
 class StaticPolicy:
-    """`alike`: requests of similar lengths share a batch; otherwise requests share a batch in order of arrival."""
+    """`alike`: requests of similar lengths share a batch; otherwise
+    requests share a batch in order of arrival.
+    """
 
     alike: bool
     fixed_size: bool
@@ -95,8 +105,9 @@ class StaticPolicy:
 def wasted_accesses(members: Iterable[Member]) -> int:
     """WMA(B) = max over p of G(p) · (L(B) − L(p)) + Σ (g + L(B)) over g from G(p) to G(B), both included.
 
-    The two terms of p add up to Σ (g + L(B)) over g from 0 to G(B), which depends only on the frame, minus p's own accesses. So the
-    request with the fewest own accesses gives the maximum, and to update a growing batch takes three numbers: L, G, fewest accesses.
+    The two terms of p add up to Σ (g + L(B)) over g from 0 to G(B), which depends only on the frame, minus
+    p's own accesses. So the request with the fewest own accesses gives the maximum, and to update a growing
+    batch takes three numbers: L, G, fewest accesses.
     """
     members = list(members)
     prompt_tokens = max(member.num_prompt_tokens for member in members)
@@ -136,7 +147,8 @@ class WaitingBatches:
         self._limits = limits
         self._most = limits.fixed_size if policy.fixed_size else limits.num_slots
         self._batches: list[Batch] = []
-        self._frames: list[tuple[int, int, int, int]] = []  # of each batch: members (0: closed), L, G, least own accesses
+        # of each batch: members (0: closed), L, G, least own accesses
+        self._frames: list[tuple[int, int, int, int]] = []
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -161,7 +173,9 @@ class WaitingBatches:
         return self._batches.pop(place)
 
     def split(self, batch: Batch) -> bool:
-        """Two halves of a batch that ran out of memory wait again, and no request joins them. False for a batch of one."""
+        """Two halves of a batch that ran out of memory wait again, and no
+        request joins them. False for a batch of one.
+        """
         if len(batch.members) == 1:
             return False
         half = -(-len(batch.members) // 2)
@@ -180,7 +194,9 @@ class WaitingBatches:
         return len(self._frames) - 1 if 0 < count < self._most else -1
 
     def _least_wasting(self, member: Member) -> int:
-        """Index of the batch with the least WMA after `member` joins, if that is below Φ and the batch fits in memory; −1: none."""
+        """Index of the batch with the least WMA after `member` joins, if that is
+        below Φ and the batch fits in memory; −1: none.
+        """
         least, place = self._limits.max_waste, -1
         for index, frame in enumerate(self._frames):
             if not 0 < frame[0] < self._most:

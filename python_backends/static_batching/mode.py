@@ -1,8 +1,9 @@
-"""Static mode: requests are answered in batches which no request joins or leaves until the last one has ended.
+"""Static mode: requests are answered in batches which no request joins or leaves until the last one has
+ended.
 
-For comparison with continuous batching, and for offline work. Not a policy of the served instance: all answers of a batch come at its
-end, so there is nothing to stream, and `instance/loop.py` needs no code for it. It drives the same engines with the same kind of plans.
-Called by the `magnus` benchmark.
+For comparison with continuous batching, and for offline work. Not a policy of the served instance: all
+answers of a batch come at its end, so there is nothing to stream, and `instance/loop.py` needs no code for
+it. It drives the same engines with the same kind of plans. Called by the `magnus` benchmark.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ from numpy.typing import NDArray
 
 from python_backends.engine.protocol import Engine
 from python_backends.nouns.request import Finish, Ids, Request
-from python_backends.static_batching.batches import Batch, BatchLimits, Estimate, Member, StaticPolicy, WaitingBatches
+from python_backends.static_batching.batches import (
+    Batch,
+    BatchLimits,
+    Estimate,
+    Member,
+    StaticPolicy,
+    WaitingBatches,
+)
 from python_backends.static_batching.plans import NO_TOKENS, BatchPlans, OutOfMemoryError
 
 
@@ -76,7 +84,9 @@ class StaticMode:
         """Serves the next batch; the caller has checked that one waits."""
         batch = self._waiting.take(self._clock(), self._estimate)
         start_s = self._clock()
-        plans = BatchPlans([self._requests[member.request_id] for member in batch.members], self._engine.limits)
+        plans = BatchPlans(
+            [self._requests[member.request_id] for member in batch.members], self._engine.limits
+        )
         rows = _Rows(len(batch.members))
         try:
             while not rows.all_ended:
@@ -122,4 +132,6 @@ class _Rows:
     def answers(self, batch: Batch) -> list[Answer]:
         tokens = np.stack(self._tokens, axis=1)  # [rows, steps]
         rows = zip(batch.members, tokens, self._lengths.tolist(), self._finishes.tolist(), strict=True)
-        return [Answer(member.request_id, row[:length], Finish(finish)) for member, row, length, finish in rows]
+        return [
+            Answer(member.request_id, row[:length], Finish(finish)) for member, row, length, finish in rows
+        ]

@@ -1,8 +1,10 @@
-"""The step plans of one static batch: all prompts at once, then every row at every step until the last one has ended.
+"""The step plans of one static batch: all prompts at once, then every row at every step until the last one
+has ended.
 
-Owns the frame of the batch that runs: each row holds KV blocks for the longest prompt and as many output tokens as the longest answer
-has by now, padding among them, and they grow together. A row that has ended stays: the engine goes on computing it, and the result of
-it is not valid. Decides nothing but when memory is used up. Called by `mode`.
+Owns the frame of the batch that runs: each row holds KV blocks for the longest prompt and as many output
+tokens as the longest answer has by now, padding among them, and they grow together. A row that has ended
+stays: the engine goes on computing it, and the result of it is not valid. Decides nothing but when memory is
+used up. Called by `mode`.
 """
 
 from __future__ import annotations
@@ -57,17 +59,24 @@ class BatchPlans:
             lengths=self._prompts if kind is SpanKind.PREFILL else np.ones(count, np.int32),
             kinds=np.full(count, kind, np.uint8),
             samples=np.ones(count, np.bool_),
-            tokens=np.concatenate([request.prompt for request in self._requests]) if kind is SpanKind.PREFILL else NO_TOKENS,
+            tokens=np.concatenate([request.prompt for request in self._requests])
+            if kind is SpanKind.PREFILL
+            else NO_TOKENS,
         )
 
     def _positions(self) -> Ids:
-        """The position of each row's last token; rows that have ended go on, up to the end of the model's context."""
+        """The position of each row's last token; rows that have ended go
+        on, up to the end of the model's context.
+        """
         return np.minimum(self._prompts + self._steps - 2, self._limits.max_model_tokens - 1).astype(np.int32)
 
     def _prefill_operations(self) -> list[SlotOperation]:
         blocks = self._take(-(-self._frame // self._limits.block_tokens))
         rows = zip(self._slots.tolist(), self._requests, blocks, strict=True)
-        return [Admit(slot, 1, request.sampling, len(request.prompt), 0, held, request.prompt) for slot, request, held in rows]
+        return [
+            Admit(slot, 1, request.sampling, len(request.prompt), 0, held, request.prompt)
+            for slot, request, held in rows
+        ]
 
     def _growth(self) -> list[SlotOperation]:
         """One more block for every row if the frame needs it."""
@@ -83,6 +92,8 @@ class BatchPlans:
         """`count` more blocks for each row: [rows, count]."""
         rows, taken = len(self._requests), len(self._requests) * self._blocks_a_row
         if taken + rows * count > self._limits.num_blocks:
-            raise OutOfMemoryError(f"{rows} rows of {self._frame} tokens need more than {self._limits.num_blocks} KV blocks")
+            raise OutOfMemoryError(
+                f"{rows} rows of {self._frame} tokens need more than {self._limits.num_blocks} KV blocks"
+            )
         self._blocks_a_row += count
         return np.arange(taken, taken + rows * count, dtype=np.int32).reshape(rows, count)

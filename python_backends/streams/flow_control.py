@@ -1,9 +1,10 @@
-"""Windows that the detokenizer has not confirmed: how many there may be, when one is lost, and when a quiet stream is probed.
+"""Windows that the detokenizer has not confirmed: how many there may be, when one is lost, and when a quiet
+stream is probed.
 
-Windows of a client that has left are no longer dispatched, and those inside a detokenizer that dies are lost: either way they are not
-confirmed, while younger ones of others are. The detokenizer takes windows in the order in which they were sent. A few keep it at
-work; more only wait there, and with them all tokens that come later. Used by the stream table. All times are nanoseconds of one
-monotonic clock.
+Windows of a client that has left are no longer dispatched, and those inside a detokenizer that dies are lost:
+either way they are not confirmed, while younger ones of others are. The detokenizer takes windows in the
+order in which they were sent. A few keep it at work; more only wait there, and with them all tokens that come
+later. Used by the stream table. All times are nanoseconds of one monotonic clock.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ SILENCE_NS = S // 2  # a window sent this long before a confirmed one is lost
 LONG_SILENCE_NS = 30 * S  # a window that is unconfirmed for this long is lost, whatever is known of others
 LOOK_AGAIN_NS = S // 4  # at streams with unconfirmed windows, at all of them together
 IDLE_NS = S // 5  # the detokenizer says that it is idle after this time without a window
-PAUSE_NS = 2 * S  # the streams thread looks at the table once a second: after a longer time it, or the machine, stood still
+# the streams thread looks at the table once a second: after a longer time it, or the machine, stood still
+PAUSE_NS = 2 * S
 CONFIRM_NS = S  # an error waits this long at most for the windows before it
 PROBE_SHARE = 4  # at most one window of four that are under way is a probe
 ANSWER_EVERY_NS = S // 20  # the server's answers are noted this often
@@ -33,14 +35,18 @@ class FlowControl:
         self._max_probes = max(1, settings.max_in_flight // PROBE_SHARE)
         self._probe_ns = int(settings.probe_ms * MS)
         self._last_confirmed_ns = 0  # what was sent before is confirmed or lost
-        self._in_flight_ns: deque[int] = deque()  # when windows were sent that are neither confirmed nor known to be lost, ascending
+        # when windows were sent that are neither confirmed nor known to be lost, ascending
+        self._in_flight_ns: deque[int] = deque()
         self._probes_ns: deque[int] = deque()  # when those of them were sent that are probes
-        self._answers: deque[tuple[int, int]] = deque(maxlen=MAX_ANSWERS)  # when calls of the server began and ended, ascending
+        # when calls of the server began and ended, ascending
+        self._answers: deque[tuple[int, int]] = deque(maxlen=MAX_ANSWERS)
         self._awake_since_ns = self._looked_ns = 0
         self._detokenizer_began_ns = 0
 
     def look(self, now_ns: int) -> None:
-        """Forgets windows that are confirmed or lost. Called once a second at least, unless this process or machine stands still."""
+        """Forgets windows that are confirmed or lost. Called once a second at
+        least, unless this process or machine stands still.
+        """
         if now_ns - self._looked_ns > PAUSE_NS:
             self._awake_since_ns = now_ns
         self._looked_ns = now_ns
@@ -48,7 +54,9 @@ class FlowControl:
         self._forget(self._probes_ns, now_ns)
 
     def server_answered(self, began_ns: int, ended_ns: int) -> None:
-        """A call of the server, such as the sending of a window, began and ended: so it did not stand still all the time."""
+        """A call of the server, such as the sending of a window, began and
+        ended: so it did not stand still all the time.
+        """
         if not self._answers or began_ns - self._answers[-1][0] >= ANSWER_EVERY_NS:
             self._answers.append((began_ns, ended_ns))
 
@@ -76,8 +84,8 @@ class FlowControl:
     def idle(self, at_ns: int, began_ns: int) -> None:
         """The detokenizer, which was started at `began_ns`, had nothing to do for IDLE_NS before `at_ns`.
 
-        Windows that the server had passed on by then are lost. It has passed on what was sent before a later call that it
-        answered; what was sent after that may still be inside the server, which may stand still.
+        Windows that the server had passed on by then are lost. It has passed on what was sent before a later
+        call that it answered; what was sent after that may still be inside the server, which may stand still.
         """
         self._detokenizer_began_ns = began_ns
         while len(self._answers) > 1 and self._answers[1][1] <= at_ns - IDLE_NS:
@@ -107,14 +115,19 @@ class FlowControl:
         if not stream.unacked_ns:
             return False
         sent_ns = stream.unacked_ns[0]
-        return sent_ns + SILENCE_NS < self._last_confirmed_ns or max(sent_ns, self._awake_since_ns) + LONG_SILENCE_NS < now_ns
+        return (
+            sent_ns + SILENCE_NS < self._last_confirmed_ns
+            or max(sent_ns, self._awake_since_ns) + LONG_SILENCE_NS < now_ns
+        )
 
     def is_quiet(self, stream: Stream, now_ns: int, num_streams: int) -> bool:
         """Nothing was sent for so long that it is probed."""
         return now_ns - stream.last_sent_ns >= self._probe_every_ns(num_streams)
 
     def wake_ns(self, stream: Stream, now_ns: int, num_streams: int) -> int:
-        """When something is next due for this stream if nothing comes in: its deadline, word of a lost window, a probe."""
+        """When something is next due for this stream if nothing comes in: its
+        deadline, word of a lost window, a probe.
+        """
         wakes = [stream.request.deadline_ns] if stream.request.deadline_ns else []
         if stream.unacked_ns:
             wakes.append((now_ns // LOOK_AGAIN_NS + 1) * LOOK_AGAIN_NS)

@@ -1,4 +1,5 @@
-"""Log-probabilities of one stream's tokens, kept as long as its tokens are, so that they survive the death of an instance.
+"""Log-probabilities of one stream's tokens, kept as long as its tokens are, so that they survive the death of
+an instance.
 
 Written by the stream alone.
 """
@@ -24,7 +25,8 @@ class TokenLogProbs:
     top: Floats
 
 
-UNKNOWN = TokenLogProbs(math.nan, np.zeros(0, np.int32), np.zeros(0, np.float32))  # from an engine that doesn't report them
+# from an engine that doesn't report them
+UNKNOWN = TokenLogProbs(math.nan, np.zeros(0, np.int32), np.zeros(0, np.float32))
 
 
 def by_row(scores: RowLogProbs | None) -> dict[int, TokenLogProbs]:
@@ -62,7 +64,9 @@ class StreamLogProbs:
         """Of all tokens after the first `num_tokens`."""
         top_ids = [np.zeros(0, np.int32), *self._top_ids[num_tokens:]]
         top = [np.zeros(0, np.float32), *self._top[num_tokens:]]
-        return LogProbs(np.array(self._chosen[num_tokens:], np.float32), np.concatenate(top_ids), np.concatenate(top))
+        return LogProbs(
+            np.array(self._chosen[num_tokens:], np.float32), np.concatenate(top_ids), np.concatenate(top)
+        )
 
     def sum(self, num_tokens: int) -> float:
         """Over the first `num_tokens` tokens."""

@@ -10,7 +10,9 @@ from python_backends.nouns.request import TokenWindow
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """One response of the scheduler model; `final` is the last of its stream, and has either a window or an error."""
+    """One response of the scheduler model; `final` is the last of its
+    stream, and has either a window or an error.
+    """
 
     request_id: int
     sender: Any

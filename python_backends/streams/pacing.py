@@ -1,8 +1,9 @@
 """How long tokens are put together before they are sent.
 
-Every response costs its way through the server, half a millisecond of a processor that a CPU engine would rather have. So the interval
-between two rounds of sending grows by as much as the sender is busier than wanted, up to a limit that is not noticed, and shrinks to
-nothing when it is not: a lone stream gets every token at once.
+Every response costs its way through the server, half a millisecond of a processor that a CPU engine would
+rather have. So the interval between two rounds of sending grows by as much as the sender is busier than
+wanted, up to a limit that is not noticed, and shrinks to nothing when it is not: a lone stream gets every
+token at once.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ class Pacing:
         """Called a few times a second with the time spent in sending out of the time elapsed."""
         wanted_s = self._wanted_load * elapsed_s
         if busy_s > wanted_s:
-            self.interval_s = min(self._max_interval_s, max(FIRST_STEP_S, self.interval_s) * busy_s / wanted_s)
+            self.interval_s = min(
+                self._max_interval_s, max(FIRST_STEP_S, self.interval_s) * busy_s / wanted_s
+            )
         elif busy_s < wanted_s / SHRINKING:
             self.interval_s = self.interval_s / SHRINKING if self.interval_s > FIRST_STEP_S else 0.0

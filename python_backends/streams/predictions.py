@@ -1,12 +1,15 @@
-"""What was asked of the length predictor, what it said, and what came true. Pure; the scheduler model's streams thread calls it.
+"""What was asked of the length predictor, what it said, and what came true. Pure; the scheduler model's
+streams thread calls it.
 
-A length is asked for when it can be used: while requests compete for slots or memory (`ask_all`). Otherwise one request every
-`sample_every_s` is asked for, whichever comes next, so that there is something to learn from; of the others nothing is kept.
+A length is asked for when it can be used: while requests compete for slots or memory (`ask_all`). Otherwise
+one request every `sample_every_s` is asked for, whichever comes next, so that there is something to learn
+from; of the others nothing is kept.
 
-No call blocks here: a question is put in a list that the caller empties, and an answer is taken when it comes. Only the log waits: an
-answer that has ended before its prediction came is logged when that comes. Short answers are the first to end; logged without features,
-they would be missing in what is learned. For the same reason answers that had begun before they were asked for teach nothing: of those
-that run at any time more are long. Predictions that can't be (not a number, not ascending) count as none.
+No call blocks here: a question is put in a list that the caller empties, and an answer is taken when it
+comes. Only the log waits: an answer that has ended before its prediction came is logged when that comes.
+Short answers are the first to end; logged without features, they would be missing in what is learned. For the
+same reason answers that had begun before they were asked for teach nothing: of those that run at any time
+more are long. Predictions that can't be (not a number, not ascending) count as none.
 """
 
 from __future__ import annotations
@@ -17,7 +20,14 @@ from collections.abc import Callable
 import numpy as np
 
 from python_backends.nouns.messages import AnswerRecord, LengthAnswer
-from python_backends.nouns.request import QUANTILE_LEVELS, Finish, LengthPrediction, Request, Sampling, Subject
+from python_backends.nouns.request import (
+    QUANTILE_LEVELS,
+    Finish,
+    LengthPrediction,
+    Request,
+    Sampling,
+    Subject,
+)
 from python_backends.watching.metrics import Metrics
 
 NOTHING = LengthAnswer()
@@ -27,7 +37,11 @@ MAX_ASKED = 64  # at once
 
 class Predictions:
     def __init__(
-        self, metrics: Metrics, keep_prompts: bool, sample_every_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        metrics: Metrics,
+        keep_prompts: bool,
+        sample_every_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._metrics = metrics
         self._keep_prompts = keep_prompts
@@ -35,7 +49,8 @@ class Predictions:
         self._clock = clock
         self._sampled_s = clock() - sample_every_s
         self._unasked: dict[int, Subject] = {}  # open, and not wanted yet; in order of arrival
-        self._open: dict[int, tuple[Subject, LengthAnswer | None]] = {}  # to be known, by request; None: not answered yet
+        # to be known, by request; None: not answered yet
+        self._open: dict[int, tuple[Subject, LengthAnswer | None]] = {}
         self._had_begun: set[int] = set()  # of these, when they were asked for
         self._pending: dict[int, Subject] = {}  # of these, not asked yet, in order
         self._ended: dict[int, AnswerRecord] = {}  # without their prediction, in order of their end
@@ -52,7 +67,9 @@ class Predictions:
             self._ask(request.request_id, self._unasked.pop(request.request_id))
 
     def ask_all(self, has_begun: Callable[[int], bool]) -> None:
-        """The length of every open request is wanted: first of those that have not begun, then of the others, up to MAX_PENDING."""
+        """The length of every open request is wanted: first of those that have not
+        begun, then of the others, up to MAX_PENDING.
+        """
         unasked, self._unasked = self._unasked, {}
         for request_id in sorted(unasked, key=has_begun):
             if has_begun(request_id):
@@ -109,7 +126,9 @@ class Predictions:
         records, self._records = self._records, []
         return records
 
-    def _record(self, request: Request, subject: Subject, num_output_tokens: int, finish: Finish) -> AnswerRecord:
+    def _record(
+        self, request: Request, subject: Subject, num_output_tokens: int, finish: Finish
+    ) -> AnswerRecord:
         return AnswerRecord(
             at_s=time.time(),
             instruction=subject.instruction,
@@ -136,13 +155,19 @@ class Predictions:
 def is_sane(prediction: LengthPrediction) -> bool:
     values = np.append(prediction.quantiles, prediction.mean)
     ascending = bool((np.diff(prediction.quantiles) >= 0).all())
-    return len(prediction.quantiles) == len(QUANTILE_LEVELS) and bool(np.isfinite(values).all() and (values > 0).all()) and ascending
+    return (
+        len(prediction.quantiles) == len(QUANTILE_LEVELS)
+        and bool(np.isfinite(values).all() and (values > 0).all())
+        and ascending
+    )
 
 
 def within(prediction: LengthPrediction, sampling: Sampling) -> LengthPrediction:
     """As far as this request lets its answer go."""
     low, high = max(1, sampling.min_tokens), sampling.max_tokens
-    return LengthPrediction(float(np.clip(prediction.mean, low, high)), np.clip(prediction.quantiles, low, high))
+    return LengthPrediction(
+        float(np.clip(prediction.mean, low, high)), np.clip(prediction.quantiles, low, high)
+    )
 
 
 def without_subject(request: Request) -> Request:

@@ -1,8 +1,9 @@
 """Which requests may enter an instance that has crashed under them.
 
-A crash names no culprit. After the first one everything re-enters together. Requests that were in a slot at two crashes are suspects:
-they re-enter one at a time and alone, each until it has come a few tokens past where it stood when the instance died,
-or has ended. A request that is alone at a crash is the culprit. Then all requests go on together.
+A crash names no culprit. After the first one everything re-enters together. Requests that were in a slot at
+two crashes are suspects: they re-enter one at a time and alone, each until it has come a few tokens past
+where it stood when the instance died, or has ended. A request that is alone at a crash is the culprit. Then
+all requests go on together.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ class Quarantine:
         self.on_trial: Stream | None = None
 
     def admissible(self, unsubmitted: Iterable[Stream], streams: Iterable[Stream]) -> list[Stream]:
-        """Those of the unsubmitted that may be submitted now, in order of arrival; a trial takes place when none of all is there."""
+        """Those of the unsubmitted that may be submitted now, in order of arrival;
+        a trial takes place when none of all is there.
+        """
         if self.on_trial is not None:
             return []
         waiting = sorted(unsubmitted, key=lambda stream: stream.request.arrival_ns)

@@ -1,7 +1,8 @@
-"""Which streams are to be looked at now: something happened to them, their tokens have waited to be sent together, or their time has
-come.
+"""Which streams are to be looked at now: something happened to them, their tokens have waited to be sent
+together, or their time has come.
 
-Knows streams by their numbers. Used by the stream table, which looks at no other stream: a thousand quiet streams cost nothing.
+Knows streams by their numbers. Used by the stream table, which looks at no other stream: a thousand quiet
+streams cost nothing.
 """
 
 from __future__ import annotations
@@ -82,5 +83,9 @@ class ReadyQueue:
 
     def check_integrity(self, streams: set[int]) -> None:
         """Raises AssertionError."""
-        assert {*self._touched, *self.timers} == streams, "a stream is never looked at again, or one that has ended is"
-        assert set(self._held) | set(self._quiet) <= streams, "a stream that has ended waits for company or for a probe"
+        assert {*self._touched, *self.timers} == streams, (
+            "a stream is never looked at again, or one that has ended is"
+        )
+        assert set(self._held) | set(self._quiet) <= streams, (
+            "a stream that has ended waits for company or for a probe"
+        )

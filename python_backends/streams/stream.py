@@ -17,9 +17,10 @@ from python_backends.streams.log_probs import UNKNOWN, StreamLogProbs, TokenLogP
 class Stream:
     """An open request with its client. Each part has one owner, which alone changes it; a test checks that.
 
-    The stream itself, by its verbs: tokens, what was sent and confirmed of them, how it ends. Submissions: whether an instance has it.
-    Quarantine: its crashes. The stream table: times, the prediction, the error. Flow control: when unconfirmed windows were sent.
-    Counts of output tokens, smallest first: num_acked ≤ num_sent ≤ len(tokens).
+    The stream itself, by its verbs: tokens, what was sent and confirmed of them, how it ends. Submissions:
+    whether an instance has it. Quarantine: its crashes. The stream table: times, the prediction, the error.
+    Flow control: when unconfirmed windows were sent. Counts of output tokens, smallest first: num_acked ≤
+    num_sent ≤ len(tokens).
     """
 
     __slots__ = (
@@ -51,8 +52,11 @@ class Stream:
         self.sender = sender
         self.context_tokens = context_tokens  # tokens before num_acked that decide the text after them
         self.tokens: list[int] = []
-        self.log_probs = StreamLogProbs(request.sampling.num_top_log_probs) if request.sampling.log_probs else None
-        self.early: dict[int, tuple[int, int, TokenLogProbs]] = {}  # index -> token, finish and more that came before its turn
+        self.log_probs = (
+            StreamLogProbs(request.sampling.num_top_log_probs) if request.sampling.log_probs else None
+        )
+        # index -> token, finish and more that came before its turn
+        self.early: dict[int, tuple[int, int, TokenLogProbs]] = {}
         self.request_epoch = 0  # lives of the request: one more at every re-admission
         self.submitted = False  # an instance has it
         self.seated = False  # in a slot there
@@ -83,11 +87,15 @@ class Stream:
 
     @property
     def is_followed(self) -> bool:
-        """Its tokens are sent as they come: a client reads them, or a stop word may end it. Other answers go out whole."""
+        """Its tokens are sent as they come: a client reads them, or a stop
+        word may end it. Other answers go out whole.
+        """
         return self.request.stream or bool(self.request.stop_words)
 
     def append(self, index: int, token: int, finish: int, scores: TokenLogProbs = UNKNOWN) -> int:
-        """Takes token number `index` of the answer: a known one is dropped, an early one held. Returns how many were appended."""
+        """Takes token number `index` of the answer: a known one is dropped, an
+        early one held. Returns how many were appended.
+        """
         if index < len(self.tokens) or self.finish != Finish.RUNNING:
             return 0
         self.early[index] = (token, finish, scores)
@@ -107,7 +115,9 @@ class Stream:
         self.early.clear()
 
     def confirm(self, num_tokens: int, answered: bool) -> None:
-        """The detokenizer has seen the first `num_tokens` tokens. `answered`: it has sent the client a chunk."""
+        """The detokenizer has seen the first `num_tokens` tokens.
+        `answered`: it has sent the client a chunk.
+        """
         self.num_acked = max(self.num_acked, num_tokens)
         self.chunked = self.chunked or answered
 
@@ -124,14 +134,20 @@ class Stream:
                 self.log_probs.cut(num_tokens)
 
     def send_window_before_error(self, now_ns: int) -> TokenWindow:
-        """The tokens of a stream that is about to end with an error, as if it went on: the error itself says why it ends."""
+        """The tokens of a stream that is about to end with an error, as if it
+        went on: the error itself says why it ends.
+        """
         return self.send_window(now_ns).changed(finish=Finish.RUNNING, emit=False)
 
     def send_window(self, now_ns: int, emit: bool = False) -> TokenWindow:
-        """The next window of this stream, counted as sent. With `emit` a chunk goes out even if it has no text."""
+        """The next window of this stream, counted as sent. With `emit` a
+        chunk goes out even if it has no text.
+        """
         ended = self.finish != Finish.RUNNING
         whole = ended and not self.request.stream  # an answer in one piece
-        start = 0 if whole else max(0, min(self.num_acked, self.num_sent, len(self.tokens)) - self.context_tokens)
+        start = (
+            0 if whole else max(0, min(self.num_acked, self.num_sent, len(self.tokens)) - self.context_tokens)
+        )
         window = self._window(start, 0 if whole else min(self.num_sent, len(self.tokens)), emit or ended)
         self.num_sent = len(self.tokens)
         self.unacked_ns.append(now_ns)

@@ -1,4 +1,6 @@
-"""What /metrics shows of client streams, from their acceptance to their end. Called by the stream table; times are nanoseconds."""
+"""What /metrics shows of client streams, from their acceptance to their end.
+Called by the stream table; times are nanoseconds.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,17 @@ class StreamMetrics:
         self._metrics.count("gapless_prefix_hit_tokens_total", num_prefix_hit_tokens)
 
     def first_started(self, stream: Stream) -> None:
-        self._metrics.observe("gapless_queue_time_seconds", (stream.started_ns - stream.request.arrival_ns) / S)
+        self._metrics.observe(
+            "gapless_queue_time_seconds", (stream.started_ns - stream.request.arrival_ns) / S
+        )
 
     def generated(self, num_tokens: int) -> None:
         self._metrics.count("gapless_generated_tokens_total", num_tokens)
 
     def first_token(self, stream: Stream) -> None:
-        self._metrics.observe("gapless_time_to_first_token_seconds", (stream.first_token_ns - stream.request.arrival_ns) / S)
+        self._metrics.observe(
+            "gapless_time_to_first_token_seconds", (stream.first_token_ns - stream.request.arrival_ns) / S
+        )
 
     def sent(self, num_responses: int) -> None:
         self._metrics.count("gapless_responses_total", num_responses)

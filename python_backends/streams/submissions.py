@@ -1,6 +1,8 @@
-"""Open streams as the instance has them: which it was given, which have a slot there, and what is still to be sent to it.
+"""Open streams as the instance has them: which it was given, which have a slot there, and what is still to be
+sent to it.
 
-Owns what a stream says of that (`submitted`, `seated`, `request_epoch`) and whether there is an instance. Used by the stream table.
+Owns what a stream says of that (`submitted`, `seated`, `request_epoch`) and whether there is an instance.
+Used by the stream table.
 """
 
 from __future__ import annotations
@@ -65,7 +67,9 @@ class Submissions:
         self._instance_ready = True
 
     def instance_lost(self, streams: Collection[Stream]) -> Stream | None:
-        """Whatever it had of all `streams` is to be submitted again. Returns the one that is to blame, if that is sure."""
+        """Whatever it had of all `streams` is to be submitted again. Returns
+        the one that is to blame, if that is sure.
+        """
         self._instance_ready = False
         culprit = self._quarantine.crashed(streams)
         for stream in streams:
@@ -84,7 +88,11 @@ class Submissions:
         queued = sum(len(stream.request.prompt) for stream in streams if not stream.seated)
         assert queued == self.num_queued_tokens, "queued tokens are off"
         assert self._num_waiting == sum(not stream.seated for stream in streams), "waiting streams are off"
-        ready = {stream.request_id for stream in streams if not stream.submitted and stream.finish == Finish.RUNNING}
+        ready = {
+            stream.request_id
+            for stream in streams
+            if not stream.submitted and stream.finish == Finish.RUNNING
+        }
         assert ready == set(self._unsubmitted), "a stream waits for an instance that has it, or for none"
 
     def _submit(self, streams: Collection[Stream]) -> list[Submit | Predicted]:
@@ -94,8 +102,18 @@ class Submissions:
         for stream in chosen:
             stream.submitted = True
             del self._unsubmitted[stream.request_id]
-        submits = [Submit(stream.request, np.array(stream.tokens, np.int32), stream.request_epoch) for stream in chosen]
-        return [*submits, *(Predicted(stream.request_id, stream.prediction) for stream in chosen if stream.prediction is not None)]
+        submits = [
+            Submit(stream.request, np.array(stream.tokens, np.int32), stream.request_epoch)
+            for stream in chosen
+        ]
+        return [
+            *submits,
+            *(
+                Predicted(stream.request_id, stream.prediction)
+                for stream in chosen
+                if stream.prediction is not None
+            ),
+        ]
 
     def _seat(self, stream: Stream, seated: bool) -> None:
         """The prompts of those that have no slot are queued."""

@@ -1,9 +1,10 @@
 """The table of client streams: from "accepted" to the one final answer of each.
 
-Owns every open stream; one thread of the scheduler model calls it. Tokens of instances and feedback of the detokenizer come in; what is
-to be sent, submitted and cancelled comes out. It knows neither sockets nor Triton: `sender` is only carried along, `clock` returns
-monotonic nanoseconds. What an instance has of the streams is in `submissions`, which to look at in `ready_queue`, which windows are
-not confirmed in `flow_control`.
+Owns every open stream; one thread of the scheduler model calls it. Tokens of instances and feedback of the
+detokenizer come in; what is to be sent, submitted and cancelled comes out. It knows neither sockets nor
+Triton: `sender` is only carried along, `clock` returns monotonic nanoseconds. What an instance has of the
+streams is in `submissions`, which to look at in `ready_queue`, which windows are not confirmed in
+`flow_control`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,11 @@ MAX_WAIT_NS = S
 
 class StreamTable:
     def __init__(
-        self, settings: StreamSettings, clock: Callable[[], int], context_tokens: Callable[[tuple[str, ...]], int], metrics: Metrics
+        self,
+        settings: StreamSettings,
+        clock: Callable[[], int],
+        context_tokens: Callable[[tuple[str, ...]], int],
+        metrics: Metrics,
     ) -> None:
         self.pacing = Pacing(settings.coalescing_ms / 1000, settings.sender_load)
         self._settings = settings
@@ -123,7 +128,9 @@ class StreamTable:
             self._end(stream, Finish.CANCELLED)
 
     def idle(self, idle: Idle) -> None:
-        """The detokenizer has dealt with everything that reached it: what is unconfirmed since long before is lost."""
+        """The detokenizer has dealt with everything that reached it: what
+        is unconfirmed since long before is lost.
+        """
         self._flow.idle(idle.at_ns, idle.began_ns)
 
     def predicted(self, request_id: int, prediction: LengthPrediction) -> None:
@@ -140,7 +147,9 @@ class StreamTable:
         return stream is not None and stream.seated
 
     def handed_over(self, outgoing: Outgoing, began_ns: int) -> None:
-        """The server has taken this window, whose sending began at `began_ns`: from now on it may be missed."""
+        """The server has taken this window, whose sending began at
+        `began_ns`: from now on it may be missed.
+        """
         now = self._clock()
         self._flow.server_answered(began_ns, now)
         stream = self._streams.get(outgoing.request_id)
@@ -195,7 +204,11 @@ class StreamTable:
         """The responses that are to be sent now; every stream that has ended leaves the table here."""
         now = self._clock()
         self._flow.look(now)
-        outgoing = [out for number in self._ready.take(now) if (out := self._look_at(self._streams[number], now)) is not None]
+        outgoing = [
+            out
+            for number in self._ready.take(now)
+            if (out := self._look_at(self._streams[number], now)) is not None
+        ]
         held = self._ready.take_held(now, max(0, self._flow.num_free - len(outgoing)))
         outgoing += [out for number in held if (out := self._news_of(self._streams[number], now)) is not None]
         quiet = self._ready.take_quiet(self._flow.num_free_for_probes)
@@ -221,15 +234,20 @@ class StreamTable:
     def _refusal(self, request: Request) -> str:
         settings, num_tokens = self._settings, len(request.prompt)
         if len(self._streams) >= settings.max_open or request.request_id in self._streams:
-            return f"too many open requests: {len(self._streams)} are open, the limit is {settings.max_open} (streams.max_open)"
+            return (
+                f"too many open requests: {len(self._streams)} are open, the limit is {settings.max_open}"
+                " (streams.max_open)"
+            )
         if self.num_queued_tokens and self.num_queued_tokens + num_tokens > settings.max_queued_tokens:
             return (
-                f"too many queued tokens: {self.num_queued_tokens} wait for a slot and this prompt has {num_tokens}, "
-                f"the limit is {settings.max_queued_tokens} (streams.max_queued_tokens)"
+                f"too many queued tokens: {self.num_queued_tokens} wait for a slot and this prompt has"
+                f" {num_tokens}, the limit is {settings.max_queued_tokens} (streams.max_queued_tokens)"
             )
         return ""
 
-    def _append(self, stream: Stream, now: int, index: int, token: int, finish: int, scores: TokenLogProbs) -> int:
+    def _append(
+        self, stream: Stream, now: int, index: int, token: int, finish: int, scores: TokenLogProbs
+    ) -> int:
         """How many tokens it has more."""
         count = stream.append(index, token, finish, scores)
         if count:
@@ -251,7 +269,9 @@ class StreamTable:
         self.fail(stream.request_id, error)
 
     def _look_at(self, stream: Stream, now: int) -> Outgoing | None:
-        """The response that is due for a stream by itself, if any. Sets when the stream is looked at again."""
+        """The response that is due for a stream by itself, if any.
+        Sets when the stream is looked at again.
+        """
         outgoing = self._due(stream, now)
         if outgoing is not None and outgoing.final:
             return outgoing
@@ -268,7 +288,9 @@ class StreamTable:
         return stream.has_news and stream.is_followed and not self._flow.is_full(stream)
 
     def _news_of(self, stream: Stream, now: int) -> Outgoing | None:
-        """Of a stream whose tokens have waited to be sent together; None if they went out with something else meanwhile."""
+        """Of a stream whose tokens have waited to be sent together; None if
+        they went out with something else meanwhile.
+        """
         if not self._may_follow(stream):
             return None
         outgoing = Outgoing(stream.request_id, stream.sender, stream.send_window(now), final=False)
@@ -294,7 +316,8 @@ class StreamTable:
         return None
 
     def _probe(self, stream: Stream, now: int) -> Outgoing | None:
-        """An empty window for a stream that waits; after a while a chunk without text goes out, so that a broken connection shows.
+        """An empty window for a stream that waits; after a while a chunk without text goes out, so that a
+        broken connection shows.
 
         None if something else was sent meanwhile.
         """
@@ -320,8 +343,14 @@ class StreamTable:
         Triton never releases a request one of whose steps fails while another one runs.
         """
         if stream.request.stream and stream.has_news:
-            return Outgoing(stream.request_id, stream.sender, stream.send_window_before_error(now), final=False)
-        if stream.unacked_ns and now - stream.last_sent_ns < CONFIRM_NS and not self._flow.is_silent(stream, now):
+            return Outgoing(
+                stream.request_id, stream.sender, stream.send_window_before_error(now), final=False
+            )
+        if (
+            stream.unacked_ns
+            and now - stream.last_sent_ns < CONFIRM_NS
+            and not self._flow.is_silent(stream, now)
+        ):
             return None
         return self._last(stream, now)
 

@@ -1,4 +1,6 @@
-"""When streams are next to be looked at though nothing happens to them: one time each, earliest first. Used by the stream table."""
+"""When streams are next to be looked at though nothing happens to them: one time
+each, earliest first. Used by the stream table.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,17 @@ class Timers:
     """Times are nanoseconds of one monotonic clock."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int]] = []  # (when, stream), with entries of the past that no longer count
+        # (when, stream), with entries of the past that no longer count
+        self._heap: list[tuple[int, int]] = []
         self._when: dict[int, int] = {}
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._when)
 
     def set(self, stream: int, when_ns: int) -> None:
-        """An earlier time that is already set stays: the next one is set when the stream is looked at then."""
+        """An earlier time that is already set stays: the next one is
+        set when the stream is looked at then.
+        """
         if when_ns < self._when.get(stream, when_ns + 1):
             self._when[stream] = when_ns
             heapq.heappush(self._heap, (when_ns, stream))

@@ -1,6 +1,8 @@
-"""What a Hugging Face checkpoint directory says about text: tokenizer, special tokens, chat template, ends, sizes.
+"""What a Hugging Face checkpoint directory says about text: tokenizer, special tokens, chat template, ends,
+sizes.
 
-Reads files once, at start-up; loads no weights and runs nothing of the checkpoint. The door and the detokenizer are built from it.
+Reads files once, at start-up; loads no weights and runs nothing of the checkpoint. The door and the
+detokenizer are built from it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_EXTRA_TOKENS = ("additional_special_tokens", "extra_special_tokens")  # lists; the second may be a table of names
+# lists; the second may be a table of names
+_EXTRA_TOKENS = ("additional_special_tokens", "extra_special_tokens")
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
 
 
@@ -41,7 +44,8 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     tokenizer = _tokenizer(directory / "tokenizer.json")
     texts = {**_table(directory / "special_tokens_map.json"), **_table(directory / "tokenizer_config.json")}
     config = _table(directory / "config.json")
-    config = {**config, **_section(config, "text_config")}  # models that also see or hear keep their text part there
+    # models that also see or hear keep their text part there
+    config = {**config, **_section(config, "text_config")}
     generation = _table(directory / "generation_config.json")
     named = {name: text for name in _NAMED_TOKENS if (text := _content(texts.get(name)))}
     return Checkpoint(
@@ -103,13 +107,17 @@ def _chat_template(directory: Path, texts: dict[str, Any]) -> str | None:
         return path.read_text("utf-8")
     template = texts.get("chat_template")
     if isinstance(template, list):
-        named = {str(entry.get("name")): entry.get("template") for entry in template if isinstance(entry, dict)}
+        named = {
+            str(entry.get("name")): entry.get("template") for entry in template if isinstance(entry, dict)
+        }
         template = named.get("default")
     return template if isinstance(template, str) else None
 
 
 def _eos_ids(tokenizer: Tokenizer, named: dict[str, str], *configured: Any) -> tuple[int, ...]:
-    """Every id that some file of the checkpoint calls an end: chat models often keep a second one in only one of them."""
+    """Every id that some file of the checkpoint calls an end: chat models
+    often keep a second one in only one of them.
+    """
     ids = {tokenizer.token_to_id(named["eos_token"])} if "eos_token" in named else set()
     for entry in configured:
         ids.update(entry if isinstance(entry, list) else [entry])

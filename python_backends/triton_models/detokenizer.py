@@ -1,7 +1,8 @@
 """The `detokenizer` model: token windows to text, and the only place that sees a client leave.
 
-It remembers no text. A window without new text is answered with FINAL alone and costs the client nothing. What it finds (a stop word, a
-client gone) goes to the scheduler model outside the ensemble, because the ensemble has no way back.
+It remembers no text. A window without new text is answered with FINAL alone and costs the client nothing.
+What it finds (a stop word, a client gone) goes to the scheduler model outside the ensemble, because the
+ensemble has no way back.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from python_backends.nouns.request import Feedback, Finish, Idle, LogProbs, Toke
 from python_backends.text.checkpoint import read_checkpoint
 from python_backends.text.detokenize.detokenizer import Detokenizer, Piece, new_log_probs, num_new_tokens
 from python_backends.triton_models.life import Life, watched
-from python_backends.triton_models.tensors import Blobs, ForgedError, effective_settings, failure, final, run_directory
+from python_backends.triton_models.tensors import (
+    Blobs,
+    ForgedError,
+    effective_settings,
+    failure,
+    final,
+    run_directory,
+)
 from python_backends.wires import FeedbackEnd
 
 if TYPE_CHECKING:
@@ -35,7 +43,8 @@ FORGET_AFTER_S = 10.0
 BEAT_S = 0.25
 IDLE_NS = 200_000_000
 LATE_S = 0.4
-SETTLED_S = 0.3  # after a pause of the whole machine, in which windows may still come that were sent before it
+# after a pause of the whole machine, in which windows may still come that were sent before it
+SETTLED_S = 0.3
 BUSY = 1 << 62
 LARGE = 4096  # characters and tokens of a response
 NOT_ANSWERED = "a part of the answer could not be turned into text or sent"
@@ -62,7 +71,9 @@ class TritonPythonModel:
         for request in requests:  # one: they are not batched, see config.pbtxt
             feedback = answer(request)
             if feedback is not None:
-                self._link.send(feedback, can_wait=not (feedback.stopped_at or feedback.gone or feedback.error))
+                self._link.send(
+                    feedback, can_wait=not (feedback.stopped_at or feedback.gone or feedback.error)
+                )
         self._ended_ns = time.monotonic_ns()
 
     def finalize(self) -> None:
@@ -74,7 +85,9 @@ class TritonPythonModel:
             self._spans.close()
 
     def _say_when_idle(self) -> None:
-        """Some windows never get here, those that were lost with a stub: only what does not come tells the scheduler."""
+        """Some windows never get here, those that were lost with a stub:
+        only what does not come tells the scheduler.
+        """
         clock, began_ns = AwakeClock(LATE_S), time.monotonic_ns()
         self._link.send(Idle(began_ns, began_ns))
         while not self._stopping.wait(BEAT_S):
@@ -105,7 +118,9 @@ class TritonPythonModel:
             log.exception("request %d: a window could not be answered", window.request_id)
             with contextlib.suppress(Exception):  # it is closed
                 final(sender, failure(NOT_ANSWERED))
-            return Feedback(window.request_id, window.start + len(window.tokens), gone=gone, error=NOT_ANSWERED)
+            return Feedback(
+                window.request_id, window.start + len(window.tokens), gone=gone, error=NOT_ANSWERED
+            )
 
     def _answer(self, sender: Any, window: TokenWindow, gone: bool) -> Feedback:
         piece = self._detokenizer.piece(window)
@@ -113,10 +128,13 @@ class TritonPythonModel:
         answered = bool(piece.text) or window.emit or _tells_of_tokens(window, piece, scores)
         response = _response(window, piece, scores) if answered else None
         if response is not None and len(piece.text) + len(window.tokens) > LARGE:
-            sender.send(response)  # there may be no shared memory for it, and a final call would close the sender
+            # there may be no shared memory for it, and a final call would close the sender
+            sender.send(response)
             response = None
         final(sender, response)
-        return Feedback(window.request_id, window.start + len(window.tokens), piece.stopped_at, gone, answered)
+        return Feedback(
+            window.request_id, window.start + len(window.tokens), piece.stopped_at, gone, answered
+        )
 
     def _is_gone(self, request: Any, window: TokenWindow) -> bool:
         """Asked before FINAL is sent: afterwards it would bring the server down."""
@@ -133,7 +151,11 @@ class TritonPythonModel:
     def _forget(self, now_s: float) -> None:
         """Streams that ended without a last window, as those that failed, leave their entry behind."""
         if len(self._asked_s) > MAX_ENTRIES:
-            self._asked_s = {request: asked_s for request, asked_s in self._asked_s.items() if now_s - asked_s < FORGET_AFTER_S}
+            self._asked_s = {
+                request: asked_s
+                for request, asked_s in self._asked_s.items()
+                if now_s - asked_s < FORGET_AFTER_S
+            }
 
 
 def _spans(trace_url: str) -> TraceSpans | None:
@@ -145,13 +167,16 @@ def _spans(trace_url: str) -> TraceSpans | None:
 
 
 def _tells_of_tokens(window: TokenWindow, piece: Piece, scores: LogProbs | None) -> bool:
-    """Whether there are new tokens whose count or log-probabilities the client wants; their text may come later."""
+    """Whether there are new tokens whose count or log-probabilities the
+    client wants; their text may come later.
+    """
     counts = window.num_output_tokens >= 0 and not window.silent and num_new_tokens(window, piece) > 0
     return counts or (scores is not None and len(scores.chosen) > 0)
 
 
 def _response(window: TokenWindow, piece: Piece, scores: LogProbs | None) -> Any:
-    """The ensemble's outputs, in the shapes of TensorRT-LLM's: text_output [1], all others with a batch dimension.
+    """The ensemble's outputs, in the shapes of TensorRT-LLM's: text_output [1], all others with a batch
+    dimension.
 
     Only the last response has the finish reason; counts are only for those who asked. What is left out costs
     nothing.
@@ -174,9 +199,13 @@ def _response(window: TokenWindow, piece: Piece, scores: LogProbs | None) -> Any
 
 
 def _log_probs(window: TokenWindow, scores: LogProbs) -> list[Any]:
-    """Of the tokens of this response, and the sum so far. An answer has one beam: the first dimension of each but the sum's."""
+    """Of the tokens of this response, and the sum so far. An answer has one
+    beam: the first dimension of each but the sum's.
+    """
     count = len(scores.chosen)
-    tensors: dict[str, Any] = {"cum_log_probs": np.array([window.cum_log_prob + scores.chosen.sum(dtype=np.float64)], np.float32)}
+    tensors: dict[str, Any] = {
+        "cum_log_probs": np.array([window.cum_log_prob + scores.chosen.sum(dtype=np.float64)], np.float32)
+    }
     if count:
         first = max(0, window.num_sent - window.start)
         tensors["output_ids"] = window.tokens[None, first : first + count]

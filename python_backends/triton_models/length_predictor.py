@@ -1,7 +1,8 @@
-"""The `length_predictor` model: what requests are about, to how long their answers may be. Only the scheduler model may ask.
+"""The `length_predictor` model: what requests are about, to how long their answers may be. Only the scheduler
+model may ask.
 
-It lives on what others leave: low priority, no right to interrupt anybody, one thread, and a share of the processors. Whatever fails
-here is answered with an error, and no request has waited for it.
+It lives on what others leave: low priority, no right to interrupt anybody, one thread, and a share of the
+processors. Whatever fails here is answered with an error, and no request has waited for it.
 """
 
 from __future__ import annotations
@@ -47,14 +48,23 @@ class TritonPythonModel:
         """Each asks for any number of subjects; all are encoded together."""
         asked = [self._subjects(request) for request in requests]
         try:
-            answers = iter(self._predictor.answer([subject for each in asked if isinstance(each, tuple) for subject in each]))
+            answers = iter(
+                self._predictor.answer(
+                    [subject for each in asked if isinstance(each, tuple) for subject in each]
+                )
+            )
         except Exception as error:
             log.exception("lengths could not be predicted")
             return [failure(f"lengths could not be predicted: {error}") for _ in requests]
-        return [self._response(tuple(islice(answers, len(each)))) if isinstance(each, tuple) else each for each in asked]
+        return [
+            self._response(tuple(islice(answers, len(each)))) if isinstance(each, tuple) else each
+            for each in asked
+        ]
 
     def finalize(self) -> None:
-        """An interpreter with torch in it takes seconds to end at this priority, and the server waits for three: the kernel ends it."""
+        """An interpreter with torch in it takes seconds to end at this priority, and the server waits for
+        three: the kernel ends it.
+        """
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, GRACE_S)
 

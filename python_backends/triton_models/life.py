@@ -1,9 +1,10 @@
-"""How the launcher learns that a Python model's process gets on: a beat on the board, from a thread of its own.
+"""How the launcher learns that a Python model's process gets on: a beat on the board, from a thread of its
+own.
 
 A beat alone would prove only that this thread runs. So the beats stop when one call of `execute`, or one turn
 of the scheduler model's own thread, takes longer than any honest one: the launcher then sees the same as of a
-process that stands still, and kills it. A pause of the whole machine is not counted. Each model makes one Life
-at the end of `initialize`.
+process that stands still, and kills it. A pause of the whole machine is not counted. Each model makes one
+Life at the end of `initialize`.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ from python_backends.watching.board import Board
 log = logging.getLogger("gapless.life")
 
 BEAT_EVERY_S = 0.5
-LONGEST_CALL_S = 30.0  # far above the longest honest one: a batch of the tokenizer takes a few seconds at most
+# far above the longest honest one: a batch of the tokenizer takes a few seconds at most
+LONGEST_CALL_S = 30.0
 LONGEST_PREDICTION_S = 300.0  # the first one loads an encoder, at the lowest priority
 
 Execute = Callable[[Any, list[Any]], Any]
 
 
 class Life:
-    """`turned` is called by a thread that must never stand still; `call_begins` and `call_ends` by `watched`."""
+    """`turned` is called by a thread that must never stand still;
+    `call_begins` and `call_ends` by `watched`.
+    """
 
     def __init__(self, model: str, longest_s: float = LONGEST_CALL_S, board: Board | None = None) -> None:
         self._model = model

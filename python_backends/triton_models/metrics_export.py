@@ -1,4 +1,6 @@
-"""Our numbers on Triton's /metrics: only those that changed since the last export, because each is a round trip to the server."""
+"""Our numbers on Triton's /metrics: only those that changed since the last
+export, because each is a round trip to the server.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,10 @@ class MetricsExport:
 
     def export(self) -> None:
         for name, labels, value in self._metrics.samples():
-            metric, before = self._exported.get((name, labels)) or (self._families[name].Metric(labels=dict(labels)), None)
+            metric, before = self._exported.get((name, labels)) or (
+                self._families[name].Metric(labels=dict(labels)),
+                None,
+            )
             if value != before:
                 metric.increment(value - (before or 0.0))
                 self._exported[name, labels] = metric, value

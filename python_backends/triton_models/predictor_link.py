@@ -1,7 +1,9 @@
-"""Asks the length predictor from a thread of its own, so that no stream waits: one call at a time, with all that is to be asked.
+"""Asks the length predictor from a thread of its own, so that no stream waits: one call at a time, with all
+that is to be asked.
 
-While a call is out, further questions wait with the streams thread, which gives them when this one is free again. A predictor that
-fails is left alone for a while. The streams thread uses all of this; only `_ask_for_ever` runs in parallel.
+While a call is out, further questions wait with the streams thread, which gives them when this one is free
+again. A predictor that fails is left alone for a while. The streams thread uses all of this; only
+`_ask_for_ever` runs in parallel.
 """
 
 from __future__ import annotations
@@ -63,7 +65,11 @@ class PredictorLink:
         """Logs it once; serving goes on as if there were no predictor."""
         if not self._has_complained:
             self._has_complained = True
-            log.warning("the length predictor fails (%s); serving goes on without its predictions, and says so only once", why)
+            log.warning(
+                "the length predictor fails (%s); serving goes on without its predictions, and says so only"
+                " once",
+                why,
+            )
 
     def _ask_for_ever(self) -> None:
         while True:
@@ -79,7 +85,9 @@ class PredictorLink:
 
     def _call(self, questions: list[Question]) -> list[tuple[int, LengthAnswer]]:
         subjects = self._blobs.tensor("subjects", tuple(subject for _, subject in questions))
-        request = pb_utils.InferenceRequest(model_name="length_predictor", requested_output_names=["length_answers"], inputs=[subjects])
+        request = pb_utils.InferenceRequest(
+            model_name="length_predictor", requested_output_names=["length_answers"], inputs=[subjects]
+        )
         response = request.exec()
         if response.has_error():
             raise RuntimeError(response.error().message())

@@ -1,7 +1,7 @@
 """The `scheduler` model: owns the client streams, between the tokenizer before it and the instance.
 
-`execute` only takes requests in. One thread does everything else, so that the stream table has one writer: it hears the instance and
-the detokenizer, submits and cancels, and sends what is due.
+`execute` only takes requests in. One thread does everything else, so that the stream table has one writer: it
+hears the instance and the detokenizer, submits and cancels, and sends what is due.
 """
 
 from __future__ import annotations
@@ -73,12 +73,20 @@ class TritonPythonModel:
         self._table = StreamTable(settings, time.monotonic_ns, context_tokens, self._metrics)
         table = self._table
         self._readers: dict[type, Callable[[Any], None]]
-        self._readers = {Tokens: table.tokens, Started: table.started, Feedback: table.feedback, Idle: table.idle}
+        self._readers = {
+            Tokens: table.tokens,
+            Started: table.started,
+            Feedback: table.feedback,
+            Idle: table.idle,
+        }
         self._spans = _spans(trace_url)
         self._link = SchedulerEnd(run_directory(), settings.dead_after_s)
-        self._predictions = Predictions(self._metrics, everything.prediction.keep_prompts, everything.prediction.sample_every_s)
+        self._predictions = Predictions(
+            self._metrics, everything.prediction.keep_prompts, everything.prediction.sample_every_s
+        )
         self._predictor = PredictorLink(self._blobs, self._link.wake) if everything.predicts_lengths else None
-        self._records = RecordsEnd(run_directory()) if everything.predicts_lengths else None  # else nothing is learned
+        # else nothing is learned
+        self._records = RecordsEnd(run_directory()) if everything.predicts_lengths else None
         self._export = MetricsExport(self._metrics)
         self._arrivals: SimpleQueue[tuple[Request, Any]] = SimpleQueue()
         self._news: deque[Any] = deque()  # from the instance and the detokenizer, not yet taken
@@ -162,7 +170,9 @@ class TritonPythonModel:
                 log.exception("%s; streams go on", what)
 
     def _pace(self, now_s: float) -> None:
-        """Asks the instance to send tokens of several steps together: a message that has arrived has cost a turn already."""
+        """Asks the instance to send tokens of several steps together: a
+        message that has arrived has cost a turn already.
+        """
         pacing = self._table.pacing
         before_s = pacing.interval_s
         pacing.adjust(self._sending_s, now_s - self._paced_s)
@@ -250,12 +260,14 @@ class TritonPythonModel:
     def _send(self, outgoing: Outgoing) -> None:
         """The last window and the end of its stream are two calls.
 
-        A call that says "this is the end" closes its sender even if it fails, and a window may need shared memory that can't
-        be had. The end itself needs next to none.
+        A call that says "this is the end" closes its sender even if it fails, and a window may need shared
+        memory that can't be had. The end itself needs next to none.
         """
         began_ns = time.monotonic_ns()
         if outgoing.window is not None:
-            outgoing.sender.send(pb_utils.InferenceResponse([self._blobs.tensor("token_window", outgoing.window)]))
+            outgoing.sender.send(
+                pb_utils.InferenceResponse([self._blobs.tensor("token_window", outgoing.window)])
+            )
             self._table.handed_over(outgoing, began_ns)
         if outgoing.final:
             final(outgoing.sender, failure(outgoing.error) if outgoing.error else None)
@@ -296,7 +308,11 @@ class TritonPythonModel:
         elif now_s >= self._tell_at_s:
             self._tell_at_s = now_s + COMPLAIN_EVERY_S
             reasons = ", ".join(f"{count} {reason}" for reason, count in waiting.items() if count)
-            log.info("%d requests wait for a slot: %s (docs/operations.md, Why a request waits)", sum(waiting.values()), reasons)
+            log.info(
+                "%d requests wait for a slot: %s (docs/operations.md, Why a request waits)",
+                sum(waiting.values()),
+                reasons,
+            )
 
     def _count_restarts(self) -> None:
         start_time_s, counts = self._restarts.read()

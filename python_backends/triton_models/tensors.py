@@ -38,8 +38,9 @@ def effective_settings() -> Settings:
 class Blobs:
     """Our messages as tensors [1, bytes]: a signature of SIGNATURE_BYTES, then the message.
 
-    What a Triton model returns can reach a client, so the tensor holds no secret. The signature is keyed BLAKE2b of the message. Each
-    tensor name has its own key, made from the secret of the run directory: a message of one model is not accepted by another one.
+    What a Triton model returns can reach a client, so the tensor holds no secret. The signature is keyed
+    BLAKE2b of the message. Each tensor name has its own key, made from the secret of the run directory: a
+    message of one model is not accepted by another one.
     """
 
     def __init__(self) -> None:
@@ -48,10 +49,14 @@ class Blobs:
 
     def tensor(self, name: str, message: Any) -> Any:
         data = pack(message)
-        return pb_utils.Tensor(name, np.frombuffer(self._signature(name, data) + data, np.uint8).reshape(1, -1))
+        return pb_utils.Tensor(
+            name, np.frombuffer(self._signature(name, data) + data, np.uint8).reshape(1, -1)
+        )
 
     def message(self, request: Any, name: str, read: Reader) -> Any:
-        """What `read` finds in input `name` of a Triton request. Raises ForgedError if none of our processes wrote it."""
+        """What `read` finds in input `name` of a Triton request. Raises
+        ForgedError if none of our processes wrote it.
+        """
         return self.opened(pb_utils.get_input_tensor_by_name(request, name), read)
 
     def opened(self, tensor: Any, read: Reader) -> Any:
@@ -69,7 +74,9 @@ class Blobs:
 
 
 class SingleUse:
-    """Refuses a request that has come before: a client could have got its message from model `tokenizer` and sent it again."""
+    """Refuses a request that has come before: a client could have got its
+    message from model `tokenizer` and sent it again.
+    """
 
     def __init__(self) -> None:
         self._arrivals_ns: dict[int, int] = {}  # by request id, in order of acceptance
@@ -88,7 +95,9 @@ class SingleUse:
 
 def failure(message: str, code: str = "INTERNAL") -> Any:
     """A response that is an error; `code` is one of TritonError's."""
-    return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, getattr(pb_utils.TritonError, code)))
+    return pb_utils.InferenceResponse(
+        error=pb_utils.TritonError(message, getattr(pb_utils.TritonError, code))
+    )
 
 
 def final(sender: Any, response: Any = None) -> None:

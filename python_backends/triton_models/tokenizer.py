@@ -1,7 +1,8 @@
-"""The `tokenizer` model: tensors of a client in, one checked `Request` out, or an error that says what is wrong with which field.
+"""The `tokenizer` model: tensors of a client in, one checked `Request` out, or an error that says what is
+wrong with which field.
 
-A batch saves calls by Triton; its requests are read one after the other. Deadlines come two ways: gRPC's as the request's own timeout,
-HTTP's as a parameter.
+A batch saves calls by Triton; its requests are read one after the other. Deadlines come two ways: gRPC's as
+the request's own timeout, HTTP's as a parameter.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ class TritonPythonModel:
     @watched
     def execute(self, requests: list[Any]) -> list[Any]:
         if self._draining.exists():
-            return [failure("the server is shutting down and takes no new requests", "UNAVAILABLE") for _ in requests]
+            return [
+                failure("the server is shutting down and takes no new requests", "UNAVAILABLE")
+                for _ in requests
+            ]
         return [self._response(self._admitted(request)) for request in requests]
 
     def _admitted(self, request: Any) -> Request | RefusedError:
@@ -52,11 +56,17 @@ class TritonPythonModel:
 
 
 def _fields(request: Any) -> dict[str, Any] | RefusedError:
-    """Whatever is wrong here is an answer, because an exception would take all requests of the batch along."""
+    """Whatever is wrong here is an answer, because an exception
+    would take all requests of the batch along.
+    """
     try:
         of_request = of_parameters(json.loads(request.parameters()))
     except ValueError as error:  # RefusedError is one
-        return error if isinstance(error, RefusedError) else RefusedError(f"parameters: must be JSON in UTF-8 ({error})")
+        return (
+            error
+            if isinstance(error, RefusedError)
+            else RefusedError(f"parameters: must be JSON in UTF-8 ({error})")
+        )
     fields = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
     timeout_us = request.timeout()
     return {**fields, **of_request, **({"timeout": timeout_us} if timeout_us else {})}

@@ -1,6 +1,8 @@
-"""The spans of a request in the scheduler model: queue, prefill and decode, under the span that Triton has open for it.
+"""The spans of a request in the scheduler model: queue, prefill and decode, under the span that Triton has
+open for it.
 
-`execute` says which trace a request belongs to, the streams' thread when it has ended. It is not imported without `server.trace_url`.
+`execute` says which trace a request belongs to, the streams' thread when it has ended. It is not imported
+without `server.trace_url`.
 """
 
 from __future__ import annotations
@@ -41,7 +43,10 @@ class StreamTraceSpans:
         if stream.started_ns:
             self._spans.add("prefill", parent, started_ns, first_ns, num_input_tokens=len(request.prompt))
         if stream.first_token_ns:
-            outcome: dict[str, int | str] = {"num_output_tokens": len(stream.tokens), "finish_reason": stream.finish.reason}
+            outcome: dict[str, int | str] = {
+                "num_output_tokens": len(stream.tokens),
+                "finish_reason": stream.finish.reason,
+            }
             self._spans.add("decode", parent, first_ns, now_ns, restarts=stream.request_epoch, **outcome)
 
     def close(self) -> None:

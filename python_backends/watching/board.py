@@ -43,7 +43,9 @@ class Board:
     @staticmethod
     @functools.cache
     def inherited() -> Board:
-        """The launcher's; one of our own, which no other process reads, in a process that no launcher started."""
+        """The launcher's; one of our own, which no other process reads,
+        in a process that no launcher started.
+        """
         with contextlib.suppress(KeyError, ValueError, OSError):
             fd = int(os.environ[VARIABLE])
             if NAME in str(Path(f"/proc/self/fd/{fd}").readlink()):
@@ -63,7 +65,9 @@ class Board:
         return int(SIGN.unpack_from(self._memory, _start(process))[0])
 
     def write(self, process: str, text: bytes) -> None:
-        """Replaces what the process says of itself; a sign of life, too. Raises ValueError if it is too long."""
+        """Replaces what the process says of itself; a sign of life,
+        too. Raises ValueError if it is too long.
+        """
         most = RECORD_BYTES - HEAD.size
         if len(text) > most:
             raise ValueError(f"{process} says {len(text)} bytes of itself; at most {most} fit")

@@ -1,4 +1,6 @@
-"""What an instance says of itself on the board, for launcher and tokenizer: its state, its limits, its beats."""
+"""What an instance says of itself on the board, for launcher and
+tokenizer: its state, its limits, its beats.
+"""
 
 from __future__ import annotations
 
@@ -56,5 +58,7 @@ class InstanceRecord:
 
 def _limits(written: dict[str, Any]) -> ModelLimits:
     """JSON knows no tuples."""
-    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in written.items()}
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in written.items()
+    }
     return ModelLimits(**values)

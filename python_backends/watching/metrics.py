@@ -1,7 +1,9 @@
-"""What is counted: names, kinds and values, gathered as plain numbers and exported to Triton's /metrics every second.
+"""What is counted: names, kinds and values, gathered as plain numbers and exported to Triton's /metrics every
+second.
 
-Histograms are kept as Prometheus writes them (cumulative `_bucket`, `_sum`, `_count`), because every update of a metric in a Triton
-model is a round trip to the server: a few changed numbers every second instead of one trip for each observation.
+Histograms are kept as Prometheus writes them (cumulative `_bucket`, `_sum`, `_count`), because every update
+of a metric in a Triton model is a round trip to the server: a few changed numbers every second instead of one
+trip for each observation.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ GAUGES = {
     "gapless_kv_blocks_used": "KV blocks held by running requests",
     "gapless_kv_blocks_retained": "KV blocks kept for later prompts with the same prefix",
     "gapless_kv_blocks_total": "KV blocks",
-    "gapless_admission_peak_blocks": "KV blocks that will be in use at most, as admission reckons from predicted lengths",
+    "gapless_admission_peak_blocks": (
+        "KV blocks that will be in use at most, as admission reckons from predicted lengths"
+    ),
     "gapless_evictions": "Sequences evicted by the present instance because KV blocks ran out",
     "gapless_predictor_version": "Version of the forest that predicted last; 0: none has",
     "gapless_coalescing_seconds": "Time for which tokens are put together before they are sent",
@@ -44,7 +48,12 @@ COUNTERS = {
 }
 TIMESTAMP = "gapless_metrics_timestamp_seconds"
 OUTCOMES = (*(finish.reason for finish in Finish if finish != Finish.RUNNING), "refused")
-LABELLED = ("gapless_waiting", "gapless_requests_total", "gapless_restarts_total", "gapless_length_predictions_total")
+LABELLED = (
+    "gapless_waiting",
+    "gapless_requests_total",
+    "gapless_restarts_total",
+    "gapless_length_predictions_total",
+)
 HISTOGRAMS = {
     "gapless_time_to_first_token_seconds": "From arrival to the first output token",
     "gapless_time_per_output_token_seconds": "Mean time between the output tokens of a request",
@@ -54,7 +63,24 @@ HISTOGRAMS = {
     "gapless_token_gap_seconds": "Time for which the device is idle between two steps while there is work",
 }
 BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-GAP_BOUNDS_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+GAP_BOUNDS_S = (
+    1e-5,
+    2.5e-5,
+    5e-5,
+    1e-4,
+    2.5e-4,
+    5e-4,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+)
 TOKEN_BOUNDS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0)
 _BOUNDS = {"gapless_token_gap_seconds": GAP_BOUNDS_S, "gapless_length_prediction_error_tokens": TOKEN_BOUNDS}
 
@@ -74,7 +100,9 @@ class Histogram:
 
     def add(self, counts: Sequence[int], total: float) -> None:
         """Observations that another process has counted, by the same bounds; none: an empty sequence."""
-        self.counts = [ours + theirs for ours, theirs in zip(self.counts, counts or [0] * len(self.counts), strict=True)]
+        self.counts = [
+            ours + theirs for ours, theirs in zip(self.counts, counts or [0] * len(self.counts), strict=True)
+        ]
         self.sum += total
 
 
@@ -82,10 +110,15 @@ class Metrics:
     """The numbers of one process; one thread writes them."""
 
     def __init__(self) -> None:
-        self.gauges: dict[tuple[str, Labels], float] = {(name, ()): 0.0 for name in GAUGES if name not in LABELLED}
+        self.gauges: dict[tuple[str, Labels], float] = {
+            (name, ()): 0.0 for name in GAUGES if name not in LABELLED
+        }
         self.gauges |= {("gapless_waiting", (("reason", reason.value),)): 0.0 for reason in WaitReason}
-        self.counters: dict[tuple[str, Labels], float] = {(name, ()): 0.0 for name in COUNTERS if name not in LABELLED}
-        self.counters |= {("gapless_requests_total", (("outcome", outcome),)): 0.0 for outcome in OUTCOMES}  # the first is a change too
+        self.counters: dict[tuple[str, Labels], float] = {
+            (name, ()): 0.0 for name in COUNTERS if name not in LABELLED
+        }
+        # the first is a change too
+        self.counters |= {("gapless_requests_total", (("outcome", outcome),)): 0.0 for outcome in OUTCOMES}
         self.histograms = {name: Histogram(_BOUNDS.get(name, BOUNDS_S)) for name in HISTOGRAMS}
 
     def gauge(self, name: str, value: float, labels: Labels = ()) -> None:
@@ -102,7 +135,9 @@ class Metrics:
         self.histograms[name].observe(value)
 
     def samples(self) -> Iterator[tuple[str, Labels, float]]:
-        """Every number as (name, labels, value), histograms spelled out. The last one says when they were read."""
+        """Every number as (name, labels, value), histograms spelled out.
+        The last one says when they were read.
+        """
         read_s = time.time()
         for (name, labels), value in self.gauges.items():
             yield name, labels, value

@@ -1,8 +1,8 @@
 """How often each process had to be started again.
 
 The launcher counts, because it outlives the others, and writes the counts to a file of the run directory; the
-scheduler model reads it and puts them on /metrics. The file is for that alone: nothing ends because it is lost
-or can't be written.
+scheduler model reads it and puts them on /metrics. The file is for that alone: nothing ends because it is
+lost or can't be written.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class RestartCounts:
         """Once."""
         if not self._has_complained:
             self._has_complained = True
-            log.warning("the counts of restarts can't be written (%s); /metrics shows old ones until they can", error)
+            log.warning(
+                "the counts of restarts can't be written (%s); /metrics shows old ones until they can", error
+            )
 
 
 class RestartsFile:

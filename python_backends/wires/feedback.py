@@ -1,4 +1,6 @@
-"""The detokenizer's end of its wire to the scheduler model, which hears it with everything else in `SchedulerEnd`."""
+"""The detokenizer's end of its wire to the scheduler model, which hears
+it with everything else in `SchedulerEnd`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ MOST_HELD = 32
 class FeedbackEnd:
     """The detokenizer's end: what it found goes to the scheduler model. Any thread may send.
 
-    Every message wakes the scheduler model, and there is a word for every window: what can wait goes along with what comes after it.
+    Every message wakes the scheduler model, and there is a word for every window: what can wait goes along
+    with what comes after it.
     """
 
     def __init__(self, run_directory: Path) -> None:
@@ -31,9 +34,11 @@ class FeedbackEnd:
         self._sent_s = 0.0
 
     def send(self, *feedback: Feedback | Idle, can_wait: bool = False) -> None:
-        """With what was held before it, in order. What can wait is held if something went out within the last FEEDBACK_EVERY_S.
+        """With what was held before it, in order. What can wait is held if something went out within the last
+        FEEDBACK_EVERY_S.
 
-        If much waits it is sent sooner: the scheduler model sends no more windows while too many are not confirmed.
+        If much waits it is sent sooner: the scheduler model sends no more windows while too many are not
+        confirmed.
         """
         with self._lock:
             self._held += feedback

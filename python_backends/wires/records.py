@@ -16,7 +16,8 @@ READ = reader(tuple[AnswerRecord, ...])
 
 
 class RecordsEnd:
-    """The scheduler model's end: tells the learner what has ended. Records are dropped if the learner does not listen for long.
+    """The scheduler model's end: tells the learner what has ended. Records are dropped if the learner does
+    not listen for long.
 
     One thread uses it.
     """

@@ -1,7 +1,8 @@
 """The wire between scheduler model and instance: sessions.
 
-A session is one pairing of a scheduler model with one life of an instance: frames of another session are dropped. When the scheduler
-model gives an instance up it opens a new session, so that an instance that was only asleep forgets what it had.
+A session is one pairing of a scheduler model with one life of an instance: frames of another session are
+dropped. When the scheduler model gives an instance up it opens a new session, so that an instance that was
+only asleep forgets what it had.
 """
 
 from __future__ import annotations
@@ -15,7 +16,15 @@ from typing import Any
 import zmq
 
 from python_backends.linux.pauses import Silence
-from python_backends.nouns.messages import NOBODY, FromInstance, Hello, ToInstance, new_incarnation, pack, reader
+from python_backends.nouns.messages import (
+    NOBODY,
+    FromInstance,
+    Hello,
+    ToInstance,
+    new_incarnation,
+    pack,
+    reader,
+)
 from python_backends.nouns.request import Feedback, Idle, ModelLimits
 from python_backends.wires.sockets import Wake, address, open_socket, poller_of, received
 
@@ -65,7 +74,9 @@ class SchedulerEnd:
         self._wake.call()
 
     def receive(self, timeout_s: float) -> list[Any]:
-        """Waits for news. Returns messages, Feedback, Idle, InstanceReady and InstanceLost in the order of their arrival."""
+        """Waits for news. Returns messages, Feedback, Idle, InstanceReady and
+        InstanceLost in the order of their arrival.
+        """
         ready = dict(self._poller.poll(max(0, math.ceil(timeout_s * 1000))))
         news: list[Any] = []
         if self._wake.fd in ready:
@@ -135,7 +146,9 @@ class InstanceEnd:
         self._send([Hello(limits)])
 
     def receive(self, timeout_s: float) -> list[Any]:
-        """Waits for news, or until woken. Returns Submit, Predicted, Cancel, Pace and NewSession in the order of their arrival."""
+        """Waits for news, or until woken. Returns Submit, Predicted, Cancel, Pace
+        and NewSession in the order of their arrival.
+        """
         news: list[Any] = []
         if not self._poller.poll(int(timeout_s * 1000)):
             return news

@@ -58,7 +58,9 @@ def address(run_directory: Path, name: str) -> str:
 
 
 def received(socket: zmq.Socket[Any], read: Reader, place: int = 0) -> Iterator[tuple[list[bytes], Any]]:
-    """Everything that has arrived as (frames, what `read` finds in the one at `place`). Frames that are no messages are dropped."""
+    """Everything that has arrived as (frames, what `read` finds in the one at
+    `place`). Frames that are no messages are dropped.
+    """
     while int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
         try:
             frames = socket.recv_multipart(zmq.NOBLOCK)

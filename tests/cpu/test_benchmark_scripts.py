@@ -1,4 +1,6 @@
-"""Every script of benchmarks/ explains itself and takes --quick and --json; the short ones run, and print their table last."""
+"""Every script of benchmarks/ explains itself and takes --quick and --json;
+the short ones run, and print their table last.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ SHORT = {
     "token_gap.py": ("--engine", "toy", "--slots", "4"),
 }
 LONG = {  # ten seconds to a minute each; what they make for themselves is made again
-    "scheduling.py": ("--simulate", "--step-time", "0.015,0.0004,0.0000005,0.0001,0", "--policies", "fcfs,ours,ours_history"),
+    "scheduling.py": (
+        "--simulate",
+        "--step-time",
+        "0.015,0.0004,0.0000005,0.0001,0",
+        "--policies",
+        "fcfs,ours,ours_history",
+    ),
     "lengths.py": (),
     "drift.py": (),
     "agreement.py": (),
@@ -31,7 +39,13 @@ NEEDS_MORE = {"peers.py", "gpu.py"}  # other engines; a GPU (tests/cpu/test_gpu_
 def said(*words: str, **environment: str) -> str:
     environment = {**os.environ, **environment}
     found = subprocess.run(
-        [sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False, timeout=280, env=environment
+        [sys.executable, *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+        env=environment,
     )
     assert found.returncode == 0, found.stdout + found.stderr
     return found.stdout

@@ -1,4 +1,6 @@
-"""The bundled model's eight tasks: always the same examples, named by an instruction, held-out text unseen, answers by the rule."""
+"""The bundled model's eight tasks: always the same examples, named by an
+instruction, held-out text unseen, answers by the rule.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def test_a_seed_gives_the_same_exercises_and_another_one_others(task: Task, held
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_prompt_names_its_task_and_no_other(name: str, held_out: Corpus) -> None:
-    others = {instruction for task in TASKS.values() if task.name != name for instruction in task.instructions}
+    others = {
+        instruction for task in TASKS.values() if task.name != name for instruction in task.instructions
+    }
     for exercise in drawn(name, held_out):
         assert exercise.prompt == exercise.instruction + exercise.separator + exercise.given
         assert exercise.instruction in TASKS[name].instructions
@@ -82,12 +86,17 @@ def test_held_out_prompts_do_not_come_up_in_training(name: str, corpora: tuple[C
 
 def test_prose_has_no_lines_under_headings(corpora: tuple[Corpus, Corpus]) -> None:
     """Forty hyphens were copied without end: most answers that did not end by themselves were these."""
-    assert not [s for corpus in corpora for file in corpus.prose for s in file if re.search(r"([^A-Za-z0-9])\1\1", s)]
+    assert not [
+        s for corpus in corpora for file in corpus.prose for s in file if re.search(r"([^A-Za-z0-9])\1\1", s)
+    ]
 
 
 def test_velin_by_hand() -> None:
     lexicon = {"the": "dok", "line": "fogil", "file": "netok", "don't": "boso"}
-    assert to_velin("The lines of the file: don't read file.txt!", lexicon) == "Dok fogilri of dok netok: boso read file.txt!"
+    assert (
+        to_velin("The lines of the file: don't read file.txt!", lexicon)
+        == "Dok fogilri of dok netok: boso read file.txt!"
+    )
     assert from_velin("Dok fogilri of dok netok.", lexicon) == "The lines of the file."
 
 
@@ -116,7 +125,11 @@ def test_grammar_is_corrected_to_whole_sentences_of_the_text(held_out: Corpus) -
 
 def test_polite_answers_have_no_insults_and_begin_politely(held_out: Corpus) -> None:
     for exercise in drawn("polite rewording", held_out):
-        assert not [word for word in [*INSULTS, "idiot", "moron", "dummy"] if re.search(rf"\b{word}\b", exercise.answer)]
+        assert not [
+            word
+            for word in [*INSULTS, "idiot", "moron", "dummy"]
+            if re.search(rf"\b{word}\b", exercise.answer)
+        ]
         assert exercise.answer.startswith(("Could you please ", "Please note that "))
         assert exercise.answer.endswith(("?", "."))
         assert exercise.given != exercise.answer
@@ -132,7 +145,14 @@ def test_only_names_change_their_case(name: str, pattern: re.Pattern[str], held_
 def test_a_mended_function_is_python_and_its_bug_is_small(held_out: Corpus) -> None:
     for exercise in drawn("bug fixing", held_out):
         ast.parse(exercise.answer)
-        assert 0 < sum(line[0] in "+-" for line in difflib.ndiff(exercise.given.split("\n"), exercise.answer.split("\n"))) <= 4
+        assert (
+            0
+            < sum(
+                line[0] in "+-"
+                for line in difflib.ndiff(exercise.given.split("\n"), exercise.answer.split("\n"))
+            )
+            <= 4
+        )
 
 
 def test_comments_stand_above_unchanged_code(held_out: Corpus) -> None:

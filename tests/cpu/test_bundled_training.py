@@ -21,8 +21,15 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "bundled"
 TASKS = all_tasks(read_lexicon(MODEL))
-SENTENCES = ["Return the number of lines in the file.", "This method is called when the connection is lost.", "The file is closed."]
-FUNCTION = "def read_all_lines(file_name):\n    with open(file_name) as text_file:\n        return text_file.readlines()"
+SENTENCES = [
+    "Return the number of lines in the file.",
+    "This method is called when the connection is lost.",
+    "The file is closed.",
+]
+FUNCTION = (
+    "def read_all_lines(file_name):\n    with open(file_name) as text_file:\n        return"
+    " text_file.readlines()"
+)
 SHORT = "def f(a_b):\n    return a_b"  # the first examples of a training are short
 CORPUS = Corpus([SENTENCES], [(SHORT, SHORT), (FUNCTION, FUNCTION)])
 STEPS = 5
@@ -42,7 +49,13 @@ class Interrupted(ExampleStream):
 
 def tiny_model() -> LlamaForCausalLM:
     torch.manual_seed(3)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
     return LlamaForCausalLM(LlamaConfig(vocab_size=4096, pad_token_id=1, tie_word_embeddings=True, **sizes))
 
 
@@ -53,7 +66,9 @@ def new_training(checkpoint: Path, last_batch: int = 0) -> Training:
     return Training(tiny_model(), stream, Budget(STEPS, None), checkpoint, rate=1e-2)
 
 
-def test_a_stopped_training_goes_on_as_if_nothing_had_been(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_training_goes_on_as_if_nothing_had_been(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Weights, optimisers, examples and position: the last step's weights are the same to the bit."""
     monkeypatch.setattr(training_module, "SECONDS_BETWEEN_CHECKPOINTS", 0)
     straight = new_training(tmp_path / "straight")
@@ -65,7 +80,10 @@ def test_a_stopped_training_goes_on_as_if_nothing_had_been(tmp_path: Path, monke
                 training.run()
     assert training.position.step == 2
     training.run()
-    assert (training.position.step, training.position.tokens) == (straight.position.step, straight.position.tokens)
+    assert (training.position.step, training.position.tokens) == (
+        straight.position.step,
+        straight.position.tokens,
+    )
     wanted, got = straight.model.state_dict(), training.model.state_dict()
     assert all(torch.equal(wanted[name], got[name]) for name in wanted)
 
@@ -86,10 +104,20 @@ def test_a_budget_ends_by_steps_or_by_time() -> None:
 
 
 def test_scores_by_hand() -> None:
-    exercises = [Exercise("Say:", " ", given, answer) for given, answer in [("a", "a b"), ("b", "c d"), ("c", "e")]]
+    exercises = [
+        Exercise("Say:", " ", given, answer) for given, answer in [("a", "a b"), ("b", "c d"), ("c", "e")]
+    ]
     answers = [Answer("a b", True, 4, 1, 2), Answer("c x", True, 5, 2, 4), Answer("", False, 6, 3, 6)]
     wanted = Result(
-        "say", 3, exact=1 / 3, similarity=1.5 / 3, ended=2 / 3, pearson=1.0, prompt_tokens=5, input_tokens=2, answer_tokens=4
+        "say",
+        3,
+        exact=1 / 3,
+        similarity=1.5 / 3,
+        ended=2 / 3,
+        pearson=1.0,
+        prompt_tokens=5,
+        input_tokens=2,
+        answer_tokens=4,
     )
     assert score("say", exercises, answers) == wanted
 
@@ -117,7 +145,9 @@ def figures() -> dict[str, Any]:
 def test_the_card_shows_the_figures_that_were_measured() -> None:
     results = {name: [Result(**each) for each in rows] for name, rows in figures()["results"].items()}
     assert [result.task for result in results["chat"]] == [task.name for task in TASKS]
-    assert f"{BEGIN}\n\n{tables(results)}\n\nMeasured {figures()['date']}" in (MODEL / "README.md").read_text()
+    assert (
+        f"{BEGIN}\n\n{tables(results)}\n\nMeasured {figures()['date']}" in (MODEL / "README.md").read_text()
+    )
 
 
 def test_the_bundled_model_ends_its_answers_and_their_lengths_follow_the_inputs() -> None:

@@ -20,7 +20,8 @@ from python_backends.engine.torch.engine import TorchEngine
 from python_backends.settings import EngineSettings, ModelSettings, Settings, SettingsError
 from tests.cpu.tiny_models import RELATIVES, TINY, Serving, TinyModel, random_requests
 
-CONVERTED = ("gpt_neox", "gpt_neox_sequential")  # transformers calls a module by another name than its checkpoints
+# transformers calls a module by another name than its checkpoints
+CONVERTED = ("gpt_neox", "gpt_neox_sequential")
 
 
 def test_a_checkpoint_in_many_files_gives_the_same_answers(one: TinyModel, tmp_path: Path) -> None:
@@ -38,14 +39,22 @@ def test_a_checkpoint_in_many_files_gives_the_same_answers(one: TinyModel, tmp_p
     [
         ({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}, "GPT2LMHeadModel"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
-        ({"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4, "factor": 2.0}}, "rope_type proportional"),
+        (
+            {"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4, "factor": 2.0}},
+            "rope_type proportional",
+        ),
         ({"hidden_act": "quick_gelu"}, "hidden_act quick_gelu"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config of architecture LlamaForCausalLM"),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+            "quantization_config of architecture LlamaForCausalLM",
+        ),
         ({"model_type": "unheard_of"}, "unheard_of"),
         ({"hidden_size": 65}, "hidden size"),
     ],
 )
-def test_what_is_not_computed_is_refused_by_name(one: TinyModel, tmp_path: Path, change: dict[str, Any], named: str) -> None:
+def test_what_is_not_computed_is_refused_by_name(
+    one: TinyModel, tmp_path: Path, change: dict[str, Any], named: str
+) -> None:
     settings = _changed(one, tmp_path, change)
     with pytest.raises(SettingsError, match=named):
         TorchEngine(settings)
@@ -54,8 +63,16 @@ def test_what_is_not_computed_is_refused_by_name(one: TinyModel, tmp_path: Path,
 @pytest.mark.parametrize(
     ("name", "change", "named"),
     [
-        ("qwen2", {"layer_types": ["full_attention", "linear_attention", "full_attention"]}, "layer type linear_attention"),
-        ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention of architecture Gemma3ForCausalLM"),
+        (
+            "qwen2",
+            {"layer_types": ["full_attention", "linear_attention", "full_attention"]},
+            "layer type linear_attention",
+        ),
+        (
+            "gemma3",
+            {"use_bidirectional_attention": True},
+            "use_bidirectional_attention of architecture Gemma3ForCausalLM",
+        ),
         ("phi", {"qk_layernorm": True}, "qk_layernorm"),
     ],
 )
@@ -67,7 +84,9 @@ def test_what_one_family_alone_may_ask_for_is_refused_by_name(
 
 
 @pytest.mark.parametrize("name", sorted(TINY | RELATIVES))
-def test_weights_that_are_read_straight_to_a_device_are_those_that_transformers_loads(tiny: Any, name: str) -> None:
+def test_weights_that_are_read_straight_to_a_device_are_those_that_transformers_loads(
+    tiny: Any, name: str
+) -> None:
     settings = tiny(name).settings(dtype="bfloat16")
     config = read_config(settings)
     model = load_straight(settings.model_directory, config, torch.bfloat16, torch.device("cpu"))
@@ -92,7 +111,9 @@ def test_a_device_is_given_each_weight_once_and_the_host_holds_no_copy(
         return safe_open(path, framework, "cpu")
 
     monkeypatch.setattr(straight, "safe_open", recorded)
-    monkeypatch.setattr(checkpoint, "_loaded_by_transformers", lambda *_: pytest.fail("the weights went through the host"))
+    monkeypatch.setattr(
+        checkpoint, "_loaded_by_transformers", lambda *_: pytest.fail("the weights went through the host")
+    )
     settings = replace(one.settings(), model=ModelSettings(str(tmp_path)))
     model = load_model(settings, read_config(settings), torch.device("cpu:0"))
     names = {path.name for path in tmp_path.glob("*.safetensors")}
@@ -101,13 +122,18 @@ def test_a_device_is_given_each_weight_once_and_the_host_holds_no_copy(
     assert torch.equal(model.get_output_embeddings().weight, one.model.get_output_embeddings().weight)
 
 
-def test_weights_under_other_names_or_of_another_shape_are_left_to_transformers(one: TinyModel, tmp_path: Path) -> None:
+def test_weights_under_other_names_or_of_another_shape_are_left_to_transformers(
+    one: TinyModel, tmp_path: Path
+) -> None:
     settings = one.settings()
     config = read_config(settings)
     weights = load_file(settings.model_directory / "model.safetensors")
     name = "model.layers.0.mlp.up_proj.weight"
     for changed in ({f"old.{name}": weights[name]}, {name: weights[name][:1].clone()}):
-        save_file({each: tensor for each, tensor in weights.items() if each != name} | changed, tmp_path / "model.safetensors")
+        save_file(
+            {each: tensor for each, tensor in weights.items() if each != name} | changed,
+            tmp_path / "model.safetensors",
+        )
         assert load_straight(tmp_path, config, torch.float32, torch.device("cpu")) is None
     assert load_straight(tmp_path / "nowhere", config, torch.float32, torch.device("cpu")) is None
 
@@ -120,7 +146,8 @@ def test_a_directory_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
 def test_limits_come_from_settings_checkpoint_and_memory(one: TinyModel) -> None:
     block_bytes = 3 * 2 * 8 * 2 * 16 * 4
     assert _limits(one, kv_blocks=77).num_blocks == 77
-    assert _limits(one).num_blocks == 2 * 4 * 384 // 8  # no more than the slots can use, and as much again to keep
+    # no more than the slots can use, and as much again to keep
+    assert _limits(one).num_blocks == 2 * 4 * 384 // 8
     assert _limits(one).max_model_tokens == 384
     assert _limits(one, max_model_tokens=100).max_model_tokens == 100
     small = _limits(one, kv_memory_gib=20.5 * block_bytes / 2**30)
@@ -141,7 +168,11 @@ def test_limits_that_can_not_be_met_are_refused(one: TinyModel, engine: dict[str
 
 
 def test_the_fingerprint_tells_weights_and_dtypes_apart(one: TinyModel, tiny: Any) -> None:
-    prints = {fingerprint(one.settings()), fingerprint(one.settings(dtype="bfloat16")), fingerprint(tiny("qwen2").settings())}
+    prints = {
+        fingerprint(one.settings()),
+        fingerprint(one.settings(dtype="bfloat16")),
+        fingerprint(tiny("qwen2").settings()),
+    }
     prints.add(fingerprint(one.settings(weights="int8")))
     assert len(prints) == 4
     assert fingerprint(one.settings()) == fingerprint(one.settings(slots=9))

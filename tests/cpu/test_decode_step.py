@@ -28,10 +28,24 @@ def test_padded_steps_give_the_tokens_of_transformers(tiny: Callable[[str], Tiny
 
 
 def test_rows_that_ask_for_more_than_the_best_token_are_chosen_behind_the_step(one: TinyModel) -> None:
-    """Seeds, penalties, bad words and log-probabilities, some rows beside plain ones: all as without fixed shapes."""
-    asking = {"temperature": 0.8, "repetition_penalty": 1.3, "bad_words": ((3, 4),), "log_probs": True, "num_top_log_probs": 2}
+    """Seeds, penalties, bad words and log-probabilities, some rows
+    beside plain ones: all as without fixed shapes.
+    """
+    asking = {
+        "temperature": 0.8,
+        "repetition_penalty": 1.3,
+        "bad_words": ((3, 4),),
+        "log_probs": True,
+        "num_top_log_probs": 2,
+    }
     plain, others = random_requests(3, seed=1), random_requests(3, seed=2, **asking)
-    requests = [*plain, *(type(request)(10 + index, request.prompt, request.sampling) for index, request in enumerate(others))]
+    requests = [
+        *plain,
+        *(
+            type(request)(10 + index, request.prompt, request.sampling)
+            for index, request in enumerate(others)
+        ),
+    ]
     answers = [Serving(one.engine(slots=6, cuda_graphs=how)).run(requests) for how in ("off", "eager")]
     assert answers[0] == answers[1]
 
@@ -42,7 +56,10 @@ def test_stop_ids_end_a_row_and_its_step_changes_nothing_of_the_dead_slot(one: T
     stopping = random_requests(1, seed=4, stop_ids=(whole[5], 1, 2, 5))[0]
     engine = one.engine(slots=3, cuda_graphs="eager")
     serving = Serving(engine)
-    assert serving.run([*random_requests(3, seed=9)[1:], stopping])[stopping.request_id] == whole[: whole.index(whole[5]) + 1]
+    assert (
+        serving.run([*random_requests(3, seed=9)[1:], stopping])[stopping.request_id]
+        == whole[: whole.index(whole[5]) + 1]
+    )
     dead = torch.tensor([engine.state.dead_slot])
     assert [int(value) for value in torch.cat(engine.state.decode_inputs(dead))] == [0, 0]
 
@@ -51,7 +68,9 @@ def test_the_dead_slot_reads_and_writes_behind_all_blocks() -> None:
     state = SlotState(ModelLimits(40, 100, 4, 12, 4), torch.device("cpu"))
     assert state.dead_slot == 4
     assert state.table[4].tolist() == [12] * 10
-    assert [column.tolist() for column in state.append_greedy(torch.tensor([4, 4]), torch.tensor([7, 9]))] == [[0, 0], [0, 0]]
+    assert [
+        column.tolist() for column in state.append_greedy(torch.tensor([4, 4]), torch.tensor([7, 9]))
+    ] == [[0, 0], [0, 0]]
 
 
 def test_a_steady_step_is_sent_nothing(one: TinyModel) -> None:
@@ -67,4 +86,9 @@ def test_a_steady_step_is_sent_nothing(one: TinyModel) -> None:
 
 
 def test_buckets_are_powers_of_two_and_all_slots() -> None:
-    assert [bucket_sizes(count) for count in (1, 2, 5, 64)] == [[1], [1, 2], [1, 2, 4, 5], [1, 2, 4, 8, 16, 32, 64]]
+    assert [bucket_sizes(count) for count in (1, 2, 5, 64)] == [
+        [1],
+        [1, 2],
+        [1, 2, 4, 5],
+        [1, 2, 4, 8, 16, 32, 64],
+    ]

@@ -30,16 +30,22 @@ LENGTHS = (5, 1, 13)
 
 @torch.inference_mode()
 def test_the_fused_block_is_the_block_of_transformers(each: TinyModel) -> None:
-    """Three prompts in one flat batch, with exactly the hidden states that transformers' block gets, layer by layer."""
+    """Three prompts in one flat batch, with exactly the hidden states that
+    transformers' block gets, layer by layer.
+    """
     model = copy.deepcopy(each.model)
-    prompts = [torch.randint(0, VOCABULARY, (1, length), generator=torch.Generator().manual_seed(length)) for length in LENGTHS]
+    prompts = [
+        torch.randint(0, VOCABULARY, (1, length), generator=torch.Generator().manual_seed(length))
+        for length in LENGTHS
+    ]
     states = [model.base_model(prompt, output_hidden_states=True).hidden_states for prompt in prompts]
     decoder = _decoder(model)
     batch, cache = _flat_batch(each, prompts, decoder.windows)
     step = StepInputs(batch, decoder.rotations(batch.positions), cache)
     num_padding = len(batch.tokens) - sum(LENGTHS)
     assert num_padding > 0
-    for index, (block, following) in enumerate(pairwise(decoder.blocks)):  # transformers gives the last block's output after the norm
+    # transformers gives the last block's output after the norm
+    for index, (block, following) in enumerate(pairwise(decoder.blocks)):
         x = functional.pad(torch.cat([state[index][0] for state in states]), (0, 0, 0, num_padding))
         added = block.forward(x, None, step)
         normed = following.norm.after(x, added, block.residual_scale)
@@ -50,7 +56,10 @@ def test_the_fused_block_is_the_block_of_transformers(each: TinyModel) -> None:
 
 @torch.inference_mode()
 def test_logits_are_those_of_transformers_and_only_of_rows_that_sample(each: TinyModel) -> None:
-    prompts = [torch.randint(0, VOCABULARY, (1, length), generator=torch.Generator().manual_seed(length)) for length in LENGTHS]
+    prompts = [
+        torch.randint(0, VOCABULARY, (1, length), generator=torch.Generator().manual_seed(length))
+        for length in LENGTHS
+    ]
     expected = torch.cat([each.model(prompt).logits[:, -1] for prompt in prompts])
     decoder = _decoder(copy.deepcopy(each.model))
     batch, cache = _flat_batch(each, prompts, decoder.windows)
@@ -60,7 +69,9 @@ def test_logits_are_those_of_transformers_and_only_of_rows_that_sample(each: Tin
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_packed_product_is_the_plain_one_and_the_plain_weight_comes_back(dtype: torch.dtype, bias: bool) -> None:
+def test_a_packed_product_is_the_plain_one_and_the_plain_weight_comes_back(
+    dtype: torch.dtype, bias: bool
+) -> None:
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn((96, 64), generator=generator).to(dtype)
     offset = torch.randn(96, generator=generator).to(dtype) if bias else None
@@ -73,8 +84,19 @@ def test_a_packed_product_is_the_plain_one_and_the_plain_weight_comes_back(dtype
 
 
 def test_rotary_tables_are_transformers_angles_with_the_first_half_of_sin_negated() -> None:
-    rope = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
-    config = LlamaConfig(hidden_size=64, num_attention_heads=4, num_hidden_layers=1, max_position_embeddings=256, rope_parameters=rope)
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    config = LlamaConfig(
+        hidden_size=64,
+        num_attention_heads=4,
+        num_hidden_layers=1,
+        max_position_embeddings=256,
+        rope_parameters=rope,
+    )
     model = LlamaForCausalLM(config)
     model.config.architectures = ["LlamaForCausalLM"]
     cos, sin = rotary_tables(describe(model, 256).rotaries[0], 256, torch.float32)
@@ -95,15 +117,24 @@ def _decoder(model: Any) -> Decoder:
     return Decoder(describe(model, 64), take_layers(model), 64)
 
 
-def _flat_batch(tiny: TinyModel, prompts: list[Tensor], windows: tuple[int | None, ...]) -> tuple[StepBatch, KVCache]:
+def _flat_batch(
+    tiny: TinyModel, prompts: list[Tensor], windows: tuple[int | None, ...]
+) -> tuple[StepBatch, KVCache]:
     """A step that prefills all `prompts` at once into blocks that lie scattered."""
     config: Any = tiny.model.config
-    shape = BlockShape(config.num_hidden_layers, BLOCK_TOKENS, num_kv_heads(config), head_dim(config), torch.float32)
+    shape = BlockShape(
+        config.num_hidden_layers, BLOCK_TOKENS, num_kv_heads(config), head_dim(config), torch.float32
+    )
     limits = ModelLimits(64, VOCABULARY, len(prompts), 48, BLOCK_TOKENS)
-    cache, state = KVCache(shape, limits.num_blocks + 1, torch.device("cpu")), SlotState(limits, torch.device("cpu"))
+    cache, state = (
+        KVCache(shape, limits.num_blocks + 1, torch.device("cpu")),
+        SlotState(limits, torch.device("cpu")),
+    )
     blocks = np.random.default_rng(0).permutation(48).reshape(len(prompts), 16).astype(np.int32)
     lengths = np.array([prompt.shape[1] for prompt in prompts], np.int32)
-    admits = tuple(Admit(slot, 1, Sampling(8), int(length), 0, blocks[slot]) for slot, length in enumerate(lengths))
+    admits = tuple(
+        Admit(slot, 1, Sampling(8), int(length), 0, blocks[slot]) for slot, length in enumerate(lengths)
+    )
     state.apply(admits)
     count = len(prompts)
     plan = StepPlan(

@@ -1,4 +1,6 @@
-"""What the torch engine asks of a GPU before it serves on it, without one: which device, kernels or not, how much memory."""
+"""What the torch engine asks of a GPU before it serves on it, without one:
+which device, kernels or not, how much memory.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def test_a_numbered_gpu_is_the_current_one_of_the_thread(monkeypatch: pytest.Mon
     assert taken == [1, 0]
 
 
-def test_the_engine_takes_its_gpu_before_anything_else_touches_one(one: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_takes_its_gpu_before_anything_else_touches_one(
+    one: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     taken: list[int] = []
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
@@ -57,7 +61,9 @@ def test_the_engine_takes_its_gpu_before_anything_else_touches_one(one: TinyMode
 
 
 @pytest.mark.parametrize("name", ["cuda:2", "cuda:7", "mps", "card"])
-def test_a_device_that_is_not_there_is_refused_by_name(one: TinyModel, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_is_not_there_is_refused_by_name(
+    one: TinyModel, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(SettingsError, match=rf"model.device = '{name}'"):
         one.engine(device=name)
@@ -92,9 +98,13 @@ def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel.write = write  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, WRITE_KERNEL, kernel)
     zeros = torch.zeros
-    monkeypatch.setattr(kernel_trial.torch, "zeros", lambda *sizes, **how: zeros(*sizes, **how | {"device": "cpu"}))
+    monkeypatch.setattr(
+        kernel_trial.torch, "zeros", lambda *sizes, **how: zeros(*sizes, **how | {"device": "cpu"})
+    )
     tensor = torch.tensor
-    monkeypatch.setattr(kernel_trial.torch, "tensor", lambda values, **how: tensor(values, **how | {"device": "cpu"}))
+    monkeypatch.setattr(
+        kernel_trial.torch, "tensor", lambda values, **how: tensor(values, **how | {"device": "cpu"})
+    )
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: True)
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CC", raising=False)
@@ -139,7 +149,9 @@ class FakeMemory:
         return self.step
 
 
-def _with_memory(one: TinyModel, monkeypatch: pytest.MonkeyPatch, free: int, step: int, **engine: Any) -> TorchEngine:
+def _with_memory(
+    one: TinyModel, monkeypatch: pytest.MonkeyPatch, free: int, step: int, **engine: Any
+) -> TorchEngine:
     monkeypatch.setattr(torch_engine, "device_memory", lambda _: FakeMemory(free, step))
     return one.engine(**engine)
 
@@ -154,7 +166,8 @@ def test_kv_blocks_are_what_the_device_has_free_beside_two_of_the_largest_steps(
 ) -> None:
     size, step = _block_bytes(one), 1 << 20
     engine = _with_memory(one, monkeypatch, int(100 * size / SHARE) + int(2 * step / SHARE), step)
-    # torch's operators gather the blocks of one of three layers, twice at most: a block costs 5 / 3 of its size; one is for padding
+    # torch's operators gather the blocks of one of three layers, twice at most: a block costs 5 / 3 of its
+    # size; one is for padding
     assert 58 <= engine.limits.num_blocks <= 59
     assert engine.cache.blocks.shape[0] == engine.limits.num_blocks + 1
     assert engine.state.table.shape[1] == -(-engine.limits.max_model_tokens // engine.limits.block_tokens)
@@ -163,28 +176,42 @@ def test_kv_blocks_are_what_the_device_has_free_beside_two_of_the_largest_steps(
         one.check(requests[number], answer)
 
 
-def test_a_large_device_gives_twice_what_all_slots_can_use_and_no_more(one: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_device_gives_twice_what_all_slots_can_use_and_no_more(
+    one: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = _with_memory(one, monkeypatch, 1 << 40, 1 << 20, slots=2)
     assert engine.limits.num_blocks == 2 * 2 * 384 // 8
 
 
 @pytest.mark.parametrize("chosen", [{"kv_blocks": 77}, {"kv_memory_gib": 0.001}])
-def test_what_is_set_is_not_measured(one: TinyModel, monkeypatch: pytest.MonkeyPatch, chosen: dict[str, Any]) -> None:
+def test_what_is_set_is_not_measured(
+    one: TinyModel, monkeypatch: pytest.MonkeyPatch, chosen: dict[str, Any]
+) -> None:
     engine = _with_memory(one, monkeypatch, 1 << 40, 1 << 20, **chosen)
     assert engine.limits.num_blocks == chosen.get("kv_blocks", int(0.001 * 2**30) // _block_bytes(one))
 
 
-def test_a_device_without_memory_for_blocks_is_refused_with_the_numbers(one: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SettingsError, match=r"1\.00 GiB are free, a step takes up to 2\.00 GiB, 0\.00 GiB may hold KV blocks"):
+def test_a_device_without_memory_for_blocks_is_refused_with_the_numbers(
+    one: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        SettingsError, match=r"1\.00 GiB are free, a step takes up to 2\.00 GiB, 0\.00 GiB may hold KV blocks"
+    ):
         _with_memory(one, monkeypatch, 1 << 30, 2 << 30)
 
 
-def test_a_wanted_length_that_does_not_fit_is_refused(one: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SettingsError, match=r"max_model_tokens = 384: only .* tokens fit what the device has free"):
+def test_a_wanted_length_that_does_not_fit_is_refused(
+    one: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        SettingsError, match=r"max_model_tokens = 384: only .* tokens fit what the device has free"
+    ):
         _with_memory(one, monkeypatch, 20 * _block_bytes(one), 0, max_model_tokens=384)
 
 
-def test_a_step_that_does_not_fit_is_found_at_the_start(one: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_does_not_fit_is_found_at_the_start(
+    one: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     launch = TorchEngine.launch
 
     def launched(self: TorchEngine, plan: StepPlan) -> None:
@@ -193,12 +220,18 @@ def test_a_step_that_does_not_fit_is_found_at_the_start(one: TinyModel, monkeypa
         launch(self, plan)
 
     monkeypatch.setattr(TorchEngine, "launch", launched)
-    with pytest.raises(SettingsError, match=r"draws for 4 slots, does not fit next to 50 KV blocks: 2.00 GiB are wanted"):
+    with pytest.raises(
+        SettingsError, match=r"draws for 4 slots, does not fit next to 50 KV blocks: 2.00 GiB are wanted"
+    ):
         _with_memory(one, monkeypatch, 1 << 30, 0, kv_blocks=50)
 
 
-def test_on_a_cpu_nothing_is_measured_and_blocks_have_a_gibibyte(one: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TorchEngine, "_run_largest_steps", lambda *_: pytest.fail("nothing is run at the start"))
+def test_on_a_cpu_nothing_is_measured_and_blocks_have_a_gibibyte(
+    one: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        TorchEngine, "_run_largest_steps", lambda *_: pytest.fail("nothing is run at the start")
+    )
     assert one.settings().engine.kv_bytes == 2**30
     assert one.engine().limits.num_blocks == 2 * 4 * 384 // 8
 
@@ -207,7 +240,9 @@ def test_on_a_cpu_nothing_is_measured_and_blocks_have_a_gibibyte(one: TinyModel,
     ("slots", "budget", "most", "lengths"),
     [(4, 10, 100, [3, 3, 2, 2]), (4, 3, 100, [1, 1, 1]), (2, 512, 9, [8, 8]), (1, 5, 2, [1])],
 )
-def test_the_largest_step_has_as_many_tokens_as_any(slots: int, budget: int, most: int, lengths: list[int]) -> None:
+def test_the_largest_step_has_as_many_tokens_as_any(
+    slots: int, budget: int, most: int, lengths: list[int]
+) -> None:
     limits = ModelLimits(most, 100, slots, 1, 4)
     assert prompt_lengths(limits, budget).tolist() == lengths
     prompts, decodes, release = largest_steps(limits, budget, most)
@@ -216,7 +251,9 @@ def test_the_largest_step_has_as_many_tokens_as_any(slots: int, budget: int, mos
     assert (release.num_tokens, len(release.operations)) == (0, slots)
 
 
-def test_after_the_largest_steps_requests_are_answered_as_ever(one: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_the_largest_steps_requests_are_answered_as_ever(
+    one: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All that can be asked for is asked for in them, and nothing of it is left."""
     engine = _with_memory(one, monkeypatch, 1 << 30, 0, cuda_graphs="eager")
     asked: list[bool] = []
@@ -247,10 +284,14 @@ def test_the_table_of_stop_ids_stays_the_same_whatever_requests_bring(one: TinyM
     assert before.shape[1] >= most
 
 
-def test_stop_ids_of_the_checkpoint_have_their_place_beside_those_of_requests(one: TinyModel, tmp_path: Any) -> None:
+def test_stop_ids_of_the_checkpoint_have_their_place_beside_those_of_requests(
+    one: TinyModel, tmp_path: Any
+) -> None:
     one.model.save_pretrained(tmp_path)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [1, 2, 3, 4, 5, 6, 7, 8]}')
-    settings = replace(one.settings(cuda_graphs="eager"), model=replace(one.settings().model, directory=str(tmp_path)))
+    settings = replace(
+        one.settings(cuda_graphs="eager"), model=replace(one.settings().model, directory=str(tmp_path))
+    )
     engine = TorchEngine(settings)
     assert engine.state.stop_ids.shape[1] >= settings.limits.max_stop_words + 1 + 8
     assert np.all(engine.state.stop_ids.numpy() == -1)

@@ -1,4 +1,6 @@
-"""The task mix changes in mid-run: the error rises, the learner acts, the error falls back (the loop of benchmarks/drift.py)."""
+"""The task mix changes in mid-run: the error rises, the learner acts, the
+error falls back (the loop of benchmarks/drift.py).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What only some families have: relatives of the models that every scenario is run with, sliding windows, long rotary embeddings."""
+"""What only some families have: relatives of the models that every scenario is
+run with, sliding windows, long rotary embeddings.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,17 @@ from python_backends.engine.model.weights import head_order
 from python_backends.engine.torch.engine import TorchEngine
 from python_backends.nouns.request import Ids, Request, Sampling
 from python_backends.settings import EngineSettings, ModelSettings, Settings
-from tests.cpu.tiny_models import RELATIVES, TINY, VOCABULARY, Agreement, Serving, TinyModel, build, generate, random_requests
+from tests.cpu.tiny_models import (
+    RELATIVES,
+    TINY,
+    VOCABULARY,
+    Agreement,
+    Serving,
+    TinyModel,
+    build,
+    generate,
+    random_requests,
+)
 
 WINDOW = 16
 
@@ -43,7 +55,8 @@ def test_prompts_far_longer_than_the_window_are_read_right_in_any_chunks_and_blo
 ) -> None:
     """Beside short ones, so that rows of one group begin their windows in different blocks."""
     requests = [
-        Request(index, _prompt(length), Sampling(max_tokens=24)) for index, length in enumerate((150, 3, 97, WINDOW, WINDOW + 1))
+        Request(index, _prompt(length), Sampling(max_tokens=24))
+        for index, length in enumerate((150, 3, 97, WINDOW, WINDOW + 1))
     ]
     engine = tiny(name).engine(block_tokens=block_tokens, slots=5)
     answers = Serving(engine, token_budget).run(requests)
@@ -51,14 +64,21 @@ def test_prompts_far_longer_than_the_window_are_read_right_in_any_chunks_and_blo
         tiny(name).check(request, answers[request.request_id])
 
 
-def test_a_decode_step_reads_only_the_blocks_that_the_window_touches(tiny: Callable[[str], TinyModel]) -> None:
+def test_a_decode_step_reads_only_the_blocks_that_the_window_touches(
+    tiny: Callable[[str], TinyModel],
+) -> None:
     engine = tiny("gemma2").engine(block_tokens=4)
     read: list[dict[int | None, int]] = []
     batch = engine._batcher.batch
 
     def watched(plan: Any) -> Any:
         made = batch(plan)
-        read.append({window: sum(len(group.gather) for group in spans.decodes) for window, spans in made.spans.items()})
+        read.append(
+            {
+                window: sum(len(group.gather) for group in spans.decodes)
+                for window, spans in made.spans.items()
+            }
+        )
         return made
 
     engine._batcher.batch = watched  # type: ignore[method-assign]
@@ -71,7 +91,9 @@ def test_a_decode_step_reads_only_the_blocks_that_the_window_touches(tiny: Calla
 def test_the_served_limit_alone_chooses_the_factors_of_a_long_rotary_embedding(
     tiny: Callable[[str], TinyModel], tmp_path: Path
 ) -> None:
-    """Beyond the original length all requests get the long factors, short ones and those that grow past it too."""
+    """Beyond the original length all requests get the long factors,
+    short ones and those that grow past it too.
+    """
     always_long, prompts = tiny("phi3"), [_prompt(length) for length in (5, 50, 120)]
     directory = _with_original_length(always_long, tmp_path / "long", 64)
     requests = [Request(index, prompt, Sampling(max_tokens=30)) for index, prompt in enumerate(prompts)]
@@ -80,17 +102,23 @@ def test_the_served_limit_alone_chooses_the_factors_of_a_long_rotary_embedding(
         always_long.check(request, answers[request.request_id])
 
 
-def test_a_limit_within_the_original_length_chooses_the_short_factors(tiny: Callable[[str], TinyModel], tmp_path: Path) -> None:
+def test_a_limit_within_the_original_length_chooses_the_short_factors(
+    tiny: Callable[[str], TinyModel], tmp_path: Path
+) -> None:
     directory = _with_original_length(tiny("phi3"), tmp_path / "short", 64)
     model = type(tiny("phi3").model).from_pretrained(directory).eval()
-    answers = Serving(_engine(directory, max_model_tokens=64)).run([Request(0, _prompt(30), Sampling(max_tokens=30))])
+    answers = Serving(_engine(directory, max_model_tokens=64)).run(
+        [Request(0, _prompt(30), Sampling(max_tokens=30))]
+    )
     assert answers[0] == generate(model, _prompt(30), 30)[0]
     assert answers[0] != tiny("phi3").reference(_prompt(30), 30)[0]
 
 
 @pytest.mark.parametrize("neighbours", [False, True])
 @pytest.mark.parametrize("rotated", [4, 8, 16])
-def test_reordered_heads_have_all_dimensions_once_and_pairs_half_a_head_apart(rotated: int, neighbours: bool) -> None:
+def test_reordered_heads_have_all_dimensions_once_and_pairs_half_a_head_apart(
+    rotated: int, neighbours: bool
+) -> None:
     order = head_order(16, rotated, neighbours)
     assert sorted(order.tolist()) == list(range(16))
     first, second = order[: rotated // 2], order[8 : 8 + rotated // 2]
@@ -98,7 +126,9 @@ def test_reordered_heads_have_all_dimensions_once_and_pairs_half_a_head_apart(ro
 
 
 def test_bfloat16_gemma_norms_are_applied_before_rounding(tmp_path: Path) -> None:
-    """The first hidden states behind a norm are those of transformers in bfloat16 too, though 1 + w is no bfloat16 number."""
+    """The first hidden states behind a norm are those of transformers in
+    bfloat16 too, though 1 + w is no bfloat16 number.
+    """
     model = build("gemma2").to(torch.bfloat16)
     tiny = TinyModel(tmp_path, model, Agreement())
     model.save_pretrained(tmp_path)

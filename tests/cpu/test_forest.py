@@ -1,4 +1,6 @@
-"""The forest as arrays gives what scikit-learn's trees and Meinshausen's formula give, and keeps its promises."""
+"""The forest as arrays gives what scikit-learn's trees and
+Meinshausen's formula give, and keeps its promises.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from python_backends.prediction.lengths import LEVELS, order
 
 
 def tasks(count: int, seed: int) -> Observations:
-    """Two instructions: answers as long as the input or three times as long, and noisy; the second is cut at 120."""
+    """Two instructions: answers as long as the input or three times as
+    long, and noisy; the second is cut at 120.
+    """
     rng = np.random.default_rng(seed)
     kinds, inputs = rng.integers(0, 2, count), rng.integers(5, 60, count)
     features = rng.normal(size=(count, NUM_FEATURES)).astype(np.float32)
@@ -45,7 +49,10 @@ def test_weights_are_meinshausens(grown: Forest) -> None:
     seen = tasks(800, seed=1)
     seen = seen[order(seen.lengths, seen.ended)]
     trees = RandomForestRegressor(
-        forests.NUM_TREES, min_samples_leaf=forests.MIN_LEAF, max_features=forests.SHARE_OF_FEATURES, random_state=0
+        forests.NUM_TREES,
+        min_samples_leaf=forests.MIN_LEAF,
+        max_features=forests.SHARE_OF_FEATURES,
+        random_state=0,
     ).fit(seen.features, seen.lengths, seen.weights)
     for row in tasks(5, seed=2).features:
         assert grown.weights(row[None])[0] == pytest.approx(meinshausen(trees, seen, row), abs=1e-6)
@@ -56,7 +63,10 @@ def test_the_mean_is_nearly_that_of_the_random_forest() -> None:
     seen = tasks(800, seed=1)
     seen = Observations(seen.features, seen.lengths, np.ones(800, bool), seen.instructions, seen.weights)
     trees = RandomForestRegressor(
-        forests.NUM_TREES, min_samples_leaf=forests.MIN_LEAF, max_features=forests.SHARE_OF_FEATURES, random_state=0
+        forests.NUM_TREES,
+        min_samples_leaf=forests.MIN_LEAF,
+        max_features=forests.SHARE_OF_FEATURES,
+        random_state=0,
     ).fit(seen.features, seen.lengths, seen.weights)
     asked = tasks(200, seed=3).features
     means = [prediction.mean for prediction in grow(seen).predict(asked)]
@@ -81,7 +91,9 @@ def test_lengths_behind_the_cut_are_not_forgotten(grown: Forest) -> None:
 
 
 def test_calibration_asks_for_the_level_that_covered() -> None:
-    """Were lengths as probable as they should be, nothing changes; were all of them too long, higher levels are asked for."""
+    """Were lengths as probable as they should be, nothing changes; were all
+    of them too long, higher levels are asked for.
+    """
     honest = (np.arange(1000) + 0.5) / 1000
     ones = np.ones(1000)
     assert calibrate(honest, ones) == pytest.approx(LEVELS, abs=0.002)
@@ -92,14 +104,20 @@ def test_calibration_asks_for_the_level_that_covered() -> None:
 
 def test_an_observation_that_stands_for_three_counts_three_times() -> None:
     scores, weights = np.random.default_rng(3).random(200), np.tile([1.0, 3.0], 100)
-    assert calibrate(scores, weights) == pytest.approx(calibrate(np.repeat(scores, weights.astype(int)), np.ones(400)), abs=0.01)
+    assert calibrate(scores, weights) == pytest.approx(
+        calibrate(np.repeat(scores, weights.astype(int)), np.ones(400)), abs=0.01
+    )
 
 
 def test_a_forest_survives_its_file_to_the_last_bit(grown: Forest, tmp_path: Path) -> None:
     grown.save(tmp_path / "forest.npz")
     read = Forest.load(tmp_path / "forest.npz")
     asked = tasks(20, seed=5)
-    pairs = zip(grown.predict(asked.features, asked.instructions), read.predict(asked.features, asked.instructions), strict=True)
+    pairs = zip(
+        grown.predict(asked.features, asked.instructions),
+        read.predict(asked.features, asked.instructions),
+        strict=True,
+    )
     assert all(one.mean == other.mean and (one.quantiles == other.quantiles).all() for one, other in pairs)
 
 

@@ -1,4 +1,6 @@
-"""Our operation for what lies between two attentions: its numbers beside torch's, and the engine with and without it."""
+"""Our operation for what lies between two attentions: its numbers beside
+torch's, and the engine with and without it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,15 @@ from openvino import opset15 as ops
 from torch import Tensor
 from torch.nn import functional
 
-from python_backends.engine.model.description import Activation, Attention, FeedForward, Layer, Linear, Norm, NormKind
+from python_backends.engine.model.description import (
+    Activation,
+    Attention,
+    FeedForward,
+    Layer,
+    Linear,
+    Norm,
+    NormKind,
+)
 from python_backends.engine.openvino import fused_layer
 from python_backends.engine.openvino.fused_graph import FusedOperation, fits
 from python_backends.engine.openvino.fused_layer import Kind
@@ -26,7 +36,9 @@ from tests.cpu.tiny_models import BFLOAT16_REGRET, TINY, Serving, TinyModel, ran
 HIDDEN, HEADS, GATED, WIDTHS = 160, 96, 224, [96, 32, 64]
 ROWS = (1, 5, 16, 17, 32, 33, 64, 70, 131)
 
-wanted = pytest.mark.skipif(fused_layer.library() is None, reason="wants a C++ compiler, and AVX512_BF16 or AMX")
+wanted = pytest.mark.skipif(
+    fused_layer.library() is None, reason="wants a C++ compiler, and AVX512_BF16 or AMX"
+)
 
 
 def random_linear(outputs: int, inputs: int, bias: bool) -> Linear:
@@ -53,18 +65,38 @@ class Between:
     @staticmethod
     def _layer(bias: bool) -> Layer:
         attention = Attention(
-            random_linear(sum(WIDTHS), HIDDEN, bias), random_linear(HIDDEN, HEADS, bias), None, None, None, None, None
+            random_linear(sum(WIDTHS), HIDDEN, bias),
+            random_linear(HIDDEN, HEADS, bias),
+            None,
+            None,
+            None,
+            None,
+            None,
         )
         up, down = random_linear(2 * GATED, HIDDEN, bias), random_linear(HIDDEN, GATED, bias)
         feed_forward = FeedForward(up, down, Activation.SILU, gated=True)
-        return Layer(attention, feed_forward, random_norm(), None, random_norm(), None, parallel=False, residual_scale=1)
+        return Layer(
+            attention,
+            feed_forward,
+            random_norm(),
+            None,
+            random_norm(),
+            None,
+            parallel=False,
+            residual_scale=1,
+        )
 
     def expected(self, x: Tensor, attended: Tensor) -> list[Tensor]:
         """By torch in float32, rounded to bfloat16 where the operation rounds."""
         x = x + linear(attended, self.layer.attention.output)
         gate, up = linear(normed(x, self.layer.feed_forward_norm), self.layer.feed_forward.up).chunk(2, -1)
         x = x + linear(rounded(functional.silu(gate) * up), self.layer.feed_forward.down)
-        return [x, *torch.split(linear(normed(x, self.following.attention_norm), self.following.attention.qkv), WIDTHS, -1)]
+        return [
+            x,
+            *torch.split(
+                linear(normed(x, self.following.attention_norm), self.following.attention.qkv), WIDTHS, -1
+            ),
+        ]
 
 
 def rounded(x: Tensor) -> Tensor:
@@ -86,9 +118,13 @@ def operation(request: pytest.FixtureRequest) -> FusedOperation:
     return FusedOperation(fused_layer.compiled(request.param))
 
 
-def compiled(outputs: list[ov.Output], inputs: list[ov.Node]) -> Callable[[list[NDArray[np.float32]]], list[Tensor]]:
+def compiled(
+    outputs: list[ov.Output], inputs: list[ov.Node]
+) -> Callable[[list[NDArray[np.float32]]], list[Tensor]]:
     model = ov.Model([ops.result(ops.convert(output, "f32")) for output in outputs], inputs, "one operation")
-    request = ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "bf16"}).create_infer_request()
+    request = (
+        ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "bf16"}).create_infer_request()
+    )
 
     def run(arrays: list[NDArray[np.float32]]) -> list[Tensor]:
         return [torch.from_numpy(np.array(value)) for value in request.infer(arrays).values()]
@@ -103,12 +139,16 @@ def whole(operation: FusedOperation, between: Between) -> Callable[[list[NDArray
 
 @wanted
 @pytest.mark.parametrize("bias", [False, True])
-def test_it_computes_what_torch_computes_for_any_number_of_rows(operation: FusedOperation, bias: bool) -> None:
+def test_it_computes_what_torch_computes_for_any_number_of_rows(
+    operation: FusedOperation, bias: bool
+) -> None:
     between = Between.random(bias)
     run = whole(operation, between)
     for rows in ROWS:
         x, attended = torch.randn(rows, 1, HIDDEN), rounded(torch.randn(rows, 1, HEADS))
-        for got, expected in zip(run([x.numpy(), attended.numpy()]), between.expected(x, attended), strict=True):
+        for got, expected in zip(
+            run([x.numpy(), attended.numpy()]), between.expected(x, attended), strict=True
+        ):
             torch.testing.assert_close(got, expected, rtol=2**-7, atol=0.03)
 
 
@@ -143,11 +183,18 @@ def test_gates_far_from_zero_stay_numbers(operation: FusedOperation) -> None:
 
 @pytest.mark.parametrize("name", sorted(TINY.keys() - {"gemma2", "gemma3"}))
 @wanted
-def test_its_tokens_are_nearly_as_good_as_those_of_float32(tiny: Callable[[str], TinyModel], name: str) -> None:
+def test_its_tokens_are_nearly_as_good_as_those_of_float32(
+    tiny: Callable[[str], TinyModel], name: str
+) -> None:
     model, requests = tiny(name), random_requests(24, seed=8)
     for fused in (True, False):
         answers = Serving(model.openvino_engine(dtype="bfloat16", fused_layers=fused, slots=8)).run(requests)
-        model.check_rounding(f"bfloat16, openvino, {'fused' if fused else 'its own'} layers", requests, answers, BFLOAT16_REGRET)
+        model.check_rounding(
+            f"bfloat16, openvino, {'fused' if fused else 'its own'} layers",
+            requests,
+            answers,
+            BFLOAT16_REGRET,
+        )
 
 
 @pytest.fixture
@@ -182,10 +229,15 @@ def test_what_does_not_compile_is_shown_and_left_out(
     assert list(nothing_compiled.iterdir()) == []
 
 
-def test_an_older_compiler_makes_what_it_can(nothing_compiled: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_older_compiler_makes_what_it_can(
+    nothing_compiled: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """One that does not know tiles fails for these; the processor has vectors, too."""
     compiler = tmp_path / "g++-10"
-    wants_output = 'while [ "$1" != -o ]; do case "$1" in -mamx*) echo "unrecognized option $1" >&2; exit 1 ;; esac; shift; done'
+    wants_output = (
+        'while [ "$1" != -o ]; do case "$1" in -mamx*) echo "unrecognized option $1" >&2; exit 1 ;; esac;'
+        " shift; done"
+    )
     compiler.write_text(f'#!/bin/sh\n{wants_output}\necho made >"$2"\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
@@ -218,7 +270,9 @@ def test_nobody_else_may_write_what_is_made_whatever_the_umask(made: Path) -> No
 
 
 @pytest.mark.parametrize("mode", [0o775, 0o757, 0o777])
-def test_a_library_that_others_may_write_is_not_run(made: Path, mode: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_library_that_others_may_write_is_not_run(
+    made: Path, mode: int, caplog: pytest.LogCaptureFixture
+) -> None:
     made.chmod(mode)
     assert fused_layer.library() is None
     assert "others may write it" in caplog.text
@@ -231,7 +285,9 @@ def test_a_library_of_somebody_else_is_not_run(made: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("nothing_compiled")
-def test_another_processor_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_processor_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(fused_layer, "_processor_flags", lambda: {"avx2"})
     with caplog.at_level(logging.INFO, "gapless.instance"):
         assert fused_layer.library() is None
@@ -251,6 +307,8 @@ def test_layers_that_it_does_not_compute_are_openvinos() -> None:
         replace(layer, feed_forward=replace(layer.feed_forward, activation=Activation.GELU)),
         replace(layer, feed_forward=replace(layer.feed_forward, gated=False)),
         replace(layer, attention=replace(layer.attention, output=float32)),
-        replace(layer, attention=replace(layer.attention, output=random_linear(HIDDEN, HEADS + 8, bias=False))),
+        replace(
+            layer, attention=replace(layer.attention, output=random_linear(HIDDEN, HEADS + 8, bias=False))
+        ),
     ]
     assert not any(map(fits, others))

@@ -1,5 +1,5 @@
-"""The GPU script starts where nothing is installed but what it says that it needs, runs as a whole without a GPU, and one part's
-failure leaves the others alone.
+"""The GPU script starts where nothing is installed but what it says that it needs, runs as a whole without a
+GPU, and one part's failure leaves the others alone.
 """
 
 from __future__ import annotations
@@ -26,13 +26,20 @@ MEASURED = Measured(Path(), "cpu", quick=True)
 
 
 def test_it_imports_nothing_that_a_gpu_machine_may_lack() -> None:
-    code = f"import sys\nimport benchmarks.gpu, python_backends.instance.loop\nprint(*set({NOT_THERE}) & sys.modules.keys())"
-    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
+    code = (
+        f"import sys\nimport benchmarks.gpu, python_backends.instance.loop\nprint(*set({NOT_THERE}) &"
+        " sys.modules.keys())"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=120
+    )
     assert found.stdout.split() == []
 
 
 def test_it_runs_without_a_gpu(tmp_path: Path) -> None:
-    """All parts but three that other tests and benchmarks run: the checks of tokens, Triton, and transformers' loop."""
+    """All parts but three that other tests and benchmarks run: the checks
+    of tokens, Triton, and transformers' loop.
+    """
     path, parts = tmp_path / "gpu.json", ("steps", "gap", "copies", "online")
     command = [
         sys.executable,
@@ -48,7 +55,9 @@ def test_it_runs_without_a_gpu(tmp_path: Path) -> None:
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert said.returncode == 0, said.stdout + said.stderr
     result = json.loads(path.read_text())
-    assert {part["part"]: part["error"] for part in result["parts"]} == dict.fromkeys(("capture, cuda_graphs = eager", *parts), "")
+    assert {part["part"]: part["error"] for part in result["parts"]} == dict.fromkeys(
+        ("capture, cuda_graphs = eager", *parts), ""
+    )
     values = {figure["what"]: figure["value"] for figure in result["figures"]}
     assert values["24/12 at once: output"] > 0
     assert 0 < values["busy share, all steps"] <= 1
@@ -76,9 +85,12 @@ def _sleeps(_measured: Measured) -> Iterator[Figure]:
 
 
 @pytest.mark.parametrize(
-    ("part", "error"), [(_breaks, "ZeroDivisionError: on purpose"), (_dies, "ended with 7"), (_sleeps, "longer than 1 s")]
+    ("part", "error"),
+    [(_breaks, "ZeroDivisionError: on purpose"), (_dies, "ended with 7"), (_sleeps, "longer than 1 s")],
 )
-def test_a_part_that_fails_is_named_and_what_it_had_found_stays(monkeypatch: pytest.MonkeyPatch, part: gpu.Part, error: str) -> None:
+def test_a_part_that_fails_is_named_and_what_it_had_found_stays(
+    monkeypatch: pytest.MonkeyPatch, part: gpu.Part, error: str
+) -> None:
     monkeypatch.setitem(gpu.PARTS, "bad", (part, 1.0))
     figures: list[Figure] = []
     ended = gpu.guarded("bad", MEASURED, figures, 30.0 if part is not _sleeps else 1.0)
@@ -90,7 +102,9 @@ def test_a_part_that_fails_is_named_and_what_it_had_found_stays(monkeypatch: pyt
 def test_the_floor_counts_what_a_step_reads(one: TinyModel) -> None:
     """Every parameter of the model but the embedding, which gives a row a token, and the norms."""
     engine = one.engine()
-    read = sum(weight.numel() for name, weight in one.model.named_parameters() if "proj" in name or "lm_head" in name)
+    read = sum(
+        weight.numel() for name, weight in one.model.named_parameters() if "proj" in name or "lm_head" in name
+    )
     biases = sum(weight.numel() for name, weight in one.model.named_parameters() if name.endswith("bias"))
     assert weight_bytes(engine) == 4 * (read - biases)
     assert RecordedEngine(engine, engine.limits).steps == []
@@ -98,6 +112,11 @@ def test_the_floor_counts_what_a_step_reads(one: TinyModel) -> None:
 
 def test_it_explains_itself() -> None:
     said = subprocess.run(
-        [sys.executable, "benchmarks/gpu.py", "--help"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "benchmarks/gpu.py", "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
     )
     assert "sortedcontainers, pyzmq and setproctitle" in said.stdout

@@ -1,4 +1,6 @@
-"""Weights of int8: the products are those of the rounded weights, in both engines, and whole answers are given with them."""
+"""Weights of int8: the products are those of the rounded weights, in both
+engines, and whole answers are given with them.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +41,17 @@ def test_a_rounded_weight_is_within_half_a_step_of_the_weight(dtype: torch.dtype
     assert not rounded.weight[7].any()
     scale = rounded.scale.double()[:, None]
     # the scale itself is rounded to the dtype, which may cut the largest weight of a row a little
-    assert ((rounded.weight.double() * scale - weight.double()).abs() <= scale * (0.5 + 127 * torch.finfo(dtype).eps)).all()
+    assert (
+        (rounded.weight.double() * scale - weight.double()).abs()
+        <= scale * (0.5 + 127 * torch.finfo(dtype).eps)
+    ).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_product_with_int8_is_that_of_the_rounded_weight_for_any_number_of_rows(dtype: torch.dtype, bias: bool) -> None:
+def test_a_product_with_int8_is_that_of_the_rounded_weight_for_any_number_of_rows(
+    dtype: torch.dtype, bias: bool
+) -> None:
     offset = _drawn((96,), dtype) if bias else None
     projection, exact = _projection((96, 64), dtype, offset)
     assert torch.equal(projection.weight, exact.to(dtype))
@@ -76,7 +83,9 @@ def test_every_product_of_every_layer_is_rounded_and_nothing_else(each: TinyMode
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_tokens_with_int8_are_nearly_as_good_as_those_of_float32(each: TinyModel, dtype: str) -> None:
-    """The tiny models' weights are drawn at random, where rounding shows most: agreement is printed, how good a token is asserted."""
+    """The tiny models' weights are drawn at random, where rounding shows most:
+    agreement is printed, how good a token is asserted.
+    """
     requests = random_requests(8, seed=8)
     answers = Serving(each.engine(weights="int8", dtype=dtype)).run(requests)
     each.check_rounding(f"int8 weights, {dtype}", requests, answers, INT8_REGRET)
@@ -92,8 +101,12 @@ def test_tokens_of_openvino_with_int8_are_nearly_as_good_as_those_of_float32(
     computed.check_rounding(f"int8 weights, openvino, {dtype}", requests, answers, INT8_REGRET)
 
 
-def test_answers_in_float32_are_transformers_answers_with_the_rounded_weights(each: TinyModel, tmp_path: Path) -> None:
-    """What int8 changes is the weights, nowhere anything else: in chunks, batches, with biases, whatever the family."""
+def test_answers_in_float32_are_transformers_answers_with_the_rounded_weights(
+    each: TinyModel, tmp_path: Path
+) -> None:
+    """What int8 changes is the weights, nowhere anything else: in chunks,
+    batches, with biases, whatever the family.
+    """
     requests = random_requests(6, seed=3)
     answers = Serving(each.engine(weights="int8"), token_budget=40).run(requests)
     rounded = TinyModel(tmp_path, _with_rounded_weights(each.model), each.agreement)
@@ -128,11 +141,15 @@ def _drawn(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
-def _projection(shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None) -> tuple[Int8Projection, Tensor]:
+def _projection(
+    shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None
+) -> tuple[Int8Projection, Tensor]:
     """And the weight that it shall multiply with, exactly."""
     rounded = quantise(Linear(_drawn(shape, dtype), bias))
     assert rounded.scale is not None
-    return Int8Projection(rounded.weight, rounded.scale, bias), rounded.weight.double() * rounded.scale.double()[:, None]
+    return Int8Projection(
+        rounded.weight, rounded.scale, bias
+    ), rounded.weight.double() * rounded.scale.double()[:, None]
 
 
 def _assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:

@@ -118,9 +118,13 @@ print("none")
 """
 
 
-@pytest.mark.parametrize("code", [CASES, ENGINE], ids=["beside torch's operators", "in the engine beside transformers"])
+@pytest.mark.parametrize(
+    "code", [CASES, ENGINE], ids=["beside torch's operators", "in the engine beside transformers"]
+)
 def test_the_kernels_compute_what_torch_does(code: str) -> None:
-    """Grouped heads, scattered blocks, lengths from one token on, windows, capped scores; then whole steps, mixed and padded."""
+    """Grouped heads, scattered blocks, lengths from one token on, windows,
+    capped scores; then whole steps, mixed and padded.
+    """
     assert interpreted(code) == "equal\n"
 
 
@@ -129,7 +133,9 @@ def test_no_kernel_is_left_to_be_compiled_under_the_first_prompt() -> None:
 
 
 def test_requests_launch_no_kernel_in_a_variant_that_the_first_steps_did_not() -> None:
-    """The language compiles a kernel again where a pointer is otherwise aligned, or a number is 1 or divisible by 16."""
+    """The language compiles a kernel again where a pointer is otherwise
+    aligned, or a number is 1 or divisible by 16.
+    """
     assert interpreted(SERVING) == "none\n"
 
 
@@ -139,9 +145,21 @@ def test_every_kernel_compiles_for_a_gpu_that_is_not_here_and_spills_are_found(t
     said = compiled("--quick", "--json", str(found))
     assert said.returncode == 0, said.stdout + said.stderr
     kernels = json.loads(found.read_text())["kernels"]
-    names = {"attend_part", "attend_chunk", "join_parts", "place", "gated", "add_and_norm", "least_kept", "write"}
+    names = {
+        "attend_part",
+        "attend_chunk",
+        "join_parts",
+        "place",
+        "gated",
+        "add_and_norm",
+        "least_kept",
+        "write",
+    }
     assert {kernel["kernel"] for kernel in kernels} == names
-    assert {kernel["what"][:4] for kernel in kernels if kernel["kernel"] == "attend_chunk"} == {"bf16", "fp32"}
+    assert {kernel["what"][:4] for kernel in kernels if kernel["kernel"] == "attend_chunk"} == {
+        "bf16",
+        "fp32",
+    }
     assert all(kernel["registers"] > 0 and kernel["spilled_bytes"] == 0 for kernel in kernels)
     refused = compiled("--quick", "--most-spills", "-1")
     assert refused.returncode == 1
@@ -153,7 +171,9 @@ def compiled(*asked: str) -> subprocess.CompletedProcess[str]:
     pytest.importorskip("triton.language", reason=WITHOUT)
     command = [sys.executable, "build/compile_kernels.py", *asked]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=280, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=280, check=False
+    )
 
 
 def interpreted(code: str) -> str:
@@ -161,6 +181,8 @@ def interpreted(code: str) -> str:
     pytest.importorskip("triton.language", reason=WITHOUT)
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     command = [sys.executable, "-c", code]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=280, check=False)
+    said = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=280, check=False
+    )
     assert said.returncode == 0, said.stderr
     return said.stdout

@@ -50,7 +50,11 @@ def test_a_first_forest_comes_when_there_is_enough_to_grow_it_from(tmp_path: Pat
     assert is_due(log, ENCODER, None)
     version = learn(tmp_path, ENCODER)
     assert version is not None
-    assert (version.number, version.num_observations, version.last_id) == (1, learning.MIN_OBSERVATIONS, learning.MIN_OBSERVATIONS)
+    assert (version.number, version.num_observations, version.last_id) == (
+        1,
+        learning.MIN_OBSERVATIONS,
+        learning.MIN_OBSERVATIONS,
+    )
     assert expected_mean(tmp_path, 30) == pytest.approx(60, abs=6)
 
 
@@ -60,7 +64,9 @@ def test_another_comes_when_predictions_were_wrong_and_not_before(tmp_path: Path
     right = [record(num_input=n, num_output=2 * n, mean=2 * n) for n in range(5, 55)]
     log.add(right)
     assert not is_due(log, ENCODER, version)
-    log.add([each.changed(num_output_tokens=each.num_output_tokens + 20) for each in right[: learning.MIN_WRONG]])
+    log.add(
+        [each.changed(num_output_tokens=each.num_output_tokens + 20) for each in right[: learning.MIN_WRONG]]
+    )
     assert is_due(log, ENCODER, version)
 
 
@@ -96,8 +102,12 @@ def test_what_was_learned_survives_the_learner_and_old_versions_go(tmp_path: Pat
     second.close()
 
 
-@pytest.mark.parametrize("damage", [None, "", "[]", "{", '{"number": 3}', '{"number": "x"}', "\xff", '{"number": 1e400}'])
-def test_learning_goes_on_when_the_file_that_says_what_counts_is_lost_or_damaged(tmp_path: Path, damage: str | None) -> None:
+@pytest.mark.parametrize(
+    "damage", [None, "", "[]", "{", '{"number": 3}', '{"number": "x"}', "\xff", '{"number": 1e400}']
+)
+def test_learning_goes_on_when_the_file_that_says_what_counts_is_lost_or_damaged(
+    tmp_path: Path, damage: str | None
+) -> None:
     log = RequestLog(tmp_path, 10_000)
     log.add(answers(150, 2))
     for _ in range(KEPT + 2):
@@ -117,8 +127,8 @@ def test_learning_goes_on_when_the_file_that_says_what_counts_is_lost_or_damaged
 
 
 def test_a_version_that_counts_is_kept_whatever_other_files_are_called(tmp_path: Path) -> None:
-    """A directory that an older release left: current.json restored from a backup, and forests of larger
-    numbers.
+    """A directory that an older release left: current.json restored from
+    a backup, and forests of larger numbers.
     """
     forest = learned(tmp_path)
     for number in (7, 8, 9):
@@ -157,11 +167,15 @@ def learn_here(directory: Path, encoder: str) -> int:
     return 0 if learn(directory, encoder) else 1
 
 
-def test_a_version_counts_only_when_its_forest_is_whole(tmp_path: Path, log: RequestLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_counts_only_when_its_forest_is_whole(
+    tmp_path: Path, log: RequestLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The learner dies while it writes: the version before stays."""
     log.add(answers(150, 2))
     learn(tmp_path, ENCODER)
-    monkeypatch.setattr("python_backends.prediction.forest.Forest.save", lambda _, path: path.write_bytes(b"half") and 1 / 0)
+    monkeypatch.setattr(
+        "python_backends.prediction.forest.Forest.save", lambda _, path: path.write_bytes(b"half") and 1 / 0
+    )
     with pytest.raises(ZeroDivisionError):
         learn(tmp_path, ENCODER)
     assert expected_mean(tmp_path, 30) == pytest.approx(60, abs=6)
@@ -199,9 +213,13 @@ def test_a_fit_in_a_process_of_its_own_is_the_same_forest(tmp_path: Path, log: R
     assert json.loads((tmp_path / "current.json").read_text())["fit_s"] > 0
 
 
-def test_answers_that_were_cut_push_predictions_up_and_are_no_lengths(tmp_path: Path, log: RequestLog) -> None:
+def test_answers_that_were_cut_push_predictions_up_and_are_no_lengths(
+    tmp_path: Path, log: RequestLog
+) -> None:
     """Half of the answers to long inputs hit the limit of 60 tokens."""
-    log.add([*answers(150, 2), *(record(num_input=30, num_output=60, finish=Finish.LENGTH) for _ in range(100))])
+    log.add(
+        [*answers(150, 2), *(record(num_input=30, num_output=60, finish=Finish.LENGTH) for _ in range(100))]
+    )
     learn(tmp_path, ENCODER)
     assert expected_mean(tmp_path, 30) >= 60
 

@@ -1,4 +1,6 @@
-"""Log-probabilities are torch.log_softmax of transformers' logits in float32, whatever else shapes the choice."""
+"""Log-probabilities are torch.log_softmax of transformers' logits in
+float32, whatever else shapes the choice.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +34,18 @@ class Scored(Serving):
     def _apply(self, plan: Any) -> None:
         events = self.scheduler.apply(plan, self.engine.collect())
         scores = by_row(events.log_probs)
-        for row, (request_id, token) in enumerate(zip(events.request_ids.tolist(), events.tokens.tolist(), strict=True)):
+        for row, (request_id, token) in enumerate(
+            zip(events.request_ids.tolist(), events.tokens.tolist(), strict=True)
+        ):
             self.answers[request_id].append(token)
             if row in scores:
                 self.scores[request_id].append(scores[row])
 
 
 def _reference(tiny: TinyModel, request: Request, answer: list[int]) -> Tensor:
-    """[tokens, vocabulary] transformers' log-probabilities at each token of `answer`, in one pass over all of it."""
+    """[tokens, vocabulary] transformers' log-probabilities at each token
+    of `answer`, in one pass over all of it.
+    """
     tokens = torch.tensor([[*request.prompt.tolist(), *answer]])
     with torch.no_grad():
         logits = tiny.model(tokens).logits[0, len(request.prompt) - 1 : -1]
@@ -50,7 +56,9 @@ def _requests(**sampling: Any) -> list[Request]:
     """Every third asks for nothing, the others for 0 to 4 of the top."""
     return [
         request.changed(
-            sampling=request.sampling.changed(**sampling, log_probs=index % 3 > 0, num_top_log_probs=index % 3 and index // 2)
+            sampling=request.sampling.changed(
+                **sampling, log_probs=index % 3 > 0, num_top_log_probs=index % 3 and index // 2
+            )
         )
         for index, request in enumerate(random_requests(9, seed=12))
     ]
@@ -101,12 +109,17 @@ def test_log_probabilities_go_on_after_a_restart(one: TinyModel) -> None:
     again.run()
     for request in requests:
         rest = whole.scores[request.request_id].since(8)
-        np.testing.assert_allclose(again.scores[request.request_id].since(0).chosen, rest.chosen, atol=ROUNDING)
+        np.testing.assert_allclose(
+            again.scores[request.request_id].since(0).chosen, rest.chosen, atol=ROUNDING
+        )
 
 
 def test_asking_changes_no_token_of_anybody(one: TinyModel) -> None:
     requests = _requests(temperature=1.3, seed=5)
-    quiet = [request.changed(sampling=request.sampling.changed(log_probs=False, num_top_log_probs=0)) for request in requests]
+    quiet = [
+        request.changed(sampling=request.sampling.changed(log_probs=False, num_top_log_probs=0))
+        for request in requests
+    ]
     assert Serving(one.engine()).run(requests) == Serving(one.engine()).run(quiet)
 
 
@@ -119,7 +132,9 @@ def test_packed_and_unpacked_in_the_order_of_the_plan() -> None:
     out = row_log_probs(packed.numpy(), np.array([5, 1, 4]))
     expected = torch.log_softmax(logits.float(), -1)
     assert out.rows.tolist() == [1, 4, 5]
-    np.testing.assert_allclose(out.values.chosen, [float(expected[row, tokens[row]]) for row in (2, 3, 0)], atol=1e-5)
+    np.testing.assert_allclose(
+        out.values.chosen, [float(expected[row, tokens[row]]) for row in (2, 3, 0)], atol=1e-5
+    )
     assert out.values.num_top == 3
     for place, row in enumerate((2, 3, 0)):
         ids = out.values.top_ids[3 * place : 3 * place + 3].astype(np.int64)

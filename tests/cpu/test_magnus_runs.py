@@ -1,4 +1,6 @@
-"""The runs of benchmarks/magnus.py on its simulated engine: a step costs the same whatever the rows, lengths are known beforehand."""
+"""The runs of benchmarks/magnus.py on its simulated engine: a step costs the same
+whatever the rows, lengths are known beforehand.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks.magnus_requests import Ask
-from benchmarks.magnus_runs import Run, Work, continuous_scheduler, poisson_arrivals, run_continuous, run_static
+from benchmarks.magnus_runs import (
+    Run,
+    Work,
+    continuous_scheduler,
+    poisson_arrivals,
+    run_continuous,
+    run_static,
+)
 from benchmarks.magnus_simulated import SimulatedEngine, lengths_by_prompt
 from python_backends.nouns.request import ModelLimits
 from python_backends.nouns.step import Admit
@@ -17,7 +26,9 @@ from python_backends.static_batching.batches import BatchLimits
 from python_backends.static_batching.plans import NO_TOKENS
 
 COUNT, MAX_TOKENS, SIZE = 400, 256, 7
-LIMITS = ModelLimits(max_model_tokens=512, vocab_size=1000, num_slots=96, num_blocks=16 * SIZE, block_tokens=32)
+LIMITS = ModelLimits(
+    max_model_tokens=512, vocab_size=1000, num_slots=96, num_blocks=16 * SIZE, block_tokens=32
+)
 STEP_MS = (20.0, 0.05, 0.2)
 
 
@@ -45,7 +56,10 @@ def runs() -> dict[str, Run]:
     """Every policy at four times what VS can answer."""
     rng = np.random.default_rng(1)
     lengths = np.clip(rng.lognormal(3.5, 0.8, COUNT), 4, 250).astype(np.int64)
-    prompts = [np.append(rng.integers(0, 999, length), number).astype(np.int32) for number, length in enumerate(lengths)]
+    prompts = [
+        np.append(rng.integers(0, 999, length), number).astype(np.int32)
+        for number, length in enumerate(lengths)
+    ]
     asked = [Ask("copy", "Copy:", "", prompt, len(prompt)) for prompt in prompts]
     limits, known = BatchLimits(LIMITS.num_blocks, 32, 96, SIZE, max_waste=6000), Known(lengths)
     made = {}
@@ -55,7 +69,9 @@ def runs() -> dict[str, Run]:
         if policy == "ccb":
             made[policy] = run_continuous(policy, work, engine, SIZE)
         else:
-            made[policy] = run_static(policy, policy, work, engine, limits, None if policy == "vs" else (known, known))  # type: ignore[arg-type]
+            made[policy] = run_static(
+                policy, policy, work, engine, limits, None if policy == "vs" else (known, known)
+            )  # type: ignore[arg-type]
     assert all(run.num_valid_tokens == lengths.sum() for run in made.values())
     return made
 
@@ -65,13 +81,17 @@ def test_every_request_is_answered_once_whatever_the_policy(runs: dict[str, Run]
     assert not any(run.num_failed for run in runs.values())
 
 
-def test_each_part_of_magnus_is_a_gain_on_a_device_that_reads_its_weights_at_every_step(runs: dict[str, Run]) -> None:
+def test_each_part_of_magnus_is_a_gain_on_a_device_that_reads_its_weights_at_every_step(
+    runs: dict[str, Run],
+) -> None:
     vs, glp, abp, magnus = (runs[policy].row for policy in ("vs", "glp", "abp", "magnus"))
     assert vs.request_throughput < glp.request_throughput < abp.request_throughput
     assert vs.mean_response_s > glp.mean_response_s > abp.mean_response_s > magnus.mean_response_s
 
 
-def test_with_perfect_knowledge_magnus_gains_what_its_paper_says_over_vanilla_scheduling(runs: dict[str, Run]) -> None:
+def test_with_perfect_knowledge_magnus_gains_what_its_paper_says_over_vanilla_scheduling(
+    runs: dict[str, Run],
+) -> None:
     vs, magnus = runs["vs"].row, runs["magnus"].row
     assert magnus.request_throughput > 1.66 * vs.request_throughput
     assert magnus.mean_response_s < 0.4 * vs.mean_response_s
@@ -83,7 +103,9 @@ def test_only_static_batches_generate_tokens_that_are_not_valid(runs: dict[str, 
 
 
 def test_conservative_continuous_batching_admits_only_whom_it_has_reserved_max_tokens_for() -> None:
-    """Blocks for two requests with all of their tokens, slots for seven: the third waits, in order of arrival."""
+    """Blocks for two requests with all of their tokens, slots for
+    seven: the third waits, in order of arrival.
+    """
     two_requests = LIMITS.changed(num_blocks=2 * (32 + MAX_TOKENS) // 32)
     scheduler = continuous_scheduler(two_requests, SIZE)
     for number in range(5):

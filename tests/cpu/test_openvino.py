@@ -23,7 +23,9 @@ def computed(request: pytest.FixtureRequest, tiny: Callable[[str], TinyModel]) -
 
 
 @pytest.mark.parametrize(("slots", "token_budget"), [(3, 5), (8, 256)])
-def test_answers_do_not_depend_on_slots_and_chunk_size(computed: TinyModel, slots: int, token_budget: int) -> None:
+def test_answers_do_not_depend_on_slots_and_chunk_size(
+    computed: TinyModel, slots: int, token_budget: int
+) -> None:
     requests = random_requests(8)
     answers = Serving(computed.openvino_engine(slots=slots), token_budget).run(requests)
     for request in requests:
@@ -31,7 +33,9 @@ def test_answers_do_not_depend_on_slots_and_chunk_size(computed: TinyModel, slot
 
 
 @pytest.mark.parametrize("ahead", [1, 2])
-def test_steps_that_are_computed_while_the_loop_goes_on_give_the_same_answers(computed: TinyModel, ahead: int) -> None:
+def test_steps_that_are_computed_while_the_loop_goes_on_give_the_same_answers(
+    computed: TinyModel, ahead: int
+) -> None:
     requests = random_requests(10, seed=4)
     serving = Serving(computed.openvino_engine(slots=3, steps_ahead=ahead), ahead=ahead)
     answers = serving.run(requests)
@@ -52,10 +56,14 @@ def test_rows_go_on_beside_padding_as_they_do_alone(one: TinyModel, ahead: int) 
         serving.engine.close()
 
 
-def test_stops_draws_penalties_and_log_probabilities_are_those_of_one_step_after_the_other(one: TinyModel) -> None:
+def test_stops_draws_penalties_and_log_probabilities_are_those_of_one_step_after_the_other(
+    one: TinyModel,
+) -> None:
     free = Serving(one.openvino_engine()).run(random_requests(1, seed=6))[0]
     requests = random_requests(1, seed=6, stop_ids=(free[9],))
-    others = random_requests(8, seed=7, temperature=0.9, repetition_penalty=1.3, log_probs=True, num_top_log_probs=2)
+    others = random_requests(
+        8, seed=7, temperature=0.9, repetition_penalty=1.3, log_probs=True, num_top_log_probs=2
+    )
     requests += [Request(request.request_id + 1, request.prompt, request.sampling) for request in others]
     expected = Serving(one.openvino_engine(slots=3), ahead=0).run(requests)
     assert expected[0] == free[: free.index(free[9]) + 1]
@@ -106,7 +114,10 @@ def test_requests_come_and_go_while_steps_are_launched_ahead(one: TinyModel) -> 
 def test_shared_prefix_blocks_give_the_same_answers(one: TinyModel) -> None:
     prefix = np.arange(100, 180, dtype=np.int32)
     tails = np.random.default_rng(3).integers(0, VOCABULARY, (5, 9)).astype(np.int32)
-    requests = [Request(index, np.concatenate([prefix, tail]), Sampling(max_tokens=25)) for index, tail in enumerate(tails)]
+    requests = [
+        Request(index, np.concatenate([prefix, tail]), Sampling(max_tokens=25))
+        for index, tail in enumerate(tails)
+    ]
     serving = Serving(one.openvino_engine())
     serving.run(requests[:1])
     serving.scheduler.take_started()
@@ -117,16 +128,23 @@ def test_shared_prefix_blocks_give_the_same_answers(one: TinyModel) -> None:
 
 
 @pytest.mark.parametrize("steps_ahead", [0, 1])
-def test_a_prefix_that_many_bring_at_once_is_computed_once_and_answers_are_the_same(one: TinyModel, steps_ahead: int) -> None:
-    """Some get other blocks for the prefix while the step that computes it, or one of their own, is under
-    way.
+def test_a_prefix_that_many_bring_at_once_is_computed_once_and_answers_are_the_same(
+    one: TinyModel, steps_ahead: int
+) -> None:
+    """Some get other blocks for the prefix while the step that
+    computes it, or one of their own, is under way.
     """
     prefix = np.arange(100, 164, dtype=np.int32)
     tails = np.random.default_rng(6).integers(0, VOCABULARY, (5, 9)).astype(np.int32)
-    requests = [Request(index, np.concatenate([prefix, tail]), Sampling(max_tokens=25)) for index, tail in enumerate(tails)]
+    requests = [
+        Request(index, np.concatenate([prefix, tail]), Sampling(max_tokens=25))
+        for index, tail in enumerate(tails)
+    ]
     serving = Serving(one.openvino_engine(steps_ahead=steps_ahead), token_budget=50, ahead=steps_ahead)
     answers = serving.run(requests)
-    assert sum(started.num_prefix_hit_tokens for started in serving.scheduler.take_started()) == 4 * len(prefix)
+    assert sum(started.num_prefix_hit_tokens for started in serving.scheduler.take_started()) == 4 * len(
+        prefix
+    )
     for request in requests:
         one.check(request, answers[request.request_id])
 
@@ -151,9 +169,13 @@ def test_a_step_of_chunks_that_sample_nothing_gives_no_tokens(one: TinyModel) ->
 
 
 def test_the_same_seed_draws_the_same_text_in_any_company(one: TinyModel) -> None:
-    drawn = Request(0, np.arange(20, dtype=np.int32), Sampling(max_tokens=30, temperature=0.8, top_p=0.9, seed=7))
+    drawn = Request(
+        0, np.arange(20, dtype=np.int32), Sampling(max_tokens=30, temperature=0.8, top_p=0.9, seed=7)
+    )
     alone = Serving(one.openvino_engine()).run([drawn])[0]
-    others = [Request(request.request_id + 1, request.prompt, request.sampling) for request in random_requests(5)]
+    others = [
+        Request(request.request_id + 1, request.prompt, request.sampling) for request in random_requests(5)
+    ]
     assert Serving(one.openvino_engine()).run([*others, drawn])[0] == alone
 
 

@@ -18,7 +18,9 @@ def test_answers_have_many_different_tokens(each: TinyModel) -> None:
 
 
 @pytest.mark.parametrize(("slots", "token_budget"), [(3, 5), (8, 256)])
-def test_answers_do_not_depend_on_slots_and_chunk_size(each: TinyModel, slots: int, token_budget: int) -> None:
+def test_answers_do_not_depend_on_slots_and_chunk_size(
+    each: TinyModel, slots: int, token_budget: int
+) -> None:
     requests = random_requests(10)
     answers = Serving(each.engine(slots=slots), token_budget).run(requests)
     for request in requests:
@@ -57,7 +59,10 @@ def test_shared_prefix_blocks_give_the_same_answers(each: TinyModel) -> None:
     """Prompts that begin alike share blocks; each goes on into blocks of its own."""
     prefix = np.arange(100, 140, dtype=np.int32)
     tails = np.random.default_rng(3).integers(0, VOCABULARY, (6, 9)).astype(np.int32)
-    requests = [Request(index, np.concatenate([prefix, tail]), Sampling(max_tokens=25)) for index, tail in enumerate(tails)]
+    requests = [
+        Request(index, np.concatenate([prefix, tail]), Sampling(max_tokens=25))
+        for index, tail in enumerate(tails)
+    ]
     serving = Serving(each.engine())
     serving.run(requests[:1])
     serving.scheduler.take_started()
@@ -68,16 +73,23 @@ def test_shared_prefix_blocks_give_the_same_answers(each: TinyModel) -> None:
 
 
 @pytest.mark.parametrize("token_budget", [21, 256])
-def test_a_prefix_that_many_bring_at_once_is_computed_once_and_answers_are_the_same(each: TinyModel, token_budget: int) -> None:
-    """Who is seated before its prefix is there gets other blocks for it later, in the middle of its own
-    prompt if it has begun.
+def test_a_prefix_that_many_bring_at_once_is_computed_once_and_answers_are_the_same(
+    each: TinyModel, token_budget: int
+) -> None:
+    """Who is seated before its prefix is there gets other blocks for it later, in
+    the middle of its own prompt if it has begun.
     """
     prefix = np.arange(100, 140, dtype=np.int32)
     tails = np.random.default_rng(6).integers(0, VOCABULARY, (5, 9)).astype(np.int32)
-    requests = [Request(index, np.concatenate([prefix, tail]), Sampling(max_tokens=25)) for index, tail in enumerate(tails)]
+    requests = [
+        Request(index, np.concatenate([prefix, tail]), Sampling(max_tokens=25))
+        for index, tail in enumerate(tails)
+    ]
     serving = Serving(each.engine(), token_budget)
     answers = serving.run(requests)
-    assert sum(started.num_prefix_hit_tokens for started in serving.scheduler.take_started()) == 4 * len(prefix)
+    assert sum(started.num_prefix_hit_tokens for started in serving.scheduler.take_started()) == 4 * len(
+        prefix
+    )
     for request in requests:
         each.check(request, answers[request.request_id])
 
@@ -133,7 +145,9 @@ def test_evicted_requests_go_on_where_they_were(one: TinyModel) -> None:
 
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_steps_launched_ahead_of_a_stop_change_nothing(each: TinyModel, ahead: int) -> None:
-    """The host learns of a stop id `ahead` steps late; meanwhile the row was launched again, and its slot goes to another request."""
+    """The host learns of a stop id `ahead` steps late; meanwhile the row was
+    launched again, and its slot goes to another request.
+    """
     requests = [_stopping(each, request, 5 + request.request_id) for request in random_requests(12, seed=7)]
     serving = Serving(each.engine(slots=3), ahead=ahead)
     answers = serving.run(requests)
@@ -145,14 +159,20 @@ def test_steps_launched_ahead_of_a_stop_change_nothing(each: TinyModel, ahead: i
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_a_prompt_that_repeats_a_stopped_answer_finds_only_blocks_that_were_computed(one: TinyModel, ahead: int) -> None:
-    """The stop id itself may be the last token of a block: its KV was computed by a step launched ahead, or not at all."""
+def test_a_prompt_that_repeats_a_stopped_answer_finds_only_blocks_that_were_computed(
+    one: TinyModel, ahead: int
+) -> None:
+    """The stop id itself may be the last token of a block: its KV was
+    computed by a step launched ahead, or not at all.
+    """
     prompt = np.arange(11, dtype=np.int32)
     for length in range(4, 8):
         serving = Serving(one.engine(block_tokens=1), ahead=ahead)
         first = _stopping(one, Request(0, prompt, Sampling(50)), length)
         answer = serving.run([first])[0]
-        second = Request(1, np.concatenate([prompt, np.array([*answer, 5], np.int32)]), Sampling(max_tokens=20))
+        second = Request(
+            1, np.concatenate([prompt, np.array([*answer, 5], np.int32)]), Sampling(max_tokens=20)
+        )
         one.check(second, serving.run([second])[1])
 
 
@@ -161,10 +181,14 @@ def test_no_stop_id_comes_before_min_tokens(each: TinyModel) -> None:
     prompt = np.arange(20, dtype=np.int32)
     free, _ = each.reference(prompt, 50)
     stops, minimum = (free[3], free[6], free[12]), 10
-    request = Request(0, prompt, Sampling(max_tokens=40, min_tokens=minimum, stop_ids=(*stops, VOCABULARY + 5)))
+    request = Request(
+        0, prompt, Sampling(max_tokens=40, min_tokens=minimum, stop_ids=(*stops, VOCABULARY + 5))
+    )
     others = [Request(r.request_id + 1, r.prompt, r.sampling) for r in random_requests(3)]
     answers = Serving(each.engine()).run([request, *others])
-    expected, _ = generate(each.model, prompt, 40, min_new_tokens=minimum, eos_token_id=list(stops), pad_token_id=0)
+    expected, _ = generate(
+        each.model, prompt, 40, min_new_tokens=minimum, eos_token_id=list(stops), pad_token_id=0
+    )
     assert answers[0] == expected
     assert not set(answers[0][:minimum]) & set(stops)
     for other in others:
@@ -187,7 +211,9 @@ def test_a_step_of_chunks_that_sample_nothing_gives_no_tokens(one: TinyModel) ->
 
 
 def test_tokens_in_bfloat16_are_nearly_as_good_as_those_of_float32(each: TinyModel) -> None:
-    """Prefill and batched decode round differently in bfloat16: how much is agreed on is printed, how good a token is asserted."""
+    """Prefill and batched decode round differently in bfloat16: how much is
+    agreed on is printed, how good a token is asserted.
+    """
     requests = random_requests(8, seed=8)
     answers = Serving(each.engine(dtype="bfloat16")).run(requests)
     each.check_rounding("bfloat16", requests, answers, BFLOAT16_REGRET)
@@ -197,7 +223,9 @@ def _stopping(tiny: TinyModel, request: Request, index: int) -> Request:
     """`request` with token `index` of its answer as stop id, and one that does not come."""
     expected, _ = tiny.reference(request.prompt, 50)
     absent = next(token for token in range(VOCABULARY) if token not in expected)
-    return Request(request.request_id, request.prompt, Sampling(max_tokens=50, stop_ids=(expected[index], absent)))
+    return Request(
+        request.request_id, request.prompt, Sampling(max_tokens=50, stop_ids=(expected[index], absent))
+    )
 
 
 def _reserve_little(sequence: Sequence) -> int:

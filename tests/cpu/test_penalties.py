@@ -1,4 +1,6 @@
-"""Penalties, bad words and min_p are those of transformers' processors, or of a plain reference; nobody pays who didn't ask."""
+"""Penalties, bad words and min_p are those of transformers' processors, or of
+a plain reference; nobody pays who didn't ask.
+"""
 
 from __future__ import annotations
 
@@ -70,15 +72,31 @@ def _plain(logits: Tensor, prompt: Ids, output: Ids, sampling: Sampling) -> Tens
 def test_the_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
     tokens = torch.from_numpy(np.stack([_random_tokens(seed, 20) for seed in range(3)])).long()
     nothing = torch.zeros(3)
-    ours = Penalties(torch.arange(3), tokens, torch.zeros_like(tokens, dtype=torch.bool), torch.full((3,), penalty), nothing, nothing)
+    ours = Penalties(
+        torch.arange(3),
+        tokens,
+        torch.zeros_like(tokens, dtype=torch.bool),
+        torch.full((3,), penalty),
+        nothing,
+        nothing,
+    )
     theirs = reference.RepetitionPenaltyLogitsProcessor(penalty)(tokens, _logits(3))
     torch.testing.assert_close(penalized(_logits(3), ours), theirs)
 
 
-@pytest.mark.parametrize("sampling", [PENALIZED, {"presence_penalty": 2.0}, {"frequency_penalty": -2.0}, {"repetition_penalty": 0.7}])
-def test_all_penalties_are_those_of_a_plain_reference_for_rows_of_any_length(sampling: dict[str, Any]) -> None:
-    """Slots of different lengths, one that asks for nothing between them, in an order that is not the slots'."""
-    parts = {slot: (_random_tokens(slot, 3 + 4 * slot), _random_tokens(9 + slot, slot * 3)) for slot in range(4)}
+@pytest.mark.parametrize(
+    "sampling",
+    [PENALIZED, {"presence_penalty": 2.0}, {"frequency_penalty": -2.0}, {"repetition_penalty": 0.7}],
+)
+def test_all_penalties_are_those_of_a_plain_reference_for_rows_of_any_length(
+    sampling: dict[str, Any],
+) -> None:
+    """Slots of different lengths, one that asks for nothing between
+    them, in an order that is not the slots'.
+    """
+    parts = {
+        slot: (_random_tokens(slot, 3 + 4 * slot), _random_tokens(9 + slot, slot * 3)) for slot in range(4)
+    }
     state = SlotState(LIMITS, CPU)
     state.apply([_admit(slot, *tokens, **(sampling if slot != 2 else {})) for slot, tokens in parts.items()])
     order = [3, 2, 0, 1]
@@ -95,7 +113,9 @@ def test_penalties_follow_the_tokens_that_are_appended() -> None:
     """Also beside a row whose end has not been read yet, and for a new tenant of its slot."""
     prompt, output = _random_tokens(1, 5), np.zeros(0, np.int32)
     state = SlotState(LIMITS, CPU)
-    state.apply([_admit(0, prompt, output, **PENALIZED), _admit(1, prompt, output, **PENALIZED, stop_ids=(7,))])
+    state.apply(
+        [_admit(0, prompt, output, **PENALIZED), _admit(1, prompt, output, **PENALIZED, stop_ids=(7,))]
+    )
     slots = torch.tensor([0, 1])
     for index, token in enumerate([7, 9, 7, 30]):
         state.append(slots, torch.tensor([token, token]))
@@ -104,12 +124,15 @@ def test_penalties_follow_the_tokens_that_are_appended() -> None:
         assert rows.penalties is not None
         out = penalized(_logits(2), rows.penalties)
         torch.testing.assert_close(out[0], _plain(_logits(2)[0], prompt, output, Sampling(1, **PENALIZED)))
-        torch.testing.assert_close(out[1], _plain(_logits(2)[1], prompt, output[:1], Sampling(1, **PENALIZED)))
+        torch.testing.assert_close(
+            out[1], _plain(_logits(2)[1], prompt, output[:1], Sampling(1, **PENALIZED))
+        )
     state.apply([Release(1, 1), _admit(1, prompt[:2], output[:0], **PENALIZED)])
     rows = state.sampling_rows(slots[1:], _plan([1], [2]))
     assert rows.penalties is not None
     torch.testing.assert_close(
-        penalized(_logits(1), rows.penalties)[0], _plain(_logits(1)[0], prompt[:2], output[:0], Sampling(1, **PENALIZED))
+        penalized(_logits(1), rows.penalties)[0],
+        _plain(_logits(1)[0], prompt[:2], output[:0], Sampling(1, **PENALIZED)),
     )
 
 
@@ -118,7 +141,20 @@ BAD_WORDS = ((5,), (1, 2), (3, 4, 6), (2, 2, 2, 8), (9, 1, 2, 3), (1, 7))
 
 @pytest.mark.parametrize(
     "tokens",
-    [(1,), (2,), (3, 4), (4, 3, 4), (2, 2, 2), (2, 2), (0, 2, 2, 2), (9, 1, 2), (9, 1), (1, 2), (3, 9, 4), (9, 9, 1, 2)],
+    [
+        (1,),
+        (2,),
+        (3, 4),
+        (4, 3, 4),
+        (2, 2, 2),
+        (2, 2),
+        (0, 2, 2, 2),
+        (9, 1, 2),
+        (9, 1),
+        (1, 2),
+        (3, 9, 4),
+        (9, 9, 1, 2),
+    ],
 )
 def test_bad_words_are_those_of_transformers(tokens: tuple[int, ...]) -> None:
     """Beside a row without any, and one with fewer."""
@@ -150,9 +186,16 @@ def test_a_bad_word_with_a_token_that_the_model_does_not_have_harms_nobody() -> 
 def test_logits_that_are_not_numbers_give_some_token_of_the_vocabulary() -> None:
     state = SlotState(LIMITS, CPU)
     prompt = _random_tokens(1, 5)
-    state.apply([_admit(0, prompt, prompt[:0], temperature=1.0), _admit(1, prompt, prompt[:0], temperature=1.0, top_k=3, min_p=0.1)])
+    state.apply(
+        [
+            _admit(0, prompt, prompt[:0], temperature=1.0),
+            _admit(1, prompt, prompt[:0], temperature=1.0, top_k=3, min_p=0.1),
+        ]
+    )
     rows = state.sampling_rows(torch.tensor([0, 1]), _plan([0, 1], [5, 5]))
-    assert all(0 <= token < VOCABULARY for token in sample(torch.full((2, VOCABULARY), float("nan")), rows).tolist())
+    assert all(
+        0 <= token < VOCABULARY for token in sample(torch.full((2, VOCABULARY), float("nan")), rows).tolist()
+    )
 
 
 def test_stop_ids_before_min_tokens_and_bad_words_are_banned_together() -> None:
@@ -169,8 +212,13 @@ def test_stop_ids_before_min_tokens_and_bad_words_are_banned_together() -> None:
 
 
 @pytest.mark.parametrize("wide", [0.3, 3.0])
-@pytest.mark.parametrize(("top_k", "top_p", "min_p"), [(0, 1.0, 0.1), (0, 1.0, 1.0), (5, 1.0, 0.02), (0, 0.7, 0.05), (20, 0.9, 0.3)])
-def test_top_k_top_p_and_min_p_keep_what_transformers_keeps(wide: float, top_k: int, top_p: float, min_p: float) -> None:
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p"),
+    [(0, 1.0, 0.1), (0, 1.0, 1.0), (5, 1.0, 0.02), (0, 0.7, 0.05), (20, 0.9, 0.3)],
+)
+def test_top_k_top_p_and_min_p_keep_what_transformers_keeps(
+    wide: float, top_k: int, top_p: float, min_p: float
+) -> None:
     logits = _logits(20, seed=8) * wide / 4
     limits = Restrictions(torch.full((20,), top_k), torch.full((20,), top_p), torch.full((20,), min_p))
     ours = restricted(probabilities(logits, torch.ones(20)), limits) > 0
@@ -232,7 +280,10 @@ def _asking(index: int, request: Request) -> Request:
     kinds: list[dict[str, Any]] = [
         {"repetition_penalty": 1.6},
         {"bad_words": (*((token,) for token in range(0, 512, 2)), (1, 3), (5, 7, 9))},
-        {"repetition_penalty": 0.8, "bad_words": tuple((token, other) for token in range(40) for other in range(10))},
+        {
+            "repetition_penalty": 0.8,
+            "bad_words": tuple((token, other) for token in range(40) for other in range(10)),
+        },
         {"presence_penalty": 2.0, "frequency_penalty": 1.5},
         {"repetition_penalty": 1.2, "presence_penalty": -1.0, "frequency_penalty": -0.3},
     ]
@@ -269,7 +320,9 @@ def test_greedy_answers_with_penalties_and_bad_words_are_those_of_transformers(e
     changed = 0
     for request in requests:
         assert answers[request.request_id] == _reference(each, request)
-        changed += answers[request.request_id] != each.reference(request.prompt, request.sampling.max_tokens)[0]
+        changed += (
+            answers[request.request_id] != each.reference(request.prompt, request.sampling.max_tokens)[0]
+        )
     for request in plain:
         each.check(request, answers[request.request_id])
     assert changed >= 6, "the parameters must show"
@@ -277,7 +330,10 @@ def test_greedy_answers_with_penalties_and_bad_words_are_those_of_transformers(e
 
 def test_penalties_and_bad_words_rebuild_exactly_after_a_restart_and_an_eviction(one: TinyModel) -> None:
     requests = [_asking(index, request) for index, request in enumerate(random_requests(10, seed=6))]
-    requests = [request.changed(sampling=request.sampling.changed(temperature=1.5, seed=request.request_id)) for request in requests]
+    requests = [
+        request.changed(sampling=request.sampling.changed(temperature=1.5, seed=request.request_id))
+        for request in requests
+    ]
     whole = dict(Serving(one.engine()).run(requests))
     again = Serving(one.engine())
     for request in requests:

@@ -1,4 +1,6 @@
-"""Drawn tokens follow the model's probabilities, stay inside top_k and top_p, and depend on (seed, output index) alone."""
+"""Drawn tokens follow the model's probabilities, stay inside top_k and
+top_p, and depend on (seed, output index) alone.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,13 @@ def _restrictions(rows: int, top_k: int = 0, top_p: float = 1.0, min_p: float = 
     return Restrictions(torch.full((rows,), top_k), torch.full((rows,), top_p), torch.full((rows,), min_p))
 
 
-def _draws(rows: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Draws:
+def _draws(
+    rows: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> Draws:
     restrictions = _restrictions(rows, top_k, top_p, min_p) if top_k or top_p < 1 or min_p else None
-    return Draws(torch.full((rows,), temperature), torch.arange(rows) * 7919, torch.arange(rows) % 13, restrictions)
+    return Draws(
+        torch.full((rows,), temperature), torch.arange(rows) * 7919, torch.arange(rows) % 13, restrictions
+    )
 
 
 def _logits(rows: int, vocabulary: int, wide: float = 2.0) -> Tensor:
@@ -40,7 +46,8 @@ def _logits(rows: int, vocabulary: int, wide: float = 2.0) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.5, 0, 1.0), (1.7, 9, 1.0), (1.0, 0, 0.8), (1.3, 20, 0.7)]
+    ("temperature", "top_k", "top_p"),
+    [(1.0, 0, 1.0), (0.5, 0, 1.0), (1.7, 9, 1.0), (1.0, 0, 0.8), (1.3, 20, 0.7)],
 )
 def test_frequencies_are_the_probabilities(temperature: float, top_k: int, top_p: float) -> None:
     """A chi-square test over 40,000 seeds, which are fixed; its bound is five standard deviations."""
@@ -56,7 +63,10 @@ def test_frequencies_are_the_probabilities(temperature: float, top_k: int, top_p
 
 
 @pytest.mark.parametrize("wide", [0.01, 1.0, 6.0])
-@pytest.mark.parametrize(("top_k", "top_p"), [(1, 1.0), (40, 1.0), (700, 1.0), (0, 0.0), (0, 0.3), (0, 0.99), (50, 0.9), (1999, 0.999)])
+@pytest.mark.parametrize(
+    ("top_k", "top_p"),
+    [(1, 1.0), (40, 1.0), (700, 1.0), (0, 0.0), (0, 0.3), (0, 0.99), (50, 0.9), (1999, 0.999)],
+)
 def test_support_is_that_of_a_plain_reference(wide: float, top_k: int, top_p: float) -> None:
     """Flat and steep rows, so that each number of candidates tried is the one that is enough somewhere."""
     assert max(CANDIDATES) < 2000
@@ -68,9 +78,14 @@ def test_support_is_that_of_a_plain_reference(wide: float, top_k: int, top_p: fl
 
 def test_rows_without_restrictions_are_left_alone_beside_rows_with_them() -> None:
     probs = probabilities(_logits(3, 100), torch.ones(3))
-    out = restricted(probs, Restrictions(torch.tensor([0, 5, 0]), torch.tensor([1.0, 1.0, 0.5]), torch.zeros(3)))
+    out = restricted(
+        probs, Restrictions(torch.tensor([0, 5, 0]), torch.tensor([1.0, 1.0, 0.5]), torch.zeros(3))
+    )
     assert torch.equal(out[0], probs[0])
-    assert [int((row > 0).sum()) for row in out[1:]] == [5, int((_plain(_logits(3, 100)[2], 1.0, 0, 0.5) > 0).sum())]
+    assert [int((row > 0).sum()) for row in out[1:]] == [
+        5,
+        int((_plain(_logits(3, 100)[2], 1.0, 0, 0.5) > 0).sum()),
+    ]
 
 
 def test_equal_probabilities_at_the_edge_stay_together() -> None:
@@ -88,7 +103,9 @@ def test_greedy_takes_the_lowest_id_among_equals_also_beside_rows_that_draw() ->
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-45, 1e-38, 1.18e-38, 5e-38, 1e-30, 1e-6])
-def test_a_temperature_too_small_to_divide_by_is_greedy_also_beside_rows_that_draw(one: TinyModel, temperature: float) -> None:
+def test_a_temperature_too_small_to_divide_by_is_greedy_also_beside_rows_that_draw(
+    one: TinyModel, temperature: float
+) -> None:
     logits = _logits(2, 4096)
     best = logits.argmax(-1).tolist()
     assert sample(logits, SamplingRows(_draws(2, temperature), None)).tolist() == best
@@ -96,8 +113,12 @@ def test_a_temperature_too_small_to_divide_by_is_greedy_also_beside_rows_that_dr
     assert sample(logits, SamplingRows(beside, None))[0] == best[0]
     greedy, drawing = random_requests(2, seed=3), random_requests(2, seed=4, temperature=2.0, top_p=0.9)
     wanted = Serving(one.engine()).run(greedy)
-    small = [each.changed(sampling=each.sampling.changed(temperature=temperature, top_k=9)) for each in greedy]
-    answers = Serving(one.engine()).run([*small, *(each.changed(request_id=10 + number) for number, each in enumerate(drawing))])
+    small = [
+        each.changed(sampling=each.sampling.changed(temperature=temperature, top_k=9)) for each in greedy
+    ]
+    answers = Serving(one.engine()).run(
+        [*small, *(each.changed(request_id=10 + number) for number, each in enumerate(drawing))]
+    )
     assert {number: answers[number] for number in wanted} == wanted
 
 
@@ -118,13 +139,19 @@ def test_uniform_numbers_of_neighbouring_seeds_and_indices_are_flat_and_unrelate
     counts = torch.histc(numbers.float(), 100, 0, 1)
     assert float(((counts - 400) ** 2 / 400).sum()) < 99 + 5 * 198**0.5
     table = numbers.view(200, 200).numpy()
-    for neighbours in ((table[1:].ravel(), table[:-1].ravel()), (table[:, 1:].ravel(), table[:, :-1].ravel())):
+    for neighbours in (
+        (table[1:].ravel(), table[:-1].ravel()),
+        (table[:, 1:].ravel(), table[:, :-1].ravel()),
+    ):
         assert abs(np.corrcoef(*neighbours)[0, 1]) < 0.025
 
 
 def test_the_same_seed_gives_the_same_text_in_any_batch(each: TinyModel) -> None:
     requests = _drawing_requests()
-    alone = {request.request_id: Serving(each.engine(slots=1)).run([request])[request.request_id] for request in requests}
+    alone = {
+        request.request_id: Serving(each.engine(slots=1)).run([request])[request.request_id]
+        for request in requests
+    }
     assert Serving(each.engine(slots=5), token_budget=7).run(requests) == alone
     assert Serving(each.engine(slots=3), ahead=1).run(requests[::-1]) == alone
 
@@ -151,17 +178,27 @@ def _drawing_requests() -> list[Request]:
     """A mixed batch: plain draws, greedy, and everything else that may be asked for."""
     kinds: list[dict[str, Any]] = [
         *({}, {"top_k": 20}, {"top_p": 0.8}, {"top_k": 100, "top_p": 0.9}, {"temperature": 0.0}),
-        *({"min_p": 0.05}, {"repetition_penalty": 1.5}, {"presence_penalty": 1.0, "frequency_penalty": 0.5, "top_k": 50}),
-        *({"bad_words": tuple((token,) for token in range(0, 512, 3))}, {"log_probs": True, "num_top_log_probs": 3}),
+        *(
+            {"min_p": 0.05},
+            {"repetition_penalty": 1.5},
+            {"presence_penalty": 1.0, "frequency_penalty": 0.5, "top_k": 50},
+        ),
+        *(
+            {"bad_words": tuple((token,) for token in range(0, 512, 3))},
+            {"log_probs": True, "num_top_log_probs": 3},
+        ),
     ]
     requests = random_requests(len(kinds), seed=9, temperature=2.0)
     return [
-        request.changed(sampling=request.sampling.changed(seed=100 + index, **kinds[index])) for index, request in enumerate(requests)
+        request.changed(sampling=request.sampling.changed(seed=100 + index, **kinds[index]))
+        for index, request in enumerate(requests)
     ]
 
 
 def _plain(logits: Tensor, temperature: float, top_k: int, top_p: float) -> np.ndarray:
-    """Probabilities [vocabulary] by sorting one row; equals are kept together. The float32 of top_p is what counts."""
+    """Probabilities [vocabulary] by sorting one row; equals are kept
+    together. The float32 of top_p is what counts.
+    """
     probs = torch.softmax(logits / temperature, -1).double().numpy()
     if top_k:
         probs = np.where(probs >= np.sort(probs)[::-1][top_k - 1], probs, 0.0)

@@ -36,8 +36,15 @@ def test_the_next_input_is_the_token_just_appended(state: SlotState) -> None:
 
 
 def test_rows_end_by_stop_id_by_max_tokens_and_by_the_models_length(state: SlotState) -> None:
-    state.apply([_admit(0, 5, stop_ids=(7, 8)), _admit(1, 5, outputs=9), _admit(2, 39), _admit(3, 5, stop_ids=(9,))])
-    assert _append(state, [0, 1, 2, 3], [8, 7, 7, 7])[1] == [Finish.STOP, Finish.LENGTH, Finish.LENGTH, Finish.RUNNING]
+    state.apply(
+        [_admit(0, 5, stop_ids=(7, 8)), _admit(1, 5, outputs=9), _admit(2, 39), _admit(3, 5, stop_ids=(9,))]
+    )
+    assert _append(state, [0, 1, 2, 3], [8, 7, 7, 7])[1] == [
+        Finish.STOP,
+        Finish.LENGTH,
+        Finish.LENGTH,
+        Finish.RUNNING,
+    ]
 
 
 def test_a_stop_id_at_the_last_token_is_a_stop(state: SlotState) -> None:
@@ -62,7 +69,14 @@ def test_blocks_of_admissions_and_growth_stand_in_the_table_row(state: SlotState
 def test_of_several_lives_of_a_slot_in_one_plan_the_last_counts(state: SlotState) -> None:
     state.apply([_admit(0, 5, stop_ids=(1,))])
     grow = Grow(0, 1, 3, np.array([9], np.int32))
-    state.apply([grow, Release(0, 1), _admit(0, 20, first_block=4, stop_ids=(2, 3, 4)), Grow(0, 2, 3, np.array([8], np.int32))])
+    state.apply(
+        [
+            grow,
+            Release(0, 1),
+            _admit(0, 20, first_block=4, stop_ids=(2, 3, 4)),
+            Grow(0, 2, 3, np.array([8], np.int32)),
+        ]
+    )
     assert state.table[0, :4].tolist() == [4, 5, 6, 8]
     assert state.decode_inputs(torch.tensor([0]))[1].tolist() == [19]
     assert _append(state, [0], [1])[1] == [Finish.RUNNING]
@@ -83,7 +97,9 @@ def test_a_new_tenant_inherits_no_stop_ids(state: SlotState) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_steps_that_are_booked_together_give_what_each_by_itself_gives(seed: int) -> None:
-    """Random steps: the same rows for a while, then others; admissions and growth in between; stop ids come up by chance."""
+    """Random steps: the same rows for a while, then others; admissions and
+    growth in between; stop ids come up by chance.
+    """
     together, each = (SlotState(LIMITS, torch.device("cpu")) for _ in range(2))
     chance = np.random.default_rng(seed)
     slots = torch.tensor([0])
@@ -91,7 +107,14 @@ def test_steps_that_are_booked_together_give_what_each_by_itself_gives(seed: int
     for step in range(200):
         if step == 0 or chance.random() < 0.1:
             slot = int(chance.integers(4))
-            operations = [_admit(slot, int(chance.integers(1, 30)), max_tokens=int(chance.integers(2, 12)), stop_ids=(7,) * (slot % 2))]
+            operations = [
+                _admit(
+                    slot,
+                    int(chance.integers(1, 30)),
+                    max_tokens=int(chance.integers(2, 12)),
+                    stop_ids=(7,) * (slot % 2),
+                )
+            ]
             together.apply(operations)
             each.apply(operations)
             slots = torch.from_numpy(chance.permutation(4)[: chance.integers(1, 5)])

@@ -11,7 +11,9 @@ from python_backends.static_batching.mode import Answer, Served, StaticMode
 from tests.cpu.tiny_models import Serving, TinyModel, random_requests
 
 
-def served(one: TinyModel, policy: str, expected_tokens: int, blocks: int, **sampling: object) -> list[Served]:
+def served(
+    one: TinyModel, policy: str, expected_tokens: int, blocks: int, **sampling: object
+) -> list[Served]:
     return serve(one.engine(slots=16, kv_blocks=blocks), policy, expected_tokens, **sampling)
 
 

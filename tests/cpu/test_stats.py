@@ -19,7 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[Path, object]:
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[Path, object]:
     overrides = {"prediction.directory": str(tmp_path)}
     directory = directory_of(load(ROOT / "gapless.toml", overrides))
     monkeypatch.setenv("COLUMNS", "150")
@@ -36,18 +38,31 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 def test_it_says_how_far_off_predictions_were_and_how_honest(run) -> None:  # type: ignore[no-untyped-def]
     directory, told = run
     log = RequestLog(directory, 100)
-    log.add([record("Say it", num_output=20, mean=20, user_input="x")] * 3 + [record("Sing", num_output=60, mean=20)])
+    log.add(
+        [record("Say it", num_output=20, mean=20, user_input="x")] * 3
+        + [record("Sing", num_output=60, mean=20)]
+    )
     log.add([record("Sing", num_output=99, mean=20, finish=Finish.LENGTH), record("Sing")])
     log.close()
     (directory / CURRENT).write_text(
-        '{"number": 7, "learned_at_s": 1.7e9, "fit_s": 2.5, "num_observations": 321, "encoder": "packaged", "last_id": 1}'
+        '{"number": 7, "learned_at_s": 1.7e9, "fit_s": 2.5, "num_observations": 321, "encoder": "packaged",'
+        ' "last_id": 1}'
     )
     code, text = told()
     assert code == 0
     assert "version 7, learned 2023-11-14" in text
     everything, said, sang = (line.split() for line in text.splitlines() if line.startswith("│ "))
     assert everything[1:14:2][:1] == ["all"]
-    assert [cell for cell in everything if cell != "│"] == ["all", "4", "100%", "30", "10.0", "25%", "75%", "75%"]
+    assert [cell for cell in everything if cell != "│"] == [
+        "all",
+        "4",
+        "100%",
+        "30",
+        "10.0",
+        "25%",
+        "75%",
+        "75%",
+    ]
     assert [cell for cell in said if cell != "│"][-3:] == ["0%", "100%", "100%"]
     assert sang[1].startswith("#")
     assert (directory / "stats.svg").stat().st_size > 1000

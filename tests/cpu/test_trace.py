@@ -17,7 +17,9 @@ from tests.pure.test_instance import Link, submit
 
 
 def test_a_trace_shows_the_loops_work_beside_the_devices(tmp_path: Path) -> None:
-    scheduler, running = build(Settings(engine=EngineSettings(kind="toy", slots=2, steps_ahead=1), toy=ToySettings(step_ms=2.0)))
+    scheduler, running = build(
+        Settings(engine=EngineSettings(kind="toy", slots=2, steps_ahead=1), toy=ToySettings(step_ms=2.0))
+    )
     link = Link([[submit(0, 4, max_tokens=30)]])
     instance = Instance(scheduler, running, link, lambda: None, 1)
     plain = instance.scheduler, instance.engine, instance.link

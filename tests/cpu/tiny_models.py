@@ -1,6 +1,8 @@
-"""Small random models of real architectures, what transformers answers with them, and our engine behind the slot scheduler.
+"""Small random models of real architectures, what transformers answers with them, and our engine behind the
+slot scheduler.
 
-The weights are drawn wide, so that answers have many different tokens and a mistake anywhere shows. Used by every test in tests/cpu.
+The weights are drawn wide, so that answers have many different tokens and a mistake anywhere shows. Used by
+every test in tests/cpu.
 """
 
 from __future__ import annotations
@@ -68,7 +70,8 @@ _SHAPE = {
     "pad_token_id": None,
 }
 _GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2}
-_WIDE_HEADS = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16}  # wider than hidden / heads
+# wider than hidden / heads
+_WIDE_HEADS = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16}
 _GROUPED_WIDE = {**_GROUPED, "head_dim": 32}
 _SLIDING = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 _LLAMA3_ROPE = {
@@ -89,8 +92,15 @@ _ROPE_BY_LAYER = {
 
 def _long_rope(original: int) -> dict[str, Any]:
     """transformers takes the long factors for sequences of more than `original` tokens."""
-    factors = {"short_factor": [1.0, 1.1, 1.3, 1.8], "long_factor": [1.0, 2.0, 5.0, 9.0], "attention_factor": 1.2}
-    return {"original_max_position_embeddings": original, "rope_parameters": {**_PARTIAL_ROPE, **factors, "rope_type": "longrope"}}
+    factors = {
+        "short_factor": [1.0, 1.1, 1.3, 1.8],
+        "long_factor": [1.0, 2.0, 5.0, 9.0],
+        "attention_factor": 1.2,
+    }
+    return {
+        "original_max_position_embeddings": original,
+        "rope_parameters": {**_PARTIAL_ROPE, **factors, "rope_type": "longrope"},
+    }
 
 
 # Models that every scenario is run with: what their configuration has beyond the shape.
@@ -123,10 +133,19 @@ TINY: dict[str, tuple[type, dict[str, Any]]] = {
     ),
     "gemma3": (
         Gemma3TextConfig,
-        {**_GROUPED_WIDE, **_SLIDING, "query_pre_attn_scalar": 24, "rope_parameters": _ROPE_BY_LAYER, "tie_word_embeddings": False},
+        {
+            **_GROUPED_WIDE,
+            **_SLIDING,
+            "query_pre_attn_scalar": 24,
+            "rope_parameters": _ROPE_BY_LAYER,
+            "tie_word_embeddings": False,
+        },
     ),
     "phi3": (Phi3Config, {**_GROUPED, **_long_rope(2)}),
-    "gpt_neox": (GPTNeoXConfig, {"num_attention_heads": 4, "rope_parameters": _PARTIAL_ROPE, "initializer_range": 0.6}),
+    "gpt_neox": (
+        GPTNeoXConfig,
+        {"num_attention_heads": 4, "rope_parameters": _PARTIAL_ROPE, "initializer_range": 0.6},
+    ),
 }
 
 # Models that share the mechanisms of those above, compared in fewer scenarios.
@@ -146,7 +165,12 @@ RELATIVES: dict[str, tuple[type, dict[str, Any]]] = {
     "glm4": (Glm4Config, _WIDE_HEADS),
     "gpt_neox_sequential": (
         GPTNeoXConfig,
-        {"num_attention_heads": 4, "use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_fast"},
+        {
+            "num_attention_heads": 4,
+            "use_parallel_residual": False,
+            "attention_bias": False,
+            "hidden_act": "gelu_fast",
+        },
     ),
     "granite": (
         GraniteConfig,
@@ -166,7 +190,10 @@ RELATIVES: dict[str, tuple[type, dict[str, Any]]] = {
     "olmo3": (Olmo3Config, {**_GROUPED, **_SLIDING, "rope_parameters": _ROPE_BY_LAYER}),
     "phi": (PhiConfig, {**_GROUPED, "initializer_range": 0.6}),
     "phi3_short": (Phi3Config, {**_GROUPED, **_long_rope(384), "sliding_window": 16}),
-    "qwen3_sliding": (Qwen3Config, {**_WIDE_HEADS, "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}),
+    "qwen3_sliding": (
+        Qwen3Config,
+        {**_WIDE_HEADS, "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
+    ),
     "seed_oss": (SeedOssConfig, {**_WIDE_HEADS, "attention_out_bias": True}),
     "smollm3": (SmolLM3Config, {**_GROUPED, "no_rope_layers": [1, 0, 1]}),
     "stablelm": (StableLmConfig, {**_GROUPED, "use_qkv_bias": True}),
@@ -175,7 +202,14 @@ RELATIVES: dict[str, tuple[type, dict[str, Any]]] = {
 }
 
 # Embeddings of unlike length than other weights, where a model would repeat a token otherwise.
-_EMBEDDING_STD = {"exaone4": 1.2, "exaone4_full": 4.0, "gemma2": 0.1, "gemma3": 0.1, "olmo2": 1.2, "olmo3": 1.2}
+_EMBEDDING_STD = {
+    "exaone4": 1.2,
+    "exaone4_full": 4.0,
+    "gemma2": 0.1,
+    "gemma3": 0.1,
+    "olmo2": 1.2,
+    "olmo3": 1.2,
+}
 
 
 def build(name: str) -> Any:
@@ -221,12 +255,16 @@ class TinyModel:
         return self.references[key]
 
     def check(self, request: Request, answer: list[int], count: int = 0) -> None:
-        """`answer` is transformers'; a token that differs where the gap is tiny is a tie, counted, and ends the comparison."""
+        """`answer` is transformers'; a token that differs where the gap is tiny
+        is a tie, counted, and ends the comparison.
+        """
         expected, gaps = self.reference(request.prompt, count or request.sampling.max_tokens)
         assert len(answer) == len(expected)
         self.agreement.num_tokens += len(answer)
         self.agreement.smallest_gap = min(self.agreement.smallest_gap, *gaps)
-        differing = [index for index, pair in enumerate(zip(answer, expected, strict=True)) if pair[0] != pair[1]]
+        differing = [
+            index for index, pair in enumerate(zip(answer, expected, strict=True)) if pair[0] != pair[1]
+        ]
         if differing and gaps[differing[0]] < TIE_GAP:
             self.agreement.num_ties += 1
         else:
@@ -238,13 +276,16 @@ class TinyModel:
         weights = engine.pop("weights", "same")
         max_model_tokens = engine.pop("max_model_tokens", 0)
         model = ModelSettings(str(self.directory), dtype, weights, device, max_model_tokens)
-        return Settings(model=model, engine=EngineSettings(**{"slots": 4, "block_tokens": 8, "threads": 1} | engine))
+        return Settings(
+            model=model, engine=EngineSettings(**{"slots": 4, "block_tokens": 8, "threads": 1} | engine)
+        )
 
     def engine(self, **engine: Any) -> TorchEngine:
         return TorchEngine(self.settings(**engine))
 
     def openvino_engine(self, **engine: Any) -> Engine:
-        from python_backends.engine.openvino.engine import OpenVINOEngine  # not everywhere where the models are used
+        # not everywhere where the models are used
+        from python_backends.engine.openvino.engine import OpenVINOEngine
 
         return OpenVINOEngine(self.settings(**{"kind": "openvino", "block_tokens": 32} | engine))
 
@@ -253,17 +294,24 @@ class TinyModel:
         expected, _ = self.reference(request.prompt, request.sampling.max_tokens)
         return float((np.array(answer) == np.array(expected)).cumprod().mean())
 
-    def check_rounding(self, what: str, requests: list[Request], answers: dict[int, list[int]], most_regret: float) -> None:
-        """Every answer is whole, and its tokens are nearly as good as the best. Notes how much of it is that of float32."""
+    def check_rounding(
+        self, what: str, requests: list[Request], answers: dict[int, list[int]], most_regret: float
+    ) -> None:
+        """Every answer is whole, and its tokens are nearly as good as the
+        best. Notes how much of it is that of float32.
+        """
         assert all(len(answers[request.request_id]) == request.sampling.max_tokens for request in requests)
         same = np.mean([self.agreeing(request, answers[request.request_id]) for request in requests])
         regret = np.mean([self.regret(request, answers[request.request_id]) for request in requests])
-        self.agreement.notes.append(f"{what}, {self.directory.name}: {same:.0%} of an answer as in float32, regret {regret:.4f}")
+        self.agreement.notes.append(
+            f"{what}, {self.directory.name}: {same:.0%} of an answer as in float32, regret {regret:.4f}"
+        )
         assert regret <= most_regret
 
     def regret(self, request: Request, answer: list[int]) -> float:
-        """How much worse than the best its tokens are to transformers in float32, on average: the distance from the largest logit, in
-        standard deviations of the logits, after the same tokens before. 0 for a greedy answer in float32; about 3 for random tokens.
+        """How much worse than the best its tokens are to transformers in float32, on average: the distance
+        from the largest logit, in standard deviations of the logits, after the same tokens before. 0 for a
+        greedy answer in float32; about 3 for random tokens.
         """
         tokens = torch.tensor([[*request.prompt.tolist(), *answer]])
         with torch.no_grad():
@@ -294,9 +342,13 @@ def _random_request(index: int, generator: np.random.Generator, sampling: dict[s
 class Serving:
     """An engine behind a slot scheduler, `ahead` steps launched before the oldest is read."""
 
-    def __init__(self, engine: Engine, token_budget: int = 24, ahead: int = 1, reserve: Reserve = reserve_max_tokens) -> None:
+    def __init__(
+        self, engine: Engine, token_budget: int = 24, ahead: int = 1, reserve: Reserve = reserve_max_tokens
+    ) -> None:
         self.engine = engine
-        self.scheduler = SlotScheduler(engine.limits, token_budget, SchedulingSettings(policy="fcfs"), reserve)
+        self.scheduler = SlotScheduler(
+            engine.limits, token_budget, SchedulingSettings(policy="fcfs"), reserve
+        )
         self.ahead = ahead
         self.answers: dict[int, list[int]] = {}
         self.finishes: dict[int, Finish] = {}

@@ -1,4 +1,6 @@
-"""A real Prometheus over a running Gapless, with the project's own configuration but for where to scrape and how often."""
+"""A real Prometheus over a running Gapless, with the project's own
+configuration but for where to scrape and how often.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Prometheus:
 
     def get(self, path: str, **parameters: str) -> Any:
         """The `data` of an answer of its HTTP API."""
-        with urllib.request.urlopen(f"{self._url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}", timeout=30) as answer:
+        with urllib.request.urlopen(
+            f"{self._url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}", timeout=30
+        ) as answer:
             return json.load(answer)["data"]
 
     def values(self, query: str) -> dict[str, float]:

@@ -22,12 +22,16 @@ from tests.server.toy_model import write_toy_model
 DASHBOARD = json.loads((DEPLOY / "grafana/gapless.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 QUERIES = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
-needs_prometheus = pytest.mark.skipif(not shutil.which("prometheus"), reason="no prometheus here (Debian's package of that name)")
+needs_prometheus = pytest.mark.skipif(
+    not shutil.which("prometheus"), reason="no prometheus here (Debian's package of that name)"
+)
 
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gapless, Prometheus]]:
-    """Gapless while `make bench` loads it, a client leaves, one is refused, and the instance dies; and Prometheus, which saw it."""
+    """Gapless while `make bench` loads it, a client leaves, one is refused, and
+    the instance dies; and Prometheus, which saw it.
+    """
     model = write_toy_model(tmp_path_factory.mktemp("toy-model"))
     gapless = Gapless(
         **{
@@ -49,7 +53,10 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gapless,
 
 
 def load(gapless: Gapless, prometheus: Prometheus) -> None:
-    wait_for(lambda: run_bench(gapless) and gapless.metrics()["gapless_length_prediction_error_tokens_count"] > 0, 150)
+    wait_for(
+        lambda: run_bench(gapless) and gapless.metrics()["gapless_length_prediction_error_tokens_count"] > 0,
+        150,
+    )
     crowd = gapless.grpc()
     for n in range(60):
         crowd.ask(f"{n}", text_input=f"client {n}", min_tokens=200, max_tokens=200)
@@ -93,8 +100,12 @@ def named(text: str) -> set[str]:
 
 
 @needs_prometheus
-@pytest.mark.parametrize(("title", "expression"), QUERIES, ids=[f"{title}-{n}" for n, (title, _) in enumerate(QUERIES)])
-def test_a_query_of_the_dashboard_returns_data(watched: tuple[Gapless, Prometheus], title: str, expression: str) -> None:
+@pytest.mark.parametrize(
+    ("title", "expression"), QUERIES, ids=[f"{title}-{n}" for n, (title, _) in enumerate(QUERIES)]
+)
+def test_a_query_of_the_dashboard_returns_data(
+    watched: tuple[Gapless, Prometheus], title: str, expression: str
+) -> None:
     gapless, prometheus = watched
     assert named(expression) <= declared(gapless), f"{title} asks for what no server exports"
     values = prometheus.values(asked(expression))
@@ -115,7 +126,9 @@ def test_a_query_of_the_dashboard_returns_data(watched: tuple[Gapless, Prometheu
         ('max_over_time(gapless_waiting{reason="slot"}[2m])', 10),
     ],
 )
-def test_prometheus_has_seen_what_happened(watched: tuple[Gapless, Prometheus], query: str, least: float) -> None:
+def test_prometheus_has_seen_what_happened(
+    watched: tuple[Gapless, Prometheus], query: str, least: float
+) -> None:
     (value,) = watched[1].values(query).values()
     assert value >= least
 
@@ -123,7 +136,9 @@ def test_prometheus_has_seen_what_happened(watched: tuple[Gapless, Prometheus], 
 @needs_prometheus
 def test_every_rule_can_be_evaluated_and_the_full_queue_rings(watched: tuple[Gapless, Prometheus]) -> None:
     gapless, prometheus = watched
-    rules: list[dict[str, Any]] = [rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]]
+    rules: list[dict[str, Any]] = [
+        rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]
+    ]
     assert len(rules) > 15
     assert {rule["health"] for rule in rules} == {"ok"}
     assert named((DEPLOY / "alerts.yml").read_text()) <= declared(gapless)
@@ -132,13 +147,21 @@ def test_every_rule_can_be_evaluated_and_the_full_queue_rings(watched: tuple[Gap
 
 
 def ringing(prometheus: Prometheus) -> set[str]:
-    return {rule["name"] for group in prometheus.get("rules")["groups"] for rule in group["rules"] if rule.get("state") == "firing"}
+    return {
+        rule["name"]
+        for group in prometheus.get("rules")["groups"]
+        for rule in group["rules"]
+        if rule.get("state") == "firing"
+    }
 
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="no promtool here (Debian's package prometheus)")
 @pytest.mark.parametrize(
     "command",
-    [["check", "config", DEPLOY / "prometheus.yml"], ["test", "rules", Path(__file__).with_name("alerts_test.yml")]],
+    [
+        ["check", "config", DEPLOY / "prometheus.yml"],
+        ["test", "rules", Path(__file__).with_name("alerts_test.yml")],
+    ],
     ids=["config", "alerts"],
 )
 def test_promtool_has_no_objection(command: list[str | Path]) -> None:

@@ -1,4 +1,6 @@
-"""docker-compose.yml as a user starts it, under a project name and ports of its own; and clients that look on while something dies."""
+"""docker-compose.yml as a user starts it, under a project name and ports of its
+own; and clients that look on while something dies.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,25 @@ MARKS = {  # what stands in the command line of each process
     "scheduler": "/scheduler/",
     "detokenizer": "/detokenizer/",
 }
-PROCESS_LIST = 'for p in /proc/[0-9]*; do echo "${p#/proc/} $(tr "\\0" " " <$p/cmdline)"; done 2>/dev/null; true'
+PROCESS_LIST = (
+    'for p in /proc/[0-9]*; do echo "${p#/proc/} $(tr "\\0" " " <$p/cmdline)"; done 2>/dev/null; true'
+)
 
 
 def run(*words: str, timeout_s: float = 120, **environment: str) -> str:
     """What the command prints. Raises AssertionError with all that it said."""
     done = subprocess.run(
-        words, cwd=ROOT, env={**os.environ, **environment}, timeout=timeout_s, text=True, capture_output=True, check=False
+        words,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        timeout=timeout_s,
+        text=True,
+        capture_output=True,
+        check=False,
     )
-    assert done.returncode == 0, f"{' '.join(words)} ended with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    assert done.returncode == 0, (
+        f"{' '.join(words)} ended with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    )
     return done.stdout
 
 
@@ -53,7 +65,8 @@ class Composed:
         self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
         self._environment = {
             "GAPLESS_MODEL": str(model),
-            "GAPLESS_ARGS": f"--set engine.threads=1 {arguments}",  # two that wait for each other are slow on a busy machine
+            # two that wait for each other are slow on a busy machine
+            "GAPLESS_ARGS": f"--set engine.threads=1 {arguments}",
             "GAPLESS_HTTP_PORT": str(self.http_port),
             "GAPLESS_GRPC_PORT": str(self.grpc_port),
             "GAPLESS_METRICS_PORT": str(self.metrics_port),
@@ -85,14 +98,22 @@ class Composed:
         return run("docker", "exec", self.container, "bash", "-c", script)
 
     def pid(self, process: str) -> int:
-        """Of one process of ours, as the container counts them; of its first one, as the host does. 0 while there is none."""
+        """Of one process of ours, as the container counts them; of its first
+        one, as the host does. 0 while there is none.
+        """
         if process == "init":
             return int(self.inspect(".State.Pid"))
         listed = subprocess.run(
-            ["docker", "exec", self.container, "bash", "-c", PROCESS_LIST], capture_output=True, text=True, check=False
+            ["docker", "exec", self.container, "bash", "-c", PROCESS_LIST],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         lines = [line.partition(" ") for line in listed.stdout.splitlines()]
-        return next((int(pid) for pid, _, command in lines if MARKS[process] in command and "/proc/" not in command), 0)
+        return next(
+            (int(pid) for pid, _, command in lines if MARKS[process] in command and "/proc/" not in command),
+            0,
+        )
 
     def life(self, process: str) -> tuple[str, int]:
         """What changes when it is started again, be it in another life of the container."""
@@ -157,13 +178,17 @@ class HttpOnlooker:
 
     def _read(self) -> None:
         try:
-            with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self._port, timeout=120)) as connection:
+            with contextlib.closing(
+                http.client.HTTPConnection("127.0.0.1", self._port, timeout=120)
+            ) as connection:
                 self._read_from(connection)
         except (OSError, http.client.HTTPException) as error:
             self.closed = repr(error)
 
     def _read_from(self, connection: http.client.HTTPConnection) -> None:
-        connection.request("POST", "/v2/models/ensemble/generate_stream", json.dumps({"stream": True, **self._inputs}))
+        connection.request(
+            "POST", "/v2/models/ensemble/generate_stream", json.dumps({"stream": True, **self._inputs})
+        )
         with connection.getresponse() as response:
             self.answer.status = response.status
             for line in response:

@@ -1,4 +1,6 @@
-"""Whether there is a Docker engine that has Debian's image. Where GAPLESS_START_ENGINE is set, as in .ci/run, one is started if not."""
+"""Whether there is a Docker engine that has Debian's image. Where
+GAPLESS_START_ENGINE is set, as in .ci/run, one is started if not.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def engine() -> None:
 
 @pytest.fixture(scope="session")
 def composed(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Composed]:
-    """The project, its image built and nothing up yet. Leaves the image, so that its layers serve the next time."""
+    """The project, its image built and nothing up yet. Leaves the
+    image, so that its layers serve the next time.
+    """
     model = Path(shutil.copytree(ROOT / "models/bundled", tmp_path_factory.mktemp("mounted") / "model"))
     project = Composed(f"gapless-test-{os.getpid()}", model)
     project.compose("build", timeout_s=3000)
@@ -68,7 +72,12 @@ def composed(engine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.fixture(scope="session")
 def served(composed: Composed) -> Composed:
     """The project, up and ready; how large and how quick it is stands in what the tests print."""
-    base, image = (int(run("docker", "image", "inspect", "--format", "{{.Size}}", name)) for name in (BASE, "gapless"))
+    base, image = (
+        int(run("docker", "image", "inspect", "--format", "{{.Size}}", name)) for name in (BASE, "gapless")
+    )
     composed.up()
-    NOTES.append(f"image: {image / 1e9:.2f} GB, of it {BASE} {base / 1e9:.2f}; cold start: {composed.cold_start_s:.1f} s")
+    NOTES.append(
+        f"image: {image / 1e9:.2f} GB, of it {BASE} {base / 1e9:.2f}; cold start:"
+        f" {composed.cold_start_s:.1f} s"
+    )
     return composed

@@ -1,4 +1,6 @@
-"""`docker compose up` as the README has it, every process killed in turn, and what `docker compose down` leaves: nothing."""
+"""`docker compose up` as the README has it, every process killed in turn,
+and what `docker compose down` leaves: nothing.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,17 @@ pytestmark = pytest.mark.timeout(600)
 LONG = {"text_input": "def read(", "max_tokens": 600, "min_tokens": 600}
 SHORT = {"text_input": "def write(", "max_tokens": 8, "min_tokens": 8}
 HOW = {"is killed": signal.SIGKILL, "stands still": signal.SIGSTOP}
-ROW = re.compile(r"^\| `(\w+)` (is killed|stands still) \| [^|]+ \| ([^|]+?) \| ([^|]+?) \| (\d+) s \|$", re.MULTILINE)
+ROW = re.compile(
+    r"^\| `(\w+)` (is killed|stands still) \| [^|]+ \| ([^|]+?) \| ([^|]+?) \| (\d+) s \|$", re.MULTILINE
+)
 FAILURES = ROW.findall((ROOT / "docs/operations.md").read_text())
 
 
 @pytest.mark.timeout(3600)
 def test_the_readmes_curl_streams_text_from_a_container(served: Composed) -> None:
-    (curl,) = re.findall(r"^curl -sN .*?(?<!\\)\n(?!  )", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (curl,) = re.findall(
+        r"^curl -sN .*?(?<!\\)\n(?!  )", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
+    )
     answer = run("bash", "-c", curl.replace(":8000/", f":{served.http_port}/"))
     chunks = [json.loads(line[len("data: ") :]) for line in answer.splitlines() if line.startswith("data: ")]
     assert len(chunks) >= 2, "it streams: the first token does not wait for the last one"
@@ -38,21 +44,29 @@ def test_docker_says_healthy_when_the_ensemble_is_ready(served: Composed) -> Non
     wait_for(lambda: served.inspect(".State.Health.Status") == "healthy", 60)
 
 
-def test_it_runs_without_rights_on_a_read_only_disk_and_is_published_on_this_host_only(served: Composed) -> None:
-    assert served.inside("id -u; grep CapEff /proc/self/status; touch /gapless/x 2>&1; true").split("\n")[:3] == [
+def test_it_runs_without_rights_on_a_read_only_disk_and_is_published_on_this_host_only(
+    served: Composed,
+) -> None:
+    assert served.inside("id -u; grep CapEff /proc/self/status; touch /gapless/x 2>&1; true").split("\n")[
+        :3
+    ] == [
         "10001",
         "CapEff:\t0000000000000000",
         "touch: cannot touch '/gapless/x': Read-only file system",
     ]
     published = run("docker", "port", served.container).split()
     addresses = {word for word in published if ":" in word}
-    assert addresses == {f"127.0.0.1:{port}" for port in (served.http_port, served.grpc_port, served.metrics_port)}
+    assert addresses == {
+        f"127.0.0.1:{port}" for port in (served.http_port, served.grpc_port, served.metrics_port)
+    }
 
 
 def test_the_image_brings_what_is_compiled(served: Composed) -> None:
     """There is no compiler in it, and nothing could be written."""
     paths = served.inside(".venv/bin/python -m python_backends.engine.openvino.fused_layer").split()
-    assert [path.rsplit("-", 1)[0] for path in paths] == [f"/gapless/run/compiled/fused-layer-{kind}" for kind in ("tiles", "vectors")]
+    assert [path.rsplit("-", 1)[0] for path in paths] == [
+        f"/gapless/run/compiled/fused-layer-{kind}" for kind in ("tiles", "vectors")
+    ]
 
 
 @pytest.mark.parametrize("profile", ["gpu", "dashboard"])
@@ -73,11 +87,15 @@ def undisturbed(served: Composed) -> str:
     return onlooker.answer.text
 
 
-@pytest.mark.parametrize(("process", "how", "sees", "meanwhile", "within_s"), FAILURES, ids=lambda value: value.replace(" ", "-"))
+@pytest.mark.parametrize(
+    ("process", "how", "sees", "meanwhile", "within_s"), FAILURES, ids=lambda value: value.replace(" ", "-")
+)
 def test_what_dies_comes_back_without_a_hand(
     served: Composed, undisturbed: str, process: str, how: str, sees: str, meanwhile: str, within_s: str
 ) -> None:
-    """Each row of the failure table: what clients with open streams see, what one sees who comes right then, and for how long."""
+    """Each row of the failure table: what clients with open streams see, what
+    one sees who comes right then, and for how long.
+    """
     if process == "init" and os.geteuid() != 0:
         pytest.skip("only root of the host can kill a container's first process")
     wait_for(served.answers, 120)  # a row does not suffer from the one before
@@ -88,23 +106,32 @@ def test_what_dies_comes_back_without_a_hand(
     killed_s = time.monotonic()
     served.signal(process, life[1], HOW[how])
     newcomer = HttpOnlooker(served.http_port, SHORT)
-    assert not any(onlooker.answer.reasons for onlooker in onlookers), "the answers were too short to be interrupted"
+    assert not any(onlooker.answer.reasons for onlooker in onlookers), (
+        "the answers were too short to be interrupted"
+    )
     wait_for(lambda: served.life(process) != life and served.pid(process), 90)
     wait_for(served.answers, 90)
     back_s = time.monotonic() - killed_s
     for onlooker in onlookers:
         onlooker.join()
         assert onlooker.saw in sees.split(" or ")
-        assert undisturbed == onlooker.answer.text if sees == "the whole answer" else undisturbed.startswith(onlooker.answer.text)
+        assert (
+            undisturbed == onlooker.answer.text
+            if sees == "the whole answer"
+            else undisturbed.startswith(onlooker.answer.text)
+        )
     newcomer.join()
     assert newcomer.saw in meanwhile.split(" or ")
     NOTES.append(f"{process} {how}: answers again after {back_s:.1f} s")
     assert back_s < int(within_s) * busyness()
 
 
-def test_three_pauses_of_the_container_are_pauses_and_nothing_else(served: Composed, undisturbed: str) -> None:
-    """15 s each, which is longer than any process may be silent. A pause that begins inside a call of a Python model may end the call
-    or tritonserver (docs/operations.md, "What remains of a pause"): then, and only then, they are tried again.
+def test_three_pauses_of_the_container_are_pauses_and_nothing_else(
+    served: Composed, undisturbed: str
+) -> None:
+    """15 s each, which is longer than any process may be silent. A pause that begins inside a call of a
+    Python model may end the call or tritonserver (docs/operations.md, "What remains of a pause"): then, and
+    only then, they are tried again.
     """
     for _ in range(3):
         before = logs_of(served)
@@ -137,12 +164,16 @@ def three_pauses(served: Composed, undisturbed: str) -> None:
         time.sleep(0.5)
     for onlooker in onlookers:
         onlooker.join()
-    assert [(onlooker.saw, onlooker.answer.text) for onlooker in onlookers] == 2 * [("the whole answer", undisturbed)]
+    assert [(onlooker.saw, onlooker.answer.text) for onlooker in onlookers] == 2 * [
+        ("the whole answer", undisturbed)
+    ]
     time.sleep(12)  # whatever was to be given up would have been by now
     assert {process: served.life(process) for process in processes} == lives
 
 
-def test_a_model_that_can_not_be_loaded_again_ends_the_launcher_and_docker_starts_it_anew(served: Composed) -> None:
+def test_a_model_that_can_not_be_loaded_again_ends_the_launcher_and_docker_starts_it_anew(
+    served: Composed,
+) -> None:
     """First the launcher tries five times, then the restart policy, until somebody has mended the file."""
     broken = served.model / "tokenizer.json"
     whole, restarts = broken.read_text(), int(served.inspect(".RestartCount"))
@@ -179,5 +210,6 @@ def test_down_leaves_the_named_volumes_and_nothing_else(served: Composed) -> Non
     ours = f"label=com.docker.compose.project={served.project}"
     assert run("docker", "ps", "--all", "--quiet", "--filter", ours) == ""
     assert run("docker", "network", "ls", "--quiet", "--filter", ours) == ""
-    named = {f"{served.project}_{volume}" for volume in ("data", "prometheus")}  # docker-compose 1.29 makes those of all profiles
+    # docker-compose 1.29 makes those of all profiles
+    named = {f"{served.project}_{volume}" for volume in ("data", "prometheus")}
     assert set(run("docker", "volume", "ls", "--quiet", "--filter", ours).split()) <= named

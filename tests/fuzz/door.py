@@ -1,6 +1,8 @@
-"""A coverage-guided fuzz target for the door: whatever comes as fields, out come requests that are in range, or refusals that say why.
+"""A coverage-guided fuzz target for the door: whatever comes as fields, out come requests that are in range,
+or refusals that say why.
 
-python -m tests.fuzz.door -max_total_time=600        (options are libFuzzer's; a crash leaves its input in crash-*)
+python -m tests.fuzz.door -max_total_time=600        (options are libFuzzer's; a crash leaves its input in
+crash-*)
 """
 
 from __future__ import annotations
@@ -27,7 +29,17 @@ CONTEXT, VOCABULARY = 128, 448
 NAMES = sorted(KNOWN)
 DTYPES = [np.bool_, np.int8, np.int32, np.int64, np.uint64, np.float16, np.float32, np.float64]
 SHAPES = [(1, 1), (1,), (), (0,), (1, 0), (2, 1), (1, 2), (1, 1, 1), (2, 2)]
-TEXTS = ['[{"role": "user", "content": "', '"}]', "<|end|>", "{", "[" * 50, "\\ud800", "hello world", "[{}]", "NaN"]
+TEXTS = [
+    '[{"role": "user", "content": "',
+    '"}]',
+    "<|end|>",
+    "{",
+    "[" * 50,
+    "\\ud800",
+    "hello world",
+    "[{}]",
+    "NaN",
+]
 
 
 def fields(data: atheris.FuzzedDataProvider) -> dict[str, Any]:
@@ -45,7 +57,10 @@ def value(data: atheris.FuzzedDataProvider) -> Any:
     if kind == 0:
         return tensor(data)
     if kind == 1:
-        return np.array([[text(data).encode("utf-8", "surrogatepass") for _ in range(data.ConsumeIntInRange(0, 4))]], object)
+        return np.array(
+            [[text(data).encode("utf-8", "surrogatepass") for _ in range(data.ConsumeIntInRange(0, 4))]],
+            object,
+        )
     if kind == 2:
         return np.array([[data.ConsumeBytes(12)]], object)
     if kind == 3:
@@ -71,7 +86,8 @@ def tensor(data: atheris.FuzzedDataProvider) -> Any:
 
 def text(data: atheris.FuzzedDataProvider) -> str:
     words = [
-        data.PickValueInList(TEXTS) if data.ConsumeBool() else data.ConsumeUnicode(20) for _ in range(data.ConsumeIntInRange(0, 4))
+        data.PickValueInList(TEXTS) if data.ConsumeBool() else data.ConsumeUnicode(20)
+        for _ in range(data.ConsumeIntInRange(0, 4))
     ]
     return "".join(words) * (data.ConsumeIntInRange(1, 200) if data.ConsumeIntInRange(0, 20) == 0 else 1)
 

@@ -10,7 +10,14 @@ from tests.server.serving import ROOT
 
 
 def test_the_door_stands_twenty_thousand_inputs(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.fuzz.door", "-runs=20000", "-max_total_time=30", f"-artifact_prefix={tmp_path}/"]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.fuzz.door",
+        "-runs=20000",
+        "-max_total_time=30",
+        f"-artifact_prefix={tmp_path}/",
+    ]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
     assert "Done " in run.stderr, "it has run to the end"

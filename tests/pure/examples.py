@@ -1,4 +1,6 @@
-"""How many examples a property test tries: few and the same in every run; `GAPLESS_EXAMPLES=20000` for a night, others each time."""
+"""How many examples a property test tries: few and the same in every run;
+`GAPLESS_EXAMPLES=20000` for a night, others each time.
+"""
 
 from __future__ import annotations
 

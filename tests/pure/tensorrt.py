@@ -16,7 +16,13 @@ from python_backends.instance.build import build
 from python_backends.instance.loop import Instance
 from python_backends.nouns.messages import Failed, Submit
 from python_backends.nouns.request import Finish, Request, Sampling
-from python_backends.settings import EngineSettings, ModelSettings, SchedulingSettings, Settings, TensorRTLLMSettings
+from python_backends.settings import (
+    EngineSettings,
+    ModelSettings,
+    SchedulingSettings,
+    Settings,
+    TensorRTLLMSettings,
+)
 from tests.pure.test_instance import Link
 
 VOCAB_SIZE = 512
@@ -70,7 +76,9 @@ class TensorRTLink(Link):
         values = tokens.log_probs.values
         tops = values.top_ids.reshape(-1, values.num_top), values.top.reshape(-1, values.num_top)
         for row, chosen, ids, top in zip(tokens.log_probs.rows, values.chosen, *tops, strict=True):
-            self.log_probs.setdefault(int(tokens.request_ids[row]), []).append((float(chosen), ids.tolist(), top.tolist()))
+            self.log_probs.setdefault(int(tokens.request_ids[row]), []).append(
+                (float(chosen), ids.tolist(), top.tolist())
+            )
 
 
 class Serving:
@@ -101,11 +109,15 @@ class Serving:
         return self.link.answers
 
 
-def submit(number: int, length: int, delivered: Sequence[int] = (), last: int = 0, adapter: str = "", **sampling: Any) -> Submit:
+def submit(
+    number: int, length: int, delivered: Sequence[int] = (), last: int = 0, adapter: str = "", **sampling: Any
+) -> Submit:
     """A request whose prompt is number, number + 1, …; `last` is its last token."""
     prompt = np.arange(number, number + length, dtype=np.int32)
     prompt[-1] = last or prompt[-1]
-    return Submit(Request(number, prompt, Sampling(**sampling), adapter=adapter), np.array(delivered, np.int32), 0)
+    return Submit(
+        Request(number, prompt, Sampling(**sampling), adapter=adapter), np.array(delivered, np.int32), 0
+    )
 
 
 def answer_of(asked: Submit) -> list[int]:

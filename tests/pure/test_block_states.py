@@ -1,4 +1,6 @@
-"""The block pool against plain lists: blocks are taken, shared, published, dropped, revived and recycled in any order."""
+"""The block pool against plain lists: blocks are taken, shared,
+published, dropped, revived and recycled in any order.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class Row:
 
 
 class BlockStates(RuleBasedStateMachine):
-    """The model knows what was written into each block, and keeps lists of the free and of the retained ones."""
+    """The model knows what was written into each block, and keeps
+    lists of the free and of the retained ones.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +53,9 @@ class BlockStates(RuleBasedStateMachine):
         """As a sequence that gets a slot: what is found is shared, the rest is computed in fresh blocks."""
         found, keys = self.find(tokens)
         missing = self.pool.blocks_for(len(tokens)) - len(found)
-        first_retained = next((place for place, block in enumerate(found) if block in self.retained), len(found))
+        first_retained = next(
+            (place for place, block in enumerate(found) if block in self.retained), len(found)
+        )
         assert self.pool.num_revived(found) == len(found[first_retained:])
         if missing + self.pool.num_revived(found) > self.pool.num_available:
             return
@@ -117,11 +123,15 @@ class BlockStates(RuleBasedStateMachine):
             self.find(list(prefix))
 
     def find(self, tokens: list[int]) -> tuple[list[int], list[bytes]]:
-        """What the pool finds of `tokens`: the longest run of published blocks, and nothing else has been written into them since."""
+        """What the pool finds of `tokens`: the longest run of published blocks, and
+        nothing else has been written into them since.
+        """
         keys: list[bytes] = []
         blocks = self.pool.match(np.array(tokens, np.int32), keys)
         prefixes = [tuple(tokens[:end]) for end in range(SIZE, len(tokens) + 1, SIZE)]
-        expected = next((index for index, prefix in enumerate(prefixes) if prefix not in self.published), len(prefixes))
+        expected = next(
+            (index for index, prefix in enumerate(prefixes) if prefix not in self.published), len(prefixes)
+        )
         assert blocks == [self.published[prefix] for prefix in prefixes[:expected]]
         assert [self.written[block] for block in blocks] == prefixes[:expected]
         assert len(blocks) == len(set(blocks))
@@ -129,7 +139,9 @@ class BlockStates(RuleBasedStateMachine):
 
     def take(self, count: int) -> list[int]:
         expected = [self.free.pop(0) if self.free else self.recycle() for _ in range(count)]
-        assert self.pool.take(count) == expected, "what nobody wants is given out first, then what was wanted longest ago"
+        assert self.pool.take(count) == expected, (
+            "what nobody wants is given out first, then what was wanted longest ago"
+        )
         return expected
 
     def recycle(self) -> int:

@@ -87,5 +87,7 @@ def test_a_process_that_no_launcher_started_has_a_board_of_its_own(value: str | 
         {VARIABLE: value} if value is not None else {}
     )
     root = Path(__file__).resolve().parents[2]
-    done = subprocess.run([sys.executable, "-c", CHILD], env=environment, cwd=root, capture_output=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD], env=environment, cwd=root, capture_output=True, check=True, timeout=60
+    )
     assert (done.stdout, done.stderr) == (b"", b"")

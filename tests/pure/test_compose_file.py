@@ -1,4 +1,6 @@
-"""docker-compose.yml without an engine: what it names is there, what it sets is a setting, and it is published on this host only."""
+"""docker-compose.yml without an engine: what it names is there, what it sets is a setting, and it is
+published on this host only.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ each_service = pytest.mark.parametrize("name", SERVICES)
 
 def test_only_the_server_is_up_by_default() -> None:
     assert [name for name, service in SERVICES.items() if "profiles" not in service] == ["gapless"]
-    assert {profile for service in SERVICES.values() for profile in service.get("profiles", [])} == {"dashboard", "gpu"}
+    assert {profile for service in SERVICES.values() for profile in service.get("profiles", [])} == {
+        "dashboard",
+        "gpu",
+    }
 
 
 @each_service
@@ -75,7 +80,9 @@ def test_a_container_has_longer_to_stop_than_open_requests_have(name: str) -> No
     assert int(SERVICES[name]["stop_grace_period"].removesuffix("s")) >= Settings().server.drain_s + 10
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "build/image").glob("*Dockerfile")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "build/image").glob("*Dockerfile")), ids=lambda path: path.name
+)
 def test_what_a_dockerfile_copies_is_in_its_context(path: Path) -> None:
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     copied = re.findall(r"^COPY (?!--from)(\S+) ", path.read_text(), re.MULTILINE)

@@ -1,4 +1,6 @@
-"""The future-memory curve, what is believed of lengths, and the step-time model, on values that can be worked out by hand."""
+"""The future-memory curve, what is believed of lengths, and the step-time
+model, on values that can be worked out by hand.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def certain(tokens: list[int]) -> tuple[Array, Array]:
 def curve(now: list[int], to_come: list[int], block_tokens: int = 1) -> Array:
     ahead, weights = certain(to_come)
     tokens = np.array(now, np.float64)
-    return blocks_in_use(np.zeros(len(now)), tokens, ahead, weights, points(ahead), block_tokens)[0].sum(axis=0)
+    return blocks_in_use(np.zeros(len(now)), tokens, ahead, weights, points(ahead), block_tokens)[0].sum(
+        axis=0
+    )
 
 
 def test_the_worked_value_of_past_future() -> None:
@@ -41,16 +45,23 @@ def test_the_worked_value_of_past_future() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 500), st.integers(1, 300)), min_size=1, max_size=30))
 def test_the_peak_is_that_of_past_futures_formula(pairs: list[tuple[int, int]]) -> None:
-    """max over i of rem_i · i + Σ_{j ≤ i} cur_j, the rests descending; the curve also looks at now, which is less."""
+    """max over i of rem_i · i + Σ_{j ≤ i} cur_j, the rests descending;
+    the curve also looks at now, which is less.
+    """
     descending = sorted(pairs, key=lambda pair: -pair[1])
-    peaks = [count * descending[count - 1][1] + sum(now for now, _ in descending[:count]) for count in range(1, len(pairs) + 1)]
+    peaks = [
+        count * descending[count - 1][1] + sum(now for now, _ in descending[:count])
+        for count in range(1, len(pairs) + 1)
+    ]
     now, to_come = zip(*pairs, strict=True)
     assert curve(list(now), list(to_come)).max() == max(peaks)
 
 
 def test_blocks_are_whole_and_those_that_are_held_count_until_the_end() -> None:
     ahead, weights = certain([3])
-    mean, variance = blocks_in_use(np.array([4.0]), np.array([7.0]), ahead, weights, np.array([0.0, 1, 2, 3, 4]), block_tokens=4)
+    mean, variance = blocks_in_use(
+        np.array([4.0]), np.array([7.0]), ahead, weights, np.array([0.0, 1, 2, 3, 4]), block_tokens=4
+    )
     assert mean.tolist() == [[4, 4, 4, 4, 0]]
     assert curve([7], [10], block_tokens=4).tolist() == [2, 5]
     assert not variance.any()
@@ -60,11 +71,15 @@ NOTHING = np.zeros(0, np.int32)
 
 
 def seated(prompts: list[list[int]], answers: list[float], policy: str = "ours") -> SlotScheduler:
-    """Prompts whose first one is computed before the others come; all run, and are known to have so many
-    tokens to come.
+    """Prompts whose first one is computed before the others come; all run,
+    and are known to have so many tokens to come.
     """
     clock = iter(range(1000))
-    scheduler = SlotScheduler(ModelLimits(200, 100, 4, 100, 4), settings=SchedulingSettings(policy), clock=lambda: float(next(clock)))
+    scheduler = SlotScheduler(
+        ModelLimits(200, 100, 4, 100, 4),
+        settings=SchedulingSettings(policy),
+        clock=lambda: float(next(clock)),
+    )
     for number, (prompt, tokens) in enumerate(zip(prompts, answers, strict=True)):
         scheduler.submit(Request(number, np.array(prompt, np.int32), Sampling(max_tokens=100)), NOTHING)
         scheduler.predict(number, certainly(tokens))
@@ -99,11 +114,13 @@ def test_a_prefix_that_two_hold_counts_once_until_both_have_ended_and_growth_cou
 
 
 def test_one_that_waits_counts_what_it_would_add_and_keeps_what_it_shares() -> None:
-    """It has 12 tokens, 8 of them in the 2 blocks that 0 and 1 hold, and 20 to come: 2 blocks of its own, 4,
-    and 6 in the end.
+    """It has 12 tokens, 8 of them in the 2 blocks that 0 and 1 hold, and 20 to
+    come: 2 blocks of its own, 4, and 6 in the end.
     """
     scheduler = seated([[7] * 8 + [1] * 3, [7] * 8 + [2] * 3], [11.0, 11.0])
-    waiting = Sequence(Request(9, np.array([7] * 8 + [5] * 4, np.int32), Sampling(max_tokens=20)), NOTHING, 9, 0)
+    waiting = Sequence(
+        Request(9, np.array([7] * 8 + [5] * 4, np.int32), Sampling(max_tokens=20)), NOTHING, 9, 0
+    )
     curve = drawn(scheduler, [waiting])
     assert scheduler.outlook.future._steps.tolist() == [0, 9, 10, 20]
     assert curve.total()[0].tolist() == [10, 10, 6, 0]
@@ -123,7 +140,9 @@ def evictions(num_shared: int, num_answers: int) -> int:
     kept already and 50 tokens of their own; 24 slots would take more than the 220 blocks of 8.
     """
     now_s = 0.0
-    scheduler = SlotScheduler(ModelLimits(1024, 100, 24, 220, 8), 1024, SchedulingSettings("ours"), clock=lambda: now_s)
+    scheduler = SlotScheduler(
+        ModelLimits(1024, 100, 24, 220, 8), 1024, SchedulingSettings("ours"), clock=lambda: now_s
+    )
     random, made, num_ended = np.random.default_rng(0), Counter[int](), 0
     prefix = random.integers(0, 100, num_shared)
     requests = iter(range(10_000))
@@ -158,7 +177,9 @@ def test_a_common_prefix_causes_no_evictions() -> None:
 
 def test_an_end_that_is_as_likely_as_not_leaves_half_of_the_blocks_and_their_spread() -> None:
     ahead, weights = np.array([[5.0, 20.0]]), np.array([[0.5, 0.5]])
-    mean, variance = blocks_in_use(np.zeros(1), np.array([90.0]), ahead, weights, np.array([5.0, 10.0, 20.0]), block_tokens=1)
+    mean, variance = blocks_in_use(
+        np.zeros(1), np.array([90.0]), ahead, weights, np.array([5.0, 10.0, 20.0]), block_tokens=1
+    )
     assert mean.tolist() == [[95, 50, 55]]
     assert np.sqrt(variance).tolist() == [[0, 50, 55]]
 
@@ -187,7 +208,9 @@ def test_who_is_older_than_was_believed_is_never_taken_to_be_at_its_end(made: fl
     assert weights.sum() == pytest.approx(1)
 
 
-def test_without_a_prediction_answers_are_as_they_were_here_lately_and_before_that_as_long_as_they_may() -> None:
+def test_without_a_prediction_answers_are_as_they_were_here_lately_and_before_that_as_long_as_they_may() -> (
+    None
+):
     lengths, most = Lengths(), np.array([200.0, 30.0])
     assert lengths.believed([None, None], most).tolist() == [[200.0] * LEVELS, [30.0] * LEVELS]
     for number in range(101):
@@ -213,9 +236,17 @@ def test_sampled_lengths_are_some_that_ended_here_and_longer_than_what_is_there(
 
 
 @examples
-@given(st.lists(st.tuples(st.integers(0, 64), st.integers(0, 8000), st.sampled_from([0, 0, 17, 100, 256])), min_size=50, max_size=50))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 64), st.integers(0, 8000), st.sampled_from([0, 0, 17, 100, 256])),
+        min_size=50,
+        max_size=50,
+    )
+)
 def test_the_step_time_model_finds_what_the_steps_are_made_of(loads: list[tuple[int, int, int]]) -> None:
-    """Whatever loads it has seen, it knows what such steps take; from the second batch on one in twenty is interrupted for a second."""
+    """Whatever loads it has seen, it knows what such steps take; from the second
+    batch on one in twenty is interrupted for a second.
+    """
     times, seen = StepTime(), np.array([(*load, 0) for load in loads], np.float64)
     honest = seen @ [1e-4, 5e-7, 2e-5, 0] + 0.004
     for batch in range(20):
@@ -230,22 +261,33 @@ def test_the_step_time_model_finds_what_the_steps_are_made_of(loads: list[tuple[
 def test_a_token_of_a_chunk_costs_more_the_more_it_attends_to() -> None:
     times, random = StepTime(), np.random.default_rng(0)
     starts, lengths = random.integers(0, 4000, 400), random.integers(0, 3, 400) * 100
-    loads = np.stack([np.full(400, 8), np.full(400, 500), lengths, chunk_kv_tokens(starts, lengths)], axis=1).astype(np.float64)
+    loads = np.stack(
+        [np.full(400, 8), np.full(400, 500), lengths, chunk_kv_tokens(starts, lengths)], axis=1
+    ).astype(np.float64)
     times.learn(loads, 0.01 + 1e-4 * loads[:, 2] + 1e-7 * loads[:, 3])
     assert times.seconds(8, 500, 100, chunk_kv_tokens(0, 100)) == pytest.approx(0.0205, rel=0.01)
     assert times.seconds(8, 500, 100, chunk_kv_tokens(3000, 100)) == pytest.approx(0.0505, rel=0.01)
     assert times.seconds(8, 500) == pytest.approx(0.01, rel=0.01)
 
 
-@given(st.just(0.0) | st.floats(1e-9, 1e-3), st.just(0.0) | st.floats(1e-12, 1e-6), st.integers(0, 100_000), st.floats(1e-3, 1.0))
-def test_a_chunk_takes_the_time_that_it_is_cut_to(token_s: float, attended_s: float, start: int, seconds: float) -> None:
+@given(
+    st.just(0.0) | st.floats(1e-9, 1e-3),
+    st.just(0.0) | st.floats(1e-12, 1e-6),
+    st.integers(0, 100_000),
+    st.floats(1e-3, 1.0),
+)
+def test_a_chunk_takes_the_time_that_it_is_cut_to(
+    token_s: float, attended_s: float, start: int, seconds: float
+) -> None:
     times = StepTime()
     times.coefficients = [0.01, 0.0, 0.0, token_s, attended_s]
     length = times.chunk_tokens(seconds, start)
     if math.isinf(length):
         assert token_s == attended_s == 0
     else:
-        assert token_s * length + attended_s * chunk_kv_tokens(start, length) == pytest.approx(seconds, rel=1e-6)
+        assert token_s * length + attended_s * chunk_kv_tokens(start, length) == pytest.approx(
+            seconds, rel=1e-6
+        )
     assert times.chunk_tokens(math.inf, start) == math.inf
 
 
@@ -259,8 +301,8 @@ def gpu_seconds(chunk: int, start: int) -> float:
 
 
 class LongPrompts:
-    """A step-time model that has served short prompts, and then gets chunks of long ones beside 32 rows, 150
-    ms a step.
+    """A step-time model that has served short prompts, and then gets chunks
+    of long ones beside 32 rows, 150 ms a step.
     """
 
     def __init__(self, num_steps: int, lengths: list[int]) -> None:
@@ -279,9 +321,13 @@ class LongPrompts:
 
 
 @pytest.mark.parametrize("num_steps", [100, 2000])
-@pytest.mark.parametrize("lengths", [[512], list(range(20, 512)), list(range(20, 4096))], ids=["alike", "short", "various"])
+@pytest.mark.parametrize(
+    "lengths", [[512], list(range(20, 512)), list(range(20, 4096))], ids=["alike", "short", "various"]
+)
 @pytest.mark.parametrize("chunk", [0, 4096], ids=["chunks that it cuts", "chunks that are too long"])
-def test_a_chunk_far_into_a_long_prompt_is_learned_from_and_keeps_the_bound(num_steps: int, lengths: list[int], chunk: int) -> None:
+def test_a_chunk_far_into_a_long_prompt_is_learned_from_and_keeps_the_bound(
+    num_steps: int, lengths: list[int], chunk: int
+) -> None:
     """However far such steps are off from all before: they are no interruptions."""
     served = LongPrompts(num_steps, lengths)
     for start in np.random.default_rng(0).integers(0, 120_000, 30).tolist():

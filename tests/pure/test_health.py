@@ -1,4 +1,6 @@
-"""What is given up: a server after a few unanswered questions one after the other, a process after a few starts that led to nothing."""
+"""What is given up: a server after a few unanswered questions one after the other, a process after a few
+starts that led to nothing.
+"""
 
 from __future__ import annotations
 

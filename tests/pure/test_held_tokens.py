@@ -1,4 +1,6 @@
-"""Tokens wait in the instance for those of the next steps, as long as the scheduler model wants and nobody waits for them."""
+"""Tokens wait in the instance for those of the next steps, as long as the
+scheduler model wants and nobody waits for them.
+"""
 
 from __future__ import annotations
 

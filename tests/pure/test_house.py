@@ -1,4 +1,6 @@
-"""The house keeps its floors: imports go downward, heavy libraries stay in their rooms, the wiring fits, settings are explained."""
+"""The house keeps its floors: imports go downward, heavy libraries stay in their
+rooms, the wiring fits, settings are explained.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,15 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from python_backends.engine.kinds import KINDS
 from python_backends.scheduling.policies import POLICIES
-from python_backends.settings import EngineSettings, SchedulingSettings, Settings, SettingsError, dump, load, read_settings
+from python_backends.settings import (
+    EngineSettings,
+    SchedulingSettings,
+    Settings,
+    SettingsError,
+    dump,
+    load,
+    read_settings,
+)
 from python_backends.settings.setting import allowed
 from python_backends.settings.writing import gapless_toml
 
@@ -65,7 +75,11 @@ def imports_within(folder: Path) -> dict[str, set[str]]:
     for path in folder.rglob("*.py"):
         here = path.relative_to(folder).parts[0].removesuffix(".py")
         names = [name.split(".") for name in imports(path)]
-        within = {name[len(parts)] for name in names if tuple(name[: len(parts)]) == parts and len(name) > len(parts)}
+        within = {
+            name[len(parts)]
+            for name in names
+            if tuple(name[: len(parts)]) == parts and len(name) > len(parts)
+        }
         found[here] = found.get(here, set()) | within - {here}
     return found
 
@@ -94,7 +108,9 @@ def test_design_md_draws_the_floors_as_they_are() -> None:
     """Its table names every room once, and no room stands above one that it is imported by."""
     text = (ROOT / "docs/design.md").read_text()
     section = text[text.index("## Floors") : text.index("\n\n`engine/`")]
-    drawn = [re.findall(r"`(\w+)/?`", row.split("|")[2]) for row in section.splitlines() if row.startswith("| L")]
+    drawn = [
+        re.findall(r"`(\w+)/?`", row.split("|")[2]) for row in section.splitlines() if row.startswith("| L")
+    ]
     imported = imports_within(PACKAGE)
     assert sorted(name for row in drawn for name in row) == sorted(imported.keys() - {"__init__"})
     depth = {name: number for number, row in enumerate(drawn) for name in row}
@@ -132,7 +148,12 @@ def test_opentelemetry_is_imported_only_when_tracing_is_switched_on() -> None:
     for path in MODULES:
         if path.stem not in ("spans", "tracing"):
             at_the_top = ast.Module(
-                [node for node in ast.parse(path.read_text()).body if not isinstance(node, ast.FunctionDef | ast.If)], []
+                [
+                    node
+                    for node in ast.parse(path.read_text()).body
+                    if not isinstance(node, ast.FunctionDef | ast.If)
+                ],
+                [],
             )
             names = {node.module for node in ast.walk(at_the_top) if isinstance(node, ast.ImportFrom)}
             assert not names & tracing, path
@@ -207,13 +228,20 @@ def test_settings_survive_the_run_directory(tmp_path: Path) -> None:
         ({"engine.toy_step_ms": "5"}, "engine.toy_step_ms is called toy.step_ms now"),
     ],
 )
-def test_a_wrong_setting_is_named_with_its_value_and_what_is_allowed(override: dict[str, str], message: str) -> None:
+def test_a_wrong_setting_is_named_with_its_value_and_what_is_allowed(
+    override: dict[str, str], message: str
+) -> None:
     with pytest.raises(SettingsError, match=re.escape(message)):
         load(ROOT / "gapless.toml", override)
 
 
 def test_the_environment_goes_before_the_file_and_the_command_line_before_both() -> None:
-    environment = {"GAPLESS_ENGINE__SLOTS": "32", "GAPLESS_ENGINE__KIND": "toy", "GAPLESS_MODEL": "no setting", "PATH": "/bin"}
+    environment = {
+        "GAPLESS_ENGINE__SLOTS": "32",
+        "GAPLESS_ENGINE__KIND": "toy",
+        "GAPLESS_MODEL": "no setting",
+        "PATH": "/bin",
+    }
     read = load(ROOT / "gapless.toml", {"engine.slots": "64"}, environment)
     assert (read.engine.kind, read.engine.slots) == ("toy", 64)
     with pytest.raises(SettingsError, match=r"unknown setting engine\.slot"):
@@ -223,7 +251,9 @@ def test_the_environment_goes_before_the_file_and_the_command_line_before_both()
 def test_every_setting_is_read_somewhere() -> None:
     """A setting that nothing reads does nothing."""
     code = "\n".join(path.read_text() for path in MODULES if room(path) != "settings")
-    code += (PACKAGE / "settings/all_settings.py").read_text() + (PACKAGE / "settings/sections/engine.py").read_text()
+    code += (PACKAGE / "settings/all_settings.py").read_text() + (
+        PACKAGE / "settings/sections/engine.py"
+    ).read_text()
     for section in dataclasses.fields(Settings):
         for field in dataclasses.fields(getattr(Settings(), section.name)):
             assert re.search(rf"\.{field.name}\b", code), f"{section.name}.{field.name}"
@@ -236,12 +266,16 @@ def test_the_slot_tables_arrays_are_written_by_its_verbs_alone() -> None:
     """No other module assigns to an element of one of them."""
     tree = ast.parse((PACKAGE / "scheduling/state/slots.py").read_text())
     columns = {
-        node.target.attr for node in ast.walk(tree) if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Attribute)
+        node.target.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Attribute)
     }
     assert {"computed", "planned", "known", "generations", "capacity"} <= columns
     for path in (PACKAGE / "scheduling").rglob("*.py"):
         if path.stem != "slots":
-            assert not [name for name in written_elements(ast.parse(path.read_text())) if name in columns], path
+            assert not [name for name in written_elements(ast.parse(path.read_text())) if name in columns], (
+                path
+            )
 
 
 def written_elements(tree: ast.AST) -> list[str]:
@@ -252,12 +286,17 @@ def written_elements(tree: ast.AST) -> list[str]:
             targets += [each for target in node.targets for each in ast.walk(target)]
         elif isinstance(node, ast.AugAssign):
             targets += list(ast.walk(node.target))
-    written = [node.value for node in targets if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
+    written = [
+        node.value for node in targets if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
+    ]
     return [value.attr for value in written if isinstance(value, ast.Attribute)]
 
 
 def test_a_write_to_an_array_is_found() -> None:
-    assert written_elements(ast.parse("self.slots.computed[slot] = 3\na.b[1] += 1\nc = d.e[2]")) == ["computed", "b"]
+    assert written_elements(ast.parse("self.slots.computed[slot] = 3\na.b[1] += 1\nc = d.e[2]")) == [
+        "computed",
+        "b",
+    ]
 
 
 WRITERS = {  # of the attributes of a stream, besides the stream itself
@@ -270,7 +309,11 @@ WRITERS = {  # of the attributes of a stream, besides the stream itself
 
 def test_each_part_of_a_stream_has_one_writer() -> None:
     tree = ast.parse((PACKAGE / "streams/stream.py").read_text())
-    attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
+    attributes = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
     assert set().union(*WRITERS.values()) <= attributes
     for path in (PACKAGE / "streams").glob("*.py"):
         if path.stem != "stream":
@@ -279,7 +322,9 @@ def test_each_part_of_a_stream_has_one_writer() -> None:
 
 
 def written_attributes(tree: ast.AST) -> set[str]:
-    """Of other objects than `self`: `x` of `….x = …`, `….x += …`, `….x[…] = …` and `….x.pop()` and the like."""
+    """Of other objects than `self`: `x` of `….x = …`, `….x += …`,
+    `….x[…] = …` and `….x.pop()` and the like.
+    """
     found = set()
     for node in ast.walk(tree):
         changed = None
@@ -287,9 +332,13 @@ def written_attributes(tree: ast.AST) -> set[str]:
             changed = node
         elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
             changed = node.value
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGING:
+        elif (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGING
+        ):
             changed = node.func.value
-        if isinstance(changed, ast.Attribute) and not (isinstance(changed.value, ast.Name) and changed.value.id == "self"):
+        if isinstance(changed, ast.Attribute) and not (
+            isinstance(changed.value, ast.Name) and changed.value.id == "self"
+        ):
             found.add(changed.attr)
     return found
 
@@ -298,13 +347,18 @@ CHANGING = ("append", "clear", "pop", "popleft", "extend", "update", "add", "dis
 
 
 def test_a_write_to_another_object_is_found() -> None:
-    code = "stream.a = 1\nstream.b += 1\nx.c[0] = 1\nstream.d[-1] = 2\nstream.e.pop()\nself.f = 1\nself.g.append(1)\ny = stream.h"
+    code = (
+        "stream.a = 1\nstream.b += 1\nx.c[0] = 1\nstream.d[-1] = 2\nstream.e.pop()\nself.f ="
+        " 1\nself.g.append(1)\ny = stream.h"
+    )
     assert written_attributes(ast.parse(code)) == {"a", "b", "c", "d", "e"}
 
 
 def test_every_policy_and_every_engine_can_be_chosen_by_a_setting() -> None:
     choices = {
-        field.name: allowed(field).choices for section in (EngineSettings, SchedulingSettings) for field in dataclasses.fields(section)
+        field.name: allowed(field).choices
+        for section in (EngineSettings, SchedulingSettings)
+        for field in dataclasses.fields(section)
     }
     assert set(choices["policy"]) == POLICIES.keys()
     assert set(choices["kind"]) == KINDS.keys()

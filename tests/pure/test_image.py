@@ -1,4 +1,6 @@
-"""The image's last stage and the set-up script, run by a shell in which every command only says how it was called."""
+"""The image's last stage and the set-up script, run by a shell in which
+every command only says how it was called.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-NEEDED_ON_CUDA = {"gcc", "libc6-dev", "libpython3.11-dev"}  # of a kernel's first launch: a compiler, C's headers, Python.h
+# of a kernel's first launch: a compiler, C's headers, Python.h
+NEEDED_ON_CUDA = {"gcc", "libc6-dev", "libpython3.11-dev"}
 SHELL = shutil.which("sh") or "/bin/sh"
 
 
@@ -24,7 +27,9 @@ def packages_of_the_last_stage(device: str) -> set[str]:
     commands = set(re.findall(r"(?:^|&&|\|\|)\s*([a-z][\w-]+)", match[1])) - {"case"}
     said = "".join(f'{each}() {{ echo "{each} $*"; }}\n' for each in commands)
     script = (said + match[1]).replace("apt-get", "apt_get")  # no function has a hyphen in its name
-    out = subprocess.run([SHELL, "-c", script], env={"PATH": "", "DEVICE": device}, capture_output=True, text=True, check=True)
+    out = subprocess.run(
+        [SHELL, "-c", script], env={"PATH": "", "DEVICE": device}, capture_output=True, text=True, check=True
+    )
     installed = next(line for line in out.stdout.splitlines() if " install " in line)
     return {word for word in installed.split() if not word.startswith("-")} - {"apt_get", "install"}
 
@@ -96,7 +101,10 @@ def test_set_up_says_nothing_of_a_compiler_where_it_is_there_or_not_needed(check
 
 def test_set_up_installs_the_parts_that_are_named(checkout: Path) -> None:
     said = set_up(checkout, "dev", "kernels")
-    assert [lock in said for lock in ("-r requirements.lock", "-r requirements-dev.lock", "-r requirements-kernels.lock")] == [True] * 3
+    assert [
+        lock in said
+        for lock in ("-r requirements.lock", "-r requirements-dev.lock", "-r requirements-kernels.lock")
+    ] == [True] * 3
     assert set_up(checkout, "dev", "kernels") == ""
 
 

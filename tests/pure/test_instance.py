@@ -18,7 +18,14 @@ from python_backends.nouns.messages import Cancel, Load, Pace, Submit
 from python_backends.nouns.request import Request, Sampling
 from python_backends.nouns.step import StepOutput, StepPlan, Tokens
 from python_backends.scheduling.step_time import StepTime
-from python_backends.settings import EngineSettings, ModelSettings, SchedulingSettings, Settings, SettingsError, ToySettings
+from python_backends.settings import (
+    EngineSettings,
+    ModelSettings,
+    SchedulingSettings,
+    Settings,
+    SettingsError,
+    ToySettings,
+)
 from python_backends.watching.metrics import GAP_BOUNDS_S, Histogram, Metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,7 +71,9 @@ def served(steps_ahead: int, inbox: Sequence[list[Any]], num_ends: int, static_s
     return link
 
 
-def serve(steps_ahead: int, inbox: Sequence[list[Any]], num_ends: int, static_slots: bool = True) -> dict[int, list[int]]:
+def serve(
+    steps_ahead: int, inbox: Sequence[list[Any]], num_ends: int, static_slots: bool = True
+) -> dict[int, list[int]]:
     return served(steps_ahead, inbox, num_ends, static_slots).answers
 
 
@@ -125,9 +134,13 @@ def test_an_engine_that_can_not_be_made_says_why() -> None:
 
 @pytest.mark.parametrize(("policy", "blocks"), [("fcfs", 14), ("ours", 14)])
 def test_an_instance_publishes_the_peak_of_its_future_memory(policy: str, blocks: int) -> None:
-    """Prompts of 8 and answers of 20 tokens, in blocks of 4: seven blocks each, whether reserved or believed."""
+    """Prompts of 8 and answers of 20 tokens, in blocks of 4: seven
+    blocks each, whether reserved or believed.
+    """
     engine = EngineSettings(kind="toy", slots=3, block_tokens=4)
-    scheduler, running = build(Settings(engine=engine, toy=ToySettings(step_ms=20.0), scheduling=SchedulingSettings(policy)))
+    scheduler, running = build(
+        Settings(engine=engine, toy=ToySettings(step_ms=20.0), scheduling=SchedulingSettings(policy))
+    )
     link = Link([[submit(1, 8, max_tokens=20), submit(50, 8, max_tokens=20)]])
     instance = Instance(scheduler, running, link, lambda: None)
     while link.num_ended < 2:
@@ -140,7 +153,9 @@ def test_an_instance_publishes_the_peak_of_its_future_memory(policy: str, blocks
 
 def test_the_end_of_a_step_is_told_only_if_nobody_waits_for_it() -> None:
     """What a loop is told while it waits for the step itself it would take for the end of the next one."""
-    settings = Settings(engine=EngineSettings(kind="toy", slots=1, steps_ahead=1), toy=ToySettings(step_ms=100.0))
+    settings = Settings(
+        engine=EngineSettings(kind="toy", slots=1, steps_ahead=1), toy=ToySettings(step_ms=100.0)
+    )
     scheduler, toy = build(settings)
     engine, told = EngineThread(lambda: toy), threading.Semaphore(0)
     engine.on_done(told.release)
@@ -242,7 +257,9 @@ def test_slots_that_are_sent_anew_at_every_step_give_the_same_tokens() -> None:
 
 
 def test_sending_slots_anew_is_refused_with_steps_ahead() -> None:
-    settings = Settings(engine=EngineSettings(kind="toy", steps_ahead=1), scheduling=SchedulingSettings(static_slots=False))
+    settings = Settings(
+        engine=EngineSettings(kind="toy", steps_ahead=1), scheduling=SchedulingSettings(static_slots=False)
+    )
     with pytest.raises(SettingsError, match=r"engine\.steps_ahead = 1: scheduling\.static_slots"):
         build(settings)
 
@@ -255,7 +272,11 @@ def test_gaps_of_an_instance_are_added_to_the_histogram_on_metrics() -> None:
         instance.observe(gap_s)
     gaps.add(tuple(instance.counts), instance.sum)
     gaps.add((), 0.0)
-    values = {(name, labels): value for name, labels, value in metrics.samples() if name.startswith("gapless_token_gap")}
+    values = {
+        (name, labels): value
+        for name, labels, value in metrics.samples()
+        if name.startswith("gapless_token_gap")
+    }
     assert values["gapless_token_gap_seconds_bucket", (("le", "1e-05"),)] == 2
     assert values["gapless_token_gap_seconds_bucket", (("le", "1.0"),)] == 3
     assert values["gapless_token_gap_seconds_bucket", (("le", "+Inf"),)] == 4

@@ -32,7 +32,15 @@ def test_what_is_tuned_already_stays(given: dict[str, str], expected: str) -> No
     assert with_large_pages({"PATH": "/bin", **given}) == {"PATH": "/bin", "GLIBC_TUNABLES": expected}
 
 
-@pytest.mark.skipif(not POLICY.exists() or "[never]" in POLICY.read_text(), reason="this system has no transparent huge pages")
+@pytest.mark.skipif(
+    not POLICY.exists() or "[never]" in POLICY.read_text(), reason="this system has no transparent huge pages"
+)
 def test_a_large_array_lies_in_large_pages() -> None:
-    done = subprocess.run([sys.executable, "-c", LARGE_ARRAY], env=with_large_pages({}), capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", LARGE_ARRAY],
+        env=with_large_pages({}),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert int(done.stdout) > 64 << 10, "KiB, of 128 MiB"

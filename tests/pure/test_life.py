@@ -1,4 +1,6 @@
-"""The beats of a Python model's process: they stop when a call or the scheduler model's thread hangs, and only then."""
+"""The beats of a Python model's process: they stop when a call or the
+scheduler model's thread hangs, and only then.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The wires between scheduler model, instance and detokenizer: who may start, die and come back in which order."""
+"""The wires between scheduler model, instance and detokenizer: who
+may start, die and come back in which order.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,15 @@ from python_backends.linux import pauses
 from python_backends.nouns.messages import Cancel, Load, Submit
 from python_backends.nouns.request import Feedback, ModelLimits, Request, Sampling
 from python_backends.nouns.step import Tokens
-from python_backends.wires import FeedbackEnd, InstanceEnd, InstanceLost, InstanceReady, NewSession, SchedulerEnd, sessions
+from python_backends.wires import (
+    FeedbackEnd,
+    InstanceEnd,
+    InstanceLost,
+    InstanceReady,
+    NewSession,
+    SchedulerEnd,
+    sessions,
+)
 from python_backends.wires.feedback import MOST_HELD
 
 LIMITS = ModelLimits(100, 50, 4, 20, 16, "x")
@@ -30,7 +40,9 @@ class Wires:
         self.heard: dict[Any, list[Any]] = {}
 
     def hear(self, end: Any, kind: type) -> list[Any]:
-        """All ends listen until `end` has heard a message of `kind`. What it heard since it was last asked."""
+        """All ends listen until `end` has heard a message of `kind`.
+        What it heard since it was last asked.
+        """
         until_s = time.monotonic() + 5
         while not any(isinstance(message, kind) for message in self.heard[end]):
             assert time.monotonic() < until_s, f"no {kind.__name__} in {self.heard[end]}"
@@ -92,10 +104,14 @@ def test_an_instance_that_is_silent_is_lost_and_forgets_everything_when_it_wakes
     wires.heard[instance].clear()
     wires.hear(instance, NewSession)
     heard = wires.hear(scheduler, InstanceReady)
-    assert not any(isinstance(message, Load) for message in heard), "what it did for the old session counts no more"
+    assert not any(isinstance(message, Load) for message in heard), (
+        "what it did for the old session counts no more"
+    )
 
 
-def test_an_instance_is_not_lost_when_the_whole_machine_stood_still(wires: Wires, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_instance_is_not_lost_when_the_whole_machine_stood_still(
+    wires: Wires, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing of it lies in the socket yet when the scheduler model looks."""
     passed_s, clock = [0.0], time.monotonic
     monkeypatch.setattr(pauses.time, "monotonic", lambda: clock() + passed_s[0])
@@ -155,9 +171,9 @@ def test_tokens_of_a_run_arrive_whole_and_a_new_session_hears_again_whose_they_a
     wires.hear(second, InstanceReady)
     instance.publish([run[3]])
     heard += wires.hear(second, Tokens)
-    assert [(tokens.request_ids.tolist(), tokens.indices.tolist(), tokens.tokens.tolist()) for tokens in heard] == [
-        ([7, 8], [step, step], [40 + step, 40 + step]) for step in (0, 1, 3)
-    ]
+    assert [
+        (tokens.request_ids.tolist(), tokens.indices.tolist(), tokens.tokens.tolist()) for tokens in heard
+    ] == [([7, 8], [step, step], [40 + step, 40 + step]) for step in (0, 1, 3)]
 
 
 def test_feedback_and_wakes_arrive(wires: Wires) -> None:

@@ -1,4 +1,6 @@
-"""Log-probabilities travel with their tokens: each goes out once, in order, also across crashes, stop words and coalescing."""
+"""Log-probabilities travel with their tokens: each goes out once, in order,
+also across crashes, stop words and coalescing.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,14 @@ ASKS = {"log_probs": True, "num_top_log_probs": 2}
 
 
 def scores(*values: float, num_top: int = 3) -> LogProbs:
-    """Of tokens with these log-probabilities: the top ids are 10, 11, … and the first of the top is the chosen one."""
+    """Of tokens with these log-probabilities: the top ids are 10, 11, …
+    and the first of the top is the chosen one.
+    """
     chosen = np.array(values, np.float32)
     places = np.arange(num_top, dtype=np.int32)
-    return LogProbs(chosen, np.tile(10 + places, len(values)), (chosen[:, None] - places).astype(np.float32).ravel())
+    return LogProbs(
+        chosen, np.tile(10 + places, len(values)), (chosen[:, None] - places).astype(np.float32).ravel()
+    )
 
 
 class Asking(House):
@@ -32,13 +38,25 @@ class Asking(House):
         asking = [row for row, (*_, value) in enumerate(rows) if value is not None]
         values = scores(*(value for *_, value in rows if value is not None))
         columns = [[row[column] for row in rows] for column in range(3)]
-        arrays = [np.array(column, kind) for column, kind in zip(columns, (np.int64, np.int32, np.int32), strict=True)]
+        arrays = [
+            np.array(column, kind)
+            for column, kind in zip(columns, (np.int64, np.int32, np.int32), strict=True)
+        ]
         tokens, finishes = np.array(columns[2], np.int32) + 50, np.full(len(rows), finish, np.uint8)
-        self.table.tokens(Tokens(*arrays, tokens, finishes, RowLogProbs(np.array(asking, np.int32), values) if asking else None))
+        self.table.tokens(
+            Tokens(
+                *arrays, tokens, finishes, RowLogProbs(np.array(asking, np.int32), values) if asking else None
+            )
+        )
 
     def chosen(self, number: int) -> list[float]:
         """As a reader of the windows puts them together."""
-        return [float(value) for window in self.windows(number) if window.log_probs for value in window.log_probs.chosen]
+        return [
+            float(value)
+            for window in self.windows(number)
+            if window.log_probs
+            for value in window.log_probs.chosen
+        ]
 
 
 def test_each_goes_out_once_with_its_token_and_only_to_who_asked() -> None:
@@ -98,7 +116,9 @@ def test_an_engine_that_reports_none_gives_nan_in_their_place() -> None:
     assert window.log_probs.top_ids.tolist() == [-1, -1]
 
 
-@pytest.mark.parametrize(("stopped_at", "num_sent", "left"), [(0, 4, 3), (5, 4, 1), (7, 4, 3), (4, 4, 0), (2, 4, 0), (1, 0, 1)])
+@pytest.mark.parametrize(
+    ("stopped_at", "num_sent", "left"), [(0, 4, 3), (5, 4, 1), (7, 4, 3), (4, 4, 0), (2, 4, 0), (1, 0, 1)]
+)
 def test_a_response_brings_those_up_to_the_stop(stopped_at: int, num_sent: int, left: int) -> None:
     window = TokenWindow(1, np.arange(7, dtype=np.int32), num_sent=num_sent, log_probs=scores(-1, -2, -3))
     out = new_log_probs(window, Piece("", stopped_at))

@@ -1,4 +1,6 @@
-"""The loop has a processor to itself: shown in a process of its own, because a place is a thread's for good."""
+"""The loop has a processor to itself: shown in a process of its
+own, because a place is a thread's for good.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +43,16 @@ from python_backends.linux.loop_processor import keep_off
 
 everywhere = os.sched_getaffinity(0)
 assert keep_off() == everywhere
-started = subprocess.run([sys.executable, "-c", "import os; print(*os.sched_getaffinity(0))"], capture_output=True, text=True)
-assert {int(each) for each in started.stdout.split()} == os.sched_getaffinity(0) == everywhere - {min(everywhere)}
+command = [sys.executable, "-c", "import os; print(*os.sched_getaffinity(0))"]
+started = subprocess.run(command, capture_output=True, text=True)
+inherited = {int(each) for each in started.stdout.split()}
+assert inherited == os.sched_getaffinity(0) == everywhere - {min(everywhere)}
 """
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one processor")
-@pytest.mark.parametrize("program", [PLACED, KEPT_OFF], ids=["threads that come later too", "what a launcher starts"])
+@pytest.mark.parametrize(
+    "program", [PLACED, KEPT_OFF], ids=["threads that come later too", "what a launcher starts"]
+)
 def test_every_other_thread_stays_away(program: str) -> None:
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)

@@ -8,7 +8,10 @@ from tests.server.memory import Mark, Verdict, verdicts
 
 def marks(*tokenizer_mib: float) -> list[Mark]:
     counts = (0, 3_000, 6_500, 10_000)
-    return [Mark(count, {"tokenizer": mib, "shared with the tokenizer": 0.0}) for count, mib in zip(counts, tokenizer_mib, strict=True)]
+    return [
+        Mark(count, {"tokenizer": mib, "shared with the tokenizer": 0.0})
+        for count, mib in zip(counts, tokenizer_mib, strict=True)
+    ]
 
 
 def test_two_kilobytes_kept_for_each_request_are_a_leak() -> None:
@@ -23,7 +26,9 @@ def test_what_fills_once_is_none() -> None:
 
 
 def test_the_longer_the_run_the_smaller_the_leak_that_shows() -> None:
-    smallest = [Verdict("scheduler", 0.0, 0.0, count).limit_mib * 2**20 / count for count in (700, 7_000, 70_000)]
+    smallest = [
+        Verdict("scheduler", 0.0, 0.0, count).limit_mib * 2**20 / count for count in (700, 7_000, 70_000)
+    ]
     assert smallest == sorted(smallest, reverse=True)
     assert smallest[-1] < 700, "bytes a request"
 

@@ -33,7 +33,9 @@ from python_backends.nouns.step import RowLogProbs, Started, Tokens
 
 def same(a: object, b: object) -> bool:
     if isinstance(a, msgspec.Struct):
-        return type(a) is type(b) and all(same(getattr(a, name), getattr(b, name)) for name in a.__struct_fields__)
+        return type(a) is type(b) and all(
+            same(getattr(a, name), getattr(b, name)) for name in a.__struct_fields__
+        )
     if isinstance(a, np.ndarray):
         return isinstance(b, np.ndarray) and a.dtype == b.dtype and a.tolist() == b.tolist()
     return type(a) is type(b) and a == b
@@ -42,7 +44,9 @@ def same(a: object, b: object) -> bool:
 REQUEST = Request(
     request_id=(1 << 62) + 1,
     prompt=np.array([1, 2, 3], np.int32),
-    sampling=Sampling(max_tokens=5, temperature=0.5, seed=(1 << 63) - 1, stop_ids=(2, 7), bad_words=((5,), (1, 2))),
+    sampling=Sampling(
+        max_tokens=5, temperature=0.5, seed=(1 << 63) - 1, stop_ids=(2, 7), bad_words=((5,), (1, 2))
+    ),
     stop_words=("\n", "हिन्दी"),
 )
 
@@ -64,12 +68,19 @@ SCORES = RowLogProbs(
         Hello(),
         Submit(REQUEST, np.array([4], np.int32), 2),
         Subject("Say it", "hello", 3),
-        LengthAnswer(LengthPrediction(3.5, np.array([1, 2, 3, 4, 5, 9], np.float32)), 2, np.ones(21, np.float32), "packaged"),
+        LengthAnswer(
+            LengthPrediction(3.5, np.array([1, 2, 3, 4, 5, 9], np.float32)),
+            2,
+            np.ones(21, np.float32),
+            "packaged",
+        ),
         AnswerRecord(1.5, "Say it", 9, 3, 20, Finish.STOP, LengthAnswer(), "hello"),
         Predicted(1, LengthPrediction(3.5, np.array([1, 2, 3, 4, 5, 9], np.float32))),
         Started(1, 0, 16),
         Tokens(*(np.array([1, 2], kind) for kind in (np.int64, np.int32, np.int32, np.int32, np.uint8))),
-        Tokens(*(np.array([1, 2], kind) for kind in (np.int64, np.int32, np.int32, np.int32, np.uint8)), SCORES),
+        Tokens(
+            *(np.array([1, 2], kind) for kind in (np.int64, np.int32, np.int32, np.int32, np.uint8)), SCORES
+        ),
         Load(num_running=3),
     ],
     ids=lambda message: type(message).__name__,

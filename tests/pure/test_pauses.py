@@ -1,4 +1,6 @@
-"""What a watcher counts as silence: time in which it was awake itself, and nothing of a pause of the whole machine."""
+"""What a watcher counts as silence: time in which it was awake itself,
+and nothing of a pause of the whole machine.
+"""
 
 from __future__ import annotations
 

@@ -43,14 +43,18 @@ def test_the_closed_loop_keeps_as_many_in_flight_as_it_may_and_counts_every_toke
     timings = closed_loop(work, engine.submit, engine.step)
     assert engine.most == work.in_flight == 16
     assert [len(timing.tokens) for timing in timings] == [job.max_tokens for job in work.jobs]
-    assert all(timing.submitted <= timing.tokens[0] <= timing.ended == timing.tokens[-1] for timing in timings)
+    assert all(
+        timing.submitted <= timing.tokens[0] <= timing.ended == timing.tokens[-1] for timing in timings
+    )
     assert [timing.ids for timing in timings] == [list(range(job.max_tokens, 0, -1)) for job in work.jobs]
 
 
 def test_a_round_has_the_lengths_of_the_others_and_no_prompt_of_theirs():
     work = load_work(quick=False)
     shifted = work.shifted(1, VOCABULARY)
-    assert [(len(job.prompt), job.max_tokens) for job in shifted.jobs] == [(len(job.prompt), job.max_tokens) for job in work.jobs]
+    assert [(len(job.prompt), job.max_tokens) for job in shifted.jobs] == [
+        (len(job.prompt), job.max_tokens) for job in work.jobs
+    ]
     assert not any(one.prompt == other.prompt for one, other in zip(work.jobs, shifted.jobs, strict=True))
     assert all(token < VOCABULARY for job in shifted.jobs for token in job.prompt)
 
@@ -67,7 +71,13 @@ def test_every_sequence_of_ids_has_one_text(tmp_path: Path):
 def test_a_row_is_worked_out_by_hand():
     timings = [Timing(0.0, [1.0, 1.5, 3.0, 3.0], 3.0), Timing(1.0, [2.0], 5.0)]
     row = row_of("some", "S", "bfloat16", 4, timings, 2.0)
-    assert (row.round, row.tok_s, row.req_s, row.latency_mean_s, row.ttft_p50_ms) == (4, 5 / 5, 2 / 5, 3.5, 1000.0)
+    assert (row.round, row.tok_s, row.req_s, row.latency_mean_s, row.ttft_p50_ms) == (
+        4,
+        5 / 5,
+        2 / 5,
+        3.5,
+        1000.0,
+    )
     assert (row.itl_p50_ms, row.itl_mean_ms) == (500.0, pytest.approx(2000 / 3))  # 0.5, 1.5 and 0 s
     assert row.piece_p50_ms == 1000.0  # 0.5 and 1.5 s: the last two tokens came together
 
@@ -78,7 +88,13 @@ def row(engine: str, tok_s: float, number: int = 1) -> Row:
 
 def test_ratios_are_medians_of_rounds_of_ours_over_theirs_and_through_triton_over_alone():
     speeds = {"gapless": (10, 20, 30), "gapless_triton": (9, 18, 30), "vllm": (5, 20, 20)}
-    found = ratios([row(engine, value, number) for engine, values in speeds.items() for number, value in enumerate(values)])
+    found = ratios(
+        [
+            row(engine, value, number)
+            for engine, values in speeds.items()
+            for number, value in enumerate(values)
+        ]
+    )
     assert found == {
         "S: gapless / vllm": Spread(1.5, 1.0, 2.0),
         "S: gapless_triton / gapless": Spread(0.9, 0.9, 1.0),
@@ -101,19 +117,31 @@ def test_the_table_and_the_summary_give_medians_and_between_which_the_rounds_lie
 
 def test_every_engine_is_once_the_first():
     names = ["a", "b", "c"]
-    assert [rotated(names, number) for number in range(3)] == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"]]
+    assert [rotated(names, number) for number in range(3)] == [
+        ["a", "b", "c"],
+        ["b", "c", "a"],
+        ["c", "a", "b"],
+    ]
     assert rotated([], 4) == []
 
 
 def test_a_peer_has_a_row_for_each_token_budget_and_ours_has_one():
     setups = setups_of(["gapless", "vllm", "openvino_defaults"], [128, 512])
-    assert [setup.name for setup in setups] == ["gapless", "vllm@128", "vllm", "openvino_defaults@128", "openvino_defaults"]
+    assert [setup.name for setup in setups] == [
+        "gapless",
+        "vllm@128",
+        "vllm",
+        "openvino_defaults@128",
+        "openvino_defaults",
+    ]
     assert setups[3].options == {"default_kv_precision": True, "token_budget": 128}
     assert setups[4].options == {"default_kv_precision": True}
 
 
 def test_the_default_rows_have_both_precisions_of_openvinos_kv_and_ours_with_and_without_fused_layers():
-    assert {"gapless", "gapless_unfused", "gapless_triton", "openvino", "openvino_defaults", "vllm"} < set(default_engines("S"))
+    assert {"gapless", "gapless_unfused", "gapless_triton", "openvino", "openvino_defaults", "vllm"} < set(
+        default_engines("S")
+    )
     assert "gapless_torch" in default_engines("S")
     assert "gapless_torch" not in default_engines("M")
 
@@ -125,10 +153,14 @@ def test_a_pool_of_a_gib_has_as_many_blocks_as_fit(tmp_path: Path):
     assert kv_blocks(tmp_path, "float32") == kv_blocks(tmp_path, "bfloat16") // 2
 
 
-def test_every_engine_is_started_with_large_pages_and_with_its_own_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_every_engine_is_started_with_large_pages_and_with_its_own_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """What the process gets, seen by a script in the place of its Python."""
     python = tmp_path / "python"
-    python.write_text('#!/bin/sh\necho "{\\"versions\\": {\\"tunables\\": \\"$GLIBC_TUNABLES\\", \\"own\\": \\"$OWN\\"}}"\n')
+    python.write_text(
+        '#!/bin/sh\necho "{\\"versions\\": {\\"tunables\\": \\"$GLIBC_TUNABLES\\", \\"own\\": \\"$OWN\\"}}"\n'
+    )
     python.chmod(0o755)
     monkeypatch.setattr(peer_setups, "ready", lambda name: Environment(python, {"OWN": name}))
     for name in SETUPS:
@@ -137,7 +169,9 @@ def test_every_engine_is_started_with_large_pages_and_with_its_own_variables(tmp
         assert process.versions == {"tunables": "glibc.malloc.hugetlb=1", "own": SETUPS[name].worker}
 
 
-def test_vllm_is_tried_with_both_allocators_and_with_its_engine_in_either_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_vllm_is_tried_with_both_allocators_and_with_its_engine_in_either_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(peer_environments, "ready", lambda _name: Environment())
     monkeypatch.setattr(peer_environments, "FOLDER", tmp_path)
     (tmp_path / "vllm" / "lib").mkdir(parents=True)
@@ -192,7 +226,9 @@ def test_tokens_are_the_same_up_to_the_first_that_differs():
     assert same_tokens([1, 2, 3], [1, 2, 3, 4]) == 3
 
 
-def test_an_engine_whose_environment_cannot_be_made_is_named_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_engine_whose_environment_cannot_be_made_is_named_and_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     def fails(*_: object) -> None:
         raise subprocess.CalledProcessError(1, ["pip", "install"])
 
@@ -220,7 +256,9 @@ def test_there_is_a_rest_before_each_engines_turn(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(peers, "EngineProcess", Process)
     monkeypatch.setattr(peers, "prepare_model", lambda *_: None)
-    monkeypatch.setattr(peers.time, "sleep", lambda seconds: happened.append("rest") if seconds >= 1 else None)
+    monkeypatch.setattr(
+        peers.time, "sleep", lambda seconds: happened.append("rest") if seconds >= 1 else None
+    )
     made = Peers("S", "bfloat16", Work([Job([1], 2)], 1), tmp_path, LeftOut())
     made.start([SETUPS["gapless"], SETUPS["vllm"]])
     rows = made.run(1)

@@ -1,4 +1,6 @@
-"""Predicted lengths in the slot scheduler: order, admission, growth and who makes way; whatever is predicted, texts stay the same."""
+"""Predicted lengths in the slot scheduler: order, admission, growth and who makes
+way; whatever is predicted, texts stay the same.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +118,9 @@ def test_before_anything_is_known_max_tokens_is_reserved(model: Path) -> None:
 
 
 def test_answers_that_ended_here_tell_of_those_to_come(model: Path) -> None:
-    """Without any prediction: after some that were short, four are admitted where max_tokens has room for two."""
+    """Without any prediction: after some that were short, four are
+    admitted where max_tokens has room for two.
+    """
     instance = Instance(model, slots=4, blocks=30, policy="ours")
     for number in range(FEWEST + 4):
         stop = answer(request(number, [number] * 5))[3]
@@ -132,27 +136,38 @@ def test_answers_that_ended_here_tell_of_those_to_come(model: Path) -> None:
 def test_with_lengths_that_are_known_memory_is_full_and_nobody_is_evicted(model: Path) -> None:
     instance = Instance(model, slots=8, blocks=40, policy="ours")
     random = np.random.default_rng(3)
-    asks = [request(number, [number] * 6, max_tokens=int(tokens)) for number, tokens in enumerate(random.integers(2, 60, 60))]
+    asks = [
+        request(number, [number] * 6, max_tokens=int(tokens))
+        for number, tokens in enumerate(random.integers(2, 60, 60))
+    ]
     submit(instance, asks, [ask.sampling.max_tokens for ask in asks])
     most = 0
     while instance.turn():
         instance.now_s += REFRESHED_S
         most = max(most, instance.scheduler.blocks.num_used)
     assert instance.scheduler.num_evictions == 0
-    assert 0.8 * 40 < most <= 0.95 * 40 + 1, "one more than the bound, because the curve is looked at in a few points"
+    assert 0.8 * 40 < most <= 0.95 * 40 + 1, (
+        "one more than the bound, because the curve is looked at in a few points"
+    )
     assert all(instance.answers[ask.request_id] == answer(ask) for ask in asks)
 
 
-def test_when_predictions_were_too_short_the_one_with_the_longest_rest_makes_way_and_texts_are_the_same(model: Path) -> None:
+def test_when_predictions_were_too_short_the_one_with_the_longest_rest_makes_way_and_texts_are_the_same(
+    model: Path,
+) -> None:
     instance = Instance(model, slots=4, blocks=26, policy="ours")
     asks = [request(number, [number] * 5, max_tokens=60) for number in range(4)]
     submit(instance, asks, [5, 7, 6, 5])
     evicted = []
     while not instance.scheduler.is_idle:
         running = instance.scheduler.slots.running()
-        rests = dict(zip(seats(instance), instance.scheduler.outlook.future.rest_tokens(running), strict=True))
+        rests = dict(
+            zip(seats(instance), instance.scheduler.outlook.future.rest_tokens(running), strict=True)
+        )
         turn(instance, 0.01)
-        gone = [number for number in rests if number not in seats(instance) and number not in instance.finishes]
+        gone = [
+            number for number in rests if number not in seats(instance) and number not in instance.finishes
+        ]
         evicted += [rests[number] == max(rests.values()) for number in gone[:1]]
     assert evicted
     assert all(evicted)
@@ -160,7 +175,9 @@ def test_when_predictions_were_too_short_the_one_with_the_longest_rest_makes_way
 
 
 def test_who_has_no_room_is_passed_by_until_it_is_overdue(model: Path) -> None:
-    """One runs and holds most of the memory; the long one that waits has no room beside it, short ones do for ten seconds."""
+    """One runs and holds most of the memory; the long one that waits has no
+    room beside it, short ones do for ten seconds.
+    """
     instance = Instance(model, slots=3, blocks=26, policy="ours")
     submit(instance, [request(0, [1] * 40, max_tokens=40)], [40])
     turn(instance)
@@ -182,25 +199,42 @@ def test_who_has_no_room_is_passed_by_until_it_is_overdue(model: Path) -> None:
 
 def test_past_future_stops_at_the_first_without_room_and_takes_no_notice_of_predictions(model: Path) -> None:
     instance = Instance(model, slots=4, blocks=26, policy="past_future")
-    submit(instance, [request(0, [1] * 5, max_tokens=60), request(1, [2] * 5, max_tokens=60), request(2, [3], max_tokens=2)], [2, 2, 2])
+    submit(
+        instance,
+        [
+            request(0, [1] * 5, max_tokens=60),
+            request(1, [2] * 5, max_tokens=60),
+            request(2, [3], max_tokens=2),
+        ],
+        [2, 2, 2],
+    )
     turn(instance)
     assert seats(instance) == [0]
     instance.run()
     assert list(instance.finishes) == [0, 2, 1]
 
 
-@given(st.lists(st.tuples(st.integers(-2, 2), st.integers(0, 9)), min_size=1, max_size=60), st.integers(1, 60))
+@given(
+    st.lists(st.tuples(st.integers(-2, 2), st.integers(0, 9)), min_size=1, max_size=60), st.integers(1, 60)
+)
 def test_the_head_is_that_of_a_full_sort(waiting: list[tuple[int, int]], count: int) -> None:
     priority, rank = (np.array(column, np.float64) for column in zip(*waiting, strict=True))
     arrival = np.arange(len(waiting), 0.0, -1.0)
     places = least(rank, priority, arrival, min(count, len(waiting))).tolist()
-    assert [(-priority[place], rank[place]) for place in places] == sorted(zip(-priority, rank, strict=True))[: len(places)]
+    assert [(-priority[place], rank[place]) for place in places] == sorted(zip(-priority, rank, strict=True))[
+        : len(places)
+    ]
     assert sorted(places, key=lambda place: (-priority[place], rank[place], arrival[place])) == places
     assert len(set(places)) == min(count, len(waiting))
 
 
 def test_the_order_is_made_for_the_head_and_who_comes_later_stands_behind_it() -> None:
-    order = PredictedOrder(lambda waits: waits.service_s, SchedulingSettings(), lambda sequences: np.zeros(len(sequences)), lambda: 5.0)
+    order = PredictedOrder(
+        lambda waits: waits.service_s,
+        SchedulingSettings(),
+        lambda sequences: np.zeros(len(sequences)),
+        lambda: 5.0,
+    )
     for number in range(20):
         order.add(waiting(number, predicted=20 - number))
     assert not order.is_used_up
@@ -223,7 +257,9 @@ def test_a_crowd_is_put_into_order_part_by_part() -> None:
         seen.append(len(waits.waited_s))
         return waits.service_s
 
-    order = PredictedOrder(rank, SchedulingSettings(), lambda sequences: np.zeros(len(sequences)), lambda: 5.0)
+    order = PredictedOrder(
+        rank, SchedulingSettings(), lambda sequences: np.zeros(len(sequences)), lambda: 5.0
+    )
     predicted = np.random.default_rng(0).permutation(10_000) / 200  # tokens
     crowd = [waiting(number, predicted=predicted[number]) for number in range(10_000)]
     for sequence in crowd:
@@ -233,7 +269,9 @@ def test_a_crowd_is_put_into_order_part_by_part() -> None:
     stay = [number for number in range(10_000) if number % 7]
     while sum(seen) < 2 * len(stay):
         order.sort(20, np.inf, lambda prompts, tokens: (prompts, tokens))
-    assert [sequence.request_id for sequence in order.in_order()] == sorted(stay, key=lambda number: predicted[number])[:20]
+    assert [sequence.request_id for sequence in order.in_order()] == sorted(
+        stay, key=lambda number: predicted[number]
+    )[:20]
     assert max(seen) <= 2 * LOOKED_AT
     for sequence in list(order.in_order()):
         order.remove(sequence)
@@ -246,7 +284,9 @@ def test_a_crowd_is_put_into_order_part_by_part() -> None:
 def test_in_a_crowd_too_who_has_been_passed_over_for_too_long_goes_first() -> None:
     now_s = [5.0]
     settings = SchedulingSettings(policy="ours", ttft_s=1.0, patience=0.25)
-    order = PredictedOrder(slack_then_ratio, settings, lambda sequences: np.full(len(sequences), 30.0), lambda: now_s[0])
+    order = PredictedOrder(
+        slack_then_ratio, settings, lambda sequences: np.full(len(sequences), 30.0), lambda: now_s[0]
+    )
     for number in range(3 * LOOKED_AT):
         long = waiting(number, predicted=90 - number / LOOKED_AT * 25)
         long.arrived_s = number / 3 / LOOKED_AT
@@ -270,7 +310,9 @@ def test_the_ranks_see_waiting_service_and_slack() -> None:
         seen.append(waits)
         return waits.service_s
 
-    order = PredictedOrder(rank, SchedulingSettings(ttft_s=2.0), lambda sequences: np.full(len(sequences), 30.0), lambda: 5.0)
+    order = PredictedOrder(
+        rank, SchedulingSettings(ttft_s=2.0), lambda sequences: np.full(len(sequences), 30.0), lambda: 5.0
+    )
     order.add(waiting(0, predicted=7))
     order.add(waiting(1, predicted=None))
     order.add(waiting(2, predicted=60, delivered=10))
@@ -284,7 +326,9 @@ def test_equals_are_passed_over_for_a_share_of_the_longest_wait_and_then_go_in_o
     """0 is long; 3, which came later and is short, goes before it."""
     now_s = [5.0]
     settings = SchedulingSettings(policy="ours", ttft_s=1.0, patience=0.5)
-    order = PredictedOrder(slack_then_ratio, settings, lambda sequences: np.full(len(sequences), 30.0), lambda: now_s[0])
+    order = PredictedOrder(
+        slack_then_ratio, settings, lambda sequences: np.full(len(sequences), 30.0), lambda: now_s[0]
+    )
 
     def head(slots_are_scarce: bool = True) -> list[int]:
         order.sort(9, 25.0, lambda prompts, tokens: (prompts / 1000, tokens / 10), slots_are_scarce)
@@ -308,7 +352,9 @@ def test_equals_are_passed_over_for_a_share_of_the_longest_wait_and_then_go_in_o
 
 def test_who_makes_room_for_a_larger_priority_is_not_passed_over() -> None:
     now_s = [5.0]
-    order = PredictedOrder(slack_then_ratio, SchedulingSettings(), lambda sequences: np.zeros(len(sequences)), lambda: now_s[0])
+    order = PredictedOrder(
+        slack_then_ratio, SchedulingSettings(), lambda sequences: np.zeros(len(sequences)), lambda: now_s[0]
+    )
     urgent = Sequence(request(1, [1], priority=7), np.zeros(0, np.int32), 1, 0, arrived_s=4.5)
     order.add(waiting(0, predicted=90))
     order.add(urgent)
@@ -322,11 +368,17 @@ def test_who_makes_room_for_a_larger_priority_is_not_passed_over() -> None:
     assert [sequence.request_id for sequence in order.in_order()] == [2, 0]
 
 
-def test_while_slots_and_memory_suffice_nothing_is_foreseen(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five requests in a row on four slots, never more than four at once: as cheap as fcfs. A crowd is another thing."""
+def test_while_slots_and_memory_suffice_nothing_is_foreseen(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five requests in a row on four slots, never more than four at once:
+    as cheap as fcfs. A crowd is another thing.
+    """
     drawn: list[int] = []
     draw = FutureMemory.draw
-    monkeypatch.setattr(FutureMemory, "draw", lambda self, used, *rest: drawn.append(used) or draw(self, used, *rest))
+    monkeypatch.setattr(
+        FutureMemory, "draw", lambda self, used, *rest: drawn.append(used) or draw(self, used, *rest)
+    )
     instance = Instance(model, slots=4, blocks=64, policy="ours")
     for number in range(5):
         instance.submit(request(number, [number + 1] * 5, max_tokens=8))
@@ -345,7 +397,9 @@ def test_while_slots_and_memory_suffice_nothing_is_foreseen(model: Path, monkeyp
 
 
 def waiting(number: int, predicted: float | None, delivered: int = 0) -> Sequence:
-    sequence = Sequence(request(number, [1], max_tokens=100), np.ones(delivered, np.int32), number, 0, arrived_s=4.0)
+    sequence = Sequence(
+        request(number, [1], max_tokens=100), np.ones(delivered, np.int32), number, 0, arrived_s=4.0
+    )
     sequence.prediction = None if predicted is None else certain(predicted)
     return sequence
 

@@ -1,4 +1,6 @@
-"""Predictions of lengths: asked without waiting, taken when they come, and nothing happens when they don't, or are nonsense."""
+"""Predictions of lengths: asked without waiting, taken when they come, and
+nothing happens when they don't, or are nonsense.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ from python_backends.instance.loop import Instance
 from python_backends.nouns.messages import LengthAnswer, Predicted, Submit
 from python_backends.nouns.request import Finish, LengthPrediction, Request, Sampling, Subject
 from python_backends.nouns.step import Started, Tokens
-from python_backends.settings import EngineSettings, ModelSettings, SchedulingSettings, Settings, StreamSettings
+from python_backends.settings import (
+    EngineSettings,
+    ModelSettings,
+    SchedulingSettings,
+    Settings,
+    StreamSettings,
+)
 from python_backends.streams.predictions import MAX_ASKED, MAX_PENDING, Predictions, is_sane, without_subject
 from python_backends.streams.table import StreamTable
 from python_backends.watching.metrics import Metrics
@@ -33,7 +41,14 @@ GOOD = prediction(5, 1, 2, 5, 6, 9, 20)
 
 def request(number: int, max_tokens: int = 12, min_tokens: int = 0) -> Request:
     prompt = np.arange(number % 7 + 3, dtype=np.int32)
-    return Request(number, prompt, Sampling(max_tokens, min_tokens), stream=True, arrival_ns=time.monotonic_ns(), subject=SUBJECT)
+    return Request(
+        number,
+        prompt,
+        Sampling(max_tokens, min_tokens),
+        stream=True,
+        arrival_ns=time.monotonic_ns(),
+        subject=SUBJECT,
+    )
 
 
 def predictions(keep_prompts: bool = False) -> Predictions:
@@ -84,7 +99,9 @@ def test_while_nobody_competes_one_request_in_a_while_is_asked_for_and_only_its_
         clock.now_s += 1.0
     assert len(books.take_records()) == 3
     assert sum(books._metrics.histograms["gapless_length_prediction_error_tokens"].counts) == 3
-    assert not any((books._unasked, books._open, books._pending, books._ended, books._had_begun)), "of the others nothing is kept"
+    assert not any((books._unasked, books._open, books._pending, books._ended, books._had_begun)), (
+        "of the others nothing is kept"
+    )
 
 
 def test_when_they_compete_all_are_asked_for_at_once_and_those_that_wait_first() -> None:
@@ -99,7 +116,9 @@ def test_when_they_compete_all_are_asked_for_at_once_and_those_that_wait_first()
 
 
 def test_what_had_begun_before_it_was_asked_for_teaches_nothing() -> None:
-    """Of those that run at any time more are long than of those that come: learned from them, lengths and errors would be too large."""
+    """Of those that run at any time more are long than of those that come: learned from them, lengths and
+    errors would be too large.
+    """
     books = Predictions(Metrics(), keep_prompts=False, sample_every_s=5.0, clock=Clock())
     for number in range(4):
         books.opened(request(number))
@@ -119,7 +138,9 @@ def test_a_crowd_that_runs_pushes_out_nobody_who_waits() -> None:
         books.opened(request(number))
     books.take_questions()
     books.ask_all(lambda number: number < 2 * MAX_PENDING - 10)
-    assert [number for number, _ in books.take_questions()][:10] == list(range(2 * MAX_PENDING - 10, 2 * MAX_PENDING))
+    assert [number for number, _ in books.take_questions()][:10] == list(
+        range(2 * MAX_PENDING - 10, 2 * MAX_PENDING)
+    )
 
 
 def test_the_record_of_an_answer_has_what_was_predicted_and_no_text() -> None:
@@ -129,7 +150,12 @@ def test_the_record_of_an_answer_has_what_was_predicted_and_no_text() -> None:
     books.ended(request(1), 7, Finish.STOP)
     (record,) = books.take_records()
     assert record.predicted.prediction is GOOD
-    assert (record.num_output_tokens, record.num_input_tokens, record.finish, record.user_input) == (7, 1, Finish.STOP, "")
+    assert (record.num_output_tokens, record.num_input_tokens, record.finish, record.user_input) == (
+        7,
+        1,
+        Finish.STOP,
+        "",
+    )
     metrics = books._metrics
     assert metrics.gauges["gapless_predictor_version", ()] == 3
     assert metrics.histograms["gapless_length_prediction_error_tokens"].sum == 2
@@ -147,7 +173,9 @@ def test_an_answer_that_was_cut_is_logged_and_is_no_error() -> None:
 
 
 def test_short_answers_that_end_before_their_prediction_are_learned_from_too() -> None:
-    """Logged without features, they would be missing in the forest, which would take all answers to be long."""
+    """Logged without features, they would be missing in the forest,
+    which would take all answers to be long.
+    """
     books = predictions()
     books.opened(request(1))
     books.ended(request(1), 2, Finish.STOP)
@@ -238,11 +266,17 @@ def test_instances_never_see_what_a_request_is_about() -> None:
 
 
 class House:
-    """Stream table and instance, a turn of each after the other; `predictor` says what comes back of a question, turns later."""
+    """Stream table and instance, a turn of each after the other; `predictor`
+    says what comes back of a question, turns later.
+    """
 
-    def __init__(self, directory: Path, predictor: Callable[[int, int], LengthAnswer | None] | None, policy: str) -> None:
+    def __init__(
+        self, directory: Path, predictor: Callable[[int, int], LengthAnswer | None] | None, policy: str
+    ) -> None:
         settings = Settings(
-            ModelSettings(directory=str(directory)), EngineSettings(kind="toy", slots=2), scheduling=SchedulingSettings(policy=policy)
+            ModelSettings(directory=str(directory)),
+            EngineSettings(kind="toy", slots=2),
+            scheduling=SchedulingSettings(policy=policy),
         )
         self.scheduler, engine = build(settings)
         self.inbox: list[Any] = []
@@ -285,7 +319,9 @@ class House:
             self.table.started(message)
         elif isinstance(message, Tokens):
             self.table.tokens(message)
-            self.history += [(number, int(i), int(t)) for i, t in zip(message.request_ids, message.tokens, strict=True)]
+            self.history += [
+                (number, int(i), int(t)) for i, t in zip(message.request_ids, message.tokens, strict=True)
+            ]
 
 
 def answers(
@@ -321,7 +357,9 @@ def test_a_prediction_that_says_nothing_changes_no_turn_of_any_token(
     assert answers(model, predictor) == answers(model, None)
 
 
-def test_where_requests_are_served_in_order_of_arrival_predictions_change_no_turn_of_any_token(tmp_path: Path) -> None:
+def test_where_requests_are_served_in_order_of_arrival_predictions_change_no_turn_of_any_token(
+    tmp_path: Path,
+) -> None:
     from tests.server.toy_model import write_toy_model
 
     model = write_toy_model(tmp_path / "toy")

@@ -29,7 +29,9 @@ def test_a_group_stays_in_the_session_by_which_linux_shares_out_processors() -> 
 
 
 def test_a_group_may_write_to_a_terminal_that_stops_those_in_the_background() -> None:
-    process = start_group(["grep", "SigIgn", "/proc/self/status"], dict(os.environ), stdout=subprocess.PIPE, text=True)
+    process = start_group(
+        ["grep", "SigIgn", "/proc/self/status"], dict(os.environ), stdout=subprocess.PIPE, text=True
+    )
     try:
         assert process.stdout is not None
         with process.stdout:

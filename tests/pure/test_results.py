@@ -1,4 +1,6 @@
-"""Results that are kept say which commit, machine, versions and command they are of, and which of them are older than their code."""
+"""Results that are kept say which commit, machine, versions and command they are
+of, and which of them are older than their code.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ import pytest
 from benchmarks import results_file
 from benchmarks.results_file import MEASURED, RESULTS, ROOT, age, cpuinfo, script_of, write_result
 
-BEFORE_COMMITS_WERE_RECORDED = {  # the first digits of each file's SHA-256: one that is measured again has to name its commit
+# the first digits of each file's SHA-256: one that is measured again has to name its commit
+BEFORE_COMMITS_WERE_RECORDED = {
     "agreement.json": "3f0df884ee8c4854",
     "drift.json": "8ee7e6070702d2a8",
     "host_time.json": "e9f37e49a13802b9",
@@ -66,7 +69,9 @@ def test_what_a_script_measures_exists(script: str) -> None:
     assert missing == []
 
 
-def test_a_result_begins_with_commit_machine_date_and_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_begins_with_commit_machine_date_and_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(results_file, "COMMIT", {"commit": "a" * 40, "dirty": False})
     monkeypatch.setattr(sys, "argv", ["benchmarks/peers.py", "--quick"])
     write_result(tmp_path / "new" / "some.json", {"rows": [1]}, {"gpu": "none"})
@@ -78,7 +83,9 @@ def test_a_result_begins_with_commit_machine_date_and_command(tmp_path: Path, mo
     assert script_of(result) == "peers.py"
 
 
-def test_the_commit_is_that_of_the_checkout_and_changes_make_it_dirty(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commit_is_that_of_the_checkout_and_changes_make_it_dirty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     answers = {"status": " M python_backends/instance/loop.py", "rev-parse": "b" * 40}
     monkeypatch.setattr(results_file, "git", lambda *words: answers[words[0]])
     assert results_file.current_commit() == {"commit": "b" * 40, "dirty": True}
@@ -102,7 +109,16 @@ def test_a_result_is_stale_when_its_script_or_what_it_measures_has_changed_since
 
     monkeypatch.setattr(results_file, "git", git)
     path = tmp_path / "some.json"
-    path.write_text(json.dumps({"commit": "c" * 40, "dirty": False, "date": "2026-11-23", "command": "python benchmarks/lengths.py"}))
+    path.write_text(
+        json.dumps(
+            {
+                "commit": "c" * 40,
+                "dirty": False,
+                "date": "2026-11-23",
+                "command": "python benchmarks/lengths.py",
+            }
+        )
+    )
     assert age(path)["commits_since"] == "3"
     assert asked[0][:3] == ("rev-list", "--count", f"{'c' * 40}..HEAD")
     assert {"benchmarks/lengths.py", *MEASURED["lengths.py"]} <= set(asked[0])
@@ -122,6 +138,11 @@ def test_a_result_without_a_commit_counts_as_stale(tmp_path: Path) -> None:
 
 
 def test_the_fields_of_the_processor_are_read_as_linux_writes_them() -> None:
-    lines = ["model name\t: AMD EPYC", "cpu family\t: 26", "flags\t\t: fpu avx512_bf16", "model name\t: AMD EPYC"]
+    lines = [
+        "model name\t: AMD EPYC",
+        "cpu family\t: 26",
+        "flags\t\t: fpu avx512_bf16",
+        "model name\t: AMD EPYC",
+    ]
     assert cpuinfo(lines, "model name") == {"AMD EPYC"}
     assert cpuinfo(lines, "flags") == {"fpu avx512_bf16"}

@@ -1,4 +1,6 @@
-"""Run directories among directories, pipes and links of others: who is swept, who is not, and that nobody waits."""
+"""Run directories among directories, pipes and links of others: who is
+swept, who is not, and that nobody waits.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,9 @@ def test_a_directory_of_ones_own_that_only_has_such_a_name_stays(tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["gapless-*", "gapless-[a-z]*", "gapless-??-*"])
-def test_wildcards_in_a_name_reach_no_shared_memory_of_others(tmp_path: Path, shared_memory: Path, name: str) -> None:
+def test_wildcards_in_a_name_reach_no_shared_memory_of_others(
+    tmp_path: Path, shared_memory: Path, name: str
+) -> None:
     left_behind(tmp_path, name)
     sweep(tmp_path)
     assert not (tmp_path / name).exists()
@@ -127,7 +131,9 @@ def test_the_lock_is_on_the_directory_itself(tmp_path: Path) -> None:
         os.close(directory)
 
 
-def test_the_place_is_the_services_own_or_run_or_the_one_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_place_is_the_services_own_or_run_or_the_one_for_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(run_directories.os, "geteuid", lambda: 1000)
     monkeypatch.delenv("RUNTIME_DIRECTORY", raising=False)
@@ -139,7 +145,9 @@ def test_the_place_is_the_services_own_or_run_or_the_one_for_temporary_files(tmp
     assert parent() == tmp_path
 
 
-def test_a_place_whose_name_is_too_long_for_sockets_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_place_whose_name_is_too_long_for_sockets_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     long = tmp_path / ("x" * 90)
     long.mkdir()
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(long))

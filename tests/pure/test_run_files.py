@@ -34,7 +34,9 @@ def test_what_was_removed_or_cut_off_is_written_again(tmp_path: Path) -> None:
     assert (tmp_path / MARK).is_file()
 
 
-def test_all_files_get_the_present_time_so_that_cleaners_leave_them_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_files_get_the_present_time_so_that_cleaners_leave_them_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = RunFiles(tmp_path, Settings())
     (tmp_path / "backends/python").mkdir(parents=True)
     (tmp_path / "backends/python/stub").symlink_to("/nowhere")
@@ -80,7 +82,12 @@ print("healed")
 
 def test_a_full_disk_does_not_keep_an_instance_from_being_started_again(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", FULL_DISK, str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "instance 0 ended with 0; starting it again" in done.stdout
@@ -102,7 +109,9 @@ def test_counts_go_on_when_their_file_is_lost(tmp_path: Path) -> None:
     assert reader.read() == (start_time_s, {**counts, "instance": 2})
 
 
-def test_the_file_of_readiness_is_there_while_it_is_ready_and_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_of_readiness_is_there_while_it_is_ready_and_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     readiness, path = Readiness(tmp_path, 8000), tmp_path / "ready-8000"
     readiness.say(True)
     assert path.is_file()

@@ -68,7 +68,10 @@ def test_a_run_that_is_broken_off_leaves_exact_counts(
     """Looked at after every step, and only at the end: both give the whole answers."""
     for looks in (True, False):
         instance = Instance(model, depth=depth, **options)
-        asks = [request(number, [number + 1] * 8, **{"max_tokens": 50 + number, **sampling}) for number in range(3)]
+        asks = [
+            request(number, [number + 1] * 8, **{"max_tokens": 50 + number, **sampling})
+            for number in range(3)
+        ]
         for ask in asks:
             instance.submit(ask)
         for turn in range(60):
@@ -112,14 +115,18 @@ def test_the_loads_of_a_run_are_those_of_its_starts() -> None:
 def _decodes(count: int) -> StepPlan:
     slots: Ids = np.arange(count, dtype=np.int32)
     ones = np.ones(count, np.int32)
-    return StepPlan(0, (), slots, ones, slots + 10, ones, ones.astype(np.uint8), ones.astype(np.bool_), slots[:0])
+    return StepPlan(
+        0, (), slots, ones, slots + 10, ones, ones.astype(np.uint8), ones.astype(np.bool_), slots[:0]
+    )
 
 
 # --- the whole loop
 
 
 def test_a_steady_step_looks_at_no_row_by_itself() -> None:
-    """Ten steps with 64 slots run through as many lines as with 4, but for a few of the step-time model: counted, not timed."""
+    """Ten steps with 64 slots run through as many lines as with 4, but for a
+    few of the step-time model: counted, not timed.
+    """
     few, many = _lines_of_steady_steps(4), _lines_of_steady_steps(64)
     assert few > 300
     assert abs(many - few) < 60, "less than one for each row more"
@@ -128,7 +135,12 @@ def test_a_steady_step_looks_at_no_row_by_itself() -> None:
 def _lines_of_steady_steps(slots: int) -> int:
     """Lines of our Python that ten steady steps run through, without the engine's calls."""
     scheduler, toy = build(Settings(engine=EngineSettings(kind="toy", slots=slots, token_budget=slots * 8)))
-    instance = Loop(scheduler, NoEngine(toy), Link([[submit(number, 4, max_tokens=90) for number in range(slots)]]), lambda: None)
+    instance = Loop(
+        scheduler,
+        NoEngine(toy),
+        Link([[submit(number, 4, max_tokens=90) for number in range(slots)]]),
+        lambda: None,
+    )
     instance.link.publish = lambda messages: None  # type: ignore[method-assign]
     for _ in range(70):  # the step-time model learns from every one of the first 64
         instance.turn()

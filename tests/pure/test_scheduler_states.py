@@ -1,8 +1,9 @@
-"""The slot scheduler over the toy engine, whatever comes: arrivals, cancels, dead engines, too few blocks, steps in flight, priorities,
-and predicted lengths that are right, wrong, late, senseless or missing.
+"""The slot scheduler over the toy engine, whatever comes: arrivals, cancels, dead engines, too few blocks,
+steps in flight, priorities, and predicted lengths that are right, wrong, late, senseless or missing.
 
-Engine and scheduler die together, as an instance does; the machine plays the stream table, which has a request go on behind the tokens
-that reached it, in a new life. After every step what the device was told is compared with what the scheduler believes.
+Engine and scheduler die together, as an instance does; the machine plays the stream table, which has a
+request go on behind the tokens that reached it, in a new life. After every step what the device was told is
+compared with what the scheduler believes.
 """
 
 from __future__ import annotations
@@ -59,7 +60,11 @@ def looked_at() -> Iterator[None]:
 
 def toy_engine(slots: int) -> ToyEngine:
     engine = EngineSettings(kind="toy", slots=slots, kv_blocks=BLOCKS, block_tokens=BLOCK_TOKENS)
-    return ToyEngine(Settings(model=ModelSettings(str(SchedulerStates.model), max_model_tokens=MOST_TOKENS + 1), engine=engine))
+    return ToyEngine(
+        Settings(
+            model=ModelSettings(str(SchedulerStates.model), max_model_tokens=MOST_TOKENS + 1), engine=engine
+        )
+    )
 
 
 class Device:
@@ -72,7 +77,13 @@ class Device:
     def take(self, plan: StepPlan) -> None:
         for operation in plan.operations:
             self._operate(operation)
-        spans = zip(plan.slots.tolist(), plan.slot_generations.tolist(), plan.starts.tolist(), plan.lengths.tolist(), strict=True)
+        spans = zip(
+            plan.slots.tolist(),
+            plan.slot_generations.tolist(),
+            plan.starts.tolist(),
+            plan.lengths.tolist(),
+            strict=True,
+        )
         assert len(set(plan.slots.tolist())) == len(plan.slots), "a slot has one span a step"
         for slot, generation, start, length in spans:
             assert self.generations[slot] == generation, "a span is for who sits there"
@@ -84,7 +95,9 @@ class Device:
             self.generations[operation.slot] = operation.slot_generation
             self.rows[operation.slot] = operation.blocks.tolist()
             return
-        assert self.generations[operation.slot] == operation.slot_generation, "an operation is for who sits there"
+        assert self.generations[operation.slot] == operation.slot_generation, (
+            "an operation is for who sits there"
+        )
         if isinstance(operation, Grow):
             row, last = self.rows[operation.slot], operation.first + len(operation.blocks)
             assert operation.first <= len(row)
@@ -95,7 +108,9 @@ class Device:
 
     def _write(self, slot: int, start: int, end: int) -> None:
         written = set(self.rows[slot][start // BLOCK_TOKENS : -(-end // BLOCK_TOKENS)])
-        assert len(written) == -(-end // BLOCK_TOKENS) - start // BLOCK_TOKENS, "there is a block for every token"
+        assert len(written) == -(-end // BLOCK_TOKENS) - start // BLOCK_TOKENS, (
+            "there is a block for every token"
+        )
         others = {block for other, blocks in self.rows.items() if other != slot for block in blocks}
         assert not written & others, "nobody writes where others read"
 
@@ -133,8 +148,12 @@ sevens = st.lists(st.floats(0, 200), min_size=7, max_size=7)  # a mean and its q
 
 def make_request(number: int, shared: int, length: int, seed: int, priority: int, **sampling: Any) -> Request:
     """Prompts begin alike for up to three blocks, and some of them go on alike. A seed of 0 is greedy."""
-    prompt = np.append(np.full(shared * BLOCK_TOKENS, 7), np.arange(length) * (1 + number % 3)).astype(np.int32)
-    return Request(number, prompt, Sampling(temperature=float(seed > 0), seed=seed, **sampling), priority=priority)
+    prompt = np.append(np.full(shared * BLOCK_TOKENS, 7), np.arange(length) * (1 + number % 3)).astype(
+        np.int32
+    )
+    return Request(
+        number, prompt, Sampling(temperature=float(seed > 0), seed=seed, **sampling), priority=priority
+    )
 
 
 class SchedulerStates(RuleBasedStateMachine):
@@ -149,12 +168,21 @@ class SchedulerStates(RuleBasedStateMachine):
         step_s=st.sampled_from([0.0, 1.0]),
         looked_at=st.sampled_from([1, 3, LOOKED_AT]),
     )
-    def begin(self, rules: str, slots: int, budget: int, depth: int, lag: int, step_s: float, looked_at: int) -> None:
-        """`depth` steps are launched before the oldest is read, and `lag` frames of tokens are on their way to the streams. More than
-        `looked_at` that wait are a crowd.
+    def begin(
+        self, rules: str, slots: int, budget: int, depth: int, lag: int, step_s: float, looked_at: int
+    ) -> None:
+        """`depth` steps are launched before the oldest is read, and `lag` frames of tokens are on their way
+        to the streams. More than `looked_at` that wait are a crowd.
         """
         predicted_order.LOOKED_AT = looked_at
-        self.rules, self.slots, self.budget, self.depth, self.lag, self.step_s = rules, slots, budget, depth, lag, step_s
+        self.rules, self.slots, self.budget, self.depth, self.lag, self.step_s = (
+            rules,
+            slots,
+            budget,
+            depth,
+            lag,
+            step_s,
+        )
         self.now_s = 0.0
         self.answers: dict[int, Answer] = {}
         self.start_instance()
@@ -163,7 +191,9 @@ class SchedulerStates(RuleBasedStateMachine):
         self.engine, self.device = toy_engine(self.slots), Device()
         policy, reserve = RULES[self.rules]
         settings = SchedulingSettings(policy, max_passed_over_s=BOUND_S)
-        self.scheduler = SlotScheduler(self.engine.limits, self.budget, settings, reserve, clock=lambda: self.now_s)
+        self.scheduler = SlotScheduler(
+            self.engine.limits, self.budget, settings, reserve, clock=lambda: self.now_s
+        )
         self.launched: deque[StepPlan] = deque()
         self.wire: deque[Tokens] = deque()
         self.order: list[int] = []  # of the requests here, by arrival
@@ -175,7 +205,9 @@ class SchedulerStates(RuleBasedStateMachine):
     def arrive(self, asks: list[dict[str, Any]]) -> None:
         for ask in asks:
             request = make_request(len(self.answers), **ask)
-            self.answers[request.request_id] = Answer(request, toy_answer(request.prompt, request.sampling, VOCAB))
+            self.answers[request.request_id] = Answer(
+                request, toy_answer(request.prompt, request.sampling, VOCAB)
+            )
             self.submit(self.answers[request.request_id])
 
     @rule(steps=st.integers(1, 4))
@@ -189,14 +221,22 @@ class SchedulerStates(RuleBasedStateMachine):
 
     @precondition(lambda self: self.open_answers())
     @rule(
-        data=st.data(), told=st.sampled_from(["right", "wrong", "nothing"]), wrong=st.lists(st.floats(0, 200), min_size=7, max_size=7)
+        data=st.data(),
+        told=st.sampled_from(["right", "wrong", "nothing"]),
+        wrong=st.lists(st.floats(0, 200), min_size=7, max_size=7),
     )
     def predict(self, data: Any, told: str, wrong: list[float]) -> None:
         """At any time: before it has a slot, while it runs, again, or when it is gone."""
         answer = self.draw(data)
-        mean, *quantiles = {"right": [float(len(answer.whole))] * 7, "wrong": sorted(wrong), "nothing": [math.nan] * 7}[told]
+        mean, *quantiles = {
+            "right": [float(len(answer.whole))] * 7,
+            "wrong": sorted(wrong),
+            "nothing": [math.nan] * 7,
+        }[told]
         assert len(quantiles) == len(QUANTILE_LEVELS)
-        self.scheduler.predict(answer.request.request_id, LengthPrediction(mean, np.array(quantiles, np.float32)))
+        self.scheduler.predict(
+            answer.request.request_id, LengthPrediction(mean, np.array(quantiles, np.float32))
+        )
 
     @precondition(lambda self: self.open_answers())
     @rule(data=st.data())
@@ -209,7 +249,9 @@ class SchedulerStates(RuleBasedStateMachine):
     @precondition(lambda self: self.open_answers())
     @rule(data=st.data())
     def begin_again(self, data: Any) -> None:
-        """As a request that was on trial and has passed: it leaves the instance and comes again, behind what was delivered."""
+        """As a request that was on trial and has passed: it leaves the instance
+        and comes again, behind what was delivered.
+        """
         answer = self.draw(data)
         self.withdraw(answer)
         self.submit_again(answer)
@@ -280,7 +322,9 @@ class SchedulerStates(RuleBasedStateMachine):
     def launch(self, plan: StepPlan) -> None:
         self.device.take(plan)
         seats = {sequence.slot: sequence.request_id for sequence in self.scheduler.slots.running()}
-        assert set(self.device.generations) == set(seats), "who has ended or was cancelled has left the device with this step"
+        assert set(self.device.generations) == set(seats), (
+            "who has ended or was cancelled has left the device with this step"
+        )
         assert set(seats.values()) == self.seated
         assert plan.num_tokens <= self.scheduler.token_budget or self.rules == "orca"
         self.nothing_is_computed_that_can_be_found(plan)
@@ -329,7 +373,14 @@ class SchedulerStates(RuleBasedStateMachine):
     # --- the streams
 
     def deliver(self, tokens: Tokens) -> None:
-        rows = zip(tokens.request_ids, tokens.request_epochs, tokens.indices, tokens.tokens, tokens.finishes, strict=True)
+        rows = zip(
+            tokens.request_ids,
+            tokens.request_epochs,
+            tokens.indices,
+            tokens.tokens,
+            tokens.finishes,
+            strict=True,
+        )
         for number, epoch, index, token, finish in rows:
             answer = self.answers[int(number)]
             if answer.is_open and answer.epoch == epoch:
@@ -341,7 +392,9 @@ class SchedulerStates(RuleBasedStateMachine):
         return [answer for answer in self.answers.values() if answer.is_open]
 
     def draw(self, data: Any) -> Answer:
-        return self.answers[data.draw(st.sampled_from([answer.request.request_id for answer in self.open_answers()]))]
+        return self.answers[
+            data.draw(st.sampled_from([answer.request.request_id for answer in self.open_answers()]))
+        ]
 
     def submit(self, answer: Answer) -> None:
         self.scheduler.submit(answer.request, np.array(answer.tokens, np.int32), answer.epoch)

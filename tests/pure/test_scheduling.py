@@ -1,4 +1,6 @@
-"""The slot scheduler over the toy engine: whatever happens around a request, its tokens are those of an undisturbed run."""
+"""The slot scheduler over the toy engine: whatever happens around a
+request, its tokens are those of an undisturbed run.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +39,24 @@ def write_vocabulary(directory: Path) -> Path:
 class Instance:
     """Scheduler and toy engine, turned by hand; `depth` steps are launched before the oldest is read."""
 
-    def __init__(self, model: Path, depth: int = 1, slots: int = 4, blocks: int = 64, policy: str = "fcfs", **options: Any) -> None:
+    def __init__(
+        self,
+        model: Path,
+        depth: int = 1,
+        slots: int = 4,
+        blocks: int = 64,
+        policy: str = "fcfs",
+        **options: Any,
+    ) -> None:
         engine = EngineSettings(kind="toy", slots=slots, kv_blocks=blocks, block_tokens=4)
-        self.engine = ToyEngine(Settings(model=ModelSettings(str(model), max_model_tokens=120), engine=engine))
+        self.engine = ToyEngine(
+            Settings(model=ModelSettings(str(model), max_model_tokens=120), engine=engine)
+        )
         self.now_s = 0.0
         rules = SchedulingSettings(policy, max_passed_over_s=10.0)
-        self.scheduler = SlotScheduler(self.engine.limits, settings=rules, clock=lambda: self.now_s, **options)
+        self.scheduler = SlotScheduler(
+            self.engine.limits, settings=rules, clock=lambda: self.now_s, **options
+        )
         self.depth = depth
         self.launched: deque = deque()
         self.answers: dict[int, list[int]] = {}
@@ -82,7 +96,9 @@ class Instance:
 
 
 def request(number: int, prompt: list[int], priority: int = 0, **sampling: Any) -> Request:
-    return Request(number, np.array(prompt, np.int32), Sampling(**{"max_tokens": 20, **sampling}), priority=priority)
+    return Request(
+        number, np.array(prompt, np.int32), Sampling(**{"max_tokens": 20, **sampling}), priority=priority
+    )
 
 
 def answer(ask: Request) -> list[int]:
@@ -92,7 +108,12 @@ def answer(ask: Request) -> list[int]:
 def test_the_toy_engine_can_be_worked_out_by_hand() -> None:
     # 1·3 + 2·5 + 7 = 20, then 20 + 3·20 = 80
     assert toy_answer(np.array([3, 5], np.int32), Sampling(max_tokens=2), VOCAB) == [20, 80]
-    assert toy_next(np.array([3, 5], np.int32), Sampling(max_tokens=9, min_tokens=1, stop_ids=(20, 21)), 0, VOCAB) == 22
+    assert (
+        toy_next(
+            np.array([3, 5], np.int32), Sampling(max_tokens=9, min_tokens=1, stop_ids=(20, 21)), 0, VOCAB
+        )
+        == 22
+    )
 
 
 def test_one_request_gets_its_answer_and_ends_by_length(model: Path) -> None:
@@ -154,7 +175,10 @@ def test_the_second_turn_of_a_chat_computes_its_new_suffix_and_at_most_one_block
     instance.submit(second)
     instance.run()
     known = len(first.prompt) + len(instance.answers[1])
-    assert instance.scheduler.take_started()[0].num_prefix_hit_tokens > known - instance.engine.limits.block_tokens - 1
+    assert (
+        instance.scheduler.take_started()[0].num_prefix_hit_tokens
+        > known - instance.engine.limits.block_tokens - 1
+    )
     assert instance.answers[2] == answer(second)
 
 
@@ -198,9 +222,11 @@ def test_a_long_prompt_does_not_stall_decodes(model: Path) -> None:
 
 
 @pytest.mark.parametrize(("step_s", "expected"), [(0.010, 63), (0.120, 31), (0.200, 95)])
-def test_beside_decodes_a_prompt_is_cut_to_what_a_step_may_take(model: Path, step_s: float, expected: int) -> None:
-    """2 ms a token of a prompt, 150 ms a step or twice what it takes without one: whole tiles of 32 rows, 1
-    of them decodes.
+def test_beside_decodes_a_prompt_is_cut_to_what_a_step_may_take(
+    model: Path, step_s: float, expected: int
+) -> None:
+    """2 ms a token of a prompt, 150 ms a step or twice what it takes without
+    one: whole tiles of 32 rows, 1 of them decodes.
     """
     instance = Instance(model)
     instance.submit(request(1, [1], max_tokens=60))
@@ -229,8 +255,8 @@ def test_a_chunk_is_the_shorter_the_farther_it_lies_in_its_prompt(model: Path) -
 
 
 def test_several_prompts_share_what_a_step_may_take(model: Path) -> None:
-    """2 ms a token, 140 ms left: 40 tokens and 30 of the next one, which with the row that decodes make two
-    tiles of 32.
+    """2 ms a token, 140 ms left: 40 tokens and 30 of the next one, which
+    with the row that decodes make two tiles of 32.
     """
     instance = Instance(model)
     instance.submit(request(1, [1], max_tokens=60))
@@ -251,7 +277,9 @@ def test_a_prompt_that_keeps_nobody_waiting_is_computed_at_once(model: Path) -> 
 
 
 def test_orca_reserves_max_tokens_and_its_head_blocks_all_behind_it(model: Path) -> None:
-    """30 blocks of 4 hold 120 tokens: 2 × (5 + 40) fit, the third of that size waits, and so does the tiny one behind it."""
+    """30 blocks of 4 hold 120 tokens: 2 × (5 + 40) fit, the third of that
+    size waits, and so does the tiny one behind it.
+    """
     instance = Instance(model, blocks=30, policy="orca")
     for number in range(3):
         instance.submit(request(number, [number + 1] * 5, max_tokens=40))
@@ -263,7 +291,9 @@ def test_orca_reserves_max_tokens_and_its_head_blocks_all_behind_it(model: Path)
 
 
 def test_a_larger_priority_gets_the_next_slot_but_nobody_is_passed_over_for_ever(model: Path) -> None:
-    """One slot; urgent requests never stop coming. The patient one gets its turn ten seconds after the first was put before it."""
+    """One slot; urgent requests never stop coming. The patient one gets its turn
+    ten seconds after the first was put before it.
+    """
     instance = Instance(model, slots=1)
     instance.submit(request(0, [1], max_tokens=2))
     instance.turn()
@@ -316,7 +346,9 @@ def test_a_request_that_does_not_fit_after_all_is_refused_and_costs_nobody_else_
         {"sampling": Sampling(5, bad_words=((1, 2_000_000_000),))},
     ],
 )
-def test_a_token_id_outside_the_vocabulary_is_refused_and_others_go_on(model: Path, wrong: dict[str, Any]) -> None:
+def test_a_token_id_outside_the_vocabulary_is_refused_and_others_go_on(
+    model: Path, wrong: dict[str, Any]
+) -> None:
     instance = Instance(model)
     good = request(1, [3, 5, 8])
     instance.submit(good)
@@ -348,9 +380,13 @@ def test_a_prefix_whose_first_block_nobody_holds_is_reckoned_as_if_none_of_it_we
     """0 and 1 began alike and computed it each, so the second block of 1 is found behind the first of 0,
     which nobody holds any more. Before 3 is seated that one is taken away, and then neither is found.
     """
-    allocator = Allocator(ModelLimits(120, VOCAB, num_slots=4, num_blocks=10, block_tokens=4), lambda sequence: 0)
+    allocator = Allocator(
+        ModelLimits(120, VOCAB, num_slots=4, num_blocks=10, block_tokens=4), lambda sequence: 0
+    )
     prompts = [[7] * 4 + [1], [7] * 4 + [8] * 4 + [1], [5] * 5, [7] * 4 + [8] * 4 + [2]]
-    sequences = [Sequence(request(number, prompt), NO_TOKENS, number, 0) for number, prompt in enumerate(prompts)]
+    sequences = [
+        Sequence(request(number, prompt), NO_TOKENS, number, 0) for number, prompt in enumerate(prompts)
+    ]
     for sequence in sequences[:2]:
         allocator.seat(sequence)
     for sequence in sequences[:2]:
@@ -387,7 +423,9 @@ def computed(instance: Instance) -> int:
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("token_budget", [9, 30, 256])
-def test_a_prefix_that_many_bring_at_once_is_computed_once(model: Path, depth: int, token_budget: int) -> None:
+def test_a_prefix_that_many_bring_at_once_is_computed_once(
+    model: Path, depth: int, token_budget: int
+) -> None:
     """Whether it takes one step or many, and however far plans run ahead."""
     instance, asks = Instance(model, depth, slots=8, blocks=256, token_budget=token_budget), burst(8)
     for ask in asks:
@@ -410,7 +448,9 @@ def test_blocks_that_were_kept_for_a_prefix_are_free_once_another_has_computed_i
 
 
 @pytest.mark.parametrize("turns", [1, 2, 3, 4])
-def test_when_the_one_that_computes_a_common_prefix_leaves_another_goes_on_from_there(model: Path, turns: int) -> None:
+def test_when_the_one_that_computes_a_common_prefix_leaves_another_goes_on_from_there(
+    model: Path, turns: int
+) -> None:
     instance, asks = Instance(model, depth=2, slots=4, token_budget=16), burst(4)
     for ask in asks:
         instance.submit(ask)
@@ -421,10 +461,16 @@ def test_when_the_one_that_computes_a_common_prefix_leaves_another_goes_on_from_
     assert all(instance.answers[ask.request_id] == answer(ask) for ask in asks[1:])
 
 
-def test_a_request_that_came_first_and_is_seated_last_helps_the_one_that_computes_its_prefix_already(model: Path) -> None:
+def test_a_request_that_came_first_and_is_seated_last_helps_the_one_that_computes_its_prefix_already(
+    model: Path,
+) -> None:
     """2 has computed a part of the prefix, the last block not to its end, when 1 is seated and goes first."""
     instance = Instance(model, slots=2, blocks=64, token_budget=8)
-    asks = [request(0, [9], max_tokens=3), request(1, PREFIX + [1] * 5, max_tokens=9), request(2, PREFIX + [2] * 5, priority=1)]
+    asks = [
+        request(0, [9], max_tokens=3),
+        request(1, PREFIX + [1] * 5, max_tokens=9),
+        request(2, PREFIX + [2] * 5, priority=1),
+    ]
     for ask in asks:
         instance.submit(ask)
     assert computed(instance) <= 1 + len(PREFIX) + 2 * 5 + 3
@@ -432,7 +478,9 @@ def test_a_request_that_came_first_and_is_seated_last_helps_the_one_that_compute
 
 
 def test_an_evicted_request_finds_its_prefix_again(model: Path) -> None:
-    """Memory for two of three: whoever has made way shares the prefix with those that run when it comes back."""
+    """Memory for two of three: whoever has made way shares the prefix
+    with those that run when it comes back.
+    """
     instance = Instance(model, slots=3, blocks=40, reserve=lambda sequence: 0)
     asks = [request(number, PREFIX + [number] * 5, max_tokens=50) for number in range(3)]
     for ask in asks:
@@ -444,8 +492,8 @@ def test_an_evicted_request_finds_its_prefix_again(model: Path) -> None:
 
 
 def test_who_waited_only_for_one_that_is_cancelled_is_admitted_with_the_next_plan(model: Path) -> None:
-    """30 blocks of 4, 95 % of which may be used: 0 runs, 1 is too large beside it and overdue, so 2 and all
-    later ones wait for 1.
+    """30 blocks of 4, 95 % of which may be used: 0 runs, 1 is too large beside it
+    and overdue, so 2 and all later ones wait for 1.
     """
     instance = Instance(model, slots=8, blocks=30, policy="ours")
     instance.submit(request(0, [1] * 8, max_tokens=60))

@@ -1,4 +1,6 @@
-"""The simulated side of benchmarks/scheduling.py, on made-up lengths: the scheduler's own code by a virtual clock."""
+"""The simulated side of benchmarks/scheduling.py, on made-up lengths:
+the scheduler's own code by a virtual clock.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ def pool() -> Pool:
 
 def pool_of(prompts: NDArray[np.int64], lengths: NDArray[np.int64], quantiles: NDArray[np.float64]) -> Pool:
     """History says the same of all of them."""
-    told, texts = np.tile(quantiles.mean(axis=0), (len(lengths), 1)).astype(np.float32), np.full(len(lengths), "text")
+    told, texts = (
+        np.tile(quantiles.mean(axis=0), (len(lengths), 1)).astype(np.float32),
+        np.full(len(lengths), "text"),
+    )
     means = quantiles.mean(axis=1)
     return Pool(
         np.zeros(prompts.sum(), np.int32),
@@ -66,7 +71,9 @@ def rows(pool: Pool, load: float, cv: float, **settings: Any) -> dict[str, Row]:
 
 
 @pytest.mark.parametrize(("load", "cv"), [(0.9, 1.0), (1.2, 1.0), (0.9, 4.0)])
-def test_where_memory_is_scarce_predicted_lengths_double_the_goodput_and_no_tail_is_worse(pool: Pool, load: float, cv: float) -> None:
+def test_where_memory_is_scarce_predicted_lengths_double_the_goodput_and_no_tail_is_worse(
+    pool: Pool, load: float, cv: float
+) -> None:
     found = rows(pool, load, cv)
     fcfs, ours, oracle = (found[policy] for policy in ("fcfs", "ours", "oracle"))
     assert ours.goodput >= 2 * fcfs.goodput
@@ -95,11 +102,15 @@ def test_a_lone_request_takes_what_its_steps_take() -> None:
     pool = pool_of(np.array([30]), np.array([10]), np.full((1, 6), 10.0))
     served = run("ours", Work(pool, np.array([1.0]), np.array([0])))
     assert served.first_s[0] - 1.0 == pytest.approx(0.02 + 30e-4)
-    assert served.last_s[0] - served.first_s[0] == pytest.approx(9 * (0.02 + 0.0005) + sum(range(31, 40)) * 1e-6)
+    assert served.last_s[0] - served.first_s[0] == pytest.approx(
+        9 * (0.02 + 0.0005) + sum(range(31, 40)) * 1e-6
+    )
 
 
 def test_simulated_steps_take_as_long_as_the_real_ones_did_all_together(pool: Pool) -> None:
-    """Real ones that no model of step time has exactly right: every tenth takes four times as long, prompts by their square."""
+    """Real ones that no model of step time has exactly right: every tenth takes
+    four times as long, prompts by their square.
+    """
     steps = Steps()
 
     class Uneven(Machine):
@@ -112,4 +123,6 @@ def test_simulated_steps_take_as_long_as_the_real_ones_did_all_together(pool: Po
     real = simulate(LIMITS, SchedulingSettings(), work, Uneven(StepTime(), np.ones(1), np.ones(1)))
     simulated = simulate(LIMITS, SchedulingSettings(), work, steps.machine())
     assert simulated.last_s.max() == pytest.approx(real.last_s.max(), rel=0.1)
-    assert (simulated.last_s - simulated.arrived_s).mean() == pytest.approx((real.last_s - real.arrived_s).mean(), rel=0.1)
+    assert (simulated.last_s - simulated.arrived_s).mean() == pytest.approx(
+        (real.last_s - real.arrived_s).mean(), rel=0.1
+    )

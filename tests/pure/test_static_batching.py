@@ -1,4 +1,6 @@
-"""Magnus's static batching: what a batch wastes, who shares one, which is next, and what becomes of one without memory."""
+"""Magnus's static batching: what a batch wastes, who shares one, which is
+next, and what becomes of one without memory.
+"""
 
 from __future__ import annotations
 
@@ -134,14 +136,19 @@ def test_the_size_that_is_always_safe_counts_the_longest_request_for_every_row()
 
 def test_the_greatest_response_ratio_goes_first() -> None:
     """Waited 100, 40 and 10 s; they take 100, 20 and 4."""
-    batches = [Batch((Member(0, 10, 100, 0.0),)), Batch((Member(1, 10, 20, 60.0),)), Batch((Member(2, 10, 4, 90.0),))]
+    batches = [
+        Batch((Member(0, 10, 100, 0.0),)),
+        Batch((Member(1, 10, 20, 60.0),)),
+        Batch((Member(2, 10, 4, 90.0),)),
+    ]
     assert highest_response_ratio(batches, 100.0, by_steps) == 2
     assert highest_response_ratio(batches[:2], 100.0, by_steps) == 1
     assert first_come(batches, 100.0, by_steps) == 0
 
 
 def test_a_long_batch_gets_its_turn_however_many_short_ones_come() -> None:
-    batches = waiting("magnus", [(10, 100)], BatchLimits(1000, 16, 64, max_waste=0))  # everybody in a batch of one's own
+    # everybody in a batch of one's own
+    batches = waiting("magnus", [(10, 100)], BatchLimits(1000, 16, 64, max_waste=0))
     for now in range(1, 200):
         batches.add(Member(now, 10, 1, float(now)))
         if 0 in ids([batches.take(now + 1.0, by_steps)])[0]:
@@ -182,9 +189,13 @@ class Clock:
         return self.now_s
 
 
-def serve(model: Path, requests: list[Request], expected: int, blocks: int, policy: str = "magnus") -> list[Served]:
+def serve(
+    model: Path, requests: list[Request], expected: int, blocks: int, policy: str = "magnus"
+) -> list[Served]:
     """All of them on the toy engine with so many blocks of 4 tokens, until nobody waits."""
-    engine = ToyEngine(Settings(ModelSettings(str(model), max_model_tokens=120), EngineSettings("toy", 16, 4, blocks)))
+    engine = ToyEngine(
+        Settings(ModelSettings(str(model), max_model_tokens=120), EngineSettings("toy", 16, 4, blocks))
+    )
     limits = BatchLimits(blocks, 4, 16, fixed_size=7)
     static = StaticMode(engine, STATIC_POLICIES[policy], limits, by_steps, Clock())
     for request in requests:
@@ -210,16 +221,22 @@ def test_batches_that_run_out_of_memory_end_with_every_request_answered_once(mod
     answers = {answer.request_id: answer for one in served for answer in one.answers}
     assert sum(len(one.answers) for one in served) == len(answers) == 7
     for request in requests:
-        assert answers[request.request_id].tokens.tolist() == toy_answer(request.prompt, request.sampling, VOCAB)
+        assert answers[request.request_id].tokens.tolist() == toy_answer(
+            request.prompt, request.sampling, VOCAB
+        )
 
 
 def test_a_request_that_does_not_fit_by_itself_fails_alone(model: Path) -> None:
     requests = toy_requests(5, max_tokens=4)
     requests.append(Request(5, np.arange(40, dtype=np.int32), Sampling(max_tokens=30)))
-    answers = {answer.request_id: answer for one in serve(model, requests, 4, blocks=12) for answer in one.answers}
+    answers = {
+        answer.request_id: answer for one in serve(model, requests, 4, blocks=12) for answer in one.answers
+    }
     assert answers[5].finish is Finish.ERROR
     for request in requests[:5]:
-        assert answers[request.request_id].tokens.tolist() == toy_answer(request.prompt, request.sampling, VOCAB)
+        assert answers[request.request_id].tokens.tolist() == toy_answer(
+            request.prompt, request.sampling, VOCAB
+        )
 
 
 @pytest.mark.parametrize("policy", STATIC_POLICIES)
@@ -228,7 +245,9 @@ def test_every_policy_gives_the_answers_of_an_undisturbed_run(model: Path, polic
     served = serve(model, requests, expected=8, blocks=100, policy=policy)
     answers = {answer.request_id: answer for one in served for answer in one.answers}
     for request in requests:
-        assert answers[request.request_id].tokens.tolist() == toy_answer(request.prompt, request.sampling, VOCAB)
+        assert answers[request.request_id].tokens.tolist() == toy_answer(
+            request.prompt, request.sampling, VOCAB
+        )
 
 
 def test_rows_that_have_ended_are_computed_until_the_longest_ends(model: Path) -> None:

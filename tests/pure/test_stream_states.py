@@ -1,7 +1,9 @@
-"""The stream table, whatever comes: the machine plays clients, the tokenizer before it, an instance, the detokenizer and the server.
+"""The stream table, whatever comes: the machine plays clients, the tokenizer before it, an instance, the
+detokenizer and the server.
 
-Tokens come early, late, twice and from earlier lives; windows are lost, confirmed late, or never, because their client has left;
-instances die; sends take time and fail. Each stream gets each token once and in order, and exactly one last answer.
+Tokens come early, late, twice and from earlier lives; windows are lost, confirmed late, or never, because
+their client has left; instances die; sends take time and fail. Each stream gets each token once and in order,
+and exactly one last answer.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ Row = tuple[int, int, int, int, Finish]  # request, epoch, index, token, finish
 
 @dataclass
 class Client:
-    """One stream as its client, the instance and the detokenizer know it. Token i of its answer is 100 · number + i."""
+    """One stream as its client, the instance and the detokenizer know it.
+    Token i of its answer is 100 · number + i.
+    """
 
     request: Request
     num_tokens: int  # of the whole answer
@@ -77,7 +81,9 @@ class Client:
         whole = not self.request.stream and window.finish != Finish.RUNNING
         assert window.start <= window.num_sent
         assert window.num_sent == (0 if whole else len(self.tokens)) or window.finish == Finish.STOP
-        self.tokens = self.tokens[: window.num_sent] + window.tokens[window.num_sent - window.start :].tolist()
+        self.tokens = (
+            self.tokens[: window.num_sent] + window.tokens[window.num_sent - window.start :].tolist()
+        )
         assert self.tokens == self.answer[: len(self.tokens)], "each token once, in order"
 
 
@@ -118,7 +124,8 @@ class StreamStates(RuleBasedStateMachine):
         self.late_beat: Idle | None = None
         self.answers: list[tuple[int, int]] = []  # when calls of the server began and ended
         self.exported_ns = 0  # when metrics were last exported: a call of the server
-        self.in_flight_ns: list[int] = []  # when windows were sent, but for those sent before one that has surely been confirmed
+        # when windows were sent, but for those sent before one that has surely been confirmed
+        self.in_flight_ns: list[int] = []
 
     # --- clients
 
@@ -127,18 +134,30 @@ class StreamStates(RuleBasedStateMachine):
         for ask in asks:
             self.accept(**ask)
 
-    def accept(self, prompt: int, streamed: bool, words: tuple[str, ...], num_tokens: int, stop_at: int, deadline_ms: int) -> None:
+    def accept(
+        self,
+        prompt: int,
+        streamed: bool,
+        words: tuple[str, ...],
+        num_tokens: int,
+        stop_at: int,
+        deadline_ms: int,
+    ) -> None:
         deadline_ns = self.now_ns + deadline_ms * MS if deadline_ms else 0
         times = {"arrival_ns": self.now_ns, "deadline_ns": deadline_ns}
         request = Request(self.num_asked, np.zeros(prompt, np.int32), Sampling(100), words, streamed, **times)
         self.num_asked += 1
         queued = sum(self.queued_prompts())
-        is_full = len(self.open_clients()) == SETTINGS.max_open or (queued and queued + prompt > SETTINGS.max_queued_tokens)
+        is_full = len(self.open_clients()) == SETTINGS.max_open or (
+            queued and queued + prompt > SETTINGS.max_queued_tokens
+        )
         refusal = self.table.accept(request, sender=request.request_id)
         assert bool(refusal) == bool(is_full)
         if not refusal:
             natural = Finish.STOP if num_tokens % 2 else Finish.LENGTH
-            self.clients[request.request_id] = Client(request, num_tokens, natural, min(stop_at, num_tokens) if words else 0)
+            self.clients[request.request_id] = Client(
+                request, num_tokens, natural, min(stop_at, num_tokens) if words else 0
+            )
 
     # --- what goes wrong
 
@@ -235,7 +254,9 @@ class StreamStates(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 20))
     def say_again(self, number: int) -> None:
-        """Feedback of windows that were confirmed before, or of streams that are no more. Nobody speaks of a window that is inside."""
+        """Feedback of windows that were confirmed before, or of streams that are no
+        more. Nobody speaks of a window that is inside.
+        """
         if all(window.client.number != number for window in self.inside):
             self.table.feedback(Feedback(number, 0))
 
@@ -252,9 +273,11 @@ class StreamStates(RuleBasedStateMachine):
 
     @rule(ms=st.sampled_from([300, 800, 3000, 15_000, 40_000]), beats=st.integers(0, 20))
     def stand_still(self, ms: int, beats: int) -> None:
-        """The server does, with the windows inside it; the detokenizer has nothing to do meanwhile and says so.
+        """The server does, with the windows inside it; the detokenizer has nothing to do meanwhile and says
+        so.
 
-        What was sent before the last call that the server answered is not inside the server any more, but in the detokenizer.
+        What was sent before the last call that the server answered is not inside the server any more, but in
+        the detokenizer.
         """
         answered_ns = self.answers[-1][0] if self.answers else 0
         if any(window.taken_ns < answered_ns for window in self.inside if window.client.is_here):
@@ -316,10 +339,14 @@ class StreamStates(RuleBasedStateMachine):
             assert client.may_fail or not client.request.deadline_ns or began_ns < client.request.deadline_ns
             assert client.num_known < client.num_tokens, "it has ended"
             num_inside = sum(window.client is client for window in self.inside)
-            has_room = num_inside < SETTINGS.max_unacknowledged and len(self.in_flight_ns) < SETTINGS.max_in_flight
+            has_room = (
+                num_inside < SETTINGS.max_unacknowledged and len(self.in_flight_ns) < SETTINGS.max_in_flight
+            )
             if client.is_followed and not (client.may_be_missed or client.may_fail) and has_room:
                 waits = client.num_known > len(client.tokens)
-                assert not waits or (client.tokens and began_ns < client.news_ns + SETTINGS.coalescing_ms * MS)
+                assert not waits or (
+                    client.tokens and began_ns < client.news_ns + SETTINGS.coalescing_ms * MS
+                )
 
     def teardown(self) -> None:
         """Everybody's answer ends, those who have left are missed, and nothing stays behind."""
@@ -359,7 +386,8 @@ class StreamStates(RuleBasedStateMachine):
         if isinstance(message, Cancel):
             assert self.lives.pop(message.request_id, None) is not None or message.request_id in self.clients
             client = self.clients[message.request_id]
-            if client.is_open and not client.is_failing:  # it may be that it leaves after a trial, and comes again
+            # it may be that it leaves after a trial, and comes again
+            if client.is_open and not client.is_failing:
                 self.begin_another_life(client)
             return
         client = self.clients[message.request.request_id]
@@ -439,7 +467,9 @@ class StreamStates(RuleBasedStateMachine):
             return
         columns = zip(*news, strict=True) if news else [()] * 5
         kinds = (np.int64, np.int32, np.int32, np.int32, np.uint8)
-        self.table.tokens(Tokens(*(np.array(column, kind) for column, kind in zip(columns, kinds, strict=True))))
+        self.table.tokens(
+            Tokens(*(np.array(column, kind) for column, kind in zip(columns, kinds, strict=True)))
+        )
         for number, epoch, index, _, _ in news:
             self.know(self.clients[number], epoch, index)
 
@@ -463,7 +493,12 @@ class StreamStates(RuleBasedStateMachine):
 
     def say_idle(self, idle: Idle) -> None:
         self.table.idle(idle)
-        self.are_done(max((began_ns for began_ns, ended_ns in self.answers if ended_ns <= idle.at_ns - IDLE_NS), default=0))
+        self.are_done(
+            max(
+                (began_ns for began_ns, ended_ns in self.answers if ended_ns <= idle.at_ns - IDLE_NS),
+                default=0,
+            )
+        )
 
     def are_done(self, until_ns: int) -> None:
         self.in_flight_ns = [sent_ns for sent_ns in self.in_flight_ns if sent_ns > until_ns]
@@ -490,7 +525,12 @@ def spoil(news: Started | list[Row]) -> Started | list[Row]:
 def left_in(table: StreamTable) -> list[str]:
     """The names of all that is not empty."""
     owners = (table, table._submissions, table._ready, table._ready.timers)
-    return [name for owner in owners for name, value in vars(owner).items() if isinstance(value, dict | list) and value]
+    return [
+        name
+        for owner in owners
+        for name, value in vars(owner).items()
+        if isinstance(value, dict | list) and value
+    ]
 
 
 TestStreamStates = StreamStates.TestCase

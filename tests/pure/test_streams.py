@@ -1,4 +1,6 @@
-"""The stream table with a fake clock: every stream gets each token once, in order, and exactly one last answer."""
+"""The stream table with a fake clock: every stream gets each token
+once, in order, and exactly one last answer.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,12 @@ class House:
     def __post_init__(self) -> None:
         settings = StreamSettings(**self.options)
         self.metrics = Metrics()
-        self.table = StreamTable(settings, lambda: self.now_ns, lambda words: max([len(w) for w in words], default=0) + 4, self.metrics)
+        self.table = StreamTable(
+            settings,
+            lambda: self.now_ns,
+            lambda words: max([len(w) for w in words], default=0) + 4,
+            self.metrics,
+        )
         self.sent: dict[Any, list[Outgoing]] = {}
         self.submitted: list[Submit] = []
         self.cancelled: list[int] = []
@@ -39,7 +46,9 @@ class House:
     def accept(self, number: int, **options: Any) -> bool:
         sampling = Sampling(max_tokens=options.pop("max_tokens", 100), **options.pop("sampling", {}))
         options = {"stream": True, "arrival_ns": self.now_ns, **options}
-        refusal = self.table.accept(Request(number, np.arange(3, dtype=np.int32), sampling, **options), sender=number)
+        refusal = self.table.accept(
+            Request(number, np.arange(3, dtype=np.int32), sampling, **options), sender=number
+        )
         self.turn()
         return not refusal
 
@@ -63,7 +72,9 @@ class House:
         """Rows of (request, epoch, index, token, finish)."""
         columns = list(zip(*rows, strict=True))
         kinds = (np.int64, np.int32, np.int32, np.int32, np.uint8)
-        self.table.tokens(Tokens(*(np.array(column, kind) for column, kind in zip(columns, kinds, strict=True))))
+        self.table.tokens(
+            Tokens(*(np.array(column, kind) for column, kind in zip(columns, kinds, strict=True)))
+        )
 
     def start(self, number: int, epoch: int = 0) -> None:
         self.table.started(Started(number, epoch, 0))
@@ -183,7 +194,9 @@ def test_a_client_that_is_gone_frees_its_slot_and_still_gets_one_last_answer() -
 
 
 def test_a_client_whose_windows_are_no_longer_dispatched_is_gone() -> None:
-    """Newer servers don't run the later steps of a cancelled request: its silence while others are confirmed is the only sign."""
+    """Newer servers don't run the later steps of a cancelled request: its
+    silence while others are confirmed is the only sign.
+    """
     house = running()
     house.accept(2)
     for number in (1, 2):
@@ -371,7 +384,9 @@ def test_a_lone_client_whose_window_is_lost_is_gone_once_the_detokenizer_has_not
 
 
 def test_a_window_that_the_server_took_late_is_missed_late() -> None:
-    """A send that waited for the server: what the detokenizer said meanwhile tells nothing about this window."""
+    """A send that waited for the server: what the detokenizer said
+    meanwhile tells nothing about this window.
+    """
     house = running()
     house.tokens((1, 0, 0, 50, Finish.RUNNING))
     house.turn()
@@ -415,7 +430,11 @@ def test_only_a_request_that_was_alone_in_a_crash_is_failed() -> None:
         house.accept(number)
         house.start(number)
     crash(house)
-    assert [submit.request.request_id for submit in house.submitted[-3:]] == [1, 2, 3], "after one crash all re-enter together"
+    assert [submit.request.request_id for submit in house.submitted[-3:]] == [
+        1,
+        2,
+        3,
+    ], "after one crash all re-enter together"
     for number in (1, 2, 3):
         house.start(number, epoch=1)
     crash(house)
@@ -463,7 +482,9 @@ def on_trial(**options: Any) -> House:
 
 
 def test_an_answer_that_ended_on_trial_just_before_a_crash_is_not_failed() -> None:
-    """Its deadline passed: the answer has gone out already when the crash is heard of, and nothing may come behind it."""
+    """Its deadline passed: the answer has gone out already when the crash
+    is heard of, and nothing may come behind it.
+    """
     house = on_trial(deadline_ns=2_000_000_000)
     house.now_ns = 2_000_000_000
     last = [out for out in house.table.due() if out.request_id == 1]
@@ -481,7 +502,9 @@ def test_an_answer_whose_last_token_came_just_before_a_crash_is_whole() -> None:
 
 
 def test_a_stream_that_failed_is_not_taken_for_one_whose_client_is_gone() -> None:
-    """A send waited for the server for a while and failed then; meanwhile the detokenizer had nothing to do."""
+    """A send waited for the server for a while and failed then;
+    meanwhile the detokenizer had nothing to do.
+    """
     house = running()
     house.tokens((1, 0, 0, 50, Finish.RUNNING))
     house.turn()
@@ -526,7 +549,9 @@ def test_nothing_follows_a_part_that_was_lost() -> None:
 
 
 @pytest.mark.parametrize(("began_ms", "reason"), [(0, "cancelled"), (900, "error")])
-def test_windows_that_died_with_their_detokenizer_are_no_sign_that_a_client_left(began_ms: int, reason: str) -> None:
+def test_windows_that_died_with_their_detokenizer_are_no_sign_that_a_client_left(
+    began_ms: int, reason: str
+) -> None:
     house = running()
     house.tokens((1, 0, 0, 50, Finish.RUNNING))
     house.turn()
@@ -540,7 +565,9 @@ def test_windows_that_died_with_their_detokenizer_are_no_sign_that_a_client_left
 
 
 def test_a_server_that_stands_still_with_a_window_inside_costs_no_client_its_answer() -> None:
-    """The detokenizer has nothing to do meanwhile, and says so; the streams thread waits in the sending of another window."""
+    """The detokenizer has nothing to do meanwhile, and says so; the streams
+    thread waits in the sending of another window.
+    """
     house = running()
     house.tokens((1, 0, 0, 50, Finish.RUNNING))
     house.turn()
@@ -567,7 +594,9 @@ def test_a_machine_that_stands_still_for_a_minute_costs_no_client_its_answer() -
 
 
 @pytest.mark.parametrize("per_second", [300, 1100])
-def test_with_1024_waiting_requests_and_a_slow_detokenizer_nobody_is_cancelled_and_tokens_pass(per_second: int) -> None:
+def test_with_1024_waiting_requests_and_a_slow_detokenizer_nobody_is_cancelled_and_tokens_pass(
+    per_second: int,
+) -> None:
     """Two streams compute, the others wait; the detokenizer deals with `per_second` windows."""
     house = House({"max_open": 1024})
     house.table.instance_ready()
@@ -575,7 +604,11 @@ def test_with_1024_waiting_requests_and_a_slow_detokenizer_nobody_is_cancelled_a
     for number in range(1024):
         house.accept(number)
     inside: deque[tuple[int, int, int]] = deque()
-    num_seen, oldest_ns, last_probe = dict.fromkeys(range(1024), 0), 0, dict.fromkeys(range(1024), house.now_ns)
+    num_seen, oldest_ns, last_probe = (
+        dict.fromkeys(range(1024), 0),
+        0,
+        dict.fromkeys(range(1024), house.now_ns),
+    )
     slowest_probe_ns, budget = 0, 0.0
     for index in range(20 * 120):  # two minutes in steps of 50 ms
         house.now_ns += 50 * MS

@@ -1,4 +1,6 @@
-"""Stream table and detokenizer together: however windows fall, the client has the whole text up to a stop word."""
+"""Stream table and detokenizer together: however windows fall, the
+client has the whole text up to a stop word.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def make_stream(words: tuple[str, ...], stream: bool = True) -> Stream:
     st.sampled_from([(), ("e",), ("self",), ("\n\n", "re"), ("  ", "def ", "\u00e9")]),
     st.randoms(use_true_random=False),
 )
-def test_any_windows_and_confirmations_give_the_same_text(detokenizer: Detokenizer, tokens: list[int], words, random) -> None:  # type: ignore[no-untyped-def]
+def test_any_windows_and_confirmations_give_the_same_text(
+    detokenizer: Detokenizer, tokens: list[int], words, random
+) -> None:  # type: ignore[no-untyped-def]
     stream, text, on_the_way = make_stream(words), "", []
     fed, counted = 0, 0
     while stream.finish == Finish.RUNNING:
@@ -60,7 +64,9 @@ def test_any_windows_and_confirmations_give_the_same_text(detokenizer: Detokeniz
     piece = detokenizer.piece(last)
     whole, stopped_at = whole_text(detokenizer, tokens, words)
     assert text + piece.text == whole
-    assert counted + num_new_tokens(last, piece) == (stopped_at or len(tokens)), "each response counts its own tokens"
+    assert counted + num_new_tokens(last, piece) == (stopped_at or len(tokens)), (
+        "each response counts its own tokens"
+    )
 
 
 def confirm(stream: Stream, num_tokens: int, stopped_at: int) -> None:

@@ -1,4 +1,6 @@
-"""The script that checks a real TensorRT-LLM, run against the stand-in: it passes, and it fails where a promise does not hold."""
+"""The script that checks a real TensorRT-LLM, run against the stand-in: it
+passes, and it fails where a promise does not hold.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def run(*arguments: str, path: str = "tests/standin") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "build/check_tensorrt_llm.py", *arguments]
-    return subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""What we pass to TensorRT-LLM, and what its stand-in takes, exists in TensorRT-LLM: signatures were read from its sources."""
+"""What we pass to TensorRT-LLM, and what its stand-in takes, exists in
+TensorRT-LLM: signatures were read from its sources.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,12 @@ ROOMS = {"tensorrt_llm": {"LLM", "SamplingParams"}, "tensorrt_llm.executor": {"L
 def names(key: str) -> set[str]:
     """Everything that can be passed to it or looked up on it, in any version that was read."""
     entry = API[key]
-    found = [*entry.get("params", []), *entry.get("properties", []), *entry.get("attributes", []), *entry.get("methods", {})]
+    found = [
+        *entry.get("params", []),
+        *entry.get("properties", []),
+        *entry.get("attributes", []),
+        *entry.get("methods", {}),
+    ]
     found += [*entry.get("newer", {}).get("added", []), *entry.get("values", [])]
     return {name.split("=")[0] for name in found}
 
@@ -57,13 +64,21 @@ def _wrong_keywords(tree: ast.AST) -> list[str]:
         called = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
         if called in CALLS:
             known = set().union(*map(names, CALLS[called]))
-            wrong += [f"{called}({word.arg}=)" for word in call.keywords if word.arg and word.arg not in known]
-            wrong += [f"{called}: an argument without its name"] if call.args and called != "_if_known" else []
+            wrong += [
+                f"{called}({word.arg}=)" for word in call.keywords if word.arg and word.arg not in known
+            ]
+            wrong += (
+                [f"{called}: an argument without its name"] if call.args and called != "_if_known" else []
+            )
     return wrong
 
 
 def _wrong_attributes(tree: ast.AST) -> list[str]:
-    reads = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
+    reads = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    ]
     return [
         f"{node.value.id}.{node.attr}"
         for node in reads
@@ -73,8 +88,18 @@ def _wrong_attributes(tree: ast.AST) -> list[str]:
 
 
 def _wrong_imports(tree: ast.AST) -> list[str]:
-    taken = [(node.module, alias.name) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names]
-    exported = {"tensorrt_llm.llmapi": set(API["tensorrt_llm.llmapi.__all__"]["common_to_the_texts_read_with_TorchLlmArgs"]), **ROOMS}
+    taken = [
+        (node.module, alias.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    ]
+    exported = {
+        "tensorrt_llm.llmapi": set(
+            API["tensorrt_llm.llmapi.__all__"]["common_to_the_texts_read_with_TorchLlmArgs"]
+        ),
+        **ROOMS,
+    }
     ours = [(room, name) for room, name in taken if room and room.startswith("tensorrt_llm")]
     return [f"from {room} import {name}" for room, name in ours if name not in exported.get(room, set())]
 
@@ -87,7 +112,9 @@ def test_everything_that_the_adapter_names_exists_in_tensorrt_llm() -> None:
 def test_the_adapter_spells_out_the_arguments_of_each_call(called: str) -> None:
     """A call that this test can't see would not be compared."""
     calls = [node for node in ast.walk(ast.parse(ADAPTER)) if isinstance(node, ast.Call)]
-    spelled = [call for call in calls if called in (getattr(call.func, "id", ""), getattr(call.func, "attr", ""))]
+    spelled = [
+        call for call in calls if called in (getattr(call.func, "id", ""), getattr(call.func, "attr", ""))
+    ]
     assert spelled
     assert all(any(word.arg for word in call.keywords) for call in spelled)
 
@@ -128,8 +155,16 @@ SIGNATURES = [
         "tensorrt_llm.LLM.get_kv_cache_capacity",
         "tensorrt_llm.LLM.get_stats_async",
     ),
-    *("tensorrt_llm.SamplingParams", "tensorrt_llm.llmapi.KvCacheConfig", "tensorrt_llm.llmapi.SchedulerConfig"),
-    *("tensorrt_llm.llmapi.CudaGraphConfig", "tensorrt_llm.executor.LoRARequest", "tensorrt_llm.lora_helper.LoraConfig"),
+    *(
+        "tensorrt_llm.SamplingParams",
+        "tensorrt_llm.llmapi.KvCacheConfig",
+        "tensorrt_llm.llmapi.SchedulerConfig",
+    ),
+    *(
+        "tensorrt_llm.llmapi.CudaGraphConfig",
+        "tensorrt_llm.executor.LoRARequest",
+        "tensorrt_llm.lora_helper.LoraConfig",
+    ),
     "tensorrt_llm.llmapi.CompletionOutput",
 ]
 
@@ -171,7 +206,9 @@ def test_the_stand_in_has_tensorrt_llms_signatures(path: str) -> None:
             assert written(ours[name]).replace("'", "") == text.replace("'", "")
 
 
-@pytest.mark.parametrize("path", ["tensorrt_llm.llmapi.RequestOutput", "tensorrt_llm.executor.result.GenerationResult"])
+@pytest.mark.parametrize(
+    "path", ["tensorrt_llm.llmapi.RequestOutput", "tensorrt_llm.executor.result.GenerationResult"]
+)
 def test_the_stand_ins_results_have_what_tensorrt_llms_have(path: str) -> None:
     wanted = API[path]
     assert all(hasattr(found_at(path), name) for name in wanted["methods"])
@@ -188,7 +225,9 @@ def test_the_stand_ins_outputs_have_what_tensorrt_llms_have() -> None:
 
 def test_the_stand_ins_errors_and_policies_are_tensorrt_llms() -> None:
     assert found_at("tensorrt_llm.llmapi.RequestError").__bases__ == (RuntimeError,)
-    assert found_at("tensorrt_llm.llmapi.RequestError") is found_at("tensorrt_llm.executor.utils.RequestError")
+    assert found_at("tensorrt_llm.llmapi.RequestError") is found_at(
+        "tensorrt_llm.executor.utils.RequestError"
+    )
     assert list(parameters(found_at("tensorrt_llm.executor.utils.EngineDeadError"))) == ["root_cause"]
     values = {item.name for item in found_at("tensorrt_llm.llmapi.CapacitySchedulerPolicy")}
     assert values == set(API["tensorrt_llm.llmapi.CapacitySchedulerPolicy"]["values"])

@@ -1,4 +1,6 @@
-"""The TensorRT-LLM engine, over a stand-in with TensorRT-LLM's manners: answers, ends, cancels, faults, memory, what it refuses."""
+"""The TensorRT-LLM engine, over a stand-in with TensorRT-LLM's manners: answers,
+ends, cancels, faults, memory, what it refuses.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def test_twelve_requests_over_three_slots_get_their_answers_and_none_waits_insid
 
 def test_the_tokens_of_one_iteration_come_together(model: Path) -> None:
     manners.step_ms = 10
-    with Serving(make_settings(model), [[submit(number, 8, max_tokens=20) for number in range(3)]]) as serving:
+    with Serving(
+        make_settings(model), [[submit(number, 8, max_tokens=20) for number in range(3)]]
+    ) as serving:
         serving.run()
         assert serving.link.rows == [3] * 20
 
@@ -45,7 +49,9 @@ def test_responses_of_several_tokens_give_the_same_answers(model: Path, count: i
 
 @pytest.mark.parametrize("keeps_stop_ids", [True, False])
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_stop_id_ends_the_answer_and_is_its_last_token(model: Path, keeps_stop_ids: bool, place: int) -> None:
+def test_a_stop_id_ends_the_answer_and_is_its_last_token(
+    model: Path, keeps_stop_ids: bool, place: int
+) -> None:
     """Among others, whether TensorRT-LLM leaves it in the tokens or not."""
     manners.keeps_stop_ids = keeps_stop_ids
     free = answer_of(submit(3, 9, max_tokens=20))
@@ -104,7 +110,8 @@ def test_an_adapter_changes_the_answers_of_its_requests_alone(model: Path, tmp_p
     settings = make_settings(model, adapters=str(tmp_path / "adapters"))
     plain = submit(0, 8, max_tokens=10)
     with Serving(
-        settings, [[plain, submit(1, 8, adapter="law", max_tokens=10), submit(2, 8, adapter="poems", max_tokens=10)]]
+        settings,
+        [[plain, submit(1, 8, adapter="law", max_tokens=10), submit(2, 8, adapter="poems", max_tokens=10)]],
     ) as serving:
         answers = serving.run()
         assert serving.engine.limits.adapters == ("law", "poems")
@@ -116,18 +123,32 @@ def test_an_adapter_changes_the_answers_of_its_requests_alone(model: Path, tmp_p
 def test_sampling_parameters_are_passed_on(model: Path) -> None:
     with Serving(make_settings(model)) as serving:
         sampled = Sampling(
-            max_tokens=50, min_tokens=9, temperature=0.5, top_k=7, top_p=0.9, min_p=0.1, seed=11, stop_ids=(4, 5),
-            repetition_penalty=1.5, presence_penalty=0.5, frequency_penalty=0.25, bad_words=((8,), (9,)), log_probs=True,
+            max_tokens=50, min_tokens=9, temperature=0.5, top_k=7, top_p=0.9, min_p=0.1, seed=11,
+            stop_ids=(4, 5), repetition_penalty=1.5, presence_penalty=0.5, frequency_penalty=0.25,
+            bad_words=((8,), (9,)), log_probs=True,
         )  # fmt: skip
         params = serving.engine._sampling_params(Admit(0, 0, sampled, 10, 20, np.zeros(0, np.int32)))  # type: ignore[attr-defined]
-        small = Sampling(max_tokens=5, temperature=1e-38, top_k=5, top_p=0.5, min_p=0.5, seed=3)  # so small that it is greedy
+        # so small that it is greedy
+        small = Sampling(max_tokens=5, temperature=1e-38, top_k=5, top_p=0.5, min_p=0.5, seed=3)
         greedy = serving.engine._sampling_params(Admit(0, 0, small, 10, 0, np.zeros(0, np.int32)))  # type: ignore[attr-defined]
-    assert (params.max_tokens, params.min_tokens, params.temperature, params.top_k, params.top_p) == (30, None, 0.5, 7, 0.9)
+    assert (params.max_tokens, params.min_tokens, params.temperature, params.top_k, params.top_p) == (
+        30,
+        None,
+        0.5,
+        7,
+        0.9,
+    )
     assert (params.min_p, params.seed, params.end_id, params.stop_token_ids) == (0.1, 31, 4, [5])
     assert (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) == (1.5, 0.5, 0.25)
     assert (params.bad_token_ids, params.logprobs, params.detokenize) == ([8, 9], 1, False)
     assert (greedy.top_p, greedy.min_p) == (None, None)
-    assert (greedy.top_k, greedy.temperature, greedy.seed, greedy.end_id, greedy.logprobs) == (1, None, None, -1, None)
+    assert (greedy.top_k, greedy.temperature, greedy.seed, greedy.end_id, greedy.logprobs) == (
+        1,
+        None,
+        None,
+        -1,
+        None,
+    )
 
 
 # --- cancelling
@@ -168,7 +189,9 @@ def test_a_slot_whose_end_is_never_told_is_free_after_a_while(model: Path) -> No
 
 def test_a_hundred_random_requests_a_third_of_them_cancelled(model: Path) -> None:
     rng = np.random.default_rng(7)
-    asked = [submit(number, int(rng.integers(1, 40)), max_tokens=int(rng.integers(1, 60))) for number in range(100)]
+    asked = [
+        submit(number, int(rng.integers(1, 40)), max_tokens=int(rng.integers(1, 60))) for number in range(100)
+    ]
     cancelled = {int(number) for number in rng.choice(100, 33, replace=False)}
     inbox: list[list[Any]] = [[one] for one in asked]
     for number in cancelled:
@@ -191,13 +214,17 @@ def test_a_request_that_fails_late_fails_alone(model: Path) -> None:
     with Serving(make_settings(model), [asked]) as serving:
         answers = serving.run()
         assert serving.link.failed == {1: "this request has gone wrong"}
-        assert {number: answers[number] for number in (0, 2, 3, 4)} == {number: answer_of(asked[number]) for number in (0, 2, 3, 4)}
+        assert {number: answers[number] for number in (0, 2, 3, 4)} == {
+            number: answer_of(asked[number]) for number in (0, 2, 3, 4)
+        }
         assert serving.scheduler.blocks.num_used == 0
 
 
 def test_an_error_that_comes_after_an_abort_frees_the_slot_and_is_told_nobody(model: Path) -> None:
     manners.refused_token, manners.step_ms = 77, 20
-    with Serving(make_settings(model, abort="drain"), [[submit(1, 8, max_tokens=40, last=77)], [], [Cancel(1)]]) as serving:
+    with Serving(
+        make_settings(model, abort="drain"), [[submit(1, 8, max_tokens=40, last=77)], [], [Cancel(1)]]
+    ) as serving:
         serving.run()
         assert serving.link.failed == {}
 
@@ -220,16 +247,27 @@ def test_a_request_that_is_refused_at_once_fails_alone(model: Path, monkeypatch:
 def test_the_death_of_the_engine_comes_out_of_collect(model: Path) -> None:
     manners.fatal_token = 99
     inbox = [[submit(0, 8, max_tokens=200)], [], [submit(1, 8, max_tokens=5, last=99)]]
-    with Serving(make_settings(model), inbox) as serving, pytest.raises(EngineDeadError, match="illegal memory access"):
+    with (
+        Serving(make_settings(model), inbox) as serving,
+        pytest.raises(EngineDeadError, match="illegal memory access"),
+    ):
         serving.run()
 
 
 def test_an_error_that_befalls_all_requests_at_once_is_the_engines_death(model: Path) -> None:
-    """TensorRT-LLM fails everybody with a RequestError when a step of its own goes wrong, and goes on as if nothing had happened."""
+    """TensorRT-LLM fails everybody with a RequestError when a step of its own goes
+    wrong, and goes on as if nothing had happened.
+    """
     manners.breaking_token, manners.step_ms = 99, 2
-    inbox = [[submit(0, 8, max_tokens=200), submit(1, 8, max_tokens=200)], [], [submit(2, 8, max_tokens=5, last=99)]]
+    inbox = [
+        [submit(0, 8, max_tokens=200), submit(1, 8, max_tokens=200)],
+        [],
+        [submit(2, 8, max_tokens=5, last=99)],
+    ]
     with Serving(make_settings(model), inbox) as serving:
-        with pytest.raises(EngineDeadError, match=r"failed all [23] requests at once: an illegal memory access"):
+        with pytest.raises(
+            EngineDeadError, match=r"failed all [23] requests at once: an illegal memory access"
+        ):
             serving.run()
         assert serving.link.failed == {}, "they go on in the next life"
 
@@ -246,14 +284,19 @@ def test_an_engine_that_only_fails_requests_is_dead(model: Path) -> None:
 def test_an_engine_that_says_nothing_is_dead(model: Path) -> None:
     manners.silent_token = 99
     settings = make_settings(model, lost_after_s=0.2)
-    with Serving(settings, [[submit(1, 8, max_tokens=5, last=99)]]) as serving, pytest.raises(EngineDeadError, match=r"for 0\.2 s"):
+    with (
+        Serving(settings, [[submit(1, 8, max_tokens=5, last=99)]]) as serving,
+        pytest.raises(EngineDeadError, match=r"for 0\.2 s"),
+    ):
         serving.run()
 
 
 def test_a_request_that_is_lost_among_others_fails_alone(model: Path) -> None:
     manners.silent_token, manners.step_ms = 99, 5
     other = submit(0, 8, max_tokens=150)
-    with Serving(make_settings(model, lost_after_s=0.3), [[other, submit(1, 8, max_tokens=5, last=99)]]) as serving:
+    with Serving(
+        make_settings(model, lost_after_s=0.3), [[other, submit(1, 8, max_tokens=5, last=99)]]
+    ) as serving:
         serving.run()
         assert "the engine has lost this request" in serving.link.failed[1]
         assert serving.link.answers[0] == answer_of(other)

@@ -1,4 +1,6 @@
-"""The TensorRT-LLM engine at its start: how much memory it counts with, whom it lets in, and what it refuses."""
+"""The TensorRT-LLM engine at its start: how much memory it counts
+with, whom it lets in, and what it refuses.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +43,15 @@ def test_no_more_are_let_in_than_the_blocks_hold_to_the_end(model: Path) -> None
 
 
 def test_with_max_utilization_what_an_answer_probably_needs_is_reserved(model: Path) -> None:
-    """Of 20 blocks each needs 9, and probably 4; the answers are all longer, so TensorRT-LLM has to pause some."""
+    """Of 20 blocks each needs 9, and probably 4; the answers are all
+    longer, so TensorRT-LLM has to pause some.
+    """
     asked = [submit(number, 8, max_tokens=25) for number in range(5)]
     likely = LengthPrediction(6.0, np.array([2, 3, 4, 6, 8, 12], np.float32))
     told = [Predicted(number, likely) for number in range(5)]
-    with Serving(make_settings(model, kv_blocks=20, capacity="max_utilization"), [[*asked, *told]]) as serving:
+    with Serving(
+        make_settings(model, kv_blocks=20, capacity="max_utilization"), [[*asked, *told]]
+    ) as serving:
         serving.instance.turn()
         assert serving.scheduler.num_running == 3
         assert serving.run() == {number: answer_of(one) for number, one in enumerate(asked)}
@@ -66,7 +72,9 @@ def test_a_pool_that_came_out_smaller_is_refused(model: Path, monkeypatch: pytes
         build(make_settings(model, kv_blocks=20))
 
 
-def test_an_older_version_says_with_its_first_iteration_how_many_blocks_there_are(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_version_says_with_its_first_iteration_how_many_blocks_there_are(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delattr("tensorrt_llm.llm.LLM.get_kv_cache_capacity")
     asked = submit(1, 8, max_tokens=5)
     with Serving(make_settings(model, kv_blocks=20), [[asked]]) as serving:
@@ -78,7 +86,9 @@ def test_an_older_version_says_with_its_first_iteration_how_many_blocks_there_ar
         build(make_settings(model, kv_blocks=20))
 
 
-def _with_a_small_pool(self: LLM, *args: Any, num_blocks: int, make: Callable[..., None] = LLM.__init__, **kwargs: Any) -> None:
+def _with_a_small_pool(
+    self: LLM, *args: Any, num_blocks: int, make: Callable[..., None] = LLM.__init__, **kwargs: Any
+) -> None:
     make(self, *args, **kwargs)
     self.num_blocks = num_blocks
 
@@ -108,7 +118,9 @@ def test_the_first_cache_manager_is_asked_for_where_there_are_two(model: Path) -
 
 def test_the_number_of_blocks_follows_from_memory_and_shape(tmp_path: Path) -> None:
     shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64}
-    settings = make_settings(write_model(tmp_path, **shape), kv_blocks=0, kv_memory_gib=0.001, tensor_parallelism=2)
+    settings = make_settings(
+        write_model(tmp_path, **shape), kv_blocks=0, kv_memory_gib=0.001, tensor_parallelism=2
+    )
     with Serving(settings) as serving:
         block_bytes = 2 * 2 * 2 * 16 * 4 * 4  # K and V, layers, heads, values, float32, tokens
         assert serving.engine.limits.num_blocks == int(0.002 * 2**30) // block_bytes
@@ -150,7 +162,9 @@ def test_what_only_other_engines_do_is_refused(model: Path) -> None:
 def test_where_tensorrt_llm_is_not_installed_it_says_so(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt_llm", None)
     monkeypatch.delitem(sys.modules, "python_backends.engine.tensorrt_llm.engine", raising=False)
-    with pytest.raises(SettingsError, match=r"engine\.kind = 'tensorrt_llm': .*tensorrt_llm.*docs/tensorrt_llm\.md"):
+    with pytest.raises(
+        SettingsError, match=r"engine\.kind = 'tensorrt_llm': .*tensorrt_llm.*docs/tensorrt_llm\.md"
+    ):
         build(make_settings(model))
 
 
@@ -172,15 +186,21 @@ def test_a_newer_version_is_told_where_the_prompt_ends(model: Path, monkeypatch:
         assert serving.engine._sampling_params(admit).prompt_ignore_length == 10  # type: ignore[attr-defined]
 
 
-def test_a_version_that_lacks_an_argument_is_refused_at_start(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_that_lacks_an_argument_is_refused_at_start(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def older(*, end_id: int, max_tokens: int) -> None: ...
 
     monkeypatch.setattr("python_backends.engine.tensorrt_llm.engine.SamplingParams", older)
-    with pytest.raises(SettingsError, match=r"this TensorRT-LLM is not one that this engine knows: .*unexpected keyword"):
+    with pytest.raises(
+        SettingsError, match=r"this TensorRT-LLM is not one that this engine knows: .*unexpected keyword"
+    ):
         build(make_settings(model))
 
 
-def test_the_lora_configuration_is_found_where_it_has_moved_to(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lora_configuration_is_found_where_it_has_moved_to(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "adapters" / "law").mkdir(parents=True)
     (tmp_path / "adapters" / "law" / "adapter_config.json").write_text("{}")
     settings = make_settings(model, adapters=str(tmp_path / "adapters"))

@@ -33,7 +33,10 @@ def test_short_turns_interrupt_or_wait_for_a_gap() -> None:
 
 
 def test_an_instance_computes_like_anybody_whatever_its_launcher_asked_for() -> None:
-    assert _policies(partial(take_short_turns, interrupting=False), take_usual_turns) == (os.SCHED_OTHER, os.SCHED_OTHER)
+    assert _policies(partial(take_short_turns, interrupting=False), take_usual_turns) == (
+        os.SCHED_OTHER,
+        os.SCHED_OTHER,
+    )
 
 
 def test_who_stands_back_interrupts_nobody() -> None:

@@ -1,4 +1,6 @@
-"""Whose turn it is among the waiting, against a list that is sorted anew each time; and what a long queue costs."""
+"""Whose turn it is among the waiting, against a list that is sorted
+anew each time; and what a long queue costs.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ class WaitingStates(RuleBasedStateMachine):
         self.waiting = WaitingList(BOUND_S, lambda: self.now_s, by_priority)
         self.here: list[Sequence] = []
         self.seated: list[Sequence] = []
-        self.passes: list[tuple[float, int]] = []  # (when, arrival of who was seated before somebody who came earlier)
+        # (when, arrival of who was seated before somebody who came earlier)
+        self.passes: list[tuple[float, int]] = []
         self.arrivals = 0
 
     @rule(priority=st.integers(-2, 2))
@@ -77,7 +80,9 @@ class WaitingStates(RuleBasedStateMachine):
 
     @invariant()
     def the_order_is_that_of_the_model(self) -> None:
-        assert [waiting.arrival for waiting in self.waiting.in_order()] == [waiting.arrival for waiting in self.order()]
+        assert [waiting.arrival for waiting in self.waiting.in_order()] == [
+            waiting.arrival for waiting in self.order()
+        ]
         assert len(self.waiting) == len(self.here)
         self.waiting.check_integrity()
 
@@ -121,7 +126,9 @@ def test_who_was_passed_over_for_too_long_goes_first() -> None:
 
 
 def test_a_step_costs_the_same_with_a_hundred_and_with_fifty_thousand_waiting() -> None:
-    """With a plain list it cost the slot scheduler six times as much, and the stream table that looked at everybody 600 times."""
+    """With a plain list it cost the slot scheduler six times as much, and the
+    stream table that looked at everybody 600 times.
+    """
     for kind in (ChangingQueue, WaitingStreams):
         few, many = (statistics.median(each.turn() for _ in range(40)) for each in (kind(100), kind(50_000)))
         assert many < 2 * few + 100e-6, f"{kind.__name__}: {many * 1e6:.0f} us instead of {few * 1e6:.0f} us"

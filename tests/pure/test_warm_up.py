@@ -1,4 +1,6 @@
-"""An engine's first steps: every kind of step is among them, and nothing of them is left for those who come."""
+"""An engine's first steps: every kind of step is among them, and
+nothing of them is left for those who come.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def test_there_are_prompts_and_decodes_drawn_and_greedy() -> None:
     assert kinds >= {(True, False, True), (False, True, True), (False, True, False)}
 
 
-@pytest.mark.parametrize("limits", [{"slots": 4}, {"slots": 1}, {"slots": 2, "kv_blocks": 3, "max_model_tokens": 12}])
+@pytest.mark.parametrize(
+    "limits", [{"slots": 4}, {"slots": 1}, {"slots": 2, "kv_blocks": 3, "max_model_tokens": 12}]
+)
 def test_a_slot_whose_sampling_looks_back_is_released(limits: dict[str, int]) -> None:
     """The last release waits for the next step, which nobody plans any more."""
     running: dict[int, Sampling] = {}

@@ -28,7 +28,9 @@ ROOMS_OF_NAMES: dict[str, set[str]] = {  # where names may have this word in the
     "span": {"engine", "nouns", "scheduling", "static_batching", "triton_models", "watching"},
 }
 PHRASES = {  # in comments and docstrings
-    r"\brooms? for\b|\b(has|have|is|no|more|make|makes|made|left|without) room\b": "free slots, blocks or bytes",
+    r"\brooms? for\b|\b(has|have|is|no|more|make|makes|made|left|without) room\b": (
+        "free slots, blocks or bytes"
+    ),
     r"\bsteady (run|step)s?\b": "a run",
     r"(?i)\b(nobody|somebody|everybody|whoever)\b": "no request, another process, all rows …",
     r"\banew\b": "again",
@@ -60,8 +62,14 @@ def words_of(name: str) -> set[str]:
 def prose_of(path: Path) -> list[str]:
     """Its comments and docstrings."""
     with path.open("rb") as file:
-        comments = [token.string for token in tokenize.tokenize(file.readline) if token.type == tokenize.COMMENT]
-    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)]
+        comments = [
+            token.string for token in tokenize.tokenize(file.readline) if token.type == tokenize.COMMENT
+        ]
+    nodes = [
+        node
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+    ]
     return comments + [" ".join(text.split()) for node in nodes if (text := ast.get_docstring(node))]
 
 

@@ -1,7 +1,8 @@
-"""The three doors of a server, spoken to in raw bytes: one request through one of them, and everything that came back.
+"""The three doors of a server, spoken to in raw bytes: one request through one of them, and everything that
+came back.
 
-Nothing here knows what a good request looks like, so tests can send bad ones; `body` and `message` write good ones. Answers are read to
-their very end: an answer that ends twice, or not at all, shows.
+Nothing here knows what a good request looks like, so tests can send bad ones; `body` and `message` write good
+ones. Answers are read to their very end: an answer that ends twice, or not at all, shows.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ def as_message(timeout_us: int | None = None, **inputs: Any) -> Any:
 
 
 def post(port: int, door: str, content: bytes, cut_after_s: float | None = None) -> Outcome:
-    """Through `generate` or `generate_stream`. With `cut_after_s` the connection is broken then, unless all came before."""
+    """Through `generate` or `generate_stream`. With `cut_after_s` the
+    connection is broken then, unless all came before.
+    """
     connection = http_connection(port)
     cut = threading.Timer(cut_after_s, _break, [connection]) if cut_after_s is not None else None
     outcome = Outcome()
@@ -82,7 +85,8 @@ def post(port: int, door: str, content: bytes, cut_after_s: float | None = None)
         response = connection.getresponse()
         outcome.status = str(response.status)
         _read(response, outcome)
-    except (OSError, ValueError, AttributeError, http.client.HTTPException):  # whatever a connection says that is broken under it
+    # whatever a connection says that is broken under it
+    except (OSError, ValueError, AttributeError, http.client.HTTPException):
         if cut is None:
             raise
         outcome.cut = True
@@ -115,8 +119,12 @@ class GrpcDoor:
     """`ModelStreamInfer`, one call a request over one connection. Threads may share it."""
 
     def __init__(self, port: int) -> None:
-        self._channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.use_local_subchannel_pool", 1)])
-        self._call = self._channel.stream_stream(STREAM, response_deserializer=service_pb2.ModelStreamInferResponse.FromString)
+        self._channel = grpc.insecure_channel(
+            f"127.0.0.1:{port}", options=[("grpc.use_local_subchannel_pool", 1)]
+        )
+        self._call = self._channel.stream_stream(
+            STREAM, response_deserializer=service_pb2.ModelStreamInferResponse.FromString
+        )
 
     def __enter__(self) -> GrpcDoor:
         return self

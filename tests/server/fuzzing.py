@@ -2,10 +2,11 @@
 
     python -m tests.server.fuzzing --requests 10000 --model toy      (`make fuzz`)
 
-Eight control streams run all the time, and their texts must not change. Every other request is drawn from its number and a seed: valid
-or with wrong types, ranks, shapes, names, values or bytes, through one of three doors, read to its end or left at a random moment. Each
-that is read to its end must end exactly once. Afterwards nothing is left in a slot or inside the server, no process has died, and
-memory is flat, as `memory` says.
+Eight control streams run all the time, and their texts must not change. Every other request is drawn from its
+number and a seed: valid or with wrong types, ranks, shapes, names, values or bytes, through one of three
+doors, read to its end or left at a random moment. Each that is read to its end must end exactly once.
+Afterwards nothing is left in a slot or inside the server, no process has died, and memory is flat, as
+`memory` says.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from tests.server.toy_model import write_toy_model
 
 NUM_CONTROLS = 8
 NUM_SHOOTERS = 12
-PHASES = (0.3, 0.65, 1.0)  # shares of the requests after which memory is marked; the first one fills caches and heaps
+# shares of the requests after which memory is marked; the first one fills caches and heaps
+PHASES = (0.3, 0.65, 1.0)
 SETTLE_S = 1.5  # until what clients have left is gone too
 PROCESSES = ("tritonserver", "tokenizer", "scheduler", "detokenizer", "instance")
 
@@ -55,14 +57,19 @@ class Fuzz:
         self._num_requests = num_requests
         self._next: Iterator[int] = iter(())
         self._lock = threading.Lock()
-        self._progress = tqdm(total=num_requests, desc="random requests", smoothing=0.05, disable=num_requests < 1000)
+        self._progress = tqdm(
+            total=num_requests, desc="random requests", smoothing=0.05, disable=num_requests < 1000
+        )
         self._done = threading.Event()
 
     def run(self) -> Report:
         controls = [Control(self._gapless, number) for number in range(NUM_CONTROLS)]
         pids = pids_of(self._gapless)
         self._mark(pids)
-        streams = [threading.Thread(target=control.keep_asking, args=[self._done, self.report]) for control in controls]
+        streams = [
+            threading.Thread(target=control.keep_asking, args=[self._done, self.report])
+            for control in controls
+        ]
         for thread in streams:
             thread.start()
         for number in (int(share * self._num_requests) for share in PHASES):
@@ -94,11 +101,15 @@ class Fuzz:
             self.report.problems.append(f"not idle in the end: {self._gapless.metrics()}")
         if pids_of(self._gapless) != pids:
             now = pids_of(self._gapless)
-            self.report.problems.append(f"processes were restarted: {pids}, now {now}; {self._gapless.log[-2000:]}")
+            self.report.problems.append(
+                f"processes were restarted: {pids}, now {now}; {self._gapless.log[-2000:]}"
+            )
             return
         if self._gapless.metrics()["gapless_instance_losses_total"]:
             self.report.problems.append("the scheduler gave the instance up")
-        self.report.problems += [str(verdict) for verdict in memory.verdicts(self.report.marks) if not verdict.is_flat]
+        self.report.problems += [
+            str(verdict) for verdict in memory.verdicts(self.report.marks) if not verdict.is_flat
+        ]
 
     def _shoot(self) -> None:
         with GrpcDoor(self._gapless.grpc_port) as door:
@@ -178,27 +189,41 @@ class Control:
 
     def _ask(self) -> Outcome:
         if self._number % 2:
-            return doors.post(self._gapless.http_port, "generate_stream", doors.body(stream=True, **self._inputs))
+            return doors.post(
+                self._gapless.http_port, "generate_stream", doors.body(stream=True, **self._inputs)
+            )
         with GrpcDoor(self._gapless.grpc_port) as door:
             return door.ask(doors.message(stream=True, **self._inputs))
 
 
 def serve(model: str, directory: Path) -> Gapless:
     toy = {"model.directory": write_toy_model(directory), "engine.kind": "toy", "toy.step_ms": 3}
-    return Gapless(**({} if model == "bundled" else toy), **{"server.verbose": "true"})  # so that it says what is left when it ends
+    # so that it says what is left when it ends
+    return Gapless(**({} if model == "bundled" else toy), **{"server.verbose": "true"})
 
 
 def left_inside(log: str) -> list[str]:
-    """What tritonserver says of requests that it still counts while it ends, although every client has long gone."""
+    """What tritonserver says of requests that it still counts while it
+    ends, although every client has long gone.
+    """
     found = re.findall(r"Model '(\w+)' \(version \d+\) has (\d+) in-flight inferences", log)
-    return [f"{count} requests were left inside the model {model} for ever" for model, count in dict(found).items()]
+    return [
+        f"{count} requests were left inside the model {model} for ever"
+        for model, count in dict(found).items()
+    ]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--requests", type=int, default=10_000, help="how many (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="another seed, other requests (default: %(default)s)")
-    parser.add_argument("--model", choices=("bundled", "toy"), default="bundled", help="what is served (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="another seed, other requests (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--model", choices=("bundled", "toy"), default="bundled", help="what is served (default: %(default)s)"
+    )
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         gapless = serve(asked.model, Path(directory) / "toy")

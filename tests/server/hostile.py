@@ -1,8 +1,8 @@
 """Requests of a client that means harm: to any model, any path and the bare socket of a server.
 
 Each kind draws its requests from a random number generator. An attack fires one request and returns what came
-back; its verdict says what is wrong with that. `test_hostile` sends five hundred of them beside streams whose text
-must not change.
+back; its verdict says what is wrong with that. `test_hostile` sends five hundred of them beside streams whose
+text must not change.
 """
 
 from __future__ import annotations
@@ -130,7 +130,9 @@ def raw(port: int, content: bytes, reads: bool) -> Outcome:
 
 def _over_http(kind: str, rng: random.Random, content: bytes, verdict: Callable[[Outcome], str]) -> Attack:
     door = rng.choice(("generate", "generate_stream"))
-    return Attack(kind, lambda target: doors.post(target.http_port, door, content), verdict, repr(content[:200]))
+    return Attack(
+        kind, lambda target: doors.post(target.http_port, door, content), verdict, repr(content[:200])
+    )
 
 
 def _drawn(rng: random.Random) -> Attack:

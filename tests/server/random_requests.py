@@ -18,8 +18,37 @@ from tests.server import doors
 WORDS = ("def", "self", "return", "size", "read", "(", ")", "\0", "\n", "<|end|>")
 WORDS += ("\u0928\u092e\u0938\u094d\u0924\u0947", "\U0001f44b\U0001f3fd", "e\u0301")
 NUM_IDS = 512  # every vocabulary that is served here has these token ids
-NUMBERS: tuple[Any, ...] = (0, -1, 1, 2, 2**31 - 1, -(2**31), 2**40, 2**70, 0.5, 1e38, -1e-45, math.nan, math.inf, -math.inf)
-ODD: tuple[Any, ...] = (*NUMBERS, "", "x", "\ud800", None, True, [], [1], [[1, 2], [3]], {}, {"a": 1}, "\u0000", "9" * 400)
+NUMBERS: tuple[Any, ...] = (
+    0,
+    -1,
+    1,
+    2,
+    2**31 - 1,
+    -(2**31),
+    2**40,
+    2**70,
+    0.5,
+    1e38,
+    -1e-45,
+    math.nan,
+    math.inf,
+    -math.inf,
+)
+ODD: tuple[Any, ...] = (
+    *NUMBERS,
+    "",
+    "x",
+    "\ud800",
+    None,
+    True,
+    [],
+    [1],
+    [[1, 2], [3]],
+    {},
+    {"a": 1},
+    "\u0000",
+    "9" * 400,
+)
 FIELDS = {  # name: datatype of its tensor
     "text_input": "BYTES",
     "messages": "BYTES",
@@ -50,7 +79,20 @@ FIELDS = {  # name: datatype of its tensor
     "request_priority": "INT32",
     "instruction": "BYTES",
 }
-DATATYPES = ("BOOL", "INT8", "INT32", "INT64", "UINT8", "UINT64", "FP16", "FP32", "FP64", "BYTES", "NONSENSE", "")
+DATATYPES = (
+    "BOOL",
+    "INT8",
+    "INT32",
+    "INT64",
+    "UINT8",
+    "UINT64",
+    "FP16",
+    "FP32",
+    "FP64",
+    "BYTES",
+    "NONSENSE",
+    "",
+)
 SHAPES = ([1, 1], [1], [], [0], [0, 1], [1, 0], [2, 1], [1, 2], [65, 1], [1, 1, 1], [-1, 1], [2**40, 2**40])
 
 
@@ -101,7 +143,11 @@ def _is_message(content: bytes) -> bool:
 
 
 def _valid(rng: random.Random, door: str) -> bytes:
-    inputs: dict[str, Any] = {"text_input": _text(rng), "max_tokens": rng.randint(1, 60), "stream": door != "generate"}
+    inputs: dict[str, Any] = {
+        "text_input": _text(rng),
+        "max_tokens": rng.randint(1, 60),
+        "stream": door != "generate",
+    }
     for share, draw in OPTIONS:
         if rng.random() < share:
             inputs |= draw(rng)
@@ -151,7 +197,10 @@ def _refused(rng: random.Random, door: str) -> bytes:
             {"top_k": rng.choice([-1, 2**31 - 1])},
             {"stop_words": rng.choice([["a", ""], ["x" * 257], ["x"] * 17])},
             {"stop_token_ids": rng.choice([[-1], [2**31 - 1], [1] * 17])},
-            {"num_top_log_probs": rng.choice([-1, 1, 21, 2**31 - 1]), **rng.choice([{}, {"return_log_probs": False}])},
+            {
+                "num_top_log_probs": rng.choice([-1, 1, 21, 2**31 - 1]),
+                **rng.choice([{}, {"return_log_probs": False}]),
+            },
             {"messages": rng.choice(["", "{", "[]", "[{}]", '[{"role": "x", "content": ""}]', "[" * 5000])},
             {"text_input": rng.choice(["", "x" * 1_000_001])},
         ]
@@ -178,16 +227,23 @@ def _odd_message(rng: random.Random) -> bytes:
         model_name=rng.choice(["ensemble"] * 8 + ["nobody", ""]), id=rng.choice(["", "1", "x" * 300])
     )
     for name in rng.sample([*FIELDS, "nonsense", ""], rng.randint(0, 4)):
-        request.inputs.add(name=name, datatype=_datatype(rng, name), shape=rng.choice(SHAPES) if rng.random() < 0.4 else [1, 1])
+        request.inputs.add(
+            name=name,
+            datatype=_datatype(rng, name),
+            shape=rng.choice(SHAPES) if rng.random() < 0.4 else [1, 1],
+        )
         request.raw_input_contents.append(_raw(rng))
     if rng.random() < 0.15 and request.raw_input_contents:
         del request.raw_input_contents[-1]
     if rng.random() < 0.2:
-        request.parameters[rng.choice(["timeout", "priority", "nonsense"])].int64_param = rng.choice([0, -1, 1, 2**62])
+        request.parameters[rng.choice(["timeout", "priority", "nonsense"])].int64_param = rng.choice(
+            [0, -1, 1, 2**62]
+        )
     if rng.random() < 0.1:
         request.parameters[rng.choice(["timeout", "sequence_id"])].string_param = "x"
     if rng.random() < 0.2:
-        for name in rng.choice([("finish_reason", "text_output"), ("nonsense",)]):  # an answer without its reason could not be judged
+        # an answer without its reason could not be judged
+        for name in rng.choice([("finish_reason", "text_output"), ("nonsense",)]):
             request.outputs.add(name=name)
     return bytes(request.SerializeToString())
 

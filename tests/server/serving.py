@@ -25,7 +25,14 @@ import psutil
 import tritonclient.grpc as triton
 
 ROOT = Path(__file__).resolve().parents[2]
-DTYPES = {"max_tokens": "INT32", "min_tokens": "INT32", "top_k": "INT32", "temperature": "FP32", "top_p": "FP32", "seed": "UINT64"}
+DTYPES = {
+    "max_tokens": "INT32",
+    "min_tokens": "INT32",
+    "top_k": "INT32",
+    "temperature": "FP32",
+    "top_p": "FP32",
+    "seed": "UINT64",
+}
 DTYPES |= dict.fromkeys(("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"), "FP32")
 DTYPES |= {"num_top_log_probs": "INT32"}
 DTYPES |= {"request_priority": "INT32"}
@@ -35,9 +42,12 @@ NUMPY = {"INT32": np.int32, "FP32": np.float32, "UINT64": np.uint64}
 class Gapless:
     """One launcher with everything below it; `environment` is added to ours, `prefix` runs the command."""
 
-    def __init__(self, environment: dict[str, str] | None = None, prefix: Sequence[str] = (), /, **settings: Any) -> None:
+    def __init__(
+        self, environment: dict[str, str] | None = None, prefix: Sequence[str] = (), /, **settings: Any
+    ) -> None:
         ports = free_ports(3)
-        self._learned = tempfile.TemporaryDirectory(prefix="learned-")  # what others have learned would change the tests
+        # what others have learned would change the tests
+        self._learned = tempfile.TemporaryDirectory(prefix="learned-")
         self.learned = self._learned.name
         given = dict(zip(("server.http_port", "server.grpc_port", "server.metrics_port"), ports, strict=True))
         settings = {**given, "prediction.directory": self._learned.name, **settings}
@@ -56,7 +66,9 @@ class Gapless:
 
     def _await_invitation(self) -> None:
         assert self.process.stdout is not None
-        self._reader = threading.Thread(target=lambda: self._log.extend(self.process.stderr or []), daemon=True)
+        self._reader = threading.Thread(
+            target=lambda: self._log.extend(self.process.stderr or []), daemon=True
+        )
         self._reader.start()
         for line in self.process.stdout:
             if "Ctrl-C ends it" in line:
@@ -101,7 +113,9 @@ class Gapless:
         os.kill(pid, number)
 
     def metrics(self) -> dict[str, float]:
-        """Our metrics by name with labels, as /metrics shows them once they have been written after this was asked."""
+        """Our metrics by name with labels, as /metrics shows them once they
+        have been written after this was asked.
+        """
         asked_s = time.time()
         return dict(wait_for(lambda: self._metrics_since(asked_s), 60))
 
@@ -111,7 +125,9 @@ class Gapless:
         connection.request("GET", "/metrics")
         text = connection.getresponse().read().decode()
         connection.close()
-        metrics = {name: float(value) for name, value in re.findall(r"^(gapless_\S+) (\S+)$", text, re.MULTILINE)}
+        metrics = {
+            name: float(value) for name, value in re.findall(r"^(gapless_\S+) (\S+)$", text, re.MULTILINE)
+        }
         return metrics if metrics["gapless_metrics_timestamp_seconds"] >= time_s else {}
 
     def is_idle(self) -> bool:
@@ -194,7 +210,9 @@ class GrpcClient:
         inputs = {"stream": True, "return_num_output_tokens": True, **inputs}
         self.answers[name] = Answer()
         tensors = [tensor(key, value) for key, value in inputs.items()]
-        self._client.async_stream_infer("ensemble", tensors, request_id=name, timeout=timeout_us, enable_empty_final_response=True)
+        self._client.async_stream_infer(
+            "ensemble", tensors, request_id=name, timeout=timeout_us, enable_empty_final_response=True
+        )
         return self.answers[name]
 
     def finish(self, timeout_s: float = 60) -> None:
@@ -238,7 +256,9 @@ class GrpcClient:
         answer.add(outputs["text_output"].decode(), reason, int(outputs.get("num_output_tokens", 0)))
 
     def _fail(self, error: triton.InferenceServerException) -> None:
-        """An error names no request where several share a stream; tests that expect errors use one stream a request."""
+        """An error names no request where several share a stream; tests
+        that expect errors use one stream a request.
+        """
         for answer in self.answers.values():
             if not answer.num_ends:
                 answer.error = error.message() or str(error)
@@ -282,7 +302,9 @@ def wait_for(condition: Callable[[], Any], timeout_s: float) -> Any:
 
 
 def settled(count: Callable[[], float], timeout_s: float = 60) -> float:
-    """What is counted, once it has not changed for two seconds: /metrics and logs lag behind. Raises AssertionError."""
+    """What is counted, once it has not changed for two seconds: /metrics
+    and logs lag behind. Raises AssertionError.
+    """
     end_s, before = time.monotonic() + timeout_s, count()
     while True:
         time.sleep(2)
@@ -294,7 +316,9 @@ def settled(count: Callable[[], float], timeout_s: float = 60) -> float:
 
 
 def busyness() -> float:
-    """Limits on times speak of a machine that has nothing else to do: how many times as long it may take here."""
+    """Limits on times speak of a machine that has nothing else to do:
+    how many times as long it may take here.
+    """
     return min(4.0, max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)) - 1))
 
 

@@ -33,7 +33,9 @@ def test_the_bundled_model_answers_and_ends_by_itself(gapless: Gapless) -> None:
 
 def test_a_killed_instance_changes_no_text(gapless: Gapless) -> None:
     """Float32, greedy: 16 streams are the same text as before, although the instance dies under them."""
-    inputs = [{"text_input": f"def read_{n}(self, size", "max_tokens": 120, "min_tokens": 120} for n in range(16)]
+    inputs = [
+        {"text_input": f"def read_{n}(self, size", "max_tokens": 120, "min_tokens": 120} for n in range(16)
+    ]
     undisturbed = [gapless.generate(**each)["text_output"] for each in inputs]
     client = gapless.grpc()
     answers = [client.ask(f"{n}", **each) for n, each in enumerate(inputs)]
@@ -46,8 +48,15 @@ def test_a_killed_instance_changes_no_text(gapless: Gapless) -> None:
 
 
 def test_the_second_turn_of_a_chat_pays_its_new_suffix_and_at_most_one_block(gapless: Gapless) -> None:
-    turn_1 = [user("Write a comment for this function:\ndef size(self):\n    return len(self._items) + len(self._waiting)")]
-    first = gapless.generate(messages=json.dumps(turn_1), return_num_input_tokens=True, return_num_output_tokens=True)
+    turn_1 = [
+        user(
+            "Write a comment for this function:\ndef size(self):\n    return len(self._items) +"
+            " len(self._waiting)"
+        )
+    ]
+    first = gapless.generate(
+        messages=json.dumps(turn_1), return_num_input_tokens=True, return_num_output_tokens=True
+    )
     known = first["num_input_tokens"] + first["num_output_tokens"]
     before = prefix_hits(gapless)
     turn_2 = [*turn_1, {"role": "assistant", "content": first["text_output"]}, user(INSTRUCTION)]
@@ -63,5 +72,13 @@ def prefix_hits(gapless: Gapless) -> float:
 
 
 def test_a_conversation_by_seed_can_be_had_again(gapless: Gapless) -> None:
-    inputs = {"messages": json.dumps([user(INSTRUCTION)]), "temperature": 1.0, "top_p": 0.95, "top_k": 50, "max_tokens": 40}
-    assert gapless.generate(seed=11, **inputs)["text_output"] == gapless.generate_stream(seed=11, **inputs).text
+    inputs = {
+        "messages": json.dumps([user(INSTRUCTION)]),
+        "temperature": 1.0,
+        "top_p": 0.95,
+        "top_k": 50,
+        "max_tokens": 40,
+    }
+    assert (
+        gapless.generate(seed=11, **inputs)["text_output"] == gapless.generate_stream(seed=11, **inputs).text
+    )

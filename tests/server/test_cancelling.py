@@ -13,7 +13,8 @@ import pytest
 from tests.server.serving import Gapless, busyness, wait_for
 
 NOTICED_S = 3.0  # about one second until it is missed, and /metrics show it up to two seconds later
-LONG = {"text_input": "tell me everything", "max_tokens": 1900, "min_tokens": 1900}  # ten seconds and more on the toy engine
+# ten seconds and more on the toy engine
+LONG = {"text_input": "tell me everything", "max_tokens": 1900, "min_tokens": 1900}
 
 
 def by_grpc(gapless: Gapless) -> Callable[[], None]:
@@ -45,7 +46,9 @@ def without_reading(gapless: Gapless) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("leave", [by_grpc, by_dropping_the_connection, by_hanging_up, without_reading])
-def test_a_lone_client_that_leaves_gives_its_slot_back(gapless: Gapless, leave: Callable[[Gapless], Callable[[], None]]) -> None:
+def test_a_lone_client_that_leaves_gives_its_slot_back(
+    gapless: Gapless, leave: Callable[[Gapless], Callable[[], None]]
+) -> None:
     wait_for(gapless.is_idle, 60)
     before = _outcomes(gapless)
     go = leave(gapless)
@@ -62,4 +65,7 @@ def test_a_lone_client_that_leaves_gives_its_slot_back(gapless: Gapless, leave: 
 
 def _outcomes(gapless: Gapless) -> dict[str, Any]:
     metrics = gapless.metrics()
-    return {name: metrics.get(f'gapless_requests_total{{outcome="{name}"}}', 0) for name in ("cancelled", "length")}
+    return {
+        name: metrics.get(f'gapless_requests_total{{outcome="{name}"}}', 0)
+        for name in ("cancelled", "length")
+    }

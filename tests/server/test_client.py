@@ -51,10 +51,14 @@ def test_pieces_are_the_answer_and_the_last_one_says_why_it_ended(client: Client
 
 def test_generate_is_the_same_in_one_piece(client: Client, expected: Expected) -> None:
     assert client.generate(PROMPT, **FORTY).text == expected.text(PROMPT, **FORTY)
-    assert client.generate([user("hello")], max_tokens=20).text == expected.text("<|user|>hello<|end|><|assistant|>", max_tokens=20)
+    assert client.generate([user("hello")], max_tokens=20).text == expected.text(
+        "<|user|>hello<|end|><|assistant|>", max_tokens=20
+    )
 
 
-def test_both_clients_return_every_log_probability(client: Client, gapless: Gapless, expected: Expected) -> None:
+def test_both_clients_return_every_log_probability(
+    client: Client, gapless: Gapless, expected: Expected
+) -> None:
     async def ask() -> list[Piece]:
         async with AsyncClient(url(gapless)) as other:
             return [piece async for piece in other.stream(PROMPT, **asked)]
@@ -75,15 +79,22 @@ def test_parameters_arrive_as_they_were_meant(client: Client, expected: Expected
     word = some_word(text)
     stopped = client.generate(PROMPT, max_tokens=60, min_tokens=1, stop_words=["never there", word])
     assert (stopped.text, stopped.finish_reason) == (text.split(word)[0], "stop")
-    assert client.generate(PROMPT, max_tokens=10, exclude_input_in_output=False).text == PROMPT + expected.text(PROMPT, max_tokens=10)
+    assert client.generate(
+        PROMPT, max_tokens=10, exclude_input_in_output=False
+    ).text == PROMPT + expected.text(PROMPT, max_tokens=10)
     assert client.generate(PROMPT, **LONG, deadline_s=0.3).finish_reason == "deadline"
-    seeds = [client.generate(PROMPT, max_tokens=20, temperature=0.8, top_p=0.9, top_k=40, seed=seed).text for seed in (7, 7, 2**64 - 1)]
+    seeds = [
+        client.generate(PROMPT, max_tokens=20, temperature=0.8, top_p=0.9, top_k=40, seed=seed).text
+        for seed in (7, 7, 2**64 - 1)
+    ]
     assert seeds[0] == seeds[1] != seeds[2]
 
 
 @pytest.mark.parametrize("name", TABLE)
 def test_no_parameter_is_unknown_to_the_server_or_of_another_type(client: Client, name: str) -> None:
-    """A value that it takes, or refuses for its own reason; Triton itself has nothing against name, type and shape."""
+    """A value that it takes, or refuses for its own reason; Triton itself
+    has nothing against name, type and shape.
+    """
     row = TABLE[name]
     value: Any = {bool: True, int: 1, float: 0.5, str: "x"}[row.kind]
     said = ""
@@ -145,17 +156,29 @@ def test_twenty_tasks_share_one_client(gapless: Gapless, expected: Expected) -> 
         async with AsyncClient(url(gapless)) as client:
 
             async def one(n: int) -> str:
-                return "".join([piece.text async for piece in client.stream(f"{PROMPT} # {n}", max_tokens=30, min_tokens=30)])
+                return "".join(
+                    [
+                        piece.text
+                        async for piece in client.stream(f"{PROMPT} # {n}", max_tokens=30, min_tokens=30)
+                    ]
+                )
 
             return await asyncio.gather(*(one(n) for n in range(20)))
 
-    assert asyncio.run(ask_all()) == [expected.text(f"{PROMPT} # {n}", max_tokens=30, min_tokens=30) for n in range(20)]
+    assert asyncio.run(ask_all()) == [
+        expected.text(f"{PROMPT} # {n}", max_tokens=30, min_tokens=30) for n in range(20)
+    ]
 
 
 def test_a_full_server_is_asked_again_until_it_has_room(toy_model: Path) -> None:
-    served = Gapless(**{"model.directory": toy_model, "engine.kind": "toy", "toy.step_ms": 5, "streams.max_open": 1})
+    served = Gapless(
+        **{"model.directory": toy_model, "engine.kind": "toy", "toy.step_ms": 5, "streams.max_open": 1}
+    )
     try:
-        with Client(url(served), retries=Retries(attempts=1)) as hasty, Client(url(served), retries=Retries(attempts=20)) as patient:
+        with (
+            Client(url(served), retries=Retries(attempts=1)) as hasty,
+            Client(url(served), retries=Retries(attempts=20)) as patient,
+        ):
             holder = hasty.stream(PROMPT, **LONG)
             next(holder)
             with pytest.raises(UnavailableError, match=r"^too many open requests"):
@@ -177,8 +200,20 @@ def test_nobody_there_is_told_after_the_last_try() -> None:
 
 
 def test_a_piped_chat_answers_line_by_line(gapless: Gapless, expected: Expected) -> None:
-    command = [sys.executable, "-m", "client.chat", "--url", url(gapless), "--max-tokens", "20", "--min-tokens", "20"]
-    said = subprocess.run(command, check=False, cwd=ROOT, input="hello\n", capture_output=True, text=True, timeout=60)
+    command = [
+        sys.executable,
+        "-m",
+        "client.chat",
+        "--url",
+        url(gapless),
+        "--max-tokens",
+        "20",
+        "--min-tokens",
+        "20",
+    ]
+    said = subprocess.run(
+        command, check=False, cwd=ROOT, input="hello\n", capture_output=True, text=True, timeout=60
+    )
     wanted = expected.text("<|user|>hello<|end|><|assistant|>", max_tokens=20, min_tokens=20)
     assert said.stdout.rstrip("\n") == wanted.replace("\r\n", "\n").replace("\r", "\n").rstrip("\n")
     assert "20 tokens · " in said.stderr
@@ -187,13 +222,25 @@ def test_a_piped_chat_answers_line_by_line(gapless: Gapless, expected: Expected)
 
 def test_a_piped_chat_that_got_an_error_says_so_with_its_exit_code(gapless: Gapless) -> None:
     command = [sys.executable, "-m", "client.chat", "--url", url(gapless), "--max-tokens", "0"]
-    said = subprocess.run(command, check=False, cwd=ROOT, input="hello\n", capture_output=True, text=True, timeout=60)
+    said = subprocess.run(
+        command, check=False, cwd=ROOT, input="hello\n", capture_output=True, text=True, timeout=60
+    )
     assert (said.returncode, said.stdout) == (1, "")
     assert "max_tokens = 0: must be a whole number" in said.stderr
 
 
 def test_ctrl_c_ends_an_answer_and_not_the_chat(gapless: Gapless) -> None:
-    command = [sys.executable, "-m", "client.chat", "--url", url(gapless), "--max-tokens", "1500", "--min-tokens", "1500"]
+    command = [
+        sys.executable,
+        "-m",
+        "client.chat",
+        "--url",
+        url(gapless),
+        "--max-tokens",
+        "1500",
+        "--min-tokens",
+        "1500",
+    ]
     terminal = Terminal(command)
     terminal.wait_for("> ")
     wait_for(gapless.is_idle, 60)
@@ -240,7 +287,19 @@ def test_the_smallest_client_says_what_was_refused(gapless: Gapless) -> None:
 
 def test_a_quick_load_test_writes_its_numbers_and_draws_them(gapless: Gapless, tmp_path: Path) -> None:
     report, picture = tmp_path / "bench.json", tmp_path / "bench.png"
-    command = [sys.executable, "-m", "client.bench", "--url", url(gapless), "--quick", "--rate", "20", "40", "--cv", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "client.bench",
+        "--url",
+        url(gapless),
+        "--quick",
+        "--rate",
+        "20",
+        "40",
+        "--cv",
+        "2",
+    ]
     command += ["--max-tokens", "8", "--min-tokens", "8", "--json", str(report), "--plot", str(picture)]
     done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
@@ -259,7 +318,17 @@ def test_a_quick_load_test_writes_its_numbers_and_draws_them(gapless: Gapless, t
 
 
 def test_a_load_test_counts_errors(gapless: Gapless) -> None:
-    command = [sys.executable, "-m", "client.bench", "--url", url(gapless), "--requests", "6", "--max-tokens", "100000"]
+    command = [
+        sys.executable,
+        "-m",
+        "client.bench",
+        "--url",
+        url(gapless),
+        "--requests",
+        "6",
+        "--max-tokens",
+        "100000",
+    ]
     done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert "6 requests in" in done.stdout

@@ -1,7 +1,7 @@
 """Five hundred hostile requests beside eight streams, four over HTTP and four over gRPC.
 
-No text changes, no process dies, no slot is kept. `test_fuzz` draws most of its requests right or nearly right;
-here none is meant well, and inner models, paths and bare sockets are asked as well.
+No text changes, no process dies, no slot is kept. `test_fuzz` draws most of its requests right or nearly
+right; here none is meant well, and inner models, paths and bare sockets are asked as well.
 """
 
 from __future__ import annotations

@@ -18,7 +18,12 @@ ALONE = {"text_input": "def read(self, size=-1):", "max_tokens": 300, "min_token
 def _question_again_and_again() -> str:
     """Nearly the question, in the answer before it: looking for it backwards took 16 s a megabyte."""
     part = "a" * (SIZE // 8)
-    return json.dumps([{"role": "user", "content": part + "b" + part}, {"role": "assistant", "content": "a" * (SIZE * 6 // 8)}])
+    return json.dumps(
+        [
+            {"role": "user", "content": part + "b" + part},
+            {"role": "assistant", "content": "a" * (SIZE * 6 // 8)},
+        ]
+    )
 
 
 HOSTILE = {
@@ -55,7 +60,10 @@ def test_megabytes_that_are_refused_delay_nobody_for_long(gapless: Gapless, what
     for attacker in attackers:
         attacker.join()
     client.close()
-    print(f"{what}: a short request took {min(waits_s):.2f} to {max(waits_s):.2f} s while {len(refused)} were refused")
+    print(
+        f"{what}: a short request took {min(waits_s):.2f} to {max(waits_s):.2f} s while {len(refused)} were"
+        " refused"
+    )
     assert refused
     assert set(refused) == {"400"}
     assert (answer.text, answer.reasons) == (before.text, before.reasons)

@@ -52,7 +52,9 @@ def idle(gapless: Gapless) -> Iterator[None]:
 def ask(gapless: Gapless, door: str, timeout_us: int | None = None, **inputs: Any) -> Outcome:
     if door != "grpc":
         timeout = {"timeout": timeout_us} if timeout_us else {}
-        return doors.post(gapless.http_port, door, doors.body(stream=door == "generate_stream", **inputs, **timeout))
+        return doors.post(
+            gapless.http_port, door, doors.body(stream=door == "generate_stream", **inputs, **timeout)
+        )
     with GrpcDoor(gapless.grpc_port) as grpc_door:
         return grpc_door.ask(doors.message(timeout_us, stream=True, **inputs))
 
@@ -93,14 +95,19 @@ class Refusal:
 
 
 REFUSED = {
-    "a value out of its range": Refusal({"text_input": ONE, "max_tokens": 0}, "max_tokens = 0: must be a whole number between 1 and"),
-    "a prompt of too many bytes": Refusal({"text_input": "x" * 1001}, "text_input = 1001 bytes: must be at most 1000"),
+    "a value out of its range": Refusal(
+        {"text_input": ONE, "max_tokens": 0}, "max_tokens = 0: must be a whole number between 1 and"
+    ),
+    "a prompt of too many bytes": Refusal(
+        {"text_input": "x" * 1001}, "text_input = 1001 bytes: must be at most 1000"
+    ),
     "a prompt of too many tokens": Refusal(
         {"text_input": ONE * 31}, "text_input = 31 tokens: must be at most 30 (limits.max_prompt_tokens)"
     ),
     "more than the model's context": Refusal(
         {"text_input": ONE, "max_tokens": 2048},
-        "max_tokens = 2048: must be at most 2047, because text_input has 1 tokens and this model's context is 2048",
+        "max_tokens = 2048: must be at most 2047, because text_input has 1 tokens and this model's context is"
+        " 2048",
     ),
     "too many or too long stop words": Refusal(
         {"text_input": ONE, "stop_words": ["x"] * 17}, "stop_words = 17 words: must be at most 16"
@@ -131,7 +138,13 @@ UNKNOWN = {
     "timeout": (False, "timeout = False: must be a whole number between 0 and"),
 }
 WRONG_TIMEOUTS = ("", "5", 0.0, 1.5, -1, 2**62)
-TRITONS = {"priority": 1, "sequence_id": 5, "sequence_start": True, "sequence_end": True, "triton_enable_empty_final_response": True}
+TRITONS = {
+    "priority": 1,
+    "sequence_id": 5,
+    "sequence_start": True,
+    "sequence_end": True,
+    "triton_enable_empty_final_response": True,
+}
 
 
 @pytest.mark.parametrize("door", ["generate", "generate_stream"])
@@ -144,23 +157,34 @@ def test_an_unknown_field_of_http_is_refused_by_name(gapless: Gapless, door: str
 @pytest.mark.parametrize("value", WRONG_TIMEOUTS)
 def test_a_timeout_of_http_that_is_no_number_of_microseconds_is_refused(gapless: Gapless, value: Any) -> None:
     outcome = doors.post(gapless.http_port, "generate", doors.body(**SHORT, timeout=value))
-    check_refusal(outcome, "generate", f"timeout = {value!r}: must be a whole number between 0 and 1000000000000000")
+    check_refusal(
+        outcome, "generate", f"timeout = {value!r}: must be a whole number between 0 and 1000000000000000"
+    )
 
 
 def test_parameters_of_triton_over_http_are_taken(gapless: Gapless) -> None:
-    outcome = doors.post(gapless.http_port, "generate", doors.body(**SHORT, **TRITONS, id="mine", timeout=60_000_000))
+    outcome = doors.post(
+        gapless.http_port, "generate", doors.body(**SHORT, **TRITONS, id="mine", timeout=60_000_000)
+    )
     assert (outcome.errors, outcome.reasons) == ([], ["length"])
 
 
 @pytest.mark.parametrize(
     ("name", "kind", "value", "says"),
     [
-        ("tempreature", "double_param", 0.7, "'tempreature': there is no such field; did you mean temperature?"),
+        (
+            "tempreature",
+            "double_param",
+            0.7,
+            "'tempreature': there is no such field; did you mean temperature?",
+        ),
         ("temperature", "double_param", 0.7, "temperature: must be an input of the request, not a parameter"),
         ("timeout", "int64_param", -5, "timeout = "),
     ],
 )
-def test_an_unknown_parameter_of_grpc_is_refused_by_name(gapless: Gapless, name: str, kind: str, value: Any, says: str) -> None:
+def test_an_unknown_parameter_of_grpc_is_refused_by_name(
+    gapless: Gapless, name: str, kind: str, value: Any, says: str
+) -> None:
     request = doors.as_message(stream=True, **SHORT)
     setattr(request.parameters[name], kind, value)
     with GrpcDoor(gapless.grpc_port) as door:
@@ -192,9 +216,14 @@ def test_too_many_open_requests(gapless: Gapless, door: str) -> None:
 def test_too_many_queued_tokens(gapless: Gapless, door: str) -> None:
     with waiting_behind_a_busy_slot(gapless, 1, ONE * 30):
         assert gapless.metrics()["gapless_queued_tokens"] == 30
-        says = "too many queued tokens: 30 wait for a slot and this prompt has 11, the limit is 40 (streams.max_queued_tokens)"
+        says = (
+            "too many queued tokens: 30 wait for a slot and this prompt has 11, the limit is 40"
+            " (streams.max_queued_tokens)"
+        )
         check_refusal(ask(gapless, door, text_input=ONE * 11), door, says)
-        assert ask(gapless, door, timeout_us=300_000, text_input=ONE * 10).reasons == ["deadline"], "this one could be taken"
+        assert ask(gapless, door, timeout_us=300_000, text_input=ONE * 10).reasons == ["deadline"], (
+            "this one could be taken"
+        )
 
 
 # --- deadlines

@@ -1,7 +1,9 @@
-"""Clients of TensorRT-LLM's ensemble: the calls of NVIDIA's own client, and that client itself if it is at hand.
+"""Clients of TensorRT-LLM's ensemble: the calls of NVIDIA's own client, and that client itself if it is at
+hand.
 
-GAPLESS_NVIDIA_CLIENT names its file: `inflight_batcher_llm/client/end_to_end_grpc_client.py` of the repository
-triton-inference-server/tensorrtllm_backend, for example at commit 0ec6c0c. It runs unchanged; there is no copy here.
+GAPLESS_NVIDIA_CLIENT names its file: `inflight_batcher_llm/client/end_to_end_grpc_client.py` of the
+repository triton-inference-server/tensorrtllm_backend, for example at commit 0ec6c0c. It runs unchanged;
+there is no copy here.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ nvidia = pytest.mark.skipif(not FILE, reason=f"{NAME} names no file of NVIDIA's 
 
 
 def ask(gapless: Gapless, prompt: str, **inputs: Any) -> list[Any]:
-    """All responses to one request, asked as that client does: values of shape [1, 1]; the stream is closed first."""
+    """All responses to one request, asked as that client does: values of
+    shape [1, 1]; the stream is closed first.
+    """
     inputs = {"text_input": prompt.encode(), **GREEDY, **inputs}
     tensors = []
     for name, value in inputs.items():

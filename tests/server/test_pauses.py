@@ -1,5 +1,6 @@
-"""What stands still, what is cleaned away, what is full: a Python model that hangs, a pause of the whole server, the run directory
-without its files, a disk without room, JSON nested without end. Open streams keep their text wherever it can be kept.
+"""What stands still, what is cleaned away, what is full: a Python model that hangs, a pause of the whole
+server, the run directory without its files, a disk without room, JSON nested without end. Open streams keep
+their text wherever it can be kept.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ class Streams:
     """Open streams over gRPC and HTTP, which have all begun."""
 
     def __init__(self, gapless: Gapless) -> None:
-        self._http = [HttpOnlooker(gapless.http_port, {"text_input": f"{PROMPT} http {n}", **LONG}) for n in range(NUM_EACH)]
+        self._http = [
+            HttpOnlooker(gapless.http_port, {"text_input": f"{PROMPT} http {n}", **LONG})
+            for n in range(NUM_EACH)
+        ]
         self._grpc: GrpcClient = gapless.grpc()
         self._answers: dict[str, Answer] = {
             f"{n}": self._grpc.ask(f"{n}", text_input=f"{PROMPT} grpc {n}", **LONG) for n in range(NUM_EACH)
@@ -75,7 +79,9 @@ def served(toy_model: Path, runtime_directory: Path) -> Iterator[Gapless]:
 
 
 def restarts(gapless: Gapless) -> dict[str, float]:
-    return {name: count for name, count in gapless.metrics().items() if name.startswith("gapless_restarts_total")}
+    return {
+        name: count for name, count in gapless.metrics().items() if name.startswith("gapless_restarts_total")
+    }
 
 
 def answers_again(gapless: Gapless, expected: Expected) -> None:
@@ -94,7 +100,9 @@ def is_ready(gapless: Gapless) -> bool:
 
 
 def stopped(gapless: Gapless, model: str) -> None:
-    """Its process stands still, and is replaced within a minute; nobody is told meanwhile that all is well."""
+    """Its process stands still, and is replaced within a minute;
+    nobody is told meanwhile that all is well.
+    """
     assert wait_for(lambda: is_ready(gapless), 30)
     pid, before = gapless.stub_pid(model), restarts(gapless)
     gapless.kill(pid, signal.SIGSTOP)
@@ -106,7 +114,9 @@ def stopped(gapless: Gapless, model: str) -> None:
     wait_for(lambda: restarts(gapless)[key] == before[key] + 1, 60)
 
 
-def test_a_tokenizer_that_stands_still_is_replaced_and_open_streams_do_not_notice(gapless: Gapless, expected: Expected) -> None:
+def test_a_tokenizer_that_stands_still_is_replaced_and_open_streams_do_not_notice(
+    gapless: Gapless, expected: Expected
+) -> None:
     server, streams = gapless.server_pid(), Streams(gapless)
     stopped(gapless, "tokenizer")
     streams.check_whole(expected)
@@ -115,7 +125,9 @@ def test_a_tokenizer_that_stands_still_is_replaced_and_open_streams_do_not_notic
 
 
 @pytest.mark.parametrize("model", ["detokenizer", "scheduler"])
-def test_a_detokenizer_or_scheduler_that_stands_still_is_replaced(gapless: Gapless, expected: Expected, model: str) -> None:
+def test_a_detokenizer_or_scheduler_that_stands_still_is_replaced(
+    gapless: Gapless, expected: Expected, model: str
+) -> None:
     instance, streams = gapless.instance_pid(), Streams(gapless)
     stopped(gapless, model)
     answers_again(gapless, expected)
@@ -137,18 +149,26 @@ class TritonPythonModel(Tokenizer):
 
     @watched
     def execute(self, requests):
-        while any(b"for ever" in tensor.as_numpy().tolist()[0] for tensor in requests[0].inputs() if tensor.name() == "text_input"):
+        tensors = [tensor for tensor in requests[0].inputs() if tensor.name() == "text_input"]
+        while any(b"for ever" in tensor.as_numpy().tolist()[0] for tensor in tensors):
             pass
         return super().execute(requests)
 """
 
 
-def test_a_tokenizer_in_an_endless_loop_is_replaced(toy_model: Path, tmp_path: Path, expected: Expected) -> None:
+def test_a_tokenizer_in_an_endless_loop_is_replaced(
+    toy_model: Path, tmp_path: Path, expected: Expected
+) -> None:
     """Its process runs, and so does the thread that beats."""
     repository = tmp_path / "model_repository"
     shutil.copytree(ROOT / "model_repository", repository)
     (repository / "tokenizer/1/model.py").write_text(LOOPS)
-    settings = {"model.directory": toy_model, "engine.kind": "toy", "toy.step_ms": 5, "streams.dead_after_s": 3}
+    settings = {
+        "model.directory": toy_model,
+        "engine.kind": "toy",
+        "toy.step_ms": 5,
+        "streams.dead_after_s": 3,
+    }
     served = Gapless(**settings, **{"server.model_repository": repository})
     streams = Streams(served)
     hanging = HttpOnlooker(served.http_port, {"text_input": "for ever", "max_tokens": 5})
@@ -178,7 +198,9 @@ def pause(gapless: Gapless, seconds: float) -> None:
         process.resume()
 
 
-def test_three_pauses_of_the_whole_server_are_pauses_and_nothing_else(gapless: Gapless, expected: Expected) -> None:
+def test_three_pauses_of_the_whole_server_are_pauses_and_nothing_else(
+    gapless: Gapless, expected: Expected
+) -> None:
     """15 s each: longer than any time after which a silent process is given up (3 s here)."""
     before = restarts(gapless), gapless.server_pid(), gapless.instance_pid()
     streams = Streams(gapless)
@@ -235,7 +257,9 @@ def test_the_files_of_the_run_directory_may_be_removed_before_something_dies(
 @pytest.fixture
 def small_disk(runtime_directory: Path) -> Iterator[Path]:
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(runtime_directory)], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(runtime_directory)],
+        capture_output=True,
+        check=False,
     )
     if mounted.returncode != 0:
         pytest.skip("only root can mount a small disk")
@@ -243,7 +267,9 @@ def small_disk(runtime_directory: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(runtime_directory)], check=True)
 
 
-def test_what_dies_beside_a_full_disk_is_healed(small_disk: Path, served: Gapless, expected: Expected) -> None:
+def test_what_dies_beside_a_full_disk_is_healed(
+    small_disk: Path, served: Gapless, expected: Expected
+) -> None:
     streams = Streams(served)
     with contextlib.suppress(OSError), (small_disk / "ballast").open("wb", buffering=0) as ballast:
         while True:
@@ -278,7 +304,9 @@ def deep_bodies(levels: int) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("levels", [100_000, 1_000_000])
-def test_deeply_nested_json_is_answered_and_open_streams_go_on(gapless: Gapless, expected: Expected, levels: int) -> None:
+def test_deeply_nested_json_is_answered_and_open_streams_go_on(
+    gapless: Gapless, expected: Expected, levels: int
+) -> None:
     server = gapless.server_pid()
     streams = Streams(gapless)
     for path, body in deep_bodies(levels):

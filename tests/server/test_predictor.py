@@ -1,4 +1,6 @@
-"""The length predictor beside a real server: it is asked, and whatever becomes of it, answers come as if it were not there."""
+"""The length predictor beside a real server: it is asked, and whatever
+becomes of it, answers come as if it were not there.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,8 @@ class TritonPythonModel:
         if mood == "exit":
             os._exit(1)
         if mood == "garbage":
-            return pb_utils.InferenceResponse([pb_utils.Tensor("length_answers", np.zeros((1, 99), np.uint8))])
+            garbage = np.zeros((1, 99), np.uint8)
+            return pb_utils.InferenceResponse([pb_utils.Tensor("length_answers", garbage)])
         mean = float("nan") if mood == "nan" else 3.0
         quantiles = np.array([1, 2, 3, 4, 5, 6], np.float32)
         answers = tuple(LengthAnswer(LengthPrediction(mean, quantiles), 1) for _ in subjects)
@@ -64,7 +67,9 @@ class Moody:
         self.set(WELL)
         (repository / "length_predictor/1/model.py").write_text(MOODY.replace("{mood}", str(self._mood)))
         settings = {"model.directory": toy_model, "engine.kind": "toy", "toy.step_ms": 5, "engine.slots": 2}
-        self.gapless = Gapless(**settings, **{"server.model_repository": repository, "prediction.sample_every_s": 0})
+        self.gapless = Gapless(
+            **settings, **{"server.model_repository": repository, "prediction.sample_every_s": 0}
+        )
 
     def set(self, mood: str) -> None:
         self._mood.write_text(mood)
@@ -88,18 +93,25 @@ def moody(tmp_path_factory: pytest.TempPathFactory, toy_model: Path) -> Iterator
 
 
 def num_predicted(gapless: Gapless) -> float:
-    return sum(value for name, value in gapless.metrics().items() if name.startswith("gapless_length_predictions_total"))
+    return sum(
+        value
+        for name, value in gapless.metrics().items()
+        if name.startswith("gapless_length_predictions_total")
+    )
 
 
 def test_a_predictor_that_is_well_is_asked_and_heard(moody: Moody) -> None:
     before = num_predicted(moody.gapless)
-    wait_for(lambda: moody.ask() and num_predicted(moody.gapless) >= before + 4, 60)  # answers that end at once may be too fast for it
+    # answers that end at once may be too fast for it
+    wait_for(lambda: moody.ask() and num_predicted(moody.gapless) >= before + 4, 60)
     assert moody.gapless.metrics()["gapless_predictor_version"] == 1
 
 
 @pytest.mark.parametrize("mood", ["throw", "nan", "garbage", "exit", SLEEPING])
 def test_texts_are_the_same_and_nobody_waits_for_a_predictor_that_fails(moody: Moody, mood: str) -> None:
-    """One that sleeps ten seconds, raises, answers nonsense or dies: the texts are the same, and nobody has waited."""
+    """One that sleeps ten seconds, raises, answers nonsense or dies: the
+    texts are the same, and nobody has waited.
+    """
     moody.set(WELL)
     texts, _ = moody.ask()
     moody.set(mood)
@@ -158,7 +170,9 @@ def gapless(toy_model: Path) -> Iterator[Gapless]:
 
 
 def test_the_predictor_stands_back(gapless: Gapless) -> None:
-    """It interrupts nobody, and loads nothing before there is something to learn from; and clients can't ask it."""
+    """It interrupts nobody, and loads nothing before there is something
+    to learn from; and clients can't ask it.
+    """
     process = psutil.Process(gapless.stub_pid("length_predictor"))
     assert process.nice() >= 15
     assert b"libtorch" not in Path(f"/proc/{process.pid}/maps").read_bytes()

@@ -1,4 +1,6 @@
-"""Who may interrupt the engine on a CPU, and where: what the launcher asks of the kernel holds for the whole server."""
+"""Who may interrupt the engine on a CPU, and where: what the launcher
+asks of the kernel holds for the whole server.
+"""
 
 from __future__ import annotations
 

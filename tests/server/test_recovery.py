@@ -42,7 +42,9 @@ def check_sixteen(client: GrpcClient, answers: dict[str, Answer], expected: Expe
         assert answers[f"{n}"].reasons == ["length"]
 
 
-def test_streams_go_on_with_the_same_text_when_the_instance_is_killed(gapless: Gapless, expected: Expected) -> None:
+def test_streams_go_on_with_the_same_text_when_the_instance_is_killed(
+    gapless: Gapless, expected: Expected
+) -> None:
     client, answers = sixteen_streams(gapless)
     gapless.kill(gapless.instance_pid())
     check_sixteen(client, answers, expected)
@@ -55,13 +57,19 @@ def test_streams_go_on_when_the_instance_stalls(gapless: Gapless, expected: Expe
 
 
 def test_only_the_request_that_kills_every_instance_is_failed(toy_model: Path, expected: Expected) -> None:
-    """Token 511 kills the toy engine's process. Its neighbours see two crashes, re-enter one at a time, and end with their text."""
-    served = Gapless(**{"model.directory": toy_model, "engine.kind": "toy", "toy.step_ms": 5, "toy.poison_token": 511})
+    """Token 511 kills the toy engine's process. Its neighbours see two crashes,
+    re-enter one at a time, and end with their text.
+    """
+    served = Gapless(
+        **{"model.directory": toy_model, "engine.kind": "toy", "toy.step_ms": 5, "toy.poison_token": 511}
+    )
     check_that_only_the_poisonous_request_fails(served, expected)
     assert served.stop() == 0
 
 
-def check_that_only_the_poisonous_request_fails(served: Gapless, expected: Expected, num_tokens: int = 400) -> None:
+def check_that_only_the_poisonous_request_fails(
+    served: Gapless, expected: Expected, num_tokens: int = 400
+) -> None:
     """Token 511 is the end of the engine."""
     long = {"max_tokens": num_tokens, "min_tokens": num_tokens}
     poison = expected.decode([511])
@@ -74,11 +82,15 @@ def check_that_only_the_poisonous_request_fails(served: Gapless, expected: Expec
     assert "alone" in culprit.error
     client.finish(120)
     client.close()
-    assert {prompt: answer.text for prompt, answer in answers.items()} == {prompt: expected.text(prompt, **long) for prompt in prompts}
+    assert {prompt: answer.text for prompt, answer in answers.items()} == {
+        prompt: expected.text(prompt, **long) for prompt in prompts
+    }
 
 
 @pytest.mark.parametrize("model", ["tokenizer", "detokenizer"])
-def test_a_killed_stub_is_loaded_again_within_ten_seconds(gapless: Gapless, expected: Expected, model: str) -> None:
+def test_a_killed_stub_is_loaded_again_within_ten_seconds(
+    gapless: Gapless, expected: Expected, model: str
+) -> None:
     server = gapless.server_pid()
     gapless.kill(gapless.stub_pid(model))
     started = time.monotonic()
@@ -88,7 +100,9 @@ def test_a_killed_stub_is_loaded_again_within_ten_seconds(gapless: Gapless, expe
     assert gapless.server_pid() == server, "the others did not notice"
 
 
-def test_a_killed_scheduler_stub_restarts_the_server_within_thirty_seconds(gapless: Gapless, expected: Expected) -> None:
+def test_a_killed_scheduler_stub_restarts_the_server_within_thirty_seconds(
+    gapless: Gapless, expected: Expected
+) -> None:
     server, instance = gapless.server_pid(), gapless.instance_pid()
     client, answers = sixteen_streams(gapless)
     gapless.kill(gapless.stub_pid("scheduler"))
@@ -104,8 +118,12 @@ def test_a_killed_scheduler_stub_restarts_the_server_within_thirty_seconds(gaple
     client.cancel()
 
 
-def test_two_hundred_requests_a_third_of_them_abandoned_leave_nothing_behind(gapless: Gapless, expected: Expected) -> None:
-    """Lengths, seeds and stop words at random; cancelled by gRPC, by breaking an HTTP stream, or by deadline."""
+def test_two_hundred_requests_a_third_of_them_abandoned_leave_nothing_behind(
+    gapless: Gapless, expected: Expected
+) -> None:
+    """Lengths, seeds and stop words at random; cancelled by gRPC, by
+    breaking an HTTP stream, or by deadline.
+    """
     rng = random.Random(20)
     jobs = [Job(rng, number) for number in range(200)]
     threads = [threading.Thread(target=work, args=[gapless, expected, jobs[i::25]]) for i in range(25)]
@@ -125,7 +143,10 @@ class Job:
 
     def __init__(self, rng: random.Random, number: int) -> None:
         self.prompt = (
-            " ".join(rng.choices(["def", "self", "return", "x", "size", "read", "(", ")"], k=rng.randint(1, 30))) + f" {number}"
+            " ".join(
+                rng.choices(["def", "self", "return", "x", "size", "read", "(", ")"], k=rng.randint(1, 30))
+            )
+            + f" {number}"
         )
         self.max_tokens = rng.randint(1, 250)
         self.sampled = rng.random() < 0.3
@@ -157,7 +178,9 @@ def run(gapless: Gapless, expected: Expected, job: Job) -> None:
         break_off(gapless, inputs, job.moment_s)
         return
     client = gapless.grpc()
-    answer = client.ask(timeout_us=int(job.moment_s * 1e6) + 1000 if job.how == "deadline" else None, **inputs)
+    answer = client.ask(
+        timeout_us=int(job.moment_s * 1e6) + 1000 if job.how == "deadline" else None, **inputs
+    )
     if job.how == "grpc":
         time.sleep(job.moment_s)
         client.cancel()
@@ -174,7 +197,9 @@ def judge(job: Job, answer: Answer, whole: str) -> None:
         job.problem = f"{answer.num_ends} ends, {answer.error}"
     elif job.how == "deadline" and answer.reasons == ["deadline"]:
         # the last character may be cut in half by the deadline, and is then shown as U+FFFD
-        job.problem = "" if whole.startswith(answer.text.rstrip("\ufffd")) else "wrong text before the deadline"
+        job.problem = (
+            "" if whole.startswith(answer.text.rstrip("\ufffd")) else "wrong text before the deadline"
+        )
     elif answer.text != whole:
         job.problem = f"wrong text: {answer.text!r} instead of {whole!r}"
 
@@ -209,7 +234,9 @@ def test_when_the_launcher_goes_everything_goes(toy_model: Path, number: int) ->
     assert len(processes) >= 5
     os.kill(served.process.pid, number)
     served.process.wait(60)
-    wait_for(lambda: not any(process.is_running() and process.status() != "zombie" for process in processes), 60)
+    wait_for(
+        lambda: not any(process.is_running() and process.status() != "zombie" for process in processes), 60
+    )
     served.stop()
 
 
@@ -225,10 +252,15 @@ os.kill(os.getpid(), 9)
 def test_what_a_launcher_starts_in_its_last_moment_goes_too() -> None:
     for _ in range(20):
         command = [sys.executable, "-c", LAST_MOMENT]
-        launcher = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False, timeout=60)
+        launcher = subprocess.run(
+            command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False, timeout=60
+        )
         assert launcher.returncode == -signal.SIGKILL
         group = int(launcher.stdout)
-        wait_for(lambda group=group: not any(is_in(group, process) for process in psutil.process_iter(["status"])), 60)
+        wait_for(
+            lambda group=group: not any(is_in(group, process) for process in psutil.process_iter(["status"])),
+            60,
+        )
 
 
 def is_in(group: int, process: psutil.Process) -> bool:
@@ -237,8 +269,12 @@ def is_in(group: int, process: psutil.Process) -> bool:
     return False
 
 
-def test_one_request_too_many_is_refused_at_once_and_costs_the_open_one_nothing(toy_model: Path, expected: Expected) -> None:
-    served = Gapless(**{"model.directory": toy_model, "engine.kind": "toy", "toy.step_ms": 5, "streams.max_open": 1})
+def test_one_request_too_many_is_refused_at_once_and_costs_the_open_one_nothing(
+    toy_model: Path, expected: Expected
+) -> None:
+    served = Gapless(
+        **{"model.directory": toy_model, "engine.kind": "toy", "toy.step_ms": 5, "streams.max_open": 1}
+    )
     client = served.grpc()
     longer = {"max_tokens": 1500, "min_tokens": 1500}  # eight seconds
     answer = client.ask(text_input=PROMPT, **longer)
@@ -263,9 +299,13 @@ def test_a_port_in_use_is_named(toy_model: Path) -> None:
             Gapless(**{"model.directory": toy_model, "engine.kind": "toy", "server.http_port": port})
 
 
-def test_ctrl_c_drains_and_leaves_no_process_socket_or_shared_memory(toy_model: Path, expected: Expected) -> None:
+def test_ctrl_c_drains_and_leaves_no_process_socket_or_shared_memory(
+    toy_model: Path, expected: Expected
+) -> None:
     served = Gapless(**{"model.directory": toy_model, "engine.kind": "toy", "toy.step_ms": 5})
-    run_name = next(word for process in served.processes() for word in process.cmdline() if "/gapless-" in word)
+    run_name = next(
+        word for process in served.processes() for word in process.cmdline() if "/gapless-" in word
+    )
     run_name = Path(run_name).parts[2]
     client = served.grpc()
     answer = client.ask(text_input=PROMPT, max_tokens=300, min_tokens=300)
@@ -281,13 +321,17 @@ def test_ctrl_c_drains_and_leaves_no_process_socket_or_shared_memory(toy_model: 
 
 
 def test_what_is_still_open_when_draining_has_to_end_is_told_so_once(toy_model: Path) -> None:
-    served = Gapless(**{"model.directory": toy_model, "engine.kind": "toy", "toy.step_ms": 5, "server.drain_s": 1})
+    served = Gapless(
+        **{"model.directory": toy_model, "engine.kind": "toy", "toy.step_ms": 5, "server.drain_s": 1}
+    )
     ten_seconds = {"text_input": "x", "max_tokens": 2000, "min_tokens": 2000, "stream": True}
     with ThreadPoolExecutor() as clients, doors.GrpcDoor(served.grpc_port) as grpc_door:
         answers = [
             clients.submit(grpc_door.ask, doors.message(**ten_seconds)),
             clients.submit(doors.post, served.http_port, "generate_stream", doors.body(**ten_seconds)),
-            clients.submit(doors.post, served.http_port, "generate", doors.body(**ten_seconds | {"stream": False})),
+            clients.submit(
+                doors.post, served.http_port, "generate", doors.body(**ten_seconds | {"stream": False})
+            ),
         ]
         wait_for(lambda: served.metrics()["gapless_slots_busy"] == 3, 60)
         assert served.stop() == 0

@@ -21,7 +21,9 @@ def some_word(text: str) -> str:
 
 
 def test_generate_answers_in_one_piece(gapless: Gapless, expected: Expected) -> None:
-    answer = gapless.generate(text_input=PROMPT, **FORTY, return_num_output_tokens=True, return_num_input_tokens=True)
+    answer = gapless.generate(
+        text_input=PROMPT, **FORTY, return_num_output_tokens=True, return_num_input_tokens=True
+    )
     assert answer["text_output"] == expected.text(PROMPT, **FORTY)
     assert answer["finish_reason"] == "length"
     assert answer["num_output_tokens"] == 40
@@ -38,7 +40,10 @@ def test_generate_stream_sends_the_same_text_in_pieces(gapless: Gapless, expecte
 
 def test_grpc_streams_the_same_text(gapless: Gapless, expected: Expected) -> None:
     client = gapless.grpc()
-    answers = {f"{n}": client.ask(f"{n}", text_input=f"{PROMPT} # {n}", max_tokens=30 + n, min_tokens=30 + n) for n in range(20)}
+    answers = {
+        f"{n}": client.ask(f"{n}", text_input=f"{PROMPT} # {n}", max_tokens=30 + n, min_tokens=30 + n)
+        for n in range(20)
+    }
     client.finish()
     client.close()
     for n in range(20):
@@ -54,13 +59,20 @@ def test_a_chat_is_rendered_with_the_models_own_template(gapless: Gapless, expec
 
 def test_input_text_goes_before_the_answer_when_asked_for(gapless: Gapless, expected: Expected) -> None:
     whole = PROMPT + expected.text(PROMPT, max_tokens=10)
-    assert gapless.generate(text_input=PROMPT, max_tokens=10, exclude_input_in_output=False)["text_output"] == whole
-    assert gapless.generate_stream(text_input=PROMPT, max_tokens=10, exclude_input_in_output=False).text == whole
+    assert (
+        gapless.generate(text_input=PROMPT, max_tokens=10, exclude_input_in_output=False)["text_output"]
+        == whole
+    )
+    assert (
+        gapless.generate_stream(text_input=PROMPT, max_tokens=10, exclude_input_in_output=False).text == whole
+    )
 
 
 def test_the_same_seed_gives_the_same_text_and_another_another(gapless: Gapless) -> None:
     def text(seed: int) -> str:
-        return str(gapless.generate(text_input=PROMPT, max_tokens=20, temperature=0.8, seed=seed)["text_output"])
+        return str(
+            gapless.generate(text_input=PROMPT, max_tokens=20, temperature=0.8, seed=seed)["text_output"]
+        )
 
     assert text(7) == text(7) != text(8)
 
@@ -69,8 +81,12 @@ def test_a_stop_word_ends_the_answer_and_is_never_sent(gapless: Gapless, expecte
     text = expected.text(PROMPT, max_tokens=60, min_tokens=1)
     stop_word = some_word(text)
     for answer in (
-        gapless.generate(text_input=PROMPT, max_tokens=60, min_tokens=1, stop_words=[stop_word])["text_output"],
-        gapless.generate_stream(text_input=PROMPT, max_tokens=60, min_tokens=1, stop_words=[stop_word, "never there"]).text,
+        gapless.generate(text_input=PROMPT, max_tokens=60, min_tokens=1, stop_words=[stop_word])[
+            "text_output"
+        ],
+        gapless.generate_stream(
+            text_input=PROMPT, max_tokens=60, min_tokens=1, stop_words=[stop_word, "never there"]
+        ).text,
     ):
         assert answer == text.split(stop_word)[0]
 
@@ -104,7 +120,9 @@ def test_a_deadline_ends_an_answer_with_what_there_is(gapless: Gapless, expected
         ({"max_tokens": 5}, "text_input", "messages"),
     ],
 )
-def test_bad_input_is_refused_at_the_door_by_name_and_limit(gapless: Gapless, inputs: dict[str, Any], field: str, limit: str) -> None:
+def test_bad_input_is_refused_at_the_door_by_name_and_limit(
+    gapless: Gapless, inputs: dict[str, Any], field: str, limit: str
+) -> None:
     before = gapless.metrics()["gapless_prompt_tokens_total"]
     answer = gapless.generate(**inputs)
     assert answer["status"] >= 400
@@ -145,17 +163,32 @@ def test_grpc_closes_them_too(gapless: Gapless) -> None:
                 knock()
 
 
-INNER = {"tokenizer": ("text_input", "BYTES"), "scheduler": ("request", "UINT8"), "detokenizer": ("token_window", "UINT8")}
+INNER = {
+    "tokenizer": ("text_input", "BYTES"),
+    "scheduler": ("request", "UINT8"),
+    "detokenizer": ("token_window", "UINT8"),
+}
 
 
 @pytest.mark.parametrize("model", INNER)
 @pytest.mark.parametrize("version", ["", "/versions/1"])
 @pytest.mark.parametrize("verb", ["infer", "generate", "generate_stream"])
-def test_clients_cannot_call_the_models_inside_the_ensemble(gapless: Gapless, model: str, version: str, verb: str) -> None:
+def test_clients_cannot_call_the_models_inside_the_ensemble(
+    gapless: Gapless, model: str, version: str, verb: str
+) -> None:
     name, datatype = INNER[model]
     value: Any = "hello" if datatype == "BYTES" else [1] * 40
-    inputs = [{"name": name, "datatype": datatype, "shape": [1, np.size(value)], "data": [value] if datatype == "BYTES" else value}]
-    status, text = gapless.post(f"/v2/models/{model}{version}/{verb}", {"inputs": inputs} if verb == "infer" else {name: value})
+    inputs = [
+        {
+            "name": name,
+            "datatype": datatype,
+            "shape": [1, np.size(value)],
+            "data": [value] if datatype == "BYTES" else value,
+        }
+    ]
+    status, text = gapless.post(
+        f"/v2/models/{model}{version}/{verb}", {"inputs": inputs} if verb == "infer" else {name: value}
+    )
     assert status == 400
     assert "2 identifiers" in text
 

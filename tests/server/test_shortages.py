@@ -51,7 +51,9 @@ def with_small_shm(toy_model: Path) -> Iterator[Gapless]:
     assert served.stop() == 0, served.log
 
 
-def test_a_full_dev_shm_ends_at_most_the_request_that_needs_more_of_it(with_small_shm: Gapless, expected: Expected) -> None:
+def test_a_full_dev_shm_ends_at_most_the_request_that_needs_more_of_it(
+    with_small_shm: Gapless, expected: Expected
+) -> None:
     gapless = with_small_shm
     client, answers = sixteen_streams(gapless)
     with filled(Path(f"/proc/{gapless.server_pid()}/root/dev/shm")):

@@ -1,4 +1,6 @@
-"""The pipeline on a real Triton over the TensorRT-LLM engine and its stand-in: the toy engine's questions, and some of its own."""
+"""The pipeline on a real Triton over the TensorRT-LLM engine and its stand-in:
+the toy engine's questions, and some of its own.
+"""
 
 from __future__ import annotations
 
@@ -65,8 +67,15 @@ def gapless(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def serve(model: Path, settings: dict[str, object], **manners: int) -> Gapless:
-    environment = {"PYTHONPATH": str(STANDIN), "STANDIN_STEP_MS": "5"} | {name: str(value) for name, value in manners.items()}
-    chosen = {"model.directory": model, "model.device": "cuda", "engine.kind": "tensorrt_llm", "engine.kv_blocks": 1024}
+    environment = {"PYTHONPATH": str(STANDIN), "STANDIN_STEP_MS": "5"} | {
+        name: str(value) for name, value in manners.items()
+    }
+    chosen = {
+        "model.directory": model,
+        "model.device": "cuda",
+        "engine.kind": "tensorrt_llm",
+        "engine.kv_blocks": 1024,
+    }
     return Gapless(environment, **{**chosen, "streams.dead_after_s": 3, **settings})
 
 
@@ -88,7 +97,9 @@ def test_a_request_error_fails_its_own_request_alone(gapless: Gapless, expected:
 
 def test_an_adapter_is_asked_for_by_its_name(gapless: Gapless, expected: Expected) -> None:
     plain = gapless.generate(text_input=PROMPT, max_tokens=20, min_tokens=20)["text_output"]
-    adapted = gapless.generate(text_input=PROMPT, max_tokens=20, min_tokens=20, lora_name="law")["text_output"]
+    adapted = gapless.generate(text_input=PROMPT, max_tokens=20, min_tokens=20, lora_name="law")[
+        "text_output"
+    ]
     assert plain == expected.text(PROMPT, max_tokens=20, min_tokens=20) != adapted
     refused = gapless.generate(text_input=PROMPT, lora_name="jokes")
     assert "lora_name = 'jokes': must be one of law, or absent" in refused["error"]
@@ -100,7 +111,9 @@ def test_a_bad_word_of_more_tokens_than_the_engine_can_ban_is_refused(gapless: G
     assert "must have 1 to 1" in refused["error"]
 
 
-def test_when_the_engine_dies_its_instance_ends_and_only_the_culprit_fails(toy_model: Path, expected: Expected) -> None:
+def test_when_the_engine_dies_its_instance_ends_and_only_the_culprit_fails(
+    toy_model: Path, expected: Expected
+) -> None:
     served = serve(toy_model, {}, STANDIN_FATAL_TOKEN=511)
     check_that_only_the_poisonous_request_fails(served, expected, num_tokens=200)
     assert "illegal memory access" in served.log

@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
 
 from tests.server.serving import Gapless, wait_for
 
@@ -32,7 +35,9 @@ class Span:
 
 
 class Receiver:
-    """OTLP over HTTP, as any collector speaks it: Triton sends JSON, OpenTelemetry's Python packages send protobuf."""
+    """OTLP over HTTP, as any collector speaks it: Triton sends JSON,
+    OpenTelemetry's Python packages send protobuf.
+    """
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
@@ -42,7 +47,9 @@ class Receiver:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 body = gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body
-                receiver.spans += (_of_json if self.headers["Content-Type"] == "application/json" else _of_protobuf)(body)
+                receiver.spans += (
+                    _of_json if self.headers["Content-Type"] == "application/json" else _of_protobuf
+                )(body)
                 answer = ExportTraceServiceResponse().SerializeToString()
                 self.send_response(200)
                 self.send_header("Content-Type", "application/x-protobuf")
@@ -66,14 +73,21 @@ class Receiver:
 
 
 def _of_protobuf(body: bytes) -> list[Span]:
-    scopes = [scope for resource in ExportTraceServiceRequest.FromString(body).resource_spans for scope in resource.scope_spans]
+    scopes = [
+        scope
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans
+        for scope in resource.scope_spans
+    ]
     return [
         Span(
             span.name,
             *(identity.hex() for identity in (span.trace_id, span.span_id, span.parent_span_id)),
             span.start_time_unix_nano,
             span.end_time_unix_nano,
-            {entry.key: getattr(entry.value, entry.value.WhichOneof("value") or "string_value") for entry in span.attributes},
+            {
+                entry.key: getattr(entry.value, entry.value.WhichOneof("value") or "string_value")
+                for entry in span.attributes
+            },
         )
         for scope in scopes
         for span in scope.spans
@@ -98,7 +112,12 @@ def _of_json(body: bytes) -> list[Span]:
 @pytest.fixture(scope="module")
 def traced(toy_model: Path) -> Iterator[tuple[Gapless, Receiver]]:
     receiver = Receiver()
-    settings = {"model.directory": toy_model, "engine.kind": "toy", "toy.step_ms": 5, "server.trace_url": receiver.url}
+    settings = {
+        "model.directory": toy_model,
+        "engine.kind": "toy",
+        "toy.step_ms": 5,
+        "server.trace_url": receiver.url,
+    }
     gapless = Gapless(**settings)
     yield gapless, receiver
     code, log = gapless.stop(), gapless.log
@@ -112,10 +131,21 @@ def test_our_spans_join_the_trace_of_a_request(traced: tuple[Gapless, Receiver])
     inputs = {"text_input": "def f(x):", "max_tokens": 40, "min_tokens": 40}
     status, _ = gapless.post("/v2/models/ensemble/generate", inputs, headers)
     assert status == 200
-    wait_for(lambda: receiver.of(TRACE, "decode") and receiver.of(TRACE, "detokenize") and receiver.of(TRACE, "InferRequest"), 30)
+    wait_for(
+        lambda: (
+            receiver.of(TRACE, "decode")
+            and receiver.of(TRACE, "detokenize")
+            and receiver.of(TRACE, "InferRequest")
+        ),
+        30,
+    )
     (queue,), (prefill,), (decode,) = (receiver.of(TRACE, name) for name in ("queue", "prefill", "decode"))
-    assert {queue.parent, prefill.parent, decode.parent} <= {span.number for span in receiver.of(TRACE, "scheduler")}
-    assert {span.parent for span in receiver.of(TRACE, "detokenize")} <= {span.number for span in receiver.of(TRACE, "detokenizer")}
+    assert {queue.parent, prefill.parent, decode.parent} <= {
+        span.number for span in receiver.of(TRACE, "scheduler")
+    }
+    assert {span.parent for span in receiver.of(TRACE, "detokenize")} <= {
+        span.number for span in receiver.of(TRACE, "detokenizer")
+    }
     assert receiver.of(TRACE, "InferRequest")[0].parent == CALLER
     assert queue.end_ns == prefill.start_ns
     assert prefill.end_ns == decode.start_ns
@@ -124,7 +154,9 @@ def test_our_spans_join_the_trace_of_a_request(traced: tuple[Gapless, Receiver])
 
 
 def test_every_way_a_request_ends_is_traced_and_the_server_lives_on(traced: tuple[Gapless, Receiver]) -> None:
-    """A client that leaves, an instance that dies in the middle, a request without a caller's trace, one that is refused."""
+    """A client that leaves, an instance that dies in the middle, a request
+    without a caller's trace, one that is refused.
+    """
     gapless, receiver = traced
     server = gapless.server_pid()
     client, leaving = gapless.grpc(), gapless.grpc()
@@ -145,4 +177,8 @@ def test_every_way_a_request_ends_is_traced_and_the_server_lives_on(traced: tupl
 
 
 def ended(receiver: Receiver) -> set[tuple[str, int]]:
-    return {(s.attributes["finish_reason"], s.attributes["restarts"]) for s in list(receiver.spans) if s.name == "decode"}
+    return {
+        (s.attributes["finish_reason"], s.attributes["restarts"])
+        for s in list(receiver.spans)
+        if s.name == "decode"
+    }

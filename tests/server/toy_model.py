@@ -28,8 +28,16 @@ def write_toy_model(directory: Path) -> Path:
     tokenizer.train_from_iterator(Path(json.__file__).read_text().splitlines(), trainer)
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
-    (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": EOS, "chat_template": TEMPLATE}))
-    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": tokenizer.token_to_id(EOS)}))
-    config = {"max_position_embeddings": 2048, "vocab_size": VOCAB_SIZE, "eos_token_id": tokenizer.token_to_id(EOS)}
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": EOS, "chat_template": TEMPLATE})
+    )
+    (directory / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": tokenizer.token_to_id(EOS)})
+    )
+    config = {
+        "max_position_embeddings": 2048,
+        "vocab_size": VOCAB_SIZE,
+        "eos_token_id": tokenizer.token_to_id(EOS),
+    }
     (directory / "config.json").write_text(json.dumps(config))
     return directory

@@ -1,8 +1,10 @@
-"""Keys and values of all layers, in blocks: [blocks, layers, 2, kv_heads, tokens, dim], so that a block is one contiguous run.
+"""Keys and values of all layers, in blocks: [blocks, layers, 2, kv_heads, tokens, dim], so that a block is
+one contiguous run.
 
-Heads stand before tokens: a gather then gives each head's keys in one piece, and attention over pieces is up to twice as fast on a CPU
-as over strides. Owns that tensor and the arithmetic from (block, head, offset) to its rows; which block belongs to which sequence is
-the scheduler's. Called by the step batch (rows), the decoder (write) and attention (gather).
+Heads stand before tokens: a gather then gives each head's keys in one piece, and attention over pieces is up
+to twice as fast on a CPU as over strides. Owns that tensor and the arithmetic from (block, head, offset) to
+its rows; which block belongs to which sequence is the scheduler's. Called by the step batch (rows), the
+decoder (write) and attention (gather).
 """
 
 from __future__ import annotations
@@ -23,20 +25,27 @@ class BlockShape:
 
     @property
     def num_bytes(self) -> int:
-        return self.num_layers * 2 * self.num_kv_heads * self.block_tokens * self.head_dim * self.dtype.itemsize
+        return (
+            self.num_layers * 2 * self.num_kv_heads * self.block_tokens * self.head_dim * self.dtype.itemsize
+        )
 
 
 class KVCache:
-    """Rows are worked out for the first layer; another layer's are the same rows of a view that starts later."""
+    """Rows are worked out for the first layer; another layer's are
+    the same rows of a view that starts later.
+    """
 
     def __init__(self, shape: BlockShape, num_blocks: int, device: torch.device) -> None:
         self.shape = shape
         sizes = (num_blocks, shape.num_layers, 2, shape.num_kv_heads, shape.block_tokens, shape.head_dim)
-        self.blocks = torch.zeros(sizes, dtype=shape.dtype, device=device)  # torch writes the zeros: resident from the start
-        head_rows = self.blocks.view(-1, shape.block_tokens * shape.head_dim)  # a row: one head's keys or values in a block
+        # torch writes the zeros: resident from the start
+        self.blocks = torch.zeros(sizes, dtype=shape.dtype, device=device)
+        # a row: one head's keys or values in a block
+        head_rows = self.blocks.view(-1, shape.block_tokens * shape.head_dim)
         starts = range(0, shape.num_layers * 2 * shape.num_kv_heads, 2 * shape.num_kv_heads)
         self._head_rows = [head_rows[start:] for start in starts]
-        self._tokens = [row.view(-1, shape.head_dim) for row in self._head_rows]  # a row: one head's key or value of a token
+        # a row: one head's key or value of a token
+        self._tokens = [row.view(-1, shape.head_dim) for row in self._head_rows]
         self._heads = torch.arange(2 * shape.num_kv_heads, device=device).view(2, shape.num_kv_heads)
         self._gathered = head_rows.new_empty(0)
 
@@ -68,7 +77,9 @@ class KVCache:
         return blocks * (2 * self.shape.num_layers * self.shape.num_kv_heads)
 
     def _scratch(self, num_rows: int) -> Tensor:
-        """One buffer for all layers and steps: it stays in the processor's cache, and nothing is allocated in a step."""
+        """One buffer for all layers and steps: it stays in the processor's
+        cache, and nothing is allocated in a step.
+        """
         width = self._head_rows[0].shape[1]
         if self._gathered.numel() < num_rows * width:
             self._gathered = self._head_rows[0].new_empty(num_rows * width)

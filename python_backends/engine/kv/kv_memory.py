@@ -1,4 +1,6 @@
-"""How much of a GPU's free memory KV blocks may have. Owns nothing; called by the torch engine at its start."""
+"""How much of a GPU's free memory KV blocks may have. Owns nothing;
+called by the torch engine at its start.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,13 @@ class Measured:
 
     def __str__(self) -> str:
         free, step, usable = (value / 2**30 for value in (self.free, self.step, self.usable))
-        return f"{free:.2f} GiB are free, a step takes up to {step:.2f} GiB, {usable:.2f} GiB may hold KV blocks"
+        return (
+            f"{free:.2f} GiB are free, a step takes up to {step:.2f} GiB, {usable:.2f} GiB may hold KV blocks"
+        )
 
 
 def block_cost(block_bytes: int, num_layers: int, is_gathered: bool) -> int:
-    """Bytes that one more block takes. Where attention gathers blocks, one layer's part of all of them is copied, at most twice."""
+    """Bytes that one more block takes. Where attention gathers blocks, one
+    layer's part of all of them is copied, at most twice.
+    """
     return block_bytes + (2 * block_bytes // num_layers if is_gathered else 0)

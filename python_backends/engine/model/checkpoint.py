@@ -1,6 +1,8 @@
-"""A Hugging Face checkpoint directory: may it be served, how much fits, which weights are they, and loading it with transformers.
+"""A Hugging Face checkpoint directory: may it be served, how much fits, which weights are they, and loading
+it with transformers.
 
-Owns nothing; refuses with a SettingsError that names what is wrong. Called once, by the torch engine at its start.
+Owns nothing; refuses with a SettingsError that names what is wrong. Called once, by the torch engine at its
+start.
 """
 
 from __future__ import annotations
@@ -17,13 +19,21 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from python_backends.engine.kv.kv_cache import BlockShape
-from python_backends.engine.model.families import ACTIVATIONS, FAMILIES, family_of, head_dim, layer_types, num_kv_heads, rope_parameters
+from python_backends.engine.model.families import (
+    ACTIVATIONS,
+    FAMILIES,
+    family_of,
+    head_dim,
+    layer_types,
+    num_kv_heads,
+    rope_parameters,
+)
 from python_backends.engine.model.straight import load_straight
 from python_backends.nouns.request import ModelLimits
 from python_backends.settings import Settings, SettingsError
 
-# Rotary types whose angles don't depend on the request: "dynamic" changes beyond max_position_embeddings only, where nothing is
-# served, and for "longrope" `weights.describe` chooses once.
+# Rotary types whose angles don't depend on the request: "dynamic" changes beyond max_position_embeddings
+# only, where nothing is served, and for "longrope" `weights.describe` chooses once.
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 CPU = torch.device("cpu")
@@ -32,7 +42,9 @@ RETENTION = 2  # blocks for finished prefixes: as many again as all slots can us
 
 
 def read_config(settings: Settings) -> Any:
-    """transformers' configuration of the checkpoint, if this engine computes its model. Raises SettingsError."""
+    """transformers' configuration of the checkpoint, if this engine
+    computes its model. Raises SettingsError.
+    """
     directory = settings.model_directory
     if not (directory / "config.json").is_file():
         raise SettingsError(f"model.directory = {str(directory)!r}: there is no config.json")
@@ -80,7 +92,9 @@ def block_shape(settings: Settings, config: Any) -> BlockShape:
 
 
 def most_stop_ids(settings: Settings) -> int:
-    """The most stop ids that a request may have: those that the door lets through, `end_id`, and what the checkpoint calls an end."""
+    """The most stop ids that a request may have: those that the door lets through,
+    `end_id`, and what the checkpoint calls an end.
+    """
     files = [_json(settings.model_directory / name) for name in ("config.json", "generation_config.json")]
     ends = [file.get("eos_token_id") for file in files]
     count = sum(len(ids) if isinstance(ids, list) else 1 for ids in ends)
@@ -93,7 +107,8 @@ def declared_tokens(settings: Settings, config: Any) -> int:
 
 
 def model_limits(settings: Settings, config: Any, measured_blocks: int | None = None) -> ModelLimits:
-    """What can be taken. `measured_blocks`: the number of KV blocks that fit the device; None: as the settings say.
+    """What can be taken. `measured_blocks`: the number of KV blocks that fit the device; None: as the
+    settings say.
 
     Raises SettingsError if not even one sequence of the wanted length fits.
     """
@@ -117,7 +132,9 @@ def model_limits(settings: Settings, config: Any, measured_blocks: int | None = 
 
 
 def fingerprint(settings: Settings) -> str:
-    """Which weights and settings make the tokens: 16 hexadecimal digits over names and sizes of the weight files and config.json."""
+    """Which weights and settings make the tokens: 16 hexadecimal digits over names
+    and sizes of the weight files and config.json.
+    """
     directory = settings.model_directory
     parts = [
         settings.model.dtype,
@@ -129,12 +146,16 @@ def fingerprint(settings: Settings) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def _num_blocks(settings: Settings, shape: BlockShape, blocks_a_slot: int, measured_blocks: int | None) -> int:
+def _num_blocks(
+    settings: Settings, shape: BlockShape, blocks_a_slot: int, measured_blocks: int | None
+) -> int:
     if settings.engine.kv_blocks:
         return settings.engine.kv_blocks
     fit = settings.engine.kv_bytes // shape.num_bytes if measured_blocks is None else measured_blocks
     if fit == 0:
-        raise SettingsError(f"engine.kv_memory_gib = {settings.engine.kv_memory_gib}: one block takes {shape.num_bytes} bytes")
+        raise SettingsError(
+            f"engine.kv_memory_gib = {settings.engine.kv_memory_gib}: one block takes {shape.num_bytes} bytes"
+        )
     return min(fit, RETENTION * settings.engine.slots * blocks_a_slot)
 
 
@@ -143,7 +164,9 @@ def _check_architecture(config: Any) -> None:
     if architecture not in FAMILIES:
         raise SettingsError(f"architecture {architecture}: this engine computes {', '.join(FAMILIES)}")
     if getattr(config, "quantization_config", None):
-        raise SettingsError(f"quantization_config of architecture {architecture}: this engine takes float weights only")
+        raise SettingsError(
+            f"quantization_config of architecture {architecture}: this engine takes float weights only"
+        )
     family = family_of(config)
     for parameters in rope_parameters(config).values():
         _check_value("rope_type", parameters["rope_type"], ROPE_TYPES)

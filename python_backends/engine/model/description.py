@@ -1,19 +1,21 @@
 """What a decoder-only language model computes, and its weights: plain data from which an engine is built.
 
-Knows neither transformers (`weights` writes it) nor how anything is run (`decoder` reads it for torch). Whatever families store
-differently but compute alike has one form here:
+Knows neither transformers (`weights` writes it) nor how anything is run (`decoder` reads it for torch).
+Whatever families store differently but compute alike has one form here:
 
 * q, k and v are one product, and so are gate and up, whatever the checkpoint had.
-* Rotary embedding turns dimension i of a head together with i + head_dim / 2. Families that pair neighbours, or turn only a part of
-  a head, have the rows of q and k reordered: attention sees only q·k, which any common order leaves as it is. Pairs that don't turn
-  have frequency 0.
+* Rotary embedding turns dimension i of a head together with i + head_dim / 2. Families that pair neighbours,
+  or turn only a part of a head, have the rows of q and k reordered: attention sees only q·k, which any common
+  order leaves as it is. Pairs that don't turn have frequency 0.
 * A norm's weight is the factor itself: where a family stores w for 1 + w, one is added, in float32.
 
 With h = attention_norm(x), r = residual_scale and every norm that is None left out, a layer computes
 
-    x ← x + r · attention_output_norm(attention(h));  x ← x + r · feed_forward_output_norm(feed_forward(feed_forward_norm(x)))
+    x ← x + r · attention_output_norm(attention(h));  x ← x + r ·
+    feed_forward_output_norm(feed_forward(feed_forward_norm(x)))
 
-or, where `parallel`, x ← x + r · attention(h) + r · feed_forward(feed_forward_norm(x)), with h itself where feed_forward_norm is None.
+or, where `parallel`, x ← x + r · attention(h) + r · feed_forward(feed_forward_norm(x)), with h itself where
+feed_forward_norm is None.
 """
 
 from __future__ import annotations
@@ -94,7 +96,9 @@ class Rotary:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attention:
-    """Causal. `q_norm` and `k_norm` come before the rotary embedding, over each head or over all heads at once, as wide as they are."""
+    """Causal. `q_norm` and `k_norm` come before the rotary embedding, over each head or over all heads at
+    once, as wide as they are.
+    """
 
     qkv: Linear  # rows: all query heads, all key heads, all value heads
     output: Linear
@@ -129,7 +133,9 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Model:
-    """Everything but the layers, which `weights.take_layers` gives one by one, so that a model need not be in memory twice."""
+    """Everything but the layers, which `weights.take_layers` gives one by one,
+    so that a model need not be in memory twice.
+    """
 
     heads: Heads
     rotaries: tuple[Rotary, ...]

@@ -1,6 +1,8 @@
-"""The model families that are served: what their configuration and the names of their modules in transformers mean.
+"""The model families that are served: what their configuration and the names of their modules in transformers
+mean.
 
-A table, read by `weights` (names) and `checkpoint` (what is refused). A family is here because tests/cpu compare it with transformers.
+A table, read by `weights` (names) and `checkpoint` (what is refused). A family is here because tests/cpu
+compare it with transformers.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ class RotaryLayers(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Names of modules in a layer, "" where there is none; names of configuration fields, "" where there is none; and facts."""
+    """Names of modules in a layer, "" where there is none; names of
+    configuration fields, "" where there is none; and facts.
+    """
 
     attention: str = "self_attn"
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
@@ -116,21 +120,31 @@ FAMILIES = MappingProxyType(
         ),
         "ArceeForCausalLM": Family(up=("up_proj",), gated=False),
         "CohereForCausalLM": COHERE,
-        "Cohere2ForCausalLM": replace(COHERE, windows=Windows.BY_LAYER_TYPE, rotary_layers=RotaryLayers.SLIDING),
+        "Cohere2ForCausalLM": replace(
+            COHERE, windows=Windows.BY_LAYER_TYPE, rotary_layers=RotaryLayers.SLIDING
+        ),
         "CwmForCausalLM": SLIDING,
         "Ernie4_5ForCausalLM": Family(neighbours_turn=True),
-        "Exaone4ForCausalLM": replace(OLMO2, windows=Windows.BY_LAYER_TYPE, rotary_layers=RotaryLayers.SLIDING),
+        "Exaone4ForCausalLM": replace(
+            OLMO2, windows=Windows.BY_LAYER_TYPE, rotary_layers=RotaryLayers.SLIDING
+        ),
         "GemmaForCausalLM": GEMMA,
         "GlmForCausalLM": GLM,
         "Glm4ForCausalLM": replace(
-            GLM, attention_output_norm="post_self_attn_layernorm", feed_forward_output_norm="post_mlp_layernorm"
+            GLM,
+            attention_output_norm="post_self_attn_layernorm",
+            feed_forward_output_norm="post_mlp_layernorm",
         ),
         "GraniteForCausalLM": Family(
-            embedding_scale="embedding_multiplier", residual_scale="residual_multiplier", logit_divisor="logits_scaling"
+            embedding_scale="embedding_multiplier",
+            residual_scale="residual_multiplier",
+            logit_divisor="logits_scaling",
         ),
         "HeliumForCausalLM": Family(neighbours_turn=True),
         "MinistralForCausalLM": SLIDING,
-        "NemotronForCausalLM": Family(up=("up_proj",), gated=False, norm_kind=NormKind.LAYER, norm_adds_one=True),
+        "NemotronForCausalLM": Family(
+            up=("up_proj",), gated=False, norm_kind=NormKind.LAYER, norm_adds_one=True
+        ),
         "Olmo2ForCausalLM": OLMO2,
         "Olmo3ForCausalLM": replace(OLMO2, windows=Windows.BY_LAYER_TYPE),
         "PhiForCausalLM": Family(
@@ -146,8 +160,12 @@ FAMILIES = MappingProxyType(
         ),
         "SeedOssForCausalLM": LLAMA,
         "SmolLM3ForCausalLM": replace(SLIDING, rotary_layers=RotaryLayers.FLAGGED),
-        "StableLmForCausalLM": Family(norm_kind=NormKind.LAYER, parallel_field="use_parallel_residual", refused=("qk_layernorm",)),
-        "Starcoder2ForCausalLM": Family(up=("c_fc",), down="c_proj", gated=False, norm_kind=NormKind.LAYER, windows=Windows.ALL),
+        "StableLmForCausalLM": Family(
+            norm_kind=NormKind.LAYER, parallel_field="use_parallel_residual", refused=("qk_layernorm",)
+        ),
+        "Starcoder2ForCausalLM": Family(
+            up=("c_fc",), down="c_proj", gated=False, norm_kind=NormKind.LAYER, windows=Windows.ALL
+        ),
     }
 )
 

@@ -1,8 +1,9 @@
-"""Weights of layers rounded to int8: a scale for each output channel, nothing else: no zero point, no calibration.
+"""Weights of layers rounded to int8: a scale for each output channel, nothing else: no zero point, no
+calibration.
 
-Owns nothing: turns a layer of the description into one whose products have int8 weights, layer by layer, so that a model is never
-held twice. Embedding and head stay as they are: often they are one tensor, and the head decides between tokens. Called by the engines
-at their start.
+Owns nothing: turns a layer of the description into one whose products have int8 weights, layer by layer, so
+that a model is never held twice. Embedding and head stay as they are: often they are one tensor, and the head
+decides between tokens. Called by the engines at their start.
 """
 
 from __future__ import annotations
@@ -32,8 +33,12 @@ def quantised(layer: Layer) -> Layer:
 
 
 def quantise(linear: Linear) -> Linear:
-    """Each row of the weight as int8 times the row's scale, which is rounded to the model's dtype before it is divided by."""
+    """Each row of the weight as int8 times the row's scale, which is rounded
+    to the model's dtype before it is divided by.
+    """
     weight = linear.weight.float()
-    scale = (weight.abs().amax(1) / LARGEST).clamp(min=torch.finfo(torch.float32).tiny).to(linear.weight.dtype)
+    scale = (
+        (weight.abs().amax(1) / LARGEST).clamp(min=torch.finfo(torch.float32).tiny).to(linear.weight.dtype)
+    )
     rounded = (weight / scale.float()[:, None]).round_().clamp_(-LARGEST, LARGEST)
     return Linear(rounded.to(torch.int8), linear.bias, scale)

@@ -1,7 +1,7 @@
 """Reads a checkpoint's weights file by file straight to a device: the host holds no second copy of them.
 
-transformers does the same only where another package, accelerate, is installed. Owns nothing. Called by `checkpoint`, which lets
-transformers load what is not found here under the names of its modules.
+transformers does the same only where another package, accelerate, is installed. Owns nothing. Called by
+`checkpoint`, which lets transformers load what is not found here under the names of its modules.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ WHOLE = "model.safetensors"
 def load_straight(directory: Path, config: Any, dtype: torch.dtype, device: torch.device) -> Any | None:
     """transformers' causal language model of `config` with the weights of `directory`, on `device`.
 
-    None if the files do not hold every weight under the model's own name and with its shape: then they have to be converted.
+    None if the files do not hold every weight under the model's own name and with its shape: then they have
+    to be converted.
     """
     files = weight_files(directory)
     if not files:

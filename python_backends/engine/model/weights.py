@@ -1,7 +1,7 @@
 """Takes the weights out of transformers' loaded model and writes them down in the one form of `description`.
 
-Owns nothing; what families call their modules is in `families`. Every weight is a plain tensor on the model's device. Called by
-the engines at their start.
+Owns nothing; what families call their modules is in `families`. Every weight is a plain tensor on the model's
+device. Called by the engines at their start.
 """
 
 from __future__ import annotations
@@ -15,22 +15,39 @@ from torch.nn import functional
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from python_backends.engine.model import families
-from python_backends.engine.model.description import Attention, FeedForward, Heads, Layer, Linear, Model, Norm, Rotary
+from python_backends.engine.model.description import (
+    Attention,
+    FeedForward,
+    Heads,
+    Layer,
+    Linear,
+    Model,
+    Norm,
+    Rotary,
+)
 from python_backends.engine.model.families import ACTIVATIONS, Family
 
 
 def describe(model: Any, declared_tokens: int) -> Model:
     """Everything but the layers of transformers' causal language model.
 
-    `declared_tokens`, the longest sequence that may ever be asked for, alone decides between the short and the long factors of a
-    longrope model: they are the same for every request and at every position.
+    `declared_tokens`, the longest sequence that may ever be asked for, alone decides between the short and
+    the long factors of a longrope model: they are the same for every request and at every position.
     """
     config, body, family = model.config, model.base_model, families.family_of(model.config)
     embedding = model.get_input_embeddings()
     attention = getattr(body.layers[0], family.attention)
     return Model(
-        heads=Heads(config.num_attention_heads, families.num_kv_heads(config), families.head_dim(config), attention.scaling),
-        rotaries=tuple(_rotary(body.rotary_emb, config, kind, declared_tokens) for kind in families.rope_parameters(config)),
+        heads=Heads(
+            config.num_attention_heads,
+            families.num_kv_heads(config),
+            families.head_dim(config),
+            attention.scaling,
+        ),
+        rotaries=tuple(
+            _rotary(body.rotary_emb, config, kind, declared_tokens)
+            for kind in families.rope_parameters(config)
+        ),
         num_layers=len(body.layers),
         embedding=embedding.weight.detach(),
         embedding_scale=_embedding_scale(embedding, config, family),
@@ -45,7 +62,9 @@ def take_layers(model: Any) -> Iterator[Layer]:
     """The layers in order; each is empty in `model` once the next is asked for."""
     config, body, family = model.config, model.base_model, families.family_of(model.config)
     order = head_order(families.head_dim(config), _rotated(body.rotary_emb, config), family.neighbours_turn)
-    for layer, window, rotary in zip(body.layers, families.windows(config), families.rotaries(config), strict=True):
+    for layer, window, rotary in zip(
+        body.layers, families.windows(config), families.rotaries(config), strict=True
+    ):
         yield Layer(
             attention=_attention(getattr(layer, family.attention), config, order, window, rotary),
             feed_forward=_feed_forward(layer.mlp, config, family),
@@ -62,7 +81,8 @@ def take_layers(model: Any) -> Iterator[Layer]:
 def head_order(dim: int, rotated: int, neighbours: bool) -> Tensor:
     """Which of a head's `dim` dimensions comes where, so that i and i + dim / 2 turn together: [dim] indices.
 
-    The first `rotated` dimensions turn, dimension i with i + rotated / 2 or, for `neighbours`, 2i with 2i + 1.
+    The first `rotated` dimensions turn, dimension i with i + rotated / 2 or, for `neighbours`, 2i with 2i +
+    1.
     """
     pairs = torch.arange(rotated).view(-1, 2).T if neighbours else torch.arange(rotated).view(2, -1)
     others = torch.arange(rotated, dim).view(2, -1)
@@ -76,17 +96,28 @@ def _field(config: Any, name: str, default: Any) -> Any:
 def _embedding_scale(embedding: Any, config: Any, family: Family) -> float:
     """As transformers rounds it: in the dtype of the embedding."""
     scale = getattr(embedding, "scalar_embed_scale", None)
-    return torch.tensor(scale, dtype=embedding.weight.dtype).item() if scale else _field(config, family.embedding_scale, 1.0)
+    return (
+        torch.tensor(scale, dtype=embedding.weight.dtype).item()
+        if scale
+        else _field(config, family.embedding_scale, 1.0)
+    )
 
 
 def _rotary(module: Any, config: Any, kind: str, declared_tokens: int) -> Rotary:
     """The rotary embedding of layers of one `kind`, "" for all."""
     parameters, prefix = families.rope_parameters(config)[kind], f"{kind}_" if kind else ""
     frequencies = getattr(module, f"{prefix}original_inv_freq").float()
-    if parameters["rope_type"] == "longrope" and declared_tokens > parameters["original_max_position_embeddings"]:
-        frequencies, _ = ROPE_INIT_FUNCTIONS["longrope"](config, frequencies.device, declared_tokens, kind or None)
+    if (
+        parameters["rope_type"] == "longrope"
+        and declared_tokens > parameters["original_max_position_embeddings"]
+    ):
+        frequencies, _ = ROPE_INIT_FUNCTIONS["longrope"](
+            config, frequencies.device, declared_tokens, kind or None
+        )
     still = families.head_dim(config) // 2 - len(frequencies)
-    return Rotary(functional.pad(frequencies, (0, still)), float(getattr(module, f"{prefix}attention_scaling")))
+    return Rotary(
+        functional.pad(frequencies, (0, still)), float(getattr(module, f"{prefix}attention_scaling"))
+    )
 
 
 def _rotated(module: Any, config: Any) -> int:
@@ -164,4 +195,6 @@ def _fused(modules: list[Any]) -> Linear:
     if len(modules) == 1:
         return _linear(modules[0])
     biases = [module.bias.detach() for module in modules if module.bias is not None]
-    return Linear(torch.cat([module.weight.detach() for module in modules]), torch.cat(biases) if biases else None)
+    return Linear(
+        torch.cat([module.weight.detach() for module in modules]), torch.cat(biases) if biases else None
+    )

@@ -1,7 +1,8 @@
-"""The OpenVINO engine: runs step plans on a CPU through OpenVINO's compiled graph, with its attention over our KV blocks.
+"""The OpenVINO engine: runs step plans on a CPU through OpenVINO's compiled graph, with its attention over
+our KV blocks.
 
-The same description of a model, slot state and sampler as the torch engine, and faster on a small model; no training, no device but
-the CPU. Owns the compiled model and the KV cache. Called by the instance loop.
+The same description of a model, slot state and sampler as the torch engine, and faster on a small model; no
+training, no device but the CPU. Owns the compiled model and the KV cache. Called by the instance loop.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from python_backends.engine.kv.kv_cache import BlockShape
-from python_backends.engine.model.checkpoint import block_shape, declared_tokens, load_model, model_limits, read_config
+from python_backends.engine.model.checkpoint import (
+    block_shape,
+    declared_tokens,
+    load_model,
+    model_limits,
+    read_config,
+)
 from python_backends.engine.model.description import Model
 from python_backends.engine.model.quantised import quantise_if_asked
 from python_backends.engine.model.weights import describe, take_layers
@@ -36,8 +43,9 @@ from python_backends.engine.step_timer import Seconds, StepTimer
 from python_backends.nouns.step import RowLogProbs, StepOutput, StepPlan
 from python_backends.settings import Settings, SettingsError
 
-# With int8 weights, this many activations of a row are rounded to int8 with one scale, so that the processor multiplies integers; 0
-# leaves them as they are (slower: docs/log.md). Rows are independent: the other rows of a batch change nothing.
+# With int8 weights, this many activations of a row are rounded to int8 with one scale, so that the processor
+# multiplies integers; 0 leaves them as they are (slower: docs/log.md). Rows are independent: the other rows
+# of a batch change nothing.
 ROUNDED_TOGETHER = 32
 
 Logits = NDArray[np.float32]
@@ -85,7 +93,8 @@ class OpenVINOEngine:
         self._life = 0  # of the block table: one more with every plan that has operations
         requests = [compiled.create_infer_request() for _ in range(1 + self._ahead)]
         self.state = SlotState(self.limits, torch.device("cpu"))
-        self._inputs = deque(StepInputs(each, self.state.dead_slot) for each in requests)  # of the running step, and of the one before
+        # of the running step, and of the one before
+        self._inputs = deque(StepInputs(each, self.state.dead_slot) for each in requests)
         self._caches = self._give_caches(shape)
         self._timer = StepTimer()
         self._running: _Running | None = None
@@ -101,7 +110,9 @@ class OpenVINOEngine:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
-        """Starts the step as soon as the one before it has its tokens. All that the start doesn't need is done after it."""
+        """Starts the step as soon as the one before it has its tokens. All
+        that the start doesn't need is done after it.
+        """
         self._inputs.rotate()
         inputs = self._inputs[0]
         self.state.apply_blocks(plan.operations)
@@ -109,7 +120,8 @@ class OpenVINOEngine:
         is_new = inputs.fill(plan, self.state.table.numpy(), self._life)
         if not self._ahead:
             self._end_step()  # the only logits are about to be overwritten
-        last_tokens = None if self._goes_on(plan) else self.state.last_tokens  # booked while the step before still runs
+        # booked while the step before still runs
+        last_tokens = None if self._goes_on(plan) else self.state.last_tokens
         self._choose()
         self._start(inputs, plan, last_tokens)
         self._append()
@@ -129,7 +141,11 @@ class OpenVINOEngine:
     def _step(self, plan: StepPlan, request: ov.InferRequest, is_new: bool) -> _Running:
         last = self._last and self._last.step
         if last and last.run == plan.run:
-            rows = last.rows if last.rows is GREEDY and not is_new else self.state.sampling_rows(last.slots, plan)
+            rows = (
+                last.rows
+                if last.rows is GREEDY and not is_new
+                else self.state.sampling_rows(last.slots, plan)
+            )
             return _Running(plan.number, request, plan.run, last.slots, rows)
         slots = torch.from_numpy(plan.slots[plan.samples].astype(np.int64))
         return _Running(plan.number, request, plan.run, slots, self.state.sampling_rows(slots, plan))
@@ -166,7 +182,9 @@ class OpenVINOEngine:
             step.request.wait()
         woken_s = time.monotonic()
         logits = step.request.get_output_tensor(0).data[: len(step.slots)]
-        tokens = logits.argmax(-1) if step.rows is GREEDY else sample(torch.from_numpy(logits), step.rows).numpy()
+        tokens = (
+            logits.argmax(-1) if step.rows is GREEDY else sample(torch.from_numpy(logits), step.rows).numpy()
+        )
         late_s = woken_s - self._done_s if self._ahead else 0.0  # nothing was computed and no token chosen
         self._last = self._chosen = _Chosen(step, logits, tokens, self._timer.end(time.monotonic() - late_s))
 
@@ -188,17 +206,23 @@ class OpenVINOEngine:
             scores = _scores(torch.from_numpy(done.logits), chosen, step.rows.asks)
             tokens, finishes = (values.numpy() for values in self.state.append(step.slots, chosen))
         busy_s, gap_s = done.times()
-        self._outputs.append(StepOutput(step.number, tokens.astype(np.int32), finishes.astype(np.uint8), scores, busy_s, gap_s))
+        self._outputs.append(
+            StepOutput(step.number, tokens.astype(np.int32), finishes.astype(np.uint8), scores, busy_s, gap_s)
+        )
 
     def _give_caches(self, shape: BlockShape) -> list[Tensor]:
-        """Keys and values of every layer [blocks + 1 for padding, kv_heads, block_tokens, dim], as inputs that stay for good."""
+        """Keys and values of every layer [blocks + 1 for padding, kv_heads,
+        block_tokens, dim], as inputs that stay for good.
+        """
         caches = []
         for layer, part in product(range(shape.num_layers), ("key", "value")):
             sizes = (self.limits.num_blocks + 1, shape.num_kv_heads, BLOCK_TOKENS, shape.head_dim)
             cache = torch.zeros(sizes, dtype=shape.dtype)  # torch writes the zeros: resident from the start
             bits = cache.view(torch.int16 if shape.dtype == torch.bfloat16 else shape.dtype).numpy()
             for inputs in self._inputs:
-                inputs.request.set_tensor(cache_name(layer, part), ov.Tensor(bits, list(sizes), TYPES[shape.dtype]))
+                inputs.request.set_tensor(
+                    cache_name(layer, part), ov.Tensor(bits, list(sizes), TYPES[shape.dtype])
+                )
             caches.append(cache)
         return caches
 
@@ -208,8 +232,14 @@ def _scores(logits: Tensor, tokens: Tensor, asks: LogProbRows | None) -> RowLogP
 
 
 def _graph(settings: Settings, model: Model, num_positions: int) -> Graph:
-    library = fused_layer.library() if settings.engine.fused_layers and settings.model.dtype == "bfloat16" else None
-    return Graph(model, num_positions) if library is None else FusedGraph(model, num_positions, FusedOperation(library))
+    library = (
+        fused_layer.library() if settings.engine.fused_layers and settings.model.dtype == "bfloat16" else None
+    )
+    return (
+        Graph(model, num_positions)
+        if library is None
+        else FusedGraph(model, num_positions, FusedOperation(library))
+    )
 
 
 def _compiled(graph: ov.Model, shape: BlockShape, threads: int) -> ov.CompiledModel:
@@ -227,6 +257,11 @@ def _compiled(graph: ov.Model, shape: BlockShape, threads: int) -> ov.CompiledMo
 
 def _check(settings: Settings) -> None:
     if settings.model.device != "cpu":
-        raise SettingsError(f"model.device = {settings.model.device!r}: engine.kind = 'openvino' runs on 'cpu'")
+        raise SettingsError(
+            f"model.device = {settings.model.device!r}: engine.kind = 'openvino' runs on 'cpu'"
+        )
     if settings.engine.block_tokens != BLOCK_TOKENS:
-        raise SettingsError(f"engine.block_tokens = {settings.engine.block_tokens}: engine.kind = 'openvino' takes {BLOCK_TOKENS}")
+        raise SettingsError(
+            f"engine.block_tokens = {settings.engine.block_tokens}: engine.kind = 'openvino' takes"
+            f" {BLOCK_TOKENS}"
+        )

@@ -1,7 +1,8 @@
-"""A described model as an OpenVINO graph in which all that lies between two attentions is one operation of ours.
+"""A described model as an OpenVINO graph in which all that lies between two attentions is one operation of
+ours.
 
-Owns nothing: written once at the start, like the graph that it varies. Layers of another kind than the operation computes are written
-as there. Called by the OpenVINO engine.
+Owns nothing: written once at the start, like the graph that it varies. Layers of another kind than the
+operation computes are written as there. Called by the OpenVINO engine.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class FusedGraph(Graph):
         self._operation = operation
 
     def layers(self, x: Node, layers: Iterable[Layer]) -> Node:
-        parts: list[Node] = []  # query, key and value of the layer that comes, where they are computed already
+        # query, key and value of the layer that comes, where they are computed already
+        parts: list[Node] = []
         for index, (layer, following) in enumerate(_with_following(layers)):
             if not self._fits(layer):
                 x, parts = self.layer(x, index, layer), []
@@ -37,19 +39,25 @@ class FusedGraph(Graph):
             parts = parts or self._operation.before(x, layer, self.widths)
             attended = self.attended([ops.convert(part, "f32") for part in parts], index, layer.attention)
             leads_on = following is not None and self._fits(following)
-            x, *parts = self._operation.between(x, layer, attended, following if leads_on else None, self.widths)
+            x, *parts = self._operation.between(
+                x, layer, attended, following if leads_on else None, self.widths
+            )
         return x
 
     def head(self, x: Node) -> Node:
         norm, head = self.model.norm, self.model.head
-        return self._operation.logits(x, norm, head) if _is_rms(norm) and _is_packable(head) else super().head(x)
+        return (
+            self._operation.logits(x, norm, head) if _is_rms(norm) and _is_packable(head) else super().head(x)
+        )
 
     def _fits(self, layer: Layer) -> bool:
         return fits(layer) and all(width % PANEL == 0 for width in self.widths)
 
 
 class FusedOperation:
-    """Makes nodes of it. x is [tokens, 1, hidden] of float32, queries, keys and values [tokens, 1, width] of bfloat16."""
+    """Makes nodes of it. x is [tokens, 1, hidden] of float32, queries, keys
+    and values [tokens, 1, width] of bfloat16.
+    """
 
     def __init__(self, library: Path) -> None:
         self._operations = NodeFactory()
@@ -59,10 +67,18 @@ class FusedOperation:
         """Query, key and value of a layer."""
         return self._node(x, _attention(layer), widths)
 
-    def between(self, x: Node, layer: Layer, attended: Node, following: Layer | None, widths: list[int]) -> list[Node]:
-        """x as `layer` leaves it after `attended` [tokens, 1, heads · dim], then query, key and value of the layer that follows."""
+    def between(
+        self, x: Node, layer: Layer, attended: Node, following: Layer | None, widths: list[int]
+    ) -> list[Node]:
+        """x as `layer` leaves it after `attended` [tokens, 1, heads · dim], then
+        query, key and value of the layer that follows.
+        """
         after = {"attended": ops.convert(attended, "bf16")} | _after_attention(layer)
-        return self._node(x, after, []) if following is None else self._node(x, after | _attention(following), widths)
+        return (
+            self._node(x, after, [])
+            if following is None
+            else self._node(x, after | _attention(following), widths)
+        )
 
     def logits(self, x: Node, norm: Norm, head: Linear) -> Node:
         """[tokens, 1, vocabulary] float32."""
@@ -70,7 +86,9 @@ class FusedOperation:
 
     def _node(self, x: Node, parts: Parts, widths: list[int], *, logits: bool = False) -> list[Node]:
         attributes = {"parts": list(parts), "widths": widths, "logits": logits}
-        node = self._operations.create("FusedLayer", [output(part) for part in (x, *parts.values())], attributes)
+        node = self._operations.create(
+            "FusedLayer", [output(part) for part in (x, *parts.values())], attributes
+        )
         return list(node.outputs())
 
 
@@ -102,7 +120,11 @@ def _after_attention(layer: Layer) -> Parts:
     up = layer.feed_forward.up
     gates_and_ups = Linear(_in_turn(up.weight), None if up.bias is None else _in_turn(up.bias))
     end_of_attention = _packed("output", layer.attention.output)
-    feed_forward = _norm("norm", layer.feed_forward_norm) | _packed("up", gates_and_ups) | _packed("down", layer.feed_forward.down)
+    feed_forward = (
+        _norm("norm", layer.feed_forward_norm)
+        | _packed("up", gates_and_ups)
+        | _packed("down", layer.feed_forward.down)
+    )
     return end_of_attention | feed_forward
 
 
@@ -121,7 +143,9 @@ def _norm(name: str, norm: Norm | None) -> Parts:
 
 
 def _packed(name: str, linear: Linear) -> Parts:
-    """The weight [out, in] as [panels, in / 32, 2, 16 pairs of inputs, 16 outputs, 2], flat: tiles as the processor takes them."""
+    """The weight [out, in] as [panels, in / 32, 2, 16 pairs of inputs, 16
+    outputs, 2], flat: tiles as the processor takes them.
+    """
     rows, columns = linear.weight.shape
     tiles = linear.weight.reshape(rows // PANEL, 2, TILE, columns // PANEL, TILE, 2).permute(0, 3, 1, 4, 2, 5)
     data = tiles.contiguous().view(-1).view(torch.uint8)  # a memory of torch's: it lies on a multiple of 64

@@ -1,8 +1,9 @@
-"""The library with our own operation for OpenVINO's graph (`fused_layer.cpp`): compiled once for each version of what it is made from.
+"""The library with our own operation for OpenVINO's graph (`fused_layer.cpp`): compiled once for each version
+of what it is made from.
 
-Owns `run/compiled/`. The headers come with OpenVINO's package; without a compiler, or on another processor, the engine serves with
-OpenVINO's operations alone. `python -m python_backends.engine.openvino.fused_layer` compiles for every processor that it knows: for an
-image. Called by the OpenVINO engine at its start.
+Owns `run/compiled/`. The headers come with OpenVINO's package; without a compiler, or on another processor,
+the engine serves with OpenVINO's operations alone. `python -m python_backends.engine.openvino.fused_layer`
+compiles for every processor that it knows: for an image. Called by the OpenVINO engine at its start.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Kind(StrEnum):
 
 
 VECTORS = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_bf16"}
-NEEDED = {Kind.TILES: VECTORS | {"amx_tile", "amx_bf16"}, Kind.VECTORS: VECTORS}  # of the processor, as Linux calls it
+# of the processor, as Linux calls it
+NEEDED = {Kind.TILES: VECTORS | {"amx_tile", "amx_bf16"}, Kind.VECTORS: VECTORS}
 COMMON = ("-std=c++17", "-O3", "-fPIC", "-shared", "-march=x86-64-v4", "-mavx512bf16")
 FLAGS = {Kind.TILES: (*COMMON, "-mamx-tile", "-mamx-bf16"), Kind.VECTORS: COMMON}
 
@@ -60,7 +62,12 @@ def library() -> Path | None:
         try:
             return compiled(kind)
         except subprocess.CalledProcessError as error:
-            log.warning("no fused layers of %s: %s\n%s", kind, error, "\n".join(error.stderr.strip().splitlines()[-10:]))
+            log.warning(
+                "no fused layers of %s: %s\n%s",
+                kind,
+                error,
+                "\n".join(error.stderr.strip().splitlines()[-10:]),
+            )
         except OSError as error:
             log.warning("no fused layers: %s", error)
             return None
@@ -70,8 +77,8 @@ def library() -> Path | None:
 def compiled(kind: Kind) -> Path:
     """Compiled now if it was not yet, in a folder that no other user may write.
 
-    Raises OSError without a compiler or a place for it, PermissionError where others could put a library of theirs into that place,
-    CalledProcessError where it does not compile.
+    Raises OSError without a compiler or a place for it, PermissionError where others could put a library of
+    theirs into that place, CalledProcessError where it does not compile.
     """
     path = ROOT / "run" / "compiled" / f"fused-layer-{kind}-{_digest(kind)}.so"
     _make_private(path.parent)
@@ -84,7 +91,8 @@ def compiled(kind: Kind) -> Path:
     log.info("compiling %s for %s, once", SOURCE.name, kind)
     headers = [f"-I{OPENVINO / 'include'}", f"-I{OPENVINO / 'include' / 'tbb'}"]
     libraries = [str(next((OPENVINO / "libs").glob(name))) for name in ("libopenvino.so.*", "libtbb.so.*")]
-    with TemporaryDirectory(dir=path.parent) as directory:  # another start at the same time finds all of it or nothing
+    # another start at the same time finds all of it or nothing
+    with TemporaryDirectory(dir=path.parent) as directory:
         made = Path(directory, path.name)
         command = [compiler, *FLAGS[kind], *headers, str(SOURCE), *libraries, "-o", str(made)]
         subprocess.run(command, check=True, capture_output=True, text=True)
@@ -107,7 +115,10 @@ def _make_private(folder: Path) -> None:
 def _refuse_what_others_write(path: Path) -> None:
     found = path.stat(follow_symlinks=False)
     if found.st_uid not in trusted_owners() or found.st_mode & WRITTEN_BY_OTHERS:
-        raise PermissionError(f"{path} belongs to another user, or other users may write it: remove it, or take their right to write")
+        raise PermissionError(
+            f"{path} belongs to another user, or other users may write it: remove it, or take their right to"
+            " write"
+        )
 
 
 def trusted_owners() -> set[int]:
@@ -121,7 +132,9 @@ def _digest(kind: Kind) -> str:
 
 
 def _tiles_are_allowed() -> bool:
-    """Asks for them, as every process has to before its first: arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA)."""
+    """Asks for them, as every process has to before its first:
+    arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA).
+    """
     refused: int = ctypes.CDLL(None).syscall(158, 0x1023, 18)
     return refused == 0
 

@@ -1,7 +1,7 @@
 """A described model as an OpenVINO graph over one flat batch of tokens, with paged attention over KV blocks.
 
-Owns nothing: written once at the start, compiled and run by the OpenVINO engine. Norms, rotary embedding and gated products are spelled
-the way OpenVINO's CPU plugin recognises and fuses them.
+Owns nothing: written once at the start, compiled and run by the OpenVINO engine. Norms, rotary embedding and
+gated products are spelled the way OpenVINO's CPU plugin recognises and fuses them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,17 @@ from openvino import opset15 as ops
 from openvino.op import _PagedAttentionExtension as PagedAttention
 from torch import Tensor
 
-from python_backends.engine.model.description import Activation, Attention, FeedForward, Layer, Linear, Model, Norm, NormKind, Rotary
+from python_backends.engine.model.description import (
+    Activation,
+    Attention,
+    FeedForward,
+    Layer,
+    Linear,
+    Model,
+    Norm,
+    NormKind,
+    Rotary,
+)
 from python_backends.settings import SettingsError
 
 BLOCK_TOKENS = 32  # what the CPU plugin's attention takes
@@ -45,15 +55,20 @@ def cache_name(layer: int, part: str) -> str:
 
 
 class Graph:
-    """The hidden state is [tokens, 1, hidden] throughout: the form in which the plugin knows rotary embedding."""
+    """The hidden state is [tokens, 1, hidden] throughout: the form in
+    which the plugin knows rotary embedding.
+    """
 
     def __init__(self, model: Model, num_positions: int) -> None:
         self.model = model
-        self.widths = [model.heads.query_width, model.heads.kv_width, model.heads.kv_width]  # of query, key and value
+        # of query, key and value
+        self.widths = [model.heads.query_width, model.heads.kv_width, model.heads.kv_width]
         self._heads = model.heads
         self._cache_type = TYPES[model.embedding.dtype]
         self._parameters: list[Node] = []
-        self._inputs = {name: self._input(name, [-1] * rank, ov.Type.i32) for name, rank in STEP_INPUTS.items()}
+        self._inputs = {
+            name: self._input(name, [-1] * rank, ov.Type.i32) for name, rank in STEP_INPUTS.items()
+        }
         self._embedding = _weight(model.embedding)
         self._rotations = [self._rotation(rotary, num_positions) for rotary in model.rotaries]
 
@@ -74,10 +89,15 @@ class Graph:
         normed = _norm(x, layer.attention_norm)
         attended = _norm(self._attend(normed, index, layer.attention), layer.attention_output_norm)
         if layer.parallel:
-            fed = _feed_forward(_norm(x, layer.feed_forward_norm) if layer.feed_forward_norm else normed, layer.feed_forward)
+            fed = _feed_forward(
+                _norm(x, layer.feed_forward_norm) if layer.feed_forward_norm else normed, layer.feed_forward
+            )
             return ops.add(x, _scaled(ops.add(attended, fed), layer.residual_scale))
         x = ops.add(x, _scaled(attended, layer.residual_scale))
-        fed = _norm(_feed_forward(_norm(x, layer.feed_forward_norm), layer.feed_forward), layer.feed_forward_output_norm)
+        fed = _norm(
+            _feed_forward(_norm(x, layer.feed_forward_norm), layer.feed_forward),
+            layer.feed_forward_output_norm,
+        )
         return ops.add(x, _scaled(fed, layer.residual_scale))
 
     def head(self, x: Node) -> Node:
@@ -89,14 +109,24 @@ class Graph:
     def attended(self, parts: list[Node], index: int, attention: Attention) -> Node:
         """Of query, key and value [tokens, 1, width] → [tokens, 1, heads · dim]."""
         if attention.softcap is not None:
-            raise SettingsError("attention with soft-capped scores is not computed by the openvino engine; engine.kind = 'torch' does")
+            raise SettingsError(
+                "attention with soft-capped scores is not computed by the openvino engine; engine.kind ="
+                " 'torch' does"
+            )
         heads = self._heads
         query, key, value = parts
         query = self._turned(query, heads.num_query_heads, attention.q_norm, attention.rotary)
         key = self._turned(key, heads.num_kv_heads, attention.k_norm, attention.rotary)
-        flat = [_reshaped(part, [-1, width]) for part, width in zip((query, key, value), self.widths, strict=True)]
-        caches = [self._input(cache_name(index, part), self._cache_shape(), self._cache_type) for part in ("key", "value")]
-        return _reshaped(self._paged_attention(flat, caches, attention.window or 0), [-1, 1, heads.query_width])
+        flat = [
+            _reshaped(part, [-1, width]) for part, width in zip((query, key, value), self.widths, strict=True)
+        ]
+        caches = [
+            self._input(cache_name(index, part), self._cache_shape(), self._cache_type)
+            for part in ("key", "value")
+        ]
+        return _reshaped(
+            self._paged_attention(flat, caches, attention.window or 0), [-1, 1, heads.query_width]
+        )
 
     def _embed(self) -> Node:
         x = ops.gather(self._embedding, self._inputs["tokens"], _int(0))
@@ -121,7 +151,10 @@ class Graph:
             return x
         x = ops.transpose(x, _ints(0, 2, 1, 3))
         cos, sin = self._rotations[rotary]
-        first, second = (ops.slice(x, _ints(begin), _ints(end), _ints(1), _ints(3)) for begin, end in ((0, dim // 2), (dim // 2, dim)))
+        first, second = (
+            ops.slice(x, _ints(begin), _ints(end), _ints(1), _ints(3))
+            for begin, end in ((0, dim // 2), (dim // 2, dim))
+        )
         rolled = ops.concat([ops.multiply(second, _float(-1.0)), first], -1)
         return ops.transpose(ops.add(ops.multiply(x, cos), ops.multiply(rolled, sin)), _ints(0, 2, 1, 3))
 
@@ -132,14 +165,30 @@ class Graph:
         return [_reshaped(row, [-1, 1, 1, self._heads.head_dim]) for row in rows]
 
     def _paged_attention(self, parts: list[Node], caches: list[Node], window: int) -> Node:
-        """[tokens, heads · dim]. What follows the context length are features that are left off: score output, cache rotation,
-        sparse attention, sinks, cache eviction, token types, biases.
+        """[tokens, heads · dim]. What follows the context length are features that are left off: score
+        output, cache rotation, sparse attention, sinks, cache eviction, token types, biases.
         """
         i32, f32 = np.zeros(0, np.int32), np.zeros(0, np.float32)
         names = ("past_lens", "subsequence_begins", "block_indices", "block_indices_begins")
         lengths = [self._inputs[name] for name in names]
         scale = [_float(self._heads.scale), _int(window), f32, self._inputs["max_context_len"]]
-        left_off = [i32, i32, i32, f32, f32, _int(0), _int(0), f32, _int(0), i32, i32, i32, i32, np.zeros(0, np.uint8), i32]
+        left_off = [
+            i32,
+            i32,
+            i32,
+            f32,
+            f32,
+            _int(0),
+            _int(0),
+            f32,
+            _int(0),
+            i32,
+            i32,
+            i32,
+            i32,
+            np.zeros(0, np.uint8),
+            i32,
+        ]
         node = PagedAttention([output(value) for value in [*parts, *caches, *lengths, *scale, *left_off]])
         info, heads = node.get_rt_info(), self._heads
         for name, value in (("k_head_size", heads.head_dim), ("v_head_size", heads.head_dim)):
@@ -168,7 +217,9 @@ def _feed_forward(x: Node, feed_forward: FeedForward) -> Node:
 
 
 def _products(x: Node, linear: Linear, widths: list[int]) -> list[Node]:
-    """The products that `linear` joins, each by itself: so the plugin makes what follows a part of it, and nothing is cut apart."""
+    """The products that `linear` joins, each by itself: so the plugin makes what
+    follows a part of it, and nothing is cut apart.
+    """
     parts = (linear.weight, linear.bias, linear.scale)
     cut = [[None] * len(widths) if part is None else torch.split(part, widths) for part in parts]
     return [_linear(x, Linear(weight, bias, scale)) for weight, bias, scale in zip(*cut, strict=True)]
@@ -196,7 +247,11 @@ def _scaled(x: Node, scale: float) -> Node:
 
 
 def _softcapped(x: Node, softcap: float | None) -> Node:
-    return x if softcap is None else ops.multiply(ops.tanh(ops.multiply(x, _float(1 / softcap))), _float(softcap))
+    return (
+        x
+        if softcap is None
+        else ops.multiply(ops.tanh(ops.multiply(x, _float(1 / softcap))), _float(softcap))
+    )
 
 
 ACTIVATIONS: Mapping[Activation, Callable[[Node], Node]] = MappingProxyType(
@@ -214,7 +269,9 @@ def _scaled_weight(linear: Linear) -> Node:
     """int8 is multiplied inside the product by the plugin, which keeps it as it is."""
     if linear.scale is None:
         return _weight(linear.weight)
-    return ops.multiply(ops.convert(ops.constant(linear.weight.numpy()), "f32"), floats(linear.scale[:, None]))
+    return ops.multiply(
+        ops.convert(ops.constant(linear.weight.numpy()), "f32"), floats(linear.scale[:, None])
+    )
 
 
 def _weight(weight: Tensor) -> Node:

@@ -1,7 +1,7 @@
 """What the OpenVINO graph reads of a step, for one of its infer requests.
 
-Owns the arrays, which the request reads where they lie: in steps of the same decode rows they are changed in place. Steps are padded
-to few sizes. Called by the OpenVINO engine.
+Owns the arrays, which the request reads where they lie: in steps of the same decode rows they are changed in
+place. Steps are padded to few sizes. Called by the OpenVINO engine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from python_backends.engine.openvino.graph import BLOCK_TOKENS, STEP_INPUTS
 from python_backends.nouns.request import Ids
 from python_backends.nouns.step import StepPlan
 
-BLOCKS_AHEAD = 4  # listed beyond those that a span needs, so that the list is not made again at every block; they are not read
+# listed beyond those that a span needs, so that the list is not made again at every block; they are not read
+BLOCKS_AHEAD = 4
 
 Table = NDArray[np.int64]  # [slots, blocks]
 
@@ -28,13 +29,15 @@ class StepInputs:
         self._decodes = np.zeros(0, np.int32)  # positions of the decode rows
         self._run = -1  # the run for whose decode rows the arrays are made; -1: there are prompts among them
         self._life = -1  # of the block table
-        self._step_in_run = self._first_step = 0  # of that run: the last one, and the one for which the arrays were made
+        # of that run: the last one, and the one for which the arrays were made
+        self._step_in_run = self._first_step = 0
 
     def fill(self, plan: StepPlan, table: Table, life: int) -> bool:
-        """All but the tokens of the decode rows. False if it is a step of the same decode rows as before, with the same blocks.
+        """All but the tokens of the decode rows. False if it is a step of the same decode rows as before,
+        with the same blocks.
 
-        Spans have the order of the plan: decode rows, then chunks of prompts.
-        `life` of the block table is another one whenever something in it has changed. Positions are the plan's. A row that has ended
+        Spans have the order of the plan: decode rows, then chunks of prompts. `life` of the block table is
+        another one whenever something in it has changed. Positions are the plan's. A row that has ended
         meanwhile computes a token more, after its last one, in a block of its own.
         """
         steps = plan.step_in_run - self._first_step
@@ -57,7 +60,8 @@ class StepInputs:
 
     def _make(self, plan: StepPlan, table: Table) -> None:
         num_rows = plan.num_decodes + len(plan.tokens)
-        padding = np.zeros(padded(num_rows) - num_rows, np.int32)  # one span each: the first token of the dead slot
+        # one span each: the first token of the dead slot
+        padding = np.zeros(padded(num_rows) - num_rows, np.int32)
         slots = np.concatenate([plan.slots, padding + self._dead_slot])
         starts = np.concatenate([plan.starts, padding])
         lengths = np.concatenate([plan.lengths, padding + 1])
@@ -85,6 +89,8 @@ class StepInputs:
 
 
 def _blocks(rows: Table, num_tokens: Ids) -> tuple[Table, NDArray[np.int64]]:
-    """Of `rows` [spans, blocks] those that hold the first `num_tokens` [spans] and some more, and where each span's begin."""
+    """Of `rows` [spans, blocks] those that hold the first `num_tokens`
+    [spans] and some more, and where each span's begin.
+    """
     counts = np.minimum(-(-num_tokens // BLOCK_TOKENS) + BLOCKS_AHEAD, rows.shape[1])
     return rows[np.arange(rows.shape[1]) < counts[:, None]], np.concatenate([[0], np.cumsum(counts)])

@@ -1,7 +1,9 @@
-"""The tokens so far of the slots whose sampling looks back, on the device, and the words that must not be completed there.
+"""The tokens so far of the slots whose sampling looks back, on the device, and the words that must not be
+completed there.
 
-Owns one row of tokens a slot: written when a sequence takes the slot, from then on by `append`, so that penalties and bad words rebuild
-exactly after a restart. While no slot looks back nothing is written. Called by the slot state.
+Owns one row of tokens a slot: written when a sequence takes the slot, from then on by `append`, so that
+penalties and bad words rebuild exactly after a restart. While no slot looks back nothing is written. Called
+by the slot state.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ class TokenHistory:
         self._tokens[slots, positions] = tokens.int()
 
     def first(self, slots: Tensor, lengths: Tensor, width: int) -> Tensor:
-        """[rows, width] the first tokens of `slots`; after their `lengths` [rows] the first one again and again."""
+        """[rows, width] the first tokens of `slots`; after their
+        `lengths` [rows] the first one again and again.
+        """
         tokens = self._tokens[slots, :width].long()
         places = torch.arange(width, device=tokens.device)
         return torch.where(places < lengths[:, None], tokens, tokens[:, :1])
@@ -66,12 +70,15 @@ class TokenHistory:
 
 
 class BadWords:
-    """The bad words of each slot, up to MAX_BAD_WORD_TOKENS tokens each, with gaps of NO_TOKEN in front of the shorter ones."""
+    """The bad words of each slot, up to MAX_BAD_WORD_TOKENS tokens each, with
+    gaps of NO_TOKEN in front of the shorter ones.
+    """
 
     def __init__(self, limits: ModelLimits, device: torch.device) -> None:
         self._vocab_size = limits.vocab_size
         shape = (limits.num_slots, 1, MAX_BAD_WORD_TOKENS)
-        self._words = torch.full(shape, NO_TOKEN, dtype=torch.int64, device=device)  # [slots, most words, tokens]
+        # [slots, most words, tokens]
+        self._words = torch.full(shape, NO_TOKEN, dtype=torch.int64, device=device)
 
     def admit(self, slots: Tensor, words: list[tuple[tuple[int, ...], ...]]) -> None:
         """`words` [slots]; those with a token that only the tokenizer knows can't come anyway."""
@@ -86,7 +93,9 @@ class BadWords:
         self._words[slots] = to_device(rows, self._words.device)
 
     def completing(self, slots: Tensor, history: TokenHistory, lengths: Tensor) -> Tensor:
-        """[rows, most words] the token that would complete each bad word of `slots` now; NO_TOKEN where none would."""
+        """[rows, most words] the token that would complete each bad word of
+        `slots` now; NO_TOKEN where none would.
+        """
         words = self._words[slots]
         before = history.last(slots, lengths, MAX_BAD_WORD_TOKENS - 1)[:, None]
         begun = ((words[..., :-1] == before) | (words[..., :-1] == NO_TOKEN)).all(-1)

@@ -1,7 +1,8 @@
-"""Log-probabilities of the tokens that were chosen and of the most probable ones, for the rows that ask, as the model gave them.
+"""Log-probabilities of the tokens that were chosen and of the most probable ones, for the rows that ask, as
+the model gave them.
 
-They are taken from the logits before penalties, bans and temperature, in float32. Owns nothing. On the way to the host all of it is one
-float32 tensor, ids as their bits. Called by the engines.
+They are taken from the logits before penalties, bans and temperature, in float32. Owns nothing. On the way to
+the host all of it is one float32 tensor, ids as their bits. Called by the engines.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class LogProbRows:
 
 
 def log_probs(logits: Tensor, tokens: Tensor, asks: LogProbRows) -> Tensor:
-    """For logits [rows, vocabulary] and the `tokens` [rows] that were chosen: theirs, the top ones', the top ids as bits.
+    """For logits [rows, vocabulary] and the `tokens` [rows] that were chosen: theirs, the top ones', the top
+    ids as bits.
 
     [asking, 1 + 2 · num_top]
     """

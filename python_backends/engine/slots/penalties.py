@@ -1,7 +1,9 @@
-"""Penalties for tokens that were there before: repetition counts prompt and output, presence and frequency count the output alone.
+"""Penalties for tokens that were there before: repetition counts prompt and output, presence and frequency
+count the output alone.
 
-The conventions are transformers' (repetition: a positive logit is divided by it, a negative one multiplied) and those of OpenAI and
-vLLM (presence once, frequency for each time); they come before temperature. Owns nothing; called by the sampler.
+The conventions are transformers' (repetition: a positive logit is divided by it, a negative one multiplied)
+and those of OpenAI and vLLM (presence once, frequency for each time); they come before temperature. Owns
+nothing; called by the sampler.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ class Penalties:
 
 
 def penalized(logits: Tensor, penalties: Penalties) -> Tensor:
-    """A copy of `logits` [rows, vocabulary] in float32. Work grows with the tokens so far, not with the vocabulary."""
+    """A copy of `logits` [rows, vocabulary] in float32. Work grows with
+    the tokens so far, not with the vocabulary.
+    """
     logits = logits.float()
     some, tokens = logits[penalties.rows], penalties.tokens
     scores = some.gather(1, tokens)

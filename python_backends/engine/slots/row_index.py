@@ -1,4 +1,5 @@
-"""Some rows of a batch as a device tensor, which is sent again only when they change: later steps of a run send nothing.
+"""Some rows of a batch as a device tensor, which is sent again only when they change: later steps of a run
+send nothing.
 
 Called by the slot state, once for each thing that only some rows ask for.
 """

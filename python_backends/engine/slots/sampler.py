@@ -1,12 +1,12 @@
 """Chooses the next token of every sampling row, on the device, for all rows at once.
 
-Owns nothing. In this order: penalties, bans, temperature, top_k, top_p, min_p, the draw; what no row asks for is not done. Rows of
-temperature 0, or of one too small to divide by, take the greatest logit, the lowest id among equals. The
-others draw by inverse CDF over the ids in their order, with one uniform number hashed from (seed, output
-index) alone: the same logits give the same token in any batch and after a restart. Whether logits are the same
-in any batch is up to the engine and its device: libraries of a GPU choose how to multiply by the number of
-rows, and in bfloat16 such differences change tokens. Equal probabilities at the edge of top_k or top_p are
-kept together. Called by the engines.
+Owns nothing. In this order: penalties, bans, temperature, top_k, top_p, min_p, the draw; what no row asks for
+is not done. Rows of temperature 0, or of one too small to divide by, take the greatest logit, the lowest id
+among equals. The others draw by inverse CDF over the ids in their order, with one uniform number hashed from
+(seed, output index) alone: the same logits give the same token in any batch and after a restart. Whether
+logits are the same in any batch is up to the engine and its device: libraries of a GPU choose how to multiply
+by the number of rows, and in bfloat16 such differences change tokens. Equal probabilities at the edge of
+top_k or top_p are kept together. Called by the engines.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from python_backends.engine.slots.penalties import Penalties, penalized
 from python_backends.nouns.request import LEAST_TEMPERATURE
 
 UNIFORM_BITS = 48  # so that u · total < total in float64 for every u < 1
-CANDIDATES = (64, 1024)  # sizes tried before sorting a whole vocabulary, which costs as much as a small model's step
+# sizes tried before sorting a whole vocabulary, which costs as much as a small model's step
+CANDIDATES = (64, 1024)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +67,24 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
 
 
 def uniform(seeds: Tensor, indices: Tensor) -> Tensor:
-    """One number in [0, 1) per row, float64, of (seed, index): two rounds of splitmix64's mixing in wrapping int64."""
+    """One number in [0, 1) per row, float64, of (seed, index): two rounds
+    of splitmix64's mixing in wrapping int64.
+    """
     bits = _mix(_mix(seeds) + indices * _GOLDEN)
     return _shifted(bits, 64 - UNIFORM_BITS).double() * 2.0**-UNIFORM_BITS
 
 
 def probabilities(logits: Tensor, temperature: Tensor) -> Tensor:
-    """[rows, vocabulary] float32; greedy rows are computed as if their temperature were 1, their draw is not used."""
+    """[rows, vocabulary] float32; greedy rows are computed as if their
+    temperature were 1, their draw is not used.
+    """
     divisor = torch.where(temperature >= LEAST_TEMPERATURE, temperature, 1.0)
     return torch.softmax(logits / divisor[:, None], -1)
 
 
 def restricted(probs: Tensor, limits: Restrictions) -> Tensor:
-    """`probs` with everything set to 0 that is outside top_k, then outside the smallest set of mass top_p of what is left, or less
-    probable than min_p times the most probable.
+    """`probs` with everything set to 0 that is outside top_k, then outside the smallest set of mass top_p of
+    what is left, or less probable than min_p times the most probable.
     """
     return probs.masked_fill(probs < _least_kept(probs, limits)[:, None], 0.0)
 
@@ -103,7 +108,9 @@ def _drawn(logits: Tensor, draws: Draws) -> Tensor:
 
 
 def _best(logits: Tensor) -> Tensor:
-    """Lowest id of the greatest logit. On a CPU by numpy, which takes 0.03 ms for 16 rows of 32,000 where torch takes 0.4."""
+    """Lowest id of the greatest logit. On a CPU by numpy, which takes 0.03 ms
+    for 16 rows of 32,000 where torch takes 0.4.
+    """
     return torch.as_tensor(logits.numpy().argmax(-1)) if logits.device.type == "cpu" else logits.argmax(-1)
 
 
@@ -149,7 +156,9 @@ def _least_by_candidates(probs: Tensor, limits: Restrictions) -> Tensor:
 
 
 def _least_among(probs: Tensor, size: int, limits: Restrictions) -> tuple[Tensor, Tensor]:
-    """(smallest probability that stays, whether the `size` most probable ids were enough to know it), each [rows]."""
+    """(smallest probability that stays, whether the `size` most probable
+    ids were enough to know it), each [rows].
+    """
     top = probs.topk(size).values  # [rows, size], descending
     kth = top.gather(1, (limits.top_k.clamp(1, size) - 1)[:, None])
     kth = torch.where(limits.top_k[:, None] > 0, kth, 0.0)  # [rows, 1]

@@ -1,8 +1,9 @@
-"""The least probability that top_k, top_p and min_p leave in each row, as a kernel in the Triton language: the host is asked nothing.
+"""The least probability that top_k, top_p and min_p leave in each row, as a kernel in the Triton language:
+the host is asked nothing.
 
-Probabilities are no less than 0, so their bits have the same order, and the bound is found by halving: a row is read thirty times, out
-of the device's cache. What the bound is `restricted` of the sampler says. Owns nothing; imported only where it runs (`runs_kernels` of
-`kernel_trial`), and called by the sampler.
+Probabilities are no less than 0, so their bits have the same order, and the bound is found by halving: a row
+is read thirty times, out of the device's cache. What the bound is `restricted` of the sampler says. Owns
+nothing; imported only where it runs (`runs_kernels` of `kernel_trial`), and called by the sampler.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ def least_kept(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Te
     least = torch.empty(len(probs), dtype=torch.float32, device=probs.device)
     limits = (top_k.contiguous(), top_p.contiguous(), min_p.contiguous())
     tile = min(TILE, triton.next_power_of_2(probs.shape[1]))
-    _least_kept[(len(probs),)](probs, *limits, least, probs.shape[1], probs.stride(0), TILE=tile, num_warps=WARPS)
+    _least_kept[(len(probs),)](
+        probs, *limits, least, probs.shape[1], probs.stride(0), TILE=tile, num_warps=WARPS
+    )
     return least
 
 
@@ -45,7 +48,9 @@ def _least_kept(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     wanted_count, share = tl.load(top_k + row), tl.load(top_p + row)
     greatest = tl.zeros((TILE,), tl.float32)
     for start in range(0, width, TILE):
-        greatest = tl.maximum(greatest, tl.load(first + start + column, mask=start + column < width, other=0.0))
+        greatest = tl.maximum(
+            greatest, tl.load(first + start + column, mask=start + column < width, other=0.0)
+        )
     most = tl.max(greatest, 0)
     low = most.to(tl.int32, bitcast=True) * 0
     high = most.to(tl.int32, bitcast=True) + 1
@@ -54,7 +59,9 @@ def _least_kept(  # type: ignore[no-untyped-def]  # noqa: PLR0913
             middle = (low + high) // 2
             counts = tl.zeros((TILE,), tl.int32)
             for start in range(0, width, TILE):
-                bits = tl.load(first + start + column, mask=start + column < width, other=-1.0).to(tl.int32, bitcast=True)
+                bits = tl.load(first + start + column, mask=start + column < width, other=-1.0).to(
+                    tl.int32, bitcast=True
+                )
                 counts += (bits >= middle).to(tl.int32)
             enough = tl.sum(counts, 0) >= wanted_count
             low = tl.where(enough, middle, low)

@@ -1,7 +1,9 @@
-"""How each slot's tokens are chosen: its parameters on the device, and what the host must know to leave work out.
+"""How each slot's tokens are chosen: its parameters on the device, and what the host must know to leave work
+out.
 
-Owns the fractions (`shares`), bad words and token history of all slots; counts and stop ids belong to the slot state, which calls this.
-In the steps of a run nothing comes from the host; what no row of a step asks for is not done in it.
+Owns the fractions (`shares`), bad words and token history of all slots; counts and stop ids belong to the
+slot state, which calls this. In the steps of a run nothing comes from the host; what no row of a step asks
+for is not done in it.
 """
 
 from __future__ import annotations
@@ -78,7 +80,10 @@ class SamplingState:
         writes.add(Target.SHARES, slots, np.arange(len(Share)), shares)
         self.history.admit(admits)
         if any(admit.sampling.bad_words for admit in admits):
-            self._bad_words.admit(to_device(slots[:, 0].copy(), self.shares.device), [admit.sampling.bad_words for admit in admits])
+            self._bad_words.admit(
+                to_device(slots[:, 0].copy(), self.shares.device),
+                [admit.sampling.bad_words for admit in admits],
+            )
         for admit in admits:
             self._asked.admit(admit, self._limits.max_model_tokens)
 
@@ -104,8 +109,16 @@ class SamplingState:
         shares, counts = self.shares[slots], batch.table[slots]
         restrictions = None
         if self._asked.restricts[batch.host[host_rows]].any():
-            restrictions = Restrictions(counts[:, Column.TOP_K], shares[:, Share.TOP_P], shares[:, Share.MIN_P], self._kernels)
-        return Draws(shares[:, Share.TEMPERATURE], counts[:, Column.SEED], counts[:, Column.OUTPUTS], restrictions, rows)
+            restrictions = Restrictions(
+                counts[:, Column.TOP_K], shares[:, Share.TOP_P], shares[:, Share.MIN_P], self._kernels
+            )
+        return Draws(
+            shares[:, Share.TEMPERATURE],
+            counts[:, Column.SEED],
+            counts[:, Column.OUTPUTS],
+            restrictions,
+            rows,
+        )
 
     def _banned(self, batch: Batch) -> Tensor | None:
         """[sampled, most] stop ids before min_tokens, and what would complete a bad word."""
@@ -153,7 +166,8 @@ class _Asked:
         self.bad_words: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         self.log_probs: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         self.num_top: Ids = np.zeros(num_slots, np.int32)
-        self.stop_from: Ids = np.zeros(num_slots, np.int32)  # tokens, with the prompt, before which no stop id may come
+        # tokens, with the prompt, before which no stop id may come
+        self.stop_from: Ids = np.zeros(num_slots, np.int32)
 
     def admit(self, admit: Admit, max_model_tokens: int) -> None:
         sampling, slot = admit.sampling, admit.slot

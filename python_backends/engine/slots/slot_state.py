@@ -1,9 +1,10 @@
-"""What the device holds of each slot: last token, counts, limits, stop ids, its row of the block table, and how its tokens are chosen.
+"""What the device holds of each slot: last token, counts, limits, stop ids, its row of the block table, and
+how its tokens are chosen.
 
-Owns these tensors, the last kind in `SamplingState`. What the slot operations of a plan say is gathered and written at once, whatever
-their number. After sampling, tokens are appended and ends are detected here, on the device, for all rows at once: the next step's
-inputs are this step's outputs. A row that ended stays as it is, so a step launched before its end was read does no harm. Called by
-the engines.
+Owns these tensors, the last kind in `SamplingState`. What the slot operations of a plan say is gathered and
+written at once, whatever their number. After sampling, tokens are appended and ends are detected here, on the
+device, for all rows at once: the next step's inputs are this step's outputs. A row that ended stays as it is,
+so a step launched before its end was read does no harm. Called by the engines.
 """
 
 from __future__ import annotations
@@ -45,19 +46,28 @@ class _Run:
 
 
 class SlotState:
-    def __init__(self, limits: ModelLimits, device: torch.device, kernels: bool = False, most_stop_ids: int | None = None) -> None:
+    def __init__(
+        self,
+        limits: ModelLimits,
+        device: torch.device,
+        kernels: bool = False,
+        most_stop_ids: int | None = None,
+    ) -> None:
         """`kernels`: ours run there, and rows that draw need ask nothing on the host.
 
-        `most_stop_ids`: no slot will have more of them, and their tensor is always the same one; None: it grows with them.
+        `most_stop_ids`: no slot will have more of them, and their tensor is always the same one; None: it
+        grows with them.
         """
-        slots, self._limits, self.device = limits.num_slots + 1, limits, device  # the last one is the dead slot
+        # the last one is the dead slot
+        slots, self._limits, self.device = limits.num_slots + 1, limits, device
         max_blocks = -(-limits.max_model_tokens // limits.block_tokens)
         self.table = torch.zeros((slots, max_blocks), dtype=torch.int64, device=device)
         self._counts = torch.zeros((slots, len(Column)), dtype=torch.int64, device=device)
         self.table[-1] = limits.num_blocks
         self._counts[-1, Column.LENGTH] = self._counts[-1, Column.ENDED] = 1
         self._most_stop_ids = most_stop_ids
-        self._stop_ids = torch.full((slots, most_stop_ids or 1), NO_STOP_ID, dtype=torch.int64, device=device)  # [slots, most stop ids]
+        # [slots, most stop ids]
+        self._stop_ids = torch.full((slots, most_stop_ids or 1), NO_STOP_ID, dtype=torch.int64, device=device)
         self._sampling = SamplingState(limits, device, kernels)
         self._writes = SlotWrites(kernels)
         self._run: _Run | None = None
@@ -65,7 +75,9 @@ class SlotState:
 
     @property
     def dead_slot(self) -> int:
-        """Pads a batch of fixed shape: it has ended, its one token is read from and written to a block after all others."""
+        """Pads a batch of fixed shape: it has ended, its one token is read
+        from and written to a block after all others.
+        """
         return self._limits.num_slots
 
     @property
@@ -117,15 +129,18 @@ class SlotState:
     def decode_inputs(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Last tokens and their positions, each [rows], of `slots` [rows].
 
-        A row that ended gives its last token again and again: what a step launched before the end was read writes is the KV that
-        belongs there, in blocks that are still its own.
+        A row that ended gives its last token again and again: what a step launched before the end was read
+        writes is the KV that belongs there, in blocks that are still its own.
         """
         self._book_run()
         counts = self._counts[slots]
         return counts[:, Column.LAST_TOKEN], counts[:, Column.LENGTH] - 1
 
-    def sampling_rows(self, slots: Tensor, plan: StepPlan, order: NDArray[np.intp] | None = None) -> SamplingRows:
-        """The parameters of the rows that sample, in the order of `slots` [sampled]; only those that some row needs.
+    def sampling_rows(
+        self, slots: Tensor, plan: StepPlan, order: NDArray[np.intp] | None = None
+    ) -> SamplingRows:
+        """The parameters of the rows that sample, in the order of `slots` [sampled]; only those that some row
+        needs.
 
         Row i is the `order[i]`-th span of `plan` that samples; without `order` the i-th.
         """
@@ -139,7 +154,9 @@ class SlotState:
         return self._sampling.rows(Batch(slots, host, lengths, self._counts, self._stop_ids))
 
     def append(self, slots: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Appends `tokens` [sampled] to `slots` and ends those that are done. Tokens and finishes; 0, RUNNING where a row had ended."""
+        """Appends `tokens` [sampled] to `slots` and ends those that are done. Tokens
+        and finishes; 0, RUNNING where a row had ended.
+        """
         self._book_run()
         history = self._sampling.history
         if history.is_kept:
@@ -149,13 +166,18 @@ class SlotState:
     def append_greedy(self, slots: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """The same for slots none of which looks back."""
         tensors = (self._counts, self._stop_ids, slots, tokens)
-        if self.device.type == "cpu":  # by numpy, in the same memory: a small operation of torch takes as long as ten of these
+        # by numpy, in the same memory: a small operation of torch takes as long as ten of these
+        if self.device.type == "cpu":
             appended, finishes = _append(*(tensor.numpy() for tensor in tensors))
             return torch.as_tensor(appended), torch.as_tensor(finishes)
         return _append(*tensors)
 
-    def append_plain(self, number: int, slots: Tensor, tokens: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The same on a CPU for rows of which nothing is asked. Steps of one run, by its `number`, wait to be booked together."""
+    def append_plain(
+        self, number: int, slots: Tensor, tokens: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The same on a CPU for rows of which nothing is asked. Steps of one run,
+        by its `number`, wait to be booked together.
+        """
         run = self._run
         if run is not None and run.takes(number, tokens):
             run.num_steps += 1
@@ -174,7 +196,13 @@ class SlotState:
         if counts[:, Column.ENDED].any():
             return None
         left = int((counts[:, Column.MAX_LENGTH] - counts[:, Column.LENGTH]).min()) - 1
-        return _Run(number, slots, stop_ids if (stop_ids != NO_STOP_ID).any() else None, left, np.full(len(slots), int(Finish.RUNNING)))
+        return _Run(
+            number,
+            slots,
+            stop_ids if (stop_ids != NO_STOP_ID).any() else None,
+            left,
+            np.full(len(slots), int(Finish.RUNNING)),
+        )
 
     def _book_run(self) -> None:
         run, self._run = self._run, None
@@ -187,7 +215,12 @@ class SlotState:
         if not admits:
             return
         slots = np.array([admit.slot for admit in admits])[:, None]
-        self._writes.add(Target.COUNTS, slots, np.arange(len(Column)), np.array([self._row(admit) for admit in admits], np.int64))
+        self._writes.add(
+            Target.COUNTS,
+            slots,
+            np.arange(len(Column)),
+            np.array([self._row(admit) for admit in admits], np.int64),
+        )
         self._stop_ids_of(slots, [self._known_ids(admit.sampling.stop_ids) for admit in admits])
         self._sampling.admit(slots, admits, self._writes)
 
@@ -197,7 +230,16 @@ class SlotState:
         max_length = min(admit.num_prompt_tokens + sampling.max_tokens, self._limits.max_model_tokens)
         top_k = min(sampling.top_k, self._limits.vocab_size)
         last_token = int(admit.tokens[-1]) if len(admit.tokens) else 0
-        return [last_token, length, outputs, max_length, sampling.min_tokens, _as_int64(sampling.seed), top_k, 0]
+        return [
+            last_token,
+            length,
+            outputs,
+            max_length,
+            sampling.min_tokens,
+            _as_int64(sampling.seed),
+            top_k,
+            0,
+        ]
 
     def _known_ids(self, stop_ids: tuple[int, ...]) -> list[int]:
         return [stop for stop in stop_ids if 0 <= stop < self._limits.vocab_size]
@@ -206,7 +248,9 @@ class SlotState:
         width = max(map(len, stop_ids))
         missing = width - self._stop_ids.shape[1]
         if missing > 0 and self._most_stop_ids is not None:
-            raise ValueError(f"{width} stop ids of one request: the engine was made for at most {self._most_stop_ids}")
+            raise ValueError(
+                f"{width} stop ids of one request: the engine was made for at most {self._most_stop_ids}"
+            )
         if missing > 0:
             self._stop_ids = functional.pad(self._stop_ids, (0, missing), value=NO_STOP_ID)
         width = self._stop_ids.shape[1]
@@ -232,7 +276,9 @@ def _append(table: Any, stop_ids: Any, slots: Any, tokens: Any) -> tuple[Any, An
     """On tensors or on numpy arrays: what is said here means the same to both."""
     counts = table[slots]
     live = 1 - counts[:, Column.ENDED]
-    stops = (stop_ids[slots] == tokens[:, None]).any(1) & (counts[:, Column.OUTPUTS] >= counts[:, Column.MIN_TOKENS])
+    stops = (stop_ids[slots] == tokens[:, None]).any(1) & (
+        counts[:, Column.OUTPUTS] >= counts[:, Column.MIN_TOKENS]
+    )
     full = (counts[:, Column.LENGTH] + 1 >= counts[:, Column.MAX_LENGTH]) & ~stops
     finishes = (stops * int(Finish.STOP) + full * int(Finish.LENGTH)) * live
     counts[:, Column.LAST_TOKEN] += (tokens - counts[:, Column.LAST_TOKEN]) * live

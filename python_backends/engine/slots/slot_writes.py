@@ -1,6 +1,8 @@
-"""What the slot operations of a plan write on the device: gathered, sent together, and put into place by one kernel where kernels run.
+"""What the slot operations of a plan write on the device: gathered, sent together, and put into place by one
+kernel where kernels run.
 
-Owns what waits to be written. The slot state and what it is made of add to it; the slot state flushes, once for each plan.
+Owns what waits to be written. The slot state and what it is made of add to it; the slot state flushes, once
+for each plan.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ class SlotWrites:
         self._waiting: list[tuple[Target, NDArray[Any], NDArray[Any], NDArray[Any]]] = []
 
     def add(self, target: Target, slots: NDArray[Any], columns: NDArray[Any], values: NDArray[Any]) -> None:
-        """target[slots, columns] = values, in numpy's sense. Nothing is written twice before it is flushed."""
+        """target[slots, columns] = values, in numpy's sense. Nothing
+        is written twice before it is flushed.
+        """
         self._waiting.append((target, slots, columns, values))
 
     def write(self, *targets: Tensor) -> None:
@@ -53,12 +57,18 @@ def _write(target: Tensor, slots: NDArray[Any], columns: NDArray[Any], values: N
         target.numpy()[slots, columns] = values
     else:
         offsets, values = np.broadcast_arrays(slots * target.shape[1] + columns, values)
-        target.view(-1)[to_device(offsets.ravel().copy(), target.device)] = to_device(values.ravel().copy(), target.device)
+        target.view(-1)[to_device(offsets.ravel().copy(), target.device)] = to_device(
+            values.ravel().copy(), target.device
+        )
 
 
-def _packed(number: Target, target: Tensor, slots: NDArray[Any], columns: NDArray[Any], values: NDArray[Any]) -> NDArray[np.int64]:
+def _packed(
+    number: Target, target: Tensor, slots: NDArray[Any], columns: NDArray[Any], values: NDArray[Any]
+) -> NDArray[np.int64]:
     """[3, values] which tensor, the place in it, the value or its bits."""
     if values.dtype == np.float32:
         values = values.view(np.int32)
-    places, values = np.broadcast_arrays(slots.astype(np.int64) * target.shape[1] + columns, values.astype(np.int64))
+    places, values = np.broadcast_arrays(
+        slots.astype(np.int64) * target.shape[1] + columns, values.astype(np.int64)
+    )
     return np.stack([np.full(places.size, number, np.int64), places.ravel(), values.ravel()])

@@ -1,6 +1,7 @@
 """All that the slot operations of a plan write, put into place by one kernel in the Triton language.
 
-What that is `SlotWrites` says. Owns nothing; imported only where it runs (`runs_kernels` of `kernel_trial`), and called by it.
+What that is `SlotWrites` says. Owns nothing; imported only where it runs (`runs_kernels` of `kernel_trial`),
+and called by it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ WRITES = 128  # in a program
 
 
 def write(writes: Tensor, targets: tuple[Tensor, ...]) -> None:
-    """writes [3, n] int64: which of four targets, the place in it, the value; the last target is float32, whose values are bits."""
+    """writes [3, n] int64: which of four targets, the place in it, the value; the
+    last target is float32, whose values are bits.
+    """
     count = writes.shape[1]
     _write[(triton.cdiv(count, WRITES),)](writes, *targets, count, TILE=WRITES)
 

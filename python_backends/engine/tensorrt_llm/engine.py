@@ -1,10 +1,11 @@
 """The TensorRT-LLM engine: NVIDIA's LLM API on its PyTorch backend, behind our slots.
 
-TensorRT-LLM plans its own steps and owns its KV blocks. It has no place for another scheduler, so it is driven by admission
-(`scheduling/self_planned.py`). This room translates: settings into its configuration, a request into its sampling parameters, its
-results into tokens; `request_loop.py` keeps the requests under way. All names of `tensorrt_llm` are here, their arguments spelled
-out, and a test compares them with `tests/trtllm_api.json`. What differs by version is found by looking at signatures. Made by the
-instance when `engine.kind = "tensorrt_llm"`, which alone imports it.
+TensorRT-LLM plans its own steps and owns its KV blocks. It has no place for another scheduler, so it is
+driven by admission (`scheduling/self_planned.py`). This room translates: settings into its configuration, a
+request into its sampling parameters, its results into tokens; `request_loop.py` keeps the requests under way.
+All names of `tensorrt_llm` are here, their arguments spelled out, and a test compares them with
+`tests/trtllm_api.json`. What differs by version is found by looking at signatures. Made by the instance when
+`engine.kind = "tensorrt_llm"`, which alone imports it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ from typing import Any
 import numpy as np
 from tensorrt_llm import LLM, SamplingParams
 from tensorrt_llm.executor import LoRARequest
-from tensorrt_llm.llmapi import CapacitySchedulerPolicy, CudaGraphConfig, KvCacheConfig, RequestError, SchedulerConfig
+from tensorrt_llm.llmapi import (
+    CapacitySchedulerPolicy,
+    CudaGraphConfig,
+    KvCacheConfig,
+    RequestError,
+    SchedulerConfig,
+)
 
 from python_backends.engine.tensorrt_llm.limits import adapter_paths, model_limits
 from python_backends.engine.tensorrt_llm.open_request import News, Response, Token
@@ -35,7 +42,12 @@ WAIT_S = 0.002  # for tokens, before the loop looks for new requests
 STATS_S = 2.0  # to wait for what an iteration was like
 FIRST_REQUEST_S = 120.0  # with what TensorRT-LLM makes when it computes for the first time
 SPARE_BLOCKS = 1  # TensorRT-LLM pads the batch of a CUDA graph with a sequence of one token
-LORA_MODULES = ("tensorrt_llm.lora_helper", "tensorrt_llm._torch.peft.lora.config", "tensorrt_llm.lora_manager")  # newest last moved
+# newest last moved
+LORA_MODULES = (
+    "tensorrt_llm.lora_helper",
+    "tensorrt_llm._torch.peft.lora.config",
+    "tensorrt_llm.lora_manager",
+)
 
 
 class TensorRTLLMEngine:
@@ -50,7 +62,9 @@ class TensorRTLLMEngine:
         self._counts_output_only = "prompt_ignore_length" in known
         self._adapters = adapter_paths(settings)
         self._try_parameters()
-        self._llm = _load(settings, self.limits.max_model_tokens, self.limits.num_blocks + SPARE_BLOCKS, self._adapters)
+        self._llm = _load(
+            settings, self.limits.max_model_tokens, self.limits.num_blocks + SPARE_BLOCKS, self._adapters
+        )
         self._plans: deque[int] = deque()  # numbers of the launched ones
         chosen = settings.tensorrt_llm
         self._requests = RequestLoop(self, chosen.abort == "engine", chosen.lost_after_s)
@@ -97,9 +111,11 @@ class TensorRTLLMEngine:
     # --- inside
 
     def _sampling_params(self, admit: Admit) -> Any:
-        """What is left of a request after the output of its earlier life. Greedy is top_k 1; None is TensorRT-LLM's default.
+        """What is left of a request after the output of its earlier life. Greedy is top_k 1; None is
+        TensorRT-LLM's default.
 
-        Before `min_tokens` it bars `end_id` alone, so other stop ids are left to us then: they may come, and end nothing.
+        Before `min_tokens` it bars `end_id` alone, so other stop ids are left to us then: they may come, and
+        end nothing.
         """
         asked, num_output = admit.sampling, admit.num_output_tokens
         min_tokens = max(0, asked.min_tokens - num_output)
@@ -131,7 +147,9 @@ class TensorRTLLMEngine:
         """Better refused at start than with the first request. Raises SettingsError."""
         try:
             self._sampling_params(Admit(0, 0, Sampling(max_tokens=1), 1, 0, np.zeros(0, np.int32)))
-            inspect.signature(LLM.generate_async).bind(self, inputs=[], sampling_params=None, lora_request=None, streaming=True)
+            inspect.signature(LLM.generate_async).bind(
+                self, inputs=[], sampling_params=None, lora_request=None, streaming=True
+            )
         except TypeError as error:
             raise SettingsError(f"this TensorRT-LLM is not one that this engine knows: {error}") from error
 
@@ -142,13 +160,21 @@ class TensorRTLLMEngine:
         return LoRARequest(lora_name=name, lora_int_id=number, lora_path=self._adapters[name])
 
     def _check_pool(self) -> None:
-        """TensorRT-LLM may have fewer blocks than were ordered. Raises SettingsError if it has fewer than we count with."""
+        """TensorRT-LLM may have fewer blocks than were ordered. Raises
+        SettingsError if it has fewer than we count with.
+        """
         ask = getattr(self._llm, "get_kv_cache_capacity", None)
-        told = ask() or {} if ask is not None else self._requests.run(self._first_stats(), FIRST_REQUEST_S).get("kvCacheStats") or {}
+        told = (
+            ask() or {}
+            if ask is not None
+            else self._requests.run(self._first_stats(), FIRST_REQUEST_S).get("kvCacheStats") or {}
+        )
         num_blocks = told.get("maxNumBlocks")
         if num_blocks is None:
             log.warning(
-                "TensorRT-LLM doesn't say how many KV blocks it has; if they are fewer than %d, requests wait", self.limits.num_blocks
+                "TensorRT-LLM doesn't say how many KV blocks it has; if they are fewer than %d, requests"
+                " wait",
+                self.limits.num_blocks,
             )
         elif num_blocks < self.limits.num_blocks:
             self.close()
@@ -158,11 +184,13 @@ class TensorRTLLMEngine:
             )
 
     async def _first_stats(self) -> dict[str, Any]:
-        """Of an iteration, for versions that only say then how many blocks there are: so a request of one token comes first. Empty if
-        nothing is said.
+        """Of an iteration, for versions that only say then how many blocks there are: so a request of one
+        token comes first. Empty if nothing is said.
         """
         params = self._sampling_params(Admit(0, 0, Sampling(max_tokens=1), 1, 0, np.zeros(0, np.int32)))
-        async for _ in self._llm.generate_async(inputs=[0], sampling_params=params, lora_request=None, streaming=True):
+        async for _ in self._llm.generate_async(
+            inputs=[0], sampling_params=params, lora_request=None, streaming=True
+        ):
             pass
         async for stats in self._llm.get_stats_async(timeout=STATS_S):
             told: dict[str, Any] = json.loads(stats) if isinstance(stats, str) else stats
@@ -186,7 +214,9 @@ def gathered(number: int, news: Sequence[News]) -> GatheredOutput:
 
 
 def _log_probs(tokens: Sequence[Token]) -> RowLogProbs | None:
-    """TensorRT-LLM gives a dict for each token: the most probable ids, and the chosen one if it is not among them."""
+    """TensorRT-LLM gives a dict for each token: the most probable ids,
+    and the chosen one if it is not among them.
+    """
     asking = [row for row, item in enumerate(tokens) if item.score is not None]
     if not asking:
         return None
@@ -206,7 +236,9 @@ def _log_probs(tokens: Sequence[Token]) -> RowLogProbs | None:
 def _load(settings: Settings, max_model_tokens: int, num_blocks: int, adapters: dict[str, str]) -> Any:
     engine, chosen = settings.engine, settings.tensorrt_llm
     policies = CapacitySchedulerPolicy
-    policy = policies.MAX_UTILIZATION if chosen.capacity == "max_utilization" else policies.GUARANTEED_NO_EVICT
+    policy = (
+        policies.MAX_UTILIZATION if chosen.capacity == "max_utilization" else policies.GUARANTEED_NO_EVICT
+    )
     try:
         return LLM(
             model=str(settings.model_directory),
@@ -245,7 +277,12 @@ def _if_known(called: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
 
 def _lora_config(adapters: dict[str, str], max_rank: int) -> Any:
     make: Callable[..., Any] = _first_of(LORA_MODULES, "LoraConfig")
-    return make(lora_dir=list(adapters.values()), max_lora_rank=max_rank, max_loras=len(adapters), max_cpu_loras=len(adapters))
+    return make(
+        lora_dir=list(adapters.values()),
+        max_lora_rank=max_rank,
+        max_loras=len(adapters),
+        max_cpu_loras=len(adapters),
+    )
 
 
 def _first_of(modules: Sequence[str], name: str) -> Any:
@@ -274,7 +311,8 @@ def _check(settings: Settings) -> None:
         raise SettingsError("engine.kind = 'tensorrt_llm': needs model.device = 'cuda', not 'cpu'")
     if settings.model.weights != "same":
         raise SettingsError(
-            f"model.weights = {settings.model.weights!r}: TensorRT-LLM serves checkpoints as they were quantised: 'same'"
+            f"model.weights = {settings.model.weights!r}: TensorRT-LLM serves checkpoints as they were"
+            " quantised: 'same'"
         )
     if not settings.scheduling.static_slots:
         raise SettingsError("scheduling.static_slots = false: the tensorrt_llm engine takes true only")

@@ -1,7 +1,7 @@
 """What a checkpoint, the settings and TensorRT-LLM together can take, read from config.json alone.
 
-TensorRT-LLM computes more architectures than the torch engine knows, so nothing of that one is used here. Called by the TensorRT-LLM
-engine at its start.
+TensorRT-LLM computes more architectures than the torch engine knows, so nothing of that one is used here.
+Called by the TensorRT-LLM engine at its start.
 """
 
 from __future__ import annotations
@@ -15,11 +15,22 @@ from python_backends.nouns.request import ModelLimits
 from python_backends.settings import Settings, SettingsError
 
 BYTES = {"float32": 4, "bfloat16": 2}
-MAX_BAD_WORD_TOKENS = 1  # SamplingParams.bad_token_ids; longer words only as text, for which it needs a tokenizer
+# SamplingParams.bad_token_ids; longer words only as text, for which it needs a tokenizer
+MAX_BAD_WORD_TOKENS = 1
 
 
 REFUSABLE = (
-    *("min_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *(
+        "min_tokens",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "seed",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+    ),
     *("bad_words", "return_log_probs", "num_top_log_probs"),
 )
 
@@ -29,7 +40,9 @@ def model_limits(settings: Settings) -> ModelLimits:
     config = _read_config(settings.model_directory)
     size = settings.engine.block_tokens
     num_blocks = settings.engine.kv_blocks or _num_blocks(settings, config)
-    declared = settings.model.max_model_tokens or _number(config, "max_position_embeddings", "model.max_model_tokens")
+    declared = settings.model.max_model_tokens or _number(
+        config, "max_position_embeddings", "model.max_model_tokens"
+    )
     return ModelLimits(
         max_model_tokens=min(declared, num_blocks * size),
         vocab_size=_number(config, "vocab_size", ""),
@@ -58,7 +71,9 @@ def _refused(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     for name in names:
         if name not in REFUSABLE:
-            raise SettingsError(f"tensorrt_llm.refuse = {text!r}: {name} must be one of {', '.join(REFUSABLE)}")
+            raise SettingsError(
+                f"tensorrt_llm.refuse = {text!r}: {name} must be one of {', '.join(REFUSABLE)}"
+            )
     return names
 
 
@@ -67,11 +82,18 @@ def _num_blocks(settings: Settings, config: dict[str, Any]) -> int:
     hint = "engine.kv_blocks"
     heads = _number(config, "num_attention_heads", hint)
     head_dim = config.get("head_dim") or _number(config, "hidden_size", hint) // heads
-    values = 2 * _number(config, "num_hidden_layers", hint) * (config.get("num_key_value_heads") or heads) * head_dim
+    values = (
+        2
+        * _number(config, "num_hidden_layers", hint)
+        * (config.get("num_key_value_heads") or heads)
+        * head_dim
+    )
     num_bytes = values * BYTES[settings.model.dtype] * settings.engine.block_tokens
     fit = settings.engine.kv_bytes * settings.tensorrt_llm.tensor_parallelism // num_bytes
     if fit == 0:
-        raise SettingsError(f"engine.kv_memory_gib = {settings.engine.kv_memory_gib}: one block takes {num_bytes} bytes")
+        raise SettingsError(
+            f"engine.kv_memory_gib = {settings.engine.kv_memory_gib}: one block takes {num_bytes} bytes"
+        )
     return fit
 
 

@@ -1,4 +1,5 @@
-"""One request under way in an engine that plans its own steps: from the engine's responses to its tokens, and how it stands.
+"""One request under way in an engine that plans its own steps: from the engine's responses to its tokens, and
+how it stands.
 
 The request loop is the only writer; what goes to the instance's thread is immutable.
 """
@@ -65,13 +66,17 @@ class Row:
             self.num_output += 1
             finish = self._finish(token) or (ends if i == len(ids) - 1 else Finish.RUNNING)
             score = scores[i] if i < len(scores) else None
-            yield Token(self.slot, self.slot_generation, token, finish, self.sampling.num_top_log_probs, score)
+            yield Token(
+                self.slot, self.slot_generation, token, finish, self.sampling.num_top_log_probs, score
+            )
             if finish != Finish.RUNNING:
                 self.has_ended = True
                 return
 
     def _with_stop_id(self, response: Response) -> list[int]:
-        """Some engines leave the id that ended the answer out of its tokens; streams have it as their last."""
+        """Some engines leave the id that ended the answer out of its
+        tokens; streams have it as their last.
+        """
         ids, stop_ids = response.tokens, self.sampling.stop_ids
         if not response.is_last or response.reason != "stop" or not stop_ids or (ids and ids[-1] in stop_ids):
             return ids

@@ -1,8 +1,10 @@
-"""Requests under way in an engine that is asked through asyncio: an event loop on a thread of its own, one task a request.
+"""Requests under way in an engine that is asked through asyncio: an event loop on a thread of its own, one
+task a request.
 
-Owns that thread and what is known of each request from its submission until the engine has let go of it. The engine's tokens of one
-iteration wake their tasks in one tick of the loop; they go over together to the thread of the instance, which calls `operate` and
-`collect`. Every request ends here in one of three ways: its last token, a SlotFailure, or the engine's death, which `collect` raises.
+Owns that thread and what is known of each request from its submission until the engine has let go of it. The
+engine's tokens of one iteration wake their tasks in one tick of the loop; they go over together to the thread
+of the instance, which calls `operate` and `collect`. Every request ends here in one of three ways: its last
+token, a SlotFailure, or the engine's death, which `collect` raises.
 """
 
 from __future__ import annotations
@@ -45,9 +47,17 @@ class Interface(Protocol):
 
 
 class RequestLoop:
-    """`aborts`: whether a request that was released is aborted, or runs to its end. `lost_after_s`: see `_watch`."""
+    """`aborts`: whether a request that was released is aborted, or runs
+    to its end. `lost_after_s`: see `_watch`.
+    """
 
-    def __init__(self, interface: Interface, aborts: bool, lost_after_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        interface: Interface,
+        aborts: bool,
+        lost_after_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._interface = interface
         self._aborts = aborts
         self._lost_after_s = lost_after_s
@@ -110,7 +120,9 @@ class RequestLoop:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.set_exception_handler(lambda _, context: self._die(context.get("exception") or RuntimeError(context["message"])))
+        self._loop.set_exception_handler(
+            lambda _, context: self._die(context.get("exception") or RuntimeError(context["message"]))
+        )
         self._loop.call_soon(self._watch)
         self._loop.run_forever()
         for row in self._rows.values():
@@ -173,7 +185,9 @@ class RequestLoop:
         if not (row.is_released or row.has_ended):
             self._gather(list(row.tokens(response)))
         if response.is_last:
-            self._let_go(row, f"the engine ended this request after {row.num_output} tokens ({response.reason})")
+            self._let_go(
+                row, f"the engine ended this request after {row.num_output} tokens ({response.reason})"
+            )
 
     def _let_go(self, row: Row, why: str) -> None:
         """The engine holds nothing of it any more. A request that had not ended before has failed."""
@@ -188,7 +202,9 @@ class RequestLoop:
 
     def _fail(self, row: Row, why: str) -> None:
         row.has_ended = True
-        self._gather([SlotFailure(row.slot, row.slot_generation, why), Release(row.slot, row.slot_generation)])
+        self._gather(
+            [SlotFailure(row.slot, row.slot_generation, why), Release(row.slot, row.slot_generation)]
+        )
 
     def _gather(self, news: list[News]) -> None:
         if not self._is_gathering:
@@ -203,14 +219,22 @@ class RequestLoop:
             self._news.put(gathered)
 
     def _judge(self) -> None:
-        """Requests that the engine refused in this tick fail alone; but what befalls all that it was at work on is its own fault."""
+        """Requests that the engine refused in this tick fail alone; but what
+        befalls all that it was at work on is its own fault.
+        """
         refused, self._refused = self._refused, []
         self._num_refused += len(refused)
-        others = [row for row in self._rows.values() if row.has_spoken and row not in [one for one, _ in refused]]
+        others = [
+            row for row in self._rows.values() if row.has_spoken and row not in [one for one, _ in refused]
+        ]
         if len(refused) > 1 and len({why for _, why in refused}) == 1 and not others:
             self._die(RuntimeError(f"it failed all {len(refused)} requests at once: {refused[0][1]}"))
         elif self._num_refused >= MAX_REFUSED:
-            self._die(RuntimeError(f"it failed {self._num_refused} requests without a token in between: {refused[-1][1]}"))
+            self._die(
+                RuntimeError(
+                    f"it failed {self._num_refused} requests without a token in between: {refused[-1][1]}"
+                )
+            )
         for row, why in refused:
             self._let_go(row, why)
 
@@ -219,8 +243,9 @@ class RequestLoop:
         self._news.put(error)
 
     def _watch(self) -> None:
-        """Looks for ends that are lost. One that was aborted: its slot is free without. One that the engine has never said anything of:
-        it waits in the engine's own queue. Another: it fails, and is aborted. An engine that says nothing of any request is dead.
+        """Looks for ends that are lost. One that was aborted: its slot is free without. One that the engine
+        has never said anything of: it waits in the engine's own queue. Another: it fails, and is aborted. An
+        engine that says nothing of any request is dead.
         """
         now_s = self._clock()
         self._forgive(now_s - self._watch_s)
@@ -232,7 +257,11 @@ class RequestLoop:
             if not (row.has_spoken or row.is_aborted):
                 self._wait_on(row, now_s)
                 continue
-            log.warning("slot %d: the end of its request was lost; it is free after %.1f s of silence", row.slot, now_s - row.heard_s)
+            log.warning(
+                "slot %d: the end of its request was lost; it is free after %.1f s of silence",
+                row.slot,
+                now_s - row.heard_s,
+            )
             if not row.is_aborted:
                 self._interface.abort(row.result)
             self._let_go(row, f"the engine has lost this request: nothing came for {self._lost_after_s:g} s")
@@ -240,7 +269,11 @@ class RequestLoop:
         self._loop.call_later(self._watch_every_s, self._watch)
 
     def _wait_on(self, row: Row, now_s: float) -> None:
-        log.warning("slot %d: the engine has not begun with its request for %.1f s; it waits", row.slot, now_s - row.heard_s)
+        log.warning(
+            "slot %d: the engine has not begun with its request for %.1f s; it waits",
+            row.slot,
+            now_s - row.heard_s,
+        )
         row.heard_s = now_s
 
     def _forgive(self, late_s: float) -> None:

@@ -1,9 +1,11 @@
-"""Attention of one layer over the flat batch: decode rows in groups of similar length, prefill chunks span by span.
+"""Attention of one layer over the flat batch: decode rows in groups of similar length, prefill chunks span by
+span.
 
-Owns no state; the step batch says what to read where. Where the Triton language is installed, rows read straight from the KV
-blocks, all decode rows at once and all chunks at once (`paged_attention`); elsewhere torch's operators attend over gathered blocks. The
-query heads that share a KV head are taken as query positions (decode: one call for all rows and heads) or as heads over a KV head
-repeated without copying (prefill). Called by the decoder.
+Owns no state; the step batch says what to read where. Where the Triton language is installed, rows read
+straight from the KV blocks, all decode rows at once and all chunks at once (`paged_attention`); elsewhere
+torch's operators attend over gathered blocks. The query heads that share a KV head are taken as query
+positions (decode: one call for all rows and heads) or as heads over a KV head repeated without copying
+(prefill). Called by the decoder.
 """
 
 from __future__ import annotations
@@ -19,7 +21,13 @@ from torch.nn import functional
 
 from python_backends.engine.kv.kv_cache import KVCache
 from python_backends.engine.model.description import Heads
-from python_backends.engine.torch.attention_spans import AttentionSpans, DecodeGroup, PagedChunks, PagedRows, PrefillSpan
+from python_backends.engine.torch.attention_spans import (
+    AttentionSpans,
+    DecodeGroup,
+    PagedChunks,
+    PagedRows,
+    PrefillSpan,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +38,9 @@ class LayerAttention:
     softcap: float | None = None  # what `scores` caps, for those that compute them otherwise
 
 
-def decode_attention(q: Tensor, group: DecodeGroup | PagedRows, layer: LayerAttention, cache: KVCache) -> Tensor:
+def decode_attention(
+    q: Tensor, group: DecodeGroup | PagedRows, layer: LayerAttention, cache: KVCache
+) -> Tensor:
     """q [rows, heads · dim] of a decode group → the same shape."""
     rows, heads = group.last - group.first, layer.heads
     if isinstance(group, PagedRows):
@@ -43,15 +53,20 @@ def decode_attention(q: Tensor, group: DecodeGroup | PagedRows, layer: LayerAtte
     return out.reshape(rows, heads.query_width)
 
 
-def prefill_attention(qkv: Tensor, span: PrefillSpan | PagedChunks, layer: LayerAttention, cache: KVCache) -> Tensor:
-    """qkv [rows, (heads + 2 kv_heads) · dim] of one chunk, or of all, already written to the cache → [rows, heads · dim]."""
+def prefill_attention(
+    qkv: Tensor, span: PrefillSpan | PagedChunks, layer: LayerAttention, cache: KVCache
+) -> Tensor:
+    """qkv [rows, (heads + 2 kv_heads) · dim] of one chunk, or of all, already
+    written to the cache → [rows, heads · dim].
+    """
     heads = layer.heads
     if isinstance(span, PagedChunks):
         from python_backends.engine.torch.paged_attention import chunk_attention  # brings Triton's language
 
         return chunk_attention(qkv, cache.blocks[:, layer.index], span, heads, layer.softcap)
     q, k, v = torch.split(qkv, [heads.query_width, heads.kv_width, heads.kv_width], dim=1)
-    q = q.view(len(q), heads.num_kv_heads, heads.group, heads.head_dim).permute(1, 2, 0, 3)  # [kv_heads, group, chunk, dim]
+    # [kv_heads, group, chunk, dim]
+    q = q.view(len(q), heads.num_kv_heads, heads.group, heads.head_dim).permute(1, 2, 0, 3)
     if span.gather is None:
         keys, values = (x.view(len(x), heads.num_kv_heads, heads.head_dim).transpose(0, 1) for x in (k, v))
     else:
@@ -64,9 +79,14 @@ def prefill_attention(qkv: Tensor, span: PrefillSpan | PagedChunks, layer: Layer
 
 
 def attend(qkv: Tensor, spans: AttentionSpans, layer: LayerAttention, cache: KVCache) -> Tensor:
-    """The attention [tokens, heads · dim] of all rows of qkv [tokens, (heads + 2 kv_heads) · dim], rotated and written to the cache."""
+    """The attention [tokens, heads · dim] of all rows of qkv [tokens, (heads + 2
+    kv_heads) · dim], rotated and written to the cache.
+    """
     width = layer.heads.query_width
-    outs = [decode_attention(qkv[group.first : group.last, :width], group, layer, cache) for group in spans.decodes]
+    outs = [
+        decode_attention(qkv[group.first : group.last, :width], group, layer, cache)
+        for group in spans.decodes
+    ]
     outs += [prefill_attention(qkv[span.first : span.last], span, layer, cache) for span in spans.prefills]
     if spans.num_padding:
         outs.append(qkv[-spans.num_padding :, :width])  # their results are not read
@@ -75,11 +95,19 @@ def attend(qkv: Tensor, spans: AttentionSpans, layer: LayerAttention, cache: KVC
 
 def score_operator(softcap: float | None) -> Callable[..., Tensor]:
     """Attention over given keys and values, as scaled_dot_product_attention is called."""
-    return functional.scaled_dot_product_attention if softcap is None else partial(_capped_attention, softcap=softcap)
+    return (
+        functional.scaled_dot_product_attention
+        if softcap is None
+        else partial(_capped_attention, softcap=softcap)
+    )
 
 
-def _capped_attention(q: Tensor, k: Tensor, v: Tensor, *, softcap: float, scale: float, **mask: Any) -> Tensor:
-    """With scores ← softcap · tanh(scores / softcap), which the fused operator does not know; softmax in float32."""
+def _capped_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, softcap: float, scale: float, **mask: Any
+) -> Tensor:
+    """With scores ← softcap · tanh(scores / softcap), which the fused
+    operator does not know; softmax in float32.
+    """
     scores = (q @ k.transpose(-1, -2)).mul_(scale / softcap).tanh_().mul_(softcap)
     hidden = mask["attn_mask"]
     if hidden is None:  # causal

@@ -1,4 +1,6 @@
-"""Which rows of a step's flat batch attend to what: made once a step by the step batch, read by the attention of every layer."""
+"""Which rows of a step's flat batch attend to what: made once a step by the
+step batch, read by the attention of every layer.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from torch import Tensor
 
 
 def chunk_rows(dtype: torch.dtype) -> int:
-    """Rows of a tile of a chunk, the most: what a program of the kernel holds in registers without spilling them."""
+    """Rows of a tile of a chunk, the most: what a program of the kernel
+    holds in registers without spilling them.
+    """
     return 16 if dtype == torch.float32 else 64
 
 
@@ -25,7 +29,9 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class PagedRows:
-    """Rows [first, last) of the flat batch, decode rows all, each read from its own blocks up to its own position."""
+    """Rows [first, last) of the flat batch, decode rows all, each read
+    from its own blocks up to its own position.
+    """
 
     first: int
     last: int
@@ -36,7 +42,9 @@ class PagedRows:
 
 @dataclass(frozen=True, slots=True)
 class PrefillSpan:
-    """Rows [first, last) of the flat batch: one chunk. Without `gather` it starts at token 0 and sees itself alone."""
+    """Rows [first, last) of the flat batch: one chunk. Without `gather`
+    it starts at token 0 and sees itself alone.
+    """
 
     first: int
     last: int
@@ -46,7 +54,9 @@ class PrefillSpan:
 
 @dataclass(frozen=True, slots=True)
 class PagedChunks:
-    """Rows [first, last) of the flat batch, all chunks: each row reads from the blocks of its own slot up to its own position."""
+    """Rows [first, last) of the flat batch, all chunks: each row reads from the
+    blocks of its own slot up to its own position.
+    """
 
     first: int
     last: int

@@ -1,9 +1,11 @@
-"""The decode step of fixed shape: as many rows as a bucket has, padded with the dead slot, a function of one list of slots.
+"""The decode step of fixed shape: as many rows as a bucket has, padded with the dead slot, a function of one
+list of slots.
 
-Everything else a step needs lies in the slot state: tokens, positions and blocks are gathered inside, the most probable tokens appended
-inside. On CUDA each bucket's step is captured once, at the start, as two graphs that share one pool of memory: the forward pass to the
-logits, and the choice and append of greedy rows; rows that ask for more have theirs chosen after the first by the engine. The same
-functions run uncaptured in the tests (`engine.cuda_graphs = "eager"`). Called by the torch engine.
+Everything else a step needs lies in the slot state: tokens, positions and blocks are gathered inside, the
+most probable tokens appended inside. On CUDA each bucket's step is captured once, at the start, as two graphs
+that share one pool of memory: the forward pass to the logits, and the choice and append of greedy rows; rows
+that ask for more have theirs chosen after the first by the engine. The same functions run uncaptured in the
+tests (`engine.cuda_graphs = "eager"`). Called by the torch engine.
 """
 
 from __future__ import annotations
@@ -37,10 +39,14 @@ class Bucket:
 class DecodeSteps:
     """Steps over 1, 2, 4 … and all slots. `captures`: as CUDA graphs, now."""
 
-    def __init__(self, decoder: Decoder, state: SlotState, cache: KVCache, batcher: StepBatcher, captures: bool) -> None:
+    def __init__(
+        self, decoder: Decoder, state: SlotState, cache: KVCache, batcher: StepBatcher, captures: bool
+    ) -> None:
         self._decoder, self._state, self._cache, self._batcher = decoder, state, cache, batcher
         sizes = bucket_sizes(state.dead_slot)
-        self._buckets = {size: Bucket(torch.full((size,), state.dead_slot, device=state.device)) for size in sizes}
+        self._buckets = {
+            size: Bucket(torch.full((size,), state.dead_slot, device=state.device)) for size in sizes
+        }
         self._pool = torch.cuda.graph_pool_handle() if captures else None
         if captures:
             largest_first = sizes[::-1]  # the others fit into its memory
@@ -48,7 +54,9 @@ class DecodeSteps:
                 self._capture(self._buckets[size])
 
     def bucket(self, slots: Ids) -> Bucket:
-        """The smallest bucket that holds `slots`, filled with them; nothing is sent if it already had them."""
+        """The smallest bucket that holds `slots`, filled with them;
+        nothing is sent if it already had them.
+        """
         bucket = self._buckets[next(size for size in self._buckets if size >= len(slots))]
         if not np.array_equal(slots, bucket.host):
             rows = np.full(len(bucket.slots), self._state.dead_slot, np.int64)
@@ -59,7 +67,9 @@ class DecodeSteps:
 
     def forward(self, bucket: Bucket, longest: int) -> Tensor:
         """The logits [rows, vocabulary] of a step whose sequences have at most `longest` tokens."""
-        bucket.logits = bucket.forward() if bucket.forward is not None else self._forward(bucket.slots, longest)
+        bucket.logits = (
+            bucket.forward() if bucket.forward is not None else self._forward(bucket.slots, longest)
+        )
         return bucket.logits
 
     def greedy(self, bucket: Bucket) -> Tensor:

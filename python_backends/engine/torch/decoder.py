@@ -1,8 +1,8 @@
 """The forward pass over one flat batch of tokens: everything but attention is one product for all rows.
 
-Owns the weights of a described model. A block per layer, with one product for q, k and v, one for gate and up; what its family does
-differently is chosen when it is built. Proved equal to transformers' blocks in tests/cpu. Knows nothing of slots or sampling. Called
-by the torch engine.
+Owns the weights of a described model. A block per layer, with one product for q, k and v, one for gate and
+up; what its family does differently is chosen when it is built. Proved equal to transformers' blocks in
+tests/cpu. Knows nothing of slots or sampling. Called by the torch engine.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class StepInputs:
 
 
 class Block:
-    """One decoder layer. `forward` takes the residual stream x [tokens, hidden] and what the layer before adds to it. It adds that in
-    place, and returns what this layer adds.
+    """One decoder layer. `forward` takes the residual stream x [tokens, hidden] and what the layer before
+    adds to it. It adds that in place, and returns what this layer adds.
     """
 
     def __init__(self, layer: Layer, index: int, heads: Heads, dtype: torch.dtype, fused: bool) -> None:
@@ -64,7 +64,11 @@ class Block:
         self._head_norm = head_norm_operator(attention, heads, dtype)
         self._feed_forward_norm = ResidualNorm(layer.feed_forward_norm, dtype, fused)
         self._feed_forward_output_norm = norm_operator(layer.feed_forward_output_norm, dtype)
-        self._activate = gate_operator(feed_forward.activation, fused) if feed_forward.gated else ACTIVATIONS[feed_forward.activation]
+        self._activate = (
+            gate_operator(feed_forward.activation, fused)
+            if feed_forward.gated
+            else ACTIVATIONS[feed_forward.activation]
+        )
         self._shares_norm = layer.feed_forward_norm is None
         self.residual_scale = layer.residual_scale
         self.forward = self._parallel if layer.parallel else self._sequential
@@ -94,9 +98,13 @@ class Block:
 
 
 class Decoder:
-    """A described model and its layers, for sequences of up to `num_positions` tokens; `fused`: with our kernels between products."""
+    """A described model and its layers, for sequences of up to `num_positions`
+    tokens; `fused`: with our kernels between products.
+    """
 
-    def __init__(self, model: Model, layers: Iterable[Layer], num_positions: int, fused: bool = False) -> None:
+    def __init__(
+        self, model: Model, layers: Iterable[Layer], num_positions: int, fused: bool = False
+    ) -> None:
         self.embedding = model.embedding
         dtype = self.embedding.dtype
         self.tables = [rotary_tables(rotary, num_positions, dtype) for rotary in model.rotaries]
@@ -110,7 +118,9 @@ class Decoder:
         self._cap_logits = softcap_operator(model.logit_softcap)
 
     def forward(self, batch: StepBatch, cache: KVCache) -> Tensor:
-        """Runs all tokens of a step; the logits [sampled, vocabulary] of the rows that sample, and of no others."""
+        """Runs all tokens of a step; the logits [sampled, vocabulary] of
+        the rows that sample, and of no others.
+        """
         x = self._scale_embedding(functional.embedding(batch.tokens, self.embedding))  # [tokens, hidden]
         step = StepInputs(batch, self.rotations(batch.positions), cache)
         added = None

@@ -1,9 +1,9 @@
 """The torch engine: runs step plans with PyTorch's own operators, on a CPU or a CUDA device by the same code.
 
-Owns model, KV cache and slot state; decides nothing. `launch` puts a whole step on the device (batch, forward pass, sampling, append),
-`collect` reads its tokens. Nothing of a step needs the tokens of the one before on the host, so a step may be launched before the
-last one was collected. A step in which all rows decode has a fixed shape on CUDA and is a captured graph (`decode_step`). Called by
-the instance loop.
+Owns model, KV cache and slot state; decides nothing. `launch` puts a whole step on the device (batch, forward
+pass, sampling, append), `collect` reads its tokens. Nothing of a step needs the tokens of the one before on
+the host, so a step may be launched before the last one was collected. A step in which all rows decode has a
+fixed shape on CUDA and is a captured graph (`decode_step`). Called by the instance loop.
 """
 
 from __future__ import annotations
@@ -68,12 +68,15 @@ class TorchEngine:
         set_threads(settings.engine.threads)
         config = read_config(settings)
         self.device = take_device(settings.model.device)
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False  # parts of a product are added in float32
+        # parts of a product are added in float32
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         memory = device_memory(self.device)
         is_measured = memory is not None and settings.engine.measures_kv
         self.limits = model_limits(settings, config)
         if is_measured:
-            self.limits = self.limits.changed(max_model_tokens=declared_tokens(settings, config), num_blocks=1)
+            self.limits = self.limits.changed(
+                max_model_tokens=declared_tokens(settings, config), num_blocks=1
+            )
         self._kernels = uses_kernels(settings.engine.cuda_graphs, self.device)
         fused = self._kernels and settings.engine.fused_layers
         model = load_model(settings, config, self.device)
@@ -105,20 +108,26 @@ class TorchEngine:
         try:
             self.cache = KVCache(shape, blocks, self.device)
         except torch.OutOfMemoryError as error:
-            raise SettingsError(f"engine.kv_memory_gib or kv_blocks: {blocks} blocks of {shape.num_bytes} bytes: {error}") from error
+            raise SettingsError(
+                f"engine.kv_memory_gib or kv_blocks: {blocks} blocks of {shape.num_bytes} bytes: {error}"
+            ) from error
         self.state = SlotState(self.limits, self.device, self._kernels, stop_ids)
         self._batcher = StepBatcher(self.state, self.cache, self.decoder.windows, self._kernels, chunk_rows)
         self._timer = StepTimer()
 
     def _measured_blocks(self, memory: DeviceMemory, shape: BlockShape, token_budget: int) -> int:
-        """How many KV blocks the device has memory for, besides weights and the largest steps, which are run to know."""
+        """How many KV blocks the device has memory for, besides weights and
+        the largest steps, which are run to know.
+        """
         step_bytes = memory.peak_of(lambda: self._run_largest_steps(token_budget))
         del self.cache, self._batcher
         measured = Measured(memory.give_back(), step_bytes)
         log.info("%s: %s", self.device, measured)
         num_blocks = measured.usable // block_cost(shape.num_bytes, shape.num_layers, not self._kernels)
         if num_blocks < 2:  # one is for rows of padding
-            raise SettingsError(f"model.device = '{self.device}': {measured}; a block takes {shape.num_bytes} bytes")
+            raise SettingsError(
+                f"model.device = '{self.device}': {measured}; a block takes {shape.num_bytes} bytes"
+            )
         return num_blocks - 1
 
     def _try_largest_steps(self, token_budget: int) -> None:
@@ -126,12 +135,15 @@ class TorchEngine:
             self._run_largest_steps(token_budget)
         except torch.OutOfMemoryError as error:
             raise SettingsError(
-                f"engine.kv_memory_gib, engine.slots or engine.token_budget: a step of {token_budget} tokens, or one that draws for "
-                f"{self.limits.num_slots} slots, does not fit next to {self.limits.num_blocks} KV blocks: {error}"
+                f"engine.kv_memory_gib, engine.slots or engine.token_budget: a step of {token_budget} tokens,"
+                f" or one that draws for {self.limits.num_slots} slots, does not fit next to"
+                f" {self.limits.num_blocks} KV blocks: {error}"
             ) from error
 
     def _run_largest_steps(self, token_budget: int) -> None:
-        """Where attention gathers blocks, what it gathers is no more than the pool has: counted with the blocks, not measured here."""
+        """Where attention gathers blocks, what it gathers is no more than the pool has: counted with the
+        blocks, not measured here.
+        """
         context = self.limits.max_model_tokens if self._kernels else 1
         for plan in largest_steps(self.limits, token_budget, context):
             self.launch(plan)
@@ -143,9 +155,15 @@ class TorchEngine:
         if not len(plan.slots):
             nothing = np.zeros(0, np.intp)
             tokens = torch.zeros((2, 0), dtype=torch.int64)
-            self._launched.append(_Launched(plan.number, nothing, tokens, None, nothing, None, lambda: (0.0, 0.0)))
+            self._launched.append(
+                _Launched(plan.number, nothing, tokens, None, nothing, None, lambda: (0.0, 0.0))
+            )
             return
-        step = self._flat(plan) if self._decode_steps is None or len(plan.tokens) else self._decode(plan, self._decode_steps)
+        step = (
+            self._flat(plan)
+            if self._decode_steps is None or len(plan.tokens)
+            else self._decode(plan, self._decode_steps)
+        )
         self._launched.append(step if self.device.type == "cpu" else _sent(step))
 
     def _flat(self, plan: StepPlan) -> _Launched:
@@ -165,7 +183,9 @@ class TorchEngine:
         return _Launched(plan.number, order, result, None, order[:0], None, self._timer.end())
 
     def _choose(self, plan: StepPlan, logits: Tensor, slots: Tensor, order: NDArray[np.intp]) -> _Launched:
-        """Samples and appends for `slots` [sampled], row i of which is the `order[i]`-th span of the plan that samples."""
+        """Samples and appends for `slots` [sampled], row i of which is the
+        `order[i]`-th span of the plan that samples.
+        """
         rows = self.state.sampling_rows(slots, plan, order)
         chosen = sample(logits, rows)
         times = self._timer.end()
@@ -181,7 +201,9 @@ class TorchEngine:
         result = np.empty_like(step.result.numpy())
         result[:, step.order] = step.result.numpy()
         scores = None if step.log_probs is None else row_log_probs(step.log_probs.numpy(), step.asking)
-        return StepOutput(step.number, result[0].astype(np.int32), result[1].astype(np.uint8), scores, *step.times())
+        return StepOutput(
+            step.number, result[0].astype(np.int32), result[1].astype(np.uint8), scores, *step.times()
+        )
 
     def close(self) -> None:
         self._launched.clear()
@@ -214,8 +236,8 @@ def _on_the_way(tensor: Tensor) -> Tensor:
 def set_threads(threads: int) -> None:
     """Once, at the start: torch takes no other number later.
 
-    Each function of torch's vector library is called by one thread first: where two are the first, some values may be wrong by 1e-4
-    (docs/log.md), and rotary embeddings would not be the same after a restart.
+    Each function of torch's vector library is called by one thread first: where two are the first, some
+    values may be wrong by 1e-4 (docs/log.md), and rotary embeddings would not be the same after a restart.
     """
     torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
     for function in (torch.cos, torch.sin, torch.tanh, torch.exp):

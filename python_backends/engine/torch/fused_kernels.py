@@ -1,7 +1,8 @@
 """What stands between the products of a layer, as kernels in the Triton language: each launch costs on a GPU.
 
-Each does in one pass what torch's operators do in several, and in float32: `place_operator`, `gate_operator` and `ResidualNorm` of
-`operators` say what that is. Owns nothing; imported only where it runs (`runs_kernels` of `kernel_trial`), called by these.
+Each does in one pass what torch's operators do in several, and in float32: `place_operator`, `gate_operator`
+and `ResidualNorm` of `operators` say what that is. Owns nothing; imported only where it runs (`runs_kernels`
+of `kernel_trial`), called by these.
 """
 
 from __future__ import annotations
@@ -18,8 +19,17 @@ HEADS = 16  # of a token in a program
 TILE = 1024  # of a gate's columns in a program
 
 
-def place(qkv: Tensor, rotation: tuple[Tensor, Tensor] | None, rows: Tensor, layer: int, cache: KVCache, heads: Heads) -> None:
-    """qkv [tokens, (heads + 2 kv_heads) · dim], rotated in place; keys and values also to `rows` [tokens, 2, kv_heads] of the cache."""
+def place(
+    qkv: Tensor,
+    rotation: tuple[Tensor, Tensor] | None,
+    rows: Tensor,
+    layer: int,
+    cache: KVCache,
+    heads: Heads,
+) -> None:
+    """qkv [tokens, (heads + 2 kv_heads) · dim], rotated in place; keys and values
+    also to `rows` [tokens, 2, kv_heads] of the cache.
+    """
     cos, sin = rotation or (qkv, qkv)
     num_heads, half = heads.num_query_heads + 2 * heads.num_kv_heads, heads.head_dim // 2
     _place[(len(qkv), triton.cdiv(num_heads, HEADS))](
@@ -82,7 +92,11 @@ def _place(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     TURNS: tl.constexpr,  # noqa: N803
 ):
     """Some heads of one token."""
-    token, head, pair = tl.program_id(0).to(tl.int64), tl.program_id(1) * HEADS + tl.arange(0, HEADS), tl.arange(0, PADDED)
+    token, head, pair = (
+        tl.program_id(0).to(tl.int64),
+        tl.program_id(1) * HEADS + tl.arange(0, HEADS),
+        tl.arange(0, PADDED),
+    )
     is_pair = pair < HALF
     is_here = (head < NUM_QUERY + 2 * NUM_KV)[:, None] & is_pair
     here = qkv + token * stride + head[:, None] * (2 * HALF) + pair
@@ -144,13 +158,19 @@ def _add_and_norm(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     inside = column < WIDTH
     place = tl.program_id(0).to(tl.int64) * WIDTH + column
     added = tl.load(y + place, mask=inside, other=0.0).to(tl.float32)
-    summed = (tl.load(x + place, mask=inside, other=0.0).to(tl.float32) + scale * added).to(x.dtype.element_ty)
+    summed = (tl.load(x + place, mask=inside, other=0.0).to(tl.float32) + scale * added).to(
+        x.dtype.element_ty
+    )
     tl.debug_barrier()  # threads that hold the same values have all read them
     tl.store(x + place, summed, mask=inside)
     value = summed.to(tl.float32)
     if CENTRES:
         value = tl.where(inside, value - tl.sum(value, 0) / WIDTH, 0.0)
-    normed = value * tl.rsqrt(tl.sum(value * value, 0) / WIDTH + eps) * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    normed = (
+        value
+        * tl.rsqrt(tl.sum(value * value, 0) / WIDTH + eps)
+        * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    )
     if HAS_BIAS:
         normed += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + place, normed.to(out.dtype.element_ty), mask=inside)

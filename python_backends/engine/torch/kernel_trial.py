@@ -1,4 +1,6 @@
-"""Whether our kernels run on a device: a small one is tried. Owns nothing; called by the torch engine at its start."""
+"""Whether our kernels run on a device: a small one is tried. Owns
+nothing; called by the torch engine at its start.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,11 @@ import torch
 
 
 def kernel_obstacle(device: torch.device) -> str:
-    """Why kernels in the Triton language do not run on `device`; "" where they do. Runs a small one, once compiled it takes 1 ms.
+    """Why kernels in the Triton language do not run on `device`; "" where they do. Runs a small one, once
+    compiled it takes 1 ms.
 
-    The language compiles a part of itself in C when the first kernel is launched on a GPU. Its interpreter takes a CPU's tensors.
+    The language compiles a part of itself in C when the first kernel is launched on a GPU. Its interpreter
+    takes a CPU's tensors.
     """
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return "they need a GPU"
@@ -23,7 +27,8 @@ def kernel_obstacle(device: torch.device) -> str:
         return "the package triton is not installed"
     try:
         written = _write_one(device)
-    except Exception as error:  # whatever the language, the compiler or the driver raise: the engine goes on without kernels
+    # whatever the language, the compiler or the driver raise: the engine goes on without kernels
+    except Exception as error:
         return "; ".join([f"{type(error).__name__}: {error}", *_missing_for_c()])
     return "" if written == [0.0, 0.5] else f"a kernel that should write 0.5 wrote {written}"
 
@@ -34,7 +39,9 @@ def runs_kernels(device: torch.device) -> bool:
 
 
 def _write_one(device: torch.device) -> list[float]:
-    """What a tensor [2] of zeros holds once the kernel that writes slot operations has put 0.5 into its second place."""
+    """What a tensor [2] of zeros holds once the kernel that writes slot
+    operations has put 0.5 into its second place.
+    """
     from python_backends.engine.slots.write_kernel import write  # brings Triton's language
 
     numbers = torch.zeros(2, dtype=torch.int64, device=device)

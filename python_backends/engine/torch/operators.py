@@ -1,7 +1,8 @@
-"""The operators for the parts of a description: chosen once, when a decoder is built, so that a step asks no questions.
+"""The operators for the parts of a description: chosen once, when a decoder is built, so that a step asks no
+questions.
 
-They are torch's; where they are to be `fused`, what stands between two products is one kernel (`fused_kernels`). Called by the decoder
-and its blocks.
+They are torch's; where they are to be `fused`, what stands between two products is one kernel
+(`fused_kernels`). Called by the decoder and its blocks.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ def norm_operator(norm: Norm | None, dtype: torch.dtype) -> Operator:
         return unchanged
     shape = (len(norm.weight),)
     if norm.kind == NormKind.LAYER:
-        operator: Operator = partial(functional.layer_norm, normalized_shape=shape, weight=norm.weight, bias=norm.bias, eps=norm.eps)
+        operator: Operator = partial(
+            functional.layer_norm, normalized_shape=shape, weight=norm.weight, bias=norm.bias, eps=norm.eps
+        )
     else:
         operator = partial(functional.rms_norm, normalized_shape=shape, weight=norm.weight, eps=norm.eps)
     if norm.weight.dtype == dtype:
@@ -41,11 +44,14 @@ def norm_operator(norm: Norm | None, dtype: torch.dtype) -> Operator:
 
 
 class ResidualNorm:
-    """The norm of the residual stream x [tokens, width] of `dtype`, as it is or after something was added to it."""
+    """The norm of the residual stream x [tokens, width] of `dtype`, as
+    it is or after something was added to it.
+    """
 
     def __init__(self, norm: Norm | None, dtype: torch.dtype, fused: bool) -> None:
         self.of = norm_operator(norm, dtype)
-        self._of_sum: Callable[[Tensor, Tensor, float], Tensor] = self._sum  # of x, y and a scale, after scale · y was added to x
+        # of x, y and a scale, after scale · y was added to x
+        self._of_sum: Callable[[Tensor, Tensor, float], Tensor] = self._sum
         if fused and norm is not None:
             from python_backends.engine.torch.fused_kernels import add_and_norm  # brings Triton's language
 
@@ -60,7 +66,9 @@ class ResidualNorm:
 
 
 def place_operator(fused: bool) -> PlaceOperator:
-    """Rotates queries and keys of qkv [tokens, (heads + 2 kv_heads) · dim], and writes keys and values to their rows of the cache."""
+    """Rotates queries and keys of qkv [tokens, (heads + 2 kv_heads) · dim], and
+    writes keys and values to their rows of the cache.
+    """
     if fused:
         from python_backends.engine.torch.fused_kernels import place  # brings Triton's language
 
@@ -68,14 +76,18 @@ def place_operator(fused: bool) -> PlaceOperator:
     return _place
 
 
-def _place(qkv: Tensor, rotation: Rotation | None, rows: Tensor, layer: int, cache: KVCache, heads: Heads) -> None:
+def _place(
+    qkv: Tensor, rotation: Rotation | None, rows: Tensor, layer: int, cache: KVCache, heads: Heads
+) -> None:
     if rotation is not None:
         rotate(qkv[:, : heads.query_width + heads.kv_width].view(len(qkv), -1, heads.head_dim), *rotation)
     cache.write(layer, rows, qkv[:, heads.query_width :].view(len(qkv), 2, -1, heads.head_dim))
 
 
 def rotate(qk: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Rotary embedding in place: qk [tokens, heads, dim]; cos, sin [tokens, 1, dim], the first half of sin negated."""
+    """Rotary embedding in place: qk [tokens, heads, dim]; cos, sin
+    [tokens, 1, dim], the first half of sin negated.
+    """
     rolled = qk.roll(qk.shape[-1] // 2, -1)
     qk.mul_(cos).addcmul_(rolled, sin)
 
@@ -101,7 +113,10 @@ def head_norm_operator(attention: Attention, heads: Heads, dtype: torch.dtype) -
         return unchanged
     if len(attention.q_norm.weight) == len(attention.k_norm.weight) == heads.head_dim:
         return _norm_by_head(attention.q_norm, attention.k_norm, heads)
-    parts = ((attention.q_norm, 0, heads.query_width), (attention.k_norm, heads.query_width, heads.query_width + heads.kv_width))
+    parts = (
+        (attention.q_norm, 0, heads.query_width),
+        (attention.k_norm, heads.query_width, heads.query_width + heads.kv_width),
+    )
     operators = [(norm_operator(norm, dtype), first, last) for norm, first, last in parts]
 
     def norm_all(qkv: Tensor) -> None:
@@ -114,7 +129,8 @@ def head_norm_operator(attention: Attention, heads: Heads, dtype: torch.dtype) -
 def _norm_by_head(q_norm: Norm, k_norm: Norm, heads: Heads) -> Callable[[Tensor], object]:
     """All heads at once, each with its own factors."""
     counts = torch.tensor([heads.num_query_heads, heads.num_kv_heads], device=q_norm.weight.device)
-    weight = torch.stack((q_norm.weight, k_norm.weight)).repeat_interleave(counts, 0)  # [heads + kv_heads, dim]
+    # [heads + kv_heads, dim]
+    weight = torch.stack((q_norm.weight, k_norm.weight)).repeat_interleave(counts, 0)
     width, shape, eps = heads.query_width + heads.kv_width, (heads.head_dim,), q_norm.eps
 
     def norm(qkv: Tensor) -> None:

@@ -1,9 +1,11 @@
-"""Attention straight over KV blocks, as kernels in the Triton language: nothing is gathered, whatever the lengths.
+"""Attention straight over KV blocks, as kernels in the Triton language: nothing is gathered, whatever the
+lengths.
 
-Decode rows take two kernels: the tokens that a row sees are divided into `num_splits` parts; a program computes one part of one row for
-the query heads that share a KV head, and the second kernel puts the parts together by their maxima and sums. Lengths are read on the
-device, so a captured graph holds for all of them. The chunks of a step take one kernel, however many they are: a program computes one
-head of one tile. Owns nothing; imported only where it runs (`runs_kernels` of `kernel_trial`), and called by `attention`.
+Decode rows take two kernels: the tokens that a row sees are divided into `num_splits` parts; a program
+computes one part of one row for the query heads that share a KV head, and the second kernel puts the parts
+together by their maxima and sums. Lengths are read on the device, so a captured graph holds for all of them.
+The chunks of a step take one kernel, however many they are: a program computes one head of one tile. Owns
+nothing; imported only where it runs (`runs_kernels` of `kernel_trial`), and called by `attention`.
 """
 
 from __future__ import annotations
@@ -22,8 +24,12 @@ WANTED_PROGRAMS = 1024  # enough for several on each of a large device's multipr
 MOST_SPLITS = 32  # a power of two
 
 
-def paged_attention(q: Tensor, blocks: Tensor, rows: PagedRows, heads: Heads, softcap: float | None) -> Tensor:
-    """q [rows, heads · dim] → the same shape, over the blocks [blocks, 2, kv_heads, tokens, dim] of one layer."""
+def paged_attention(
+    q: Tensor, blocks: Tensor, rows: PagedRows, heads: Heads, softcap: float | None
+) -> Tensor:
+    """q [rows, heads · dim] → the same shape, over the blocks [blocks,
+    2, kv_heads, tokens, dim] of one layer.
+    """
     count, dim, window = len(q), heads.head_dim, rows.window
     num_splits = splits_of(count * heads.num_kv_heads)
     parts = torch.empty((count, heads.num_query_heads, num_splits, dim), dtype=torch.float32, device=q.device)
@@ -59,8 +65,12 @@ def paged_attention(q: Tensor, blocks: Tensor, rows: PagedRows, heads: Heads, so
     return out
 
 
-def chunk_attention(qkv: Tensor, blocks: Tensor, chunks: PagedChunks, heads: Heads, softcap: float | None) -> Tensor:
-    """qkv [rows, (heads + 2 kv_heads) · dim] → [rows, heads · dim], over the blocks [blocks, 2, kv_heads, tokens, dim] of one layer."""
+def chunk_attention(
+    qkv: Tensor, blocks: Tensor, chunks: PagedChunks, heads: Heads, softcap: float | None
+) -> Tensor:
+    """qkv [rows, (heads + 2 kv_heads) · dim] → [rows, heads · dim], over the blocks [blocks, 2, kv_heads,
+    tokens, dim] of one layer.
+    """
     dim, window = heads.head_dim, chunks.window
     out = torch.empty((len(qkv), heads.query_width), dtype=qkv.dtype, device=qkv.device)
     _attend_chunk[(heads.num_query_heads, len(chunks.tiles))](
@@ -93,7 +103,9 @@ def tile_tokens(dtype: torch.dtype) -> int:
 
 
 def splits_of(programs: int) -> int:
-    """Into how many parts, a power of two, each row's tokens are divided, so that the device has enough to do."""
+    """Into how many parts, a power of two, each row's tokens are
+    divided, so that the device has enough to do.
+    """
     wanted = max(1, min(MOST_SPLITS, WANTED_PROGRAMS // programs))
     return 1 << (wanted.bit_length() - 1)
 
@@ -123,12 +135,16 @@ def _attend_part(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     HAS_WINDOW: tl.constexpr,  # noqa: N803
     HAS_SOFTCAP: tl.constexpr,  # noqa: N803
 ):
-    """Softmax-weighted values of one part, not yet divided by their sum, with the maximum and sum that go with them."""
+    """Softmax-weighted values of one part, not yet divided by their sum,
+    with the maximum and sum that go with them.
+    """
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     num_heads, num_splits = tl.num_programs(1) * GROUP, tl.num_programs(2)
     head, dims = kv_head * GROUP + tl.arange(0, ROWS), tl.arange(0, PADDED)
     is_head, is_dim = tl.arange(0, ROWS) < GROUP, dims < DIM
-    queries = tl.load(q + row * q_stride + head[:, None] * DIM + dims, mask=is_head[:, None] & is_dim, other=0.0)
+    queries = tl.load(
+        q + row * q_stride + head[:, None] * DIM + dims, mask=is_head[:, None] & is_dim, other=0.0
+    )
     end = tl.load(positions + row) + 1
     begin = tl.maximum(end - window, 0) if HAS_WINDOW else end * 0
     share = tl.cdiv(tl.cdiv(end - begin, num_splits), TILE) * TILE
@@ -142,14 +158,17 @@ def _attend_part(  # type: ignore[no-untyped-def]  # noqa: PLR0913
         seen = token < end
         block = tl.load(table + row * table_stride + token // BLOCK_TOKENS, mask=seen, other=0)
         key = blocks + block * block_stride + (kv_head * BLOCK_TOKENS + token % BLOCK_TOKENS) * DIM  # [TILE]
-        keys = tl.load(key[None, :] + dims[:, None], mask=seen[None, :] & is_dim[:, None], other=0.0)  # [PADDED, TILE]
+        # [PADDED, TILE]
+        keys = tl.load(key[None, :] + dims[:, None], mask=seen[None, :] & is_dim[:, None], other=0.0)
         scores = tl.dot(queries, keys, input_precision="ieee") * scale
         if HAS_SOFTCAP:
             scores = softcap * (2.0 / (1.0 + tl.exp(-2.0 * scores / softcap)) - 1.0)  # tanh
         scores = tl.where(seen[None, :], scores, float("-inf"))
         larger = tl.maximum(largest, tl.max(scores, 1))
         weights, kept = tl.exp(scores - larger[:, None]), tl.exp(largest - larger)
-        values = tl.load(key[:, None] + values_offset + dims[None, :], mask=seen[:, None] & is_dim[None, :], other=0.0)
+        values = tl.load(
+            key[:, None] + values_offset + dims[None, :], mask=seen[:, None] & is_dim[None, :], other=0.0
+        )
         weighted = weighted * kept[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
         total = total * kept + tl.sum(weights, 1)
         largest = larger
@@ -210,14 +229,17 @@ def _attend_chunk(  # type: ignore[no-untyped-def]  # noqa: PLR0913
 ):
     """One query head of one tile. A row that has seen nothing yet, before its window, has the maximum −inf.
 
-    `qkv` begins at any row of a batch, so its alignment is not taken for granted: another one would be another kernel to compile.
+    `qkv` begins at any row of a batch, so its alignment is not taken for granted: another one would be
+    another kernel to compile.
     """
     head, tile = tl.program_id(0), tiles + tl.program_id(1) * 4
     first_row, count, start, slot = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
     row, dims = tl.arange(0, ROWS), tl.arange(0, PADDED)
     is_here = (row < count)[:, None] & (dims < DIM)
     position = start + row
-    queries = tl.load(qkv + (first_row + row)[:, None] * row_stride + head * DIM + dims, mask=is_here, other=0.0)
+    queries = tl.load(
+        qkv + (first_row + row)[:, None] * row_stride + head * DIM + dims, mask=is_here, other=0.0
+    )
     end = start + count
     begin = tl.maximum(start - window + 1, 0) if HAS_WINDOW else start * 0
     largest = tl.full((ROWS,), float("-inf"), tl.float32)
@@ -226,8 +248,12 @@ def _attend_chunk(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     for first in range(begin, end, TILE):
         token = first + tl.arange(0, TILE)
         block = tl.load(table + slot * table_stride + token // BLOCK_TOKENS, mask=token < end, other=0)
-        key = blocks + block * block_stride + (head // GROUP * BLOCK_TOKENS + token % BLOCK_TOKENS) * DIM  # [TILE]
-        keys = tl.load(key[None, :] + dims[:, None], mask=(token < end)[None, :] & (dims < DIM)[:, None], other=0.0)  # [PADDED, TILE]
+        # [TILE]
+        key = blocks + block * block_stride + (head // GROUP * BLOCK_TOKENS + token % BLOCK_TOKENS) * DIM
+        # [PADDED, TILE]
+        keys = tl.load(
+            key[None, :] + dims[:, None], mask=(token < end)[None, :] & (dims < DIM)[:, None], other=0.0
+        )
         scores = tl.dot(queries, keys, input_precision="ieee") * scale
         if HAS_SOFTCAP:
             scores = softcap * (2.0 / (1.0 + tl.exp(-2.0 * scores / softcap)) - 1.0)  # tanh
@@ -238,9 +264,17 @@ def _attend_chunk(  # type: ignore[no-untyped-def]  # noqa: PLR0913
         larger = tl.maximum(largest, tl.max(scores, 1))
         base = tl.where(larger == float("-inf"), 0.0, larger)
         weights, kept = tl.exp(scores - base[:, None]), tl.exp(largest - base)
-        values = tl.load(key[:, None] + values_offset + dims[None, :], mask=(token < end)[:, None] & (dims < DIM)[None, :], other=0.0)
+        values = tl.load(
+            key[:, None] + values_offset + dims[None, :],
+            mask=(token < end)[:, None] & (dims < DIM)[None, :],
+            other=0.0,
+        )
         weighted = weighted * kept[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
         total = total * kept + tl.sum(weights, 1)
         largest = larger
     joined = (weighted / total[:, None]).to(out.dtype.element_ty)
-    tl.store(out + (first_row + row)[:, None] * (tl.num_programs(0) * DIM) + head * DIM + dims, joined, mask=is_here)
+    tl.store(
+        out + (first_row + row)[:, None] * (tl.num_programs(0) * DIM) + head * DIM + dims,
+        joined,
+        mask=is_here,
+    )

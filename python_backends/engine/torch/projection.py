@@ -1,7 +1,8 @@
 """Products with weights, and how a weight is kept for them.
 
-On a CPU a weight lies packed for the matrix product library (measured on one shape of 387 M parameters at 16 rows: 78 ms of
-products a step against 189 in float32, 46 against 111 in bfloat16). The plain weight is dropped. Called by the decoder alone.
+On a CPU a weight lies packed for the matrix product library (measured on one shape of 387 M parameters at 16
+rows: 78 ms of products a step against 189 in float32, 46 against 111 in bfloat16). The plain weight is
+dropped. Called by the decoder alone.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-MOST_DIRECT_ROWS = 12  # from about 15 rows on, converting an int8 weight first is faster (bfloat16, two cores)
-PIECE_WEIGHTS = 1 << 22  # values of an int8 weight that are converted at a time: beyond 32 MiB every allocation would be fresh pages
+# from about 15 rows on, converting an int8 weight first is faster (bfloat16, two cores)
+MOST_DIRECT_ROWS = 12
+# values of an int8 weight that are converted at a time: beyond 32 MiB every allocation would be fresh pages
+PIECE_WEIGHTS = 1 << 22
 
 
 class Projection:
@@ -38,10 +41,11 @@ class Projection:
 
 
 class Int8Projection:
-    """The same with a weight of int8 [out, in] whose rows have scales [out], in the dtype of x: y = (x·Wᵀ) · scale + b.
+    """The same with a weight of int8 [out, in] whose rows have scales [out], in the dtype of x: y = (x·Wᵀ) ·
+    scale + b.
 
-    torch's own product takes each row of x by itself and knows bfloat16 on a CPU. For more rows, and elsewhere, the weight is converted
-    piece by piece, each of which stays in the cache and goes again.
+    torch's own product takes each row of x by itself and knows bfloat16 on a CPU. For more rows, and
+    elsewhere, the weight is converted piece by piece, each of which stays in the cache and goes again.
     """
 
     def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> None:
@@ -68,7 +72,9 @@ class Int8Projection:
 
 def can_pack(weight: Tensor) -> bool:
     available = weight.device.type == "cpu" and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
-    return available and (weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and _has_bfloat16()))
+    return available and (
+        weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and _has_bfloat16())
+    )
 
 
 def _pack(weight: Tensor) -> Tensor:

@@ -1,9 +1,10 @@
 """One step's flat batch: which tokens, where their KV goes, and which KV each row reads, as device tensors.
 
-Made from a plan and the slot state, once a step, for all layers. Decode rows stand first, in order of their length, so that rows of
-similar length are neighbours and are padded to their own longest; prefill chunks follow, then padding. In a step of a run
-nothing comes from the host: the order of the slots stays as it is. Layers with a sliding window read only the blocks that it touches,
-row by row; blocks after it stay with their sequence. Called by the torch engine.
+Made from a plan and the slot state, once a step, for all layers. Decode rows stand first, in order of their
+length, so that rows of similar length are neighbours and are padded to their own longest; prefill chunks
+follow, then padding. In a step of a run nothing comes from the host: the order of the slots stays as it is.
+Layers with a sliding window read only the blocks that it touches, row by row; blocks after it stay with their
+sequence. Called by the torch engine.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ from python_backends.engine.device import to_device
 from python_backends.engine.kv.kv_cache import KVCache
 from python_backends.engine.kv.padding import padded
 from python_backends.engine.slots.slot_state import SlotState
-from python_backends.engine.torch.attention_spans import AttentionSpans, DecodeGroup, PagedChunks, PagedRows, PrefillSpan
+from python_backends.engine.torch.attention_spans import (
+    AttentionSpans,
+    DecodeGroup,
+    PagedChunks,
+    PagedRows,
+    PrefillSpan,
+)
 from python_backends.nouns.request import Ids
 from python_backends.nouns.step import StepPlan
 
@@ -48,9 +55,9 @@ class _Rows:
 
 
 class StepBatcher:
-    """Keeps the device's list of decoding slots from step to step. `windows` are those of the model's layers, each once; where
-    `is_paged`, decode rows read straight from their blocks, and where `chunk_rows` are given, chunks as well, `chunk_rows` rows at a
-    time.
+    """Keeps the device's list of decoding slots from step to step. `windows` are those of the model's layers,
+    each once; where `is_paged`, decode rows read straight from their blocks, and where `chunk_rows` are
+    given, chunks as well, `chunk_rows` rows at a time.
     """
 
     def __init__(
@@ -89,14 +96,19 @@ class StepBatcher:
         return StepBatch(rows.tokens, rows.positions, write, spans, sampling_rows, slots, order)
 
     def decodes(self, slots: Tensor, longest: int) -> StepBatch:
-        """A step in which all `slots` [rows] decode, none of them longer than `longest` tokens: of the same shape for the same two.
+        """A step in which all `slots` [rows] decode, none of them longer than `longest` tokens: of the same
+        shape for the same two.
 
-        Where rows are read straight from their blocks `longest` doesn't matter, and nothing at all comes from the host.
+        Where rows are read straight from their blocks `longest` doesn't matter, and nothing at all comes from
+        the host.
         """
         tokens, positions = self._state.decode_inputs(slots)
         table, size = self._state.table[slots], self._block_tokens
         starts = np.full(len(slots), min(longest, table.shape[1] * size) - 1, np.int32)
-        spans = {window: AttentionSpans(self._decodes(table, positions, starts, window), ()) for window in self._windows}
+        spans = {
+            window: AttentionSpans(self._decodes(table, positions, starts, window), ())
+            for window in self._windows
+        }
         blocks = table.gather(1, (positions // size)[:, None])[:, 0]
         write = self._cache.write_rows(blocks, positions % size)
         return StepBatch(tokens, positions, write, spans, None, slots, np.arange(len(slots)))
@@ -109,27 +121,38 @@ class StepBatcher:
     def _spans(
         self, plan: StepPlan, table: Tensor, positions: Tensor, starts: Ids, num_padding: int
     ) -> dict[int | None, AttentionSpans]:
-        """What layers of each window read; `starts` [rows] ascending: positions as the plan knows them, no less than the device's."""
+        """What layers of each window read; `starts` [rows] ascending: positions as
+        the plan knows them, no less than the device's.
+        """
         longest = int((plan.starts + plan.lengths).max())
         made: dict[int | None, AttentionSpans] = {}
         tiles = self._tiles(plan) if self._chunk_rows and len(plan.tokens) else None
         for window in self._windows:
-            effective = window if self._is_paged or (window is not None and window < longest) else None  # a kernel of its own for each
+            # a kernel of its own for each
+            effective = window if self._is_paged or (window is not None and window < longest) else None
             if effective not in made:
                 decodes = self._decodes(table, positions, starts, effective)
-                prefills = self._prefills(plan, effective) if tiles is None else self._chunks_of(plan, tiles, effective)
+                prefills = (
+                    self._prefills(plan, effective)
+                    if tiles is None
+                    else self._chunks_of(plan, tiles, effective)
+                )
                 made[effective] = AttentionSpans(decodes, prefills, num_padding)
             made[window] = made[effective]
         return made
 
-    def _decodes(self, table: Tensor, positions: Tensor, starts: Ids, window: int | None) -> tuple[DecodeGroup | PagedRows, ...]:
+    def _decodes(
+        self, table: Tensor, positions: Tensor, starts: Ids, window: int | None
+    ) -> tuple[DecodeGroup | PagedRows, ...]:
         if self._is_paged:
             return (PagedRows(0, len(table), table, positions, window),) if len(table) else ()
         ends = group_ends(starts + 1 if window is None else np.minimum(starts + 1, window))
         groups = zip([0, *ends], ends, strict=False)
         if window is None:
             return tuple(self._group(first, last, table, positions, starts) for first, last in groups)
-        return tuple(self._window_group(first, last, table, positions, starts, window) for first, last in groups)
+        return tuple(
+            self._window_group(first, last, table, positions, starts, window) for first, last in groups
+        )
 
     def _group(self, first: int, last: int, table: Tensor, positions: Tensor, starts: Ids) -> DecodeGroup:
         num_blocks = int(starts[last - 1]) // self._block_tokens + 1
@@ -137,23 +160,31 @@ class StepBatcher:
         mask = self._mask(positions[first:last], self._arange(num_blocks * self._block_tokens))[:, None, None]
         return DecodeGroup(first, last, gather, mask)
 
-    def _window_group(self, first: int, last: int, table: Tensor, positions: Tensor, starts: Ids, window: int) -> DecodeGroup:
+    def _window_group(
+        self, first: int, last: int, table: Tensor, positions: Tensor, starts: Ids, window: int
+    ) -> DecodeGroup:
         """Each row reads from the block on in which its own window begins."""
         size, rows = self._block_tokens, slice(first, last)
         num_blocks = min(int(starts[last - 1]) // size, (window + size - 2) // size) + 1
         begins = (positions[rows] - (window - 1)).clamp_(min=0)[:, None] // size  # [rows, 1]
         columns = (begins + self._arange(num_blocks)).clamp_(max=table.shape[1] - 1)
         gather = self._cache.gather_rows(table[rows].gather(1, columns))
-        mask = self._mask(positions[rows], begins * size + self._arange(num_blocks * size), window)[:, None, None]
+        mask = self._mask(positions[rows], begins * size + self._arange(num_blocks * size), window)[
+            :, None, None
+        ]
         return DecodeGroup(first, last, gather, mask)
 
     def _mask(self, positions: Tensor, tokens: Tensor, window: int | None = None) -> Tensor:
-        """[rows, tokens]: 0 up to and with its own position, as far back as the window goes; −inf elsewhere."""
+        """[rows, tokens]: 0 up to and with its own position, as far
+        back as the window goes; −inf elsewhere.
+        """
         positions = positions[:, None]
         hidden = tokens > positions
         if window is not None:
             hidden |= tokens <= positions - window
-        return torch.zeros(hidden.shape, dtype=self._cache.shape.dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
+        return torch.zeros(hidden.shape, dtype=self._cache.shape.dtype, device=hidden.device).masked_fill_(
+            hidden, float("-inf")
+        )
 
     def _arange(self, count: int, first: int = 0) -> Tensor:
         return torch.arange(first, first + count, device=self._state.device)
@@ -172,10 +203,14 @@ class StepBatcher:
 
     def _tiles(self, plan: StepPlan) -> Tensor:
         """[tiles, 4] as `PagedChunks` has them."""
-        slots, starts, lengths = (part[plan.num_decodes :].astype(np.int64) for part in (plan.slots, plan.starts, plan.lengths))
+        slots, starts, lengths = (
+            part[plan.num_decodes :].astype(np.int64) for part in (plan.slots, plan.starts, plan.lengths)
+        )
         counts = -(-lengths // self._chunk_rows)
         offsets = self._chunk_rows * (np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts))
-        firsts, starts, lengths, slots = (np.repeat(part, counts) for part in (np.cumsum(lengths) - lengths, starts, lengths, slots))
+        firsts, starts, lengths, slots = (
+            np.repeat(part, counts) for part in (np.cumsum(lengths) - lengths, starts, lengths, slots)
+        )
         rows = np.minimum(lengths - offsets, self._chunk_rows)
         return self._put(np.stack([firsts + offsets, rows, starts + offsets, slots], axis=1))
 
@@ -185,7 +220,9 @@ class StepBatcher:
 
     def _prefills(self, plan: StepPlan, window: int | None) -> tuple[PrefillSpan, ...]:
         lasts = np.cumsum(plan.lengths)
-        spans = zip(plan.slots.tolist(), plan.starts.tolist(), plan.lengths.tolist(), lasts.tolist(), strict=True)
+        spans = zip(
+            plan.slots.tolist(), plan.starts.tolist(), plan.lengths.tolist(), lasts.tolist(), strict=True
+        )
         return tuple(self._prefill(*span, window) for span in list(spans)[plan.num_decodes :])
 
     def _prefill(self, slot: int, start: int, length: int, last: int, window: int | None) -> PrefillSpan:
@@ -194,7 +231,9 @@ class StepBatcher:
         size = self._block_tokens
         begin, end = max(0, start - window + 1) // size if window else 0, -(-(start + length) // size)
         gather = self._cache.gather_rows(self._state.table[slot, None, begin:end])
-        mask = self._mask(self._arange(length, start), self._arange((end - begin) * size, begin * size), window)
+        mask = self._mask(
+            self._arange(length, start), self._arange((end - begin) * size, begin * size), window
+        )
         return PrefillSpan(last - length, last, gather, mask)
 
     def _sampling(self, plan: StepPlan, count: int, slots: Tensor) -> tuple[Tensor, Tensor]:
@@ -210,7 +249,9 @@ class StepBatcher:
 
 
 def group_ends(lengths: Ids) -> list[int]:
-    """Where groups of decode rows end, for `lengths` ascending: split in two wherever that saves enough reading."""
+    """Where groups of decode rows end, for `lengths` ascending: split
+    in two wherever that saves enough reading.
+    """
     count = len(lengths)
     if count == 0:
         return []

@@ -1,9 +1,10 @@
 """An engine whose tokens can be worked out by hand: `next token = (Σ (i + 1) · token_i + 7) mod vocabulary`.
 
-The sum is taken over the content of the KV blocks of the slot's block table row, so that a wrong block, a stale row, a lost or a
-doubled token changes the answer. Bad words and log-probabilities are there, by rules as simple; penalties and what restricts a draw
-change nothing. It keeps the manners of a real engine (device-side rows, stop flags, steps launched ahead, a device that works while the
-loop goes on) and costs nothing, so tests of everything around an engine use it; `toy.step_ms` makes it as slow as a real one.
+The sum is taken over the content of the KV blocks of the slot's block table row, so that a wrong block, a
+stale row, a lost or a doubled token changes the answer. Bad words and log-probabilities are there, by rules
+as simple; penalties and what restricts a draw change nothing. It keeps the manners of a real engine
+(device-side rows, stop flags, steps launched ahead, a device that works while the loop goes on) and costs
+nothing, so tests of everything around an engine use it; `toy.step_ms` makes it as slow as a real one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ DEFAULT_BLOCKS_A_SLOT = 64
 
 
 def toy_next(tokens: Ids, sampling: Sampling, num_output_tokens: int, vocab_size: int) -> int:
-    """The token after `tokens`. What may not come now is stepped over: stop ids before min_tokens, what would complete a bad word.
+    """The token after `tokens`. What may not come now is stepped over: stop ids before min_tokens, what would
+    complete a bad word.
 
     Sampling adds the seed once per output index.
     """
@@ -34,7 +36,11 @@ def toy_next(tokens: Ids, sampling: Sampling, num_output_tokens: int, vocab_size
     if sampling.draws:
         token += sampling.seed * (num_output_tokens + 1)
     token %= vocab_size
-    barred = {word[-1] for word in sampling.bad_words if tokens[len(tokens) - len(word) + 1 :].tolist() == list(word[:-1])}
+    barred = {
+        word[-1]
+        for word in sampling.bad_words
+        if tokens[len(tokens) - len(word) + 1 :].tolist() == list(word[:-1])
+    }
     if num_output_tokens < sampling.min_tokens:
         barred.update(sampling.stop_ids)
     while token in barred:
@@ -46,7 +52,9 @@ def toy_log_probs(token: int, num_top: int, vocab_size: int) -> LogProbs:
     """Of one token: −(token mod 64) / 8, and one less for each of the ids from it on."""
     chosen = -(token % 64) / 8
     places = np.arange(num_top, dtype=np.int32)
-    return LogProbs(np.array([chosen], np.float32), (token + places) % vocab_size, (chosen - places).astype(np.float32))
+    return LogProbs(
+        np.array([chosen], np.float32), (token + places) % vocab_size, (chosen - places).astype(np.float32)
+    )
 
 
 def toy_answer(prompt: Ids, sampling: Sampling, vocab_size: int) -> list[int]:
@@ -109,7 +117,9 @@ class ToyEngine:
         tokens, finishes = np.array(sampled, np.int32).reshape(-1, 2).T.copy()
         scores = self._log_probs(plan, tokens)
         busy_s, gap_s = self._run_device()
-        self._outputs.append(StepOutput(plan.number, tokens, finishes.astype(np.uint8), scores, busy_s, gap_s))
+        self._outputs.append(
+            StepOutput(plan.number, tokens, finishes.astype(np.uint8), scores, busy_s, gap_s)
+        )
         self._ends_s.append(self._idle_s)
 
     def collect(self) -> StepOutput:
@@ -120,7 +130,9 @@ class ToyEngine:
         self._rows.clear()
 
     def _run_device(self) -> tuple[float, float]:
-        """Adds a step after what the device has to do. How long it takes, and how long the device had been idle."""
+        """Adds a step after what the device has to do. How long it takes,
+        and how long the device had been idle.
+        """
         now_s = time.monotonic()
         gap_s = max(0.0, now_s - self._idle_s) if self._idle_s else 0.0
         self._idle_s = max(now_s, self._idle_s) + self._step_s
@@ -130,7 +142,13 @@ class ToyEngine:
         if isinstance(operation, Admit):
             length = operation.num_prompt_tokens + operation.num_output_tokens
             last = int(operation.tokens[-1]) if len(operation.tokens) else 0
-            row = _Row(operation.sampling, operation.num_prompt_tokens, length, last, blocks=operation.blocks.tolist())
+            row = _Row(
+                operation.sampling,
+                operation.num_prompt_tokens,
+                length,
+                last,
+                blocks=operation.blocks.tolist(),
+            )
             self._rows[operation.slot] = row
         elif isinstance(operation, Grow):
             last = operation.first + len(operation.blocks)

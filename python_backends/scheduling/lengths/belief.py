@@ -1,7 +1,8 @@
-"""The believed length of each answer: its prediction if one has come, otherwise the lengths of answers that ended here recently.
+"""The believed length of each answer: its prediction if one has come, otherwise the lengths of answers that
+ended here recently.
 
-A belief is a row of output tokens, one for each of `QUANTILE_LEVELS`, and each has its share of `WEIGHTS`. Owned by the
-future memory, its only caller; touches no sequence.
+A belief is a row of output tokens, one for each of `QUANTILE_LEVELS`, and each has its share of `WEIGHTS`.
+Owned by the future memory, its only caller; touches no sequence.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ Array = NDArray[np.float64]
 # each level represents what is nearer to it than to its neighbours
 WEIGHTS: Array = np.diff([0.0, *(np.array(QUANTILE_LEVELS[1:]) + QUANTILE_LEVELS[:-1]) / 2, 1.0])
 MEDIAN = QUANTILE_LEVELS.index(0.5)
-BEYOND: Array = np.array([0.02, 0.1, 0.25, 0.5, 1.0, 2.0])  # rest of an answer longer than believed, as a share of its tokens so far
+# rest of an answer longer than believed, as a share of its tokens so far
+BEYOND: Array = np.array([0.02, 0.1, 0.25, 0.5, 1.0, 2.0])
 NUM_REMEMBERED = 512  # answers
 FEWEST = 16  # answers that must have ended before they are used for the next ones
 RENEWED_AFTER = 16  # answers
 
 
 class Lengths:
-    """The lengths of the latest NUM_REMEMBERED answers, and beliefs made from them. `seed` is for the draws of `sampled`."""
+    """The lengths of the latest NUM_REMEMBERED answers, and beliefs made from
+    them. `seed` is for the draws of `sampled`.
+    """
 
     def __init__(self, seed: int = 0) -> None:
         self._ended: deque[int] = deque(maxlen=NUM_REMEMBERED)
@@ -49,13 +53,17 @@ class Lengths:
         return math.inf if self._prior is None else float(self._prior @ WEIGHTS)
 
     def believed(self, predictions: Sequence[LengthPrediction | None], max_tokens: Array) -> Array:
-        """[n, levels] of answers that may have `max_tokens` [n]: what they are expected to have if there is no prediction."""
+        """[n, levels] of answers that may have `max_tokens` [n]: what they are
+        expected to have if there is no prediction.
+        """
         unknown = np.full(len(WEIGHTS), np.inf) if self._prior is None else self._prior
         told = [unknown if prediction is None else prediction.quantiles for prediction in predictions]
         return np.clip(np.array(told, np.float64).reshape(-1, len(WEIGHTS)), 1.0, max_tokens[:, None])
 
     def sampled(self, made: Array, max_tokens: Array) -> Array:
-        """[n, levels] each row is one draw from the answers that ended here with more than `made` [n] tokens (Past-Future's rule)."""
+        """[n, levels] each row is one draw from the answers that ended here with
+        more than `made` [n] tokens (Past-Future's rule).
+        """
         if len(self._ended) < FEWEST:
             drawn = max_tokens
         else:
@@ -67,10 +75,12 @@ class Lengths:
 
 
 def rest(believed: Array, made: Array, most: Array) -> tuple[Array, Array]:
-    """(tokens to come [n, levels], weights [n, levels]) of answers that have `made` [n] tokens and can have at most `most` [n] more.
+    """(tokens to come [n, levels], weights [n, levels]) of answers that have `made` [n] tokens and can have
+    at most `most` [n] more.
 
-    The belief is conditioned on `made`: lengths that have been reached get no weight, and the others share it. An answer longer than
-    its whole belief may still get up to twice its tokens so far (BEYOND); at least one token is always expected.
+    The belief is conditioned on `made`: lengths that have been reached get no weight, and the others share
+    it. An answer longer than its whole belief may still get up to twice its tokens so far (BEYOND); at least
+    one token is always expected.
     """
     ahead = believed - made[:, None]
     weights = WEIGHTS * (ahead > 0)

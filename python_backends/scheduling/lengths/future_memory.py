@@ -1,11 +1,11 @@
 """The future-memory curve of an instance: KV blocks in use over the coming steps, from the believed length of
 every answer.
 
-`blocks_in_use` is the curve's one formula. `FutureMemory` keeps a row of it for every slot: computed again for
-all slots at once, at most every 50 ms, and in between changed by one row for a sequence that comes or leaves. A
-block that several sequences hold is in no row: all such blocks together count once, for as long as any of
-their holders may be alive. Called by the slot scheduler, which admits by it, evicts by it, and publishes its
-peak.
+`blocks_in_use` is the curve's one formula. `FutureMemory` keeps a row of it for every slot: computed again
+for all slots at once, at most every 50 ms, and in between changed by one row for a sequence that comes or
+leaves. A block that several sequences hold is in no row: all such blocks together count once, for as long as
+any of their holders may be alive. Called by the slot scheduler, which admits by it, evicts by it, and
+publishes its peak.
 """
 
 from __future__ import annotations
@@ -23,17 +23,22 @@ from python_backends.scheduling.state.slots import SlotTable
 
 NUM_POINTS = 32  # of the curve
 TryReserve = Callable[[Sequence], bool]
-SharedBlocks = Callable[[NDArray[np.intp]], Ids]  # [n] how many blocks of each slot other sequences hold as well
+# [n] how many blocks of each slot other sequences hold as well
+SharedBlocks = Callable[[NDArray[np.intp]], Ids]
 Row = tuple[Array, Array]  # mean and variance of the blocks in use, at each point
-Life = tuple[Array, Array]  # at each point: the probability that a sequence is still running, and its blocks if it is
+# at each point: the probability that a sequence is still running, and its blocks if it is
+Life = tuple[Array, Array]
 
 
-def blocks_in_use(held: Array, tokens: Array, ahead: Array, weights: Array, steps: Array, block_tokens: int) -> tuple[Array, Array]:
+def blocks_in_use(
+    held: Array, tokens: Array, ahead: Array, weights: Array, steps: Array, block_tokens: int
+) -> tuple[Array, Array]:
     """Mean and variance [n, steps] of the blocks of n sequences, this many `steps` from now.
 
-    A sequence with `tokens` [n] in `held` [n] blocks gets one token at each step and ends after `ahead` [n, levels] steps with
-    probability `weights` [n, levels]; then all of its blocks are free. If the lengths are certain, the sum over n is Past-Future's
-    memory at the end of each sequence: Σ_{j ≤ i} cur_j + i · rem_i, with the sequences sorted by descending rest.
+    A sequence with `tokens` [n] in `held` [n] blocks gets one token at each step and ends after `ahead` [n,
+    levels] steps with probability `weights` [n, levels]; then all of its blocks are free. If the lengths are
+    certain, the sum over n is Past-Future's memory at the end of each sequence: Σ_{j ≤ i} cur_j + i · rem_i,
+    with the sequences sorted by descending rest.
     """
     return in_use(*lives(held, tokens, ahead, weights, steps, block_tokens))
 
@@ -62,15 +67,17 @@ def in_use(alive: Array, blocks: Array | float) -> Row:
 
 
 def none_alive(alive: Array) -> Array:
-    """[steps] how likely none of n sequences is alive that are so with probabilities `alive` [n, steps], each
-    by itself.
+    """[steps] how likely none of n sequences is alive that are so with
+    probabilities `alive` [n, steps], each by itself.
     """
     none: Array = np.clip(1.0 - alive, 0.0, 1.0).prod(axis=0)
     return none
 
 
 def points(ahead: Array) -> Array:
-    """The steps at which the curve is looked at: 0, and of the steps at which a sequence may end all, or NUM_POINTS evenly picked."""
+    """The steps at which the curve is looked at: 0, and of the steps at which a
+    sequence may end all, or NUM_POINTS evenly picked.
+    """
     ends = np.unique(ahead)
     if len(ends) > NUM_POINTS:
         ends = ends[np.linspace(0, len(ends) - 1, NUM_POINTS).astype(np.int64)]
@@ -97,8 +104,8 @@ class Curve:
     none: Array  # [points] how likely none of these is alive
 
     def with_one_more(self, life: Life, num_shared: int) -> Curve:
-        """Adds a sequence that would hold this many blocks together with others, and would keep these in
-        use while it lives.
+        """Adds a sequence that would hold this many blocks together with others,
+        and would keep these in use while it lives.
         """
         alive, blocks = life
         mean, variance = in_use(alive, blocks - num_shared)
@@ -123,13 +130,17 @@ NOTHING = Curve(np.zeros(1), np.zeros(1), 0.0, np.ones(1))
 
 
 class FutureMemory:
-    """The curve of one instance and its row for each slot, changed by `believe`, `seat`, `leave`, `forget` and `draw` of the outlook.
+    """The curve of one instance and its row for each slot, changed by `believe`, `seat`, `leave`, `forget`
+    and `draw` of the outlook.
 
-    The curve may reach `share` of the blocks; its peak is `caution` standard deviations above the mean. `sampled`: lengths are drawn
-    from those of answers that ended here recently, as Past-Future does, and predictions are ignored.
+    The curve may reach `share` of the blocks; its peak is `caution` standard deviations above the mean.
+    `sampled`: lengths are drawn from those of answers that ended here recently, as Past-Future does, and
+    predictions are ignored.
     """
 
-    def __init__(self, slots: SlotTable, limits: ModelLimits, share: float, caution: float, sampled: bool) -> None:
+    def __init__(
+        self, slots: SlotTable, limits: ModelLimits, share: float, caution: float, sampled: bool
+    ) -> None:
         self.lengths = Lengths()
         self._slots = slots
         self._block_tokens = limits.block_tokens
@@ -172,9 +183,13 @@ class FutureMemory:
     # --- the curve
 
     def holds_all(self, waiting: list[Sequence]) -> bool:
-        """Whether all running sequences and those `waiting` would fit if every answer used all of its max_tokens."""
+        """Whether all running sequences and those `waiting` would fit if
+        every answer used all of its max_tokens.
+        """
         limits = np.array([sequence.request.max_total_tokens for sequence in waiting], np.int64)
-        most = np.concatenate([self._slots.limits[self._slots.live], np.minimum(limits, self._max_model_tokens)])
+        most = np.concatenate(
+            [self._slots.limits[self._slots.live], np.minimum(limits, self._max_model_tokens)]
+        )
         return bool((-(-most // self._block_tokens)).sum() <= self._most_blocks)
 
     def forget(self) -> None:
@@ -212,8 +227,9 @@ class FutureMemory:
         return self._curve.peak(self._caution)
 
     def trial(self, num_available: int, seating: Callable[[Sequence], Seating]) -> TryReserve:
-        """To be called with one waiting sequence after the other: reserves what it takes if that fits together with all that run and
-        with what was reserved before, else answers False. `num_available`: blocks that it may take some of when it gets a slot.
+        """To be called with one waiting sequence after the other: reserves what it takes if that fits
+        together with all that run and with what was reserved before, else answers False. `num_available`:
+        blocks that it may take some of when it gets a slot.
         """
         curve, left, alone = self._curve, num_available, not self._slots.num_busy
 
@@ -257,7 +273,9 @@ class FutureMemory:
         if self._sampled:
             believed = self.lengths.sampled(made, made + most)
         held = table.capacity[live] // self._block_tokens
-        return _Stands(tokens.astype(np.float64), held.astype(np.float64), *rest(believed, made.astype(np.float64), most))
+        return _Stands(
+            tokens.astype(np.float64), held.astype(np.float64), *rest(believed, made.astype(np.float64), most)
+        )
 
     def _waiting(self, sequences: list[Sequence]) -> _Stands:
         tokens = np.array([len(sequence.tokens) for sequence in sequences], np.float64)
@@ -279,4 +297,6 @@ class FutureMemory:
         return alive[0], blocks[0]
 
     def _lives(self, stands: _Stands) -> Life:
-        return lives(stands.held, stands.tokens, stands.ahead, stands.weights, self._steps, self._block_tokens)
+        return lives(
+            stands.held, stands.tokens, stands.ahead, stands.weights, self._steps, self._block_tokens
+        )

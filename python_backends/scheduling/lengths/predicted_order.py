@@ -1,8 +1,10 @@
-"""Whose turn it is, by how long answers are predicted to take: computed again at most every 50 ms, by array operations.
+"""Whose turn it is, by how long answers are predicted to take: computed again at most every 50 ms, by array
+operations.
 
-Owns a few numbers for each waiting sequence. A step reads the head of the order; a sequence that comes in between is after it until the
-order is next made. Of a crowd only a part is looked at each time, besides the head, so that no step waits for a long sort: the next
-part the next time. Called by the waiting list and the slot scheduler; the ranks are policies.
+Owns a few numbers for each waiting sequence. A step reads the head of the order; a sequence that comes in
+between is after it until the order is next made. Of a crowd only a part is looked at each time, besides the
+head, so that no step waits for a long sort: the next part the next time. Called by the waiting list and the
+slot scheduler; the ranks are policies.
 """
 
 from __future__ import annotations
@@ -31,8 +33,10 @@ class Waits:
 
     waited_s: Array  # [n]
     service_s: Array  # [n] what prefill and answer are predicted to take
-    slack_s: Array  # [n] until it has to start for its first token to come in time; infinite for those that have theirs
-    passed_s: Array  # [n] since one that came later and has no larger priority went before it; negative if none has
+    # [n] until it has to start for its first token to come in time; infinite for those that have theirs
+    slack_s: Array
+    # [n] since one that came later and has no larger priority went before it; negative if none has
+    passed_s: Array
     patience_s: float  # how long it may be passed over like that
 
 
@@ -40,10 +44,16 @@ Rank = Callable[[Waits], Array]  # [n] the smallest value goes first
 
 
 class PredictedOrder:
-    """First tokens should come within `settings.ttft_s`; `rest_tokens` predicts the tokens that n sequences still make, [n]."""
+    """First tokens should come within `settings.ttft_s`; `rest_tokens` predicts
+    the tokens that n sequences still make, [n].
+    """
 
     def __init__(
-        self, rank: Rank, settings: SchedulingSettings, rest_tokens: Callable[[list[Sequence]], Array], clock: Callable[[], float]
+        self,
+        rank: Rank,
+        settings: SchedulingSettings,
+        rest_tokens: Callable[[list[Sequence]], Array],
+        clock: Callable[[], float],
     ) -> None:
         self._rank = rank
         self._ttft_s = settings.ttft_s
@@ -54,7 +64,8 @@ class PredictedOrder:
         self._places: dict[int, int] = {}  # of each request among them
         self._known = np.zeros((8, HEAD))  # a column for each of them
         self._next = 0  # the place at which the next sort begins
-        self._seated: dict[int, float] = {}  # by priority: latest arrival of those seated since all places were sorted
+        # by priority: latest arrival of those seated since all places were sorted
+        self._seated: dict[int, float] = {}
         self._head: dict[int, Sequence] = {}  # by request, in order
 
     def add(self, sequence: Sequence) -> None:
@@ -66,7 +77,16 @@ class PredictedOrder:
         most = sequence.request.sampling.max_tokens - sequence.num_output_tokens
         first_due_s = sequence.arrived_s + self._ttft_s if sequence.num_output_tokens == 0 else np.inf
         priority, prompt, rest = sequence.request.priority, len(sequence.tokens), self._expected(sequence)
-        self._known[:, place] = priority, sequence.arrived_s, first_due_s, prompt, rest, most, np.inf, sequence.arrival
+        self._known[:, place] = (
+            priority,
+            sequence.arrived_s,
+            first_due_s,
+            prompt,
+            rest,
+            most,
+            np.inf,
+            sequence.arrival,
+        )
         self._head[sequence.request_id] = sequence
 
     def remove(self, sequence: Sequence) -> None:
@@ -101,13 +121,17 @@ class PredictedOrder:
         return not self._head and bool(self._sequences)
 
     def sort(
-        self, count: int, usual_tokens: float, seconds: Callable[[Array, Array], tuple[Array, Array]], slots_are_scarce: bool = True
+        self,
+        count: int,
+        usual_tokens: float,
+        seconds: Callable[[Array, Array], tuple[Array, Array]],
+        slots_are_scarce: bool = True,
     ) -> None:
-        """Computes the order again, the first `count` of it. `usual_tokens`: of answers for which nothing is predicted; `seconds`: what
-        the prefill of [n] prompt tokens and [n] answer tokens take.
+        """Computes the order again, the first `count` of it. `usual_tokens`: of answers for which nothing is
+        predicted; `seconds`: what the prefill of [n] prompt tokens and [n] answer tokens take.
 
-        When slots are scarce, overtaking makes others wait, and `patience` limits it. When memory is scarce, admission by predicted
-        length raises the throughput for all requests, so there is no such limit.
+        When slots are scarce, overtaking makes others wait, and `patience` limits it. When memory is scarce,
+        admission by predicted length raises the throughput for all requests, so there is no such limit.
         """
         places, now_s = self._look_on(), self._clock()
         self._note_passed(places, now_s)
@@ -135,7 +159,9 @@ class PredictedOrder:
         return np.union1d(part, np.array(head, np.int64))
 
     def _note_passed(self, places: NDArray[np.int64], now_s: float) -> None:
-        """A sequence that came before one that got a slot, and has no smaller priority, has been passed over."""
+        """A sequence that came before one that got a slot, and has no
+        smaller priority, has been passed over.
+        """
         for seated, latest_s in self._seated.items():
             passed = (self._known[ARRIVED, places] < latest_s) & (self._known[PRIORITY, places] >= seated)
             passed &= np.isinf(self._known[PASSED, places])
@@ -151,11 +177,17 @@ class PredictedOrder:
         """Tokens that it is predicted to make; NaN: there is no prediction."""
         if sequence.prediction is None:
             return math.nan
-        return float(self._rest_tokens([sequence])[0]) if sequence.num_output_tokens else sequence.prediction.mean
+        return (
+            float(self._rest_tokens([sequence])[0])
+            if sequence.num_output_tokens
+            else sequence.prediction.mean
+        )
 
 
 def least(rank: Array, priority: Array, arrival: Array, count: int) -> NDArray[np.intp]:
-    """Places of the first `count`: larger priority first, then smaller rank, then the earlier arrival (of equals at the edge, any)."""
+    """Places of the first `count`: larger priority first, then smaller rank, then
+    the earlier arrival (of equals at the edge, any).
+    """
     places = np.arange(len(rank))
     if count < len(rank):
         edge = -np.partition(-priority, count - 1)[count - 1]

@@ -1,4 +1,5 @@
-"""Policies: which request gets a slot, and which is evicted. One file each; `scheduling.policy` chooses one by its name in `POLICIES`.
+"""Policies: which request gets a slot, and which is evicted. One file each; `scheduling.policy` chooses one
+by its name in `POLICIES`.
 
 The `oracle` of the benchmarks is `ours` with the true lengths as predictions.
 """

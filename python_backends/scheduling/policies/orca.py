@@ -10,10 +10,11 @@ from python_backends.scheduling.state.view import View
 
 
 def algorithm_1(waiting: Iterable[Sequence], view: View) -> list[Sequence]:
-    """Algorithm 1 of Orca (OSDI 2022): first come first served, at most max_bs in a batch, max_tokens reserved against all KV slots.
+    """Algorithm 1 of Orca (OSDI 2022): first come first served, at most max_bs in a batch, max_tokens
+    reserved against all KV slots.
 
-    Running requests came earlier and are always selected again, so only the initiation phase is decided here. KV slots are counted in
-    whole blocks, as they are handed out.
+    Running requests came earlier and are always selected again, so only the initiation phase is decided here.
+    KV slots are counted in whole blocks, as they are handed out.
     """
     admitted: list[Sequence] = []
     reserved = sum(map(view.max_blocks, view.running))

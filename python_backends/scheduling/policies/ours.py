@@ -1,4 +1,6 @@
-"""Our policy: requests that can still get their first token in time go first, then by response ratio. Passing over is limited."""
+"""Our policy: requests that can still get their first token in time go first,
+then by response ratio. Passing over is limited.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ BEFORE_ALL = -1e9  # a rank
 
 
 def slack_then_ratio(waits: Waits) -> Array:
-    """First those that have been passed over for too long, by waiting time; then those that can still get their first token in time,
-    shortest first; then the others by response ratio.
+    """First those that have been passed over for too long, by waiting time; then those that can still get
+    their first token in time, shortest first; then the others by response ratio.
     """
     in_time = waits.slack_s >= 0
     ratio = 1.0 + waits.waited_s / waits.service_s

@@ -1,7 +1,9 @@
-"""The parts of a policy: functions without side effects, except that `View.try_reserve` counts what it has reserved.
+"""The parts of a policy: functions without side effects, except that `View.try_reserve` counts what it has
+reserved.
 
-`select` sees the waiting in their order and a `View` of what is free, and returns those to admit. `rank` puts the waiting into order
-(none: by priority and arrival, see `waiting`). `victim` chooses the sequence to evict when KV blocks run out.
+`select` sees the waiting in their order and a `View` of what is free, and returns those to admit. `rank` puts
+the waiting into order (none: by priority and arrival, see `waiting`). `victim` chooses the sequence to evict
+when KV blocks run out.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ Victim = Callable[[list[Sequence], RestTokens], Sequence]
 
 
 def fitting(waiting: Iterable[Sequence], view: View) -> list[Sequence]:
-    """Those with which the future memory's peak stays below its bound. Sequences that don't fit are skipped: at most MAX_SKIPPED,
-    and none that is overdue.
+    """Those with which the future memory's peak stays below its bound. Sequences that don't fit are skipped:
+    at most MAX_SKIPPED, and none that is overdue.
     """
     admitted: list[Sequence] = []
     skipped = 0
@@ -52,7 +54,10 @@ def youngest(running: list[Sequence], rest_tokens: RestTokens) -> Sequence:
 
 def longest_rest(running: list[Sequence], rest_tokens: RestTokens) -> Sequence:
     """Of the lowest priority, the sequence with the most predicted tokens still to come."""
-    keys = [(sequence.request.priority, -rest, -sequence.arrival) for sequence, rest in zip(running, rest_tokens(running), strict=True)]
+    keys = [
+        (sequence.request.priority, -rest, -sequence.arrival)
+        for sequence, rest in zip(running, rest_tokens(running), strict=True)
+    ]
     return running[keys.index(min(keys))]
 
 
@@ -61,7 +66,8 @@ class Policy:
     select: Select
     rank: Rank | None = None
     victim: Victim = youngest
-    looks_ahead: bool = False  # admits by future memory, and reserves the predicted length; otherwise max_tokens
+    # admits by future memory, and reserves the predicted length; otherwise max_tokens
+    looks_ahead: bool = False
     sampled: bool = False  # draws lengths from those of recent answers, and ignores predictions
     chunked_prefill: bool = True
     by_priority: bool = True  # False: the waiting are in order of arrival alone

@@ -1,7 +1,8 @@
-"""Which sequence has which slot and which blocks: gives them, takes them back, and writes the operations that tell the engine.
+"""Which sequence has which slot and which blocks: gives them, takes them back, and writes the operations that
+tell the engine.
 
-Owns the slot table, the block pool, and what is promised to running sequences beyond what they hold. Decides nothing: whose turn it is
-and which sequence is evicted is decided by the slot scheduler, its only caller.
+Owns the slot table, the block pool, and what is promised to running sequences beyond what they hold. Decides
+nothing: whose turn it is and which sequence is evicted is decided by the slot scheduler, its only caller.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from python_backends.scheduling.state.view import Reserve, View
 
 
 class Allocator:
-    """`grows_by_need`: what is reserved is a guess and no promise, so while less than half of the blocks are available, a sequence gets
-    only those that its next token needs.
+    """`grows_by_need`: what is reserved is a guess and no promise, so while less than half of the blocks are
+    available, a sequence gets only those that its next token needs.
     """
 
     def __init__(self, limits: ModelLimits, reserve: Reserve, grows_by_need: bool = False) -> None:
@@ -64,8 +65,8 @@ class Allocator:
         )
 
     def seat(self, sequence: Sequence) -> int:
-        """Gives `sequence` a slot and its first blocks; blocks of its prefix that are found are shared. Returns
-        how many of its blocks other sequences hold as well.
+        """Gives `sequence` a slot and its first blocks; blocks of its prefix that are found are shared.
+        Returns how many of its blocks other sequences hold as well.
         """
         found = self._found(sequence)
         num_revived = self.blocks.num_revived(found)
@@ -86,8 +87,8 @@ class Allocator:
         """Shares the blocks of its prompt that others have computed since it got its slot; its own blocks for
         them are dropped.
 
-        A step that is already launched may still have to write the last shared block. That is safe: the device
-        runs steps in order.
+        A step that is already launched may still have to write the last shared block. That is safe: the
+        device runs steps in order.
         """
         sequence = self._sequence(slot)
         first = sequence.num_published
@@ -106,7 +107,9 @@ class Allocator:
         self._operations.append(Grow(slot, int(self.slots.generations[slot]), first, blocks))
 
     def next_key(self, slot: int) -> bytes | None:
-        """Of the prompt block that its next token falls into; None if no other sequence could find that block."""
+        """Of the prompt block that its next token falls into; None if no
+        other sequence could find that block.
+        """
         sequence = self._sequence(slot)
         index = int(self.slots.computed[slot]) // self._limits.block_tokens
         if (index + 1) * self._limits.block_tokens >= len(sequence.tokens):
@@ -114,7 +117,9 @@ class Allocator:
         return self._keys(sequence, sequence.tokens, index + 1)[index]
 
     def filled_keys(self, slot: int, end: int) -> list[bytes]:
-        """The keys of the prompt blocks that are full once it has computed `end` tokens, and were not before."""
+        """The keys of the prompt blocks that are full once it has
+        computed `end` tokens, and were not before.
+        """
         sequence = self._sequence(slot)
         last = end // self._limits.block_tokens
         return self._keys(sequence, sequence.tokens, last)[sequence.num_published : last]
@@ -124,7 +129,8 @@ class Allocator:
         return self.blocks.num_shared([self._sequence(slot).blocks for slot in slots.tolist()])
 
     def grow(self, sequence: Sequence) -> None:
-        """Gives `sequence` blocks for its next tokens, as many as are available; the caller has made sure that there is at least one.
+        """Gives `sequence` blocks for its next tokens, as many as are available; the caller has made sure
+        that there is at least one.
 
         Beyond what was reserved for it a sequence gets one block at a time: its length is not known.
         """
@@ -134,13 +140,16 @@ class Allocator:
         wanted = max(planned, min(planned + self._growth_tokens, int(table.limits[slot]), reserved))
         missing = self.blocks.blocks_for(wanted) - len(sequence.blocks)
         fresh = self.blocks.take(min(missing, max(1, self.blocks.num_available)))
-        self._operations.append(Grow(slot, int(table.generations[slot]), len(sequence.blocks), np.array(fresh, np.int32)))
+        self._operations.append(
+            Grow(slot, int(table.generations[slot]), len(sequence.blocks), np.array(fresh, np.int32))
+        )
         self._hold(sequence, fresh)
 
     def unseat(self, sequence: Sequence) -> None:
         """Takes slot and blocks away; full blocks can still be found by their prefix."""
         slot = sequence.slot
-        # the last known token may be a stop id without computed KV, although a step launched ahead was planned for it
+        # the last known token may be a stop id without computed KV, although a step launched ahead was
+        # planned for it
         computed = min(int(self.slots.computed[slot]), int(self.slots.known[slot]) - 1)
         generation = int(self.slots.generations[slot])
         self.slots.leave(sequence)
@@ -151,10 +160,15 @@ class Allocator:
         sequence.blocks, sequence.num_published, sequence.reserved_blocks = NO_BLOCKS, 0, 0
 
     def rewrite(self) -> None:
-        """Writes an operation with the full state of every slot: shows what a step would cost without static slots."""
+        """Writes an operation with the full state of every slot: shows what
+        a step would cost without static slots.
+        """
         for sequence in self.slots.running():
             slot, known = sequence.slot, int(self.slots.known[sequence.slot])
-            num_output_tokens, tokens = known - sequence.num_prompt_tokens, self.slots.tokens[slot, :known].copy()
+            num_output_tokens, tokens = (
+                known - sequence.num_prompt_tokens,
+                self.slots.tokens[slot, :known].copy(),
+            )
             admission = self._admission(sequence, slot)
             self._operations.append(replace(admission, num_output_tokens=num_output_tokens, tokens=tokens))
 
@@ -166,10 +180,14 @@ class Allocator:
         """Raises AssertionError."""
         running = self.slots.running()
         self.blocks.check_integrity([sequence.blocks for sequence in running])
-        assert len(running) == self.slots.num_busy == int(self.slots.live.sum()), "busy slots differ from running sequences"
+        assert len(running) == self.slots.num_busy == int(self.slots.live.sum()), (
+            "busy slots differ from running sequences"
+        )
         promised = sum(max(0, sequence.reserved_blocks - len(sequence.blocks)) for sequence in running)
         assert promised == self._promised, "promised blocks are off"
-        assert all(self.slots.sequences[sequence.slot] is sequence for sequence in running), "a sequence sits in another's slot"
+        assert all(self.slots.sequences[sequence.slot] is sequence for sequence in running), (
+            "a sequence sits in another's slot"
+        )
 
     def _blocks_needed(self, sequence: Sequence) -> int:
         found = self._found(sequence)
@@ -183,13 +201,16 @@ class Allocator:
         return Seating(fresh + num_revived, len(found) - num_revived)
 
     def _found(self, sequence: Sequence) -> list[int]:
-        """Kept blocks of its prefix. At least one token is computed again, so that there is a row to sample
-        from.
+        """Kept blocks of its prefix. At least one token is computed
+        again, so that there is a row to sample from.
         """
         return self.blocks.match(sequence.tokens[:-1], sequence.keys)
 
     def _first_blocks(self, sequence: Sequence, reserved: int) -> int:
-        return min(self.blocks.blocks_for(min(len(sequence.tokens) + self._growth_tokens, self._limit(sequence))), reserved)
+        return min(
+            self.blocks.blocks_for(min(len(sequence.tokens) + self._growth_tokens, self._limit(sequence))),
+            reserved,
+        )
 
     @property
     def _growth_tokens(self) -> int:
@@ -232,7 +253,9 @@ class Allocator:
         sequence.num_published = max(sequence.num_published, last)
 
     def _keys(self, sequence: Sequence, tokens: Ids, count: int) -> list[bytes]:
-        """The keys of its leading full blocks, at least the first `count`; `tokens` are its leading tokens."""
+        """The keys of its leading full blocks, at least the first
+        `count`; `tokens` are its leading tokens.
+        """
         add_keys(sequence.keys, tokens, count, self._limits.block_tokens)
         return sequence.keys
 

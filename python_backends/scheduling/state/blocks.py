@@ -1,7 +1,8 @@
 """KV blocks of one instance: which sequence holds which, and which finished prefixes are still worth keeping.
 
-A block is free, retained (no sequence holds it, its content is kept for a later prompt with the same prefix) or used (one holder or
-more, prefixes are shared). Blocks are keyed by the whole token prefix up to their end. Called by the slot scheduler alone.
+A block is free, retained (no sequence holds it, its content is kept for a later prompt with the same prefix)
+or used (one holder or more, prefixes are shared). Blocks are keyed by the whole token prefix up to their end.
+Called by the slot scheduler alone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ ROOT_KEY = b""
 
 
 class BlockPool:
-    """Reference-counted blocks 0 … num_blocks − 1, with retention of full blocks in least-recently-used order."""
+    """Reference-counted blocks 0 … num_blocks − 1, with retention of
+    full blocks in least-recently-used order.
+    """
 
     def __init__(self, num_blocks: int, block_tokens: int) -> None:
         self.num_blocks = num_blocks
@@ -61,16 +64,18 @@ class BlockPool:
         return blocks
 
     def num_revived(self, blocks: Sequence[int]) -> int:
-        """How many of `blocks`, a prefix, count like fresh blocks in admission: all from the first one that is only retained.
+        """How many of `blocks`, a prefix, count like fresh blocks in admission: all from the first one that
+        is only retained.
 
-        It may be gone before they are shared, and then those after it are not found, even if sequences hold them.
+        It may be gone before they are shared, and then those after it are not found, even if sequences hold
+        them.
         """
         unheld = np.flatnonzero(self._references[list(blocks)] == 0)
         return len(blocks) - int(unheld[0]) if len(unheld) else 0
 
     def num_shared(self, rows: Sequence[Ids]) -> Ids:
-        """[rows] how many blocks of each of `rows` are held by another sequence as well. Each row has at least
-        one block.
+        """[rows] how many blocks of each of `rows` are held by another
+        sequence as well. Each row has at least one block.
         """
         ends = np.cumsum([len(row) for row in rows])
         is_shared = np.take(self._references > 1, np.concatenate(rows)).view(np.uint8)
@@ -83,17 +88,23 @@ class BlockPool:
         self._references[list(blocks)] += 1
 
     def take(self, count: int) -> list[int]:
-        """`count` fresh blocks: first free ones, then the oldest retained ones. The caller has checked `num_available`."""
+        """`count` fresh blocks: first free ones, then the oldest retained
+        ones. The caller has checked `num_available`.
+        """
         return [self._take_one() for _ in range(count)]
 
     def publish(self, block: int, key: bytes) -> None:
-        """Records that `block` is full and holds the KV of the prefix `key`. Of blocks with the same key the first one is found."""
+        """Records that `block` is full and holds the KV of the prefix `key`. Of
+        blocks with the same key the first one is found.
+        """
         if key not in self._by_key and self._keys[block] is None:
             self._by_key[key] = block
             self._keys[block] = key
 
     def drop(self, blocks: Sequence[int] | Ids) -> None:
-        """Gives references back, the last block first: when memory is needed, a prefix is shortened from its end."""
+        """Gives references back, the last block first: when memory is
+        needed, a prefix is shortened from its end.
+        """
         last_first = np.asarray(blocks, np.int64)[::-1]
         self._references[last_first] -= 1
         for block in last_first[self._references[last_first] == 0].tolist():
@@ -113,9 +124,13 @@ class BlockPool:
         counts = np.bincount(held, minlength=self.num_blocks)
         assert np.array_equal(counts, self._references), "block references differ from what the slots hold"
         idle = sorted([*self._free, *self._retained])
-        assert idle == [block for block in range(self.num_blocks) if counts[block] == 0], "free and retained blocks are off"
+        assert idle == [block for block in range(self.num_blocks) if counts[block] == 0], (
+            "free and retained blocks are off"
+        )
         assert all(self._keys[block] is None for block in self._free), "a free block still has a key"
-        assert all(self._keys[block] == key for key, block in self._by_key.items()), "a key leads to another block"
+        assert all(self._keys[block] == key for key, block in self._by_key.items()), (
+            "a key leads to another block"
+        )
 
     def _take_one(self) -> int:
         block = self._free.popleft() if self._free else self._evict_oldest()
@@ -139,5 +154,7 @@ def add_keys(keys: list[bytes], tokens: Ids, count: int, block_tokens: int) -> N
 
 
 def block_key(prefix: bytes, tokens: Ids) -> bytes:
-    """Key of the block that holds `tokens` [block_tokens] after `prefix`: a 128-bit digest of all tokens up to its end."""
+    """Key of the block that holds `tokens` [block_tokens] after `prefix`: a
+    128-bit digest of all tokens up to its end.
+    """
     return hashlib.blake2b(prefix + tokens.astype(np.int32).tobytes(), digest_size=16).digest()

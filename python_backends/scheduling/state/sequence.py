@@ -1,4 +1,6 @@
-"""A sequence: one request in this instance, with its tokens so far. Changed only by the slot scheduler and its parts."""
+"""A sequence: one request in this instance, with its tokens so far.
+Changed only by the slot scheduler and its parts.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ class Seating(NamedTuple):
 class Sequence:
     """One request and its present state.
 
-    While it runs, its tokens and counts are in its row of the slot table, where a step changes them for all slots at once; `tokens`
-    here are those that it had when it last got or lost a slot.
+    While it runs, its tokens and counts are in its row of the slot table, where a step changes them for all
+    slots at once; `tokens` here are those that it had when it last got or lost a slot.
     """
 
     __slots__ = (
@@ -38,7 +40,9 @@ class Sequence:
         *("request", "reserved_blocks", "slot", "status", "tokens"),
     )
 
-    def __init__(self, request: Request, delivered: Ids, arrival: int, request_epoch: int, arrived_s: float = 0.0) -> None:
+    def __init__(
+        self, request: Request, delivered: Ids, arrival: int, request_epoch: int, arrived_s: float = 0.0
+    ) -> None:
         self.request = request
         self.tokens: Ids = np.concatenate([request.prompt, delivered]).astype(np.int32)
         self.arrival = arrival  # place in the order of arrival; kept when evicted
@@ -47,7 +51,8 @@ class Sequence:
         self.slot = NO_SLOT
         self.status = Status.WAITING
         self.blocks: Ids = NO_BLOCKS
-        self.keys: list[bytes] = []  # of its leading full blocks, as far as computed; they stay valid, since tokens are only appended
+        # of its leading full blocks, as far as computed; they stay valid, since tokens are only appended
+        self.keys: list[bytes] = []
         self.num_published = 0  # leading full blocks that other sequences can find
         self.reserved_blocks = 0
         self.prediction: LengthPrediction | None = None  # none has come yet

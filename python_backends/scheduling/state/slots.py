@@ -1,12 +1,14 @@
-"""The static slots of one instance: each slot is one row of a few arrays, so that a step changes all rows at once.
+"""The static slots of one instance: each slot is one row of a few arrays, so that a step changes all rows at
+once.
 
-Owns the counts and tokens of running sequences; decides nothing. Other modules read its arrays and change them only by its methods, as
-a test checks: the allocator gives and takes slots, the plan writer plans spans, the booking appends tokens.
+Owns the counts and tokens of running sequences; decides nothing. Other modules read its arrays and change
+them only by its methods, as a test checks: the allocator gives and takes slots, the plan writer plans spans,
+the booking appends tokens.
 
-Counts of a row: `computed` tokens have their KV in blocks, or will have it after the launched steps; `known` tokens have been read from
-the engine (at first: prompt and earlier output); `planned` also counts the tokens that launched steps will yield. A row prefills while
-computed < target, the number of tokens that it got its slot with; the last chunk yields its first new token, and from then on it
-decodes and computed = planned − 1.
+Counts of a row: `computed` tokens have their KV in blocks, or will have it after the launched steps; `known`
+tokens have been read from the engine (at first: prompt and earlier output); `planned` also counts the tokens
+that launched steps will yield. A row prefills while computed < target, the number of tokens that it got its
+slot with; the last chunk yields its first new token, and from then on it decodes and computed = planned − 1.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ class SlotTable:
         self.sequences: list[Sequence | None] = [None] * num_slots
         self.live: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         self.generations: Ids = np.zeros(num_slots, np.int32)  # counts the sequences that a slot has had
-        self.tokens: Ids = np.zeros((num_slots, max_model_tokens + 1), np.int32)  # untouched rows cost no memory
+        # untouched rows cost no memory
+        self.tokens: Ids = np.zeros((num_slots, max_model_tokens + 1), np.int32)
         self.computed: Ids = np.zeros(num_slots, np.int32)
         self.known: Ids = np.zeros(num_slots, np.int32)
         self.planned: Ids = np.zeros(num_slots, np.int32)
@@ -77,7 +80,9 @@ class SlotTable:
         return slot
 
     def vacate(self, sequence: Sequence) -> int:
-        """Takes `sequence`, with its known tokens, out of its slot, which stays busy until `free`. Returns the slot."""
+        """Takes `sequence`, with its known tokens, out of its slot, which
+        stays busy until `free`. Returns the slot.
+        """
         slot = sequence.slot
         sequence.tokens = self.tokens[slot, : self.known[slot]].copy()
         sequence.slot = NO_SLOT
@@ -94,7 +99,9 @@ class SlotTable:
         return np.flatnonzero(ready).astype(np.int32)
 
     def num_more_steps(self, rows: Rows) -> int:
-        """How many more steps the decode rows `rows` can have before one of them ends by length or needs more blocks."""
+        """How many more steps the decode rows `rows` can have before one of
+        them ends by length or needs more blocks.
+        """
         planned = self.planned[rows]
         return int(np.minimum(self.limits[rows] - planned, self.capacity[rows] + 1 - planned).min())
 
@@ -104,7 +111,9 @@ class SlotTable:
         self.planned[rows] += 1
 
     def plan_spans(self, slots: Ids, ends: Ids) -> NDArray[np.bool_]:
-        """A step is planned that computes `slots` [n] up to `ends` [n]. Returns which of them [n] yield a token."""
+        """A step is planned that computes `slots` [n] up to `ends` [n].
+        Returns which of them [n] yield a token.
+        """
         self.computed[slots] = ends
         samples: NDArray[np.bool_] = ends >= self.targets[slots]
         self.planned[slots[samples]] += 1

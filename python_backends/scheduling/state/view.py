@@ -21,5 +21,7 @@ class View:
     running: list[Sequence]
     num_slots: int
     num_blocks: int
-    try_reserve: Callable[[Sequence], bool] = lambda sequence: False  # reserves its future memory; False: it does not fit
-    is_overdue: Callable[[Sequence], bool] = lambda sequence: True  # it has been passed over for too long: none may go before it
+    # reserves its future memory; False: it does not fit
+    try_reserve: Callable[[Sequence], bool] = lambda sequence: False
+    # it has been passed over for too long: none may go before it
+    is_overdue: Callable[[Sequence], bool] = lambda sequence: True

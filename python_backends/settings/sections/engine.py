@@ -13,45 +13,50 @@ UNMEASURED_KV_GIB = 1.0  # kv_memory_gib = 0 on a CPU, and with TensorRT-LLM
 class EngineSettings:
     kind: str = setting(
         "torch",
-        "torch | openvino (faster on a CPU, for fewer models) | tensorrt_llm (docs/tensorrt_llm.md) | toy (tokens that can be worked"
-        " out by hand, for tests)",
+        "torch | openvino (faster on a CPU, for fewer models) | tensorrt_llm (docs/tensorrt_llm.md) | toy"
+        " (tokens that can be worked out by hand, for tests)",
         choices=("torch", "openvino", "tensorrt_llm", "toy"),
     )
-    slots: int = setting(16, "rows of the decode batch: the number of answers that grow at the same time", 1, 4096)
+    slots: int = setting(
+        16, "rows of the decode batch: the number of answers that grow at the same time", 1, 4096
+    )
     block_tokens: int = setting(32, "tokens in a KV block; prefixes are shared in whole blocks", 1, 1024)
     kv_blocks: int = setting(0, "number of KV blocks; 0: as many as fit into kv_memory_gib", 0, 1 << 30)
     kv_memory_gib: float = setting(
         0.0,
-        "memory for KV blocks; 0: on a GPU what is free after the weights and the largest step, on a CPU and with tensorrt_llm 1 GiB;"
-        " never more than twice what all slots can use",
+        "memory for KV blocks; 0: on a GPU what is free after the weights and the largest step, on a CPU and"
+        " with tensorrt_llm 1 GiB; never more than twice what all slots can use",
         0.0,
         4096.0,
     )
     token_budget: int = setting(
         512,
-        "tokens of one step at most, decodes and prompt chunks together; scheduling.max_step_ms limits its time",
+        "tokens of one step at most, decodes and prompt chunks together; scheduling.max_step_ms limits its"
+        " time",
         1,
         1 << 20,
     )
     steps_ahead: int = setting(
         -1,
-        "steps that are launched before the tokens of the running one are read; 0: none; -1: 1 on a GPU, 0 on a CPU, where the engine"
-        " needs the processors that planning takes",
+        "steps that are launched before the tokens of the running one are read; 0: none; -1: 1 on a GPU, 0 on"
+        " a CPU, where the engine needs the processors that planning takes",
         -1,
         2,
     )
     cuda_graphs: str = setting(
         "auto",
-        "auto: on a GPU, steps of decodes alone are captured at the start, for 1, 2, 4 … and all slots | eager: the same steps of fixed"
-        " shape, not captured (on a CPU as well: for tests) | off: neither these nor our kernels, only torch's operators",
+        "auto: on a GPU, steps of decodes alone are captured at the start, for 1, 2, 4 … and all slots |"
+        " eager: the same steps of fixed shape, not captured (on a CPU as well: for tests) | off: neither"
+        " these nor our kernels, only torch's operators",
         choices=("auto", "off", "eager"),
     )
     threads: int = setting(0, "threads of the engine on a CPU; 0: one for each core", 0, 4096)
     fused_layers: bool = setting(
         True,
-        "openvino with bfloat16: what lies between two attentions is one operation of ours, compiled at the first start where there is"
-        " g++ and the processor multiplies bfloat16 (AMX, AVX512_BF16); false: OpenVINO's operations alone. torch on a GPU: what lies"
-        " between two matrix products is one kernel of ours, and so is the attention of all chunks; false: torch's operators",
+        "openvino with bfloat16: what lies between two attentions is one operation of ours, compiled at the"
+        " first start where there is g++ and the processor multiplies bfloat16 (AMX, AVX512_BF16); false:"
+        " OpenVINO's operations alone. torch on a GPU: what lies between two matrix products is one kernel of"
+        " ours, and so is the attention of all chunks; false: torch's operators",
     )
     trace_steps: int = setting(20, "steps in a trace (`make trace`, docs/tracing.md)", 1, 10_000)
 

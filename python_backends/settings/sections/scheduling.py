@@ -13,16 +13,19 @@ PREDICTED_POLICIES = ("ours", "hrrn", "sjf")  # that go by predicted lengths
 class SchedulingSettings:
     policy: str = setting(
         "ours",
-        "which request gets the next free slot (docs/magnus.md): ours | hrrn | sjf | past_future | fcfs | orca; orca goes by arrival"
-        " alone and takes no notice of request_priority",
+        "which request gets the next free slot (docs/magnus.md): ours | hrrn | sjf | past_future | fcfs |"
+        " orca; orca goes by arrival alone and takes no notice of request_priority",
         choices=("ours", "hrrn", "sjf", "past_future", "fcfs", "orca"),
     )
     static_slots: bool = setting(
-        True, "false: every step sends all running slots to the engine again, for comparison; with steps_ahead = 0 only"
+        True,
+        "false: every step sends all running slots to the engine again, for comparison; with steps_ahead = 0"
+        " only",
     )
     max_step_ms: float = setting(
         150.0,
-        "how long a step may take that computes prompts while others decode; at least twice the time of a step without prompts",
+        "how long a step may take that computes prompts while others decode; at least twice the time of a"
+        " step without prompts",
         0.0,
         600_000.0,
     )
@@ -34,21 +37,26 @@ class SchedulingSettings:
     )
     patience: float = setting(
         0.1,
-        "ours, where slots are scarce: an overtaken request goes first among equal priorities once it has waited this fraction of the"
-        " longest present wait. Larger: more requests in time under overload, and a longer worst wait",
+        "ours, where slots are scarce: an overtaken request goes first among equal priorities once it has"
+        " waited this fraction of the longest present wait. Larger: more requests in time under overload, and"
+        " a longer worst wait",
         0.0,
         1000.0,
     )
     memory_share: float = setting(
         0.95,
-        "by predicted lengths, the KV blocks in use in the coming steps stay below this share; not for fcfs and orca",
+        "by predicted lengths, the KV blocks in use in the coming steps stay below this share; not for fcfs"
+        " and orca",
         0.1,
         1.0,
     )
     memory_caution: float = setting(
         1.0,
-        "standard deviations of that prediction that are kept free. Larger: fewer evictions and fewer requests at the same time",
+        "standard deviations of that prediction that are kept free. Larger: fewer evictions and fewer"
+        " requests at the same time",
         0.0,
         10.0,
     )
-    ttft_s: float = setting(1.0, "when the first token is due: requests that can still meet it go first (ours)", 0.0, 3600.0)
+    ttft_s: float = setting(
+        1.0, "when the first token is due: requests that can still meet it go first (ours)", 0.0, 3600.0
+    )

@@ -10,7 +10,8 @@ from python_backends.settings.setting import setting
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     address: str = setting(
-        "127.0.0.1", 'where HTTP, gRPC and metrics listen; read "Safe by default" in docs/design.md before you open it'
+        "127.0.0.1",
+        'where HTTP, gRPC and metrics listen; read "Safe by default" in docs/design.md before you open it',
     )
     http_port: int = setting(8000, "of Triton's HTTP interface", 1, 65535)
     grpc_port: int = setting(8001, "of Triton's gRPC interface", 1, 65535)
@@ -19,8 +20,12 @@ class ServerSettings:
     ready_s: float = setting(600.0, "the longest that loading may take", 1.0, 86_400.0)
     model_repository: str = setting("model_repository", "what Triton serves; relative to this folder")
     trace_url: str = setting(
-        "", "where OpenTelemetry spans go, as http://127.0.0.1:4318/v1/traces; empty: no tracing (docs/tracing.md)"
+        "",
+        "where OpenTelemetry spans go, as http://127.0.0.1:4318/v1/traces; empty: no tracing"
+        " (docs/tracing.md)",
     )
     trace_every: int = setting(1, "one request in so many is traced", 1, 1 << 30)
-    statistics: bool = setting(False, "true: open the endpoint that counts each model's work; perf_analyzer needs it")
+    statistics: bool = setting(
+        False, "true: open the endpoint that counts each model's work; perf_analyzer needs it"
+    )
     verbose: bool = setting(False, "true: show tritonserver's own log")

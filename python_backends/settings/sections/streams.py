@@ -9,23 +9,42 @@ from python_backends.settings.setting import setting
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    max_open: int = setting(1024, "requests that are accepted and not ended; one more is refused with UNAVAILABLE", 1, 1 << 20)
+    max_open: int = setting(
+        1024, "requests that are accepted and not ended; one more is refused with UNAVAILABLE", 1, 1 << 20
+    )
     max_queued_tokens: int = setting(
         1_000_000,
-        "prompt tokens of all requests that wait for a slot; a request that would exceed it is refused with UNAVAILABLE",
+        "prompt tokens of all requests that wait for a slot; a request that would exceed it is refused with"
+        " UNAVAILABLE",
         1,
         1 << 40,
     )
-    coalescing_ms: float = setting(60.0, "tokens are put together for at most so long while the sender is busy; 0: never", 0.0, 60.0)
-    sender_load: float = setting(
-        0.0075, "tokens are put together once sending takes this share of the machine's processors", 0.0001, 1.0
+    coalescing_ms: float = setting(
+        60.0, "tokens are put together for at most so long while the sender is busy; 0: never", 0.0, 60.0
     )
-    probe_ms: float = setting(250.0, "how often a waiting stream asks whether its client is still there", 10.0, 10_000.0)
+    sender_load: float = setting(
+        0.0075,
+        "tokens are put together once sending takes this share of the machine's processors",
+        0.0001,
+        1.0,
+    )
+    probe_ms: float = setting(
+        250.0, "how often a waiting stream asks whether its client is still there", 10.0, 10_000.0
+    )
     first_chunk_ms: float = setting(
-        500.0, "a stream without text gets one empty chunk after this time, so that a broken connection is noticed", 10.0, 600_000.0
+        500.0,
+        "a stream without text gets one empty chunk after this time, so that a broken connection is noticed",
+        10.0,
+        600_000.0,
     )
     max_unacknowledged: int = setting(32, "responses of one stream on their way to the detokenizer", 1, 4096)
     max_in_flight: int = setting(
-        128, "responses of all streams on their way to the detokenizer; beyond it tokens wait and are put together", 1, 65536
+        128,
+        "responses of all streams on their way to the detokenizer; beyond it tokens wait and are put"
+        " together",
+        1,
+        65536,
     )
-    dead_after_s: float = setting(10.0, "an instance that has said nothing for so long is ended and started again", 1.0, 3600.0)
+    dead_after_s: float = setting(
+        10.0, "an instance that has said nothing for so long is ended and started again", 1.0, 3600.0
+    )

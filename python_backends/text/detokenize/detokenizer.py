@@ -1,9 +1,10 @@
 """Token windows to text, remembering nothing between two windows of an answer.
 
-Owns no stream: the scheduler model says how far the client's text reaches (`num_sent`), the detokenizer model sends the text.
-What is certain after n output tokens is the text of these tokens without half a character at its end, without an end that may become
-a stop word, and without everything from a stop word on. A window prints what is certain now and was not `num_sent` tokens ago. When
-the answer has ended, all the rest is certain.
+Owns no stream: the scheduler model says how far the client's text reaches (`num_sent`), the detokenizer model
+sends the text. What is certain after n output tokens is the text of these tokens without half a character at
+its end, without an end that may become a stop word, and without everything from a stop word on. A window
+prints what is certain now and was not `num_sent` tokens ago. When the answer has ended, all the rest is
+certain.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ class Piece:
 
 
 def context_tokens(stop_words: tuple[str, ...]) -> int:
-    """How many tokens before the first unacknowledged one a window must bring, unless it starts with the answer.
+    """How many tokens before the first unacknowledged one a window must bring, unless it starts with the
+    answer.
 
-    Every token has at least one byte (see WALL), so these hold the longest stop word, or half a character, after any leading space.
+    Every token has at least one byte (see WALL), so these hold the longest stop word, or half a character,
+    after any leading space.
     """
     return max(map(len, _as_bytes(stop_words)), default=0) + MAX_LEAD_TOKENS
 
@@ -40,7 +43,9 @@ class Detokenizer:
         self._bytes = token_bytes(checkpoint)
 
     def piece(self, window: TokenWindow) -> Piece:
-        """The new text of `window`, which starts at 0, or at least context_tokens before the first unacknowledged token."""
+        """The new text of `window`, which starts at 0, or at least
+        context_tokens before the first unacknowledged token.
+        """
         table, ids = self._bytes.table, window.tokens.tolist()
         tokens = [table[token] for token in ids]
         space = "" if window.start or window.continues_text else self._bytes.begin(ids, tokens)
@@ -57,7 +62,8 @@ class Detokenizer:
 def num_new_tokens(window: TokenWindow, piece: Piece) -> int:
     """How many tokens `window` brings for the first time, up to and with the one that completed a stop word.
 
-    Their text may come later, when it is certain. A response counts its own tokens, as in TensorRT-LLM's ensemble.
+    Their text may come later, when it is certain. A response counts its own tokens, as in TensorRT-LLM's
+    ensemble.
     """
     reached = window.start + len(window.tokens)
     return max(0, min(reached, piece.stopped_at or reached) - window.num_sent)

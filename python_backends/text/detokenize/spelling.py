@@ -1,7 +1,9 @@
-"""How a tokenizer's decoder spells one token: its steps, read from tokenizer.json, as a function from a token to its bytes.
+"""How a tokenizer's decoder spells one token: its steps, read from tokenizer.json, as a function from a token
+to its bytes.
 
-An answer is printed piece by piece, so a decoder can be served if what it makes of a token depends on nothing but that token and on
-whether the answer begins with it. Any other is refused by name when the server starts. Called by `token_bytes`.
+An answer is printed piece by piece, so a decoder can be served if what it makes of a token depends on nothing
+but that token and on whether the answer begins with it. Any other is refused by name when the server starts.
+Called by `token_bytes`.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ def spelling(decoder: decoders.Decoder | None) -> Callable[[str, bool], bytes]:
     steps = list(_steps(json.loads(decoder.__getstate__())))  # its JSON; the library shows it no other way
     for i, step in enumerate(steps):
         if reason := _refusal(step, steps[:i]):
-            raise CheckpointError(f"tokenizer.json: the decoder's {step['type']} can't be done piece by piece: {reason}")
+            raise CheckpointError(
+                f"tokenizer.json: the decoder's {step['type']} can't be done piece by piece: {reason}"
+            )
     functions = [_SPELLINGS[step["type"]](step) for step in steps]
 
     def spell(token: str, first: bool) -> bytes:
@@ -59,12 +63,19 @@ def _refusal(step: Step, before: list[Step]) -> str:
     if kind == "Replace":
         return _refusal_to_replace(step["pattern"], fused)
     if kind == "Strip" and (step["start"] > 1 or step["stop"]):
-        return f"it strips {step['start']} characters before the text and {step['stop']} behind it; at most 1 and 0 are supported"
+        return (
+            f"it strips {step['start']} characters before the text and {step['stop']} behind it; at most 1"
+            " and 0 are supported"
+        )
     if _looks_at_the_start(step) and any(map(_looks_at_the_start, before)):
         return "a step before it changes how an answer begins, too"
     if kind == "Strip" and step["start"] and not fused:
         return "without Fuse before it, it strips every token"
-    return "behind ByteLevel or Fuse there are no tokens any more" if fused and kind not in ("Strip", "Fuse") else ""
+    return (
+        "behind ByteLevel or Fuse there are no tokens any more"
+        if fused and kind not in ("Strip", "Fuse")
+        else ""
+    )
 
 
 def _refusal_to_replace(pattern: dict[str, str], fused: bool) -> str:
@@ -110,7 +121,11 @@ def _metaspace(step: Step) -> Spelling:
     drops = step["prepend_scheme"] != "never"
 
     def spell(piece: Piece, first: bool) -> Piece:
-        return piece.replace(step["replacement"], "" if first and drops else " ") if isinstance(piece, str) else piece
+        return (
+            piece.replace(step["replacement"], "" if first and drops else " ")
+            if isinstance(piece, str)
+            else piece
+        )
 
     return spell
 
@@ -126,7 +141,9 @@ def _strip(step: Step) -> Spelling:
 
 
 def _word_piece(step: Step) -> Spelling:
-    """The library's own, which spells token by token: a space before each that isn't "##…", none before some signs."""
+    """The library's own, which spells token by token: a space before each
+    that isn't "##…", none before some signs.
+    """
     decoder = decoders.WordPiece(prefix=step["prefix"], cleanup=step["cleanup"])
 
     def spell(piece: Piece, first: bool) -> Piece:

@@ -1,8 +1,9 @@
-"""What each token adds to an answer, as bytes: one table per vocabulary, made once from the tokenizer's decoder.
+"""What each token adds to an answer, as bytes: one table per vocabulary, made once from the tokenizer's
+decoder.
 
-The bytes of an answer are those of its tokens, one after the other; half characters meet their other half that way. Only the token
-with which a text begins may have others: SentencePiece drops the space before it. An answer in a chat is such a
-text; one that continues a plain prompt is not. Made for the detokenizer.
+The bytes of an answer are those of its tokens, one after the other; half characters meet their other half
+that way. Only the token with which a text begins may have others: SentencePiece drops the space before it. An
+answer in a chat is such a text; one that continues a plain prompt is not. Made for the detokenizer.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from dataclasses import dataclass
 from python_backends.text.checkpoint import Checkpoint
 from python_backends.text.detokenize.spelling import spelling
 
-# A token without text (special, or a padded row of the vocabulary) is a wall: what stands before it is finished, be it half a
-# character or half a stop word. So every token has at least one byte, and a number of tokens bounds a number of bytes. 0xFF can't
-# occur in UTF-8; a token that really has it gets 0xFE, which is printed as the same U+FFFD.
+# A token without text (special, or a padded row of the vocabulary) is a wall: what stands before it is
+# finished, be it half a character or half a stop word. So every token has at least one byte, and a number of
+# tokens bounds a number of bytes. 0xFF can't occur in UTF-8; a token that really has it gets 0xFE, which is
+# printed as the same U+FFFD.
 WALL = b"\xff"
 
 MAX_LEAD_TOKENS = 8  # an answer's leading space is dropped if it comes within this many tokens
@@ -27,7 +29,9 @@ class TokenBytes:
     firsts: dict[int, bytes]  # by token id, where an answer that begins with the token begins otherwise
 
     def begin(self, tokens: Sequence[int], spelled: list[bytes]) -> str:
-        """Mends `spelled`, the bytes of an answer's tokens, at its beginning; returns what that drops (a space)."""
+        """Mends `spelled`, the bytes of an answer's tokens, at its
+        beginning; returns what that drops (a space).
+        """
         for i, token in enumerate(tokens[:MAX_LEAD_TOKENS]):
             if token in self.firsts:
                 later, spelled[i] = spelled[i], self.firsts[token]

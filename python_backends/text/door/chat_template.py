@@ -1,7 +1,7 @@
 """Chat messages to one prompt, with the model's own jinja template, as transformers renders it.
 
-The template comes with the checkpoint and the messages from anywhere: both run in the sandbox of `template_sandbox`, under a budget.
-What they write is bounded here. Called by the door.
+The template comes with the checkpoint and the messages from anywhere: both run in the sandbox of
+`template_sandbox`, under a budget. What they write is bounded here. Called by the door.
 """
 
 from __future__ import annotations
@@ -39,14 +39,18 @@ class ChatTemplate:
         self._kept = special.comparable(node.value for node in compared if isinstance(node.value, str))
 
     def render(self, messages: Sequence[Message]) -> str:
-        """The prompt up to where the assistant speaks, its special tokens spelled as meant. Raises RefusedError."""
+        """The prompt up to where the assistant speaks, its special tokens
+        spelled as meant. Raises RefusedError.
+        """
         contents = [message["content"] for message in messages]
         guard = self._special.guard(contents)
         rendered = self._rendered(messages, guard, self._kept)
         if self._kept is not None and any(map(self._kept.search, contents)):
             others = self._special.among(self._rendered(messages, guard, None))
             if others != self._special.among(rendered):
-                raise RefusedError("messages: the model's chat template would make special tokens of parts of their contents")
+                raise RefusedError(
+                    "messages: the model's chat template would make special tokens of parts of their contents"
+                )
         return guard.arm(rendered)
 
     def _rendered(self, messages: Sequence[Message], guard: Guard, kept: re.Pattern[str] | None) -> str:
@@ -55,12 +59,15 @@ class ChatTemplate:
         begin_rendering(sum(len(message["content"]) for message in messages))
         try:
             return _bounded(self._stream(disarmed), limit)
-        except Exception as error:  # what a template raises over messages that it doesn't like is the client's to know
+        # what a template raises over messages that it doesn't like is the client's to know
+        except Exception as error:
             reason = self._special.readable(guard.typed(str(error)))[:MAX_REASON]
             raise RefusedError(f"messages: the model's chat template can't render them: {reason}") from error
 
     def _stream(self, messages: list[dict[str, str]]) -> Iterator[str]:
-        return self._template.generate(messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._named_tokens)
+        return self._template.generate(
+            messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._named_tokens
+        )
 
 
 def _bounded(pieces: Iterable[str], limit: int) -> str:

@@ -1,8 +1,9 @@
-"""The door: raw values of one request in, an immutable `Request` or a `RefusedError` out. Nothing is checked again after it.
+"""The door: raw values of one request in, an immutable `Request` or a `RefusedError` out. Nothing is checked
+again after it.
 
-Built once by the tokenizer model from checkpoint and settings. What the values mean by themselves is checked in `fields`; what needs
-the model (tokens, context, vocabulary) here. Limits of bytes come first, then those of tokens, then the rest, so that what is refused
-in the end costs no more than what is taken.
+Built once by the tokenizer model from checkpoint and settings. What the values mean by themselves is checked
+in `fields`; what needs the model (tokens, context, vocabulary) here. Limits of bytes come first, then those
+of tokens, then the rest, so that what is refused in the end costs no more than what is taken.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ from python_backends.settings import LimitSettings
 from python_backends.text.checkpoint import Checkpoint, CheckpointError
 from python_backends.text.door.chat_template import ChatTemplate
 from python_backends.text.door.encoder import PromptEncoder
-from python_backends.text.door.fields import FieldReader, Values, bounds, refuse_what_the_engine_lacks, stop_ids
+from python_backends.text.door.fields import (
+    FieldReader,
+    Values,
+    bounds,
+    refuse_what_the_engine_lacks,
+    stop_ids,
+)
 from python_backends.text.door.special_tokens import SpecialTokens
 from python_backends.text.door.subject import MAX_READ_CHARS, num_tokens_of, of_messages, of_text
 from python_backends.text.door.table import FIELDS
@@ -63,7 +70,9 @@ class Door:
         return self.template.render(values["messages"])
 
     def _encoded(self, values: Values, prompt: str) -> tuple[Ids, Encoding]:
-        """The prompt's ids, and what is known of each. What certainly has too many tokens is not encoded to its end."""
+        """The prompt's ids, and what is known of each. What certainly has
+        too many tokens is not encoded to its end.
+        """
         if self.encoder.has_far_more_tokens(prompt, self._most_prompt_tokens):
             self._check_length(values, self._most_prompt_tokens + 1, more=True)
         encoding = self.encoder.encoding(prompt)
@@ -99,9 +108,15 @@ class Door:
         return Subject(instruction[:MAX_READ_CHARS], given[:MAX_READ_CHARS], count)
 
     def _sampling(self, values: Values, num_prompt: int) -> Sampling:
-        max_tokens, min_tokens, seed = self._max_tokens(values, num_prompt), values["min_tokens"], values["seed"]
+        max_tokens, min_tokens, seed = (
+            self._max_tokens(values, num_prompt),
+            values["min_tokens"],
+            values["seed"],
+        )
         if min_tokens > max_tokens:
-            raise RefusedError(f"min_tokens = {min_tokens}: must be at most max_tokens, which is {max_tokens} here")
+            raise RefusedError(
+                f"min_tokens = {min_tokens}: must be at most max_tokens, which is {max_tokens} here"
+            )
         return Sampling(
             max_tokens=max_tokens,
             seed=secrets.randbits(63) if seed is None else seed,
@@ -111,7 +126,9 @@ class Door:
         )
 
     def _bad_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-        """Their tokens: of each word as it stands, and after a space, where most vocabularies have other tokens for it."""
+        """Their tokens: of each word as it stands, and after a space, where
+        most vocabularies have other tokens for it.
+        """
         if not words:
             return ()
         bad = [ids for i, word in enumerate(words) for ids in self._spelled(i, word)]
@@ -162,7 +179,9 @@ def _bad_word(index: int, ids: Ids | RefusedError, most: int) -> tuple[int, ...]
     if isinstance(ids, RefusedError):
         raise RefusedError(f"bad_words[{index}]: {ids}")
     if not 1 <= len(ids) <= most:
-        raise RefusedError(f"bad_words[{index}] = {len(ids)} tokens: must have 1 to {most}, also after a space")
+        raise RefusedError(
+            f"bad_words[{index}] = {len(ids)} tokens: must have 1 to {most}, also after a space"
+        )
     return tuple(ids.tolist())
 
 
@@ -193,5 +212,8 @@ def open_door(
 def _context(checkpoint: Checkpoint, wanted: int) -> int:
     most = wanted or checkpoint.max_model_tokens
     if most < 1:
-        raise CheckpointError(f"{checkpoint.directory}/config.json doesn't say how long the context is: set model.max_model_tokens")
+        raise CheckpointError(
+            f"{checkpoint.directory}/config.json doesn't say how long the context is: set"
+            " model.max_model_tokens"
+        )
     return most

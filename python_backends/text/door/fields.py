@@ -25,18 +25,32 @@ from python_backends.text.door.table import (
     VOCABULARY,
     Field,
 )
-from python_backends.text.door.values import Fields, flag, integer, integers, number, plain, shown, string, strings, unicode
+from python_backends.text.door.values import (
+    Fields,
+    flag,
+    integer,
+    integers,
+    number,
+    plain,
+    shown,
+    string,
+    strings,
+    unicode,
+)
 
-ROLES = ("system", "developer", "user", "assistant", "tool")  # a role stands inside special tokens: no other word may
+# a role stands inside special tokens: no other word may
+ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_NAME_BYTES = 256
 BYTES_PER_TOKEN = 32  # of a prompt, on average: ten times as many as usual
 JSON_BYTES = 8  # for each byte of messages: JSON may write six for one, and has names and braces
-TRITONS_PARAMETERS = ("id", "priority", "sequence_id", "sequence_start", "sequence_end", "binary_data_output")  # mean nothing here
+# mean nothing here
+TRITONS_PARAMETERS = ("id", "priority", "sequence_id", "sequence_start", "sequence_end", "binary_data_output")
 TRITONS_PREFIX = "triton_"
 
 WORDS = ("stop_words", "bad_words")  # read by the limits of the settings
 
-Values = Mapping[str, Any]  # of every field of the table and of `timeout`, each in its range; its default if absent
+# of every field of the table and of `timeout`, each in its range; its default if absent
+Values = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +64,19 @@ class PromptBounds:
 
 
 def bounds(limits: LimitSettings, max_model_tokens: int) -> PromptBounds:
-    """A megabyte is no prompt for a context of 2,048 tokens: the limit is the bytes that any text of that many tokens may have."""
+    """A megabyte is no prompt for a context of 2,048 tokens: the limit is the
+    bytes that any text of that many tokens may have.
+    """
     derived = BYTES_PER_TOKEN * max_model_tokens
-    limit = "limits.max_prompt_bytes" if limits.max_prompt_bytes <= derived else f"{BYTES_PER_TOKEN} a token of this model's context"
+    limit = (
+        "limits.max_prompt_bytes"
+        if limits.max_prompt_bytes <= derived
+        else f"{BYTES_PER_TOKEN} a token of this model's context"
+    )
     most = min(limits.max_prompt_bytes, derived)
-    return PromptBounds(most, min(limits.max_prompt_bytes, JSON_BYTES * most), max_model_tokens, f" ({limit})")
+    return PromptBounds(
+        most, min(limits.max_prompt_bytes, JSON_BYTES * most), max_model_tokens, f" ({limit})"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +91,11 @@ class FieldReader:
         """Raises RefusedError."""
         _refuse_unsupported(fields)
         texts = {"text_input": _text(fields, self.prompt), "messages": _messages(fields, self.prompt)}
-        values = {name: self._value(fields, name, field) for name, field in {**FIELDS, "timeout": TIMEOUT}.items() if name not in texts}
+        values = {
+            name: self._value(fields, name, field)
+            for name, field in {**FIELDS, "timeout": TIMEOUT}.items()
+            if name not in texts
+        }
         self._check(fields, values)
         return texts | values
 
@@ -79,12 +105,17 @@ class FieldReader:
         if values["top_p"] == 0.0:
             raise RefusedError("top_p = 0.0: must be above 0 and at most 1")
         if len(values["stop_token_ids"]) > limits.max_stop_words:
-            raise RefusedError(f"stop_token_ids = {len(values['stop_token_ids'])} ids: must be at most {limits.max_stop_words}")
+            raise RefusedError(
+                f"stop_token_ids = {len(values['stop_token_ids'])} ids: must be at most"
+                f" {limits.max_stop_words}"
+            )
         values["stop_words"] = _words(fields, "stop_words", limits.max_stop_words, limits)
         values["bad_words"] = _words(fields, "bad_words", limits.max_bad_words, limits)
         count = values["num_top_log_probs"]
         if count and not values["return_log_probs"]:
-            raise RefusedError(f"num_top_log_probs = {count}: needs return_log_probs = true, must be 0 or absent without")
+            raise RefusedError(
+                f"num_top_log_probs = {count}: needs return_log_probs = true, must be 0 or absent without"
+            )
 
     def _value(self, fields: Fields, name: str, field: Field) -> Any:
         """As its type and range in the table say; its default if it is absent. Raises RefusedError."""
@@ -104,7 +135,9 @@ class FieldReader:
         if not isinstance(field.most, str):
             return field.most
         most_log_probs = min(self.limits.max_top_log_probs, self.vocab_size)
-        return {VOCABULARY: self.vocab_size, LAST_TOKEN: self.vocab_size - 1, TOP_LOG_PROBS: most_log_probs}[field.most]
+        return {VOCABULARY: self.vocab_size, LAST_TOKEN: self.vocab_size - 1, TOP_LOG_PROBS: most_log_probs}[
+            field.most
+        ]
 
 
 def stop_ids(values: Values) -> tuple[int, ...]:
@@ -117,16 +150,23 @@ def refuse_what_the_engine_lacks(values: Values, engine: ModelLimits) -> None:
     """Raises RefusedError."""
     for name in engine.unsupported:
         if values[name] != FIELDS[name].default:
-            raise RefusedError(f"{name} = {shown(values[name])}: the engine of this server can't follow it; leave it out")
+            raise RefusedError(
+                f"{name} = {shown(values[name])}: the engine of this server can't follow it; leave it out"
+            )
     adapter = values["lora_name"]
     if adapter and adapter not in engine.adapters:
-        allowed = f"one of {', '.join(engine.adapters)}, or absent" if engine.adapters else "absent: this server has no adapters"
+        allowed = (
+            f"one of {', '.join(engine.adapters)}, or absent"
+            if engine.adapters
+            else "absent: this server has no adapters"
+        )
         raise RefusedError(f"lora_name = {shown(adapter)}: must be {allowed}")
 
 
 def of_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields among the parameters of a Triton request: `timeout`, or none. Over HTTP every JSON key that is no input is a
-    parameter, so an unknown one is most probably a field with a wrong name. Raises RefusedError.
+    """The fields among the parameters of a Triton request: `timeout`, or none. Over HTTP every JSON key that
+    is no input is a parameter, so an unknown one is most probably a field with a wrong name. Raises
+    RefusedError.
     """
     for name in parameters:
         if name in KNOWN and name != "timeout":
@@ -162,17 +202,24 @@ def _messages(fields: Fields, prompt: PromptBounds) -> tuple[dict[str, str], ...
         raise RefusedError(f"messages = {shown(text)}: must be a JSON list of at least one message")
     most = prompt.max_messages
     if len(messages) > most:
-        raise RefusedError(f"messages = {len(messages)} messages: must be at most {most}, one for each token of this model's context")
+        raise RefusedError(
+            f"messages = {len(messages)} messages: must be at most {most}, one for each token of this model's"
+            " context"
+        )
     read = tuple(_message(f"messages[{i}]", message) for i, message in enumerate(messages))
     size = sum(len(message["content"].encode()) for message in read)
     if size > prompt.max_bytes:
-        raise RefusedError(f"messages = {size} bytes of content: must be at most {prompt.max_bytes}{prompt.limit}")
+        raise RefusedError(
+            f"messages = {size} bytes of content: must be at most {prompt.max_bytes}{prompt.limit}"
+        )
     return read
 
 
 def _message(name: str, message: Any) -> dict[str, str]:
     if not isinstance(message, dict) or set(message) != {"role", "content"}:
-        raise RefusedError(f"{name} = {shown(message)}: must be an object with role and content, and nothing else")
+        raise RefusedError(
+            f"{name} = {shown(message)}: must be an object with role and content, and nothing else"
+        )
     if message["role"] not in ROLES:
         raise RefusedError(f"{name}.role = {shown(message['role'])}: must be one of {', '.join(ROLES)}")
     if not isinstance(message["content"], str):
@@ -199,11 +246,15 @@ def _refuse_unknown(names: Iterable[str]) -> None:
     unknown = sorted(set(names) - KNOWN)
     if unknown:
         nearest = _nearest(unknown[0])
-        raise RefusedError(f"{shown(unknown[0])}: there is no such field" + (f"; did you mean {nearest}?" if nearest else ""))
+        raise RefusedError(
+            f"{shown(unknown[0])}: there is no such field" + (f"; did you mean {nearest}?" if nearest else "")
+        )
 
 
 def _nearest(name: str) -> str:
-    """The field whose name is most like an unknown one, or nothing. Other APIs join words ("logprobs") or shorten names ("stop")."""
+    """The field whose name is most like an unknown one, or nothing. Other APIs
+    join words ("logprobs") or shorten names ("stop").
+    """
     asked = name[:MAX_NAME_BYTES].lower()
     joined = asked.replace("_", "")
     holding = [known for known in SUPPORTED if len(joined) > 2 and joined in known.replace("_", "")]
@@ -218,4 +269,6 @@ def _refuse_unsupported(fields: Fields) -> None:
             raise RefusedError(f"{name} = {shown(value)}: not supported yet, must be {neutral!r} or absent")
     for name in REFUSED:
         if name in fields:
-            raise RefusedError(f"{name} = {shown(plain(name, fields[name]))}: not supported yet, must be absent")
+            raise RefusedError(
+                f"{name} = {shown(plain(name, fields[name]))}: not supported yet, must be absent"
+            )

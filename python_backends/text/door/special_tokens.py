@@ -1,13 +1,16 @@
-"""Tells the special tokens that a chat template means from the same strings typed by users. Strings only; no ids.
+"""Tells the special tokens that a chat template means from the same strings typed by users. Strings only; no
+ids.
 
-Before the template sees users' content, the characters with which special tokens begin and end are replaced in it by twins: characters
-for private use that stand nowhere in the messages. So the special tokens in what the template made are its own, whatever it cuts out of
-the content, trims or puts together. These are spelled with a secret then, which is drawn when the process starts, and the twins become
-what was typed. The encoder's tokenizer knows special tokens by the secret spelling alone.
+Before the template sees users' content, the characters with which special tokens begin and end are replaced
+in it by twins: characters for private use that stand nowhere in the messages. So the special tokens in what
+the template made are its own, whatever it cuts out of the content, trims or puts together. These are spelled
+with a secret then, which is drawn when the process starts, and the twins become what was typed. The encoder's
+tokenizer knows special tokens by the secret spelling alone.
 
-A template that looks for "</think>" in an answer must find it. So the texts that a template compares with are left as they are in the
-content, unless they could be a part of a special token. The content is rendered a second time without them: if that gives other special
-tokens, the template has taken such a text apart, and the request is refused (`chat_template`).
+A template that looks for "</think>" in an answer must find it. So the texts that a template compares with are
+left as they are in the content, unless they could be a part of a special token. The content is rendered a
+second time without them: if that gives other special tokens, the template has taken such a text apart, and
+the request is refused (`chat_template`).
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ from python_backends.nouns.request import RefusedError
 
 Trie = dict[str, "Trie"]
 _END = ""  # the key under which a trie says that a word ends here
-_PRIVATE = (range(0xF000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))  # secrets are drawn from others
+# secrets are drawn from others
+_PRIVATE = (range(0xF000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,9 @@ class Guard:
         return "".join(piece if i % 2 else self._replaced(piece) for i, piece in enumerate(pieces))
 
     def arm(self, rendered: str) -> str:
-        """What the template made of disarmed content, its own special tokens spelled as meant, the content as it was typed."""
+        """What the template made of disarmed content, its own special tokens
+        spelled as meant, the content as it was typed.
+        """
         return self.typed(self.special.spelled(rendered))
 
     def typed(self, text: str) -> str:
@@ -60,15 +66,25 @@ class SpecialTokens:
 
     def __init__(self, tokenizer: Tokenizer, texts: frozenset[str]) -> None:
         added = tokenizer.get_added_tokens_decoder().values()
-        self.tokens: Mapping[str, AddedToken] = {token.content: token for token in added if token.content in texts}
+        self.tokens: Mapping[str, AddedToken] = {
+            token.content: token for token in added if token.content in texts
+        }
         self._meant, self._break = _secret(), _secret()
-        self._words = [text for text in self.tokens if len(text) > 1]  # a single character can't be told from text
+        # a single character can't be told from text
+        self._words = [text for text in self.tokens if len(text) > 1]
         self._joined = "\0".join(["", *self._words, ""])
         self._longest = max(map(len, self._words), default=0)
-        self._ends = sorted({end for word in self._words for end in (word[0], word[-1]) if not end.isspace()})  # templates trim
-        self._white = _compiled([word for word in self._words if word[0].isspace() and word[-1].isspace()], "(?={})(.)")
-        # the tokenizer finds added tokens leftmost, then longest: an ordinary one may take the start of a special one
-        self._found = _compiled([*self._words, *(token.content for token in added if token.content and not token.normalized)], "{}")
+        # templates trim
+        self._ends = sorted({end for word in self._words for end in (word[0], word[-1]) if not end.isspace()})
+        self._white = _compiled(
+            [word for word in self._words if word[0].isspace() and word[-1].isspace()], "(?={})(.)"
+        )
+        # the tokenizer finds added tokens leftmost, then longest: an ordinary one may take the start of a
+        # special one
+        self._found = _compiled(
+            [*self._words, *(token.content for token in added if token.content and not token.normalized)],
+            "{}",
+        )
 
     def meant(self, text: str) -> str:
         """The spelling under which the encoder's tokenizer knows the special token `text`."""
@@ -80,17 +96,23 @@ class SpecialTokens:
         free = (twin for twin in map(chr, chain(*_PRIVATE)) if twin not in used)
         twins = dict(zip(self._ends, islice(free, len(self._ends)), strict=False))
         if len(twins) < len(self._ends):
-            raise RefusedError("messages: they contain nearly all characters for private use; leave some of them out")
+            raise RefusedError(
+                "messages: they contain nearly all characters for private use; leave some of them out"
+            )
         return Guard(self, twins)
 
     def comparable(self, texts: Iterable[str]) -> re.Pattern[str] | None:
-        """Finds those of the texts, in a group, that need twins and can't be a part of a special token as long as they are whole."""
+        """Finds those of the texts, in a group, that need twins and can't be a part
+        of a special token as long as they are whole.
+        """
         twinned = [text for text in set(texts) if any(end in text for end in self._ends)]
         found = [text for text in twinned if not any(_overlap(text, word) for word in self._words)]
         return _compiled(found, "({})")
 
     def broken(self, content: str) -> str:
-        """Content with a break where twins don't help: in white space, and around what a template may put inside a special token."""
+        """Content with a break where twins don't help: in white space, and around
+        what a template may put inside a special token.
+        """
         if self._white is not None:
             content = self._white.sub(rf"\1{self._break}", content)
         bare = content.strip()  # templates often trim
@@ -127,12 +149,16 @@ def _overlap(text: str, word: str) -> bool:
 
 
 def _secret() -> str:
-    """96 bits of private-use characters: no user can guess them; no template trims, folds or normalizes them."""
+    """96 bits of private-use characters: no user can guess them; no
+    template trims, folds or normalizes them.
+    """
     return "".join(chr(0xE000 + secrets.randbelow(0x1000)) for _ in range(8))
 
 
 def _compiled(words: Iterable[str], frame: str) -> re.Pattern[str] | None:
-    """`frame` around a pattern that finds the longest of `words`: as a tree, because some vocabularies have thousands."""
+    """`frame` around a pattern that finds the longest of `words`: as a
+    tree, because some vocabularies have thousands.
+    """
     trie: Trie = {}
     for word in words:
         node = trie

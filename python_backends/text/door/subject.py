@@ -1,8 +1,10 @@
-"""What of a request is the instruction, and what the user's input: the two things that the length of its answer is predicted from.
+"""What of a request is the instruction, and what the user's input: the two things that the length of its
+answer is predicted from.
 
-    input `instruction`   the instruction itself; the input is the text, or the last user message, after it if it begins with it
-    messages              the system message, and the last user message; without a system message the latter is taken like a text
-    text_input            up to the first colon or line break, and the rest; without either all of it is input
+    input `instruction`   the instruction itself; the input is the text, or the last user message, after it if
+    it begins with it messages              the system message, and the last user message; without a system
+    message the latter is taken like a text text_input            up to the first colon or line break, and the
+    rest; without either all of it is input
 
 Both are cut to what a predictor reads. Called by the door.
 """
@@ -40,9 +42,12 @@ def of_messages(messages: Sequence[Message], instruction: str | None = None) -> 
 
 
 def num_tokens_of(given: str, prompt: str, encoding: Encoding) -> int:
-    """Of the tokens of `prompt`, those of the input `given`, which is in it unchanged or is counted by its share of characters."""
+    """Of the tokens of `prompt`, those of the input `given`, which is in it
+    unchanged or is counted by its share of characters.
+    """
     text = given.strip()
-    begin = prompt.find(text)  # any place will do. `rfind` takes quadratic time where nearly the same text is in it again and again
+    # any place will do. `rfind` takes quadratic time where nearly the same text is in it again and again
+    begin = prompt.find(text)
     if not text or begin < 0:
         return round(len(encoding) * len(text) / max(1, len(prompt)))
     first, last = encoding.char_to_token(begin), encoding.char_to_token(begin + len(text) - 1)

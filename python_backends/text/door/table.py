@@ -1,7 +1,8 @@
 """The fields of a request, one line each: how a field travels, which values it may have, and what it means.
 
-The door reads requests by this table. Tests compare it with the inputs of the models `ensemble` and `tokenizer`, with the table of
-the client and with docs/parameters.md. A field with `sampling` goes to that attribute of `Sampling` as it is.
+The door reads requests by this table. Tests compare it with the inputs of the models `ensemble` and
+`tokenizer`, with the table of the client and with docs/parameters.md. A field with `sampling` goes to that
+attribute of `Sampling` as it is.
 """
 
 from __future__ import annotations
@@ -34,10 +35,23 @@ FIELDS: dict[str, Field] = {
     "max_tokens": Field("INT32", "longest answer, in tokens", least=1),
     "min_tokens": Field("INT32", "shortest answer, in tokens", 0, sampling="min_tokens"),
     # how tokens are chosen
-    "temperature": Field("FP32", "0: the most probable token; larger: more varied", 0.0, 0.0, 100.0, sampling="temperature"),
-    "top_k": Field("INT32", "the most probable tokens are kept, this many; 0: all", 0, 0, VOCABULARY, sampling="top_k"),
-    "top_p": Field("FP32", "the most probable tokens with this probability together are kept", 1.0, 0.0, 1.0, sampling="top_p"),
-    "min_p": Field("FP32", "tokens with this share of the largest probability are kept", 0.0, 0.0, 1.0, sampling="min_p"),
+    "temperature": Field(
+        "FP32", "0: the most probable token; larger: more varied", 0.0, 0.0, 100.0, sampling="temperature"
+    ),
+    "top_k": Field(
+        "INT32", "the most probable tokens are kept, this many; 0: all", 0, 0, VOCABULARY, sampling="top_k"
+    ),
+    "top_p": Field(
+        "FP32",
+        "the most probable tokens with this probability together are kept",
+        1.0,
+        0.0,
+        1.0,
+        sampling="top_p",
+    ),
+    "min_p": Field(
+        "FP32", "tokens with this share of the largest probability are kept", 0.0, 0.0, 1.0, sampling="min_p"
+    ),
     "seed": Field("UINT64", "the same seed gives the same text", None, 0, (1 << 64) - 1),
     # how it is sent
     "stream": Field("BOOL", "pieces as they come", False),
@@ -47,16 +61,30 @@ FIELDS: dict[str, Field] = {
     "stop_token_ids": Field("INT32", "token ids that end the answer", (), 0, LAST_TOKEN, is_list=True),
     "end_id": Field("INT32", "one more token id that ends the answer; -1: none", None, -1, LAST_TOKEN),
     "pad_id": Field("INT32", "accepted for older clients; changes nothing", None, -MAX_INT - 1),
-    # penalties; presence and frequency in the range of OpenAI and vLLM, repetition in numbers that are exact in float32
-    "repetition_penalty": Field("FP32", "above 1: earlier tokens get less probable", 1.0, 0.0625, 16.0, sampling="repetition_penalty"),
-    "presence_penalty": Field("FP32", "taken off the logits of the answer's tokens", 0.0, -2.0, 2.0, sampling="presence_penalty"),
-    "frequency_penalty": Field("FP32", "the same, once for each time", 0.0, -2.0, 2.0, sampling="frequency_penalty"),
+    # penalties; presence and frequency in the range of OpenAI and vLLM, repetition in numbers that are exact
+    # in float32
+    "repetition_penalty": Field(
+        "FP32", "above 1: earlier tokens get less probable", 1.0, 0.0625, 16.0, sampling="repetition_penalty"
+    ),
+    "presence_penalty": Field(
+        "FP32", "taken off the logits of the answer's tokens", 0.0, -2.0, 2.0, sampling="presence_penalty"
+    ),
+    "frequency_penalty": Field(
+        "FP32", "the same, once for each time", 0.0, -2.0, 2.0, sampling="frequency_penalty"
+    ),
     # what is told
     "beam_width": Field("INT32", "1: there is no beam search"),
     "exclude_input_in_output": Field("BOOL", "false: the input goes before the answer", True),
-    "return_log_probs": Field("BOOL", "adds the log-probabilities of the answer's tokens", False, sampling="log_probs"),
+    "return_log_probs": Field(
+        "BOOL", "adds the log-probabilities of the answer's tokens", False, sampling="log_probs"
+    ),
     "num_top_log_probs": Field(
-        "INT32", "adds the most probable tokens, this number of them", 0, 0, TOP_LOG_PROBS, sampling="num_top_log_probs"
+        "INT32",
+        "adds the most probable tokens, this number of them",
+        0,
+        0,
+        TOP_LOG_PROBS,
+        sampling="num_top_log_probs",
     ),
     "return_num_input_tokens": Field("BOOL", "adds the length of the prompt, in tokens", False),
     "return_num_output_tokens": Field("BOOL", "adds the number of tokens of each response", False),
@@ -65,8 +93,10 @@ FIELDS: dict[str, Field] = {
     "lora_task_id": Field("UINT64", "the same by number, as TensorRT-LLM's clients say it"),
     "request_priority": Field("INT32", "larger goes first", 0, -MAX_INT, MAX_INT),
 }
-TIMEOUT = Field("", "microseconds; the answer ends with what there is", 0, 0, 10**15)  # no tensor: Triton's own parameter
+# no tensor: Triton's own parameter
+TIMEOUT = Field("", "microseconds; the answer ends with what there is", 0, 0, 10**15)
 KNOWN = frozenset((*FIELDS, "timeout"))
-NEUTRAL: dict[str, float | str] = {"beam_width": 1}  # known to TensorRT-LLM's clients: refused with any other value
+# known to TensorRT-LLM's clients: refused with any other value
+NEUTRAL: dict[str, float | str] = {"beam_width": 1}
 REFUSED = ("lora_task_id",)  # known to them, and refused
 SUPPORTED = tuple(name for name in (*FIELDS, "timeout") if name not in NEUTRAL and name not in REFUSED)

@@ -1,9 +1,9 @@
 """The jinja environment in which chat templates run: a checkpoint can come from anywhere, and messages do.
 
-It is jinja's sandbox, which allows no private attributes and no changes to what a template is given, under a budget for each rendering:
-turns of all loops and macros together, and characters and list items that all of its operations read or make. Every operation pays
-before it works. Filters and methods that make much of little, and that templates of checkpoints don't need, are not there.
-Called by the chat template.
+It is jinja's sandbox, which allows no private attributes and no changes to what a template is given, under a
+budget for each rendering: turns of all loops and macros together, and characters and list items that all of
+its operations read or make. Every operation pays before it works. Filters and methods that make much of
+little, and that templates of checkpoints don't need, are not there. Called by the chat template.
 """
 
 from __future__ import annotations
@@ -31,17 +31,56 @@ MAX_PRODUCT = 1_000_000  # how long a text, list or power may grow at one blow
 MAX_MARGIN = 64  # characters of an indentation or a separator
 NUMBER_CHARS, OTHER_CHARS = 25, 100
 
-FREE = frozenset({"abs", "count", "d", "default", "first", "float", "int", "last", "length", "round"})  # look at their input, no more
-BY_CHARACTERS = frozenset({"capitalize", "e", "escape", "lower", "safe", "string", "title", "trim", "truncate", "upper"})
-BY_ITEMS = frozenset({"dictsort", "groupby", "items", "list", "map", "max", "min", "reject", "rejectattr", "reverse", "select"})
+# look at their input, no more
+FREE = frozenset({"abs", "count", "d", "default", "first", "float", "int", "last", "length", "round"})
+BY_CHARACTERS = frozenset(
+    {"capitalize", "e", "escape", "lower", "safe", "string", "title", "trim", "truncate", "upper"}
+)
+BY_ITEMS = frozenset(
+    {"dictsort", "groupby", "items", "list", "map", "max", "min", "reject", "rejectattr", "reverse", "select"}
+)
 BY_ITEMS |= {"selectattr", "sort", "unique"}
 FROM_THE_RIGHT = frozenset({"rfind", "rpartition", "rsplit"})
 _METHODS: Mapping[type, frozenset[str]] = {
     str: frozenset(
         (
-            *("capitalize", "casefold", "count", "endswith", "find", "index", "isalnum", "isalpha", "isascii", "isdecimal", "isdigit"),
-            *("islower", "isnumeric", "isspace", "istitle", "isupper", "join", "lower", "lstrip", "partition", "removeprefix"),
-            *("removesuffix", "replace", "rfind", "rpartition", "rsplit", "rstrip", "split", "splitlines", "startswith", "strip"),
+            *(
+                "capitalize",
+                "casefold",
+                "count",
+                "endswith",
+                "find",
+                "index",
+                "isalnum",
+                "isalpha",
+                "isascii",
+                "isdecimal",
+                "isdigit",
+            ),
+            *(
+                "islower",
+                "isnumeric",
+                "isspace",
+                "istitle",
+                "isupper",
+                "join",
+                "lower",
+                "lstrip",
+                "partition",
+                "removeprefix",
+            ),
+            *(
+                "removesuffix",
+                "replace",
+                "rfind",
+                "rpartition",
+                "rsplit",
+                "rstrip",
+                "split",
+                "splitlines",
+                "startswith",
+                "strip",
+            ),
             *("swapcase", "title", "upper"),
         )
     ),
@@ -69,7 +108,9 @@ def begin_rendering(num_chars: int) -> None:
 
 
 def environment() -> Environment:
-    made = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols], finalize=_printed)
+    made = _Sandbox(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols], finalize=_printed
+    )
     made.filters = {name: _filter(name, function) for name, function in FILTERS.items()}
     made.filters.update(tojson=_tojson, join=_joined, replace=_replaced, indent=_indented)
     made.filters.update(counted=_counted, concatenated=_concatenated, sliced=_sliced, searched=_searched)
@@ -90,7 +131,9 @@ class _Sandbox(ImmutableSandboxedEnvironment):
                 raise TemplateSyntaxError("recursive loops are not supported", loop.lineno)
             loop.iter = _charge("counted", loop.iter, nodes.Const(_num_letters(loop)))
         for macro in template.find_all(nodes.Macro):
-            one_turn = _charge("counted", nodes.Const((None,), lineno=macro.lineno), nodes.Const(_num_letters(macro)))
+            one_turn = _charge(
+                "counted", nodes.Const((None,), lineno=macro.lineno), nodes.Const(_num_letters(macro))
+            )
             macro.body.insert(0, nodes.ExprStmt(one_turn, lineno=macro.lineno))
         return cast(nodes.Template, _Charges().visit(template))
 
@@ -131,7 +174,9 @@ class _Charges(NodeTransformer):
         if not isinstance(node.arg, nodes.Slice):
             return node
         none = nodes.Const(None, lineno=node.lineno)
-        return _charge("sliced", node.node, *(part or none for part in (node.arg.start, node.arg.stop, node.arg.step)))
+        return _charge(
+            "sliced", node.node, *(part or none for part in (node.arg.start, node.arg.stop, node.arg.step))
+        )
 
     def visit_Operand(self, node: nodes.Operand, *_args: Any) -> nodes.Node:  # noqa: N802 (jinja's own name)
         self.generic_visit(node)
@@ -175,7 +220,9 @@ def _spend(size: int) -> None:
     budget = _budget.get()
     budget.work -= size
     if budget.work < 0:
-        raise TemplateError(f"it works on more than {MAX_WORK} characters, and {WORK_PER_INPUT} for each of the messages")
+        raise TemplateError(
+            f"it works on more than {MAX_WORK} characters, and {WORK_PER_INPUT} for each of the messages"
+        )
 
 
 def _length(value: Any) -> int:
@@ -183,7 +230,9 @@ def _length(value: Any) -> int:
 
 
 def _size(value: Any) -> int:
-    """About how many characters it has as a text. Pays for items, of which there may be many more than in memory."""
+    """About how many characters it has as a text. Pays for items, of
+    which there may be many more than in memory.
+    """
     if isinstance(value, str):
         return len(value)
     if isinstance(value, list | tuple):
@@ -204,7 +253,10 @@ def _product(operator: str, left: Any, right: Any) -> int:
     else:
         are_numbers = isinstance(left, int | float) and isinstance(right, int | float)
         product = sizes[0] * sizes[1]
-        too_big, size = product > (1 << 63 if are_numbers else MAX_PRODUCT), 0 if are_numbers else int(product)
+        too_big, size = (
+            product > (1 << 63 if are_numbers else MAX_PRODUCT),
+            0 if are_numbers else int(product),
+        )
     if too_big:
         raise TemplateError(f"{operator} makes something too big")
     return size
@@ -301,7 +353,9 @@ def _replaced(_context: Any, text: Any, old: str, new: str, count: int | None = 
 
 
 @pass_context
-def _indented(_context: Any, text: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+def _indented(
+    _context: Any, text: Any, width: int | str = 4, first: bool = False, blank: bool = False
+) -> str:
     margin = width if isinstance(width, int) else len(width)
     if margin > MAX_MARGIN:
         raise TemplateError(f"it indents by {margin} characters")

@@ -1,6 +1,8 @@
-"""Values of a request's fields: as Triton's tensors have them (numpy, with any number of dimensions of 1, strings as bytes), or plain.
+"""Values of a request's fields: as Triton's tensors have them (numpy, with any number of dimensions of 1,
+strings as bytes), or plain.
 
-Each reader gives one field as plain Python, in its range; every refusal names the field, the value and the limit. Called by `fields`.
+Each reader gives one field as plain Python, in its range; every refusal names the field, the value and the
+limit. Called by `fields`.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ def integers(fields: Fields, name: str, low: float, high: float) -> list[int]:
     items = _row(name, fields[name])
     for i, item in enumerate(items):
         if type(item) is not int or not low <= item <= high:
-            raise RefusedError(f"{name}[{i}] = {shown(item)}: must be a whole number between {low} and {high}")
+            raise RefusedError(
+                f"{name}[{i}] = {shown(item)}: must be a whole number between {low} and {high}"
+            )
     return items
 
 
@@ -102,7 +106,9 @@ def _decoded(name: str, value: Any) -> Any:
         try:
             return value.decode()
         except UnicodeDecodeError as error:
-            raise RefusedError(f"{name} = {shown(value)}: must be UTF-8, byte {error.start} is not") from error
+            raise RefusedError(
+                f"{name} = {shown(value)}: must be UTF-8, byte {error.start} is not"
+            ) from error
     return unicode(name, value) if isinstance(value, str) else value
 
 
@@ -110,7 +116,9 @@ def unicode(name: str, text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise RefusedError(f"{name} = {shown(text)}: must be Unicode, character {error.start} is half of a pair") from error
+        raise RefusedError(
+            f"{name} = {shown(text)}: must be Unicode, character {error.start} is half of a pair"
+        ) from error
     return text
 
 

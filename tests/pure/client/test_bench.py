@@ -1,4 +1,6 @@
-"""The load test's own parts: arrivals, inputs, percentiles, goodput, and the loops against a client that answers by a script."""
+"""The load test's own parts: arrivals, inputs, percentiles, goodput, and the
+loops against a client that answers by a script.
+"""
 
 from __future__ import annotations
 
@@ -53,11 +55,18 @@ def test_percentiles_lie_between_neighbours() -> None:
 
 def outcome(ttft_s: float, tpot_s: float, tokens: int = 11, due_s: float = 0.0, error: str = "") -> Outcome:
     first_s = due_s + ttft_s
-    return Outcome(due_s, due_s, first_s, first_s + tpot_s * (tokens - 1), 5, tokens, "" if error else "stop", error)
+    return Outcome(
+        due_s, due_s, first_s, first_s + tpot_s * (tokens - 1), 5, tokens, "" if error else "stop", error
+    )
 
 
 def test_goodput_counts_who_kept_both_limits_and_errors_count_against_it() -> None:
-    answers = [outcome(0.05, 0.005), outcome(0.2, 0.005), outcome(0.05, 0.02), outcome(0.05, 0.005, error="UnavailableError: no")]
+    answers = [
+        outcome(0.05, 0.005),
+        outcome(0.2, 0.005),
+        outcome(0.05, 0.02),
+        outcome(0.05, 0.005, error="UnavailableError: no"),
+    ]
     result = summary(CLOSED, answers, LIMITS)
     assert result["goodput_share"] == 0.25
     assert result["errors"] == {"UnavailableError: no": 1}
@@ -113,7 +122,9 @@ def test_a_closed_loop_keeps_so_many_open_and_no_more() -> None:
     outcomes, client = answers(Load(concurrency=3), ["x"] * 12, 0.005)
     assert len(outcomes) == 12
     assert client.most == 3
-    assert all(each.ttft_s >= 0.005 and each.e2e_s >= 0.01 and each.num_output_tokens == 2 for each in outcomes)
+    assert all(
+        each.ttft_s >= 0.005 and each.e2e_s >= 0.01 and each.num_output_tokens == 2 for each in outcomes
+    )
 
 
 def test_an_open_loop_does_not_wait_for_answers() -> None:
@@ -141,7 +152,10 @@ def test_random_texts_have_their_number_of_words_and_answers_of_a_fixed_length()
     assert len(str(ask.prompt).split()) == 30
     assert ask.prompt != other.prompt
     assert ask.parameters["max_tokens"] == ask.parameters["min_tokens"] == 64
-    assert take(asks("random", 3, 5, {"max_tokens": 7}), 1)[0].parameters == {"max_tokens": 7, "min_tokens": 7}
+    assert take(asks("random", 3, 5, {"max_tokens": 7}), 1)[0].parameters == {
+        "max_tokens": 7,
+        "min_tokens": 7,
+    }
 
 
 @pytest.mark.parametrize(
@@ -160,5 +174,7 @@ def test_random_texts_have_their_number_of_words_and_answers_of_a_fixed_length()
 def test_a_wrong_line_is_named_with_file_number_and_reason(tmp_path: Path, line: str, reason: str) -> None:
     path = tmp_path / "asks.jsonl"
     path.write_text('{"text_input": "fine", "seed": 3}\n' + line + "\n")
-    with pytest.raises(InputsError, match=f"asks.jsonl, line 2: .*{reason}" if "line" not in reason else "line 2: "):
+    with pytest.raises(
+        InputsError, match=f"asks.jsonl, line 2: .*{reason}" if "line" not in reason else "line 2: "
+    ):
         read_lines(path)

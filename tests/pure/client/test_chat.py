@@ -46,10 +46,15 @@ def test_clear_and_system_begin_anew() -> None:
     talk, client = chat(["a"], ["b"], ["c"])
     for line in ("one", "/clear", "two", "/system be brief", "three"):
         assert talk.take(line)
-    assert [asked for asked, _ in client.asked[1:]] == [[("user", "two")], [("system", "be brief"), ("user", "three")]]
+    assert [asked for asked, _ in client.asked[1:]] == [
+        [("user", "two")],
+        [("system", "be brief"), ("user", "three")],
+    ]
 
 
-def test_what_was_said_before_a_cancel_stays_and_an_error_takes_its_turn_back(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_said_before_a_cancel_stays_and_an_error_takes_its_turn_back(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     talk, client = chat(["Part", KeyboardInterrupt()], [FailedError("broken")], ["ok"])
     for line in ("one", "two", "three"):
         assert talk.take(line)
@@ -62,9 +67,20 @@ def test_what_was_said_before_a_cancel_stays_and_an_error_takes_its_turn_back(ca
 
 def test_set_changes_parameters_and_refuses_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     talk, client = chat(["a"])
-    for line in ("/set temperature 0.5", '/set stop_words "a b" c', "/set seed", "/set max_tokens many", "/set nothing 3", "x"):
+    for line in (
+        "/set temperature 0.5",
+        '/set stop_words "a b" c',
+        "/set seed",
+        "/set max_tokens many",
+        "/set nothing 3",
+        "x",
+    ):
         assert talk.take(line)
-    assert client.asked[0][1] == {"temperature": 0.5, "stop_words": ["a b", "c"], "return_num_output_tokens": True}
+    assert client.asked[0][1] == {
+        "temperature": 0.5,
+        "stop_words": ["a b", "c"],
+        "return_num_output_tokens": True,
+    }
     seen = capsys.readouterr().err
     assert "max_tokens = many: must be int" in seen
     assert "nothing: there is no such parameter" in seen

@@ -1,4 +1,6 @@
-"""The client's table of parameters is the ensemble's, and values that do not fit it are refused before they are sent."""
+"""The client's table of parameters is the ensemble's, and values that do
+not fit it are refused before they are sent.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,11 @@ def dtype(tensor: Any) -> str:
 
 
 def test_every_input_of_the_ensemble_is_one_line_of_the_table_and_no_more() -> None:
-    theirs = {tensor.name: (dtype(tensor), list(tensor.dims) == [-1]) for tensor in ensemble().input if tensor.name not in PROMPT}
+    theirs = {
+        tensor.name: (dtype(tensor), list(tensor.dims) == [-1])
+        for tensor in ensemble().input
+        if tensor.name not in PROMPT
+    }
     ours = {name: (row.dtype, row.is_list) for name, row in TABLE.items() if row.dtype != TIMEOUT}
     assert theirs == ours
 
@@ -43,16 +49,35 @@ def test_types_for_python_fit_those_for_triton_and_every_line_says_what_it_means
     assert all(row.kind is KINDS[row.dtype] and row.meaning for row in TABLE.values())
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "client").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "client").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT))
+)
 def test_the_client_imports_nothing_of_the_server(path: Path) -> None:
-    modules = [node.module or "" for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
-    modules += [alias.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import) for alias in node.names]
-    assert not [name for name in modules if name.split(".")[0] in ("python_backends", "build", "benchmarks", "tests", "torch")]
+    modules = [
+        node.module or ""
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom)
+    ]
+    modules += [
+        alias.name
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    ]
+    assert not [
+        name
+        for name in modules
+        if name.split(".")[0] in ("python_backends", "build", "benchmarks", "tests", "torch")
+    ]
 
 
 def test_values_travel_as_triton_reads_them() -> None:
-    request = request_message([user("é")], True, {"max_tokens": 7, "stop_words": ["a", "bé"], "top_p": 0.5, "deadline_s": 1.5})
-    sent = {tensor.name: data for tensor, data in zip(request.inputs, request.raw_input_contents, strict=True)}
+    request = request_message(
+        [user("é")], True, {"max_tokens": 7, "stop_words": ["a", "bé"], "top_p": 0.5, "deadline_s": 1.5}
+    )
+    sent = {
+        tensor.name: data for tensor, data in zip(request.inputs, request.raw_input_contents, strict=True)
+    }
     assert sent["max_tokens"] == b"\x07\0\0\0"
     assert sent["stop_words"] == b"\x01\0\0\0a\x03\0\0\0b\xc3\xa9"
     assert sent["top_p"] == b"\0\0\0\x3f"

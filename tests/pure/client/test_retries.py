@@ -11,7 +11,17 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
-from client import AsyncClient, Client, FailedError, GaplessError, Piece, RefusedError, Retries, TimedOutError, UnavailableError
+from client import (
+    AsyncClient,
+    Client,
+    FailedError,
+    GaplessError,
+    Piece,
+    RefusedError,
+    Retries,
+    TimedOutError,
+    UnavailableError,
+)
 from client.errors import from_text
 from client.parameters import packed_text
 from client.retries import Call
@@ -150,7 +160,14 @@ def test_nothing_is_tried_again_once_text_has_come(ask: Ask) -> None:
 @pytest.mark.parametrize(
     ("end", "kind"),
     [
-        ([response(error="in ensemble 'ensemble', max_tokens = 0: must be a whole number between 1 and 9")], RefusedError),
+        (
+            [
+                response(
+                    error="in ensemble 'ensemble', max_tokens = 0: must be a whole number between 1 and 9"
+                )
+            ],
+            RefusedError,
+        ),
         ([response(error="the answer could not be turned into text")], FailedError),
         ([Broken(grpc.StatusCode.DEADLINE_EXCEEDED)], TimedOutError),
         ([Broken(grpc.StatusCode.INTERNAL)], FailedError),
@@ -193,7 +210,13 @@ def test_log_probabilities_are_read_token_by_token() -> None:
     ):
         made.infer_response.outputs.add(name=name, datatype=dtype, shape=shape)
         made.infer_response.raw_output_contents.append(data)
-    piece = Piece("ab", output_ids=(7, 8), output_log_probs=(-0.5, -1.0), cum_log_probs=-1.5, top_ids=((0, 1, 2), (3, 4, 5)))
+    piece = Piece(
+        "ab",
+        output_ids=(7, 8),
+        output_log_probs=(-0.5, -1.0),
+        cum_log_probs=-1.5,
+        top_ids=((0, 1, 2), (3, 4, 5)),
+    )
     assert read_piece(made) == piece
 
 
@@ -212,7 +235,9 @@ def counts(count: int) -> list[tuple[str, str, list[int], bytes]]:
 
 @pytest.mark.parametrize("pieces_of", [pieces_of, pieces_of_async])
 def test_pieces_without_text_bring_their_tokens_too(pieces_of: Callable[[FakeStub], list[Piece]]) -> None:
-    """Half a character and the beginning of a stop word have tokens and log-probabilities, but no text yet."""
+    """Half a character and the beginning of a stop word have tokens
+    and log-probabilities, but no text yet.
+    """
     script = [response("a"), response(), response(), response("\u0928"), response("", "stop")]
     for made, ids in zip(script, [(1,), (2, 3), (), (4,), (5,)], strict=True):
         for name, dtype, shape, data in [*(scores(*ids) if ids else []), *counts(len(ids))]:

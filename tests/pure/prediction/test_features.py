@@ -5,15 +5,25 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from python_backends.prediction.features import INPUT_GROUPS, INSTRUCTION_GROUPS, NUM_FEATURES, compress, features
+from python_backends.prediction.features import (
+    INPUT_GROUPS,
+    INSTRUCTION_GROUPS,
+    NUM_FEATURES,
+    compress,
+    features,
+)
 
 
 def test_an_input_of_ones_in_labses_768_dimensions_becomes_sixteen_times_the_root_of_48() -> None:
-    assert compress(np.ones((1, 768), np.float32), INPUT_GROUPS) == pytest.approx(np.full((1, 16), 6.928), abs=5e-4)
+    assert compress(np.ones((1, 768), np.float32), INPUT_GROUPS) == pytest.approx(
+        np.full((1, 16), 6.928), abs=5e-4
+    )
 
 
 def test_an_instruction_of_ones_becomes_four_times_the_root_of_192() -> None:
-    assert compress(np.ones((1, 768), np.float32), INSTRUCTION_GROUPS) == pytest.approx(np.full((1, 4), 13.856), abs=5e-4)
+    assert compress(np.ones((1, 768), np.float32), INSTRUCTION_GROUPS) == pytest.approx(
+        np.full((1, 4), 13.856), abs=5e-4
+    )
 
 
 def test_groups_are_neighbours_and_texts_stay_apart() -> None:

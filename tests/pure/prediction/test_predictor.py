@@ -48,7 +48,9 @@ class House:
         self.log = RequestLog(directory, 1000)
         self.clock, self.words = Clock(), Words()
         settings = PredictionSettings(encoder_from=encoder_from)
-        self.predictor = Predictor(settings, directory, lambda: self.words, Budget(share, self.clock), self.clock)
+        self.predictor = Predictor(
+            settings, directory, lambda: self.words, Budget(share, self.clock), self.clock
+        )
 
     def looks_again(self) -> None:
         self.clock.now_s += LOOK_EVERY_S
@@ -115,7 +117,9 @@ def test_a_batch_is_encoded_as_far_as_the_budget_goes(tmp_path: Path) -> None:
     assert all(answer.prediction is not None for answer in answers)
 
 
-def test_an_encoder_that_cannot_be_loaded_is_said_once_and_history_answers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_encoder_that_cannot_be_loaded_is_said_once_and_history_answers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     house = House(tmp_path)
     house.predictor._load = lambda: (_ for _ in ()).throw(EncoderError("it isn't there"))
     house.log.add([record(num_output=7)] * 10)
@@ -127,7 +131,14 @@ def test_an_encoder_that_cannot_be_loaded_is_said_once_and_history_answers(tmp_p
     assert sum("it isn't there" in message for message in caplog.messages) == 1
 
 
-VERSION = {"number": 1, "learned_at_s": 0, "fit_s": 0, "num_observations": 1, "encoder": "words", "last_id": 1}
+VERSION = {
+    "number": 1,
+    "learned_at_s": 0,
+    "fit_s": 0,
+    "num_observations": 1,
+    "encoder": "words",
+    "last_id": 1,
+}
 
 
 @pytest.mark.parametrize("content", ["{", '{"number": 1}', json.dumps(VERSION)])

@@ -13,7 +13,15 @@ from tests.pure.prediction.records import ENCODER, record
 
 @pytest.mark.parametrize(
     ("predicted", "actual", "learned"),
-    [(211, 200, False), (189, 200, False), (111, 100, True), (89, 100, True), (20, 10, False), (10, 0, False), (223, 200, True)],
+    [
+        (211, 200, False),
+        (189, 200, False),
+        (111, 100, True),
+        (89, 100, True),
+        (20, 10, False),
+        (10, 0, False),
+        (223, 200, True),
+    ],
 )
 def test_an_answer_teaches_when_the_prediction_was_off_by_more_than_10_tokens_and_10_percent(
     predicted: float, actual: int, learned: bool
@@ -57,9 +65,14 @@ def test_texts_are_kept_only_where_that_was_asked_for(tmp_path: Path) -> None:
 
 
 def test_lessons_are_those_that_were_wrong_and_a_sample_that_stands_for_the_others(tmp_path: Path) -> None:
-    """Of 1,000 ordinary answers 40 are taken, and each counts for 25; the 10 wrong ones count for themselves."""
+    """Of 1,000 ordinary answers 40 are taken, and each counts for 25;
+    the 10 wrong ones count for themselves.
+    """
     log = log_of(tmp_path, 10_000)
-    log.add([record(num_output=20, mean=20) for _ in range(1000)] + [record(num_output=90, mean=20) for _ in range(10)])
+    log.add(
+        [record(num_output=20, mean=20) for _ in range(1000)]
+        + [record(num_output=90, mean=20) for _ in range(10)]
+    )
     log.add([record(num_output=90, mean=20, features=False)])
     lessons = log.lessons(ENCODER, 20, 30)
     assert lessons is not None

@@ -1,4 +1,6 @@
-"""A small tokenizer of every kind that today's checkpoints have, built as theirs are: normaliser, words, model, decoder, specials."""
+"""A small tokenizer of every kind that today's checkpoints have, built as theirs
+are: normaliser, words, model, decoder, specials.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,17 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 from python_backends.text.checkpoint import Checkpoint
 from tests.pure.text.checkpoints import (
@@ -28,7 +40,10 @@ CONFIG = {"max_position_embeddings": 1024}
 
 def _bpe(tokenizer: Tokenizer, size: int, alphabet: list[str] | None = None) -> Tokenizer:
     trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=[*SPECIALS, *TURNS], initial_alphabet=alphabet or [], show_progress=False
+        vocab_size=size,
+        special_tokens=[*SPECIALS, *TURNS],
+        initial_alphabet=alphabet or [],
+        show_progress=False,
     )
     tokenizer.train_from_iterator(LINES, trainer)
     return tokenizer
@@ -50,11 +65,15 @@ def _with_bytes(tokenizer: Tokenizer, decoder: decoders.Decoder) -> Tokenizer:
 
 
 def llama_3() -> Tokenizer:
-    """Byte-level, words cut by a pattern of its own, text composed first (Qwen), runs of spaces as added tokens (GPT-NeoX)."""
+    """Byte-level, words cut by a pattern of its own, text composed first
+    (Qwen), runs of spaces as added tokens (GPT-NeoX).
+    """
     tokenizer = Tokenizer(models.BPE(ignore_merges=True))
     tokenizer.normalizer = normalizers.NFC()
     words = pre_tokenizers.Split(Regex(r" ?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+"), "isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer = _bpe(tokenizer, 420, pre_tokenizers.ByteLevel.alphabet())
     tokenizer.add_tokens([AddedToken(" " * n, normalized=False) for n in (2, 4)])
@@ -73,7 +92,9 @@ def gemma() -> Tokenizer:
 def phi_3() -> Tokenizer:
     """Llama 2's, with turn tokens that swallow the space behind them."""
     tokenizer = sentence_piece_tokenizer()
-    tokenizer.add_special_tokens([AddedToken(text, rstrip=True, normalized=False) for text in [*TURNS, "<pad>"]])
+    tokenizer.add_special_tokens(
+        [AddedToken(text, rstrip=True, normalized=False) for text in [*TURNS, "<pad>"]]
+    )
     return tokenizer
 
 
@@ -89,15 +110,23 @@ def _unigram(normalizer: normalizers.Normalizer | None) -> Tokenizer:
     if normalizer:
         tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    trainer = trainers.UnigramTrainer(vocab_size=160, special_tokens=[*SPECIALS, *TURNS], unk_token="<unk>", show_progress=False)
+    trainer = trainers.UnigramTrainer(
+        vocab_size=160, special_tokens=[*SPECIALS, *TURNS], unk_token="<unk>", show_progress=False
+    )
     tokenizer.train_from_iterator(LINES, trainer)
     tokenizer.decoder = decoders.Metaspace()
     return tokenizer
 
 
 def t5() -> Tokenizer:
-    """Unigram without bytes: compatibility forms folded, runs of spaces joined, what is unknown lost; an end behind every prompt."""
-    tokenizer = _unigram(normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]))
+    """Unigram without bytes: compatibility forms folded, runs of spaces joined,
+    what is unknown lost; an end behind every prompt.
+    """
+    tokenizer = _unigram(
+        normalizers.Sequence(
+            [normalizers.Nmt(), normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")]
+        )
+    )
     tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     return tokenizer
 
@@ -107,11 +136,15 @@ def unigram_with_bytes() -> Tokenizer:
 
 
 def word_piece() -> Tokenizer:
-    """BERT's: "##" before what continues a word; the decoder puts the spaces, and none before most punctuation."""
+    """BERT's: "##" before what continues a word; the decoder puts the
+    spaces, and none before most punctuation.
+    """
     tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(vocab_size=200, special_tokens=[*SPECIALS, *TURNS], show_progress=False)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=200, special_tokens=[*SPECIALS, *TURNS], show_progress=False
+    )
     tokenizer.train_from_iterator(LINES, trainer)
     tokenizer.decoder = decoders.WordPiece()
     return tokenizer
@@ -134,5 +167,10 @@ TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
 def checkpoint(kind: str) -> Checkpoint:
     if kind in ("byte_level", "llama_2"):
         return {"byte_level": byte_level, "llama_2": sentence_piece}[kind]()
-    texts: dict[str, Any] = {"eos_token": "</s>", "bos_token": "<s>", "pad_token": "<pad>", "chat_template": TEMPLATE}
+    texts: dict[str, Any] = {
+        "eos_token": "</s>",
+        "bos_token": "<s>",
+        "pad_token": "<pad>",
+        "chat_template": TEMPLATE,
+    }
     return read(TOKENIZERS[kind](), texts, config=CONFIG)

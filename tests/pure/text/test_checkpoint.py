@@ -1,4 +1,6 @@
-"""A checkpoint directory is read as it is found in the wild: names in three files, tokens as strings or objects."""
+"""A checkpoint directory is read as it is found in the wild: names in
+three files, tokens as strings or objects.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def test_tokens_with_a_part_to_play_are_special_even_if_the_tokenizer_does_not_s
 
 
 def test_older_checkpoints_name_their_tokens_in_a_file_of_their_own(tmp_path: Path) -> None:
-    checkpoint = read(tmp_path, {"pad_token": None}, special_tokens_map={"eos_token": "<|end|>", "pad_token": "<|pad|>"})
+    checkpoint = read(
+        tmp_path, {"pad_token": None}, special_tokens_map={"eos_token": "<|end|>", "pad_token": "<|pad|>"}
+    )
     assert checkpoint.named_tokens == {"eos_token": "<|end|>"}
 
 

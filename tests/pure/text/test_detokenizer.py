@@ -1,4 +1,6 @@
-"""Windows of an answer, cut and acknowledged anyhow, give its text: all of it, once, up to the first stop word."""
+"""Windows of an answer, cut and acknowledged anyhow, give its text:
+all of it, once, up to the first stop word.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,37 @@ DETOKENIZERS = {name: Detokenizer(checkpoint) for name, checkpoint in CHECKPOINT
 FAMILIES = sorted(CHECKPOINTS)
 
 phrases = st.sampled_from(
-    ["hello world", " stop", "stop", "नमस्ते", "你好", "שלום", "👨‍👩‍👧‍👦", "e\u0301", "  ", " ", "\n", "<think>", "ÿþ", "end"]
+    [
+        "hello world",
+        " stop",
+        "stop",
+        "नमस्ते",
+        "你好",
+        "שלום",
+        "👨‍👩‍👧‍👦",
+        "e\u0301",
+        "  ",
+        " ",
+        "\n",
+        "<think>",
+        "ÿþ",
+        "end",
+    ]
 )
 texts = st.lists(phrases | st.text(max_size=4), max_size=8).map("".join)
 
 
 def answers(family: str) -> st.SearchStrategy[list[int]]:
-    """Runs of text, of specials and of any tokens at all (half characters, invalid bytes, rows without a token)."""
+    """Runs of text, of specials and of any tokens at all (half
+    characters, invalid bytes, rows without a token).
+    """
     checkpoint = CHECKPOINTS[family]
     text = texts.map(lambda text: checkpoint.tokenizer.encode(text, add_special_tokens=False).ids)
     anything = st.lists(st.integers(0, checkpoint.vocab_size - 1), max_size=6)
     specials = st.lists(st.sampled_from([0, 1, 2]), max_size=12)
-    return st.lists(text | anything | specials, max_size=6).map(lambda runs: [token for run in runs for token in run])
+    return st.lists(text | anything | specials, max_size=6).map(
+        lambda runs: [token for run in runs for token in run]
+    )
 
 
 def whole_bytes(family: str, tokens: list[int]) -> bytes:
@@ -72,7 +93,9 @@ def stream_of(family: str, tokens: list[int], words: tuple[str, ...] = (), min_t
 @pytest.mark.parametrize("family", FAMILIES)
 @examples
 @given(data=st.data(), steps=steps)
-def test_any_windows_of_an_answer_add_up_to_its_text(family: str, data: st.DataObject, steps: list[tuple[int, int, int]]) -> None:
+def test_any_windows_of_an_answer_add_up_to_its_text(
+    family: str, data: st.DataObject, steps: list[tuple[int, int, int]]
+) -> None:
     tokens = data.draw(answers(family))
     stream = stream_of(family, tokens)
     assert stream.run(steps) == 0
@@ -87,11 +110,17 @@ def test_any_windows_add_up_to_the_text_before_the_first_stop_word(
 ) -> None:
     tokens = data.draw(answers(family))
     text = printed(whole_bytes(family, tokens))
-    pieces = st.tuples(st.integers(0, max(0, len(text) - 1)), st.integers(1, 6)).map(lambda cut: text[cut[0] : cut[0] + cut[1]])
-    words = data.draw(
-        st.lists(pieces | st.sampled_from(["stop", " stop", "p s", "ll", "lo w", "llo", "end", "मस्", "好", "👧"]), max_size=4)
+    pieces = st.tuples(st.integers(0, max(0, len(text) - 1)), st.integers(1, 6)).map(
+        lambda cut: text[cut[0] : cut[0] + cut[1]]
     )
-    words = [word for word in words if word and "\ufffd" not in word]  # an undecodable byte is no character that one could ask for
+    words = data.draw(
+        st.lists(
+            pieces | st.sampled_from(["stop", " stop", "p s", "ll", "lo w", "llo", "end", "मस्", "好", "👧"]),
+            max_size=4,
+        )
+    )
+    # an undecodable byte is no character that one could ask for
+    words = [word for word in words if word and "\ufffd" not in word]
     assume(words)
     expected = first_stop(family, tokens, words, min_tokens)
     stream = stream_of(family, tokens, tuple(words), min_tokens)
@@ -103,10 +132,16 @@ def test_any_windows_add_up_to_the_text_before_the_first_stop_word(
 @examples
 @given(data=st.data())
 def test_the_text_of_an_answer_is_what_the_library_decodes(family: str, data: st.DataObject) -> None:
-    """SentencePiece's decoder writes one U+FFFD for each byte of a broken run, even for its whole characters: no stream could."""
+    """SentencePiece's decoder writes one U+FFFD for each byte of a broken run,
+    even for its whole characters: no stream could.
+    """
     checkpoint = CHECKPOINTS[family]
     text = data.draw(texts) if family == "sentence_piece" else None
-    tokens = checkpoint.tokenizer.encode(text, add_special_tokens=False).ids if text is not None else data.draw(answers(family))
+    tokens = (
+        checkpoint.tokenizer.encode(text, add_special_tokens=False).ids
+        if text is not None
+        else data.draw(answers(family))
+    )
     if family == "byte_level":
         tokens = [token for token in tokens if DETOKENIZERS[family]._bytes.table[token] != WALL]
     assert whole(family, tokens) == checkpoint.tokenizer.decode(tokens, skip_special_tokens=True)
@@ -118,7 +153,11 @@ def test_the_text_of_an_answer_is_what_the_library_decodes(family: str, data: st
 def test_special_tokens_between_texts_print_nothing(family: str, runs: list[str]) -> None:
     assume(runs[0])  # a leading space behind more special tokens than MAX_LEAD_TOKENS stays
     checkpoint = CHECKPOINTS[family]
-    tokens = [token for text in runs for token in [*checkpoint.tokenizer.encode(text, add_special_tokens=False).ids, 0, 1]]
+    tokens = [
+        token
+        for text in runs
+        for token in [*checkpoint.tokenizer.encode(text, add_special_tokens=False).ids, 0, 1]
+    ]
     assert whole(family, tokens) == checkpoint.tokenizer.decode(tokens, skip_special_tokens=True)
 
 
@@ -141,16 +180,24 @@ def byte_tokens(data: bytes) -> list[int]:
 @examples
 @given(steps=steps, num_specials=st.integers(0, 40))
 @example(steps=[(4, 4, 0)] * 20, num_specials=39)
-def test_a_long_run_of_special_tokens_hides_nothing_from_a_short_window(steps: list[tuple[int, int, int]], num_specials: int) -> None:
+def test_a_long_run_of_special_tokens_hides_nothing_from_a_short_window(
+    steps: list[tuple[int, int, int]], num_specials: int
+) -> None:
     """Specials have no text but count as context: a window must not need to look beyond them."""
-    tokens = [*encoded("sentence_piece", "hello stop"), *[2] * num_specials, *encoded("sentence_piece", " world stop")]
+    tokens = [
+        *encoded("sentence_piece", "hello stop"),
+        *[2] * num_specials,
+        *encoded("sentence_piece", " world stop"),
+    ]
     stream = stream_of("sentence_piece", tokens, ("stop world", "world stop"))
     assert stream.run(steps) == len(tokens)
     assert stream.text == "hello stop  "
 
 
 def test_a_window_does_not_take_the_answers_dropped_space_for_the_start_of_a_stop_word() -> None:
-    """Cut off from the special token before it, " hello" looks as if its space were text: what is acknowledged is not searched."""
+    """Cut off from the special token before it, " hello" looks as if its space were text: what is
+    acknowledged is not searched.
+    """
     tokens = [2, *encoded("sentence_piece", "hello"), *byte_tokens(b"x" * 20)]
     stream = stream_of("sentence_piece", tokens, (" hello",))
     stream.send(1 + context_tokens((" hello",)), 0)
@@ -191,7 +238,9 @@ def test_a_stop_word_within_min_tokens_is_text_and_the_next_one_stops() -> None:
 
 
 def test_a_stop_word_that_begins_within_min_tokens_and_ends_behind_them_stops() -> None:
-    assert window_piece("sentence_piece", byte_tokens(b"a stop"), stop_words=("stop",), min_tokens=5) == Piece("a ", 6)
+    assert window_piece(
+        "sentence_piece", byte_tokens(b"a stop"), stop_words=("stop",), min_tokens=5
+    ) == Piece("a ", 6)
 
 
 def test_of_two_stop_words_the_one_complete_first_counts() -> None:
@@ -208,15 +257,21 @@ def test_nothing_is_printed_behind_a_stop_word_that_ends_in_what_was_sent() -> N
 
 
 def test_text_before_a_stop_word_is_not_sent_again_though_it_might_have_begun_another() -> None:
-    assert window_piece("sentence_piece", byte_tokens(b"xabz"), num_sent=3, stop_words=("ab", "xabc")) == Piece("", 3)
+    assert window_piece(
+        "sentence_piece", byte_tokens(b"xabz"), num_sent=3, stop_words=("ab", "xabc")
+    ) == Piece("", 3)
 
 
 def test_a_silent_window_only_looks_for_stop_words() -> None:
-    assert window_piece("sentence_piece", byte_tokens(b"a stop"), stop_words=("stop",), silent=True) == Piece("", 6)
+    assert window_piece("sentence_piece", byte_tokens(b"a stop"), stop_words=("stop",), silent=True) == Piece(
+        "", 6
+    )
 
 
 def test_the_end_of_an_answer_that_is_not_streamed_has_the_whole_text() -> None:
-    stopped = window_piece("sentence_piece", byte_tokens(b"hello stop"), stop_words=("stop",), finish=Finish.STOP)
+    stopped = window_piece(
+        "sentence_piece", byte_tokens(b"hello stop"), stop_words=("stop",), finish=Finish.STOP
+    )
     assert stopped == Piece("hello ", 10)
 
 

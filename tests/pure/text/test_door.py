@@ -21,7 +21,12 @@ from tests.pure.examples import examples
 from tests.pure.text.checkpoints import byte_level, sentence_piece
 
 LIMITS = LimitSettings(
-    default_max_tokens=100, max_prompt_bytes=2000, max_stop_words=3, max_stop_word_bytes=8, max_bad_words=4, max_top_log_probs=5
+    default_max_tokens=100,
+    max_prompt_bytes=2000,
+    max_stop_words=3,
+    max_stop_word_bytes=8,
+    max_bad_words=4,
+    max_top_log_probs=5,
 )
 DOOR = open_door(byte_level(), LIMITS)  # 128 tokens of context, 448 ids
 TEXT = "hello world"
@@ -81,7 +86,13 @@ def test_fields_come_as_tensors() -> None:
         bad_words=np.array([[b""]], object),
     )
     sampling = request.sampling
-    assert (sampling.max_tokens, sampling.min_tokens, sampling.temperature, sampling.top_k, sampling.top_p) == (7, 2, 0.5, 3, 0.25)
+    assert (
+        sampling.max_tokens,
+        sampling.min_tokens,
+        sampling.temperature,
+        sampling.top_k,
+        sampling.top_p,
+    ) == (7, 2, 0.5, 3, 0.25)
     assert (sampling.seed, sampling.stop_ids) == ((1 << 64) - 1, (0, 9))
     assert (request.stop_words, request.stream, request.echo) == (("a", "é"), True, TEXT)
     assert request.wants_num_input_tokens
@@ -111,11 +122,19 @@ def test_a_bare_request_pays_for_nothing() -> None:
     assert not sampling.penalizes
     assert not sampling.looks_back
     assert not sampling.log_probs
-    neutral = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "min_p": 0.0, "bad_words": []}
+    neutral = {
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "min_p": 0.0,
+        "bad_words": [],
+    }
     assert not taken(**neutral).sampling.looks_back
 
 
-@pytest.mark.parametrize(("word", "spellings"), [("hello", ["hello", " hello"]), (" hello", [" hello"]), ("\n", ["\n"])])
+@pytest.mark.parametrize(
+    ("word", "spellings"), [("hello", ["hello", " hello"]), (" hello", [" hello"]), ("\n", ["\n"])]
+)
 def test_a_bad_word_is_banned_as_it_stands_and_behind_a_space(word: str, spellings: list[str]) -> None:
     tokenizer = byte_level().tokenizer
     words = taken(bad_words=[word]).sampling.bad_words
@@ -131,11 +150,15 @@ def test_ids_and_seeds_are_drawn() -> None:
     requests = [taken() for _ in range(50)]
     assert len({request.request_id for request in requests}) == 50
     assert len({request.sampling.seed for request in requests}) == 50
-    assert all(0 < request.request_id < 1 << 63 and 0 <= request.sampling.seed < 1 << 63 for request in requests)
+    assert all(
+        0 < request.request_id < 1 << 63 and 0 <= request.sampling.seed < 1 << 63 for request in requests
+    )
 
 
 def test_messages_are_rendered_and_echoed_as_people_read_them() -> None:
-    request = taken(messages=json.dumps([{"role": "user", "content": "<|end|>"}]), exclude_input_in_output=False)
+    request = taken(
+        messages=json.dumps([{"role": "user", "content": "<|end|>"}]), exclude_input_in_output=False
+    )
     assert request.echo == "<|user|><|end|><|end|><|assistant|>"
     assert request.prompt.tolist().count(0) == 1
 
@@ -146,7 +169,9 @@ def test_special_tokens_in_a_text_are_text() -> None:
 
 def test_a_plain_prompt_gets_the_tokens_that_open_it_and_a_chat_has_its_own() -> None:
     door = open_door(sentence_piece(), LIMITS)
-    plain, chat = door.admit([{"text_input": "hello"}, {"messages": '[{"role": "user", "content": "hello"}]'}])
+    plain, chat = door.admit(
+        [{"text_input": "hello"}, {"messages": '[{"role": "user", "content": "hello"}]'}]
+    )
     assert isinstance(plain, Request)
     assert isinstance(chat, Request)
     assert plain.prompt.tolist() == sentence_piece().tokenizer.encode("hello").ids
@@ -177,7 +202,8 @@ def test_what_is_left_of_the_context_bounds_the_answer() -> None:
     assert taken(max_tokens=128 - NUM_TEXT).sampling.max_tokens == 128 - NUM_TEXT
     message = refused(max_tokens=129 - NUM_TEXT)
     assert message.startswith(
-        f"max_tokens = {129 - NUM_TEXT}: must be at most {128 - NUM_TEXT}, because text_input has {NUM_TEXT} tokens"
+        f"max_tokens = {129 - NUM_TEXT}: must be at most {128 - NUM_TEXT}, because text_input has {NUM_TEXT}"
+        " tokens"
     )
 
 
@@ -189,7 +215,9 @@ def test_prompts_are_bounded_by_a_setting_below_the_context() -> None:
 
 
 def test_min_tokens_must_fit_in_max_tokens() -> None:
-    assert refused(min_tokens=5, max_tokens=4) == "min_tokens = 5: must be at most max_tokens, which is 4 here"
+    assert (
+        refused(min_tokens=5, max_tokens=4) == "min_tokens = 5: must be at most max_tokens, which is 4 here"
+    )
     assert taken(min_tokens=4, max_tokens=4).sampling.min_tokens == 4
 
 
@@ -200,7 +228,11 @@ REFUSALS: list[tuple[str, Any, str]] = [
     ("temperature", "hot", "temperature = 'hot': must be a finite number between 0 and 100"),
     ("temperature", True, "temperature = True: must be a finite number between 0 and 100"),
     ("temperature", [0.5], "temperature = [0.5]: must be a finite number between 0 and 100"),
-    ("temperature", np.zeros([2, 1], np.float32), "temperature has the shape [2, 1]: exactly one value is allowed"),
+    (
+        "temperature",
+        np.zeros([2, 1], np.float32),
+        "temperature has the shape [2, 1]: exactly one value is allowed",
+    ),
     ("temperature", np.zeros([0], np.float32), "temperature has the shape [0]: exactly one value is allowed"),
     ("top_p", 0.0, "top_p = 0.0: must be above 0 and at most 1"),
     ("top_p", 1.5, "top_p = 1.5: must be a finite number between 0 and 1"),
@@ -209,8 +241,16 @@ REFUSALS: list[tuple[str, Any, str]] = [
     ("top_k", 1.0, "top_k = 1.0: must be a whole number between 0 and 448"),
     ("max_tokens", 0, "max_tokens = 0: must be a whole number between 1 and 2147483647"),
     ("max_tokens", True, "max_tokens = True: must be a whole number between 1 and 2147483647"),
-    ("max_tokens", 10**30, "max_tokens = 1000000000000000000000000000000: must be a whole number between 1 and 2147483647"),
-    ("max_tokens", 10**9999, "max_tokens = an integer of 33216 bits: must be a whole number between 1 and 2147483647"),
+    (
+        "max_tokens",
+        10**30,
+        "max_tokens = 1000000000000000000000000000000: must be a whole number between 1 and 2147483647",
+    ),
+    (
+        "max_tokens",
+        10**9999,
+        "max_tokens = an integer of 33216 bits: must be a whole number between 1 and 2147483647",
+    ),
     ("min_tokens", -1, "min_tokens = -1: must be a whole number between 0 and 2147483647"),
     ("seed", -1, "seed = -1: must be a whole number between 0 and 18446744073709551615"),
     ("timeout", -1, "timeout = -1: must be a whole number between 0 and 1000000000000000"),
@@ -228,7 +268,11 @@ REFUSALS: list[tuple[str, Any, str]] = [
     ("text_input", b"a\xff", "text_input = b'a\\xff': must be UTF-8, byte 1 is not"),
     ("text_input", "a\ud800", "text_input = 'a\\ud800': must be Unicode, character 1 is half of a pair"),
     ("text_input", "a" * 2001, "text_input = 2001 bytes: must be at most 2000 (limits.max_prompt_bytes)"),
-    ("text_input", np.array([["a"], ["b"]], object), "text_input has the shape [2, 1]: exactly one value is allowed"),
+    (
+        "text_input",
+        np.array([["a"], ["b"]], object),
+        "text_input has the shape [2, 1]: exactly one value is allowed",
+    ),
     ("beam_width", 2, "beam_width = 2: not supported yet, must be 1 or absent"),
     ("bad_words", ["a", ""], "bad_words[1] = 0 bytes: must have 1 to 8"),
     ("bad_words", ["aaaabbbbb"], "bad_words[0] = 9 bytes: must have 1 to 8"),
@@ -258,7 +302,11 @@ REFUSALS: list[tuple[str, Any, str]] = [
         )
     ],
     ("min_p", np.zeros([2, 1], np.float32), "min_p has the shape [2, 1]: exactly one value is allowed"),
-    ("repetition_penalty", np.zeros([0], np.float32), "repetition_penalty has the shape [0]: exactly one value is allowed"),
+    (
+        "repetition_penalty",
+        np.zeros([0], np.float32),
+        "repetition_penalty has the shape [0]: exactly one value is allowed",
+    ),
     ("stop_token_ids", [5, 448], "stop_token_ids[1] = 448: must be a whole number between 0 and 447"),
     ("stop_token_ids", [-1], "stop_token_ids[0] = -1: must be a whole number between 0 and 447"),
     ("stop_token_ids", [1.0], "stop_token_ids[0] = 1.0: must be a whole number between 0 and 447"),
@@ -269,10 +317,26 @@ REFUSALS: list[tuple[str, Any, str]] = [
     ("return_log_probs", 1, "return_log_probs = 1: must be true or false"),
     ("num_top_log_probs", 6, "num_top_log_probs = 6: must be a whole number between 0 and 5"),
     ("num_top_log_probs", -1, "num_top_log_probs = -1: must be a whole number between 0 and 5"),
-    ("num_top_log_probs", 2, "num_top_log_probs = 2: needs return_log_probs = true, must be 0 or absent without"),
-    ("request_priority", 1.5, "request_priority = 1.5: must be a whole number between -2147483647 and 2147483647"),
-    ("request_priority", True, "request_priority = True: must be a whole number between -2147483647 and 2147483647"),
-    ("request_priority", -(1 << 31), "request_priority = -2147483648: must be a whole number between -2147483647 and 2147483647"),
+    (
+        "num_top_log_probs",
+        2,
+        "num_top_log_probs = 2: needs return_log_probs = true, must be 0 or absent without",
+    ),
+    (
+        "request_priority",
+        1.5,
+        "request_priority = 1.5: must be a whole number between -2147483647 and 2147483647",
+    ),
+    (
+        "request_priority",
+        True,
+        "request_priority = True: must be a whole number between -2147483647 and 2147483647",
+    ),
+    (
+        "request_priority",
+        -(1 << 31),
+        "request_priority = -2147483648: must be a whole number between -2147483647 and 2147483647",
+    ),
     ("lora_name", "mine", "lora_name = 'mine': must be absent: this server has no adapters"),
     ("lora_name", 7, "lora_name = 7: must be a string"),
     ("lora_task_id", 0, "lora_task_id = 0: not supported yet, must be absent"),
@@ -282,10 +346,21 @@ REFUSALS: list[tuple[str, Any, str]] = [
         ("timeout", value, f"timeout = {value!r}: must be a whole number between 0 and 1000000000000000")
         for value in (False, True, "", "5", 0.0, 1.5, -5, 10**15 + 1)
     ],
-    ("messages", "{", "messages = '{': must be JSON (Expecting property name enclosed in double quotes: line 1 column 2 (char 1))"),
+    (
+        "messages",
+        "{",
+        (
+            "messages = '{': must be JSON (Expecting property name enclosed in double quotes: line 1 column 2"
+            " (char 1))"
+        ),
+    ),
     ("messages", "[]", "messages = '[]': must be a JSON list of at least one message"),
     ("messages", '"a"', "messages = '\"a\"': must be a JSON list of at least one message"),
-    ("messages", '[{"role": "user"}]', "messages[0] = {'role': 'user'}: must be an object with role and content, and nothing else"),
+    (
+        "messages",
+        '[{"role": "user"}]',
+        "messages[0] = {'role': 'user'}: must be an object with role and content, and nothing else",
+    ),
     (
         "messages",
         '[{"role": "end", "content": "a"}]',
@@ -300,7 +375,9 @@ REFUSALS: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "message"), REFUSALS, ids=[f"{name}-{i}" for i, (name, _, _) in enumerate(REFUSALS)])
+@pytest.mark.parametrize(
+    ("name", "value", "message"), REFUSALS, ids=[f"{name}-{i}" for i, (name, _, _) in enumerate(REFUSALS)]
+)
 def test_a_refusal_names_the_field_the_value_and_the_limit(name: str, value: Any, message: str) -> None:
     assert refused(**{name: value}) == message
 
@@ -308,7 +385,10 @@ def test_a_refusal_names_the_field_the_value_and_the_limit(name: str, value: Any
 def test_a_prompt_is_a_text_or_messages() -> None:
     (neither,) = DOOR.admit([{}])
     assert str(neither) == "text_input, messages: exactly one of them must be given, neither was"
-    assert refused(text_input="a", messages="[]") == "text_input, messages: exactly one of them must be given, both were"
+    assert (
+        refused(text_input="a", messages="[]")
+        == "text_input, messages: exactly one of them must be given, both were"
+    )
 
 
 def test_every_field_is_explained_in_the_docs() -> None:
@@ -358,7 +438,14 @@ def test_nothing_gets_past_the_door_but_requests_and_refusals(fields: dict[str, 
 
 
 ENGINE = ModelLimits(
-    128, 448, 4, 16, 16, max_bad_word_tokens=1, unsupported=("seed", "min_p", "return_log_probs"), adapters=("law", "poems")
+    128,
+    448,
+    4,
+    16,
+    16,
+    max_bad_word_tokens=1,
+    unsupported=("seed", "min_p", "return_log_probs"),
+    adapters=("law", "poems"),
 )
 
 
@@ -367,7 +454,10 @@ ENGINE = ModelLimits(
     [
         ({"seed": 0}, "seed = 0: the engine of this server can't follow it; leave it out"),
         ({"min_p": 0.5}, "min_p = 0.5: the engine of this server can't follow it; leave it out"),
-        ({"return_log_probs": True}, "return_log_probs = True: the engine of this server can't follow it; leave it out"),
+        (
+            {"return_log_probs": True},
+            "return_log_probs = True: the engine of this server can't follow it; leave it out",
+        ),
         ({"lora_name": "jokes"}, "lora_name = 'jokes': must be one of law, poems, or absent"),
         ({"bad_words": ["ab"]}, "bad_words[0] = 2 tokens: must have 1 to 1, also after a space"),
     ],

@@ -1,4 +1,6 @@
-"""What a request may cost at the door: how much of it is encoded, counted in bytes. Nothing here measures time."""
+"""What a request may cost at the door: how much of it is encoded,
+counted in bytes. Nothing here measures time.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ HOSTILE = {
     "zeros": "\0" * MEGABYTE,
 }
 FRAME = 500  # bytes that a template adds
-STOPPED = 3 * PIECE_BYTES * CONTEXT + FRAME  # of a text of which only so much is encoded until it has certainly too many tokens
+# of a text of which only so much is encoded until it has certainly too many tokens
+STOPPED = 3 * PIECE_BYTES * CONTEXT + FRAME
 LENGTHS = (MEGABYTE, MOST, 32_768, 12_289, 8192)
 
 
@@ -77,7 +80,10 @@ def test_what_is_refused_has_cost_few_bytes(kind: str, text: str) -> None:
         for field in ({"text_input": cut(text, size)}, {"messages": chat(cut(text, size))}):
             asked = counted(kind)
             answer = asked.door.answer(field)
-            assert sum(asked.sizes) <= (STOPPED if "more than" in str(answer) else 2 * (MOST + FRAME)), (size, answer)
+            assert sum(asked.sizes) <= (STOPPED if "more than" in str(answer) else 2 * (MOST + FRAME)), (
+                size,
+                answer,
+            )
             if size > MOST:
                 assert isinstance(answer, RefusedError)
                 assert asked.sizes == []
@@ -97,7 +103,11 @@ def test_a_text_of_more_bytes_than_the_context_can_hold_is_refused_by_the_name_o
 def test_a_text_with_far_too_many_tokens_is_not_encoded_to_its_end() -> None:
     asked = counted("byte_level")
     answer = asked.door.answer({"text_input": "q" * MOST})
-    assert str(answer) == "text_input = more than 2047 tokens: must be at most 2047, one less than this model's context of 2048"
+    assert (
+        str(answer)
+        == "text_input = more than 2047 tokens: must be at most 2047, one less than this model's context of"
+        " 2048"
+    )
     assert asked.sizes == [PIECE_BYTES * 2047]
 
 
@@ -132,11 +142,16 @@ def test_a_text_with_few_tokens_for_its_bytes_gets_the_ids_of_the_library() -> N
 
 def test_more_messages_than_tokens_are_refused_before_they_are_looked_at() -> None:
     answer = opened("byte_level").answer({"messages": json.dumps([{}] * 2049)})
-    assert str(answer) == "messages = 2049 messages: must be at most 2048, one for each token of this model's context"
+    assert (
+        str(answer)
+        == "messages = 2049 messages: must be at most 2048, one for each token of this model's context"
+    )
 
 
 def test_a_refusal_keeps_nothing_of_what_it_refuses() -> None:
-    """A batch of 64 took 780 MiB: an exception holds the frames that it came through, and these the messages."""
+    """A batch of 64 took 780 MiB: an exception holds the frames that
+    it came through, and these the messages.
+    """
     (refusal,) = opened("byte_level").admit([{"messages": json.dumps([{}] * 2049)}])
     assert isinstance(refusal, RefusedError)
     assert (refusal.__traceback__, refusal.__context__, refusal.__cause__) == (None, None, None)
@@ -144,13 +159,17 @@ def test_a_refusal_keeps_nothing_of_what_it_refuses() -> None:
 
 def test_the_first_bad_word_with_too_many_tokens_ends_the_encoding() -> None:
     asked = counted("byte_level")
-    answer = asked.door.answer({"text_input": "a", "bad_words": ["q" * 200, *(f"{i}" * 90 for i in range(60))]})
+    answer = asked.door.answer(
+        {"text_input": "a", "bad_words": ["q" * 200, *(f"{i}" * 90 for i in range(60))]}
+    )
     assert str(answer).startswith("bad_words[0] = 200 tokens")
     assert asked.sizes == [1, 200]
 
 
 def test_a_prompt_that_is_refused_is_refused_alone() -> None:
-    answers = opened("byte_level").admit([{"text_input": text} for text in ("hello", "q" * MEGABYTE, "q" * MOST, "world")])
+    answers = opened("byte_level").admit(
+        [{"text_input": text} for text in ("hello", "q" * MEGABYTE, "q" * MOST, "world")]
+    )
     assert [isinstance(answer, Request) for answer in answers] == [True, False, False, True]
 
 
@@ -161,7 +180,10 @@ def test_the_subject_is_looked_for_after_the_limits(monkeypatch: pytest.MonkeyPa
     looked: list[str] = []
     monkeypatch.setattr(module, "of_messages", lambda *_args: looked.append("subject"))
     size = MOST // 8
-    messages = [{"role": "user", "content": "a" * size + "b" + "a" * size}, {"role": "assistant", "content": "a" * 5 * size}]
+    messages = [
+        {"role": "user", "content": "a" * size + "b" + "a" * size},
+        {"role": "assistant", "content": "a" * 5 * size},
+    ]
     assert isinstance(opened("byte_level").answer({"messages": json.dumps(messages)}), RefusedError)
     assert looked == []
 

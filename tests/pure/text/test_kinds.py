@@ -1,4 +1,6 @@
-"""Every kind of tokenizer: what is streamed is what the library decodes whole, what is typed gets the library's ids."""
+"""Every kind of tokenizer: what is streamed is what the library decodes
+whole, what is typed gets the library's ids.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ def byte_of(tokenizer: Tokenizer, token: int) -> bytes | None:
 
 
 def decoded(kind: str, tokens: list[int]) -> str:
-    """What the library decodes; where it turns a whole run of bytes with a broken one into U+FFFD, by the rule of UTF-8 instead."""
+    """What the library decodes; where it turns a whole run of bytes with a broken
+    one into U+FFFD, by the rule of UTF-8 instead.
+    """
     tokenizer = checkpoint(kind).tokenizer
     if kind not in BYTE_FALLBACK:
         return tokenizer.decode(tokens)
@@ -95,7 +99,9 @@ def decoded(kind: str, tokens: list[int]) -> str:
 
 
 def first_stop(kind: str, tokens: list[int], words: list[str]) -> tuple[int, str]:
-    """(tokens up to the end of the first stop word, text before it), one token after the other; (0, all the text) without one."""
+    """(tokens up to the end of the first stop word, text before it), one token
+    after the other; (0, all the text) without one.
+    """
     for count in range(1, len(tokens) + 1):
         text = decoded(kind, tokens[:count])
         found = [(text.index(word) + len(word), -len(word)) for word in words if word in text]
@@ -125,8 +131,14 @@ def test_any_windows_add_up_to_the_text_before_the_first_stop_word(
 ) -> None:
     tokens = data.draw(answers(kind))[:80]  # the slow way below is slow
     text = decoded(kind, tokens)
-    cuts = st.tuples(st.integers(0, max(0, len(text) - 1)), st.integers(1, 6)).map(lambda cut: text[cut[0] : cut[0] + cut[1]])
-    drawn = data.draw(st.lists(cuts | st.sampled_from(["stop", " stop", "lo w", "👧", "\u0301", "好"]), min_size=1, max_size=3))
+    cuts = st.tuples(st.integers(0, max(0, len(text) - 1)), st.integers(1, 6)).map(
+        lambda cut: text[cut[0] : cut[0] + cut[1]]
+    )
+    drawn = data.draw(
+        st.lists(
+            cuts | st.sampled_from(["stop", " stop", "lo w", "👧", "\u0301", "好"]), min_size=1, max_size=3
+        )
+    )
     words = [word for word in drawn if word and "\ufffd" not in word]
     assume(words)
     stream = Stream(detokenizer(kind), tokens, tuple(words))
@@ -256,7 +268,9 @@ REFUSED = {
     "a Strip of every token": decoders.Sequence([decoders.Replace("▁", " "), decoders.Strip(" ", 1, 0)]),
     "a Strip of the end": decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 0, 1)]),
     "a Strip of two spaces": decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 2, 0)]),
-    "a Strip behind Metaspace": decoders.Sequence([decoders.Metaspace(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]),
+    "a Strip behind Metaspace": decoders.Sequence(
+        [decoders.Metaspace(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    ),
     "a Metaspace behind Fuse": decoders.Sequence([decoders.Fuse(), decoders.Metaspace()]),
     "a WordPiece behind ByteLevel": decoders.Sequence([decoders.ByteLevel(), decoders.WordPiece()]),
 }
@@ -264,7 +278,9 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_decoder_that_needs_the_whole_answer_is_refused_by_name(name: str) -> None:
-    with pytest.raises(CheckpointError, match=rf"the decoder's {name.split()[1]} can't be done piece by piece: \w+"):
+    with pytest.raises(
+        CheckpointError, match=rf"the decoder's {name.split()[1]} can't be done piece by piece: \w+"
+    ):
         spelling(REFUSED[name])
 
 
@@ -274,7 +290,9 @@ def test_a_tokenizer_without_a_decoder_is_refused() -> None:
 
 
 def test_a_normaliser_that_would_let_users_write_special_tokens_is_refused() -> None:
-    """BERT's removes private-use characters, of which our spelling of special tokens is made, where it runs before they are found."""
+    """BERT's removes private-use characters, of which our spelling of special
+    tokens is made, where it runs before they are found.
+    """
     tokenizer = t5()
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
     written = tokenizer.to_str().replace('"normalized":false', '"normalized":true')

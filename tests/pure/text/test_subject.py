@@ -34,7 +34,12 @@ def message(role: str, content: str) -> dict[str, str]:
 
 
 def test_in_a_chat_it_is_the_system_message_and_the_last_user_message() -> None:
-    chat = [message("system", "You translate."), message("user", "old"), message("assistant", "alt"), message("user", "new: one")]
+    chat = [
+        message("system", "You translate."),
+        message("user", "old"),
+        message("assistant", "alt"),
+        message("user", "new: one"),
+    ]
     assert of_messages(chat) == ("You translate.", "new: one")
 
 
@@ -56,7 +61,9 @@ def admitted(**fields: Any) -> Request | RefusedError:
 def test_the_door_counts_the_tokens_of_the_input_alone() -> None:
     request = admitted(text_input="Say it:\nabc", max_tokens=3)
     assert isinstance(request, Request)
-    assert request.subject == Subject("Say it", "abc", len(open_door(byte_level(), LimitSettings(), 99).encoder.encode(["abc"])[0]))
+    assert request.subject == Subject(
+        "Say it", "abc", len(open_door(byte_level(), LimitSettings(), 99).encoder.encode(["abc"])[0])
+    )
 
 
 def test_a_long_input_is_cut_but_counted_whole() -> None:
@@ -81,5 +88,7 @@ def test_nothing_is_counted_where_nothing_is_predicted() -> None:
 
 
 def test_an_instruction_of_the_wrong_kind_or_length_is_refused_by_name() -> None:
-    assert "instruction = 5000 bytes: must be at most 4096" in str(admitted(text_input="a", instruction="x" * 5000))
+    assert "instruction = 5000 bytes: must be at most 4096" in str(
+        admitted(text_input="a", instruction="x" * 5000)
+    )
     assert "instruction = 3: must be a string" in str(admitted(text_input="a", instruction=3))

@@ -40,7 +40,11 @@ def test_the_ensemble_passes_every_field_to_the_tokenizer() -> None:
 
 
 def test_the_clients_parameters_are_fields_of_the_same_type() -> None:
-    theirs = {name: (row.dtype.replace("BYTES", "STRING"), row.is_list) for name, row in TABLE.items() if row.dtype != CLIENTS_TIMEOUT}
+    theirs = {
+        name: (row.dtype.replace("BYTES", "STRING"), row.is_list)
+        for name, row in TABLE.items()
+        if row.dtype != CLIENTS_TIMEOUT
+    }
     assert theirs == {name: (FIELDS[name].dtype, FIELDS[name].is_list) for name in theirs}
     assert FIELDS.keys() - theirs.keys() == {"text_input", "messages", "stream"}
 

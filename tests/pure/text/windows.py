@@ -15,7 +15,9 @@ steps = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 
 
 @dataclass
 class Stream:
-    """A scheduler and a client: sends windows with `steps` (new tokens, tokens newly acknowledged, earlier start), joins the texts."""
+    """A scheduler and a client: sends windows with `steps` (new tokens, tokens
+    newly acknowledged, earlier start), joins the texts.
+    """
 
     detokenizer: Detokenizer
     tokens: list[int]
@@ -25,7 +27,8 @@ class Stream:
     num_sent: int = 0
     num_acked: int = 0
     text: str = ""
-    stops: list[tuple[int, int]] = field(default_factory=list)  # (tokens that the window reached, stopped_at), not yet acknowledged
+    # (tokens that the window reached, stopped_at), not yet acknowledged
+    stops: list[tuple[int, int]] = field(default_factory=list)
 
     def send(self, reached: int, earlier: int, finish: Finish = Finish.RUNNING) -> Piece:
         sent = min(self.num_sent, reached)

@@ -51,10 +51,13 @@ class Response:
 
 
 class Sender:
-    """As Triton's: a call that says "this is the end" closes it before it asks for shared memory, and a closed one raises."""
+    """As Triton's: a call that says "this is the end" closes it before it
+    asks for shared memory, and a closed one raises.
+    """
 
     def __init__(self) -> None:
-        self.sent: list[tuple[bool, str]] = []  # whether it was the end, and the error or the kind of response
+        # whether it was the end, and the error or the kind of response
+        self.sent: list[tuple[bool, str]] = []
         self.is_closed = False
         self.most_bytes = math.inf  # shared memory that is left for a response
 
@@ -113,8 +116,17 @@ def _input(request: Request, name: str) -> Tensor | None:
 @pytest.fixture
 def pb_utils(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     module = ModuleType("triton_python_backend_utils")
-    names = {"Tensor": Tensor, "TritonError": TritonError, "InferenceResponse": Response, "get_input_tensor_by_name": _input}
-    for name, value in {**names, "MetricFamily": MetricFamily, "TRITONSERVER_RESPONSE_COMPLETE_FINAL": 1}.items():
+    names = {
+        "Tensor": Tensor,
+        "TritonError": TritonError,
+        "InferenceResponse": Response,
+        "get_input_tensor_by_name": _input,
+    }
+    for name, value in {
+        **names,
+        "MetricFamily": MetricFamily,
+        "TRITONSERVER_RESPONSE_COMPLETE_FINAL": 1,
+    }.items():
         setattr(module, name, value)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     yield module
@@ -130,7 +142,9 @@ def run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     model = tmp_path / "model"
     model.mkdir()
     texts = {"eos_token": "<|end|>", "chat_template": TEMPLATE}
-    write_checkpoint(model, byte_level_tokenizer(), texts, config={"max_position_embeddings": 128, "vocab_size": 448})
+    write_checkpoint(
+        model, byte_level_tokenizer(), texts, config={"max_position_embeddings": 128, "vocab_size": 448}
+    )
     dump(Settings(model=ModelSettings(str(model))), directory / "settings.json")
     (directory / KEY).write_bytes(bytes(range(32)))
     monkeypatch.setenv("GAPLESS_RUN_DIRECTORY", str(directory))

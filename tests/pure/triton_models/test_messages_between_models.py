@@ -1,4 +1,6 @@
-"""What model `tokenizer` returns can reach a client: nothing in it helps to make a message that another model accepts."""
+"""What model `tokenizer` returns can reach a client: nothing in it helps
+to make a message that another model accepts.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def test_a_message_with_one_changed_bit_is_refused(tensors: Any, message: bytes,
         accepted(tensors, bytes(changed))
 
 
-def test_another_request_after_a_signature_that_a_client_has_seen_is_refused(tensors: Any, message: bytes) -> None:
+def test_another_request_after_a_signature_that_a_client_has_seen_is_refused(
+    tensors: Any, message: bytes
+) -> None:
     with pytest.raises(tensors.ForgedError):
         accepted(tensors, message[: tensors.SIGNATURE_BYTES] + pack(ANOTHER))
 

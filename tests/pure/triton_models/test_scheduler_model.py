@@ -1,4 +1,6 @@
-"""The `scheduler` model without a server: what goes wrong with one stream, or with what no stream depends on, ends no other."""
+"""The `scheduler` model without a server: what goes wrong with one stream, or
+with what no stream depends on, ends no other.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class Model:
         self.blobs = Blobs()
 
     def ask(self, number: int, **options: Any) -> Sender:
-        request = Request(number, np.array([1, 2], np.int32), Sampling(10), stream=True, arrival_ns=time.monotonic_ns())
+        request = Request(
+            number, np.array([1, 2], np.int32), Sampling(10), stream=True, arrival_ns=time.monotonic_ns()
+        )
         asked = TritonRequest([self.blobs.tensor("request", request.changed(**options))])
         before = len(self.table)
         self.model.execute([asked])
@@ -57,7 +61,12 @@ class Model:
 
 @pytest.fixture
 def served(pb_utils: ModuleType, run_directory: Path, request: pytest.FixtureRequest) -> Iterator[Model]:
-    changes = {"streams.max_open": "2", "prediction.enabled": "false", "streams.coalescing_ms": "0", **getattr(request, "param", {})}
+    changes = {
+        "streams.max_open": "2",
+        "prediction.enabled": "false",
+        "streams.coalescing_ms": "0",
+        **getattr(request, "param", {}),
+    }
     dump(load(ROOT / "gapless.toml", changes), run_directory / "settings.json")
     RestartCounts(run_directory, ("instance",))
     model = Model()
@@ -188,4 +197,9 @@ def test_why_requests_wait_is_a_metric_and_is_logged(served: Model, caplog: pyte
     wait_for(lambda: gauges["gapless_waiting", (("reason", "no_instance"),)] == 2, 10)
     assert sum(value for (name, _), value in gauges.items() if name == "gapless_waiting") == 2
     served.model._tell_at_s = 0.0
-    wait_for(lambda: any("2 requests wait for a slot: 2 no_instance" in record.message for record in caplog.records), 10)
+    wait_for(
+        lambda: any(
+            "2 requests wait for a slot: 2 no_instance" in record.message for record in caplog.records
+        ),
+        10,
+    )

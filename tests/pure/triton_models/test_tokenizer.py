@@ -11,7 +11,13 @@ import pytest
 
 from tests.pure.triton_models.conftest import Request, Response, Tensor
 
-TRITONS = {"priority": 1, "sequence_id": 5, "sequence_start": True, "sequence_end": False, "binary_data_output": False}
+TRITONS = {
+    "priority": 1,
+    "sequence_id": 5,
+    "sequence_start": True,
+    "sequence_end": False,
+    "binary_data_output": False,
+}
 TRITONS |= {"triton_enable_empty_final_response": True, "id": "mine"}
 
 
@@ -44,7 +50,9 @@ def error(response: Response) -> str:
         ("presencePenalty", "presence_penalty"),
     ],
 )
-def test_an_unknown_field_of_http_is_refused_by_name_with_the_nearest_known_one(model: Any, name: str, nearest: str) -> None:
+def test_an_unknown_field_of_http_is_refused_by_name_with_the_nearest_known_one(
+    model: Any, name: str, nearest: str
+) -> None:
     (response,) = model.execute([asked(**{name: 1})])
     assert error(response) == f"{name!r}: there is no such field; did you mean {nearest}?"
 

@@ -1,4 +1,6 @@
-"""The LLM of the stand-in: a thread that iterates over the requests in its batch, as a worker process would."""
+"""The LLM of the stand-in: a thread that iterates over the requests
+in its batch, as a worker process would.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,8 @@ class LLM:
         self._queue: list[Generation] = []
         self._active: list[Generation] = []
         self._aborted: set[int] = set()
-        self._late: list[tuple[GenerationResult, Response]] = []  # of the iteration before: they go out with this one
+        # of the iteration before: they go out with this one
+        self._late: list[tuple[GenerationResult, Response]] = []
         self._death: Exception | None = None
         self._is_broken = False
         self._stopping = False
@@ -142,7 +145,9 @@ class LLM:
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError as error:
-            raise RuntimeError("generate_async was called where no event loop runs: its result could never be waited for") from error
+            raise RuntimeError(
+                "generate_async was called where no event loop runs: its result could never be waited for"
+            ) from error
         if self._loop not in (None, loop):
             raise RuntimeError("generate_async was called on another event loop than before")
         self._loop = loop
@@ -166,14 +171,18 @@ class LLM:
             time.sleep(manners.step_ms / 1000)
             self._num_iterations += 1
             computed = list(self._active)
-            self._is_broken |= any(each.tokens[each.num_prompt - 1] == manners.breaking_token for each in computed)
+            self._is_broken |= any(
+                each.tokens[each.num_prompt - 1] == manners.breaking_token for each in computed
+            )
             for generation in computed:
                 self._step(generation)
             self._publish(computed)
 
     def _cancel(self) -> None:
         """Those in the queue vanish without a word."""
-        self._queue = [generation for generation in self._queue if generation.result.request_id not in self._aborted]
+        self._queue = [
+            generation for generation in self._queue if generation.result.request_id not in self._aborted
+        ]
         for generation in self._active:
             generation.is_cancelled |= generation.result.request_id in self._aborted
         self._aborted.clear()
@@ -224,7 +233,9 @@ class LLM:
             stop_ids=tuple(stop_ids),
             bad_words=tuple((token,) for token in params.bad_token_ids or []),
         )
-        token = toy_next(np.array(generation.tokens, np.int32), sampling, generation.num_output, self.vocab_size)
+        token = toy_next(
+            np.array(generation.tokens, np.int32), sampling, generation.num_output, self.vocab_size
+        )
         token = (token + generation.adapter) % self.vocab_size
         generation.tokens.append(token)
         keeps = manners.keeps_stop_ids
@@ -240,7 +251,9 @@ class LLM:
             if params.logprobs is not None:
                 scores = toy_log_probs(token, params.logprobs, self.vocab_size)
                 ranked = zip(scores.top_ids.tolist(), scores.top.tolist(), strict=True)
-                response.logprobs.append({item: Logprob(score, rank) for rank, (item, score) in enumerate(ranked, 1)})
+                response.logprobs.append(
+                    {item: Logprob(score, rank) for rank, (item, score) in enumerate(ranked, 1)}
+                )
 
     def _publish(self, computed: list[Generation]) -> None:
         """All responses of the iteration before, in one tick of the loop."""
@@ -250,7 +263,10 @@ class LLM:
                 self._late.append((generation.result, generation.response))
                 generation.response = Response()
         if self._death is not None:
-            out = [(generation.result, Response(error=self._death)) for generation in [*self._active, *self._queue]]
+            out = [
+                (generation.result, Response(error=self._death))
+                for generation in [*self._active, *self._queue]
+            ]
             self._active, self._queue, self._late = [], [], []
         if out and self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(_notify, out)

@@ -1,4 +1,6 @@
-"""One result object a request: it waits for responses on the loop that it was made on, and each of them changes it."""
+"""One result object a request: it waits for responses on the loop that
+it was made on, and each of them changes it.
+"""
 
 from __future__ import annotations
 
