@@ -275,7 +275,7 @@ def test_a_library_that_others_may_write_is_not_run(
 ) -> None:
     made.chmod(mode)
     assert fused_layer.library() is None
-    assert "others may write it" in caplog.text
+    assert "other users may write it" in caplog.text
 
 
 def test_a_library_of_somebody_else_is_not_run(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:

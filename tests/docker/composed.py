@@ -97,6 +97,10 @@ class Composed:
     def inside(self, script: str) -> str:
         return run("docker", "exec", self.container, "bash", "-c", script)
 
+    def log(self) -> str:
+        """What the container has printed."""
+        return run("bash", "-c", f"docker logs {self.container} 2>&1")
+
     def pid(self, process: str) -> int:
         """Of one process of ours, as the container counts them; of its first
         one, as the host does. 0 while there is none.

@@ -16,7 +16,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from client import Client
-from tests.docker.composed import ROOT, Composed, run
+from client.errors import GaplessError
+from tests.docker.composed import ROOT, Composed
 from tests.server.serving import wait_for
 
 pytestmark = pytest.mark.timeout(1200)
@@ -42,11 +43,14 @@ def learning(composed: Composed, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def ask(project: Composed, count: int) -> None:
-    """So many tasks of the bundled model, whose answers end by themselves, a dozen at a time."""
+    """Sends `count` tasks of the bundled model, a dozen at a time; their answers end by themselves."""
     asked = [TASKS[number % len(TASKS)] for number in range(count)]
     with Client(f"127.0.0.1:{project.grpc_port}") as client, ThreadPoolExecutor(12) as pool:
         answers = pool.map(lambda messages: client.generate(messages, max_tokens=100), asked)
-        assert all(answer.finish_reason for answer in answers)
+        try:
+            assert all(answer.finish_reason for answer in answers)
+        except GaplessError as error:
+            raise AssertionError(f"{error}; the container says:\n{project.log()[-4000:]}") from error
 
 
 def ask_until(project: Composed, condition: Callable[[], bool]) -> None:
@@ -56,8 +60,7 @@ def ask_until(project: Composed, condition: Callable[[], bool]) -> None:
         if condition():
             return
         time.sleep(3)
-    said = run("bash", "-c", f"docker logs {project.container} 2>&1")
-    raise AssertionError(f"it did not come true; the container says:\n{said[-2000:]}")
+    raise AssertionError(f"it did not come true; the container says:\n{project.log()[-2000:]}")
 
 
 def places(project: Composed) -> set[str]:
