@@ -5,6 +5,7 @@ serves any number of tasks over one connection.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -13,7 +14,7 @@ import grpc
 import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from .errors import FailedError, UnavailableError, from_grpc
+from .errors import FailedError, GaplessError, UnavailableError, from_grpc
 from .parameters import Parameters
 from .retries import Call, Retries
 from .wire import CHANNEL_OPTIONS, Piece, Prompt, read_piece, request_message
@@ -80,7 +81,7 @@ class AsyncClient:
             call = self._stub.ModelStreamInfer(iter([request]), timeout=tries.left_s())
             try:
                 async for response in call:
-                    piece = read_piece(response)
+                    piece = await _read(response, call)
                     if piece.says_something:  # an empty chunk only shows that the connection is alive
                         tries.has_begun = True
                         yield piece
@@ -94,3 +95,23 @@ class AsyncClient:
             finally:
                 call.cancel()
             await self._sleep(pause_s)
+
+
+async def _read(response: Any, call: Any) -> Piece:
+    """The piece in `response`. If it is the last one, or an error, the stream of `call` is read to its end: a
+    cancel that meets this end makes tritonserver 2.51 crash. Raises GaplessError.
+    """
+    try:
+        piece = read_piece(response)
+    except GaplessError:
+        await _read_to_the_end(call)
+        raise
+    if piece.finish_reason:
+        await _read_to_the_end(call)
+    return piece
+
+
+async def _read_to_the_end(call: Any) -> None:
+    with contextlib.suppress(grpc.RpcError):  # the answer is complete
+        async for _ in call:
+            pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Generator
 from types import TracebackType
@@ -10,7 +11,7 @@ from typing import Any, Self, Unpack
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from .errors import FailedError, UnavailableError, from_grpc
+from .errors import FailedError, GaplessError, UnavailableError, from_grpc
 from .parameters import Parameters
 from .retries import Call, Retries
 from .wire import CHANNEL_OPTIONS, Piece, Prompt, read_piece, request_message
@@ -72,7 +73,7 @@ class Client:
             call = self._stub.ModelStreamInfer(iter([request]), timeout=tries.left_s())
             try:
                 for response in call:
-                    piece = read_piece(response)
+                    piece = _read(response, call)
                     if piece.says_something:  # an empty chunk only shows that the connection is alive
                         tries.has_begun = True
                         yield piece
@@ -86,3 +87,23 @@ class Client:
             finally:
                 call.cancel()
             self._sleep(pause_s)
+
+
+def _read(response: Any, call: Any) -> Piece:
+    """The piece in `response`. If it is the last one, or an error, the stream of `call` is read to its end: a
+    cancel that meets this end makes tritonserver 2.51 crash. Raises GaplessError.
+    """
+    try:
+        piece = read_piece(response)
+    except GaplessError:
+        _read_to_the_end(call)
+        raise
+    if piece.finish_reason:
+        _read_to_the_end(call)
+    return piece
+
+
+def _read_to_the_end(call: Any) -> None:
+    with contextlib.suppress(grpc.RpcError):  # the answer is complete
+        for _ in call:
+            pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -55,14 +56,15 @@ def response(text: str = "", reason: str = "", error: str = "") -> Any:
 
 
 class FakeCall:
-    """Yields what an attempt was told to; for `for` and `async for`."""
+    """Yields what an attempt was told to, once; for `for` and `async for`."""
 
     def __init__(self, script: list[Any]) -> None:
-        self._script = script
+        self.left = list(script)
         self.cancelled = False
 
     def __iter__(self) -> Iterator[Any]:
-        for each in self._script:
+        while self.left:
+            each = self.left.pop(0)
             if isinstance(each, Exception):
                 raise each
             yield each
@@ -138,6 +140,26 @@ def test_a_busy_or_absent_server_is_asked_again_after_growing_pauses(ask: Ask) -
     stub = FakeStub([response(error=BUSY)], [GONE], [response(), GONE], ANSWER)
     assert ask(stub) == ("Well done", [1.0, 2.0, 3.0])
     assert all(call.cancelled for call in stub.calls)
+
+
+@both
+@pytest.mark.parametrize("end", [response("", "stop"), response(error="it failed")])
+def test_the_stream_of_an_answer_is_read_to_its_end(ask: Ask, end: Any) -> None:
+    """A cancel that meets the end of a stream makes tritonserver crash."""
+    stub = FakeStub([response("Well"), end, response()])
+    with contextlib.suppress(FailedError):
+        ask(stub)
+    assert stub.calls[0].left == []
+
+
+def test_a_program_that_leaves_after_the_last_piece_cancels_no_open_stream() -> None:
+    stub = FakeStub([response("Well"), response("", "stop"), response()])
+    with Client("nowhere:1") as client:
+        client._stub = stub
+        for piece in client.stream("x"):
+            if piece.finish_reason:
+                break
+    assert stub.calls[0].left == []
 
 
 @both
