@@ -4,7 +4,7 @@ SETTINGS := $(if $(MODEL),--set model.directory=$(abspath $(MODEL))) $(if $(DEVI
             $(if $(DTYPE),--set model.dtype=$(DTYPE)) $(if $(SLOTS),--set engine.slots=$(SLOTS)) $(foreach s,$(SET),--set $(s))
 SOURCES := python_backends client build benchmarks tests
 
-.PHONY: help settings serve chat bench perf stats trace test fuzz lint format model-card size stale clean
+.PHONY: help settings serve cluster chat bench perf stats trace test fuzz lint format model-card size stale clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
@@ -12,6 +12,9 @@ help:           ## this list
 serve:          ## serve the bundled model; MODEL=<checkpoint directory> DEVICE=cuda DTYPE=bfloat16 SLOTS=64 SET="section.field=value"
 	@build/set-up
 	@exec $(PY) -m python_backends.launcher $(SETTINGS)
+
+cluster:        ## serve with two instances; the same variables as serve
+	@$(MAKE) --no-print-directory serve SET="cluster.instances=2 $(SET)"
 
 chat:           ## talk to a running server in the terminal; URL=127.0.0.1:8001 ARGS="--temperature 0.7"
 	@build/set-up

@@ -222,7 +222,7 @@ class WaitingStreams:
             max_open=1 << 20, max_queued_tokens=1 << 40, probe_ms=10_000.0, first_chunk_ms=600_000.0
         )
         self._table = StreamTable(settings, time.monotonic_ns, lambda words: 4, Metrics())
-        self._table.instance_ready()
+        self._table.instance_ready(0)
         prompt = np.zeros(QUEUE_PROMPT_TOKENS, np.int32)
         for number in range(QUEUE_SLOTS + waiting):
             self._table.accept(

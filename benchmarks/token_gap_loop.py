@@ -62,7 +62,7 @@ class Texts:
         self._detokenizer = Detokenizer(checkpoint)
         settings = StreamSettings(max_open=1 << 20, max_queued_tokens=1 << 40)
         self._table = StreamTable(settings, time.monotonic_ns, context_tokens, Metrics())
-        self._table.instance_ready()
+        self._table.instance_ready(0)
         self._random = random.Random(1)
         self._source = "".join(path.read_text() for path in sources()[:10])
         self._num_steps = num_steps
@@ -92,7 +92,7 @@ class Texts:
                     window.request_id, window.start + len(window.tokens), piece.stopped_at, answered=True
                 )
             )
-        return list(self._table.outbox())
+        return self._table.outbox().get(0, [])
 
     def _fields(self) -> dict[str, Any]:
         begin = self._random.randrange(len(self._source) - PROMPT_CHARACTERS)
@@ -151,7 +151,7 @@ def _texts_process(run_directory: Path, model: Path, num_steps: int, open_reques
         pass
     while True:
         texts.ask(open_requests)
-        link.send(texts.flush())
+        link.send(0, texts.flush())
         texts.take(link.receive(0.02))
 
 

@@ -80,7 +80,7 @@ class Instance:
             count = min(work.in_flight - running, len(work.jobs) - len(timings))
             submits = [self._submit(job) for job in work.jobs[len(timings) : len(timings) + count]]
             timings |= {submit.request.request_id: Timing(time.perf_counter(), []) for submit in submits}
-            self._link.send(submits)
+            self._link.send(0, submits)
             running += count - sum(
                 self._book(news, timings) for news in self._link.receive(1.0) if isinstance(news, Tokens)
             )

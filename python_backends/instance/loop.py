@@ -63,6 +63,7 @@ class Instance:
         self._first_after_idle = -1
         self._running_since_s = 0.0  # the oldest launched step
         self._held = HeldTokens()
+        self._last_submit = 0  # the number of the last Submit in this session
         self._step_time = scheduler.outlook.step_time
 
     def turn(self) -> None:
@@ -143,18 +144,20 @@ class Instance:
         elif isinstance(message, Predicted):
             self.scheduler.predict(message.request_id, message.prediction)
         elif isinstance(message, Cancel):
-            self.scheduler.cancel(message.request_id)
+            self.scheduler.cancel(message.request_id, message.request_epoch)
         elif isinstance(message, Pace):
             self._held.interval_s = message.interval_s
         elif isinstance(message, NewSession):
             self.scheduler.cancel_all()
             self._held = HeldTokens()
+            self._last_submit = 0
 
     def _submit(self, message: Submit) -> None:
         try:
+            self._last_submit = message.number
             self.scheduler.submit(message.request, message.delivered, message.request_epoch)
         except ValueError as error:
-            self._publish([Failed(message.request.request_id, str(error))])
+            self._publish([Failed(message.request.request_id, str(error), message.request_epoch)])
 
     def _publish(self, messages: Sequence[FromInstance], next_tokens_s: float = 0.0) -> None:
         """Sends `messages`, in order. Tokens may be held for those of the
@@ -167,6 +170,6 @@ class Instance:
     def _beat_if_due(self) -> None:
         if not self._heartbeat.is_due(self.scheduler.is_idle):
             return
-        self._publish([self._heartbeat.beat(self.scheduler.load())])
+        self._publish([self._heartbeat.beat(self.scheduler.load().changed(last_submit=self._last_submit))])
         if self.scheduler.is_idle:
             self.scheduler.check_integrity()

@@ -10,12 +10,13 @@ import subprocess
 import sys
 
 from python_backends.launcher.health import FailedStarts
+from python_backends.launcher.places import Place
 from python_backends.launcher.run_files import RunFiles
 from python_backends.linux.large_pages import with_large_pages
 from python_backends.linux.pauses import Silence
 from python_backends.linux.process_group import end_group, start_group
 from python_backends.settings import ROOT, Settings
-from python_backends.watching.board import VARIABLE, Board
+from python_backends.watching.board import VARIABLE, Board, instance_name
 from python_backends.watching.instance_state import InstanceRecord, State
 
 log = logging.getLogger("gapless")
@@ -28,13 +29,14 @@ class InstanceProcess:
         files: RunFiles,
         board: Board,
         number: int,
-        processors: frozenset[int] | None,
+        place: Place,
     ) -> None:
         self.name = f"instance {number}"
+        self._process_name = instance_name(number)
         self._files = files
         self._board = board
         self._settings = settings
-        self._processors = processors
+        self._place = place
         self._command = [sys.executable, "-m", "python_backends.instance", str(files.directory), str(number)]
         self._record = InstanceRecord(board, number)
         self._failed_starts = FailedStarts(self.name)
@@ -51,10 +53,15 @@ class InstanceProcess:
         # a library may live where only its user knows
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = with_large_pages(
-            {**os.environ, "PYTHONPATH": os.pathsep.join(paths), VARIABLE: str(self._board.fd)}
+            {
+                **os.environ,
+                **self._place.environment,
+                "PYTHONPATH": os.pathsep.join(paths),
+                VARIABLE: str(self._board.fd),
+            }
         )
         self._process = start_group(
-            self._command, environment, self._processors, cwd=ROOT, pass_fds=[self._board.fd]
+            self._command, environment, self._place.processors, cwd=ROOT, pass_fds=[self._board.fd]
         )
         self._silence = Silence()
 
@@ -64,9 +71,13 @@ class InstanceProcess:
             return
         log.warning("%s %s; starting it again", self.name, self._what_happened())
         self._failed_starts.book(was_ready=self.is_ready)
-        self._files.restarts.add("instance")
+        self._files.restarts.add(self._process_name)
         self.stop(0)
         self.start()
+
+    def ask_to_end(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
 
     def stop(self, wait_s: float) -> None:
         if self._process is not None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from python_backends.launcher.run_directories import MARK
 from python_backends.launcher.stubs import PREDICTOR, STUBS
 from python_backends.settings import Settings, dump
+from python_backends.watching.board import instance_name
 from python_backends.watching.instance_state import KEY
 from python_backends.watching.restarts import RestartCounts
 
@@ -35,7 +36,8 @@ class RunFiles:
         dump(settings, directory / SETTINGS)
         (directory / KEY).write_bytes(secrets.token_bytes(32))
         self._kept = {name: (directory / name).read_bytes() for name in (SETTINGS, KEY)}
-        self.restarts = RestartCounts(directory, ("instance", "tritonserver", *STUBS, PREDICTOR))
+        instances = [instance_name(number) for number in range(settings.cluster.instances)]
+        self.restarts = RestartCounts(directory, (*instances, "tritonserver", *STUBS, PREDICTOR))
         self._kept_s = time.monotonic()
 
     def keep_if_due(self) -> None:

@@ -1,4 +1,4 @@
-"""The life of a server: starts the instance and tritonserver as siblings, watches both, heals what dies, and
+"""The life of a server: starts the instances and tritonserver as siblings, watches them, heals what dies, and
 ends all of them.
 
 The command line makes one and calls `serve`; it runs in one thread. What a process is, the other modules of
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from python_backends.launcher.health import FailedStarts, GiveUpError, Pulse
-from python_backends.launcher.instance_process import InstanceProcess
+from python_backends.launcher.instances import InstanceProcesses
 from python_backends.launcher.invitation import invitation
 from python_backends.launcher.learner_process import LearnerProcess
 from python_backends.launcher.readiness import Readiness
@@ -41,7 +41,7 @@ class Supervisor:
         board = Board()
         self._settings = settings
         self._files = files
-        self._instance = InstanceProcess(settings, files, board, 0, processors)
+        self._instances = InstanceProcesses(settings, files, board, processors)
         self._server = TritonServer(settings, files, board)
         self._learner = LearnerProcess(files)
         self._readiness = Readiness(files.directory, settings.server.http_port)
@@ -71,8 +71,8 @@ class Supervisor:
             self._settings.model.device,
         )
         self._server.check_ports()
-        self._instance.start()
-        self._await(lambda: self._instance.is_ready, "the instance", self._check_first_start)
+        self._instances.start()
+        self._await(lambda: self._instances.is_ready, "an instance", self._check_first_start)
         log.info("model loaded after %.1f s; starting tritonserver", time.monotonic() - started_s)
         if not self._signals:
             self._server.start()
@@ -86,7 +86,7 @@ class Supervisor:
     def _watch(self) -> None:
         self._pulse.start()
         while not self._signals:
-            self._instance.heal()
+            self._instances.heal()
             self._heal_server()
             if self._settings.predicts_lengths:
                 self._learner.heal()
@@ -106,8 +106,8 @@ class Supervisor:
             time.sleep(0.05)
 
     def _check_first_start(self) -> None:
-        if self._instance.has_ended():
-            raise GiveUpError("the instance did not start; what it said stands above")
+        if self._instances.has_ended():
+            raise GiveUpError("no instance started; what it said stands above")
         if self._server.was_started and not self._server.is_running:
             raise GiveUpError("tritonserver did not start; what it said stands above")
 
@@ -161,7 +161,7 @@ class Supervisor:
         self._server.start()
 
     def _check_restart(self) -> None:
-        self._instance.heal()
+        self._instances.heal()
         if not self._server.is_running:
             self._server_failures.book(was_ready=False)
             self._start_server()
@@ -180,7 +180,7 @@ class Supervisor:
             and time.monotonic() < end_s
             and self._signals == signals
         ):
-            self._instance.heal()
+            self._instances.heal()
             time.sleep(WATCH_EVERY_S)
         self._files.say(CLOSING)  # what is open still gets its text so far and an error
         time.sleep(PASSING_S + is_open * (EXPORT_EVERY_S + CONFIRM_NS / 1e9))
@@ -188,7 +188,7 @@ class Supervisor:
     def _stop(self) -> None:
         self._pulse.stop()
         self._server.stop()
-        self._instance.stop(wait_s=3)
+        self._instances.stop(wait_s=3)
         self._learner.stop()
         log.info("stopped")
 

@@ -34,6 +34,7 @@ Array = NDArray[Any]
 Reader = Callable[[bytes | memoryview], Any]
 
 NOBODY = ""  # the receiver of a first hello
+ANY_EPOCH = -1
 
 # an array's extension type is its place here
 _DTYPES = tuple(np.dtype(name) for name in ("<i4", "<i8", "|u1", "<f4"))
@@ -60,6 +61,7 @@ class Submit(Noun, frozen=True, eq=False):
     request: Request
     delivered: Ids  # [n]
     request_epoch: int
+    number: int = 0  # of this message, counted by the scheduler model for each instance
 
 
 class Predicted(Noun, frozen=True, eq=False):
@@ -97,6 +99,7 @@ class Cancel(Noun, frozen=True):
     """The answer to this request is not wanted any more."""
 
     request_id: int
+    request_epoch: int = ANY_EPOCH  # only this life of it
 
 
 class Pace(Noun, frozen=True):
@@ -110,10 +113,11 @@ class Flush(Noun, frozen=True):
 
 
 class Failed(Noun, frozen=True):
-    """An instance can't take this request."""
+    """An instance can't take this request, or can't go on with it."""
 
     request_id: int
     error: str
+    request_epoch: int = ANY_EPOCH  # only this life of it
 
 
 class Load(Noun, frozen=True):
@@ -132,6 +136,11 @@ class Load(Noun, frozen=True):
     gap_sum_s: float = 0.0
     is_contested: bool = False  # requests compete for slots or memory: then it matters whose turn it is
     wait_reason: WaitReason | None = None  # of those that wait there; None: none does
+    last_submit: int = 0  # number of the last Submit that is counted here
+    num_high_priority: int = 0  # requests that run or wait, of a priority above 0
+    waiting_blocks: int = 0  # KV blocks that the requests that wait need for their tokens so far
+    head_blocks: int = 0  # of these: for the request whose turn is next
+    step_s: float = 0.0  # what a step takes at present; 0: not known yet
 
 
 ToInstance = Hello | Submit | Predicted | Cancel | Pace

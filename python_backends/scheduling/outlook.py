@@ -52,6 +52,12 @@ class Outlook:
         self._clock = clock
         self._refreshed_s = -math.inf
 
+    @property
+    def step_s(self) -> float:
+        """What a step takes in which all running sequences decode; 0 before any step was measured."""
+        live = self._slots.live
+        return self.step_time.seconds(int(np.count_nonzero(live)), int(self._slots.planned[live].sum()))
+
     def predicted(self, sequence: Sequence) -> None:
         """A prediction has come for `sequence`."""
         self.future.believe(sequence)
@@ -67,13 +73,17 @@ class Outlook:
         if self._is_used:
             self.future.leave(slot)
 
-    def forget_if_old(self) -> None:
-        """Drops the curve once it is older than REFRESHED_S. Called
-        while requests do not compete for anything.
+    def forget_if_old(self) -> bool:
+        """Drops the curve once it is older than REFRESHED_S, and an order whose head is used up. Called while
+        requests do not compete for anything. True: others come to the head of the waiting.
         """
         if not self.future.is_drawn or self._clock() >= self._refreshed_s + REFRESHED_S:
             self.future.forget()
             self._refreshed_s = -math.inf
+        if self.order is None or not self.order.is_used_up:
+            return False
+        self.order.forget()
+        return True
 
     def trial(self, num_available: int, seating: Callable[[Sequence], Seating]) -> TryReserve:
         """A function that says which waiting sequences fit (see
@@ -114,6 +124,5 @@ class Outlook:
 
     def _seconds(self, prompts: Array, tokens: Array) -> tuple[Array, Array]:
         """What prefills and answers of this many tokens will take, at the pace of now."""
-        live, times = self._slots.live, self.step_time
-        step_s = times.seconds(np.count_nonzero(live), self._slots.planned[live].sum()) or UNSEEN_STEP_S
-        return times.prompts_s(prompts) + step_s, tokens * step_s
+        step_s = self.step_s or UNSEEN_STEP_S
+        return self.step_time.prompts_s(prompts) + step_s, tokens * step_s

@@ -16,7 +16,7 @@ from itertools import islice
 
 import numpy as np
 
-from python_backends.nouns.messages import Failed, Load
+from python_backends.nouns.messages import ANY_EPOCH, Failed, Load
 from python_backends.nouns.request import (
     QUANTILE_LEVELS,
     Ids,
@@ -96,8 +96,11 @@ class SlotScheduler:
         bound, bound_clock = settings.max_passed_over_s, clock
         if self.policy.max_passed_over_steps:
             bound, bound_clock = self.policy.max_passed_over_steps, lambda: self._plans.num_steps
-        self._waiting = WaitingList(bound, bound_clock, self.policy.by_priority, self.outlook.order)
+        self._waiting = WaitingList(
+            bound, bound_clock, self.policy.by_priority, self.outlook.order, limits.block_tokens
+        )
         self._sequences: dict[int, Sequence] = {}  # waiting and running
+        self._num_high_priority = 0  # of these, sequences of a priority above 0
         self._arrivals = 0
         self._last_leave = 0  # number of the first step after the last time that a slot was given up
         self._in_flight = 0
@@ -155,6 +158,10 @@ class SlotScheduler:
             peak_blocks=self.peak_blocks,
             is_contested=self.contention is not Contention.AMPLE,
             wait_reason=self.wait_reason,
+            num_high_priority=self._num_high_priority,
+            waiting_blocks=self._waiting.num_blocks,
+            head_blocks=self._waiting.num_head_blocks,
+            step_s=self.outlook.step_s,
         )
 
     @property
@@ -179,6 +186,7 @@ class SlotScheduler:
         sequence = Sequence(request, delivered, self._arrivals, request_epoch, self._clock())
         self._arrivals += 1
         self._sequences[request.request_id] = sequence
+        self._num_high_priority += request.priority > 0
         self._waiting.add(sequence)
         self._may_admit = True
 
@@ -199,17 +207,21 @@ class SlotScheduler:
             return
         contention = self.contention
         if contention is Contention.AMPLE:
-            self.outlook.forget_if_old()
-        elif self.outlook.refresh(
-            contention, self.blocks.num_used, self._allocator.shared_blocks, self._head
-        ):
-            self._may_admit = True
+            others_come = self.outlook.forget_if_old()
+        else:
+            others_come = self.outlook.refresh(
+                contention, self.blocks.num_used, self._allocator.shared_blocks, self._head
+            )
+        self._may_admit |= others_come
 
-    def cancel(self, request_id: int) -> bool:
-        """Ends a request at once: its slot is free for the next plan. False if it isn't here (any more)."""
-        sequence = self._sequences.pop(request_id, None)
-        if sequence is None:
+    def cancel(self, request_id: int, request_epoch: int = ANY_EPOCH) -> bool:
+        """Ends a request at once: its slot is free for the next plan. False if it isn't here (any more), or
+        in another life.
+        """
+        sequence = self._sequences.get(request_id)
+        if sequence is None or request_epoch not in (ANY_EPOCH, sequence.request_epoch):
             return False
+        self._forget(sequence)
         if sequence.status is Status.WAITING:
             self._waiting.remove(sequence)
             sequence.status = Status.FINISHED
@@ -342,9 +354,13 @@ class SlotScheduler:
         for slot in slots:
             sequence = self.slots.sequences[slot]
             assert sequence is not None
-            del self._sequences[sequence.request_id]
+            self._forget(sequence)
             self._leave(sequence, Status.FINISHED)
             self.outlook.future.lengths.ended(sequence.num_output_tokens)
+
+    def _forget(self, sequence: Sequence) -> None:
+        del self._sequences[sequence.request_id]
+        self._num_high_priority -= sequence.request.priority > 0
 
     def _leave(self, sequence: Sequence, status: Status) -> None:
         self.outlook.left(sequence.slot)

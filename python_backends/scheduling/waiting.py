@@ -25,11 +25,14 @@ class WaitingList:
         clock: Callable[[], float],
         by_priority: bool = True,
         predicted: PredictedOrder | None = None,
+        block_tokens: int = 1,
     ) -> None:
         self._max_passed_over = max_passed_over
         self._clock = clock
         self._by_priority = by_priority
         self._predicted = predicted
+        self._block_tokens = block_tokens
+        self.num_blocks = 0  # that all of them need for their tokens so far
         self._arrived = SortedKeyList(key=lambda sequence: sequence.arrival)
         self._ranked = SortedKeyList(key=lambda sequence: (-sequence.request.priority, sequence.arrival))
         # (when, arrival of the sequence that got a slot): those that waited and had come earlier were passed
@@ -47,6 +50,7 @@ class WaitingList:
     def add(self, sequence: Sequence) -> None:
         self._arrived.add(sequence)
         self._ranked.add(sequence)
+        self.num_blocks += self._blocks_for(sequence)
         if self._predicted is not None:
             self._predicted.add(sequence)
 
@@ -54,6 +58,7 @@ class WaitingList:
         """Removes `sequence`, which ended while it waited, or gets a slot."""
         self._arrived.remove(sequence)
         self._ranked.remove(sequence)
+        self.num_blocks -= self._blocks_for(sequence)
         if self._predicted is not None:
             self._predicted.remove(sequence)
 
@@ -76,6 +81,12 @@ class WaitingList:
         ranked = self._ranked if self._predicted is None else self._predicted.in_order()
         yield from (sequence for sequence in ranked if sequence.arrival >= self._overdue)
 
+    @property
+    def num_head_blocks(self) -> int:
+        """The blocks that the one whose turn is next needs for its tokens so far; 0 if none waits."""
+        head = next(self.in_order(), None) or next(iter(self._arrived), None)
+        return 0 if head is None else self._blocks_for(head)
+
     def is_overdue(self, sequence: Sequence) -> bool:
         """Whether it has been passed over for too long."""
         return sequence.arrival < self._overdue
@@ -86,8 +97,12 @@ class WaitingList:
         assert {id(sequence) for sequence in self._arrived} == {id(sequence) for sequence in self._ranked}, (
             "the orders differ"
         )
+        assert self.num_blocks == sum(map(self._blocks_for, self._arrived)), "blocks of the waiting are off"
         if self._predicted is not None:
             self._predicted.check_integrity()
+
+    def _blocks_for(self, sequence: Sequence) -> int:
+        return -(-len(sequence.tokens) // self._block_tokens)
 
     def _note_overdue(self) -> None:
         while self._passes and self._passes[0][0] + self._max_passed_over <= self._clock():

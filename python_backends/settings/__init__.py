@@ -5,6 +5,7 @@ Any room may read them; nothing writes them after the start.
 
 from python_backends.settings.all_settings import ROOT, Settings
 from python_backends.settings.reading import dump, load, read_settings
+from python_backends.settings.sections.cluster import ClusterSettings
 from python_backends.settings.sections.engine import EngineSettings
 from python_backends.settings.sections.limits import LimitSettings
 from python_backends.settings.sections.model import ModelSettings
@@ -19,6 +20,7 @@ from python_backends.settings.setting import SettingsError
 __all__ = [
     "PREDICTED_POLICIES",
     "ROOT",
+    "ClusterSettings",
     "EngineSettings",
     "LimitSettings",
     "ModelSettings",

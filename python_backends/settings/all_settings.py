@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from python_backends.settings.sections.cluster import ClusterSettings
 from python_backends.settings.sections.engine import EngineSettings
 from python_backends.settings.sections.limits import LimitSettings
 from python_backends.settings.sections.model import ModelSettings
@@ -29,6 +30,7 @@ class Settings:
     toy: ToySettings = field(default_factory=ToySettings)
     tensorrt_llm: TensorRTLLMSettings = field(default_factory=TensorRTLLMSettings)
     scheduling: SchedulingSettings = field(default_factory=SchedulingSettings)
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
     prediction: PredictionSettings = field(default_factory=PredictionSettings)
     streams: StreamSettings = field(default_factory=StreamSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)

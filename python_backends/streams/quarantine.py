@@ -1,40 +1,46 @@
-"""Which requests may enter an instance that has crashed under them.
+"""Which requests may enter which instance after one has crashed under them.
 
-A crash names no culprit. After the first one everything re-enters together. Requests that were in a slot at
-two crashes are suspects: they re-enter one at a time and alone, each until it has come a few tokens past
-where it stood when the instance died, or has ended. A request that is alone at a crash is the culprit. Then
-all requests go on together.
+A crash names no culprit. After the first one everything re-enters together, and apart from requests that no
+crash has touched: if there are several instances, these are in others, so that a request that ends its
+instance does not end a second one. Requests that were in a slot at two crashes are suspects: they re-enter
+one at a time, each alone in an instance, until it has come a few tokens past where it stood when the instance
+died, or has ended. A request that is alone at a crash is the culprit. Then all requests go on together.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from python_backends.nouns.request import Finish
-from python_backends.streams.stream import Stream
+from python_backends.streams.instances import Instances
+from python_backends.streams.stream import NO_INSTANCE, Stream
 
 SUSPECT_AFTER = 2  # crashes
 CLEARED_AFTER_TOKENS = 4  # past the mark of the last crash
+MAX_APART_NS = 30_000_000_000  # afterwards a request that had a crash enters any instance
 
 
 class Quarantine:
+    """Owns the crashes of streams, and which of them is on trial."""
+
     def __init__(self) -> None:
         self.on_trial: Stream | None = None
+        self._is_calm = True  # no open stream has had a crash
 
-    def admissible(self, unsubmitted: Iterable[Stream], streams: Iterable[Stream]) -> list[Stream]:
-        """Those of the unsubmitted that may be submitted now, in order of arrival;
-        a trial takes place when none of all is there.
+    def admissible(
+        self, unsubmitted: Iterable[Stream], streams: Iterable[Stream], instances: Instances, now_ns: int
+    ) -> list[tuple[Stream, list[int]]]:
+        """Those of the unsubmitted that may be submitted now, in order of arrival, each with the instances
+        that it may enter. Starts the trial of a suspect if that may begin.
         """
-        if self.on_trial is not None:
-            return []
         waiting = sorted(unsubmitted, key=lambda stream: stream.request.arrival_ns)
-        suspects = [stream for stream in waiting if stream.crashes >= SUSPECT_AFTER]
-        if not suspects:
-            return waiting
-        if any(stream.submitted for stream in streams):
-            return []
-        self.on_trial = suspects[0]
-        return suspects[:1]
+        self._is_calm = self._is_calm or not any(stream.crashes for stream in streams)
+        if self._is_calm:
+            return [(stream, instances.ready) for stream in waiting]
+        if instances.num_known == 1:
+            return self._in_the_only_one(waiting, streams, instances.ready)
+        return self._apart(waiting, streams, instances.ready, now_ns)
 
     def acquitted(self) -> Stream | None:
         """The stream on trial if it has passed; it must leave the instance so that the next one is alone."""
@@ -45,17 +51,83 @@ class Quarantine:
         trial.crashes = 0
         return trial
 
-    def crashed(self, streams: Iterable[Stream]) -> Stream | None:
-        """Books a crash for all streams that held a slot. Returns the culprit if one was alone."""
-        on_trial, self.on_trial = self.on_trial, None
-        if on_trial is not None and on_trial.submitted and on_trial.finish == Finish.RUNNING:
-            return on_trial
-        present = [stream for stream in streams if stream.submitted]
+    def crashed(self, streams: Iterable[Stream], instance: int, now_ns: int) -> Stream | None:
+        """Books a crash of `instance` for all streams that held a slot there. Returns the culprit if one was
+        alone.
+        """
+        present = [stream for stream in streams if stream.instance == instance]
+        trial = self.on_trial
+        if trial is not None and trial.instance == instance:
+            self.on_trial = None
+            if trial.finish == Finish.RUNNING:
+                return trial
         # the message that a request got a slot may be lost with the instance
         for stream in [stream for stream in present if stream.seated] or present:
             stream.crashes += 1
             stream.crash_mark = len(stream.tokens)
+            stream.crashed_ns = now_ns
+            self._is_calm = False
         return None
+
+    def _in_the_only_one(
+        self, waiting: list[Stream], streams: Iterable[Stream], ready: list[int]
+    ) -> list[tuple[Stream, list[int]]]:
+        """All enter the only instance; suspects when no other stream is there, and first."""
+        if self.on_trial is not None:
+            return []
+        suspects = [stream for stream in waiting if stream.crashes >= SUSPECT_AFTER]
+        if not suspects:
+            return [(stream, ready) for stream in waiting]
+        if any(stream.submitted for stream in streams):
+            return []
+        self.on_trial = suspects[0]
+        return [(suspects[0], ready)]
+
+    def _apart(
+        self, waiting: list[Stream], streams: Iterable[Stream], ready: list[int], now_ns: int
+    ) -> list[tuple[Stream, list[int]]]:
+        """A suspect enters an empty instance alone; other marked streams enter one where no unmarked stream
+        is, all of them the same; the others enter those that remain.
+        """
+        open_streams = list(streams)
+        chosen: list[tuple[Stream, list[int]]] = []
+        suspects = [stream for stream in waiting if stream.crashes >= SUSPECT_AFTER]
+        place = self._place_of_trial(suspects, open_streams, ready)
+        if self.on_trial is not None and not self.on_trial.submitted:
+            chosen.append((self.on_trial, [place]))
+        unmarked = {stream.instance for stream in open_streams if not is_marked(stream)}
+        for_marked = [each for each in ready if each not in unmarked and each != place][:1]
+        marked_at = {stream.instance for stream in open_streams if is_marked(stream)}
+        for stream in waiting:
+            if stream.crashes >= SUSPECT_AFTER:
+                continue
+            if is_marked(stream) and now_ns - stream.crashed_ns < MAX_APART_NS:
+                allowed = for_marked
+                marked_at.update(for_marked)
+                chosen.append((stream, allowed))
+        others = [each for each in ready if each not in marked_at and each != place]
+        taken = {stream.request_id for stream, _ in chosen} | {each.request_id for each in suspects}
+        chosen += [(stream, others) for stream in waiting if stream.request_id not in taken]
+        return [(stream, allowed) for stream, allowed in chosen if allowed]
+
+    def _place_of_trial(self, suspects: list[Stream], streams: list[Stream], ready: list[int]) -> int:
+        """The instance that is kept for the trial of a suspect, which begins as soon as the instance is
+        empty; NO_INSTANCE if none is needed or can be spared.
+        """
+        if self.on_trial is not None:
+            return self.on_trial.instance
+        if not suspects or len(ready) < 2:
+            return NO_INSTANCE
+        counts = Counter(stream.instance for stream in streams)
+        place = min(ready, key=lambda each: counts[each])
+        if not counts[place]:
+            self.on_trial = suspects[0]
+        return place
+
+
+def is_marked(stream: Stream) -> bool:
+    """Whether it was in a slot at a crash and has not yet come past where it stood."""
+    return stream.crashes > 0 and len(stream.tokens) < stream.crash_mark + CLEARED_AFTER_TOKENS
 
 
 def _has_passed(trial: Stream) -> bool:

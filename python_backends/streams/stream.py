@@ -13,25 +13,29 @@ import numpy as np
 from python_backends.nouns.request import Finish, Ids, LengthPrediction, Request, TokenWindow
 from python_backends.streams.log_probs import UNKNOWN, StreamLogProbs, TokenLogProbs
 
+NO_INSTANCE = -1
+
 
 class Stream:
     """An open request with its client. Each part has one owner, which alone changes it; a test checks that.
 
     The stream itself, by its verbs: tokens, what was sent and confirmed of them, how it ends. Submissions:
-    whether an instance has it. Quarantine: its crashes. The stream table: times, the prediction, the error.
-    Flow control: when unconfirmed windows were sent. Counts of output tokens, smallest first: num_acked ≤
-    num_sent ≤ len(tokens).
+    which instance has it, and in which life. Quarantine: its crashes. The stream table: times, the
+    prediction, the error. Flow control: when unconfirmed windows were sent. Counts of output tokens, smallest
+    first: num_acked ≤ num_sent ≤ len(tokens).
     """
 
     __slots__ = (
         "chunked",
         "context_tokens",
         "crash_mark",
+        "crashed_ns",
         "crashes",
         "early",
         "error",
         "finish",
         "first_token_ns",
+        "instance",
         "last_sent_ns",
         "log_probs",
         "num_acked",
@@ -42,7 +46,6 @@ class Stream:
         "seated",
         "sender",
         "started_ns",
-        "submitted",
         "tokens",
         "unacked_ns",
     )
@@ -57,8 +60,8 @@ class Stream:
         )
         # index -> token, finish and more that came before its turn
         self.early: dict[int, tuple[int, int, TokenLogProbs]] = {}
+        self.instance = NO_INSTANCE  # that has it
         self.request_epoch = 0  # lives of the request: one more at every re-admission
-        self.submitted = False  # an instance has it
         self.seated = False  # in a slot there
         self.finish = Finish.RUNNING
         self.error = ""
@@ -72,10 +75,16 @@ class Stream:
         self.prediction: LengthPrediction | None = None  # none has come yet
         self.crashes = 0  # instance deaths with this request in a slot
         self.crash_mark = 0  # tokens that it had at the last of them
+        self.crashed_ns = 0  # when that was
 
     @property
     def request_id(self) -> int:
         return self.request.request_id
+
+    @property
+    def submitted(self) -> bool:
+        """Whether an instance has it."""
+        return self.instance != NO_INSTANCE
 
     @property
     def has_news(self) -> bool:

@@ -1,47 +1,74 @@
-"""Open streams as the instance has them: which it was given, which have a slot there, and what is still to be
-sent to it.
+"""Open streams as the instances have them: which instance has which stream, in which life, and what is still
+to be sent to each.
 
-Owns what a stream says of that (`submitted`, `seated`, `request_epoch`) and whether there is an instance.
-Used by the stream table.
+Owns what a stream says of that (`instance`, `seated`, `request_epoch`) and which instances there are. Used by
+the stream table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
-from python_backends.nouns.messages import Cancel, Predicted, Submit
+from python_backends.nouns.messages import Cancel, Predicted, Submit, ToInstance
 from python_backends.nouns.request import Finish, WaitReason
+from python_backends.streams.instances import Instances
 from python_backends.streams.quarantine import Quarantine
-from python_backends.streams.stream import Stream
+from python_backends.streams.stream import NO_INSTANCE, Stream
+
+
+class Dispatcher(Protocol):
+    """Decides which instance gets a stream."""
+
+    def choose(self, stream: Stream, allowed: Sequence[int]) -> int | None:
+        """One of the instances `allowed` (not empty); None: the stream waits."""
+
+    def submitted(self, stream: Stream, instance: int, number: int) -> None:
+        """The stream goes to `instance`, with the Submit of this number."""
+
+
+class OnlyInstance:
+    """The dispatcher where there is one instance."""
+
+    def choose(self, stream: Stream, allowed: Sequence[int]) -> int | None:
+        return allowed[0]
+
+    def submitted(self, stream: Stream, instance: int, number: int) -> None:
+        pass
 
 
 class Submissions:
-    def __init__(self) -> None:
+    def __init__(self, dispatcher: Dispatcher) -> None:
         self.num_queued_tokens = 0  # of the prompts of streams without a slot
-        self._num_waiting = 0  # of these streams
-        self._instance_ready = False
-        self._quarantine = Quarantine()
+        self.instances = Instances()
+        self.quarantine = Quarantine()
+        self._dispatcher = dispatcher
+        self._num_waiting = 0  # streams without a slot
         self._unsubmitted: dict[int, Stream] = {}  # what an instance may be given
-        self._cancels: list[Cancel] = []
-        self._predicted: list[Predicted] = []
+        self._outbox: dict[int, list[ToInstance]] = {}  # by instance
 
     @property
     def is_told(self) -> bool:
-        """Of every stream that ended, and of every prediction."""
-        return not self._cancels and not self._predicted
+        """Whether every instance has been told of what concerns it, except of new streams."""
+        return not self._outbox
 
     def add(self, stream: Stream) -> None:
         self._unsubmitted[stream.request_id] = stream
         self.num_queued_tokens += len(stream.request.prompt)
         self._num_waiting += 1
 
-    def waiting(self, reason_there: WaitReason | None) -> dict[WaitReason, int]:
-        """How many streams have no slot, by the reason. `reason_there`: of those that the instance has."""
+    def waiting(
+        self, streams: Collection[Stream], reasons: Mapping[int, WaitReason | None]
+    ) -> dict[WaitReason, int]:
+        """How many of all `streams` have no slot, by the reason. `reasons`: of those that an instance has."""
         counts = dict.fromkeys(WaitReason, 0)
-        counts[WaitReason.TRIAL if self._instance_ready else WaitReason.NO_INSTANCE] = len(self._unsubmitted)
-        counts[reason_there or WaitReason.STEP] += self._num_waiting - len(self._unsubmitted)
+        counts[WaitReason.TRIAL if self.instances.ready else WaitReason.NO_INSTANCE] = len(self._unsubmitted)
+        if self._num_waiting > len(self._unsubmitted):
+            for stream in streams:
+                if stream.submitted and not stream.seated:
+                    counts[reasons.get(stream.instance) or WaitReason.STEP] += 1
         return counts
 
     def started(self, stream: Stream) -> None:
@@ -51,37 +78,45 @@ class Submissions:
     def predicted(self, stream: Stream) -> None:
         """There is a new prediction of its length."""
         if stream.submitted and stream.prediction is not None:
-            self._predicted.append(Predicted(stream.request_id, stream.prediction))
+            self.tell(stream.instance, Predicted(stream.request_id, stream.prediction))
 
     def cancel(self, stream: Stream) -> None:
-        """We are about to end it; the instance gets a Cancel if it still works on it."""
+        """We are about to end it; its instance gets a Cancel if it still works on it."""
         if stream.submitted and stream.finish == Finish.RUNNING:
-            self._cancels.append(Cancel(stream.request_id))
+            self.tell(stream.instance, Cancel(stream.request_id, stream.request_epoch))
         self._unsubmitted.pop(stream.request_id, None)
 
     def remove(self, stream: Stream) -> None:
         """It has ended: its prompt waits no longer."""
         self._seat(stream, True)
 
-    def instance_ready(self) -> None:
-        self._instance_ready = True
+    def tell(self, instance: int, *messages: ToInstance) -> None:
+        """Sends these with the next outbox."""
+        self._outbox.setdefault(instance, []).extend(messages)
 
-    def instance_lost(self, streams: Collection[Stream]) -> Stream | None:
-        """Whatever it had of all `streams` is to be submitted again. Returns
-        the one that is to blame, if that is sure.
+    def instance_ready(self, instance: int) -> None:
+        self.instances.add(instance)
+
+    def instance_lost(self, instance: int, streams: Collection[Stream], now_ns: int) -> Stream | None:
+        """Whatever it had of all `streams` is to be submitted again. Returns the one that is to blame, if
+        that is sure.
         """
-        self._instance_ready = False
-        culprit = self._quarantine.crashed(streams)
+        self.instances.lose(instance)
+        self._outbox.pop(instance, None)
+        culprit = self.quarantine.crashed(streams, instance, now_ns)
         for stream in streams:
-            self._withdraw(stream)
+            if stream.instance == instance:
+                self._withdraw(stream)
         return culprit
 
-    def outbox(self, streams: Collection[Stream]) -> list[Cancel | Submit | Predicted]:
-        """What the instance is to be told now; `streams` are all."""
+    # --- what goes out
+
+    def outbox(self, streams: Collection[Stream], now_ns: int) -> dict[int, list[ToInstance]]:
+        """What each instance is to be told now, by its number; `streams` are all."""
         self._end_trial()
-        cancels, self._cancels = self._cancels, []
-        predicted, self._predicted = self._predicted, []
-        return [*cancels, *predicted, *self._submit(streams)]
+        self._submit(streams, now_ns)
+        outbox, self._outbox = self._outbox, {}
+        return outbox
 
     def check_integrity(self, streams: Collection[Stream]) -> None:
         """Re-derives from all streams what is kept in addition. Raises AssertionError."""
@@ -95,25 +130,24 @@ class Submissions:
         }
         assert ready == set(self._unsubmitted), "a stream waits for an instance that has it, or for none"
 
-    def _submit(self, streams: Collection[Stream]) -> list[Submit | Predicted]:
-        if not self._instance_ready or not self._unsubmitted:
-            return []
-        chosen = self._quarantine.admissible(self._unsubmitted.values(), streams)
-        for stream in chosen:
-            stream.submitted = True
-            del self._unsubmitted[stream.request_id]
-        submits = [
-            Submit(stream.request, np.array(stream.tokens, np.int32), stream.request_epoch)
-            for stream in chosen
-        ]
-        return [
-            *submits,
-            *(
-                Predicted(stream.request_id, stream.prediction)
-                for stream in chosen
-                if stream.prediction is not None
-            ),
-        ]
+    def _submit(self, streams: Collection[Stream], now_ns: int) -> None:
+        if not self.instances.ready or not self._unsubmitted:
+            return
+        admissible = self.quarantine.admissible(self._unsubmitted.values(), streams, self.instances, now_ns)
+        for stream, allowed in admissible:
+            instance = self._dispatcher.choose(stream, allowed)
+            if instance is not None:
+                self._submit_to(stream, instance)
+
+    def _submit_to(self, stream: Stream, instance: int) -> None:
+        del self._unsubmitted[stream.request_id]
+        stream.instance = instance
+        number = self.instances.count_submit(instance)
+        delivered = np.array(stream.tokens, np.int32)
+        self.tell(instance, Submit(stream.request, delivered, stream.request_epoch, number))
+        if stream.prediction is not None:
+            self.tell(instance, Predicted(stream.request_id, stream.prediction))
+        self._dispatcher.submitted(stream, instance, number)
 
     def _seat(self, stream: Stream, seated: bool) -> None:
         """The prompts of those that have no slot are queued."""
@@ -126,14 +160,14 @@ class Submissions:
     def _withdraw(self, stream: Stream) -> None:
         """No instance has the request any more."""
         self._seat(stream, False)
-        stream.submitted = False
+        stream.instance = NO_INSTANCE
         stream.request_epoch += 1
         stream.forget_early()
         if stream.finish == Finish.RUNNING:
             self._unsubmitted[stream.request_id] = stream
 
     def _end_trial(self) -> None:
-        stream = self._quarantine.acquitted()
+        stream = self.quarantine.acquitted()
         if stream is not None and stream.finish == Finish.RUNNING:
-            self._cancels.append(Cancel(stream.request_id))
+            self.cancel(stream)
             self._withdraw(stream)

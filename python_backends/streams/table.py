@@ -9,10 +9,10 @@ streams is in `submissions`, which to look at in `ready_queue`, which windows ar
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from python_backends.nouns.messages import Cancel, Predicted, Submit
+from python_backends.nouns.messages import ANY_EPOCH, Failed, ToInstance
 from python_backends.nouns.request import Feedback, Finish, Idle, LengthPrediction, Request, WaitReason
 from python_backends.nouns.step import Started, Tokens
 from python_backends.settings import StreamSettings
@@ -24,7 +24,7 @@ from python_backends.streams.predictions import within
 from python_backends.streams.ready_queue import ReadyQueue
 from python_backends.streams.stream import Stream
 from python_backends.streams.stream_metrics import StreamMetrics
-from python_backends.streams.submissions import Submissions
+from python_backends.streams.submissions import Dispatcher, OnlyInstance, Submissions
 from python_backends.watching.metrics import Metrics
 
 MS = 1_000_000
@@ -39,7 +39,9 @@ class StreamTable:
         clock: Callable[[], int],
         context_tokens: Callable[[tuple[str, ...]], int],
         metrics: Metrics,
+        dispatcher: Dispatcher | None = None,
     ) -> None:
+        """`dispatcher`: decides which instance gets a stream; None: there is only one."""
         self.pacing = Pacing(settings.coalescing_ms / 1000, settings.sender_load)
         self._settings = settings
         self._clock = clock
@@ -48,7 +50,7 @@ class StreamTable:
         self._streams: dict[int, Stream] = {}  # in order of acceptance
         self._ready = ReadyQueue()
         self._flow = FlowControl(settings)
-        self._submissions = Submissions()
+        self._submissions = Submissions(dispatcher or OnlyInstance())
         self._ended: list[Stream] = []
 
     def __len__(self) -> int:
@@ -59,9 +61,9 @@ class StreamTable:
         """Of the prompts of streams without a slot."""
         return self._submissions.num_queued_tokens
 
-    def waiting(self, reason_there: WaitReason | None) -> dict[WaitReason, int]:
-        """How many streams have no slot, by the reason. `reason_there`: of those that the instance has."""
-        return self._submissions.waiting(reason_there)
+    def waiting(self, reasons: Mapping[int, WaitReason | None]) -> dict[WaitReason, int]:
+        """How many streams have no slot, by the reason. `reasons`: by instance, of those that it has."""
+        return self._submissions.waiting(self._streams.values(), reasons)
 
     # --- what comes in
 
@@ -160,16 +162,22 @@ class StreamTable:
         """A call of the server that began then has ended."""
         self._flow.server_answered(began_ns, self._clock())
 
-    def instance_ready(self) -> None:
-        self._submissions.instance_ready()
+    def instance_ready(self, instance: int) -> None:
+        self._submissions.instance_ready(instance)
 
-    def instance_lost(self) -> None:
+    def instance_lost(self, instance: int) -> None:
         """The instance died or stalled: what it had is to be submitted again, after what was delivered."""
         self._metrics.instance_lost()
-        culprit = self._submissions.instance_lost(self._streams.values())
+        culprit = self._submissions.instance_lost(instance, self._streams.values(), self._clock())
         if culprit is not None:
             culprit.error = "the engine failed while it ran this request alone; it is not tried again"
             self._end(culprit, Finish.ERROR)
+
+    def failed(self, failed: Failed) -> None:
+        """An instance can't go on with a request, in this life of it."""
+        stream = self._streams.get(failed.request_id)
+        if stream is not None and failed.request_epoch in (ANY_EPOCH, stream.request_epoch):
+            self.fail(failed.request_id, failed.error)
 
     def fail(self, request_id: int, error: str) -> None:
         """Ends one stream with an error, after the text so far."""
@@ -191,9 +199,9 @@ class StreamTable:
 
     # --- what goes out
 
-    def outbox(self) -> list[Cancel | Submit | Predicted]:
-        """What the instance is to be told now."""
-        return self._submissions.outbox(self._streams.values())
+    def outbox(self) -> dict[int, list[ToInstance]]:
+        """What each instance is to be told now, by its number."""
+        return self._submissions.outbox(self._streams.values(), self._clock())
 
     def take_ended(self) -> list[Stream]:
         """The streams that have left the table since the last time."""

@@ -20,14 +20,16 @@ from typing import TYPE_CHECKING, Any
 
 import triton_python_backend_utils as pb_utils
 
+from python_backends.cluster.router import Router
 from python_backends.engine.kinds import kind_of
-from python_backends.nouns.messages import Failed, Flush, Load, Pace, reader
-from python_backends.nouns.request import Feedback, Idle, ModelLimits, Request, WaitReason
+from python_backends.nouns.messages import Failed, Flush, Pace, reader
+from python_backends.nouns.request import Feedback, Idle, Request, WaitReason
 from python_backends.nouns.step import Started, Tokens
 from python_backends.streams.outgoing import Outgoing
 from python_backends.streams.predictions import Predictions, without_subject
 from python_backends.streams.table import StreamTable
 from python_backends.text.detokenize.detokenizer import context_tokens
+from python_backends.triton_models.instance_loads import InstanceLoads
 from python_backends.triton_models.life import Life, watched
 from python_backends.triton_models.metrics_export import MetricsExport
 from python_backends.triton_models.predictor_link import PredictorLink
@@ -43,7 +45,7 @@ from python_backends.triton_models.tensors import (
 from python_backends.watching.instance_state import CLOSING
 from python_backends.watching.metrics import EXPORT_EVERY_S, Metrics
 from python_backends.watching.restarts import RestartsFile
-from python_backends.wires import InstanceLost, InstanceReady, RecordsEnd, SchedulerEnd
+from python_backends.wires import InstanceLoad, InstanceLost, InstanceReady, RecordsEnd, SchedulerEnd
 
 if TYPE_CHECKING:
     from python_backends.triton_models.tracing import StreamTraceSpans
@@ -70,7 +72,8 @@ class TritonPythonModel:
         self._closing = run_directory() / CLOSING
         self._restarts = RestartsFile(run_directory())
         self._metrics = Metrics()
-        self._table = StreamTable(settings, time.monotonic_ns, context_tokens, self._metrics)
+        router = Router(everything.cluster) if everything.cluster.instances > 1 else None
+        self._table = StreamTable(settings, time.monotonic_ns, context_tokens, self._metrics, router)
         table = self._table
         self._readers: dict[type, Callable[[Any], None]]
         self._readers = {
@@ -78,6 +81,11 @@ class TritonPythonModel:
             Started: table.started,
             Feedback: table.feedback,
             Idle: table.idle,
+            Flush: lambda _: table.flush(),
+            Failed: table.failed,
+            InstanceLoad: self._on_load,
+            InstanceReady: self._on_instance_ready,
+            InstanceLost: self._on_instance_lost,
         }
         self._spans = _spans(trace_url)
         self._link = SchedulerEnd(run_directory(), settings.dead_after_s)
@@ -91,8 +99,7 @@ class TritonPythonModel:
         self._arrivals: SimpleQueue[tuple[Request, Any]] = SimpleQueue()
         self._news: deque[Any] = deque()  # from the instance and the detokenizer, not yet taken
         self._complained_s: dict[str, float] = {}
-        self._load = Load()
-        self._fingerprint = ""  # of the model that the instance runs
+        self._loads = InstanceLoads(self._metrics, router)
         self._sending_s = 0.0
         self._paced_s = self._exported_s = time.monotonic()
         self._tell_at_s = time.monotonic() + LONG_WAIT_S
@@ -143,7 +150,8 @@ class TritonPythonModel:
             self._take(self._news.popleft())
         self._accept()
         self._observe("lengths could not be predicted", self._predict)
-        self._link.send(self._table.outbox())
+        for instance, messages in self._table.outbox().items():
+            self._link.send(instance, messages)
         started_s = time.monotonic()
         for outgoing in self._table.due():
             self._try_to_send(outgoing)
@@ -178,31 +186,22 @@ class TritonPythonModel:
         pacing.adjust(self._sending_s, now_s - self._paced_s)
         self._sending_s, self._paced_s = 0.0, now_s
         if pacing.interval_s != before_s:
-            self._link.send([Pace(pacing.interval_s)])
+            self._link.send_all([Pace(pacing.interval_s)])
 
     def _take(self, news: Any) -> None:
-        if isinstance(news, Load):
-            self._load = news
-            self._metrics.histograms["gapless_token_gap_seconds"].add(news.gap_counts, news.gap_sum_s)
-        elif isinstance(news, Flush):
-            self._table.flush()
-        elif isinstance(news, Failed):
-            self._table.fail(news.request_id, news.error)
-        elif isinstance(news, InstanceReady):
-            self._on_instance_ready(news.limits)
-        elif isinstance(news, InstanceLost):
-            self._load = Load()
-            self._table.instance_lost()
-        else:
-            self._readers[type(news)](news)
+        self._readers[type(news)](news)
 
-    def _on_instance_ready(self, limits: ModelLimits) -> None:
-        if self._fingerprint not in ("", limits.fingerprint) and len(self._table):
-            log.warning("the instance came back with another model or settings: open streams go on with it")
-        self._fingerprint = limits.fingerprint
-        self._load = Load(num_slots=limits.num_slots, num_blocks=limits.num_blocks)
-        self._link.send([Pace(self._table.pacing.interval_s)])
-        self._table.instance_ready()
+    def _on_load(self, news: InstanceLoad) -> None:
+        self._loads.heard(news.instance, news.load)
+
+    def _on_instance_ready(self, ready: InstanceReady) -> None:
+        self._loads.ready(ready.instance, ready.limits)
+        self._link.send(ready.instance, [Pace(self._table.pacing.interval_s)])
+        self._table.instance_ready(ready.instance)
+
+    def _on_instance_lost(self, lost: InstanceLost) -> None:
+        self._loads.lost(lost.instance)
+        self._table.instance_lost(lost.instance)
 
     def _accept(self) -> None:
         while not self._arrivals.empty():
@@ -219,7 +218,7 @@ class TritonPythonModel:
         """Takes the predictor's answers and asks for lengths that can be used, without waiting for either."""
         if self._predictor is None:
             return
-        if self._load.is_contested or len(self._table) > self._load.num_slots:
+        if self._loads.is_contested or len(self._table) > self._loads.num_slots:
             self._predictions.ask_all(self._table.is_seated)
         for request_id, answer in self._predictor.take():
             if not self._predictions.answered(request_id, answer):
@@ -280,21 +279,14 @@ class TritonPythonModel:
             log.exception("request %d: its end could not be sent", outgoing.request_id)
 
     def _export_metrics(self) -> None:
-        load, gauge = self._load, self._metrics.gauge
-        gauge("gapless_requests_running", load.num_running)
-        gauge("gapless_requests_waiting", max(0, len(self._table) - load.num_running))
-        waiting = self._table.waiting(load.wait_reason)
+        gauge = self._metrics.gauge
+        self._loads.export()
+        gauge("gapless_requests_waiting", max(0, len(self._table) - self._loads.num_running))
+        waiting = self._table.waiting(self._loads.wait_reasons)
         for reason, count in waiting.items():
             gauge("gapless_waiting", count, (("reason", reason.value),))
         self._tell_why(waiting)
         gauge("gapless_queued_tokens", self._table.num_queued_tokens)
-        gauge("gapless_slots_busy", load.num_running)
-        gauge("gapless_slots_total", load.num_slots)
-        gauge("gapless_kv_blocks_used", load.num_used_blocks)
-        gauge("gapless_kv_blocks_retained", load.num_retained_blocks)
-        gauge("gapless_kv_blocks_total", load.num_blocks)
-        gauge("gapless_admission_peak_blocks", load.peak_blocks)
-        gauge("gapless_evictions", load.num_evictions)
         gauge("gapless_coalescing_seconds", self._table.pacing.interval_s)
         began_ns = time.monotonic_ns()
         self._export.export()

@@ -19,14 +19,13 @@ from python_backends.text.door.fields import of_parameters
 from python_backends.triton_models.life import Life, watched
 from python_backends.triton_models.tensors import Blobs, effective_settings, failure, run_directory
 from python_backends.watching.board import Board
-from python_backends.watching.instance_state import DRAINING, InstanceRecord
+from python_backends.watching.instance_state import DRAINING, limits_of_any
 
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         settings = effective_settings()
-        _, limits = InstanceRecord(Board.inherited(), 0).read()
-        engine = limits or ANY_ENGINE
+        engine = limits_of_any(Board.inherited(), settings.cluster.instances) or ANY_ENGINE
         self._blobs = Blobs()
         self._draining = run_directory() / DRAINING
         checkpoint, predicts = read_checkpoint(settings.model_directory), settings.predicts_lengths

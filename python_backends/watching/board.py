@@ -19,7 +19,18 @@ import zlib
 from pathlib import Path
 
 VARIABLE = "GAPLESS_BOARD"  # the number of the inherited file descriptor
-PROCESSES = ("instance-0", "tokenizer", "scheduler", "detokenizer", "length_predictor")
+MAX_INSTANCES = 64
+
+
+def instance_name(number: int) -> str:
+    """Of the process of this instance, on the board and in counts of restarts."""
+    return f"instance-{number}"
+
+
+PROCESSES = (
+    *(instance_name(number) for number in range(MAX_INSTANCES)),
+    *("tokenizer", "scheduler", "detokenizer", "length_predictor"),
+)
 RECORD_BYTES = 1 << 20  # only what is written takes memory
 NAME = "gapless-board"
 ATTEMPTS = 100  # to read a record

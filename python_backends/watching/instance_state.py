@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 from python_backends.nouns.request import ModelLimits
-from python_backends.watching.board import Board
+from python_backends.watching.board import Board, instance_name
 
 # files in the run directory by which the launcher speaks to the Triton models
 DRAINING = "draining"  # new requests are refused
@@ -30,7 +30,7 @@ class InstanceRecord:
 
     def __init__(self, board: Board, number: int) -> None:
         self._board = board
-        self._name = f"instance-{number}"
+        self._name = instance_name(number)
 
     def write_starting(self) -> None:
         """What an earlier life could take stays readable: the same settings give the same limits."""
@@ -62,3 +62,9 @@ def _limits(written: dict[str, Any]) -> ModelLimits:
         name: tuple(value) if isinstance(value, list) else value for name, value in written.items()
     }
     return ModelLimits(**values)
+
+
+def limits_of_any(board: Board, num_instances: int) -> ModelLimits | None:
+    """What an instance can take, whichever has said so: all have the same settings. None: none has."""
+    said = (InstanceRecord(board, number).read()[1] for number in range(num_instances))
+    return next((limits for limits in said if limits is not None), None)

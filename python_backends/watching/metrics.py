@@ -32,6 +32,12 @@ GAUGES = {
         "KV blocks that will be in use at most, as admission reckons from predicted lengths"
     ),
     "gapless_evictions": "Sequences evicted by the present instance because KV blocks ran out",
+    "gapless_instances": "Instances by state: ready, lost",
+    "gapless_instance_slots_busy": "Slots in use, by instance",
+    "gapless_instance_kv_blocks_used": "KV blocks held by running requests, by instance",
+    "gapless_instance_waiting": "Requests that wait for a slot, by instance",
+    "gapless_instance_freeness_tokens": "KV tokens that each request may still grow by, by instance",
+    "gapless_instance_step_seconds": "What a step takes at present, by instance",
     "gapless_predictor_version": "Version of the forest that predicted last; 0: none has",
     "gapless_coalescing_seconds": "Time for which tokens are put together before they are sent",
     "gapless_start_time_seconds": "When the launcher was started, in Unix time",
@@ -44,12 +50,20 @@ COUNTERS = {
     "gapless_responses_total": "Responses sent to the detokenizer",
     "gapless_instance_losses_total": "Times that an instance died or stalled",
     "gapless_length_predictions_total": "Lengths predicted, by what said so: forest, history, none",
+    "gapless_dispatches_total": "Requests sent to an instance, by instance",
     "gapless_restarts_total": "Times that the launcher started a process again, by process",
 }
 TIMESTAMP = "gapless_metrics_timestamp_seconds"
 OUTCOMES = (*(finish.reason for finish in Finish if finish != Finish.RUNNING), "refused")
 LABELLED = (
     "gapless_waiting",
+    "gapless_instances",
+    "gapless_instance_slots_busy",
+    "gapless_instance_kv_blocks_used",
+    "gapless_instance_waiting",
+    "gapless_instance_freeness_tokens",
+    "gapless_instance_step_seconds",
+    "gapless_dispatches_total",
     "gapless_requests_total",
     "gapless_restarts_total",
     "gapless_length_predictions_total",

@@ -10,11 +10,19 @@ learner binds its own.
 
 from python_backends.wires.feedback import FeedbackEnd
 from python_backends.wires.records import LearnerEnd, RecordsEnd
-from python_backends.wires.sessions import InstanceEnd, InstanceLost, InstanceReady, NewSession, SchedulerEnd
+from python_backends.wires.sessions import (
+    InstanceEnd,
+    InstanceLoad,
+    InstanceLost,
+    InstanceReady,
+    NewSession,
+    SchedulerEnd,
+)
 
 __all__ = [
     "FeedbackEnd",
     "InstanceEnd",
+    "InstanceLoad",
     "InstanceLost",
     "InstanceReady",
     "LearnerEnd",

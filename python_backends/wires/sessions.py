@@ -1,4 +1,4 @@
-"""The wire between scheduler model and instance: sessions.
+"""The wire between scheduler model and instances: sessions.
 
 A session is one pairing of a scheduler model with one life of an instance: frames of another session are
 dropped. When the scheduler model gives an instance up it opens a new session, so that an instance that was
@@ -8,6 +8,7 @@ only asleep forgets what it had.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from python_backends.nouns.messages import (
     NOBODY,
     FromInstance,
     Hello,
+    Load,
     ToInstance,
     new_incarnation,
     pack,
@@ -31,19 +33,36 @@ from python_backends.wires.sockets import Wake, address, open_socket, poller_of,
 FROM_INSTANCE = reader(tuple[str, str, tuple[FromInstance, ...]])
 TO_INSTANCE = reader(tuple[str, str, tuple[ToInstance, ...]])
 FEEDBACK = reader(tuple[Feedback | Idle, ...])
+INSTANCE_NAME = re.compile(rb"instance-(\d{1,4})")
 LONGEST_TURN_S = 2.0  # of the scheduler model, between two looks at whether the instance is silent
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceReady:
-    """An instance has opened a session with us and holds nothing."""
+    """The instance with this number has opened a session with us and holds nothing."""
 
-    limits: ModelLimits
+    instance: int
+    hello: Hello
+
+    @property
+    def limits(self) -> ModelLimits:
+        assert self.hello.limits is not None
+        return self.hello.limits
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceLoad:
+    """What the instance with this number carries."""
+
+    instance: int
+    load: Load
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceLost:
-    """The instance of this session died, stalled or was replaced."""
+    """The instance with this number died, stalled or was replaced."""
+
+    instance: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +70,37 @@ class NewSession:
     """The scheduler model is another one, or starts over: everything of the old session is void."""
 
 
+class _Peer:
+    """One instance as the scheduler model knows it: its life, and the session with that."""
+
+    def __init__(self, name: bytes, number: int) -> None:
+        self.name = name
+        self.number = number
+        self.incarnation = NOBODY
+        self.session = new_incarnation()
+        self.num_heard = 0  # frames of this session
+        self._silence = Silence(LONGEST_TURN_S)  # a turn waits for a second at most
+
+    @property
+    def is_known(self) -> bool:
+        return self.incarnation != NOBODY
+
+    def silent_s(self) -> float:
+        """Takes a look: the seconds since its last frame."""
+        return self._silence.look(self.num_heard)
+
+    def lose(self) -> list[InstanceLost]:
+        """Ends the session. Empty if there was none."""
+        if not self.is_known:
+            return []
+        self.incarnation, self.session = NOBODY, new_incarnation()
+        return [InstanceLost(self.number)]
+
+
 class SchedulerEnd:
-    """The scheduler model's end. One thread uses it; any thread may call `wake`."""
+    """The scheduler model's end: a session with each instance. One thread uses it; any thread may call
+    `wake`.
+    """
 
     def __init__(self, run_directory: Path, dead_after_s: float) -> None:
         self._context = zmq.Context()
@@ -64,18 +112,14 @@ class SchedulerEnd:
         self._wake = Wake()
         self._poller = poller_of(self._instances, self._feedback, self._wake.fd)
         self._dead_after_s = dead_after_s
-        self._session = new_incarnation()
-        self._peer = b""  # name of the instance
-        self._peer_incarnation = NOBODY
-        self._num_heard = 0  # frames of this session
-        self._silence = Silence(LONGEST_TURN_S)  # a turn waits for a second at most
+        self._peers: dict[int, _Peer] = {}
 
     def wake(self) -> None:
         self._wake.call()
 
     def receive(self, timeout_s: float) -> list[Any]:
-        """Waits for news. Returns messages, Feedback, Idle, InstanceReady and
-        InstanceLost in the order of their arrival.
+        """Waits for news. Returns messages, Feedback, Idle, InstanceReady, InstanceLoad and InstanceLost in
+        the order of their arrival.
         """
         ready = dict(self._poller.poll(max(0, math.ceil(timeout_s * 1000))))
         news: list[Any] = []
@@ -87,14 +131,21 @@ class SchedulerEnd:
         if self._feedback in ready:
             for _, feedback in received(self._feedback, FEEDBACK):
                 news += feedback
-        if self._silence.look(self._num_heard) > self._dead_after_s and self._peer_incarnation:
-            news += self._lose()
+        for peer in self._peers.values():
+            if peer.silent_s() > self._dead_after_s:
+                news += peer.lose()
         return news
 
-    def send(self, messages: Sequence[ToInstance]) -> None:
-        """Sends to the instance of this session; without one nothing is sent."""
-        if messages and self._peer_incarnation:
-            self._send(messages)
+    def send(self, instance: int, messages: Sequence[ToInstance]) -> None:
+        """Sends to the instance with this number; if there is no session with it, nothing is sent."""
+        peer = self._peers.get(instance)
+        if messages and peer is not None and peer.is_known:
+            self._send(peer, messages)
+
+    def send_all(self, messages: Sequence[ToInstance]) -> None:
+        """Sends to every instance that there is a session with."""
+        for instance in self._peers:
+            self.send(instance, messages)
 
     def close(self) -> None:
         self._context.destroy(linger=0)
@@ -102,32 +153,38 @@ class SchedulerEnd:
 
     def _from_instance(self, name: bytes, said: tuple[str, str, tuple[Any, ...]]) -> list[Any]:
         sender, receiver, messages = said
-        if sender == self._peer_incarnation and receiver == self._session:
-            self._num_heard += 1
-            return [message for message in messages if not isinstance(message, Hello)]
-        news = self._lose() if sender != self._peer_incarnation else []
-        self._peer = name
-        limits = messages[0].limits if isinstance(messages[0], Hello) else None
-        if receiver != self._session or limits is None:
-            self._send([Hello()])  # it doesn't know this session, or we don't know it
-            return news
-        self._peer_incarnation = sender
-        self._num_heard += 1
-        return [*news, InstanceReady(limits)]
-
-    def _lose(self) -> list[InstanceLost]:
-        known, self._peer_incarnation = self._peer_incarnation, NOBODY
-        if not known:
+        peer = self._peer(name)
+        if peer is None:
             return []
-        self._session = new_incarnation()
-        return [InstanceLost()]
+        if sender == peer.incarnation and receiver == peer.session:
+            peer.num_heard += 1
+            return [_labelled(peer.number, each) for each in messages if not isinstance(each, Hello)]
+        news: list[Any] = peer.lose() if sender != peer.incarnation else []
+        hello = messages[0] if messages else None
+        if receiver != peer.session or not isinstance(hello, Hello) or hello.limits is None:
+            self._send(peer, [Hello()])  # it doesn't know this session, or we don't know it
+            return news
+        peer.incarnation = sender
+        peer.num_heard += 1
+        return [*news, InstanceReady(peer.number, hello)]
 
-    def _send(self, messages: Sequence[ToInstance]) -> None:
-        frame = pack((self._session, self._peer_incarnation, tuple(messages)))
+    def _peer(self, name: bytes) -> _Peer | None:
+        """The instance of this socket name; None if no instance has such a name."""
+        found = INSTANCE_NAME.fullmatch(name)
+        if found is None:
+            return None
+        return self._peers.setdefault(int(found[1]), _Peer(name, int(found[1])))
+
+    def _send(self, peer: _Peer, messages: Sequence[ToInstance]) -> None:
+        frame = pack((peer.session, peer.incarnation, tuple(messages)))
         try:
-            self._instances.send_multipart([self._peer, frame], zmq.NOBLOCK)
+            self._instances.send_multipart([peer.name, frame], zmq.NOBLOCK)
         except zmq.ZMQError:
             return  # it is gone; its silence or its successor's hello will tell
+
+
+def _labelled(instance: int, message: Any) -> Any:
+    return InstanceLoad(instance, message) if isinstance(message, Load) else message
 
 
 class InstanceEnd:

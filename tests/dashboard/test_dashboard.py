@@ -63,7 +63,7 @@ def load(gapless: Gapless, prometheus: Prometheus) -> None:
     wait_for(lambda: gapless.metrics()['gapless_requests_total{outcome="refused"}'] > 0, 60)
     wait_for(lambda: prometheus.has_seen("max_over_time(gapless_requests_waiting[2m])", 10), 60)
     gapless.kill(gapless.instance_pid())
-    wait_for(lambda: gapless.metrics()['gapless_restarts_total{process="instance"}'] == 1, 60)
+    wait_for(lambda: gapless.metrics()['gapless_restarts_total{process="instance-0"}'] == 1, 60)
     wait_for(lambda: gapless.metrics()["gapless_slots_busy"] == 4, 60)
     wait_for(lambda: prometheus.has_seen("gapless_slots_busy", 4), 60)
     crowd.cancel()
@@ -120,7 +120,7 @@ def test_a_query_of_the_dashboard_returns_data(
         ('sum(gapless_requests_total{outcome=~"stop|length"})', 24),
         ('gapless_requests_total{outcome="refused"}', 1),
         ('gapless_requests_total{outcome="cancelled"}', 1),
-        ('increase(gapless_restarts_total{process="instance"}[1m])', 1),
+        ('increase(gapless_restarts_total{process="instance-0"}[1m])', 1),
         ("max_over_time(gapless_slots_busy[2m])", 4),
         ("max_over_time(gapless_requests_waiting[2m])", 10),
         ('max_over_time(gapless_waiting{reason="slot"}[2m])', 10),

@@ -300,8 +300,8 @@ def test_a_write_to_an_array_is_found() -> None:
 
 
 WRITERS = {  # of the attributes of a stream, besides the stream itself
-    "submissions": {"request_epoch", "seated", "submitted"},
-    "quarantine": {"crash_mark", "crashes"},
+    "submissions": {"instance", "request_epoch", "seated"},
+    "quarantine": {"crash_mark", "crashed_ns", "crashes"},
     "table": {"error", "first_token_ns", "prediction", "started_ns"},
     "flow_control": {"unacked_ns"},
 }

@@ -20,6 +20,7 @@ from python_backends.nouns.step import Tokens
 from python_backends.wires import (
     FeedbackEnd,
     InstanceEnd,
+    InstanceLoad,
     InstanceLost,
     InstanceReady,
     NewSession,
@@ -90,7 +91,7 @@ def test_both_ends_may_start_first(wires: Wires, instance_first: bool) -> None:
         scheduler, instance = wires.scheduler(), wires.instance()
     ready = wires.hear(scheduler, InstanceReady)
     assert ready[-1].limits == LIMITS
-    scheduler.send([a_submit(), Cancel(7)])
+    scheduler.send(0, [a_submit(), Cancel(7)])
     heard = wires.hear(instance, Cancel)
     assert [type(message) for message in heard if not isinstance(message, NewSession)] == [Submit, Cancel]
 
@@ -98,13 +99,13 @@ def test_both_ends_may_start_first(wires: Wires, instance_first: bool) -> None:
 def test_an_instance_that_is_silent_is_lost_and_forgets_everything_when_it_wakes(wires: Wires) -> None:
     scheduler, instance = wires.scheduler(dead_after_s=0.5), wires.instance()
     wires.hear(scheduler, InstanceReady)
-    scheduler.send([a_submit()])
+    scheduler.send(0, [a_submit()])
     wires.hear(scheduler, InstanceLost)
     instance.publish([Load(num_running=1)])  # it wakes up, and doesn't know yet
     wires.heard[instance].clear()
     wires.hear(instance, NewSession)
     heard = wires.hear(scheduler, InstanceReady)
-    assert not any(isinstance(message, Load) for message in heard), (
+    assert not any(isinstance(message, InstanceLoad) for message in heard), (
         "what it did for the old session counts no more"
     )
 
@@ -123,7 +124,7 @@ def test_an_instance_is_not_lost_when_the_whole_machine_stood_still(
         passed_s[0] += 15
         assert scheduler.receive(0.0) == []
         instance.publish([Load(num_running=1)])
-        assert wires.hear(scheduler, Load) == [Load(num_running=1)]
+        assert wires.hear(scheduler, InstanceLoad) == [InstanceLoad(0, Load(num_running=1))]
     news = []
     for _ in range(12):  # the scheduler model is awake, and the instance is silent
         passed_s[0] += 1
@@ -138,7 +139,7 @@ def test_a_restarted_instance_takes_the_place_of_the_dead_one(wires: Wires) -> N
     second = wires.instance()
     heard = wires.hear(scheduler, InstanceReady)
     assert [type(message) for message in heard] == [InstanceLost, InstanceReady]
-    scheduler.send([a_submit()])
+    scheduler.send(0, [a_submit()])
     wires.hear(second, Submit)
 
 
@@ -150,7 +151,7 @@ def test_a_restarted_scheduler_finds_the_instance_and_the_instance_drops_what_it
     instance.publish([Load(num_running=1)])
     wires.hear(instance, NewSession)
     heard = wires.hear(second, InstanceReady)
-    assert not any(isinstance(message, Load) for message in heard)
+    assert not any(isinstance(message, InstanceLoad) for message in heard)
 
 
 def test_tokens_of_a_run_arrive_whole_and_a_new_session_hears_again_whose_they_are(wires: Wires) -> None:
@@ -235,4 +236,4 @@ def test_a_frame_from_a_stranger_is_passed_over(wires: Wires) -> None:
             stranger.send(frame)
         time.sleep(0.05)
         instance.publish([Load(num_running=2)])
-        assert wires.hear(scheduler, Load) == [Load(num_running=2)]
+        assert wires.hear(scheduler, InstanceLoad) == [InstanceLoad(0, Load(num_running=2))]

@@ -31,7 +31,7 @@ class Asking(House):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.table.instance_ready()
+        self.table.instance_ready(0)
 
     def step(self, *rows: tuple[int, int, int, float | None], finish: Finish = Finish.RUNNING) -> None:
         """Rows of (request, epoch, index, log-probability or None)."""

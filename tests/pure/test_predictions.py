@@ -17,12 +17,14 @@ from python_backends.instance.loop import Instance
 from python_backends.nouns.messages import LengthAnswer, Predicted, Submit
 from python_backends.nouns.request import Finish, LengthPrediction, Request, Sampling, Subject
 from python_backends.nouns.step import Started, Tokens
+from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.settings import (
     EngineSettings,
     ModelSettings,
     SchedulingSettings,
     Settings,
     StreamSettings,
+    ToySettings,
 )
 from python_backends.streams.predictions import MAX_ASKED, MAX_PENDING, Predictions, is_sane, without_subject
 from python_backends.streams.table import StreamTable
@@ -225,37 +227,37 @@ def test_what_can_be_no_length_is_not_taken(nonsense: LengthPrediction) -> None:
 
 def table() -> StreamTable:
     made = StreamTable(StreamSettings(), time.monotonic_ns, lambda words: 4, Metrics())
-    made.instance_ready()
+    made.instance_ready(0)
     return made
 
 
 def test_a_prediction_goes_to_the_instance_within_the_requests_own_limits() -> None:
     streams = table()
     streams.accept(request(1, max_tokens=8, min_tokens=2), None)
-    assert [type(message) for message in streams.outbox()] == [Submit]
+    assert [type(message) for message in streams.outbox().get(0, [])] == [Submit]
     streams.predicted(1, GOOD)
     assert streams.wait_s() == 0
-    (told,) = streams.outbox()
+    (told,) = streams.outbox().get(0, [])
     assert isinstance(told, Predicted)
     assert told.prediction.quantiles.tolist() == [2, 2, 5, 6, 8, 8]
-    assert streams.outbox() == []
+    assert streams.outbox().get(0, []) == []
 
 
 def test_a_prediction_that_comes_first_goes_behind_its_request_and_again_after_a_crash() -> None:
     streams = StreamTable(StreamSettings(), time.monotonic_ns, lambda words: 4, Metrics())
     streams.accept(request(1), None)
     streams.predicted(1, GOOD)
-    assert streams.outbox() == []
+    assert streams.outbox().get(0, []) == []
     for _ in range(2):
-        streams.instance_ready()
-        assert [type(message) for message in streams.outbox()] == [Submit, Predicted]
-        streams.instance_lost()
+        streams.instance_ready(0)
+        assert [type(message) for message in streams.outbox().get(0, [])] == [Submit, Predicted]
+        streams.instance_lost(0)
 
 
 def test_a_prediction_for_somebody_who_has_left_is_passed_over() -> None:
     streams = table()
     streams.predicted(1, GOOD)
-    assert streams.outbox() == []
+    assert streams.outbox().get(0, []) == []
 
 
 def test_instances_never_see_what_a_request_is_about() -> None:
@@ -266,8 +268,8 @@ def test_instances_never_see_what_a_request_is_about() -> None:
 
 
 class House:
-    """Stream table and instance, a turn of each after the other; `predictor`
-    says what comes back of a question, turns later.
+    """Stream table and instance, a turn of each after the other; `predictor` says what comes back of a
+    question, turns later. Each turn and each step takes a millisecond, however busy the machine is.
     """
 
     def __init__(
@@ -276,12 +278,17 @@ class House:
         settings = Settings(
             ModelSettings(directory=str(directory)),
             EngineSettings(kind="toy", slots=2),
+            ToySettings(step_ms=1),
             scheduling=SchedulingSettings(policy=policy),
         )
-        self.scheduler, engine = build(settings)
+        self.now_s = 0.0
+        _, engine = build(settings)
+        self.scheduler = SlotScheduler(
+            engine.limits, settings.engine.token_budget, settings.scheduling, clock=lambda: self.now_s
+        )
         self.inbox: list[Any] = []
         self.published: list[Any] = []
-        self.instance = Instance(self.scheduler, engine, self, lambda: None)
+        self.instance = Instance(self.scheduler, engine, self, lambda: None, steps_ahead=1)
         self.table, self.books, self.predictor = table(), predictions(), predictor
         self.out: list[tuple[int, int, LengthAnswer]] = []  # turn, request, answer
         self.history: list[tuple[int, int, int]] = []  # turn, request, token
@@ -294,12 +301,13 @@ class House:
         self.published += messages
 
     def turn(self, number: int) -> None:
+        self.now_s = number / 1000
         if number % 2 == 0 and number < 20:
             self.table.accept(without_subject(request(number)), None)
             self.books.opened(request(number))
         if self.predictor is not None:
             self.hear(number, self.predictor)
-        self.inbox += self.table.outbox()
+        self.inbox += self.table.outbox().get(0, [])
         self.instance.turn()
         news, self.published = self.published, []
         for message in news:
@@ -328,7 +336,7 @@ def answers(
     directory: Path, predictor: Callable[[int, int], LengthAnswer | None] | None, policy: str = "ours"
 ) -> list[tuple[int, int, int]]:
     house = House(directory, predictor, policy)
-    for number in range(150):
+    for number in range(200):
         house.turn(number)
     assert {asked for _, asked, _ in house.history} == set(range(0, 20, 2))
     return house.history

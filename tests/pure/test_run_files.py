@@ -30,7 +30,7 @@ def test_what_was_removed_or_cut_off_is_written_again(tmp_path: Path) -> None:
     files.keep()
     assert (tmp_path / KEY).read_bytes() == key
     assert read_settings(tmp_path / SETTINGS) == Settings()
-    assert RestartsFile(tmp_path).read()[1]["instance"] == 0
+    assert RestartsFile(tmp_path).read()[1]["instance-0"] == 0
     assert (tmp_path / MARK).is_file()
 
 
@@ -60,12 +60,13 @@ from python_backends.watching.board import Board
 from python_backends.settings import load
 from python_backends.watching.instance_state import InstanceRecord, State
 from python_backends.launcher.instance_process import InstanceProcess
+from python_backends.launcher.places import Place
 from python_backends.launcher.run_files import RunFiles
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
 directory = Path(sys.argv[1])
 files, board = RunFiles(directory, load(Path("gapless.toml"))), Board()
 InstanceRecord(board, 0).write(State.READY)
-instance = InstanceProcess(load(Path("gapless.toml")), files, board, 0, None)
+instance = InstanceProcess(load(Path("gapless.toml")), files, board, 0, Place())
 instance._command = ["true"]  # it ends at once
 instance.start()
 while not instance.has_ended():
@@ -98,15 +99,15 @@ def test_a_full_disk_does_not_keep_an_instance_from_being_started_again(tmp_path
 
 def test_counts_go_on_when_their_file_is_lost(tmp_path: Path) -> None:
     files, reader = RunFiles(tmp_path, Settings()), RestartsFile(tmp_path)
-    files.restarts.add("instance")
+    files.restarts.add("instance-0")
     start_time_s, counts = reader.read()
-    assert counts["instance"] == 1
+    assert counts["instance-0"] == 1
     (tmp_path / NAME).unlink()
-    files.restarts.add("instance")
-    assert reader.read() == (start_time_s, {**counts, "instance": 2})
+    files.restarts.add("instance-0")
+    assert reader.read() == (start_time_s, {**counts, "instance-0": 2})
     (tmp_path / NAME).write_text("{")
     files.keep()
-    assert reader.read() == (start_time_s, {**counts, "instance": 2})
+    assert reader.read() == (start_time_s, {**counts, "instance-0": 2})
 
 
 def test_the_file_of_readiness_is_there_while_it_is_ready_and_is_written_again(

@@ -46,6 +46,7 @@ class Client:
     stop_at: int = 0  # tokens up to the end of the first stop word; 0: none comes
     # --- what reached the table
     epoch: int = 0
+    is_submitted: bool = False  # an instance has it, as the table knows
     seated: bool = False
     num_known: int = 0
     early: set[int] = field(default_factory=set)
@@ -194,11 +195,12 @@ class StreamStates(RuleBasedStateMachine):
         for _ in range(times):
             if len(self.lives) == 1:
                 self.clients[next(iter(self.lives))].may_fail = True  # alone in a crash
-            self.table.instance_lost()
+            self.table.instance_lost(0)
             self.is_ready = False
             self.lives = {}
             for client in self.clients.values():
-                self.begin_another_life(client)
+                if client.is_submitted:
+                    self.begin_another_life(client)
             self.wire = [spoil(news) for news in self.wire]
             if quickly:
                 self.get_ready()
@@ -210,7 +212,7 @@ class StreamStates(RuleBasedStateMachine):
     @rule()
     def get_ready(self) -> None:
         self.is_ready = True
-        self.table.instance_ready()
+        self.table.instance_ready(0)
 
     @rule(rounds=st.integers(1, 4))
     def serve(self, rounds: int) -> None:
@@ -313,7 +315,7 @@ class StreamStates(RuleBasedStateMachine):
         if self.now_ns - self.exported_ns >= S:
             self.exported_ns = self.now_ns
             self.answer_call(self.now_ns, self.now_ns)
-        messages = self.table.outbox()
+        messages = self.table.outbox().get(0, [])
         for message in messages:
             self.tell_instance(message)
         outgoing = self.table.due()
@@ -396,6 +398,7 @@ class StreamStates(RuleBasedStateMachine):
         assert client.number not in self.lives, "the instance has it"
         assert message.request_epoch == client.epoch
         assert message.delivered.tolist() == client.answer[: client.num_known]
+        client.is_submitted = True
         self.lives[client.number] = [message.request_epoch, client.num_known]
         self.wire.append(Started(client.number, message.request_epoch, 0))
 
@@ -505,6 +508,7 @@ class StreamStates(RuleBasedStateMachine):
 
     def begin_another_life(self, client: Client) -> None:
         client.epoch += 1
+        client.is_submitted = False
         client.seated = False
         client.early = set()
 

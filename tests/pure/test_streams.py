@@ -62,7 +62,7 @@ class House:
         self.post()
 
     def post(self) -> None:
-        for message in self.table.outbox():
+        for message in self.table.outbox().get(0, []):
             if isinstance(message, Cancel):
                 self.cancelled.append(message.request_id)
             else:
@@ -96,7 +96,7 @@ class House:
 
 def running(number: int = 1, **options: Any) -> House:
     house = House(options)
-    house.table.instance_ready()
+    house.table.instance_ready(0)
     house.accept(number)
     house.start(number)
     return house
@@ -128,8 +128,8 @@ def test_early_tokens_are_held_and_known_ones_dropped() -> None:
 def test_tokens_of_an_earlier_life_are_dropped_and_the_request_goes_on_behind_what_was_delivered() -> None:
     house = running()
     house.tokens((1, 0, 0, 50, Finish.RUNNING))
-    house.table.instance_lost()
-    house.table.instance_ready()
+    house.table.instance_lost(0)
+    house.table.instance_ready(0)
     house.turn()
     again = house.submitted[-1]
     assert (again.request_epoch, again.delivered.tolist()) == (1, [50])
@@ -151,13 +151,13 @@ def test_one_request_too_many_is_refused_and_costs_the_others_nothing() -> None:
 def test_prompts_without_a_slot_are_bounded_and_an_instance_death_brings_them_back() -> None:
     """Prompts of three tokens. What is already in is never refused."""
     house = House({"max_queued_tokens": 5})
-    house.table.instance_ready()
+    house.table.instance_ready(0)
     assert house.accept(1)
     assert not house.accept(2)
     house.start(1)
     assert house.accept(3)
     assert not house.accept(4)
-    house.table.instance_lost()
+    house.table.instance_lost(0)
     assert house.table.num_queued_tokens == 6
     house.table.feedback(Feedback(1, 0, gone=True))
     house.table.feedback(Feedback(3, 0, gone=True))
@@ -217,7 +217,7 @@ def test_a_client_whose_windows_are_no_longer_dispatched_is_gone() -> None:
 def test_a_deadline_ends_a_request_that_waits_as_well_as_one_that_runs() -> None:
     house = House()
     house.accept(1, deadline_ns=house.now_ns + 100 * MS)
-    house.table.instance_ready()
+    house.table.instance_ready(0)
     house.accept(2, deadline_ns=house.now_ns + 200 * MS)
     house.tokens((2, 0, 0, 50, Finish.RUNNING))
     house.turn(ms=99)
@@ -243,7 +243,7 @@ def test_a_stream_that_waits_is_probed_and_gets_one_empty_chunk() -> None:
 
 def test_an_answer_that_is_not_streamed_comes_in_one_piece() -> None:
     house = House()
-    house.table.instance_ready()
+    house.table.instance_ready(0)
     house.accept(1, stream=False, stop_words=("x",), echo="user text")
     for index in range(9):
         house.tokens((1, 0, index, 50 + index, Finish.LENGTH if index == 8 else Finish.RUNNING))
@@ -310,7 +310,7 @@ def test_a_slow_reader_gets_its_tokens_in_fewer_and_larger_windows() -> None:
 def crowd(*numbers: int, **options: Any) -> House:
     """Streams that have each got their first token, all confirmed."""
     house = House(options)
-    house.table.instance_ready()
+    house.table.instance_ready(0)
     for number in numbers:
         house.accept(number)
         house.tokens((number, 0, 0, 50, Finish.RUNNING))
@@ -425,7 +425,7 @@ def test_many_waiting_streams_are_probed_less_often() -> None:
 def test_only_a_request_that_was_alone_in_a_crash_is_failed() -> None:
     """Requests 1, 2 and 3; whoever computes beside or is 2 sees the instance die."""
     house = House()
-    house.table.instance_ready()
+    house.table.instance_ready(0)
     for number in (1, 2, 3):
         house.accept(number)
         house.start(number)
@@ -448,8 +448,8 @@ def test_only_a_request_that_was_alone_in_a_crash_is_failed() -> None:
     crash(house)
     assert house.sent[2][-1].error
     assert house.finals(2) == 1
-    house.start(3, epoch=3)
-    house.tokens(*[(3, 3, index, 50, Finish.RUNNING) for index in range(4)])
+    house.start(3, epoch=2)
+    house.tokens(*[(3, 2, index, 50, Finish.RUNNING) for index in range(4)])
     house.turn()
     house.turn()
     last = {submit.request.request_id: submit.request_epoch for submit in house.submitted}
@@ -462,16 +462,16 @@ def test_only_a_request_that_was_alone_in_a_crash_is_failed() -> None:
 
 
 def crash(house: House) -> None:
-    house.table.instance_lost()
+    house.table.instance_lost(0)
     house.turn()
-    house.table.instance_ready()
+    house.table.instance_ready(0)
     house.turn()
 
 
 def on_trial(**options: Any) -> House:
     """Request 1 is alone in the instance after two crashes."""
     house = House()
-    house.table.instance_ready()
+    house.table.instance_ready(0)
     house.accept(1, **options)
     house.accept(2)
     for epoch in (0, 1):
@@ -489,7 +489,7 @@ def test_an_answer_that_ended_on_trial_just_before_a_crash_is_not_failed() -> No
     house.now_ns = 2_000_000_000
     last = [out for out in house.table.due() if out.request_id == 1]
     assert [out.final for out in last] == [True]
-    house.table.instance_lost()
+    house.table.instance_lost(0)
     assert [out for out in house.table.due() if out.request_id == 1] == []
 
 
@@ -599,7 +599,7 @@ def test_with_1024_waiting_requests_and_a_slow_detokenizer_nobody_is_cancelled_a
 ) -> None:
     """Two streams compute, the others wait; the detokenizer deals with `per_second` windows."""
     house = House({"max_open": 1024})
-    house.table.instance_ready()
+    house.table.instance_ready(0)
     house.table.pacing.interval_s = 0.05
     for number in range(1024):
         house.accept(number)

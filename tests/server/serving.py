@@ -90,8 +90,8 @@ class Gapless:
     def processes(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def instance_pid(self) -> int:
-        return self._pid(lambda line: "gapless-instance-0" in line)
+    def instance_pid(self, number: int = 0) -> int:
+        return self._pid(lambda line: f"gapless-instance-{number}" in line)
 
     def stub_pid(self, model: str) -> int:
         return self._pid(lambda line: "triton_python_backend_stub" in line and f"/{model}/" in line)

@@ -120,6 +120,10 @@ class PredictedOrder:
     def is_used_up(self) -> bool:
         return not self._head and bool(self._sequences)
 
+    def forget(self) -> None:
+        """Puts all that wait into the head, in any order. Called while all of them get slots at once."""
+        self._head = {sequence.request_id: sequence for sequence in self._sequences}
+
     def sort(
         self,
         count: int,

@@ -21,6 +21,7 @@ from python_backends.nouns.step import Tokens
 from python_backends.settings import dump, load
 from python_backends.watching.instance_state import CLOSING
 from python_backends.watching.restarts import RestartCounts
+from python_backends.wires import InstanceLoad
 from tests.pure.triton_models.conftest import Request as TritonRequest
 from tests.pure.triton_models.conftest import Sender
 from tests.server.serving import wait_for
@@ -68,7 +69,7 @@ def served(pb_utils: ModuleType, run_directory: Path, request: pytest.FixtureReq
         **getattr(request, "param", {}),
     }
     dump(load(ROOT / "gapless.toml", changes), run_directory / "settings.json")
-    RestartCounts(run_directory, ("instance",))
+    RestartCounts(run_directory, ("instance-0",))
     model = Model()
     yield model
     model.model.finalize()
@@ -178,7 +179,7 @@ def test_no_stream_waits_for_a_predictor_that_sleeps(served: Model, monkeypatch:
     try:
         subject = Subject("translate", "hello", 1)
         senders = [served.ask(number, subject=subject) for number in (1, 2)]
-        served.tell(Load(num_running=1, num_waiting=1, num_slots=1))
+        served.tell(InstanceLoad(0, Load(num_running=1, num_waiting=1, num_slots=1)))
         assert asked.wait(10), "requests compete for a slot"
         for number in (1, 2):
             served.tell(tokens(number, 5, 6, finish=Finish.STOP))

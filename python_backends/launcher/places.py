@@ -1,0 +1,40 @@
+"""Where each instance runs: its processors, and its GPU.
+
+Several instances on the same processors wait for each other's threads, so the processors are divided among
+them. GPUs are given out in turn. Called by the supervisor.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    processors: frozenset[int] | None = None  # None: where the launcher runs
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def places(count: int, processors: frozenset[int] | None, gpus: list[str]) -> list[Place]:
+    """For `count` instances, which share `processors` (None: those of the launcher) and `gpus`; a single
+    instance has all of them.
+    """
+    if count == 1:
+        return [Place(processors)]
+    shared = sorted(os.sched_getaffinity(0) if processors is None else processors)
+    parts = [frozenset(shared[number::count] or [shared[number % len(shared)]]) for number in range(count)]
+    return [
+        Place(part, {VISIBLE: gpus[number % len(gpus)]} if gpus else {}) for number, part in enumerate(parts)
+    ]
+
+
+def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> list[str]:
+    """The GPUs that may be used, as CUDA_VISIBLE_DEVICES names them."""
+    if VISIBLE in environment:
+        return [name for name in environment[VISIBLE].split(",") if name]
+    return sorted(path.name.removeprefix("nvidia") for path in devices.glob("nvidia[0-9]*"))

@@ -1,0 +1,107 @@
+"""What the instances carry, as their last heartbeats say, and the gauges that show it. The router, if there
+are several instances, hears the same.
+
+Owned by the scheduler model's streams thread.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from python_backends.cluster.router import Router
+from python_backends.nouns.messages import Load
+from python_backends.nouns.request import ModelLimits, WaitReason
+from python_backends.watching.metrics import Metrics
+
+log = logging.getLogger("gapless.scheduler")
+
+SUMS = {  # gauges of the whole server, and the field of Load that is summed for each
+    "gapless_requests_running": "num_running",
+    "gapless_slots_busy": "num_running",
+    "gapless_slots_total": "num_slots",
+    "gapless_kv_blocks_used": "num_used_blocks",
+    "gapless_kv_blocks_retained": "num_retained_blocks",
+    "gapless_kv_blocks_total": "num_blocks",
+    "gapless_admission_peak_blocks": "peak_blocks",
+    "gapless_evictions": "num_evictions",
+}
+BY_INSTANCE = {
+    "gapless_instance_slots_busy": "num_running",
+    "gapless_instance_kv_blocks_used": "num_used_blocks",
+    "gapless_instance_waiting": "num_waiting",
+    "gapless_instance_step_seconds": "step_s",
+}
+
+
+class InstanceLoads:
+    """Owns the last Load of each instance; `ready`, `heard` and `lost` change it."""
+
+    def __init__(self, metrics: Metrics, router: Router | None) -> None:
+        """`router`: None where there is one instance."""
+        self._metrics = metrics
+        self._router = router
+        self._loads: dict[int, Load] = {}  # of instances that are ready
+        self._seen: set[int] = set()  # instances that have been ready
+        self._fingerprint = ""  # of the model that instances run
+
+    @property
+    def num_slots(self) -> int:
+        return sum(load.num_slots for load in self._loads.values())
+
+    @property
+    def num_running(self) -> int:
+        return sum(load.num_running for load in self._loads.values())
+
+    @property
+    def is_contested(self) -> bool:
+        """Whether requests compete for slots or memory in any instance."""
+        return any(load.is_contested for load in self._loads.values())
+
+    @property
+    def wait_reasons(self) -> dict[int, WaitReason | None]:
+        """By instance: why requests wait there."""
+        return {instance: load.wait_reason for instance, load in self._loads.items()}
+
+    def ready(self, instance: int, limits: ModelLimits) -> None:
+        if self._fingerprint not in ("", limits.fingerprint):
+            log.warning(
+                "instance %d has another model or other settings than before; open requests go on with it",
+                instance,
+            )
+        self._fingerprint = limits.fingerprint
+        self._seen.add(instance)
+        self._loads[instance] = Load(num_slots=limits.num_slots, num_blocks=limits.num_blocks)
+        if self._router is not None:
+            self._router.ready(instance, limits)
+
+    def heard(self, instance: int, load: Load) -> None:
+        self._loads[instance] = load
+        self._metrics.histograms["gapless_token_gap_seconds"].add(load.gap_counts, load.gap_sum_s)
+        if self._router is not None:
+            self._router.heard(instance, load)
+
+    def lost(self, instance: int) -> None:
+        self._loads.pop(instance, None)
+        if self._router is not None:
+            self._router.lost(instance)
+
+    def export(self) -> None:
+        """Sets the gauges."""
+        gauge = self._metrics.gauge
+        for name, field in SUMS.items():
+            gauge(name, sum(getattr(load, field) for load in self._loads.values()))
+        gauge("gapless_instances", len(self._loads), (("state", "ready"),))
+        gauge("gapless_instances", len(self._seen - self._loads.keys()), (("state", "lost"),))
+        if self._router is not None:
+            self._export_each(self._router)
+
+    def _export_each(self, router: Router) -> None:
+        for instance in self._seen:
+            labels = (("instance", str(instance)),)
+            for name, field in BY_INSTANCE.items():
+                value = getattr(self._loads.get(instance, Load()), field)
+                self._metrics.gauge(name, value, labels)
+            freeness = router.freeness(instance)
+            self._metrics.gauge("gapless_instance_freeness_tokens", freeness, labels)
+            count = router.num_dispatches.get(instance, 0)
+            self._metrics.total("gapless_dispatches_total", count, labels)

@@ -1,0 +1,162 @@
+"""Which instance gets a request: freeness, prefixes, requests that no heartbeat counts, and each policy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from python_backends.cluster.freeness import freeness, freeness_of, headroom
+from python_backends.cluster.policies import POLICIES
+from python_backends.cluster.prefixes import SentPrefixes
+from python_backends.cluster.router import Router
+from python_backends.cluster.views import Demand, InstanceView
+from python_backends.nouns.messages import Load
+from python_backends.nouns.request import ModelLimits, Request, Sampling
+from python_backends.settings import ClusterSettings
+from python_backends.settings.sections.cluster import CLUSTER_POLICIES
+from python_backends.streams.stream import Stream
+
+SIZE = 16
+LIMITS = ModelLimits(max_model_tokens=4096, vocab_size=100, num_slots=4, num_blocks=1000, block_tokens=SIZE)
+
+
+def load(running: int = 0, used: int = 0, waiting: int = 0, **more: int) -> Load:
+    return Load(num_running=running, num_used_blocks=used, num_waiting=waiting, **more)  # type: ignore[arg-type]
+
+
+def view(of: Load, unseen: tuple[Demand, ...] = ()) -> InstanceView:
+    return InstanceView(0, LIMITS, of, dict(enumerate(unseen, 1)))
+
+
+def stream(number: int, prompt: int | list[int] = 8, priority: int = 0) -> Stream:
+    ids = np.full(prompt, number % 100) if isinstance(prompt, int) else np.array(prompt)
+    request = Request(number, ids.astype(np.int32), Sampling(max_tokens=10), priority=priority)
+    return Stream(request, None, 4, 0)
+
+
+def router(policy: str, *loads: Load) -> Router:
+    """With one instance for each of these loads."""
+    made = Router(ClusterSettings(instances=len(loads), policy=policy))
+    for instance, each in enumerate(loads):
+        made.ready(instance, LIMITS)
+        made.heard(instance, each)
+    return made
+
+
+def test_freeness_is_what_is_left_for_each_request() -> None:
+    assert freeness(1000, [100, 200, 300], 3) == 400 / 3
+    assert freeness(1000, [100, 200, 300, 500], 3) == -100, "the head of the queue counts with its demand"
+    assert freeness(1000, [], 0) == 1000
+
+
+def test_of_two_instances_without_memory_the_smaller_shortfall_is_freer() -> None:
+    assert freeness(1000, [1100], 50) > freeness(1000, [1200], 1000)
+
+
+def test_ordinary_requests_find_little_memory_where_one_of_high_priority_runs() -> None:
+    assert headroom(1000, 1600 / SIZE) == 900
+    high = view(load(2, used=50, num_high_priority=1))
+    assert freeness_of(high, 1600) == (1600 - 50 * SIZE) / 2
+    assert freeness_of(high, None) == (1000 - 50) * SIZE / 2
+    assert freeness_of(view(load(2, used=200, num_high_priority=1)), 1600) < 0
+
+
+def test_without_a_free_slot_the_requests_that_wait_count() -> None:
+    full = view(load(4, used=40))
+    longer = view(load(4, used=40, waiting=3, waiting_blocks=30, head_blocks=10))
+    assert freeness_of(view(load(3, used=40)), None) > 0 > freeness_of(full, None) > freeness_of(longer, None)
+
+
+def test_requests_count_from_the_moment_they_are_sent() -> None:
+    demand = Demand(num_tokens=320, num_new_tokens=320, priority=1)
+    before, after = view(load(1, used=10)), view(load(1, used=10), (demand, demand))
+    assert freeness_of(before, None) == (1000 - 10) * SIZE
+    assert freeness_of(after, None) == ((1000 - 10) * SIZE - 640) / 3
+    assert after.num_free_slots == 1
+    assert after.num_high_priority == 2
+    after.heard(load(2, used=30, last_submit=1))
+    assert list(after.unseen) == [2], "the heartbeat counts the first of them"
+
+
+def test_new_requests_do_not_all_go_to_the_instance_that_was_free_at_its_last_heartbeat() -> None:
+    asked = router("llumnix", load(), load())
+    for number in range(8):
+        each = stream(number)
+        instance = asked.choose(each, [0, 1])
+        assert instance is not None
+        asked.submitted(each, instance, number)
+    assert asked.num_dispatches == {0: 4, 1: 4}
+
+
+def test_the_settings_name_every_policy_and_no_other() -> None:
+    assert sorted(POLICIES) == sorted(CLUSTER_POLICIES)
+
+
+@pytest.mark.parametrize(
+    ("policy", "loads", "expected"),
+    [
+        ("least_requests", (load(3, used=1), load(2, used=500)), 1),
+        ("infaas", (load(3, used=1), load(2, used=500)), 0),
+        ("infaas", (load(4, used=1), load(2, used=500)), 1),  # no slot is free in the first
+        ("infaas", (load(1, used=1, waiting=1, waiting_blocks=900), load(2, used=500)), 1),
+        ("llumnix_base", (load(1, used=400), load(2, used=300)), 0),  # 9,600 and 5,600 tokens per request
+        ("llumnix", (load(1, used=90, num_high_priority=1), load(3, used=300)), 1),
+        ("llumnix_base", (load(1, used=90, num_high_priority=1), load(3, used=300)), 0),
+        ("ours", (load(4, used=10), load(3, used=500)), 1),  # a free slot is worth more than memory
+        ("ours", (load(1, used=1000), load(3, used=500)), 1),  # no memory in the first
+        (
+            "ours",
+            (load(1, used=10, waiting=1, waiting_blocks=40), load(3, used=500)),
+            1,
+        ),  # a prompt before it
+        ("ours", (load(3, used=90), load(2, used=80)), 1),  # the same wait: the freer one
+    ],
+)
+def test_each_policy_has_its_choice(policy: str, loads: tuple[Load, ...], expected: int) -> None:
+    asked = router(policy, *loads)
+    assert asked.choose(stream(1), range(len(loads))) == expected
+
+
+def test_round_robin_takes_one_after_the_other() -> None:
+    asked = router("round_robin", load(4), load(), load())
+    chosen = []
+    for number in range(6):
+        instance = asked.choose(stream(number), [0, 1, 2])
+        assert instance is not None
+        asked.submitted(stream(number), instance, number)
+        chosen.append(instance)
+    assert chosen == [0, 1, 2, 0, 1, 2]
+
+
+def test_ours_goes_where_the_beginning_of_the_prompt_was_sent() -> None:
+    asked = router("ours", load(3, used=60), load(1, used=10))
+    first, again = stream(1, [*range(64), 1]), stream(2, [*range(64), 2])
+    asked.submitted(first, 0, 1)
+    asked.heard(0, load(3, used=60, last_submit=1))
+    assert asked.choose(again, [0, 1]) == 0
+    assert asked.choose(stream(3, 65), [0, 1]) == 1
+    asked.lost(0)
+    asked.ready(0, LIMITS)
+    assert asked.choose(again, [0, 1]) == 0, "both are free"
+    asked.heard(0, load(1, used=11))
+    assert asked.choose(again, [0, 1]) == 1, "a restarted instance has no blocks of it"
+
+
+def test_only_allowed_and_ready_instances_are_chosen() -> None:
+    asked = router("least_requests", load(), load(3), load(4))
+    assert asked.choose(stream(1), [1, 2]) == 1
+    asked.lost(1)
+    assert asked.choose(stream(1), [1, 2]) == 2
+    assert asked.choose(stream(1), [1]) is None
+
+
+def test_as_many_prefix_blocks_are_remembered_as_an_instance_has() -> None:
+    sent = SentPrefixes(SIZE, num_blocks=4)
+    prompts = [np.full(3 * SIZE + 1, number, np.int32) for number in range(2)]
+    keys = [sent.keys(prompt) for prompt in prompts]
+    sent.sent(0, keys[0])
+    assert sent.num_found_tokens(0, keys[0]) == 3 * SIZE
+    assert sent.num_found_tokens(1, keys[0]) == 0
+    sent.sent(0, keys[1])
+    assert sent.num_found_tokens(0, keys[1]) == 3 * SIZE
+    assert sent.num_found_tokens(0, keys[0]) == 0, "its first blocks were the oldest"
