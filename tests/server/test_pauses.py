@@ -251,7 +251,7 @@ def test_the_files_of_the_run_directory_may_be_removed_before_something_dies(
     replaced(lambda: served.stub_pid("scheduler"))
     answers_again(served, expected)
     counts = {name.split('"')[1]: count for name, count in restarts(served).items()}
-    assert counts["instance"] == counts["tokenizer"] == counts["scheduler"] == 1
+    assert counts["instance-0"] == counts["tokenizer"] == counts["scheduler"] == 1
 
 
 @pytest.fixture
