@@ -4,7 +4,7 @@ SETTINGS := $(if $(MODEL),--set model.directory=$(abspath $(MODEL))) $(if $(DEVI
             $(if $(DTYPE),--set model.dtype=$(DTYPE)) $(if $(SLOTS),--set engine.slots=$(SLOTS)) $(foreach s,$(SET),--set $(s))
 SOURCES := python_backends client build benchmarks tests
 
-.PHONY: help settings serve cluster chat bench perf stats trace test fuzz lint format model-card size stale clean
+.PHONY: help settings serve cluster chat bench perf stats top trace test fuzz lint format model-card size stale clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
@@ -37,6 +37,10 @@ perf:           ## NVIDIA's perf_analyzer against a server with SET=server.stati
 stats:          ## how good predicted lengths have been: a table and a picture; MODEL=, SET= as for serve; ARGS="--last 1000 --plot stats.png"
 	@build/set-up dev
 	@$(PY) -m python_backends.prediction.stats $(SETTINGS) $(ARGS)
+
+top:            ## what each instance of a cluster carries, again and again; docs/llumnix.md
+	@build/set-up
+	@$(PY) -m python_backends.launcher.control top $(ARGS)
 
 trace:          ## what the instances on this host do in their next steps, for ui.perfetto.dev; docs/tracing.md
 	@pkill -USR1 -f '^gapless-instance-' || { echo 'no instance of ours runs here' >&2; exit 1; }

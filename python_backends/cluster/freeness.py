@@ -44,3 +44,14 @@ def freeness_of(view: InstanceView, headroom_tokens: int | None) -> float:
     if headroom_tokens is not None and view.num_high_priority:
         virtual.append(headroom(memory, headroom_tokens))
     return freeness(memory, virtual, view.num_requests)
+
+
+def freeness_at_peak(view: InstanceView, headroom_tokens: int | None) -> float:
+    """The smaller of the present freeness and of that at the time when the requests that are there will use
+    the most memory, as admission there predicts it.
+    """
+    now = freeness_of(view, headroom_tokens)
+    peak_tokens = view.load.peak_blocks * view.limits.block_tokens
+    if now <= 0 or peak_tokens <= view.used_tokens:
+        return now
+    return min(now, freeness(float(view.limits.kv_tokens), [float(peak_tokens)], view.num_requests))

@@ -42,7 +42,7 @@ class InstanceView:
     @property
     def num_free_slots(self) -> int:
         """After all requests that wait have got one; below 0: so many will still wait."""
-        return self.limits.num_slots - self.num_requests
+        return self.limits.num_slots - self.num_requests - self.load.num_reserved_slots
 
     @property
     def used_tokens(self) -> int:
@@ -53,6 +53,11 @@ class InstanceView:
         """That the requests which wait there need for their tokens so far."""
         unseen = sum(demand.num_tokens for demand in self.unseen.values())
         return self.load.waiting_blocks * self.limits.block_tokens + unseen
+
+    @property
+    def free_tokens(self) -> int:
+        """That are left after all requests that wait there have what they need."""
+        return self.limits.kv_tokens - self.used_tokens - self.waiting_tokens
 
     @property
     def tokens_to_compute(self) -> int:

@@ -1,7 +1,8 @@
 """A thread for an engine that computes in `launch`, as those on a CPU do: here `launch` returns at once.
 
 The loop plans the next step while this thread computes one; the engine lives in this thread from its first
-breath to its last. A fault in a step comes out of `collect`. Called by the instance loop.
+breath to its last, but for copies of its KV blocks. A fault in a step comes out of `collect`. Called by the
+instance loop.
 """
 
 from __future__ import annotations
@@ -9,10 +10,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
+from typing import Any
 
-from python_backends.engine.protocol import Engine
+from numpy.typing import NDArray
+
+from python_backends.engine.launched_steps import LaunchedSteps
+from python_backends.engine.protocol import Engine, ExportsBlocks
 from python_backends.engine.step_end import StepEnd
-from python_backends.nouns.request import ModelLimits
+from python_backends.nouns.request import Ids
 from python_backends.nouns.step import StepOutput, StepPlan
 
 
@@ -22,16 +27,22 @@ class EngineThread:
     def __init__(self, make: Callable[[], Engine]) -> None:
         """Raises what `make` raises."""
         self._plans: SimpleQueue[StepPlan | None] = SimpleQueue()
-        self._outputs: SimpleQueue[ModelLimits | StepOutput | BaseException] = SimpleQueue()
+        self._outputs: SimpleQueue[Engine | StepOutput | BaseException] = SimpleQueue()
+        self._steps = LaunchedSteps()
         self._step_end = StepEnd()
         self.on_done = self._step_end.on_done
         self._thread = threading.Thread(target=self._run, args=[make], name="engine", daemon=True)
         self._thread.start()
-        limits = self._next()
-        assert isinstance(limits, ModelLimits)
-        self.limits = limits
+        engine = self._next()
+        assert not isinstance(engine, StepOutput)
+        self.limits = engine.limits
+        if isinstance(engine, ExportsBlocks):
+            self._exporting: ExportsBlocks = engine
+            self.kv_format, self.block_bytes = engine.kv_format, engine.block_bytes
+            self.export_blocks, self.import_blocks = engine.export_blocks, self._import_blocks
 
     def launch(self, plan: StepPlan) -> None:
+        self._steps.launched()
         self._plans.put(plan)
 
     def collect(self) -> StepOutput:
@@ -43,7 +54,11 @@ class EngineThread:
         self._plans.put(None)
         self._thread.join()
 
-    def _next(self) -> ModelLimits | StepOutput:
+    def _import_blocks(self, blocks: Ids, data: memoryview | NDArray[Any]) -> None:
+        self._steps.wait()
+        self._exporting.import_blocks(blocks, data)
+
+    def _next(self) -> Engine | StepOutput:
         with self._step_end.awaited():
             result = self._outputs.get()
         if isinstance(result, BaseException):
@@ -53,13 +68,16 @@ class EngineThread:
     def _run(self, make: Callable[[], Engine]) -> None:
         try:
             engine = make()
-            self._outputs.put(engine.limits)
+            self._outputs.put(engine)
             while (plan := self._plans.get()) is not None:
                 engine.launch(plan)
                 output = engine.collect()
+                self._steps.ended()
                 self._step_end.came()
                 self._outputs.put(output)
             engine.close()
         except BaseException as fault:
             self._step_end.came()
             self._outputs.put(fault)
+        finally:
+            self._steps.stop()

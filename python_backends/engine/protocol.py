@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from python_backends.nouns.request import ModelLimits
+import numpy as np
+from numpy.typing import NDArray
+
+from python_backends.nouns.request import Ids, ModelLimits
 from python_backends.nouns.step import StepOutput, StepPlan
 
 
@@ -40,3 +43,27 @@ class Announcing(Protocol):
 
     def on_done(self, tell: Callable[[], None]) -> None:
         """`tell` is called by some thread."""
+
+
+@runtime_checkable
+class ExportsBlocks(Protocol):
+    """An engine whose KV blocks can be read and written as bytes, so that a request goes on in another one.
+
+    Both functions may be called by another thread than the loop's. No launched step writes the blocks that
+    are exported: the caller takes full blocks, or those of a request that no launched step has. An import
+    waits until the steps launched before it are done, because these may still write to blocks that were
+    freed.
+    """
+
+    kv_format: str  # type of a number, and the sizes of a block; engines with equal ones can exchange blocks
+    block_bytes: int  # of one block
+
+    def export_blocks(self, blocks: Ids) -> NDArray[np.uint8]:
+        """A copy of `blocks` [n] as bytes [n · block_bytes]: [n, layers, 2, kv_heads, tokens, dim], keys
+        before values.
+        """
+
+    def import_blocks(self, blocks: Ids, data: memoryview | NDArray[Any]) -> None:
+        """Writes `data`, as `export_blocks` gives it, to `blocks` [n]. Raises ValueError if it has another
+        size.
+        """

@@ -11,13 +11,14 @@ import logging
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import setproctitle
 
 from python_backends.engine.kinds import kind_of
 from python_backends.engine.protocol import Announcing
-from python_backends.instance.build import build
+from python_backends.instance.build import build, build_copier, start_moves
 from python_backends.instance.loop import Instance
 from python_backends.linux.loop_processor import LoopProcessor
 from python_backends.linux.time_slice import take_usual_turns
@@ -52,6 +53,12 @@ def _trace(instance: Instance, num_steps: int) -> None:
         log.error("no trace: %s", error)
 
 
+def _beat(state: InstanceRecord, processor: LoopProcessor | None) -> None:
+    state.beat()
+    if processor is not None:
+        processor.keep()
+
+
 def main(run_directory: Path, number: int) -> None:
     setproctitle.setproctitle(f"gapless-instance-{number}")
     take_usual_turns()  # this process computes
@@ -66,26 +73,27 @@ def main(run_directory: Path, number: int) -> None:
     settings = read_settings(run_directory / "settings.json")
     check_texts(settings)
     scheduler, engine = build(settings)
-    link = InstanceEnd(run_directory, f"instance-{number}", scheduler.limits)
+    copier = build_copier(settings, engine, run_directory, number)
+    address = copier.address if copier is not None else ("", "")
+    link = InstanceEnd(run_directory, f"instance-{number}", scheduler.limits, *address)
     state.write(State.READY, scheduler.limits)
     if isinstance(engine, Announcing):
         engine.on_done(link.wake)  # the loop wakes as soon as a step is done, even before its expected time
     processor = LoopProcessor() if kind_of(settings).gives_way else None
-
-    def beat() -> None:
-        state.beat()
-        if processor is not None:
-            processor.keep()
-
-    instance = Instance(scheduler, engine, link, beat, settings.steps_ahead)
+    moves = start_moves(settings, scheduler, copier, link.wake)
+    instance = Instance(
+        scheduler, engine, link, partial(_beat, state, processor), settings.steps_ahead, moves
+    )
     while not stopping:
         instance.turn()
         if traces:
             traces.clear()
             _trace(instance, settings.engine.trace_steps)
     state.write(State.DRAINING, scheduler.limits)
-    engine.close()  # first, because it may call link.wake until then
-    link.close()
+    # the copier uses the engine's memory, and both may call link.wake until they are closed
+    for part in (copier, engine, link):
+        if part is not None:
+            part.close()
 
 
 if __name__ == "__main__":

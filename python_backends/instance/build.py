@@ -1,19 +1,26 @@
-"""Makes the parts of an instance: the engine of the settings, and a slot scheduler over it."""
+"""Makes the parts of an instance: the engine of the settings, a slot scheduler over it, and what copies KV
+blocks to other instances.
+"""
 
 from __future__ import annotations
 
 import gc
 import logging
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from python_backends.engine.engine_thread import EngineThread
 from python_backends.engine.kinds import kind_of
-from python_backends.engine.protocol import Engine
+from python_backends.engine.protocol import Engine, ExportsBlocks
+from python_backends.handover.moves import Moves
 from python_backends.instance.warm_up import warm_up
 from python_backends.scheduling.policies.fcfs import reserve_max_tokens
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.self_planned import SelfPlannedScheduler, reserve_likely
 from python_backends.settings import Settings, SettingsError
+from python_backends.wires.blocks import BlocksWire
+from python_backends.wires.copier import Copier
 
 log = logging.getLogger("gapless.instance")
 
@@ -48,3 +55,24 @@ def build(settings: Settings) -> tuple[SlotScheduler, Engine]:
     if kind.warms_up:
         warm_up(engine, schedulers())
     return schedulers(), engine
+
+
+def build_copier(settings: Settings, engine: Engine, run_directory: Path, number: int) -> Copier | None:
+    """What copies KV blocks between this instance, whose number is given, and others; not started yet. None
+    if no request moves with its blocks.
+    """
+    cluster = settings.cluster
+    if cluster.instances == 1 or cluster.move != "blocks" or not isinstance(engine, ExportsBlocks):
+        return None
+    endpoint = BlocksWire.endpoint_in(run_directory, number)
+    return Copier(BlocksWire(endpoint, engine.kv_format, engine.block_bytes), engine, cluster.copy_share)
+
+
+def start_moves(
+    settings: Settings, scheduler: SlotScheduler, copier: Copier | None, wake: Callable[[], None]
+) -> Moves | None:
+    """The moves of this instance, with its copier started; None without one. `wake`: what wakes the loop."""
+    if copier is None:
+        return None
+    copier.start(wake)
+    return Moves(scheduler, copier, settings.cluster.max_rounds, settings.steps_ahead)

@@ -14,9 +14,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from python_backends.engine.protocol import Engine
+from python_backends.handover.moves import Moves
 from python_backends.instance.heartbeat import HEARTBEAT_S, Heartbeat
 from python_backends.instance.held_tokens import HeldTokens
 from python_backends.nouns.messages import Cancel, Failed, FromInstance, Pace, Predicted, Submit, ToInstance
+from python_backends.nouns.moves import AbortMove, MoveOut, Reserve, Resume
 from python_backends.nouns.step import StepOutput, StepPlan
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.wires import NewSession
@@ -51,10 +53,13 @@ class Instance:
         link: Link,
         beat: Callable[[], None],
         steps_ahead: int = 0,
+        moves: Moves | None = None,
     ) -> None:
+        """`moves`: None if no request moves from here to another instance, or from there."""
         self.scheduler = scheduler
         self.engine = engine
         self.link = link
+        self._moves = moves
         self._heartbeat = Heartbeat(beat)
         self._steps_ahead = 0 if engine.plans_steps else steps_ahead
         self._launched: deque[StepPlan] = deque()
@@ -62,6 +67,7 @@ class Instance:
         # number of the last step that began when there had been nothing to do: no gap stands before it
         self._first_after_idle = -1
         self._running_since_s = 0.0  # the oldest launched step
+        self._num_empty_turns = 0  # the latest turns, in which nothing was planned or collected
         self._held = HeldTokens()
         self._last_submit = 0  # the number of the last Submit in this session
         self._step_time = scheduler.outlook.step_time
@@ -69,6 +75,7 @@ class Instance:
     def turn(self) -> None:
         self._take_inbox()
         plan = self.scheduler.plan()
+        self._num_empty_turns = 0 if plan or self._launched else self._num_empty_turns + 1
         self._launch(plan)
         if self._is_output_due(plan):
             plan, output = self._collect()
@@ -114,21 +121,34 @@ class Instance:
     def _take_inbox(self) -> None:
         """Takes the messages that have come, and those that come before it is time for the next plan."""
         while True:
+            if self._moves is not None and self._moves.is_active:
+                self._publish_if_any(self._moves.step())
             wait_s = self._patience_s()
             news = self.link.receive(wait_s)
             for message in news:
                 self._take(message)
-            if not news or not wait_s:
+            is_woken = self._moves is not None and self._moves.has_news
+            if not wait_s or not (news or is_woken):
                 return
+            self._num_empty_turns = 0
 
     def _patience_s(self) -> float:
-        if self.scheduler.is_idle:
+        if self.scheduler.is_idle or self._only_moves:
             self._was_idle = True
             return HEARTBEAT_S
         if not self._launched:
             return 0.0
         least_s = self._step_time.least_s(self._launched[0]) - EARLY_S
         return max(0.0, self._running_since_s + least_s - time.monotonic())
+
+    @property
+    def _only_moves(self) -> bool:
+        """Whether there is nothing to compute for the requests that are here, or about to come, until a move
+        has gone on.
+        """
+        is_moving = self._moves is not None and self._moves.is_active
+        # a single empty turn may be one in which a sequence was evicted
+        return is_moving and not self._launched and self._num_empty_turns > 1
 
     def _next_tokens_s(self, plan: StepPlan | None) -> float:
         """When the next tokens are expected if `plan` is launched now."""
@@ -148,9 +168,16 @@ class Instance:
         elif isinstance(message, Pace):
             self._held.interval_s = message.interval_s
         elif isinstance(message, NewSession):
-            self.scheduler.cancel_all()
-            self._held = HeldTokens()
-            self._last_submit = 0
+            self._forget_all()
+        elif self._moves is not None and isinstance(message, Reserve | MoveOut | AbortMove | Resume):
+            self._publish_if_any(self._moves.take(message))
+
+    def _forget_all(self) -> None:
+        if self._moves is not None:
+            self._moves.new_session()
+        self.scheduler.cancel_all()
+        self._held = HeldTokens()
+        self._last_submit = 0
 
     def _submit(self, message: Submit) -> None:
         try:
@@ -158,6 +185,10 @@ class Instance:
             self.scheduler.submit(message.request, message.delivered, message.request_epoch)
         except ValueError as error:
             self._publish([Failed(message.request.request_id, str(error), message.request_epoch)])
+
+    def _publish_if_any(self, messages: Sequence[FromInstance]) -> None:
+        if messages:
+            self._publish(messages)
 
     def _publish(self, messages: Sequence[FromInstance], next_tokens_s: float = 0.0) -> None:
         """Sends `messages`, in order. Tokens may be held for those of the

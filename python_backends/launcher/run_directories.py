@@ -62,6 +62,12 @@ def sweep(parent: Path) -> None:
             _sweep(path)
 
 
+def in_use(parent: Path) -> list[Path]:
+    """Run directories below `parent` that a launcher of this user holds, oldest first."""
+    found = [path for path in parent.glob(f"{PREFIX}*") if _is_in_use(path)]
+    return sorted(found, key=lambda path: path.stat().st_mtime)
+
+
 def remove_shared_memory(run_directory: Path) -> None:
     """What the stubs of the server in this run directory have left."""
     for path in Path("/dev/shm").glob(f"{glob.escape(run_directory.name)}-*"):
@@ -79,6 +85,25 @@ def _sweep(path: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         remove_shared_memory(path)
         shutil.rmtree(path, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+def _is_in_use(path: Path) -> bool:
+    try:
+        lock = _opened(path)
+    except OSError:
+        return False
+    try:
+        mark = os.stat(MARK, dir_fd=lock, follow_symlinks=False)
+        if os.fstat(lock).st_uid != os.geteuid() or not stat.S_ISREG(mark.st_mode):
+            return False
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
     finally:
         os.close(lock)
 

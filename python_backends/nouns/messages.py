@@ -18,6 +18,21 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from python_backends.nouns.moves import (
+    AbortMove,
+    Ack,
+    Adopted,
+    Blocks,
+    Held,
+    Last,
+    MoveEnded,
+    MoveOut,
+    Nak,
+    Refused,
+    Reserve,
+    Reserved,
+    Resume,
+)
 from python_backends.nouns.request import (
     Finish,
     Floats,
@@ -51,6 +66,9 @@ class Hello(Noun, frozen=True):
     """
 
     limits: ModelLimits | None = None
+    host: str = ""  # of an instance: names the machine's boot
+    blocks_at: str = ""  # of an instance: ZeroMQ endpoint that takes KV blocks; empty: it takes none
+    kv_format: str = ""  # of an instance: how KV blocks are written; only equal ones are exchanged
 
 
 class Submit(Noun, frozen=True, eq=False):
@@ -137,14 +155,18 @@ class Load(Noun, frozen=True):
     is_contested: bool = False  # requests compete for slots or memory: then it matters whose turn it is
     wait_reason: WaitReason | None = None  # of those that wait there; None: none does
     last_submit: int = 0  # number of the last Submit that is counted here
+    num_reserved_slots: int = 0  # for requests that are about to move here
     num_high_priority: int = 0  # requests that run or wait, of a priority above 0
     waiting_blocks: int = 0  # KV blocks that the requests that wait need for their tokens so far
     head_blocks: int = 0  # of these: for the request whose turn is next
     step_s: float = 0.0  # what a step takes at present; 0: not known yet
 
 
-ToInstance = Hello | Submit | Predicted | Cancel | Pace
-FromInstance = Hello | Started | Tokens | Flush | Load | Failed
+ToInstance = Hello | Submit | Predicted | Cancel | Pace | Reserve | MoveOut | AbortMove | Resume
+FromInstance = (
+    Hello | Started | Tokens | Flush | Load | Failed | Reserved | Refused | Held | Adopted | MoveEnded
+)
+BetweenInstances = Blocks | Last | Ack | Nak
 
 
 def new_incarnation() -> str:

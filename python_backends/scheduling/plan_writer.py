@@ -46,6 +46,10 @@ class PlanWriter:
         """
         return self._num_more_steps > 0 and not self._allocator.has_operations
 
+    def end_run(self) -> None:
+        """Other rows may decode in the next step: its plan is written again."""
+        self._num_more_steps = 0
+
     def go_on(self) -> StepPlan:
         """The next plan of the run."""
         self._num_more_steps -= 1

@@ -28,12 +28,14 @@ from python_backends.nouns.request import (
 from python_backends.nouns.step import Started, StepOutput, StepPlan, Tokens
 from python_backends.scheduling.booking import Booking
 from python_backends.scheduling.contention import Contention, contention_of
+from python_backends.scheduling.handover import Handover
 from python_backends.scheduling.lengths.predicted_order import HEAD
 from python_backends.scheduling.outlook import Outlook
 from python_backends.scheduling.plan_writer import PlanWriter
 from python_backends.scheduling.policies import POLICIES
 from python_backends.scheduling.policies.fcfs import reserve_max_tokens
 from python_backends.scheduling.state.allocator import Allocator
+from python_backends.scheduling.state.roster import Roster
 from python_backends.scheduling.state.sequence import Sequence, Status
 from python_backends.scheduling.state.view import Reserve, View
 from python_backends.scheduling.waiting import WaitingList
@@ -89,6 +91,7 @@ class SlotScheduler:
         chunked, static = self.policy.chunked_prefill, settings.static_slots
         self._plans = PlanWriter(self._allocator, self.outlook, self.token_budget, chunked, static)
         self._booking = Booking(self.slots)
+        self.handover = Handover(self, self._allocator, self._plans, limits.vocab_size)
         self.num_evictions = 0
         self._may_admit = True  # something has changed since the last admission
         self._lacks_memory = False  # at the last admission a request waited although a slot was free
@@ -99,9 +102,7 @@ class SlotScheduler:
         self._waiting = WaitingList(
             bound, bound_clock, self.policy.by_priority, self.outlook.order, limits.block_tokens
         )
-        self._sequences: dict[int, Sequence] = {}  # waiting and running
-        self._num_high_priority = 0  # of these, sequences of a priority above 0
-        self._arrivals = 0
+        self._roster = Roster()
         self._last_leave = 0  # number of the first step after the last time that a slot was given up
         self._in_flight = 0
         self._failed: list[Failed] = []
@@ -112,7 +113,7 @@ class SlotScheduler:
 
     @property
     def num_running(self) -> int:
-        return self.slots.num_busy
+        return self.slots.num_busy - self.slots.num_reserved
 
     @property
     def num_steps(self) -> int:
@@ -131,7 +132,7 @@ class SlotScheduler:
         """What requests compete for at present."""
         fits_all = len(self._waiting) <= self.slots.num_free
         if fits_all and self.policy.looks_ahead:
-            fits_all = self.outlook.future.holds_all(list(self._waiting))
+            fits_all = self.outlook.future.holds_all([*self._waiting, *self.slots.reserved.values()])
         elif fits_all:
             fits_all = not self._waiting
         return contention_of(fits_all, self.slots.num_free, self.slots.num_slots)
@@ -158,7 +159,8 @@ class SlotScheduler:
             peak_blocks=self.peak_blocks,
             is_contested=self.contention is not Contention.AMPLE,
             wait_reason=self.wait_reason,
-            num_high_priority=self._num_high_priority,
+            num_reserved_slots=self.slots.num_reserved,
+            num_high_priority=self._roster.num_high_priority,
             waiting_blocks=self._waiting.num_blocks,
             head_blocks=self._waiting.num_head_blocks,
             step_s=self.outlook.step_s,
@@ -166,7 +168,7 @@ class SlotScheduler:
 
     @property
     def is_idle(self) -> bool:
-        return not self._sequences and not self._in_flight
+        return not len(self._roster) and not self._in_flight and self.handover.is_idle
 
     def submit(self, request: Request, delivered: Ids, request_epoch: int = 0) -> None:
         """Takes a request that is to go on after the output tokens `delivered`. The door has checked that it
@@ -175,18 +177,10 @@ class SlotScheduler:
         Raises ValueError if it does not fit: a token id outside the vocabulary would end the engine, and all
         its streams.
         """
-        num_tokens = len(request.prompt) + len(delivered)
-        if num_tokens >= self.limits.max_model_tokens or len(delivered) >= request.sampling.max_tokens:
-            raise ValueError(
-                f"one more token than {num_tokens} doesn't fit into {self.limits.max_model_tokens}"
-            )
-        check_ids(request, delivered, self.limits.vocab_size)
+        sequence = self.new_sequence(request, delivered, request_epoch)
         # an earlier epoch of it, if the scheduler model had given this instance up
         self.cancel(request.request_id)
-        sequence = Sequence(request, delivered, self._arrivals, request_epoch, self._clock())
-        self._arrivals += 1
-        self._sequences[request.request_id] = sequence
-        self._num_high_priority += request.priority > 0
+        self._roster.enter(sequence)
         self._waiting.add(sequence)
         self._may_admit = True
 
@@ -194,7 +188,7 @@ class SlotScheduler:
         """Uses `prediction` for a request from now on. Ignored if the request
         isn't here (any more) or a number is missing.
         """
-        sequence = self._sequences.get(request_id)
+        sequence = self._roster.find(request_id)
         if sequence is not None and says_something(prediction):
             sequence.prediction = prediction
             self.outlook.predicted(sequence)
@@ -215,13 +209,13 @@ class SlotScheduler:
         self._may_admit |= others_come
 
     def cancel(self, request_id: int, request_epoch: int = ANY_EPOCH) -> bool:
-        """Ends a request at once: its slot is free for the next plan. False if it isn't here (any more), or
-        in another life.
+        """Ends a request at once, or only this life of it: its slot is free for the next plan. False if it
+        isn't here (any more).
         """
-        sequence = self._sequences.get(request_id)
+        sequence = self._roster.find(request_id)
         if sequence is None or request_epoch not in (ANY_EPOCH, sequence.request_epoch):
             return False
-        self._forget(sequence)
+        self._roster.leave(request_id)
         if sequence.status is Status.WAITING:
             self._waiting.remove(sequence)
             sequence.status = Status.FINISHED
@@ -231,7 +225,7 @@ class SlotScheduler:
         return True
 
     def cancel_all(self) -> None:
-        for request_id in list(self._sequences):
+        for request_id in self._roster.request_ids():
             self.cancel(request_id)
 
     def plan(self) -> StepPlan | None:
@@ -281,9 +275,50 @@ class SlotScheduler:
         self._allocator.check_integrity()
         self._waiting.check_integrity()
         self.outlook.future.check_integrity()
-        assert self.slots.num_busy + len(self._waiting) == len(self._sequences), (
+        self.handover.check_integrity()
+        assert self.num_running + len(self._waiting) == len(self._roster), (
             "a sequence is neither waiting nor running"
         )
+
+    # --- what a hand-over needs
+
+    def find(self, request_id: int) -> Sequence | None:
+        """The sequence of a request that waits or runs here."""
+        return self._roster.find(request_id)
+
+    def new_sequence(
+        self, request: Request, delivered: Ids, request_epoch: int, age_s: float = 0.0
+    ) -> Sequence:
+        """A sequence that came to its first instance `age_s` ago, and not yet into a slot or the queue.
+
+        Raises ValueError if it does not fit the model.
+        """
+        num_tokens = len(request.prompt) + len(delivered)
+        if num_tokens >= self.limits.max_model_tokens or len(delivered) >= request.sampling.max_tokens:
+            raise ValueError(
+                f"one more token than {num_tokens} doesn't fit into {self.limits.max_model_tokens}"
+            )
+        check_ids(request, delivered, self.limits.vocab_size)
+        return Sequence(request, delivered, 0, request_epoch, self._clock() - age_s)
+
+    def fits(self, sequence: Sequence) -> bool:
+        """Whether there are blocks for it now, and for what it will need, as admission computes it."""
+        view = self._view()
+        if self.policy.looks_ahead:
+            return view.try_reserve(sequence)
+        return view.blocks_needed(sequence) <= view.num_free_blocks
+
+    def enter(self, sequence: Sequence, num_shared: int) -> None:
+        """`sequence` has got a slot, after it ran in another instance; others hold `num_shared` of its blocks
+        as well. An earlier life of its request ends.
+        """
+        self.cancel(sequence.request_id)
+        self._roster.enter(sequence)
+        self.outlook.seated(sequence, num_shared)
+
+    def freed(self) -> None:
+        """A slot or blocks are free: requests that wait may get them."""
+        self._may_admit = True
 
     # --- growing and evicting
 
@@ -304,7 +339,7 @@ class SlotScheduler:
 
     def _grow_one(self, sequence: Sequence) -> None:
         while self.blocks.num_available == 0:
-            least = self.policy.victim(self.slots.running(), self.outlook.future.rest_tokens)
+            least = self.policy.victim(self.slots.evictable(), self.outlook.future.rest_tokens)
             self._evict(least)
             if least is sequence:
                 return
@@ -354,13 +389,9 @@ class SlotScheduler:
         for slot in slots:
             sequence = self.slots.sequences[slot]
             assert sequence is not None
-            self._forget(sequence)
+            self._roster.leave(sequence.request_id)
             self._leave(sequence, Status.FINISHED)
             self.outlook.future.lengths.ended(sequence.num_output_tokens)
-
-    def _forget(self, sequence: Sequence) -> None:
-        del self._sequences[sequence.request_id]
-        self._num_high_priority -= sequence.request.priority > 0
 
     def _leave(self, sequence: Sequence, status: Status) -> None:
         self.outlook.left(sequence.slot)

@@ -54,7 +54,7 @@ class CountingAllocator(Allocator):
     def seat(self, sequence: Sequence) -> int:
         sequence.reserved_blocks = self._reservation(sequence)
         sequence.blocks = np.array(self.blocks.take(sequence.reserved_blocks), np.int32)
-        slot = self.slots.seat(sequence, len(sequence.tokens), self._limit(sequence))
+        slot = self.slots.seat(sequence, len(sequence.tokens), self.limit(sequence))
         self._started.append(Started(sequence.request_id, sequence.request_epoch, 0))
         self._operations.append(self._admission(sequence, slot))
         return 0
@@ -130,7 +130,7 @@ class SelfPlannedScheduler(SlotScheduler):
     def check_integrity(self) -> None:
         self._allocator.check_integrity()
         self._waiting.check_integrity()
-        assert int(self.slots.live.sum()) + len(self._waiting) == len(self._sequences), (
+        assert int(self.slots.live.sum()) + len(self._waiting) == len(self._roster), (
             "a sequence is neither waiting nor running"
         )
 

@@ -37,8 +37,8 @@ class WaitingList:
         self._ranked = SortedKeyList(key=lambda sequence: (-sequence.request.priority, sequence.arrival))
         # (when, arrival of the sequence that got a slot): those that waited and had come earlier were passed
         # over then; both ascend
-        self._passes: deque[tuple[float, int]] = deque()
-        self._overdue = 0  # sequences that came before this arrival go first
+        self._passes: deque[tuple[float, float]] = deque()
+        self._overdue: float = 0  # sequences that came before this arrival go first
 
     def __len__(self) -> int:
         return len(self._arrived)

@@ -42,6 +42,12 @@ class Quarantine:
             return self._in_the_only_one(waiting, streams, instances.ready)
         return self._apart(waiting, streams, instances.ready, now_ns)
 
+    def is_calm(self, streams: Iterable[Stream]) -> bool:
+        """Whether no trial goes on and no stream must be kept apart: then any stream may enter any
+        instance.
+        """
+        return self._is_calm or (self.on_trial is None and not any(map(is_marked, streams)))
+
     def acquitted(self) -> Stream | None:
         """The stream on trial if it has passed; it must leave the instance so that the next one is alone."""
         trial = self.on_trial

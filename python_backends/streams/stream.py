@@ -6,6 +6,7 @@ All times are nanoseconds of one monotonic clock.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,15 @@ from python_backends.nouns.request import Finish, Ids, LengthPrediction, Request
 from python_backends.streams.log_probs import UNKNOWN, StreamLogProbs, TokenLogProbs
 
 NO_INSTANCE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class PreviousLife:
+    """The life of a request before its last move: the first `num_tokens` tokens of the answer are from it."""
+
+    instance: int
+    request_epoch: int
+    num_tokens: int
 
 
 class Stream:
@@ -36,11 +46,13 @@ class Stream:
         "finish",
         "first_token_ns",
         "instance",
+        "last_request_epoch",
         "last_sent_ns",
         "log_probs",
         "num_acked",
         "num_sent",
         "prediction",
+        "previous",
         "request",
         "request_epoch",
         "seated",
@@ -61,7 +73,9 @@ class Stream:
         # index -> token, finish and more that came before its turn
         self.early: dict[int, tuple[int, int, TokenLogProbs]] = {}
         self.instance = NO_INSTANCE  # that has it
-        self.request_epoch = 0  # lives of the request: one more at every re-admission
+        self.request_epoch = 0  # its life there
+        self.last_request_epoch = 0  # given to a life of it: one more at every re-admission and every move
+        self.previous: PreviousLife | None = None  # before its last move
         self.seated = False  # in a slot there
         self.finish = Finish.RUNNING
         self.error = ""
@@ -100,6 +114,15 @@ class Stream:
         word may end it. Other answers go out whole.
         """
         return self.request.stream or bool(self.request.stop_words)
+
+    def accepts(self, request_epoch: int, index: int) -> bool:
+        """Whether token number `index` of the answer may come from this life of the request: at every index
+        from one life only.
+        """
+        previous = self.previous
+        if previous is None or index >= previous.num_tokens:
+            return request_epoch == self.request_epoch
+        return request_epoch == previous.request_epoch
 
     def append(self, index: int, token: int, finish: int, scores: TokenLogProbs = UNKNOWN) -> int:
         """Takes token number `index` of the answer: a known one is dropped, an

@@ -1,8 +1,8 @@
 """Open streams as the instances have them: which instance has which stream, in which life, and what is still
 to be sent to each.
 
-Owns what a stream says of that (`instance`, `seated`, `request_epoch`) and which instances there are. Used by
-the stream table.
+Owns what a stream says of that (`instance`, `seated`, its request epochs) and which instances there are. Used
+by the stream table, and by the moves of the cluster.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from python_backends.nouns.messages import Cancel, Predicted, Submit, ToInstance
 from python_backends.nouns.request import Finish, WaitReason
 from python_backends.streams.instances import Instances
 from python_backends.streams.quarantine import Quarantine
-from python_backends.streams.stream import NO_INSTANCE, Stream
+from python_backends.streams.stream import NO_INSTANCE, PreviousLife, Stream
 
 
 class Dispatcher(Protocol):
@@ -98,8 +98,9 @@ class Submissions:
         self.instances.add(instance)
 
     def instance_lost(self, instance: int, streams: Collection[Stream], now_ns: int) -> Stream | None:
-        """Whatever it had of all `streams` is to be submitted again. Returns the one that is to blame, if
-        that is sure.
+        """Whatever it had of all `streams` is to be submitted again, and also those that it had before their
+        last move and whose tokens from it have not all come. Returns the stream that is to blame, if that is
+        sure.
         """
         self.instances.lose(instance)
         self._outbox.pop(instance, None)
@@ -107,7 +108,41 @@ class Submissions:
         for stream in streams:
             if stream.instance == instance:
                 self._withdraw(stream)
+            elif _lacks_tokens_of(stream, instance):
+                self.take_back(stream)
         return culprit
+
+    # --- moves
+
+    def new_request_epoch(self, stream: Stream) -> int:
+        """A life that the stream may have from now on."""
+        stream.last_request_epoch += 1
+        return stream.last_request_epoch
+
+    def moved(self, stream: Stream, instance: int, request_epoch: int, num_tokens: int) -> None:
+        """The stream goes on in `instance`, as life `request_epoch`, from token number `num_tokens` on. Its
+        last instance frees the slot.
+        """
+        self.tell(stream.instance, Cancel(stream.request_id, stream.request_epoch))
+        stream.previous = PreviousLife(stream.instance, stream.request_epoch, num_tokens)
+        stream.instance, stream.request_epoch = instance, request_epoch
+
+    def renew(self, stream: Stream) -> int:
+        """The stream goes on in its instance as another life, whose number is returned: later tokens of any
+        earlier one are dropped.
+        """
+        stream.request_epoch, stream.previous = self.new_request_epoch(stream), None
+        return stream.request_epoch
+
+    def take_back(self, stream: Stream) -> None:
+        """Takes it from its instance; it is submitted again."""
+        self.cancel(stream)
+        self._withdraw(stream)
+
+    def submit_elsewhere(self, stream: Stream, instance: int) -> None:
+        """Takes it from its instance, and submits it to this one, where its tokens are computed again."""
+        self.take_back(stream)
+        self._submit_to(stream, instance)
 
     # --- what goes out
 
@@ -129,6 +164,10 @@ class Submissions:
             if not stream.submitted and stream.finish == Finish.RUNNING
         }
         assert ready == set(self._unsubmitted), "a stream waits for an instance that has it, or for none"
+        for stream in streams:
+            before = stream.previous
+            assert stream.request_epoch <= stream.last_request_epoch, "a life has the number of a later one"
+            assert before is None or before.request_epoch < stream.request_epoch, "two lives are the same"
 
     def _submit(self, streams: Collection[Stream], now_ns: int) -> None:
         if not self.instances.ready or not self._unsubmitted:
@@ -160,8 +199,8 @@ class Submissions:
     def _withdraw(self, stream: Stream) -> None:
         """No instance has the request any more."""
         self._seat(stream, False)
-        stream.instance = NO_INSTANCE
-        stream.request_epoch += 1
+        stream.instance, stream.previous = NO_INSTANCE, None
+        stream.request_epoch = self.new_request_epoch(stream)
         stream.forget_early()
         if stream.finish == Finish.RUNNING:
             self._unsubmitted[stream.request_id] = stream
@@ -169,5 +208,10 @@ class Submissions:
     def _end_trial(self) -> None:
         stream = self.quarantine.acquitted()
         if stream is not None and stream.finish == Finish.RUNNING:
-            self.cancel(stream)
-            self._withdraw(stream)
+            self.take_back(stream)
+
+
+def _lacks_tokens_of(stream: Stream, instance: int) -> bool:
+    """Whether tokens are missing that the stream was to get from its last life, in this instance."""
+    before = stream.previous
+    return before is not None and before.instance == instance and len(stream.tokens) < before.num_tokens

@@ -9,7 +9,7 @@ streams is in `submissions`, which to look at in `ready_queue`, which windows ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, ValuesView
 from typing import Any
 
 from python_backends.nouns.messages import ANY_EPOCH, Failed, ToInstance
@@ -50,7 +50,7 @@ class StreamTable:
         self._streams: dict[int, Stream] = {}  # in order of acceptance
         self._ready = ReadyQueue()
         self._flow = FlowControl(settings)
-        self._submissions = Submissions(dispatcher or OnlyInstance())
+        self.submissions = Submissions(dispatcher or OnlyInstance())  # moves change these too
         self._ended: list[Stream] = []
 
     def __len__(self) -> int:
@@ -59,11 +59,19 @@ class StreamTable:
     @property
     def num_queued_tokens(self) -> int:
         """Of the prompts of streams without a slot."""
-        return self._submissions.num_queued_tokens
+        return self.submissions.num_queued_tokens
+
+    @property
+    def streams(self) -> ValuesView[Stream]:
+        """All open streams, in the order of their acceptance."""
+        return self._streams.values()
+
+    def find(self, request_id: int) -> Stream | None:
+        return self._streams.get(request_id)
 
     def waiting(self, reasons: Mapping[int, WaitReason | None]) -> dict[WaitReason, int]:
         """How many streams have no slot, by the reason. `reasons`: by instance, of those that it has."""
-        return self._submissions.waiting(self._streams.values(), reasons)
+        return self.submissions.waiting(self._streams.values(), reasons)
 
     # --- what comes in
 
@@ -76,7 +84,7 @@ class StreamTable:
         context = self._context_tokens(request.stop_words)
         stream = Stream(request, sender, context, self._clock())
         self._streams[request.request_id] = stream
-        self._submissions.add(stream)
+        self.submissions.add(stream)
         self._ready.touch(request.request_id)
         self._metrics.accepted(stream)
         return ""
@@ -85,14 +93,16 @@ class StreamTable:
         stream = self._streams.get(started.request_id)
         if stream is None or stream.request_epoch != started.request_epoch:
             return
-        self._submissions.started(stream)
+        self.submissions.started(stream)
         self._metrics.started(started.num_prefix_hit_tokens)
         if stream.started_ns == 0:
             stream.started_ns = self._clock()
             self._metrics.first_started(stream)
 
     def tokens(self, tokens: Tokens) -> None:
-        """New tokens of one step. Those of an earlier life of a request are dropped."""
+        """New tokens of one step. Those of an earlier life of a request are dropped, except those from before
+        its last move that have not come yet.
+        """
         rows = zip(
             tokens.request_ids.tolist(),
             tokens.request_epochs.tolist(),
@@ -104,7 +114,7 @@ class StreamTable:
         scores, now, count = by_row(tokens.log_probs), self._clock(), 0
         for row, (request_id, request_epoch, index, token, finish) in enumerate(rows):
             stream = self._streams.get(request_id)
-            if stream is not None and stream.request_epoch == request_epoch:
+            if stream is not None and stream.accepts(request_epoch, index):
                 count += self._append(stream, now, index, token, finish, scores.get(row, UNKNOWN))
         if count:
             self._ready.flush_at(now + int(self.pacing.interval_s * S))
@@ -141,7 +151,7 @@ class StreamTable:
         if stream is None or stream.finish != Finish.RUNNING:
             return
         stream.prediction = within(prediction, stream.request.sampling)
-        self._submissions.predicted(stream)
+        self.submissions.predicted(stream)
 
     def is_seated(self, request_id: int) -> bool:
         """Whether it has a slot, as far as we have heard."""
@@ -163,12 +173,12 @@ class StreamTable:
         self._flow.server_answered(began_ns, self._clock())
 
     def instance_ready(self, instance: int) -> None:
-        self._submissions.instance_ready(instance)
+        self.submissions.instance_ready(instance)
 
     def instance_lost(self, instance: int) -> None:
         """The instance died or stalled: what it had is to be submitted again, after what was delivered."""
         self._metrics.instance_lost()
-        culprit = self._submissions.instance_lost(instance, self._streams.values(), self._clock())
+        culprit = self.submissions.instance_lost(instance, self._streams.values(), self._clock())
         if culprit is not None:
             culprit.error = "the engine failed while it ran this request alone; it is not tried again"
             self._end(culprit, Finish.ERROR)
@@ -201,7 +211,7 @@ class StreamTable:
 
     def outbox(self) -> dict[int, list[ToInstance]]:
         """What each instance is to be told now, by its number."""
-        return self._submissions.outbox(self._streams.values(), self._clock())
+        return self.submissions.outbox(self._streams.values(), self._clock())
 
     def take_ended(self) -> list[Stream]:
         """The streams that have left the table since the last time."""
@@ -227,14 +237,14 @@ class StreamTable:
 
     def wait_s(self) -> float:
         """How long nothing will be due if nothing comes in."""
-        if not self._submissions.is_told:
+        if not self.submissions.is_told:
             return 0.0
         now = self._clock()
         return max(0, self._ready.next_ns(now + MAX_WAIT_NS, self._flow.num_free > 0) - now) / S
 
     def check_integrity(self) -> None:
         """Re-derives from the streams what is kept in addition. Raises AssertionError."""
-        self._submissions.check_integrity(self._streams.values())
+        self.submissions.check_integrity(self._streams.values())
         self._ready.check_integrity(set(self._streams))
 
     # --- inside
@@ -267,7 +277,7 @@ class StreamTable:
 
     def _end(self, stream: Stream, finish: Finish, num_tokens: int | None = None) -> None:
         """Ends a stream from our side; its instance gets a Cancel if it still works on it."""
-        self._submissions.cancel(stream)
+        self.submissions.cancel(stream)
         stream.end(finish, num_tokens)
         self._ready.touch(stream.request_id)
 
@@ -363,7 +373,7 @@ class StreamTable:
         return self._last(stream, now)
 
     def _last(self, stream: Stream, now: int) -> Outgoing:
-        self._submissions.remove(stream)
+        self.submissions.remove(stream)
         self._ready.drop(stream.request_id)
         del self._streams[stream.request_id]
         self._ended.append(stream)

@@ -7,6 +7,8 @@ Owned by the scheduler model's streams thread.
 from __future__ import annotations
 
 import logging
+import math
+from typing import Any
 
 from python_backends.cluster.router import Router
 from python_backends.nouns.messages import Load
@@ -90,10 +92,36 @@ class InstanceLoads:
         gauge = self._metrics.gauge
         for name, field in SUMS.items():
             gauge(name, sum(getattr(load, field) for load in self._loads.values()))
-        gauge("gapless_instances", len(self._loads), (("state", "ready"),))
+        draining = self._router.draining if self._router is not None else frozenset()
+        gauge("gapless_instances", len(self._loads.keys() - draining), (("state", "ready"),))
+        gauge("gapless_instances", len(self._loads.keys() & draining), (("state", "draining"),))
         gauge("gapless_instances", len(self._seen - self._loads.keys()), (("state", "lost"),))
         if self._router is not None:
             self._export_each(self._router)
+
+    def status(self) -> dict[str, Any]:
+        """For people: the policy, and what each instance carries."""
+        assert self._router is not None, "one instance has no status of a cluster"
+        return {
+            "policy": self._router.policy,
+            "instances": [self._status_of(self._router, number) for number in sorted(self._seen)],
+        }
+
+    def _status_of(self, router: Router, number: int) -> dict[str, Any]:
+        load = self._loads.get(number)
+        state = "lost" if load is None else "draining" if number in router.draining else "ready"
+        load, freeness = load or Load(), router.freeness(number)
+        return {
+            "number": number,
+            "state": state,
+            "slots_busy": load.num_running,
+            "slots": load.num_slots,
+            "blocks_used": load.num_used_blocks,
+            "blocks": load.num_blocks,
+            "waiting": load.num_waiting,
+            "freeness_tokens": freeness if math.isfinite(freeness) else None,
+            "step_s": load.step_s,
+        }
 
     def _export_each(self, router: Router) -> None:
         for instance in self._seen:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import triton_python_backend_utils as pb_utils
 
+from python_backends.cluster.cluster import Cluster
 from python_backends.cluster.router import Router
 from python_backends.engine.kinds import kind_of
 from python_backends.nouns.messages import Failed, Flush, Pace, reader
@@ -42,10 +43,18 @@ from python_backends.triton_models.tensors import (
     final,
     run_directory,
 )
+from python_backends.watching.cluster_files import ClusterOrders, ClusterStatus
 from python_backends.watching.instance_state import CLOSING
 from python_backends.watching.metrics import EXPORT_EVERY_S, Metrics
 from python_backends.watching.restarts import RestartsFile
-from python_backends.wires import InstanceLoad, InstanceLost, InstanceReady, RecordsEnd, SchedulerEnd
+from python_backends.wires import (
+    InstanceLoad,
+    InstanceLost,
+    InstanceMove,
+    InstanceReady,
+    RecordsEnd,
+    SchedulerEnd,
+)
 
 if TYPE_CHECKING:
     from python_backends.triton_models.tracing import StreamTraceSpans
@@ -54,6 +63,7 @@ log = logging.getLogger("gapless.scheduler")
 
 REQUEST = reader(Request)
 PACE_EVERY_S = 0.1
+ORDERS_EVERY_S = 0.2
 LONG_WAIT_S = 10.0  # requests wait for longer: the log says why
 COMPLAIN_EVERY_S = 60.0  # about the same failure of what no stream depends on
 LOST_PART = "a part of the answer could not be sent"
@@ -75,6 +85,9 @@ class TritonPythonModel:
         router = Router(everything.cluster) if everything.cluster.instances > 1 else None
         self._table = StreamTable(settings, time.monotonic_ns, context_tokens, self._metrics, router)
         table = self._table
+        self._cluster = (
+            Cluster(everything.cluster, router, table, self._metrics) if router is not None else None
+        )
         self._readers: dict[type, Callable[[Any], None]]
         self._readers = {
             Tokens: table.tokens,
@@ -84,9 +97,11 @@ class TritonPythonModel:
             Flush: lambda _: table.flush(),
             Failed: table.failed,
             InstanceLoad: self._on_load,
+            InstanceMove: self._on_move,
             InstanceReady: self._on_instance_ready,
             InstanceLost: self._on_instance_lost,
         }
+        self._orders, self._ordered_s = ClusterOrders(run_directory()), 0.0
         self._spans = _spans(trace_url)
         self._link = SchedulerEnd(run_directory(), settings.dead_after_s)
         self._predictions = Predictions(
@@ -100,6 +115,7 @@ class TritonPythonModel:
         self._news: deque[Any] = deque()  # from the instance and the detokenizer, not yet taken
         self._complained_s: dict[str, float] = {}
         self._loads = InstanceLoads(self._metrics, router)
+        self._status = ClusterStatus(run_directory())
         self._sending_s = 0.0
         self._paced_s = self._exported_s = time.monotonic()
         self._tell_at_s = time.monotonic() + LONG_WAIT_S
@@ -145,9 +161,10 @@ class TritonPythonModel:
                 self._table.fail_all("the scheduler failed inside")
 
     def _turn(self) -> None:
-        self._news.extend(self._link.receive(0.0 if self._news else self._table.wait_s()))
+        self._news.extend(self._link.receive(0.0 if self._news else self._wait_s()))
         while self._news:  # one that raises takes none of the others along
             self._take(self._news.popleft())
+        self._observe("requests could not be moved", self._look_after_cluster)
         self._accept()
         self._observe("lengths could not be predicted", self._predict)
         for instance, messages in self._table.outbox().items():
@@ -166,6 +183,12 @@ class TritonPythonModel:
                 self._table.fail_all("the server is shutting down")
             self._observe("restarts could not be counted", self._count_restarts)
             self._observe("metrics could not be exported", self._export_metrics)
+            self._observe("the status of the instances could not be written", self._write_status)
+
+    def _wait_s(self) -> float:
+        """How long nothing will be due if nothing comes in."""
+        table_s = self._table.wait_s()
+        return table_s if self._cluster is None else min(table_s, self._cluster.wait_s())
 
     def _observe(self, what: str, action: Callable[[], object]) -> None:
         """Does what no stream depends on: a failure is logged, at most once a minute, and ends nothing."""
@@ -188,6 +211,14 @@ class TritonPythonModel:
         if pacing.interval_s != before_s:
             self._link.send_all([Pace(pacing.interval_s)])
 
+    def _look_after_cluster(self) -> None:
+        if self._cluster is not None:
+            now_s = time.monotonic()
+            if now_s - self._ordered_s >= ORDERS_EVERY_S:
+                self._ordered_s = now_s
+                self._cluster.drain(self._orders.read())
+            self._cluster.look()
+
     def _take(self, news: Any) -> None:
         self._readers[type(news)](news)
 
@@ -198,10 +229,18 @@ class TritonPythonModel:
         self._loads.ready(ready.instance, ready.limits)
         self._link.send(ready.instance, [Pace(self._table.pacing.interval_s)])
         self._table.instance_ready(ready.instance)
+        if self._cluster is not None:
+            self._cluster.ready(ready)
 
     def _on_instance_lost(self, lost: InstanceLost) -> None:
         self._loads.lost(lost.instance)
         self._table.instance_lost(lost.instance)
+        if self._cluster is not None:
+            self._cluster.lost(lost)
+
+    def _on_move(self, news: InstanceMove) -> None:
+        if self._cluster is not None:
+            self._cluster.heard(news)
 
     def _accept(self) -> None:
         while not self._arrivals.empty():
@@ -291,6 +330,11 @@ class TritonPythonModel:
         began_ns = time.monotonic_ns()
         self._export.export()
         self._table.server_answered(began_ns)
+
+    def _write_status(self) -> None:
+        if self._cluster is not None:
+            moves = self._metrics.sums("gapless_migrations_total", "outcome")
+            self._status.write({**self._loads.status(), "migrations": moves})
 
     def _tell_why(self, waiting: dict[WaitReason, int]) -> None:
         """Logs why requests wait, if there have been some for LONG_WAIT_S, and then once a minute."""

@@ -32,7 +32,7 @@ GAUGES = {
         "KV blocks that will be in use at most, as admission reckons from predicted lengths"
     ),
     "gapless_evictions": "Sequences evicted by the present instance because KV blocks ran out",
-    "gapless_instances": "Instances by state: ready, lost",
+    "gapless_instances": "Instances by state: ready, draining, lost",
     "gapless_instance_slots_busy": "Slots in use, by instance",
     "gapless_instance_kv_blocks_used": "KV blocks held by running requests, by instance",
     "gapless_instance_waiting": "Requests that wait for a slot, by instance",
@@ -51,6 +51,7 @@ COUNTERS = {
     "gapless_instance_losses_total": "Times that an instance died or stalled",
     "gapless_length_predictions_total": "Lengths predicted, by what said so: forest, history, none",
     "gapless_dispatches_total": "Requests sent to an instance, by instance",
+    "gapless_migrations_total": "Requests that were to go to another instance, by reason and outcome",
     "gapless_restarts_total": "Times that the launcher started a process again, by process",
 }
 TIMESTAMP = "gapless_metrics_timestamp_seconds"
@@ -64,6 +65,7 @@ LABELLED = (
     "gapless_instance_freeness_tokens",
     "gapless_instance_step_seconds",
     "gapless_dispatches_total",
+    "gapless_migrations_total",
     "gapless_requests_total",
     "gapless_restarts_total",
     "gapless_length_predictions_total",
@@ -74,6 +76,10 @@ HISTOGRAMS = {
     "gapless_e2e_latency_seconds": "From arrival to the end of the answer",
     "gapless_queue_time_seconds": "From arrival to a slot",
     "gapless_length_prediction_error_tokens": "Between the predicted mean length of an answer and its length",
+    "gapless_migration_seconds": "From the decision to move a running request until it goes on elsewhere",
+    "gapless_migration_downtime_seconds": (
+        "From the time when the source has stopped until the first token of the destination"
+    ),
     "gapless_token_gap_seconds": "Time for which the device is idle between two steps while there is work",
 }
 BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -144,6 +150,15 @@ class Metrics:
     def total(self, name: str, value: float, labels: Labels = ()) -> None:
         """Sets a counter that another process keeps."""
         self.counters[name, labels] = value
+
+    def sums(self, name: str, label: str) -> dict[str, int]:
+        """Of a counter with labels: its counts by one of them."""
+        found: dict[str, int] = {}
+        for (each, labels), count in self.counters.items():
+            if each == name:
+                value = dict(labels)[label]
+                found[value] = found.get(value, 0) + round(count)
+        return found
 
     def observe(self, name: str, value: float) -> None:
         self.histograms[name].observe(value)

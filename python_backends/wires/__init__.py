@@ -3,9 +3,10 @@ run directory.
 
     detokenizer ── PUSH ─► PULL ── scheduler model ── ROUTER ◄─► DEALER ── instance
                                                    └─ PUSH ─► PULL ── learner
+    instance ── DEALER ◄─► ROUTER ── another instance, while a request moves
 
 The scheduler model binds, the others connect, in any order and as often as they are restarted; only the
-learner binds its own.
+learner, and instances for each other, bind their own.
 """
 
 from python_backends.wires.feedback import FeedbackEnd
@@ -14,6 +15,7 @@ from python_backends.wires.sessions import (
     InstanceEnd,
     InstanceLoad,
     InstanceLost,
+    InstanceMove,
     InstanceReady,
     NewSession,
     SchedulerEnd,
@@ -24,6 +26,7 @@ __all__ = [
     "InstanceEnd",
     "InstanceLoad",
     "InstanceLost",
+    "InstanceMove",
     "InstanceReady",
     "LearnerEnd",
     "NewSession",

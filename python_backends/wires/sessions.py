@@ -27,6 +27,7 @@ from python_backends.nouns.messages import (
     pack,
     reader,
 )
+from python_backends.nouns.moves import Adopted, Held, MoveEnded, Refused, Reserved
 from python_backends.nouns.request import Feedback, Idle, ModelLimits
 from python_backends.wires.sockets import Wake, address, open_socket, poller_of, received
 
@@ -56,6 +57,14 @@ class InstanceLoad:
 
     instance: int
     load: Load
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceMove:
+    """What the instance with this number says of a move."""
+
+    instance: int
+    message: Reserved | Refused | Held | Adopted | MoveEnded
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +127,8 @@ class SchedulerEnd:
         self._wake.call()
 
     def receive(self, timeout_s: float) -> list[Any]:
-        """Waits for news. Returns messages, Feedback, Idle, InstanceReady, InstanceLoad and InstanceLost in
-        the order of their arrival.
+        """Waits for news. Returns messages, Feedback, Idle, InstanceReady, InstanceLoad, InstanceMove and
+        InstanceLost in the order of their arrival.
         """
         ready = dict(self._poller.poll(max(0, math.ceil(timeout_s * 1000))))
         news: list[Any] = []
@@ -184,13 +193,22 @@ class SchedulerEnd:
 
 
 def _labelled(instance: int, message: Any) -> Any:
-    return InstanceLoad(instance, message) if isinstance(message, Load) else message
+    if isinstance(message, Load):
+        return InstanceLoad(instance, message)
+    if isinstance(message, Reserved | Refused | Held | Adopted | MoveEnded):
+        return InstanceMove(instance, message)
+    return message
 
 
 class InstanceEnd:
     """An instance's end. One thread uses it; any thread may call `wake`."""
 
-    def __init__(self, run_directory: Path, name: str, limits: ModelLimits) -> None:
+    def __init__(
+        self, run_directory: Path, name: str, limits: ModelLimits, blocks_at: str = "", kv_format: str = ""
+    ) -> None:
+        """`blocks_at` and `kv_format`: of the KV blocks that this instance exchanges with others, if it
+        does.
+        """
         self._context = zmq.Context()
         self._socket = open_socket(self._context, zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, name.encode())
@@ -199,12 +217,12 @@ class InstanceEnd:
         self._poller = poller_of(self._socket, self._wake.fd)
         self._incarnation = new_incarnation()
         self._session = NOBODY
-        self._limits = limits
-        self._send([Hello(limits)])
+        self._hello = Hello(limits, blocks_at=blocks_at, kv_format=kv_format)
+        self._send([self._hello])
 
     def receive(self, timeout_s: float) -> list[Any]:
-        """Waits for news, or until woken. Returns Submit, Predicted, Cancel, Pace
-        and NewSession in the order of their arrival.
+        """Waits for news, or until woken. Returns Submit, Predicted, Cancel, Pace, messages of moves and
+        NewSession in the order of their arrival.
         """
         news: list[Any] = []
         if not self._poller.poll(int(timeout_s * 1000)):
@@ -215,7 +233,7 @@ class InstanceEnd:
                 self._session = session
                 news.append(NewSession())
             if any(isinstance(message, Hello) for message in messages):
-                self._send([Hello(self._limits)])
+                self._send([self._hello])
             news += [message for message in messages if not isinstance(message, Hello)]
         return news
 

@@ -29,8 +29,8 @@ needs_prometheus = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gapless, Prometheus]]:
-    """Gapless while `make bench` loads it, a client leaves, one is refused, and
-    the instance dies; and Prometheus, which saw it.
+    """Two instances while `make bench` loads them, a client leaves, one is refused, one of the instances
+    dies, and requests move; and Prometheus, which saw it.
     """
     model = write_toy_model(tmp_path_factory.mktemp("toy-model"))
     gapless = Gapless(
@@ -41,6 +41,9 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gapless,
             "engine.slots": 4,
             "streams.max_open": 40,
             "scheduling.policy": "ours",
+            "cluster.instances": 2,
+            "cluster.policy": "shuffle",
+            "cluster.balance_every_s": 0.1,
         }
     )
     prometheus = Prometheus(tmp_path_factory.mktemp("prometheus"), gapless.metrics_port)
@@ -64,14 +67,22 @@ def load(gapless: Gapless, prometheus: Prometheus) -> None:
     wait_for(lambda: prometheus.has_seen("max_over_time(gapless_requests_waiting[2m])", 10), 60)
     gapless.kill(gapless.instance_pid())
     wait_for(lambda: gapless.metrics()['gapless_restarts_total{process="instance-0"}'] == 1, 60)
-    wait_for(lambda: gapless.metrics()["gapless_slots_busy"] == 4, 60)
-    wait_for(lambda: prometheus.has_seen("gapless_slots_busy", 4), 60)
+    wait_for(lambda: gapless.metrics()["gapless_slots_busy"] == 8, 60)
+    wait_for(lambda: prometheus.has_seen("gapless_slots_busy", 8), 60)
     crowd.cancel()
     crowd.close()
     wait_for(gapless.is_idle, 60)
     ended = gapless.metrics()["gapless_e2e_latency_seconds_count"]
     wait_for(lambda: prometheus.has_seen("gapless_e2e_latency_seconds_count", ended), 60)
     wait_for(lambda: prometheus.has_seen('gapless_requests_total{outcome="cancelled"}', 1), 60)
+    few = gapless.grpc()  # slots are free, so that requests move
+    for n in range(3):
+        few.ask(f"{n}", text_input=f"client {n}", min_tokens=400, max_tokens=400)
+    few.finish()
+    few.close()
+    moved = gapless.metrics()["gapless_migration_downtime_seconds_count"]
+    assert moved
+    wait_for(lambda: prometheus.has_seen("gapless_migration_downtime_seconds_count", moved), 60)
 
 
 def run_bench(gapless: Gapless) -> bool:

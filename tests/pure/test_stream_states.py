@@ -528,7 +528,7 @@ def spoil(news: Started | list[Row]) -> Started | list[Row]:
 
 def left_in(table: StreamTable) -> list[str]:
     """The names of all that is not empty."""
-    owners = (table, table._submissions, table._ready, table._ready.timers)
+    owners = (table, table.submissions, table._ready, table._ready.timers)
     return [
         name
         for owner in owners

@@ -15,7 +15,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 ROOMS_OF_NAMES: dict[str, set[str]] = {  # where names may have this word in them
     "room": set(),
     "rest": {"scheduling"},
-    "epoch": {"nouns", "scheduling", "streams", "instance"},
+    "epoch": {"nouns", "scheduling", "streams", "instance", "handover", "cluster"},
     "generation": {
         "engine",
         "nouns",

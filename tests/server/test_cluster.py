@@ -1,16 +1,22 @@
-"""Several instances behind one server: requests are divided among them, and one may die."""
+"""Several instances behind one server: requests are divided and move; one may die, or be emptied."""
 
 from __future__ import annotations
 
+import json
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.server.expected import PROMPT, Expected
-from tests.server.serving import Gapless, wait_for
+from tests.server.serving import ROOT, Gapless, wait_for
 from tests.server.test_recovery import check_that_only_the_poisonous_request_fails
+from tests.server.test_shortages import run_directory
 
 LONG = {"max_tokens": 300, "min_tokens": 300}
 
@@ -84,3 +90,165 @@ def test_a_request_that_ends_its_instance_ends_no_other(toy_model: Path, expecte
     restarts = [metrics[f'gapless_restarts_total{{process="instance-{number}"}}'] for number in range(2)]
     assert sorted(restarts) == [0, 3], "the same one each time"
     assert served.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def shuffled(toy_model: Path) -> Iterator[Gapless]:
+    """Two instances between which requests move all the time."""
+    settings = {"model.directory": toy_model, "engine.kind": "toy", "engine.slots": 64, "toy.step_ms": 10}
+    cluster = {"cluster.instances": 2, "cluster.policy": "shuffle", "cluster.balance_every_s": 0.02}
+    served = Gapless(**settings, **cluster, **{"streams.dead_after_s": 3, "cluster.max_moves": 4})
+    wait_for(lambda: served.metrics()['gapless_instances{state="ready"}'] == 2, 60)
+    yield served
+    assert served.stop() == 0
+
+
+def migrations(cluster: Gapless, reason: str, outcome: str = "done") -> float:
+    name = f'gapless_migrations_total{{outcome="{outcome}",reason="{reason}"}}'
+    return cluster.metrics().get(name, 0.0)
+
+
+def check_nothing_is_kept(cluster: Gapless) -> None:
+    wait_for(cluster.is_idle, 60)
+    wait_for(lambda: by_instance(cluster, "gapless_instance_slots_busy") == [0, 0], 60)
+    wait_for(lambda: by_instance(cluster, "gapless_instance_kv_blocks_used") == [0, 0], 60)
+
+
+def test_requests_move_while_they_are_answered_and_no_text_changes(
+    shuffled: Gapless, expected: Expected
+) -> None:
+    client = shuffled.grpc()
+    answers = {n: client.ask(f"{n}", text_input=f"{PROMPT} {n}", **LONG) for n in range(100)}
+    client.finish(180)
+    client.close()
+    for n, answer in answers.items():
+        assert answer.error == ""
+        assert answer.text == expected.text(f"{PROMPT} {n}", **LONG)
+        assert answer.reasons == ["length"]
+    assert migrations(shuffled, "shuffle") >= 50
+    check_nothing_is_kept(shuffled)
+
+
+def test_instances_are_killed_while_requests_move_and_every_text_is_whole(
+    shuffled: Gapless, expected: Expected
+) -> None:
+    """Each of them twice, once by SIGSTOP."""
+    moves = migrations(shuffled, "shuffle")
+    losses = shuffled.metrics()["gapless_instance_losses_total"]
+    most = {"max_tokens": 1500, "min_tokens": 1500}
+    client = shuffled.grpc()
+    answers = {n: client.ask(f"{n}", text_input=f"{PROMPT} {n}", **most) for n in range(40)}
+    client.read_until(lambda: all(answer.chunks > 2 for answer in answers.values()))
+    for instance, number in [(0, "KILL"), (1, "KILL"), (0, "STOP"), (1, "STOP")]:
+        client.drain(1)  # requests move meanwhile
+        shuffled.kill(shuffled.instance_pid(instance), signal.Signals[f"SIG{number}"])
+        losses += 1
+        wait_for(lambda most=losses: shuffled.metrics()["gapless_instance_losses_total"] >= most, 60)
+        wait_for(lambda: shuffled.metrics()['gapless_instances{state="ready"}'] == 2, 60)
+    client.finish(180)
+    client.close()
+    for n, answer in answers.items():
+        assert answer.error == ""
+        assert answer.text == expected.text(f"{PROMPT} {n}", **most)
+        assert answer.reasons == ["length"]
+    assert migrations(shuffled, "shuffle") > moves
+    check_nothing_is_kept(shuffled)
+
+
+def control(cluster: Gapless, *command: str) -> subprocess.CompletedProcess[str]:
+    call = [sys.executable, "-m", "python_backends.launcher.control"]
+    call += ["--run-directory", str(run_directory(cluster))]
+    return subprocess.run(
+        [*call, *command], check=False, cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_an_instance_is_emptied_while_its_requests_are_answered(cluster: Gapless, expected: Expected) -> None:
+    """And can be killed then: nothing is computed again."""
+    before = cluster.metrics()
+    client = cluster.grpc()
+    answers = {n: client.ask(f"{n}", text_input=f"{PROMPT} {n}", **LONG) for n in range(8)}
+    client.read_until(lambda: all(answer.chunks > 2 for answer in answers.values()))
+    drained = control(cluster, "drain", "1")
+    assert (drained.returncode, drained.stderr) == (0, "")
+    assert drained.stdout.startswith("instance 1 is empty after ")
+    status = json.loads(control(cluster, "status", "--json").stdout)
+    assert [each["state"] for each in status["instances"]] == ["ready", "draining"]
+    assert status["instances"][1]["slots_busy"] == status["instances"][1]["waiting"] == 0
+    cluster.kill(cluster.instance_pid(1))
+    client.finish()
+    client.close()
+    for n, answer in answers.items():
+        assert answer.error == ""
+        assert answer.text == expected.text(f"{PROMPT} {n}", **LONG)
+    assert migrations(cluster, "drain") > before.get(
+        'gapless_migrations_total{outcome="done",reason="drain"}', 0.0
+    )
+    hits = "gapless_prefix_hit_tokens_total"
+    assert cluster.metrics()[hits] == before[hits], "no request was submitted a second time"
+    wait_for(lambda: cluster.metrics()['gapless_instances{state="draining"}'] == 1, 60)
+    last = control(cluster, "drain", "0")
+    assert (last.returncode, last.stdout) == (1, "")
+    assert "the last one that gets requests" in last.stderr
+    assert control(cluster, "restore", "1").returncode == 0
+    wait_for(lambda: cluster.metrics()['gapless_instances{state="ready"}'] == 2, 60)
+    assert "there is no instance 7; there are 0, 1" in control(cluster, "drain", "7").stderr
+
+
+def test_if_the_destination_stops_while_blocks_are_copied_the_source_goes_on(
+    toy_model: Path, expected: Expected
+) -> None:
+    """Its blocks weigh as much as those of a large model, so that many moves are under way."""
+    settings = {"model.directory": toy_model, "engine.kind": "toy", "engine.slots": 16, "toy.step_ms": 10}
+    settings |= {"engine.kv_blocks": 256, "toy.block_bytes": 2_000_000, "streams.dead_after_s": 10}
+    cluster = {"cluster.instances": 2, "cluster.policy": "shuffle", "cluster.balance_every_s": 0.05}
+    served = Gapless(**settings, **cluster)
+    wait_for(lambda: served.metrics()['gapless_instances{state="ready"}'] == 2, 60)
+    client = served.grpc()
+    most = {"max_tokens": 600, "min_tokens": 600}
+    answers = {n: client.ask(f"{n}", text_input=f"{PROMPT} {n}", **most) for n in range(8)}
+    client.read_until(lambda: all(answer.chunks > 20 for answer in answers.values()))
+    pid = served.instance_pid(1)
+    for _ in range(3):  # each pause is shorter than what an instance may be silent
+        os.kill(pid, signal.SIGSTOP)
+        client.drain(2)
+        os.kill(pid, signal.SIGCONT)
+        client.drain(0.5)
+    client.finish(180)
+    client.close()
+    for n, answer in answers.items():
+        assert answer.error == ""
+        assert answer.text == expected.text(f"{PROMPT} {n}", **most)
+    assert served.metrics()["gapless_instance_losses_total"] == 0
+    check_nothing_is_kept(served)
+    assert served.stop() == 0
+
+
+@pytest.mark.parametrize("kind", ["torch", "openvino"])
+def test_the_bundled_model_gives_the_same_answers_while_requests_move(kind: str) -> None:
+    """Greedy and sampled, with penalties and log-probabilities, in float32."""
+    settings = {"engine.kind": kind, "model.dtype": "float32", "engine.slots": 16}
+    most = {"max_tokens": 100, "min_tokens": 100}
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0.8, "seed": 7},
+        {"repetition_penalty": 1.3, "presence_penalty": 0.5},
+        {"return_log_probs": True},
+    ]
+    inputs = [{"text_input": f"def read_{n}(self, size", **most, **kinds[n % 4]} for n in range(12)]
+    answers = []
+    for cluster in (
+        {},
+        {"cluster.instances": 2, "cluster.policy": "shuffle", "cluster.balance_every_s": 0.05},
+    ):
+        served = Gapless(**settings, **cluster)
+        client = served.grpc()
+        asked = [client.ask(f"{n}", **each) for n, each in enumerate(inputs)]
+        client.finish(120)
+        client.close()
+        assert [each.error for each in asked] == [""] * len(asked)
+        answers.append([each.text for each in asked])
+        if cluster:
+            assert migrations(served, "shuffle") >= 3
+        assert served.stop() == 0
+    assert answers[0] == answers[1]

@@ -1,10 +1,14 @@
-"""What a policy of the cluster decides on, and what it is: one function."""
+"""What a policy of the cluster decides on, and what it is: which instance gets a request, and between which
+instances running requests move.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from python_backends.cluster.move import MoveReason
 from python_backends.cluster.views import InstanceView
 
 
@@ -27,5 +31,30 @@ class Dispatch:
     priority: int
 
 
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """In tokens; see the settings of the same names."""
+
+    low_tokens: int
+    priority_headroom_tokens: int
+
+
+class Pair(NamedTuple):
+    """A request may move from one instance to another one."""
+
+    source: InstanceView
+    destination: InstanceView
+    reason: MoveReason
+
+
 # one of the candidates [at least one], which are in the order of their numbers
-ClusterPolicy = Callable[[Sequence[Candidate], Dispatch], Candidate]
+Choose = Callable[[Sequence[Candidate], Dispatch], Candidate]
+# pairs of these instances; each is in one pair at most
+FindPairs = Callable[[Sequence[InstanceView], Thresholds], list[Pair]]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPolicy:
+    choose: Choose
+    find_pairs: FindPairs | None = None  # None: no request moves
+    spares_ending: bool = False  # a request that is predicted to end soon does not move

@@ -1,3 +1,3 @@
-"""The KV cache of the engines on a CPU and of the torch engine: its
-layout, its memory, padded numbers of rows.
+"""The KV cache of the engines on a CPU and of the torch engine: its layout, its memory, its blocks as bytes,
+padded numbers of rows.
 """

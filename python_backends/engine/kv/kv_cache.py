@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from python_backends.engine.kv.block_bytes import Bytes
+
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
@@ -28,6 +30,14 @@ class BlockShape:
         return (
             self.num_layers * 2 * self.num_kv_heads * self.block_tokens * self.head_dim * self.dtype.itemsize
         )
+
+    @property
+    def kv_format(self) -> str:
+        """The type of a number, and the sizes of a block: what two engines must have in common to exchange
+        blocks.
+        """
+        sizes = (self.num_layers, 2, self.num_kv_heads, self.block_tokens, self.head_dim)
+        return f"{str(self.dtype).removeprefix('torch.')} {'x'.join(map(str, sizes))}"
 
 
 class KVCache:
@@ -84,3 +94,9 @@ class KVCache:
         if self._gathered.numel() < num_rows * width:
             self._gathered = self._head_rows[0].new_empty(num_rows * width)
         return self._gathered[: num_rows * width].view(num_rows, width)
+
+
+def rows_of_bytes(tensor: Tensor) -> Bytes:
+    """`tensor` [rows, …] of a host's memory, not copied: [rows, bytes]."""
+    rows: Bytes = tensor.view(len(tensor), -1).view(torch.uint8).numpy()
+    return rows

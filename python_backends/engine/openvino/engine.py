@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 import openvino as ov
@@ -20,7 +21,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from python_backends.engine.kv.kv_cache import BlockShape
+from python_backends.engine.kv.block_bytes import BlockBytes
+from python_backends.engine.kv.kv_cache import BlockShape, rows_of_bytes
+from python_backends.engine.launched_steps import LaunchedSteps
 from python_backends.engine.model.checkpoint import (
     block_shape,
     declared_tokens,
@@ -40,7 +43,8 @@ from python_backends.engine.slots.sampler import GREEDY, SamplingRows, sample
 from python_backends.engine.slots.slot_state import SlotState
 from python_backends.engine.step_end import StepEnd
 from python_backends.engine.step_timer import Seconds, StepTimer
-from python_backends.nouns.step import RowLogProbs, StepOutput, StepPlan
+from python_backends.nouns.request import Ids
+from python_backends.nouns.step import Admit, RowLogProbs, StepOutput, StepPlan
 from python_backends.settings import Settings, SettingsError
 
 # With int8 weights, this many activations of a row are rounded to int8 with one scale, so that the processor
@@ -95,7 +99,10 @@ class OpenVINOEngine:
         self.state = SlotState(self.limits, torch.device("cpu"))
         # of the running step, and of the one before
         self._inputs = deque(StepInputs(each, self.state.dead_slot) for each in requests)
-        self._caches = self._give_caches(shape)
+        self.kv_format, self.block_bytes = shape.kv_format, shape.num_bytes
+        self._blocks = BlockBytes([rows_of_bytes(cache) for cache in self._give_caches(shape)])
+        self.export_blocks = self._blocks.read
+        self._steps = LaunchedSteps()  # that OpenVINO's threads compute while the loop goes on
         self._timer = StepTimer()
         self._running: _Running | None = None
         self._chosen: _Chosen | None = None
@@ -137,6 +144,12 @@ class OpenVINOEngine:
     def close(self) -> None:
         self._choose()
         self._outputs.clear()
+        self._steps.stop()
+
+    def import_blocks(self, blocks: Ids, data: memoryview | NDArray[Any]) -> None:
+        """Raises ValueError if `data` has another size."""
+        self._steps.wait()
+        self._blocks.write(blocks, data)
 
     def _step(self, plan: StepPlan, request: ov.InferRequest, is_new: bool) -> _Running:
         last = self._last and self._last.step
@@ -162,9 +175,13 @@ class OpenVINOEngine:
         else:
             if self._chosen is not None:
                 last_tokens[self._chosen.step.slots.numpy()] = self._chosen.tokens  # before they are booked
+            for admit in plan.operations:  # a request that has moved here decodes in the plan that admits it
+                if isinstance(admit, Admit) and len(admit.tokens):
+                    last_tokens[admit.slot] = admit.tokens[-1]
             inputs.put_tokens(last_tokens[plan.slots[: plan.num_decodes]])
         self._timer.begin()
         if self._ahead:
+            self._steps.launched()
             inputs.request.start_async()
         else:
             inputs.request.infer()  # this thread computes too
@@ -191,6 +208,7 @@ class OpenVINOEngine:
     def _computed(self, _: object) -> None:
         """Called by a thread of OpenVINO's."""
         self._done_s = time.monotonic()
+        self._steps.ended()
         self._step_end.came()
 
     def _append(self) -> None:

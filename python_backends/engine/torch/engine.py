@@ -20,7 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from python_backends.engine.device import DeviceMemory, device_memory, take_device
-from python_backends.engine.kv.kv_cache import BlockShape, KVCache
+from python_backends.engine.kv.block_bytes import BlockBytes
+from python_backends.engine.kv.device_blocks import DeviceBlocks
+from python_backends.engine.kv.kv_cache import BlockShape, KVCache, rows_of_bytes
 from python_backends.engine.kv.kv_memory import Measured, block_cost
 from python_backends.engine.largest_steps import largest_steps
 from python_backends.engine.model.checkpoint import (
@@ -100,6 +102,9 @@ class TorchEngine:
             self._decode_steps = DecodeSteps(self.decoder, self.state, self.cache, self._batcher, captures)
         if memory is not None:
             self._try_largest_steps(settings.engine.token_budget)
+        self.kv_format, self.block_bytes = shape.kv_format, shape.num_bytes
+        copies = _block_copies(self.cache)
+        self.export_blocks, self.import_blocks = copies.read, copies.write
         self._timer = cuda_timer(self.device) if self.device.type == "cuda" else StepTimer()
 
     def _make_state(self, shape: BlockShape, chunk_rows: int, stop_ids: int | None) -> None:
@@ -207,6 +212,15 @@ class TorchEngine:
 
     def close(self) -> None:
         self._launched.clear()
+
+
+def _block_copies(cache: KVCache) -> BlockBytes | DeviceBlocks:
+    """On a CPU an import need not wait for launched steps: `launch` returns after its step, and an engine
+    thread waits itself.
+    """
+    if cache.blocks.device.type == "cpu":
+        return BlockBytes([rows_of_bytes(cache.blocks)])
+    return DeviceBlocks(cache.blocks)
 
 
 def uses_kernels(cuda_graphs: str, device: torch.device) -> bool:

@@ -14,9 +14,12 @@ import os
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from python_backends.engine.kv.block_bytes import rows_of
 from python_backends.nouns.request import Finish, Ids, LogProbs, ModelLimits, Sampling
 from python_backends.nouns.step import Admit, Grow, RowLogProbs, SlotOperation, SpanKind, StepOutput, StepPlan
 from python_backends.settings import Settings
@@ -98,6 +101,8 @@ class ToyEngine:
         self._poison = settings.toy.poison_token
         self._rows: dict[int, _Row] = {}
         self._kv: Ids = np.full((num_blocks, engine.block_tokens), -1, np.int32)
+        self.block_bytes = max(settings.toy.block_bytes, self._kv[0].nbytes)
+        self.kv_format = f"toy {engine.block_tokens} {self.block_bytes}"
         self._outputs: deque[StepOutput] = deque()
         self._ends_s: deque[float] = deque()  # of the launched steps
         self._idle_s = 0.0  # when the device will have nothing more to do; 0: it has had nothing yet
@@ -128,6 +133,18 @@ class ToyEngine:
 
     def close(self) -> None:
         self._rows.clear()
+
+    def export_blocks(self, blocks: Ids) -> NDArray[np.uint8]:
+        """The blocks' tokens, and zeros up to `block_bytes`."""
+        data = np.zeros((len(blocks), self.block_bytes), np.uint8)
+        data[:, : self._kv[0].nbytes] = self._kv.view(np.uint8)[blocks]
+        return data.reshape(-1)
+
+    def import_blocks(self, blocks: Ids, data: memoryview | NDArray[Any]) -> None:
+        """Raises ValueError if `data` has another size. It need not wait: `launch` writes at once."""
+        self._kv.view(np.uint8)[blocks] = rows_of(data, len(blocks), self.block_bytes)[
+            :, : self._kv[0].nbytes
+        ]
 
     def _run_device(self) -> tuple[float, float]:
         """Adds a step after what the device has to do. How long it takes,

@@ -58,10 +58,10 @@ class Allocator:
             num_free_slots=self.slots.num_free,
             num_free_blocks=self.blocks.num_available - self._promised,
             blocks_needed=self._blocks_needed,
-            max_blocks=lambda sequence: self.blocks.blocks_for(self._limit(sequence)),
-            running=self.slots.running(),
+            max_blocks=lambda sequence: self.blocks.blocks_for(self.limit(sequence)),
+            running=[*self.slots.running(), *self.slots.reserved.values()],
             num_slots=self._limits.num_slots,
-            num_blocks=self._limits.num_blocks,
+            num_blocks=self._limits.num_blocks - self.blocks.num_only_lent,
         )
 
     def seat(self, sequence: Sequence) -> int:
@@ -71,7 +71,7 @@ class Allocator:
         found = self._found(sequence)
         num_revived = self.blocks.num_revived(found)
         self.blocks.share(found)
-        limit = self._limit(sequence)
+        limit = self.limit(sequence)
         reserved = self._reservation(sequence)
         fresh = self.blocks.take(max(0, self._first_blocks(sequence, reserved) - len(found)))
         num_computed = len(found) * self._limits.block_tokens
@@ -155,9 +155,53 @@ class Allocator:
         self.slots.leave(sequence)
         self._publish_blocks(sequence, sequence.tokens[:computed])
         self._operations.append(Release(slot, generation))
-        self.blocks.drop(sequence.blocks)
-        self._promised -= max(0, sequence.reserved_blocks - len(sequence.blocks))
-        sequence.blocks, sequence.num_published, sequence.reserved_blocks = NO_BLOCKS, 0, 0
+        self._drop_blocks(sequence)
+
+    # --- sequences that move here
+
+    def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Keeps a free slot for `sequence`, and blocks for `num_tokens` tokens and some that follow. Blocks
+        of its tokens so far that are found are shared. False: too few blocks are available.
+        """
+        found = self._found(sequence)
+        wanted = self.blocks.blocks_for(min(num_tokens + self._growth_tokens, self.limit(sequence)))
+        missing = max(0, wanted - len(found))
+        if missing + self.blocks.num_revived(found) > self.blocks.num_available:
+            return False
+        self.blocks.share(found)
+        self.slots.reserve(sequence)
+        sequence.reserved_blocks, sequence.num_published = self._reservation(sequence), len(found)
+        self._promised += sequence.reserved_blocks
+        self._hold(sequence, found + self.blocks.take(missing))
+        return True
+
+    def extend(self, sequence: Sequence, num_blocks: int) -> bool:
+        """Gives `sequence`, for which a slot is kept, blocks until it has `num_blocks`. False: too few are
+        available.
+        """
+        missing = max(0, num_blocks - len(sequence.blocks))
+        if missing > self.blocks.num_available:
+            return False
+        self._hold(sequence, self.blocks.take(missing))
+        return True
+
+    def publish(self, sequence: Sequence, tokens: Ids) -> None:
+        """Makes the full blocks of its leading `tokens` [n] findable: what belongs there has been written."""
+        self._publish_blocks(sequence, tokens)
+
+    def seat_moved(self, sequence: Sequence) -> int:
+        """`sequence` takes the slot that was kept for it; its blocks hold all of its tokens but the last one.
+        Returns how many of its blocks other sequences hold as well.
+        """
+        self._publish_blocks(sequence, sequence.tokens[:-1])
+        self.slots.seat_moved(sequence, self.limit(sequence))
+        self._operations.append(self._admission(sequence, sequence.slot))
+        return int(self.blocks.num_shared([sequence.blocks])[0])
+
+    def free_reserved(self, sequence: Sequence) -> None:
+        """`sequence` does not move here. What it has published can still be found."""
+        self.slots.free_reserved(sequence)
+        self._drop_blocks(sequence)
 
     def rewrite(self) -> None:
         """Writes an operation with the full state of every slot: shows what
@@ -178,12 +222,14 @@ class Allocator:
 
     def check_integrity(self) -> None:
         """Raises AssertionError."""
-        running = self.slots.running()
-        self.blocks.check_integrity([sequence.blocks for sequence in running])
-        assert len(running) == self.slots.num_busy == int(self.slots.live.sum()), (
-            "busy slots differ from running sequences"
+        running, reserved = self.slots.running(), list(self.slots.reserved.values())
+        self.blocks.check_integrity([sequence.blocks for sequence in running + reserved])
+        assert len(running) + len(reserved) == self.slots.num_busy, (
+            "busy slots differ from running and reserved sequences"
         )
-        promised = sum(max(0, sequence.reserved_blocks - len(sequence.blocks)) for sequence in running)
+        assert len(running) == int(self.slots.live.sum()), "live slots differ from running sequences"
+        assert not (self.slots.held & ~self.slots.live).any(), "an empty slot is held"
+        promised = sum(max(0, each.reserved_blocks - len(each.blocks)) for each in running + reserved)
         assert promised == self._promised, "promised blocks are off"
         assert all(self.slots.sequences[sequence.slot] is sequence for sequence in running), (
             "a sequence sits in another's slot"
@@ -208,7 +254,7 @@ class Allocator:
 
     def _first_blocks(self, sequence: Sequence, reserved: int) -> int:
         return min(
-            self.blocks.blocks_for(min(len(sequence.tokens) + self._growth_tokens, self._limit(sequence))),
+            self.blocks.blocks_for(min(len(sequence.tokens) + self._growth_tokens, self.limit(sequence))),
             reserved,
         )
 
@@ -219,10 +265,11 @@ class Allocator:
 
     def _reservation(self, sequence: Sequence) -> int:
         """Blocks for the tokens that it is expected to hold at its end, at least for one more than it has."""
-        expected = min(max(self._reserve(sequence), len(sequence.tokens) + 1), self._limit(sequence))
+        expected = min(max(self._reserve(sequence), len(sequence.tokens) + 1), self.limit(sequence))
         return self.blocks.blocks_for(expected)
 
-    def _limit(self, sequence: Sequence) -> int:
+    def limit(self, sequence: Sequence) -> int:
+        """The most tokens that it may come to hold."""
         return min(sequence.request.max_total_tokens, self._limits.max_model_tokens)
 
     def _admission(self, sequence: Sequence, slot: int) -> Admit:
@@ -242,7 +289,12 @@ class Allocator:
         before = max(0, sequence.reserved_blocks - len(sequence.blocks))
         sequence.blocks = np.concatenate([sequence.blocks, np.array(blocks, np.int32)])
         self._promised += max(0, sequence.reserved_blocks - len(sequence.blocks)) - before
-        self.slots.hold(sequence.slot, len(sequence.blocks) * self._limits.block_tokens)
+        self.slots.set_capacity(sequence.slot, len(sequence.blocks) * self._limits.block_tokens)
+
+    def _drop_blocks(self, sequence: Sequence) -> None:
+        self.blocks.drop(sequence.blocks)
+        self._promised -= max(0, sequence.reserved_blocks - len(sequence.blocks))
+        sequence.blocks, sequence.num_published, sequence.reserved_blocks = NO_BLOCKS, 0, 0
 
     def _publish_blocks(self, sequence: Sequence, computed: Ids) -> None:
         """Makes the full blocks among `computed` [tokens] findable."""

@@ -2,6 +2,7 @@
 
 A block is free, retained (no sequence holds it, its content is kept for a later prompt with the same prefix)
 or used (one holder or more, prefixes are shared). Blocks are keyed by the whole token prefix up to their end.
+A block that is lent is read by a copy to another instance: it counts as used until it is given back.
 Called by the slot scheduler alone.
 """
 
@@ -28,6 +29,8 @@ class BlockPool:
         self.block_tokens = block_tokens
         self._free = deque(range(num_blocks))
         self._references: Ids = np.zeros(num_blocks, np.int32)
+        self._lent: Ids = np.zeros(num_blocks, np.int32)  # references of copies
+        self._num_lent = 0  # their sum
         self._keys: list[bytes | None] = [None] * num_blocks
         self._by_key: dict[bytes, int] = {}
         self._retained: OrderedDict[int, None] = OrderedDict()  # oldest first
@@ -43,6 +46,17 @@ class BlockPool:
     @property
     def num_retained(self) -> int:
         return len(self._retained)
+
+    @property
+    def is_lending(self) -> bool:
+        return self._num_lent > 0
+
+    @property
+    def num_only_lent(self) -> int:
+        """Blocks that no sequence holds any more, and that copies still read."""
+        if not self._num_lent:
+            return 0
+        return int(np.count_nonzero((self._lent > 0) & (self._lent == self._references)))
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_tokens)
@@ -87,6 +101,21 @@ class BlockPool:
             self._retained.pop(block, None)
         self._references[list(blocks)] += 1
 
+    def lend(self, blocks: Ids) -> None:
+        """A copy reads `blocks` [n], each of them once, which sequences hold: none of them is free before
+        `give_back`.
+        """
+        self._references[blocks] += 1
+        self._lent[blocks] += 1
+        self._num_lent += len(blocks)
+
+    def give_back(self, blocks: Ids) -> None:
+        """A copy has read `blocks` [n], which it was lent."""
+        assert (self._lent[blocks] > 0).all(), "blocks are given back that were not lent"
+        self._lent[blocks] -= 1
+        self._num_lent -= len(blocks)
+        self.drop(blocks)
+
     def take(self, count: int) -> list[int]:
         """`count` fresh blocks: first free ones, then the oldest retained
         ones. The caller has checked `num_available`.
@@ -119,9 +148,11 @@ class BlockPool:
             self._free.append(self._evict_oldest())
 
     def check_integrity(self, holders: Iterable[Sequence[int] | Ids]) -> None:
-        """Checks every count against the block rows of `holders`. Raises AssertionError."""
+        """Checks every count against the block rows of `holders`, which do not include copies. Raises
+        AssertionError.
+        """
         held = np.array([block for row in holders for block in row], np.int64)
-        counts = np.bincount(held, minlength=self.num_blocks)
+        counts = np.bincount(held, minlength=self.num_blocks) + self._lent
         assert np.array_equal(counts, self._references), "block references differ from what the slots hold"
         idle = sorted([*self._free, *self._retained])
         assert idle == [block for block in range(self.num_blocks) if counts[block] == 0], (

@@ -19,6 +19,7 @@ class Status(IntEnum):
     WAITING = 0
     RUNNING = 1
     FINISHED = 2
+    RESERVED = 3  # a slot is kept for it: it is about to move here
 
 
 class Seating(NamedTuple):
@@ -41,12 +42,12 @@ class Sequence:
     )
 
     def __init__(
-        self, request: Request, delivered: Ids, arrival: int, request_epoch: int, arrived_s: float = 0.0
+        self, request: Request, delivered: Ids, arrival: float, request_epoch: int, arrived_s: float = 0.0
     ) -> None:
         self.request = request
         self.tokens: Ids = np.concatenate([request.prompt, delivered]).astype(np.int32)
-        self.arrival = arrival  # place in the order of arrival; kept when evicted
-        self.arrived_s = arrived_s  # at this instance, by the scheduler's clock
+        self.arrival = arrival  # place in the order of arrival, which the roster gives; kept when evicted
+        self.arrived_s = arrived_s  # at its first instance, by the scheduler's clock
         self.request_epoch = request_epoch  # as its stream counts it
         self.slot = NO_SLOT
         self.status = Status.WAITING

@@ -9,6 +9,11 @@ Counts of a row: `computed` tokens have their KV in blocks, or will have it afte
 tokens have been read from the engine (at first: prompt and earlier output); `planned` also counts the tokens
 that launched steps will yield. A row prefills while computed < target, the number of tokens that it got its
 slot with; the last chunk yields its first new token, and from then on it decodes and computed = planned − 1.
+A row that has moved here decodes at once: its target is what has been computed elsewhere, one token less than
+it has.
+
+A held row keeps its slot and is in no later plan: it is about to go on elsewhere. A reserved slot is busy and
+has no row yet: its sequence is about to move here.
 """
 
 from __future__ import annotations
@@ -29,7 +34,9 @@ class SlotTable:
     def __init__(self, num_slots: int, max_model_tokens: int) -> None:
         self.num_slots = num_slots
         self.sequences: list[Sequence | None] = [None] * num_slots
+        self.reserved: dict[int, Sequence] = {}  # by slot
         self.live: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
+        self.held: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         self.generations: Ids = np.zeros(num_slots, np.int32)  # counts the sequences that a slot has had
         # untouched rows cost no memory
         self.tokens: Ids = np.zeros((num_slots, max_model_tokens + 1), np.int32)
@@ -50,15 +57,48 @@ class SlotTable:
 
     @property
     def num_busy(self) -> int:
+        """Reserved slots are among them."""
         return self.num_slots - len(self._free)
+
+    @property
+    def num_reserved(self) -> int:
+        return len(self.reserved)
 
     def running(self) -> list[Sequence]:
         """The sequences in slots, in order of arrival."""
         return sorted((s for s in self.sequences if s is not None), key=lambda sequence: sequence.arrival)
 
+    def evictable(self) -> list[Sequence]:
+        """The sequences in slots that are not held, in order of arrival."""
+        return [sequence for sequence in self.running() if not self.held[sequence.slot]]
+
+    def reserve(self, sequence: Sequence) -> None:
+        """Keeps the lowest free slot for `sequence`."""
+        sequence.slot, sequence.status = heapq.heappop(self._free), Status.RESERVED
+        self.reserved[sequence.slot] = sequence
+
+    def free_reserved(self, sequence: Sequence) -> None:
+        """`sequence` does not move here: the slot that was kept for it is free."""
+        slot, sequence.slot, sequence.status = sequence.slot, NO_SLOT, Status.FINISHED
+        del self.reserved[slot]
+        self.free(slot)
+
+    def seat_moved(self, sequence: Sequence, limit: int) -> None:
+        """`sequence` takes the slot that was kept for it, with all of its tokens but the last one computed:
+        its next span is a decode.
+        """
+        del self.reserved[sequence.slot]
+        count = len(sequence.tokens) - 1
+        self._fill(sequence.slot, sequence, count, limit)
+        self.targets[sequence.slot] = count
+
     def seat(self, sequence: Sequence, num_computed: int, limit: int) -> int:
         """Gives `sequence` the lowest free slot."""
         slot = heapq.heappop(self._free)
+        self._fill(slot, sequence, num_computed, limit)
+        return slot
+
+    def _fill(self, slot: int, sequence: Sequence, num_computed: int, limit: int) -> None:
         count = len(sequence.tokens)
         self.sequences[slot] = sequence
         self.live[slot] = True
@@ -71,7 +111,6 @@ class SlotTable:
         self.request_ids[slot] = sequence.request_id
         self.request_epochs[slot] = sequence.request_epoch
         sequence.slot, sequence.status = slot, Status.RUNNING
-        return slot
 
     def leave(self, sequence: Sequence) -> int:
         """Frees the slot of `sequence`, which keeps its known tokens. Returns the slot."""
@@ -87,7 +126,7 @@ class SlotTable:
         sequence.tokens = self.tokens[slot, : self.known[slot]].copy()
         sequence.slot = NO_SLOT
         self.sequences[slot] = None
-        self.live[slot] = False
+        self.live[slot] = self.held[slot] = False
         return slot
 
     def free(self, slot: int) -> None:
@@ -95,7 +134,7 @@ class SlotTable:
 
     def decoding(self) -> Ids:
         """Slots with a decode as next span, ascending."""
-        ready = self.live & (self.computed >= self.targets) & (self.planned < self.limits)
+        ready = self.live & ~self.held & (self.computed >= self.targets) & (self.planned < self.limits)
         return np.flatnonzero(ready).astype(np.int32)
 
     def num_more_steps(self, rows: Rows) -> int:
@@ -123,9 +162,24 @@ class SlotTable:
         """The first `computed` tokens of its prompt are in shared blocks that others have computed."""
         self.computed[slot] = computed
 
-    def hold(self, slot: int, num_tokens: int) -> None:
-        """Its blocks hold `num_tokens` tokens."""
+    def set_capacity(self, slot: int, num_tokens: int) -> None:
+        """Its blocks have place for `num_tokens` tokens."""
         self.capacity[slot] = num_tokens
+
+    def hold(self, slot: int) -> None:
+        """No later plan computes its row, until `resume`."""
+        self.held[slot] = True
+
+    def resume(self, slot: int) -> None:
+        """Its row goes on, as the life of the request that its sequence names."""
+        self.held[slot] = False
+        sequence = self.sequences[slot]
+        assert sequence is not None
+        self.request_epochs[slot] = sequence.request_epoch
+
+    def is_settled(self, slot: int) -> bool:
+        """Whether it is held, and every launched step that has its row has been booked."""
+        return bool(self.held[slot] and self.planned[slot] == self.known[slot])
 
     def append(self, rows: Rows, slots: Ids, tokens: Ids) -> None:
         """Appends one of `tokens` [n] to each of `slots` [n]; `rows` are the same slots as an index."""
@@ -141,7 +195,7 @@ class SlotTable:
         slots = np.flatnonzero(self.live & (self.computed < self.targets)).tolist()
         return sorted(slots, key=self.arrival)
 
-    def arrival(self, slot: int) -> int:
+    def arrival(self, slot: int) -> float:
         sequence = self.sequences[slot]
         assert sequence is not None
         return sequence.arrival

@@ -11,3 +11,9 @@ from python_backends.settings.setting import setting
 class ToySettings:
     step_ms: float = setting(0.0, "how long a step takes", 0.0, 3_600_000.0)
     poison_token: int = setting(-1, "the process dies when it computes this token; -1: never", -1, 1 << 30)
+    block_bytes: int = setting(
+        0,
+        "a KV block weighs as much when it is copied to another instance; 0: what its tokens take",
+        0,
+        1 << 30,
+    )

@@ -1,0 +1,165 @@
+"""Decides which requests go to another instance after they were dispatched: those that wait, if another
+instance could start them at once; those that run, if the policy finds a better place; and all that are in an
+instance which is to be empty.
+
+Called by the streams thread. All times are seconds of one monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from itertools import groupby
+
+from python_backends.cluster.move import MoveOutcome, MoveReason
+from python_backends.cluster.moves import Moves
+from python_backends.cluster.policies.pairs import is_freer_afterwards
+from python_backends.cluster.policies.policy import Pair
+from python_backends.cluster.router import Router
+from python_backends.cluster.views import InstanceView
+from python_backends.nouns.request import Finish
+from python_backends.settings import ClusterSettings
+from python_backends.streams.stream import NO_INSTANCE, Stream
+from python_backends.streams.submissions import Submissions
+from python_backends.watching.metrics import Metrics
+
+GROWTH_TOKENS = 128  # that a destination must have free for the next tokens of the request, at most
+STAYS_S = 5.0  # a request that waits is sent elsewhere once in this time at most
+
+
+class Balancer:
+    """Owns when each waiting request was sent elsewhere."""
+
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        router: Router,
+        moves: Moves,
+        submissions: Submissions,
+        metrics: Metrics,
+    ) -> None:
+        self._settings = settings
+        self._router = router
+        self._moves = moves
+        self._submissions = submissions
+        self._metrics = metrics
+        self._sent_s: dict[int, float] = {}  # by request id
+
+    def balance(self, streams: Collection[Stream], now_s: float) -> None:
+        """Sends requests elsewhere, and starts moves. `streams` are all."""
+        if not self._submissions.quarantine.is_calm(streams):
+            return
+        self._sent_s = {number: at_s for number, at_s in self._sent_s.items() if now_s - at_s < STAYS_S}
+        open_streams = [stream for stream in streams if stream.finish == Finish.RUNNING]
+        at = _by_instance(open_streams)
+        for view in self._router.views:
+            waiting = [stream for stream in at.get(view.number, []) if not stream.seated]
+            self._send_waiting(view, waiting, now_s)
+        for pair in [*self._drains(at), *self._router.find_pairs()]:
+            self._move_one(pair, at.get(pair.source.number, []))
+
+    # --- requests without a slot
+
+    def _send_waiting(self, view: InstanceView, waiting: list[Stream], now_s: float) -> None:
+        is_draining = view.number in self._router.draining
+        if not is_draining and (not view.load.num_waiting or not self._router.moves_requests):
+            return
+        for stream in waiting:
+            if not is_draining and (view.unseen or stream.request_id in self._sent_s):
+                return  # it may just have come, or have been sent here
+            others = [each for each in self._router.takers if each is not view]
+            if not is_draining:
+                others = [each for each in others if _starts_at_once(each, stream)]
+            instance = self._router.choose(stream, [each.number for each in others])
+            if instance is None:
+                return
+            self._sent_s[stream.request_id] = now_s
+            lacks_slot = view.num_free_slots <= -view.num_waiting
+            reason = MoveReason.SATURATE if lacks_slot else MoveReason.DEFRAGMENT
+            self._send(stream, instance, MoveReason.DRAIN if is_draining else reason)
+
+    # --- requests with a slot
+
+    def _drains(self, at: dict[int, list[Stream]]) -> Iterator[Pair]:
+        """From each instance that is to be empty to the freest one."""
+        for source in self._router.views:
+            takers = self._router.takers
+            if source.number in self._router.draining and at.get(source.number) and takers:
+                yield Pair(source, max(takers, key=self._router.freeness_of), MoveReason.DRAIN)
+
+    def _move_one(self, pair: Pair, streams: list[Stream]) -> None:
+        source, destination = pair.source.number, pair.destination.number
+        counts = self._moves.counts()
+        most = self._settings.max_moves
+        if counts[source] >= most or counts[destination] >= most or not self._can_move(pair):
+            return
+        stream = self._choose(pair, streams)
+        if stream is None:
+            return
+        if self._settings.move == "blocks" and self._moves.may_copy(source, destination):
+            self._moves.start(stream, destination, pair.reason)
+            self._router.moved(stream, destination)
+        else:
+            self._send(stream, destination, pair.reason)
+
+    def _can_move(self, pair: Pair) -> bool:
+        same_model = pair.source.limits.fingerprint == pair.destination.limits.fingerprint
+        is_allowed = self._settings.move != "off" and same_model
+        return is_allowed and self._moves.may_try(pair.source.number, pair.destination.number)
+
+    def _choose(self, pair: Pair, streams: list[Stream]) -> Stream | None:
+        """Of those that can leave and fit: the one of lowest priority, and then the shortest."""
+        fitting = [
+            stream for stream in streams if self._moves.can_leave(stream) and self._is_worth_it(pair, stream)
+        ]
+        return min(fitting, key=lambda each: (each.request.priority, _num_tokens(each)), default=None)
+
+    def _is_worth_it(self, pair: Pair, stream: Stream) -> bool:
+        num_tokens = _num_tokens(stream)
+        view = pair.destination
+        if view.num_free_slots <= 0 or view.free_tokens < _demand(stream):
+            return False
+        if pair.reason in (MoveReason.DRAIN, MoveReason.SHUFFLE):
+            return True
+        if self._router.spares_ending and _is_about_to_end(stream, view.limits.block_tokens):
+            return False
+        if pair.reason is MoveReason.PRIORITY:
+            return stream.request.priority == 0
+        return is_freer_afterwards(pair, num_tokens, self._settings.priority_headroom_tokens)
+
+    def _send(self, stream: Stream, instance: int, reason: MoveReason) -> None:
+        """It is submitted there, and its tokens are computed again."""
+        self._submissions.submit_elsewhere(stream, instance)
+        labels = (("reason", reason.value), ("outcome", MoveOutcome.DONE.value))
+        self._metrics.count("gapless_migrations_total", labels=labels)
+
+
+def _by_instance(streams: list[Stream]) -> dict[int, list[Stream]]:
+    """Streams that an instance has; in each the ones that came first are first."""
+    placed = sorted(
+        (each for each in streams if each.instance != NO_INSTANCE), key=lambda each: each.instance
+    )
+    return {instance: list(group) for instance, group in groupby(placed, key=lambda each: each.instance)}
+
+
+def _starts_at_once(view: InstanceView, stream: Stream) -> bool:
+    """Whether the request would get a slot and memory there now, as admission there predicts it."""
+    peak_tokens = max(view.used_tokens, view.load.peak_blocks * view.limits.block_tokens)
+    free_tokens = view.limits.kv_tokens - peak_tokens - view.waiting_tokens
+    has_none_waiting = not view.load.num_waiting and view.num_free_slots > 0
+    return has_none_waiting and free_tokens >= _demand(stream)
+
+
+def _is_about_to_end(stream: Stream, num_tokens: int) -> bool:
+    """Whether it is predicted to end within `num_tokens` tokens."""
+    prediction = stream.prediction
+    return prediction is not None and prediction.mean - len(stream.tokens) < num_tokens
+
+
+def _demand(stream: Stream) -> int:
+    """KV tokens that it needs now and for its next steps."""
+    num_left = stream.request.sampling.max_tokens - len(stream.tokens)
+    return _num_tokens(stream) + min(GROWTH_TOKENS, num_left)
+
+
+def _num_tokens(stream: Stream) -> int:
+    return len(stream.request.prompt) + len(stream.tokens)

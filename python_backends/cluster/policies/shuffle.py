@@ -1,0 +1,22 @@
+"""At random: for tests, which want many moves."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from python_backends.cluster.move import MoveReason
+from python_backends.cluster.policies.policy import Candidate, Dispatch, Pair, Thresholds
+from python_backends.cluster.views import InstanceView
+
+
+def shuffle(candidates: Sequence[Candidate], dispatch: Dispatch) -> Candidate:
+    return random.choice(candidates)
+
+
+def shuffled_pairs(views: Sequence[InstanceView], thresholds: Thresholds) -> list[Pair]:
+    """Two of the instances."""
+    if len(views) < 2:
+        return []
+    source, destination = random.sample(list(views), 2)
+    return [Pair(source, destination, MoveReason.SHUFFLE)]

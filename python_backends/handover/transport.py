@@ -1,0 +1,43 @@
+"""What carries KV blocks between instances, as the two halves of a move see it: `wires.copier.Copier`, or a
+test's own.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from python_backends.nouns.moves import Last
+from python_backends.nouns.request import Ids
+from python_backends.wires.blocks import Payload
+from python_backends.wires.copies import News
+
+
+class Transport(Protocol):
+    """What each of these does is written where `Copier` does it."""
+
+    @property
+    def has_news(self) -> bool: ...
+
+    def received(self) -> list[News]: ...
+
+    def check_endpoint(self, to: str) -> None: ...
+
+    def copy_out(self, move: int, to: str, first: int, blocks: Ids) -> None: ...
+
+    def hand_over(self, to: str, last: Last, blocks: Ids) -> None: ...
+
+    def num_acknowledged(self, move: int) -> int: ...
+
+    def copy_s(self, num_blocks: int) -> float: ...
+
+    def expect(self, move: int) -> None: ...
+
+    def write(self, move: int, blocks: Ids, payload: Payload, is_last: bool = False) -> None: ...
+
+    def write_now(self, blocks: Ids, payload: Payload) -> None: ...
+
+    def refuse(self, move: int, why: str) -> None: ...
+
+    def forget(self, move: int) -> bool: ...
+
+    def forget_all(self) -> None: ...

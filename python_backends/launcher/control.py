@@ -1,0 +1,169 @@
+"""Looks at the instances of a running server, and empties them.
+
+    python -m python_backends.launcher.control status          # what each instance carries
+    python -m python_backends.launcher.control top             # the same, again and again
+    python -m python_backends.launcher.control drain 1         # everything leaves instance 1
+    python -m python_backends.launcher.control restore 1       # it gets requests again
+
+Needs a server with several instances (cluster.instances), on this host and of the same user.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from python_backends.launcher import run_directories
+from python_backends.watching.cluster_files import ClusterOrders, ClusterStatus
+
+LOOK_S = 0.2
+COLUMNS = ("instance", "state", "slots", "KV blocks", "waiting", "tokens/request", "step")
+HINT = "is a server with cluster.instances > 1 running here, as the same user?"
+
+
+class ControlError(Exception):
+    """The order can't be carried out; the text says why."""
+
+
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="control", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--run-directory", type=Path, metavar="PATH", help="of the server, if several run on this host"
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    status = commands.add_parser("status", help="what each instance carries")
+    status.add_argument("--json", action="store_true", help="as JSON")
+    top = commands.add_parser("top", help="the same, again and again, until Ctrl-C")
+    top.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="default: 1")
+    drain = commands.add_parser("drain", help="requests leave the instance, and no new ones enter it")
+    drain.add_argument(
+        "--timeout", type=float, default=600.0, metavar="SECONDS", help="how long to wait; default: 600"
+    )
+    restore = commands.add_parser("restore", help="the instance gets requests again")
+    for command in (drain, restore):
+        command.add_argument("instance", type=int, help="its number, from 0 on")
+    return parser.parse_args(given)
+
+
+def main(given: list[str] | None = None) -> int:
+    asked = arguments(given)
+    try:
+        directory = asked.run_directory or _only_run_directory()
+        COMMANDS[asked.command](directory, asked)
+    except (ControlError, OSError, ValueError) as error:
+        print(f"control: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+def table(status: dict[str, Any]) -> str:
+    """What the instances carry, for people."""
+    rows = [COLUMNS, *map(_row, status["instances"])]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in status["migrations"].items()) or "none yet"
+    return "\n".join([*lines, f"policy {status['policy']}; moves: {counts}"])
+
+
+def _row(each: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        str(each["number"]),
+        each["state"],
+        f"{each['slots_busy']}/{each['slots']}",
+        f"{each['blocks_used']}/{each['blocks']}",
+        str(each["waiting"]),
+        "-" if each["freeness_tokens"] is None else f"{each['freeness_tokens']:,.0f}",
+        f"{1000 * each['step_s']:.1f} ms",
+    )
+
+
+def _only_run_directory() -> Path:
+    found = run_directories.in_use(run_directories.parent())
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise ControlError(f"no server of ours runs: {HINT}")
+    places = ", ".join(map(str, found))
+    raise ControlError(f"several servers run: choose one with --run-directory: {places}")
+
+
+def _status_of(directory: Path) -> dict[str, Any]:
+    try:
+        return ClusterStatus(directory).read()
+    except OSError as error:
+        raise ControlError(f"{directory} has no status of a cluster: {HINT}") from error
+
+
+def _instance(directory: Path, number: int) -> dict[str, Any]:
+    instances: list[dict[str, Any]] = _status_of(directory)["instances"]
+    for each in instances:
+        if each["number"] == number:
+            return each
+    known = ", ".join(str(each["number"]) for each in instances)
+    raise ControlError(f"there is no instance {number}; there are {known}")
+
+
+def _show(directory: Path, asked: argparse.Namespace) -> None:
+    status = _status_of(directory)
+    print(json.dumps(status) if asked.json else table(status))
+
+
+def _top(directory: Path, asked: argparse.Namespace) -> None:
+    while True:
+        clear = "\033[H\033[J" if sys.stdout.isatty() else ""
+        print(clear + table(_status_of(directory)), flush=True)
+        time.sleep(asked.every)
+
+
+def _drain(directory: Path, asked: argparse.Namespace) -> None:
+    """Waits until nothing is there."""
+    _instance(directory, asked.instance)
+    orders = ClusterOrders(directory)
+    drained = orders.read() | {asked.instance}
+    others = {each["number"] for each in _status_of(directory)["instances"] if each["state"] != "lost"}
+    if not others - drained:
+        raise ControlError(f"instance {asked.instance} is the last one that gets requests: restore another")
+    orders.write(drained)
+    began_s = time.monotonic()
+    while (left := _num_left(directory, asked.instance)) > 0:
+        if time.monotonic() - began_s > asked.timeout:
+            raise ControlError(
+                f"{left} requests are still in instance {asked.instance} after {asked.timeout:.0f} s;"
+                " they go on leaving it"
+            )
+        time.sleep(LOOK_S)
+    print(f"instance {asked.instance} is empty after {time.monotonic() - began_s:.1f} s")
+
+
+def _num_left(directory: Path, number: int) -> int:
+    """At least 1 until the scheduler model has heard of the order."""
+    each = _instance(directory, number)
+    is_told = each["state"] in ("draining", "lost")
+    return int(each["slots_busy"] + each["waiting"]) if is_told else max(1, int(each["slots_busy"]))
+
+
+def _restore(directory: Path, asked: argparse.Namespace) -> None:
+    _instance(directory, asked.instance)
+    orders = ClusterOrders(directory)
+    orders.write(orders.read() - {asked.instance})
+    print(f"instance {asked.instance} gets requests again")
+
+
+COMMANDS: dict[str, Callable[[Path, argparse.Namespace], None]] = {
+    "status": _show,
+    "top": _top,
+    "drain": _drain,
+    "restore": _restore,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

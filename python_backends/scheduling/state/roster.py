@@ -1,0 +1,53 @@
+"""The sequences of one instance, those that wait and those that run, and their order of arrival.
+
+Changed only by the slot scheduler.
+"""
+
+from __future__ import annotations
+
+import math
+
+from python_backends.scheduling.state.sequence import Sequence
+
+
+class Roster:
+    def __init__(self) -> None:
+        self._sequences: dict[int, Sequence] = {}  # by request
+        self._num_arrived = 0
+        self._latest_s = -math.inf  # the latest arrival so far
+        self.num_high_priority = 0  # sequences of a priority above 0
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def request_ids(self) -> list[int]:
+        return list(self._sequences)
+
+    def find(self, request_id: int) -> Sequence | None:
+        return self._sequences.get(request_id)
+
+    def enter(self, sequence: Sequence) -> None:
+        """Takes `sequence`, whose request has none here, and gives it its place in the order of arrival:
+        after all that came before it, even if it has been at another instance meanwhile.
+        """
+        sequence.arrival = self._place(sequence.arrived_s)
+        self._latest_s = max(self._latest_s, sequence.arrived_s)
+        self._sequences[sequence.request_id] = sequence
+        self.num_high_priority += sequence.request.priority > 0
+
+    def leave(self, request_id: int) -> Sequence | None:
+        """Removes the sequence of a request, if it has one."""
+        sequence = self._sequences.pop(request_id, None)
+        if sequence is not None:
+            self.num_high_priority -= sequence.request.priority > 0
+        return sequence
+
+    def _place(self, arrived_s: float) -> float:
+        later: list[float] = []
+        if arrived_s < self._latest_s:
+            later = [each.arrival for each in self._sequences.values() if each.arrived_s > arrived_s]
+        if not later:
+            self._num_arrived += 1
+            return self._num_arrived - 1
+        earlier = [each.arrival for each in self._sequences.values() if each.arrived_s <= arrived_s]
+        return (max(earlier, default=min(later) - 1) + min(later)) / 2
