@@ -1,9 +1,9 @@
 """What the torch engine asks of its device: which one it is, how much memory it has, how something is sent
 without waiting.
 
-torch's plain copies wait until the device has done everything before them: one slot operation would cost the
-step that is launched ahead its lead. Out of pinned memory they need not; torch does not reuse that memory
-before it has been read. Called by all parts of the torch engine that send something.
+torch's plain copies wait until the device has done everything before them, so one slot operation would make
+the next launch wait for the running step. Copies out of pinned memory do not wait; torch does not reuse that
+memory before it has been read. Called by all parts of the torch engine that send something.
 """
 
 from __future__ import annotations

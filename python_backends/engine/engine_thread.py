@@ -1,8 +1,8 @@
 """A thread for an engine that computes in `launch`, as those on a CPU do: here `launch` returns at once.
 
-The loop plans the next step while this thread computes one; the engine lives in this thread from its first
-breath to its last, but for copies of its KV blocks. A fault in a step comes out of `collect`. Called by the
-instance loop.
+The loop plans the next step while this thread computes one; the engine is made, used and closed in this
+thread, except for copies of its KV blocks. A fault in a step comes out of `collect`. Called by the instance
+loop.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def _toy_engine(settings: Settings) -> Engine:
 @dataclass(frozen=True, slots=True)
 class EngineKind:
     make: Callable[[Settings], Engine]  # raises SettingsError
-    gives_way: bool = False  # its threads offer their processor to others while they wait for each other
+    gives_way: bool = False  # its threads yield their processor while they wait for each other
     blocks_on: tuple[str, ...] = ()  # devices on which `launch` returns only after the step
     warms_up: bool = True  # it takes its first steps before the instance is ready
 

@@ -24,7 +24,7 @@ class LaunchedSteps:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """No step will end any more: the engine is closed, or has failed."""
+        """No launched step will end after this: the engine is closed, or has failed."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()

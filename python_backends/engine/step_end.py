@@ -1,5 +1,5 @@
-"""The end of a step, told to a loop that waits for something else meanwhile.
-Called by the engines whose own threads compute.
+"""Signals the end of a step to a loop that waits for something else meanwhile. Called by the engines whose
+own threads compute.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class StepEnd:
 
     @contextmanager
     def awaited(self) -> Iterator[None]:
-        """The loop's thread waits for the step in here."""
+        """Inside this context the loop's thread waits for the step."""
         self._is_awaited = True
         try:
             yield

@@ -1,5 +1,5 @@
-"""When the device works: from the start of a forward pass until its tokens are chosen. What lies between two
-steps is the token gap.
+"""How long the device works on a step: from the start of its forward pass until its tokens are chosen. The
+time between two steps is the token gap.
 
 Owns the marks of the step before. Times are the host's, or CUDA events, which are read once the device has
 passed them. Called by the engines.

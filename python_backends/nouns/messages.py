@@ -121,7 +121,7 @@ class Cancel(Noun, frozen=True):
 
 
 class Pace(Noun, frozen=True):
-    """So long may tokens wait in an instance for those of the next steps."""
+    """How long tokens may wait in an instance for those of the next steps, at most."""
 
     interval_s: float
 
@@ -183,7 +183,7 @@ def reader(kind: Any) -> Reader:
     """What reads frames in which `kind` was packed: a noun, several joined by |, or tuple[...] of them;
     arrays are read-only views.
 
-    It raises BadMessageError for whatever is something else.
+    It raises BadMessageError for anything else.
     """
     decoder = msgspec.msgpack.Decoder(kind, dec_hook=_checked, ext_hook=_array)
 
@@ -197,7 +197,7 @@ def reader(kind: Any) -> Reader:
 
 
 def _written(value: Any) -> Any:
-    """Of what msgspec does not know: an array, or a number of numpy's."""
+    """For types that msgspec does not have: arrays, and numpy's numbers."""
     if isinstance(value, np.generic):
         return value.item()
     return msgspec.msgpack.Ext(_TAGS[value.dtype], value.tobytes())

@@ -189,7 +189,7 @@ class WaitReason(StrEnum):
 
 
 class Feedback(Noun, frozen=True):
-    """What the detokenizer tells the scheduler of one window it has dealt with."""
+    """What the detokenizer reports to the scheduler model about one window that it has handled."""
 
     request_id: int
     num_tokens: int  # output tokens that the window reached
@@ -200,8 +200,8 @@ class Feedback(Noun, frozen=True):
 
 
 class Idle(Noun, frozen=True):
-    """The detokenizer had nothing to do at this time, nor for a while before: what
-    it was sent long before will not come any more.
+    """The detokenizer had nothing to do at this time, nor for a while before: windows that were sent to it
+    long before, and are not confirmed, are lost.
     """
 
     at_ns: int  # of the host's monotonic clock

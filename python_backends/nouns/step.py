@@ -135,7 +135,7 @@ class RowLogProbs(Noun, frozen=True, eq=False):
     values: LogProbs  # of `asking` tokens
 
     def kept(self, keep: NDArray[np.bool_]) -> RowLogProbs:
-        """What is left of it when of the step's tokens those of `keep` [tokens] are left."""
+        """The part that belongs to those of the step's tokens that `keep` [tokens] selects."""
         here, values = keep[self.rows], self.values
         rows = (np.cumsum(keep) - 1)[self.rows[here]].astype(np.int32)
         top = np.repeat(here, values.num_top)

@@ -17,7 +17,9 @@ from python_backends.streams.stream import Stream
 MS = 1_000_000
 S = 1_000_000_000
 SILENCE_NS = S // 2  # a window sent this long before a confirmed one is lost
-LONG_SILENCE_NS = 30 * S  # a window that is unconfirmed for this long is lost, whatever is known of others
+LONG_SILENCE_NS = (
+    30 * S
+)  # a window that is unconfirmed for this long is lost, even if no later one is confirmed
 LOOK_AGAIN_NS = S // 4  # at streams with unconfirmed windows, at all of them together
 IDLE_NS = S // 5  # the detokenizer says that it is idle after this time without a window
 # the streams thread looks at the table once a second: after a longer time it, or the machine, stood still
@@ -61,7 +63,7 @@ class FlowControl:
             self._answers.append((began_ns, ended_ns))
 
     def sent(self, stream: Stream, now_ns: int, *, is_probe: bool = False) -> None:
-        """The server has taken the last window of this stream: from now on it may be missed."""
+        """The server has taken the last window of this stream: from now on it counts as sent."""
         if stream.unacked_ns:
             stream.unacked_ns[-1] = now_ns
             self._in_flight_ns.append(now_ns)

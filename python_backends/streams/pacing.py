@@ -1,9 +1,9 @@
 """How long tokens are put together before they are sent.
 
-Every response costs its way through the server, half a millisecond of a processor that a CPU engine would
-rather have. So the interval between two rounds of sending grows by as much as the sender is busier than
-wanted, up to a limit that is not noticed, and shrinks to nothing when it is not: a lone stream gets every
-token at once.
+Each response takes half a millisecond of a processor on its way through the server, and a CPU engine computes
+on the same processors. So the interval between two rounds of sending grows by as much as the sender is busier
+than wanted, up to a limit that is not noticed, and shrinks to nothing when it is not: a lone stream gets
+every token at once.
 """
 
 from __future__ import annotations

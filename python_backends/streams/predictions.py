@@ -57,7 +57,7 @@ class Predictions:
         self._records: list[AnswerRecord] = []
 
     def opened(self, request: Request) -> None:
-        """A request has come; its length is asked for if that is due for the sake of learning."""
+        """A request has come; its length is asked for if a sample for learning is due."""
         if request.subject is None:
             return
         self._unasked[request.request_id] = request.subject
@@ -92,7 +92,7 @@ class Predictions:
         return [(number, self._pending.pop(number)) for number in ids]
 
     def answered(self, request_id: int, answer: LengthAnswer) -> bool:
-        """False if the answer makes no sense, which is then as good as none."""
+        """Returns False if the answer makes no sense; it is then ignored."""
         makes_sense = answer.prediction is None or is_sane(answer.prediction)
         answer = answer if makes_sense else NOTHING
         record = self._ended.pop(request_id, None)
@@ -122,7 +122,7 @@ class Predictions:
             self._records.append(self._ended.pop(next(iter(self._ended))))
 
     def take_records(self) -> list[AnswerRecord]:
-        """What the log is to know now."""
+        """Records that are ready for the log."""
         records, self._records = self._records, []
         return records
 
@@ -163,7 +163,7 @@ def is_sane(prediction: LengthPrediction) -> bool:
 
 
 def within(prediction: LengthPrediction, sampling: Sampling) -> LengthPrediction:
-    """As far as this request lets its answer go."""
+    """Limited to the lengths that this request allows."""
     low, high = max(1, sampling.min_tokens), sampling.max_tokens
     return LengthPrediction(
         float(np.clip(prediction.mean, low, high)), np.clip(prediction.quantiles, low, high)

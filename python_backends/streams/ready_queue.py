@@ -1,8 +1,8 @@
 """Which streams are to be looked at now: something happened to them, their tokens have waited to be sent
 together, or their time has come.
 
-Knows streams by their numbers. Used by the stream table, which looks at no other stream: a thousand quiet
-streams cost nothing.
+It identifies streams by their request ids. Used by the stream table, which looks at no other stream: a
+thousand quiet streams cost nothing.
 """
 
 from __future__ import annotations

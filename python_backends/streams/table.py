@@ -140,8 +140,8 @@ class StreamTable:
             self._end(stream, Finish.CANCELLED)
 
     def idle(self, idle: Idle) -> None:
-        """The detokenizer has dealt with everything that reached it: what
-        is unconfirmed since long before is lost.
+        """The detokenizer has handled everything that it received: windows that were sent long before and are
+        still unconfirmed are lost.
         """
         self._flow.idle(idle.at_ns, idle.began_ns)
 

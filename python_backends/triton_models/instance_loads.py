@@ -1,5 +1,5 @@
 """What the instances carry, as their last heartbeats say, and the gauges that show it. The router, if there
-are several instances, hears the same.
+are several instances, is informed of the same.
 
 Owned by the scheduler model's streams thread.
 """

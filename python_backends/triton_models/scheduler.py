@@ -1,7 +1,7 @@
 """The `scheduler` model: owns the client streams, between the tokenizer before it and the instance.
 
 `execute` only takes requests in. One thread does everything else, so that the stream table has one writer: it
-hears the instance and the detokenizer, submits and cancels, and sends what is due.
+receives messages of the instances and the detokenizer, submits and cancels requests, and sends what is due.
 """
 
 from __future__ import annotations
@@ -191,7 +191,9 @@ class TritonPythonModel:
         return table_s if self._cluster is None else min(table_s, self._cluster.wait_s())
 
     def _observe(self, what: str, action: Callable[[], object]) -> None:
-        """Does what no stream depends on: a failure is logged, at most once a minute, and ends nothing."""
+        """Does something that no stream depends on. A failure is logged, at most once a minute, and has no
+        other effect.
+        """
         try:
             action()
         except Exception:
@@ -299,7 +301,7 @@ class TritonPythonModel:
         """The last window and the end of its stream are two calls.
 
         A call that says "this is the end" closes its sender even if it fails, and a window may need shared
-        memory that can't be had. The end itself needs next to none.
+        memory that can't be had. The end itself needs almost no memory.
         """
         began_ns = time.monotonic_ns()
         if outgoing.window is not None:

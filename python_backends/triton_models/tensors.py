@@ -1,4 +1,4 @@
-"""Between Triton's tensors and the house's nouns; what the three models share."""
+"""Conversion between Triton's tensors and nouns, and other functions that the three models share."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ class TritonPythonModel:
 
 
 def _fields(request: Any) -> dict[str, Any] | RefusedError:
-    """Whatever is wrong here is an answer, because an exception
-    would take all requests of the batch along.
+    """An error in one request is its answer. It is not raised, because an exception would fail all requests
+    of the batch.
     """
     try:
         of_request = of_parameters(json.loads(request.parameters()))

@@ -1,5 +1,5 @@
-"""What an instance says of itself on the board, for launcher and
-tokenizer: its state, its limits, its beats.
+"""The record that an instance writes on the board for the launcher and the tokenizer: its state, its limits,
+its beats.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class InstanceRecord:
 
 
 def _limits(written: dict[str, Any]) -> ModelLimits:
-    """JSON knows no tuples."""
+    """JSON has no tuples."""
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in written.items()
     }

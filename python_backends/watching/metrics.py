@@ -178,7 +178,7 @@ class Metrics:
 
 
 def families() -> Iterator[tuple[str, str, bool]]:
-    """(name, description, is a gauge) of every family that `samples` speaks of."""
+    """(name, description, is a gauge) of every family in `samples`."""
     for name, text in GAUGES.items():
         yield name, text, True
     for name, text in COUNTERS.items():

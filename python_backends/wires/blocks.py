@@ -209,7 +209,7 @@ class BlocksWire:
 
 
 class _OwnKey:
-    """Lets those in that have the cluster's keys."""
+    """Accepts only connections that have the cluster's keys."""
 
     def __init__(self, keys: CurveKeys) -> None:
         self._public = keys.public

@@ -1,8 +1,9 @@
 """The copier: a thread that reads and writes KV blocks of requests that move, and sends and takes them.
 
-The loop tells it what to copy, and hears from it by `received`. It copies in chunks of a few milliseconds,
-with pauses between them, because the engine's own threads compute meanwhile; only the last blocks of a move,
-for which a request is held, go at once. The instance's loop thread uses it, through `handover`.
+The loop gives it blocks to copy, and takes its results by `received`. It copies in chunks of a few
+milliseconds, with pauses between them, because the engine's own threads compute meanwhile; only the last
+blocks of a move, for which a request is held, go at once. The instance's loop thread uses it, through
+`handover`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """What an instance has to copy for the requests that move, by the number of their move. Called by the copier,
-which lets one thread in at a time.
+one thread at a time.
 
 At most CREDITS messages with blocks are under way for one move: the destination acknowledges each as soon as
 it has written it.
@@ -98,7 +98,7 @@ class _Incoming:
 
 
 class Copies:
-    """`drop` is told why a frame is of no use."""
+    """`drop` is called with the reason when a frame is dropped."""
 
     def __init__(self, drop: Callable[[str], None]) -> None:
         self._drop = drop

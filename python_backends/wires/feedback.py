@@ -1,6 +1,4 @@
-"""The detokenizer's end of its wire to the scheduler model, which hears
-it with everything else in `SchedulerEnd`.
-"""
+"""The detokenizer's end of its wire to the scheduler model, whose end is in `SchedulerEnd`."""
 
 from __future__ import annotations
 
@@ -21,8 +19,8 @@ MOST_HELD = 32
 class FeedbackEnd:
     """The detokenizer's end: what it found goes to the scheduler model. Any thread may send.
 
-    Every message wakes the scheduler model, and there is a word for every window: what can wait goes along
-    with what comes after it.
+    Every message wakes the scheduler model, and there is one for every window. So feedback that can wait is
+    sent together with later feedback.
     """
 
     def __init__(self, run_directory: Path) -> None:

@@ -16,8 +16,8 @@ READ = reader(tuple[AnswerRecord, ...])
 
 
 class RecordsEnd:
-    """The scheduler model's end: tells the learner what has ended. Records are dropped if the learner does
-    not listen for long.
+    """The scheduler model's end: sends the learner a record of each answer that has ended. Records are
+    dropped if the learner does not listen for long.
 
     One thread uses it.
     """
@@ -41,7 +41,7 @@ class RecordsEnd:
 
 
 class LearnerEnd:
-    """The learner's end: hears of every answer that has ended."""
+    """The learner's end: receives a record of every answer that has ended."""
 
     def __init__(self, run_directory: Path) -> None:
         self._context = zmq.Context()

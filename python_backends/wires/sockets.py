@@ -1,4 +1,4 @@
-"""ZeroMQ sockets in the run directory, the frames that come in by them, and what ends the wait for these.
+"""ZeroMQ sockets in the run directory, the frames that they receive, and a way to end a wait for frames.
 
 Used by the rooms of this folder.
 """

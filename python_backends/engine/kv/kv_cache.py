@@ -1,7 +1,7 @@
 """Keys and values of all layers, in blocks: [blocks, layers, 2, kv_heads, tokens, dim], so that a block is
 one contiguous run.
 
-Heads stand before tokens: a gather then gives each head's keys in one piece, and attention over pieces is up
+Heads come before tokens: a gather then returns each head's keys in one piece, and attention over pieces is up
 to twice as fast on a CPU as over strides. Owns that tensor and the arithmetic from (block, head, offset) to
 its rows; which block belongs to which sequence is the scheduler's. Called by the step batch (rows), the
 decoder (write) and attention (gather).

@@ -1,9 +1,9 @@
 """How many rows a step is given so that there are few sizes of steps.
 
-A product with a number of rows that was never there costs the libraries of a CPU 6 to 16 ms a step and 1 to 2
-MiB for good: they write code for it. And they multiply in tiles: on a processor with tiles of its own, 196
-rows take longer than 224. Rows of padding belong to the dead slot (see slot state), and their results are not
-read. Called by both engines of our own.
+For each new number of rows, the libraries of a CPU generate code: this takes 6 to 16 ms, and 1 to 2 MiB that
+are never freed. They also multiply in tiles: on a processor with tiles of its own, 196 rows take longer than
+224. Rows of padding belong to the dead slot (see slot state), and their results are not read. Called by both
+engines of our own.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A Hugging Face checkpoint directory: may it be served, how much fits, which weights are they, and loading
-it with transformers.
+"""A Hugging Face checkpoint directory: whether it can be served, how much fits, a fingerprint of its weights,
+and loading it with transformers.
 
 Owns nothing; refuses with a SettingsError that names what is wrong. Called once, by the torch engine at its
 start.

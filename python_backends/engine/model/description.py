@@ -1,7 +1,7 @@
 """What a decoder-only language model computes, and its weights: plain data from which an engine is built.
 
-Knows neither transformers (`weights` writes it) nor how anything is run (`decoder` reads it for torch).
-Whatever families store differently but compute alike has one form here:
+It depends neither on transformers (`weights` writes it) nor on how a model is run (`decoder` reads it for
+torch). What families store differently but compute in the same way has one form here:
 
 * q, k and v are one product, and so are gate and up, whatever the checkpoint had.
 * Rotary embedding turns dimension i of a head together with i + head_dim / 2. Families that pair neighbours,
@@ -68,7 +68,7 @@ class Heads:
 
     @property
     def group(self) -> int:
-        """Query heads that share a KV head; they stand one after the other."""
+        """Query heads that share a KV head; they are next to each other."""
         return self.num_query_heads // self.num_kv_heads
 
     @property

@@ -59,7 +59,7 @@ def describe(model: Any, declared_tokens: int) -> Model:
 
 
 def take_layers(model: Any) -> Iterator[Layer]:
-    """The layers in order; each is empty in `model` once the next is asked for."""
+    """The layers in order. A layer of `model` loses its weights when the next one is requested."""
     config, body, family = model.config, model.base_model, families.family_of(model.config)
     order = head_order(families.head_dim(config), _rotated(body.rotary_emb, config), family.neighbours_turn)
     for layer, window, rotary in zip(

@@ -28,7 +28,7 @@ class TokenHistory:
     def __init__(self, limits: ModelLimits, device: torch.device) -> None:
         shape = (limits.num_slots, limits.max_model_tokens + 1)
         self._tokens = torch.zeros(shape, dtype=torch.int32, device=device)
-        self._kept: NDArray[np.bool_] = np.zeros(limits.num_slots, np.bool_)  # which slots look back
+        self._kept: NDArray[np.bool_] = np.zeros(limits.num_slots, np.bool_)  # slots that look back
 
     def admit(self, admits: Sequence[Admit]) -> None:
         """The tokens of all `admits` that look back, in one write."""

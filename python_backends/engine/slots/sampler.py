@@ -1,12 +1,12 @@
 """Chooses the next token of every sampling row, on the device, for all rows at once.
 
-Owns nothing. In this order: penalties, bans, temperature, top_k, top_p, min_p, the draw; what no row asks for
-is not done. Rows of temperature 0, or of one too small to divide by, take the greatest logit, the lowest id
-among equals. The others draw by inverse CDF over the ids in their order, with one uniform number hashed from
-(seed, output index) alone: the same logits give the same token in any batch and after a restart. Whether
-logits are the same in any batch is up to the engine and its device: libraries of a GPU choose how to multiply
-by the number of rows, and in bfloat16 such differences change tokens. Equal probabilities at the edge of
-top_k or top_p are kept together. Called by the engines.
+Owns nothing. In this order: penalties, bans, temperature, top_k, top_p, min_p, the draw; a step that no row
+asks for is skipped. Rows of temperature 0, or of one too small to divide by, take the greatest logit, the
+lowest id among equals. The others draw by inverse CDF over the ids in their order, with one uniform number
+hashed from (seed, output index) alone: the same logits give the same token in any batch and after a restart.
+Whether logits are the same in any batch is up to the engine and its device: libraries of a GPU choose how to
+multiply by the number of rows, and in bfloat16 such differences change tokens. Equal probabilities at the
+edge of top_k or top_p are kept together. Called by the engines.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ GREEDY = SamplingRows(draws=None, banned=None)
 
 
 def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
-    """Tokens [rows] for logits [rows, vocabulary], whatever made them."""
+    """Tokens [rows] for logits [rows, vocabulary] of any engine."""
     if rows.penalties is not None:
         logits = penalized(logits, rows.penalties)
     if rows.banned is not None:

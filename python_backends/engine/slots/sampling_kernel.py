@@ -1,5 +1,5 @@
-"""The least probability that top_k, top_p and min_p leave in each row, as a kernel in the Triton language:
-the host is asked nothing.
+"""The least probability that top_k, top_p and min_p leave in each row, as a kernel in the Triton language,
+without a question to the host.
 
 Probabilities are no less than 0, so their bits have the same order, and the bound is found by halving: a row
 is read thirty times, out of the device's cache. What the bound is `restricted` of the sampler says. Owns

@@ -75,7 +75,7 @@ class SamplingState:
         self._asked = _Asked(limits.num_slots)
 
     def admit(self, slots: NDArray[np.int64], admits: list[Admit], writes: SlotWrites) -> None:
-        """`slots` [admits, 1] are theirs. What is said of them all is added to `writes`."""
+        """`slots` [admits, 1] are their slots. What is to be written for them is added to `writes`."""
         shares = np.array([_shares(admit.sampling) for admit in admits], np.float32)
         writes.add(Target.SHARES, slots, np.arange(len(Share)), shares)
         self.history.admit(admits)
@@ -88,7 +88,7 @@ class SamplingState:
             self._asked.admit(admit, self._limits.max_model_tokens)
 
     def is_asked(self, host: Ids) -> bool:
-        """Whether any of the slots `host` asks for more than the most probable token."""
+        """Whether any of the slots `host` needs more than the most probable token."""
         return bool(self._asked.anything[host].any())
 
     def rows(self, batch: Batch) -> SamplingRows:

@@ -1,10 +1,10 @@
 """What the device holds of each slot: last token, counts, limits, stop ids, its row of the block table, and
 how its tokens are chosen.
 
-Owns these tensors, the last kind in `SamplingState`. What the slot operations of a plan say is gathered and
-written at once, whatever their number. After sampling, tokens are appended and ends are detected here, on the
-device, for all rows at once: the next step's inputs are this step's outputs. A row that ended stays as it is,
-so a step launched before its end was read does no harm. Called by the engines.
+Owns these tensors, the last kind in `SamplingState`. What the slot operations of a plan change is gathered
+and written at once. After sampling, tokens are appended and ends are detected here, on the device, for all
+rows at once: the next step's inputs are this step's outputs. A row that ended stays as it is, so a step
+launched before its end was read does no harm. Called by the engines.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class SlotState:
 
     @property
     def dead_slot(self) -> int:
-        """Pads a batch of fixed shape: it has ended, its one token is read
-        from and written to a block after all others.
+        """Pads a batch of fixed shape: it has ended, and its one token is read from and written to a block of
+        its own, after all others.
         """
         return self._limits.num_slots
 
@@ -96,12 +96,14 @@ class SlotState:
         return self._counts.numpy()[:, Column.LAST_TOKEN]
 
     def apply(self, operations: Sequence[SlotOperation]) -> None:
-        """The operations of one plan, in order: of a slot's lives within it, the last one counts."""
+        """Applies the operations of one plan, in order. If the plan releases a slot and admits another
+        sequence to it, only the last operation takes effect.
+        """
         self._gather_blocks(operations)
         self.apply_lives(operations)
 
     def apply_blocks(self, operations: Sequence[SlotOperation]) -> None:
-        """What they say of the block table, which no running step reads on a CPU."""
+        """Applies what they change in the block table, which no running step reads on a CPU."""
         self._gather_blocks(operations)
         self._write_out()
 
@@ -115,7 +117,7 @@ class SlotState:
         self._write_table(blocks)
 
     def apply_lives(self, operations: Sequence[SlotOperation]) -> None:
-        """The rest, which comes after the tokens of the step before."""
+        """Applies all other changes. To be called after the tokens of the step before have been booked."""
         lives = {operation.slot: operation for operation in operations if not isinstance(operation, Grow)}
         if lives:
             self._book_run()
@@ -273,7 +275,7 @@ class SlotState:
 
 
 def _append(table: Any, stop_ids: Any, slots: Any, tokens: Any) -> tuple[Any, Any]:
-    """On tensors or on numpy arrays: what is said here means the same to both."""
+    """Works on tensors and on numpy arrays."""
     counts = table[slots]
     live = 1 - counts[:, Column.ENDED]
     stops = (stop_ids[slots] == tokens[:, None]).any(1) & (

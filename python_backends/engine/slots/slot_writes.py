@@ -32,8 +32,8 @@ class SlotWrites:
         self._waiting: list[tuple[Target, NDArray[Any], NDArray[Any], NDArray[Any]]] = []
 
     def add(self, target: Target, slots: NDArray[Any], columns: NDArray[Any], values: NDArray[Any]) -> None:
-        """target[slots, columns] = values, in numpy's sense. Nothing
-        is written twice before it is flushed.
+        """target[slots, columns] = values, in numpy's sense. The same place is not added twice before a
+        flush.
         """
         self._waiting.append((target, slots, columns, values))
 

@@ -1,6 +1,6 @@
-"""The TensorRT-LLM engine: NVIDIA's LLM API on its PyTorch backend, behind our slots.
+"""The TensorRT-LLM engine: NVIDIA's LLM API on its PyTorch backend, driven through our slots.
 
-TensorRT-LLM plans its own steps and owns its KV blocks. It has no place for another scheduler, so it is
+TensorRT-LLM plans its own steps and owns its KV blocks. No other scheduler can plan its steps, so it is
 driven by admission (`scheduling/self_planned.py`). This room translates: settings into its configuration, a
 request into its sampling parameters, its results into tokens; `request_loop.py` keeps the requests under way.
 All names of `tensorrt_llm` are here, their arguments spelled out, and a test compares them with

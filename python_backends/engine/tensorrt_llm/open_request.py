@@ -1,5 +1,5 @@
 """One request under way in an engine that plans its own steps: from the engine's responses to its tokens, and
-how it stands.
+its present state.
 
 The request loop is the only writer; what goes to the instance's thread is immutable.
 """

@@ -190,7 +190,7 @@ class RequestLoop:
             )
 
     def _let_go(self, row: Row, why: str) -> None:
-        """The engine holds nothing of it any more. A request that had not ended before has failed."""
+        """The engine has freed everything of this request. A request that had not ended before has failed."""
         if row.is_gone:
             return
         row.is_gone = True
@@ -219,8 +219,8 @@ class RequestLoop:
             self._news.put(gathered)
 
     def _judge(self) -> None:
-        """Requests that the engine refused in this tick fail alone; but what
-        befalls all that it was at work on is its own fault.
+        """Requests that the engine refused in this tick fail alone; but if all requests that it worked on
+        fail, the engine itself has failed.
         """
         refused, self._refused = self._refused, []
         self._num_refused += len(refused)
@@ -243,9 +243,9 @@ class RequestLoop:
         self._news.put(error)
 
     def _watch(self) -> None:
-        """Looks for ends that are lost. One that was aborted: its slot is free without. One that the engine
-        has never said anything of: it waits in the engine's own queue. Another: it fails, and is aborted. An
-        engine that says nothing of any request is dead.
+        """Looks for ends that are lost. A request that was aborted: its slot is free even without an answer.
+        A request that the engine has never reported: it waits in the engine's own queue. Any other request
+        fails and is aborted. An engine that reports no request at all is dead.
         """
         now_s = self._clock()
         self._forgive(now_s - self._watch_s)

@@ -1,4 +1,5 @@
-"""What stands between the products of a layer, as kernels in the Triton language: each launch costs on a GPU.
+"""The operators between the matrix products of a layer, as kernels in the Triton language: fewer launches on
+a GPU.
 
 Each does in one pass what torch's operators do in several, and in float32: `place_operator`, `gate_operator`
 and `ResidualNorm` of `operators` say what that is. Owns nothing; imported only where it runs (`runs_kernels`

@@ -1,7 +1,7 @@
-"""The operators for the parts of a description: chosen once, when a decoder is built, so that a step asks no
-questions.
+"""The operators for the parts of a description: chosen once, when a decoder is built, so that a step takes no
+decisions.
 
-They are torch's; where they are to be `fused`, what stands between two products is one kernel
+They are torch's; where they are to be `fused`, the operators between two products are one kernel
 (`fused_kernels`). Called by the decoder and its blocks.
 """
 

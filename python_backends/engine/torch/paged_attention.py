@@ -1,5 +1,4 @@
-"""Attention straight over KV blocks, as kernels in the Triton language: nothing is gathered, whatever the
-lengths.
+"""Attention that reads KV blocks directly, as kernels in the Triton language: no block is gathered.
 
 Decode rows take two kernels: the tokens that a row sees are divided into `num_splits` parts; a program
 computes one part of one row for the query heads that share a KV head, and the second kernel puts the parts

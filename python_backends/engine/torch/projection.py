@@ -45,7 +45,8 @@ class Int8Projection:
     scale + b.
 
     torch's own product takes each row of x by itself and knows bfloat16 on a CPU. For more rows, and
-    elsewhere, the weight is converted piece by piece, each of which stays in the cache and goes again.
+    elsewhere, the weight is converted piece by piece, each of which fits the processor's cache and is freed
+    after use.
     """
 
     def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> None:
