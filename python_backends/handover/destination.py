@@ -89,7 +89,8 @@ class Destination:
         except RefusedMove as refused:
             return self._refuse(coming, refused.why)
         except ValueError as error:
-            log.warning("a request can't move here: %s", error)
+            request_id = coming.order.request.request_id
+            log.warning("request %d can't move here: %s", request_id, error)
             return self._refuse(coming, "model")
 
     def abort(self, move: int) -> None:
@@ -153,7 +154,8 @@ class Destination:
         try:
             first_index = self._handover.adopt(order.move, tokens)
         except ValueError as error:
-            log.warning("a request can't move here: %s", error)
+            request_id = coming.order.request.request_id
+            log.warning("request %d can't move here: %s", request_id, error)
             return self._refuse(coming, "model")
         del self._coming[order.move]
         self._transport.forget(order.move)

@@ -135,7 +135,7 @@ class Source:
         try:
             self._transport.check_endpoint(order.to)
         except ValueError as error:
-            log.warning("a request can't move: %s", error)
+            log.warning("request %d can't move: %s", order.request_id, error)
             return False
         return has_blocks and not is_leaving and order.move not in self._leaving
 
@@ -176,7 +176,7 @@ class Source:
 
     def _refused(self, leaving: _Leaving, why: str) -> list[FromInstance]:
         """The destination has forgotten the move: the request decodes on here, as the same life."""
-        log.info("a request does not move: the destination says %r", why[:64])
+        log.info("request %d does not move: the destination says %r", leaving.order.request_id, why[:64])
         if self._sequence(leaving) is None:
             return self._end(leaving, "ended")
         self._decode_on(leaving)

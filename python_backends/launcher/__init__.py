@@ -1,3 +1,3 @@
-"""Serves: starts the instance and tritonserver as siblings, watches both, heals
-what dies, and ends without leaving anything behind.
+"""Serves: starts instances and tritonserver as siblings, watches them, restarts processes that die, and
+leaves nothing when it ends.
 """

@@ -1,4 +1,4 @@
-"""Whether what the launcher has started gets ready, and whether it still answers."""
+"""Whether the processes that the launcher has started become ready, and whether they still answer."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 ASK_EVERY_S = 2.0
 MAX_FAILURES = 4  # one after the other; counted, not timed
-# an answer that took longer came late because we stood still as well: it does not count
+# if a question took longer, this process stood still as well: it does not count
 LONGEST_ANSWER_S = 6.0
-MAX_FAILED_STARTS = 5  # one after the other, without ever getting ready: something is wrong for good
+MAX_FAILED_STARTS = 5  # one after the other that never got ready: a further start would not help
 
 
 class GiveUpError(RuntimeError):
-    """Something that has to run does not stay up."""
+    """A process that must run cannot be kept running."""
 
 
 class FailedStarts:
@@ -39,8 +39,8 @@ class Pulse:
     """Asks every few seconds, from a thread of its own, because a server that hangs blocks the thread that
     asks.
 
-    The launcher asks after the ensemble in this way: a tritonserver that is alive and silent shows in no
-    other.
+    The launcher asks whether the ensemble is ready in this way. It is the only way to find a tritonserver
+    that is alive but does not answer.
     """
 
     def __init__(

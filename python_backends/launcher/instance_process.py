@@ -1,5 +1,5 @@
-"""The process of one instance, as the supervisor sees it: its record on the board says whether it is ready,
-and its beats there whether it lives.
+"""The process of one instance, as the supervisor sees it. Its record on the board says whether it is ready;
+its beats there show that it is alive.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class InstanceProcess:
     def start(self) -> None:
         self._files.keep()
         self._record.write_starting()
-        # a library may live where only its user knows
+        # PYTHONPATH of the user may name further places of libraries
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = with_large_pages(
             {

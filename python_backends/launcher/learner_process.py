@@ -1,5 +1,5 @@
-"""The process of the learner, as the supervisor sees it: started again when it
-ends, after ever longer pauses, and never missed.
+"""The process of the learner, as the supervisor sees it: started again when it ends, after longer and longer
+pauses. No request depends on it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Triton lets a client call every model by its name, and a call by a client cannot be told from a call by the
 ensemble. But with `--model-namespacing`, Triton refuses a name that two model repositories have, while an
 ensemble finds the model of its own repository. So a second repository gets a namesake of each inner model. A
-namesake is an ensemble: it has no process, and nothing can call it either. Called by the server's room.
+namesake is an ensemble: it has no process, and cannot be called either. Called by the server's room.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def write_namesakes(models: Iterable[str], directory: Path) -> Path:
 
 
 def _write(path: Path, text: str) -> None:
-    """Unless it is there as it should be: on a full disk it could only be lost."""
+    """Writes the file unless it has this content already: on a full disk a new one could not be written."""
     with contextlib.suppress(OSError):
         if path.read_text() == text:
             return

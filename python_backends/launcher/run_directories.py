@@ -44,7 +44,7 @@ def held(parent: Path) -> Iterator[Path]:
     lock = _opened(run_directory)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        (run_directory / MARK).touch()  # only now may it be taken for one that was left behind
+        (run_directory / MARK).touch()  # from now on, without the lock, it counts as left over
         yield run_directory
     finally:
         shutil.rmtree(run_directory, ignore_errors=True)
@@ -109,7 +109,7 @@ def _is_in_use(path: Path) -> bool:
 
 
 def _opened(directory: Path) -> int:
-    """Never waits, and follows no link: what lies there may be anybody's."""
+    """Never waits, and follows no link: another user may have made what is there."""
     return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 

@@ -3,7 +3,7 @@ restarts.
 
 Everything is in memory as well. What is lost or damaged is written again before something is started, and
 every quarter of an hour; then all files get the present time, so that cleaners which use the age leave them
-alone. A full disk is no reason to end: what is there stays in use. Called by the command line and the
+alone. On a full disk the server goes on with the files that are there. Called by the command line and the
 supervisor.
 """
 
@@ -59,7 +59,7 @@ class RunFiles:
         _touch(self.directory)
 
     def say(self, name: str) -> None:
-        """Makes an empty file, by which the launcher speaks to the Triton models."""
+        """Makes an empty file with this name, which the Triton models look for."""
         try:
             (self.directory / name).touch()
         except OSError as error:

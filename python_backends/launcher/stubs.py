@@ -1,7 +1,7 @@
 """The models that tritonserver serves, and the stubs: the processes in which it runs those of Python.
 
-A dead stub shows in nothing but its missing process, and one that hangs in nothing but its missing beats: the
-server goes on saying "ready". Called by the server and the supervisor.
+The server goes on saying "ready" when a stub is dead or hangs. So the launcher looks for the stub's process,
+and for its beats. Called by the server and the supervisor.
 """
 
 from __future__ import annotations

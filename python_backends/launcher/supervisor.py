@@ -1,8 +1,8 @@
-"""The life of a server: starts the instances and tritonserver as siblings, watches them, heals what dies, and
-ends all of them.
+"""The life of a server: starts the instances and tritonserver as siblings, watches them, restarts processes
+that die, and ends all of them.
 
-The command line makes one and calls `serve`; it runs in one thread. What a process is, the other modules of
-this room know.
+The command line makes one and calls `serve`; it runs in one thread. How each process is started and watched
+is in the other modules of this room.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Supervisor:
                 return
 
     def _heal_predictor(self) -> None:
-        """Nothing waits for it, so it may as well stay away for a while."""
+        """No request waits for it, so it is loaded again after a pause."""
         if time.monotonic() < self._reload_at_s:
             return
         log.warning("the stub of %s has died; loading the model again", PREDICTOR)

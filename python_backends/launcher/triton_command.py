@@ -19,10 +19,12 @@ log = logging.getLogger("gapless")
 
 STUB_PYTHON = "GAPLESS_STUB_PYTHON"  # names another Python for the stubs, where ours has numpy 2
 RESTRICTED = ("shared-memory", "model-repository", "trace", "logging")  # what only the launcher may use
-# Triton refuses the later steps of an ensemble while it exits: it is asked to only when nothing is open
+# Triton refuses the later steps of an ensemble while it exits: it is asked to exit when no request is open
 EXIT_TIMEOUT_S = 3
-SHARED_BYTES = 1 << 24  # with each model, taken at once: stubs died, it seems while smaller ones grew
-# pass on what the stubs send, in turn: Triton's 32 are each asleep and cold when theirs comes
+SHARED_BYTES = (
+    1 << 24
+)  # of each model, all of it from the start: stubs died, probably while a smaller one grew
+# threads that pass on what the stubs send; each of Triton's default of 32 would sleep most of the time
 POOL_THREADS = 2
 # of each of its threads: its JSON reader recurses (docs/limits.md); only what is used takes memory
 STACK_BYTES = 512 << 20

@@ -23,7 +23,7 @@ class TritonFiles:
 
 
 def locate(run_directory: Path) -> TritonFiles:
-    """What the wheel has apart is put together in the run directory."""
+    """The parts of the wheel are linked together in the run directory."""
     if CONTAINER_SERVER.exists():
         return TritonFiles(
             CONTAINER_SERVER / "bin/tritonserver", CONTAINER_SERVER / "backends", (CONTAINER_SERVER / "lib",)

@@ -1,6 +1,7 @@
 """The tritonserver process: its health, its log and its end.
 
-Knows what shows that it or one of its models is dead, and what brings a model back. The supervisor decides.
+It finds out whether the server or one of its models is dead, and can load a model again. The supervisor
+decides.
 """
 
 from __future__ import annotations
@@ -151,9 +152,7 @@ class TritonServer:
         return numbers.get(TIMESTAMP, 0.0) < since_s or any(numbers[name] > 0 for name in OPEN_REQUESTS)
 
     def stop(self) -> None:
-        """Ends the server, nicely if it will, and everything that is left
-        of it: orphaned stubs are in its group.
-        """
+        """Ends the server, by SIGTERM first, and then all processes of its group, orphaned stubs too."""
         self._end(EXIT_TIMEOUT_S + 1)
 
     def kill(self) -> None:
@@ -193,7 +192,7 @@ class TritonServer:
 
 
 def _relay(lines: Iterable[str]) -> None:
-    """Passes the server's log on, without what it says about every machine that has no GPU."""
+    """Passes the server's log on, without the lines that it writes on every machine without a GPU."""
     for line in lines:
         if not any(noise in line for noise in (*NOISE, *WITHOUT_GPU)):
             with contextlib.suppress(OSError):  # the terminal is gone

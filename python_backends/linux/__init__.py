@@ -1,4 +1,4 @@
-"""What is asked of the kernel: time slices, processors, large pages, process groups, a clock that knows of
+"""Functions of the Linux kernel: time slices, processors, large pages, process groups, a clock that knows of
 pauses.
 
 Any room may use it.

@@ -15,8 +15,8 @@ LARGE = "glibc.malloc.hugetlb"
 
 
 def with_large_pages(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` of the process to be started, and the wish for large
-    pages, unless it has something to say about them.
+    """`environment` for the process to be started, with the setting for large pages unless it has one
+    already.
     """
     tunables = environment.get(TUNABLES, "")
     if LARGE in tunables:

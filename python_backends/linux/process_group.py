@@ -48,7 +48,7 @@ def start_group(
 
 
 def end_group(process: subprocess.Popen[Any], wait_s: float) -> None:
-    """Nicely if it ends within `wait_s`; then whatever is left of it by force."""
+    """By SIGTERM, and after `wait_s` what is left of it by SIGKILL."""
     if wait_s > 0:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,8 +1,9 @@
 """When a thread gets a processor that others want as well, and for how long.
 
-Whatever passes a request on works for a tenth of a millisecond and sleeps again; an engine that computes on a
-CPU never sleeps. Since Linux 6.12 a thread that asks for a short slice may interrupt one with a longer slice
-at once, instead of waiting up to 3 ms at every hop between client and engine. Other kernels take no notice.
+A thread that passes a request on works for a tenth of a millisecond and sleeps again; an engine that computes
+on a CPU never sleeps. Since Linux 6.12 a thread that asks for a short slice may interrupt one with a longer
+slice at once, instead of waiting up to 3 ms at every hop between client and engine. Other kernels ignore
+this.
 
 Where an engine's threads offer their processor while they wait for each other, which happens many times in
 each of its steps, short turns need not interrupt a thread: they come in between, and no step waits for a
@@ -17,7 +18,7 @@ import platform
 import struct
 
 SHORT_NS = 100_000  # the least that the kernel takes
-USUAL_NS = 0  # as long as the kernel sees fit
+USUAL_NS = 0  # the kernel's own default
 LOW = 15  # nice value: 3 % of a processor that another thread would have alone
 
 # the number of sched_setattr(2), for which there is no function in C libraries

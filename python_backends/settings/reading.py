@@ -1,5 +1,5 @@
-"""Reads the settings: the defaults, then `gapless.toml`, then the environment, then the command line. The
-later one counts.
+"""Reads the settings: the defaults, then `gapless.toml`, then the environment, then the command line. A later
+source overrides an earlier one.
 
 A variable GAPLESS_SECTION__FIELD of the environment is the setting section.field. The launcher writes the
 result to the run directory, and every process reads it back from there. A wrong setting raises SettingsError

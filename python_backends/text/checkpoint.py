@@ -44,7 +44,7 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     tokenizer = _tokenizer(directory / "tokenizer.json")
     texts = {**_table(directory / "special_tokens_map.json"), **_table(directory / "tokenizer_config.json")}
     config = _table(directory / "config.json")
-    # models that also see or hear keep their text part there
+    # models with images or sound keep the configuration of their text part there
     config = {**config, **_section(config, "text_config")}
     generation = _table(directory / "generation_config.json")
     named = {name: text for name in _NAMED_TOKENS if (text := _content(texts.get(name)))}
@@ -91,7 +91,9 @@ def _content(token: Any) -> str:
 
 
 def _special_tokens(tokenizer: Tokenizer, texts: dict[str, Any], named: dict[str, str]) -> frozenset[str]:
-    """Those that the tokenizer marks as special, and those that the configuration gives a part to play."""
+    """Those that the tokenizer marks as special, and those that the configuration names for a purpose
+    (bos_token, eos_token).
+    """
     known = {token.content: token.special for token in tokenizer.get_added_tokens_decoder().values()}
     played = {*named.values(), *(token for name in _EXTRA_TOKENS for token in _contents(texts.get(name)))}
     return frozenset(text for text, special in known.items() if special or text in played)

@@ -1,1 +1,1 @@
-"""Tokens of the answer back to text, remembering nothing. Others use `detokenizer`."""
+"""Tokens of the answer back to text, without state. Others use `detokenizer`."""

@@ -1,4 +1,4 @@
-"""Token windows to text, remembering nothing between two windows of an answer.
+"""Token windows to text. No state is kept between two windows of an answer.
 
 Owns no stream: the scheduler model says how far the client's text reaches (`num_sent`), the detokenizer model
 sends the text. What is certain after n output tokens is the text of these tokens without half a character at

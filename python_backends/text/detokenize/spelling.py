@@ -1,9 +1,9 @@
 """How a tokenizer's decoder spells one token: its steps, read from tokenizer.json, as a function from a token
 to its bytes.
 
-An answer is printed piece by piece, so a decoder can be served if what it makes of a token depends on nothing
-but that token and on whether the answer begins with it. Any other is refused by name when the server starts.
-Called by `token_bytes`.
+An answer is printed piece by piece. So a decoder can be served if its output for a token depends only on that
+token, and on whether the answer begins with it. Any other is refused by name when the server starts. Called
+by `token_bytes`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def spelling(decoder: decoders.Decoder | None) -> Callable[[str, bool], bytes]:
     """Raises CheckpointError, which names the step that can't be done piece by piece."""
     if decoder is None:
         raise CheckpointError("tokenizer.json has no decoder: nothing says how its tokens become text")
-    steps = list(_steps(json.loads(decoder.__getstate__())))  # its JSON; the library shows it no other way
+    steps = list(
+        _steps(json.loads(decoder.__getstate__()))
+    )  # its JSON: the library has no other way to read it
     for i, step in enumerate(steps):
         if reason := _refusal(step, steps[:i]):
             raise CheckpointError(

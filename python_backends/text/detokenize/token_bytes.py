@@ -1,8 +1,8 @@
 """What each token adds to an answer, as bytes: one table per vocabulary, made once from the tokenizer's
 decoder.
 
-The bytes of an answer are those of its tokens, one after the other; half characters meet their other half
-that way. Only the token with which a text begins may have others: SentencePiece drops the space before it. An
+The bytes of an answer are those of its tokens, one after the other; so the two halves of a character are
+joined. Only the token with which a text begins may have others: SentencePiece drops the space before it. An
 answer in a chat is such a text; one that continues a plain prompt is not. Made for the detokenizer.
 """
 
@@ -29,8 +29,8 @@ class TokenBytes:
     firsts: dict[int, bytes]  # by token id, where an answer that begins with the token begins otherwise
 
     def begin(self, tokens: Sequence[int], spelled: list[bytes]) -> str:
-        """Mends `spelled`, the bytes of an answer's tokens, at its
-        beginning; returns what that drops (a space).
+        """Corrects the beginning of `spelled`, the bytes of an answer's tokens; returns how many bytes this
+        removes (a space).
         """
         for i, token in enumerate(tokens[:MAX_LEAD_TOKENS]):
             if token in self.firsts:

@@ -18,9 +18,9 @@ from python_backends.text.door.template_sandbox import begin_rendering, environm
 
 Message = Mapping[str, str]
 
-OUTPUT_PER_INPUT = 4  # a prompt is about as long as its messages, and has a frame
+OUTPUT_PER_INPUT = 4  # a prompt is about as long as its messages, with some text around them
 MAX_FRAME = 1_000_000
-MAX_REASON = 500  # characters of a template's complaint
+MAX_REASON = 500  # characters of a template's own error message
 
 
 class ChatTemplate:
@@ -59,7 +59,7 @@ class ChatTemplate:
         begin_rendering(sum(len(message["content"]) for message in messages))
         try:
             return _bounded(self._stream(disarmed), limit)
-        # what a template raises over messages that it doesn't like is the client's to know
+        # an error that a template raises about its messages is shown to the client
         except Exception as error:
             reason = self._special.readable(guard.typed(str(error)))[:MAX_REASON]
             raise RefusedError(f"messages: the model's chat template can't render them: {reason}") from error

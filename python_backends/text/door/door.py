@@ -1,9 +1,9 @@
 """The door: raw values of one request in, an immutable `Request` or a `RefusedError` out. Nothing is checked
 again after it.
 
-Built once by the tokenizer model from checkpoint and settings. What the values mean by themselves is checked
-in `fields`; what needs the model (tokens, context, vocabulary) here. Limits of bytes come first, then those
-of tokens, then the rest, so that what is refused in the end costs no more than what is taken.
+Built once by the tokenizer model from checkpoint and settings. Checks of a value alone are in `fields`;
+checks that need the model (tokens, context, vocabulary) are here. Limits of bytes come first, then those of
+tokens, then the rest, so that what is refused in the end costs no more than what is taken.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Door:
         return [self.answer(fields) for fields in batch]
 
     def answer(self, fields: Mapping[str, Any]) -> Request | RefusedError:
-        """What comes of a request's fields (name to value, absent if not given)."""
+        """The Request that these fields describe (name to value, absent if not given), or the refusal."""
         arrival_ns = self.clock()
         try:
             values = self.fields.read(fields)
@@ -135,7 +135,7 @@ class Door:
         return tuple(dict.fromkeys(bad))
 
     def _spelled(self, index: int, word: str) -> Iterator[tuple[int, ...]]:
-        """One after the other: the first that is too long ends it."""
+        """One after the other, until one is too long."""
         for spelling in [word] if word[0].isspace() else [word, f" {word}"]:
             (ids,) = self.encoder.encode([spelling])
             yield _bad_word(index, ids, self.engine.max_bad_word_tokens)

@@ -87,7 +87,9 @@ class PromptEncoder:
         for text in self._special.tokens:
             true_id = self._tokenizer.token_to_id(text)
             true_ids[self._tokenizer.token_to_id(self._special.meant(text))] = true_id
-            forbidden[true_id] = text != unknown  # what a vocabulary lacks becomes "unknown" in all innocence
+            forbidden[true_id] = (
+                text != unknown
+            )  # a character that the vocabulary lacks becomes "unknown"; this is no special token of a user
         return true_ids, forbidden
 
     def _frame(self) -> tuple[Ids, Ids]:
@@ -98,9 +100,7 @@ class PromptEncoder:
 
 
 def _check_normalizer(tokenizer: Tokenizer, special: SpecialTokens) -> None:
-    """Most added tokens are found before the text is normalized,
-    where nothing can happen to their spelling.
-    """
+    """Most added tokens are found before the text is normalized, so that their spelling cannot be changed."""
     for text, token in special.tokens.items():
         if not (token.normalized and tokenizer.normalizer):
             continue

@@ -1,4 +1,4 @@
-"""Reads the fields of a request, by the table. Knows no model but the size of its vocabulary.
+"""Reads the fields of a request, by the table. Of the model it needs only the size of the vocabulary.
 
 Every refusal names the field, the value and the limit. Called by the door.
 """
@@ -43,7 +43,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_NAME_BYTES = 256
 BYTES_PER_TOKEN = 32  # of a prompt, on average: ten times as many as usual
 JSON_BYTES = 8  # for each byte of messages: JSON may write six for one, and has names and braces
-# mean nothing here
+# have no effect here
 TRITONS_PARAMETERS = ("id", "priority", "sequence_id", "sequence_start", "sequence_end", "binary_data_output")
 TRITONS_PREFIX = "triton_"
 
@@ -64,9 +64,7 @@ class PromptBounds:
 
 
 def bounds(limits: LimitSettings, max_model_tokens: int) -> PromptBounds:
-    """A megabyte is no prompt for a context of 2,048 tokens: the limit is the
-    bytes that any text of that many tokens may have.
-    """
+    """The limit in bytes follows from the context: no text of that many tokens has more bytes."""
     derived = BYTES_PER_TOKEN * max_model_tokens
     limit = (
         "limits.max_prompt_bytes"

@@ -26,7 +26,7 @@ from tokenizers import AddedToken, Tokenizer
 from python_backends.nouns.request import RefusedError
 
 Trie = dict[str, "Trie"]
-_END = ""  # the key under which a trie says that a word ends here
+_END = ""  # the key in a trie node at which a word ends
 # secrets are drawn from others
 _PRIVATE = (range(0xF000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 
@@ -74,7 +74,7 @@ class SpecialTokens:
         self._words = [text for text in self.tokens if len(text) > 1]
         self._joined = "\0".join(["", *self._words, ""])
         self._longest = max(map(len, self._words), default=0)
-        # templates trim
+        # templates strip white space
         self._ends = sorted({end for word in self._words for end in (word[0], word[-1]) if not end.isspace()})
         self._white = _compiled(
             [word for word in self._words if word[0].isspace() and word[-1].isspace()], "(?={})(.)"
@@ -115,7 +115,7 @@ class SpecialTokens:
         """
         if self._white is not None:
             content = self._white.sub(rf"\1{self._break}", content)
-        bare = content.strip()  # templates often trim
+        bare = content.strip()  # templates often strip white space
         if bare and len(bare) < self._longest and bare in self._joined:
             return content.replace(bare, self._break + bare + self._break, 1)
         return content

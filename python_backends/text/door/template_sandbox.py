@@ -1,9 +1,9 @@
-"""The jinja environment in which chat templates run: a checkpoint can come from anywhere, and messages do.
+"""The jinja environment in which chat templates run. Neither the checkpoint nor the messages are trusted.
 
 It is jinja's sandbox, which allows no private attributes and no changes to what a template is given, under a
 budget for each rendering: turns of all loops and macros together, and characters and list items that all of
-its operations read or make. Every operation pays before it works. Filters and methods that make much of
-little, and that templates of checkpoints don't need, are not there. Called by the chat template.
+its operations read or make. Every operation is charged to the budget before it runs. Filters and methods that
+make much of little, and that templates of checkpoints don't need, are not there. Called by the chat template.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from jinja2.visitor import NodeTransformer
 MAX_TURNS = 100_000  # of all loops and macros of one rendering together: a fraction of a second
 MAX_WORK = 16_000_000  # characters and items that one rendering reads and makes
 WORK_PER_INPUT = 32  # more of them for each character of the messages
-MAX_PRODUCT = 1_000_000  # how long a text, list or power may grow at one blow
+MAX_PRODUCT = 1_000_000  # how long a text, list or power may grow in one operation
 MAX_MARGIN = 64  # characters of an indentation or a separator
 NUMBER_CHARS, OTHER_CHARS = 25, 100
 
-# look at their input, no more
+# only read their input
 FREE = frozenset({"abs", "count", "d", "default", "first", "float", "int", "last", "length", "round"})
 BY_CHARACTERS = frozenset(
     {"capitalize", "e", "escape", "lower", "safe", "string", "title", "trim", "truncate", "upper"}
@@ -120,7 +120,7 @@ def environment() -> Environment:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Every operation that could work long, or make something long, pays first."""
+    """Every operation that could take long, or make something long, is charged to the budget first."""
 
     intercepted_binops = frozenset({"+", "%", "*", "**"})
 
@@ -163,7 +163,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Charges(NodeTransformer):
-    """Puts a filter that pays before what jinja gives no hook for."""
+    """Inserts a filter that charges the budget before operations that have no hook in jinja."""
 
     def visit_Concat(self, node: nodes.Concat, *_args: Any) -> nodes.Node:  # noqa: N802 (jinja's own name)
         self.generic_visit(node)
@@ -186,7 +186,7 @@ class _Charges(NodeTransformer):
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what a training run learns from; to a prompt it says nothing."""
+    """`{% generation %}` marks what a training run learns from; it does not change a prompt."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja's own declaration)
 
@@ -196,7 +196,7 @@ class _Generation(Extension):
 
 
 class _Namespace(Namespace):
-    """No underscore names: they lead into the interpreter."""
+    """Names with an underscore are refused: through them a template could reach the interpreter."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
@@ -230,8 +230,8 @@ def _length(value: Any) -> int:
 
 
 def _size(value: Any) -> int:
-    """About how many characters it has as a text. Pays for items, of
-    which there may be many more than in memory.
+    """About how many characters it has as a text. Charges for the items of lists, because one list may
+    contain another many times.
     """
     if isinstance(value, str):
         return len(value)
@@ -281,7 +281,9 @@ def _replaced_size(text: str, old: Any, new: Any) -> int:
 
 
 def _filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """One of jinja's, which pays before it works; or one that says that there is no such filter."""
+    """A filter of jinja's that is charged before it runs; or one that raises an error, because it is not
+    allowed.
+    """
     if name in FREE:
         return function
     if name in BY_CHARACTERS:

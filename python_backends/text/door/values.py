@@ -55,7 +55,7 @@ def flag(fields: Fields, name: str) -> bool:
 
 
 def string(fields: Fields, name: str, max_bytes: float, limit: str = "") -> str:
-    """`limit` says which limit `max_bytes` is. What is too long is not even decoded."""
+    """`limit` says which limit `max_bytes` is. A value that is too long is not decoded."""
     value = _single(name, fields[name])
     if isinstance(value, str | bytes):
         size = len(value) if isinstance(value, bytes) else len(unicode(name, value).encode())
@@ -68,7 +68,7 @@ def string(fields: Fields, name: str, max_bytes: float, limit: str = "") -> str:
 
 
 def strings(fields: Fields, name: str, most: int) -> list[str]:
-    """One row of at most `most` strings. Existing clients say "none" with one empty string."""
+    """One row of at most `most` strings. Existing clients send one empty string for "none"."""
     row = _row(name, fields.get(name, []))
     if len(row) > most:
         raise RefusedError(f"{name} = {len(row)} words: must be at most {most}")
