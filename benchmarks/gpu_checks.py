@@ -122,7 +122,9 @@ def seeds(name: str, measured: Measured) -> Figure:
 
 def _engine(tiny: TinyModel, measured: Measured) -> TorchEngine:
     return tiny.engine(
-        device=measured.device, cuda_graphs=measured.cuda_graphs, fused_layers=measured.fused_layers
+        device=measured.device,
+        cuda_graphs=measured.cuda_graphs,
+        fused_layers="on" if measured.fused_layers else "off",
     )
 
 

@@ -111,6 +111,6 @@ class Measured:
             kv_memory_gib=self.kv_gib,
             steps_ahead=1,
             cuda_graphs=self.cuda_graphs,
-            fused_layers=self.fused_layers,
+            fused_layers="on" if self.fused_layers else "off",
         )
         return Settings(model=model, engine=engine)

@@ -35,7 +35,7 @@ SETUPS = {
     setup.name: setup
     for setup in (
         Setup("gapless", "gapless"),
-        Setup("gapless_unfused", "gapless", {"fused_layers": False}),
+        Setup("gapless_unfused", "gapless", {"fused_layers": "off"}),
         Setup("gapless_async", "gapless", {"steps_ahead": 1}),
         Setup("gapless_torch", "gapless", {"kind": "torch"}),
         Setup("gapless_triton", "gapless_triton"),

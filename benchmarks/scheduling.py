@@ -137,7 +137,7 @@ class Bench:
         self.num_prompts = QUICK_POOL if asked.quick else POOL
         self.pool = read_pool(self.num_prompts)
         self.scheduling = SchedulingSettings(max_passed_over_s=asked.max_passed_over, ttft_s=asked.ttft)
-        model = ModelSettings(max_model_tokens=MAX_MODEL_TOKENS)
+        model = ModelSettings(dtype="float32", max_model_tokens=MAX_MODEL_TOKENS)
         engine = EngineSettings(
             kind=asked.engine, slots=asked.slots, kv_blocks=asked.blocks, block_tokens=BLOCK_TOKENS
         )

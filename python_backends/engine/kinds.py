@@ -25,6 +25,14 @@ def _openvino_engine(settings: Settings) -> Engine:
     return OpenVINOEngine(settings)
 
 
+def _has_fused_layers(settings: Settings) -> bool:
+    if settings.model.dtype != "bfloat16":
+        return False
+    from python_backends.engine.openvino.fused_layer import library
+
+    return library() is not None
+
+
 def _tensorrt_llm_engine(settings: Settings) -> Engine:
     try:
         from python_backends.engine.tensorrt_llm.engine import TensorRTLLMEngine
@@ -46,15 +54,18 @@ class EngineKind:
     gives_way: bool = False  # its threads yield their processor while they wait for each other
     blocks_on: tuple[str, ...] = ()  # devices on which `launch` returns only after the step
     warms_up: bool = True  # it takes its first steps before the instance is ready
+    # whether it has fused layers for these settings here, of which only a trial tells if they are faster
+    tries_layers: Callable[[Settings], bool] = lambda _: False
 
 
 KINDS: dict[str, EngineKind] = {
     "torch": EngineKind(_torch_engine, blocks_on=("cpu",)),
-    "openvino": EngineKind(_openvino_engine, gives_way=True),
+    "openvino": EngineKind(_openvino_engine, gives_way=True, tries_layers=_has_fused_layers),
     "tensorrt_llm": EngineKind(_tensorrt_llm_engine, warms_up=False),
     "toy": EngineKind(_toy_engine, warms_up=False),
 }
 
 
 def kind_of(settings: Settings) -> EngineKind:
+    """Of settings from which `choose` has taken `auto`."""
     return KINDS[settings.engine.kind]

@@ -10,10 +10,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from python_backends.engine.choice import choose
 from python_backends.engine.engine_thread import EngineThread
 from python_backends.engine.kinds import kind_of
 from python_backends.engine.protocol import Engine, ExportsBlocks
 from python_backends.handover.moves import Moves
+from python_backends.instance.layer_trial import with_faster_layers
 from python_backends.instance.warm_up import warm_up
 from python_backends.scheduling.policies.fcfs import reserve_max_tokens
 from python_backends.scheduling.scheduler import SlotScheduler
@@ -33,7 +35,10 @@ def build(settings: Settings) -> tuple[SlotScheduler, Engine]:
         raise SettingsError(
             f"engine.steps_ahead = {settings.steps_ahead}: scheduling.static_slots = false takes 0"
         )
+    settings = choose(settings).settings
     kind = kind_of(settings)
+    if settings.engine.fused_layers == "auto" and kind.tries_layers(settings):
+        settings = with_faster_layers(settings, kind.make)
     make = partial(kind.make, settings)
     engine = (
         EngineThread(make) if settings.steps_ahead and settings.model.device in kind.blocks_on else make()

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import setproctitle
 
+from python_backends.engine.choice import choose
 from python_backends.engine.kinds import kind_of
 from python_backends.launcher import run_directories
 from python_backends.launcher.health import GiveUpError
@@ -66,7 +67,10 @@ def main() -> int:
     try:
         with run_directories.held(parent) as run_directory:
             overrides = dict(item.partition("=")[::2] for item in asked.overrides)
-            settings = load(asked.settings, overrides, os.environ)
+            choice = choose(load(asked.settings, overrides, os.environ))
+            for reason in choice.reasons:
+                log.info("%s", reason)
+            settings = choice.settings
             engine = kind_of(settings)
             # the server and its models as well; instances ask otherwise
             take_short_turns(interrupting=not engine.gives_way)

@@ -65,10 +65,11 @@ class Supervisor:
         """False if a signal came before everything was ready."""
         started_s = time.monotonic()
         log.info(
-            "loading %s (%s engine, %s)",
+            "loading %s (%s engine, %s, %s)",
             self._settings.model_directory,
             self._settings.engine.kind,
             self._settings.model.device,
+            self._settings.model.dtype,
         )
         self._server.check_ports()
         self._instances.start()

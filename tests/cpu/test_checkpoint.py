@@ -27,7 +27,9 @@ CONVERTED = ("gpt_neox", "gpt_neox_sequential")
 def test_a_checkpoint_in_many_files_gives_the_same_answers(one: TinyModel, tmp_path: Path) -> None:
     one.model.save_pretrained(tmp_path, max_shard_size="100KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
-    settings = Settings(model=ModelSettings(directory=str(tmp_path)), engine=EngineSettings(threads=1))
+    settings = Settings(
+        model=ModelSettings(directory=str(tmp_path), dtype="float32"), engine=EngineSettings(threads=1)
+    )
     requests = random_requests(4)
     answers = Serving(TorchEngine(settings)).run(requests)
     for request in requests:
@@ -114,7 +116,7 @@ def test_a_device_is_given_each_weight_once_and_the_host_holds_no_copy(
     monkeypatch.setattr(
         checkpoint, "_loaded_by_transformers", lambda *_: pytest.fail("the weights went through the host")
     )
-    settings = replace(one.settings(), model=ModelSettings(str(tmp_path)))
+    settings = replace(one.settings(), model=ModelSettings(str(tmp_path), "float32"))
     model = load_model(settings, read_config(settings), torch.device("cpu:0"))
     names = {path.name for path in tmp_path.glob("*.safetensors")}
     assert len(names) > 2
@@ -140,7 +142,7 @@ def test_weights_under_other_names_or_of_another_shape_are_left_to_transformers(
 
 def test_a_directory_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"config\.json"):
-        TorchEngine(Settings(model=ModelSettings(directory=str(tmp_path))))
+        TorchEngine(Settings(model=ModelSettings(directory=str(tmp_path), dtype="float32")))
 
 
 def test_limits_come_from_settings_checkpoint_and_memory(one: TinyModel) -> None:
@@ -192,4 +194,4 @@ def _changed(tiny: TinyModel, directory: Path, change: dict[str, Any]) -> Settin
     shutil.copytree(tiny.directory, directory, dirs_exist_ok=True)
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | change))
-    return Settings(model=ModelSettings(directory=str(directory)))
+    return Settings(model=ModelSettings(directory=str(directory), dtype="float32"))

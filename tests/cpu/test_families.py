@@ -143,7 +143,7 @@ def _prompt(length: int) -> Ids:
 
 
 def _engine(directory: Path, max_model_tokens: int) -> TorchEngine:
-    model = ModelSettings(directory=str(directory), max_model_tokens=max_model_tokens)
+    model = ModelSettings(directory=str(directory), dtype="float32", max_model_tokens=max_model_tokens)
     return TorchEngine(Settings(model=model, engine=EngineSettings(slots=3, block_tokens=8, threads=1)))
 
 

@@ -224,7 +224,7 @@ def test_settings_survive_the_run_directory(tmp_path: Path) -> None:
         ({"engine.slots": "many"}, "must be of type int"),
         ({"engine.slot": "1"}, "unknown setting engine.slot"),
         ({"machine.slots": "1"}, "unknown setting machine.slots"),
-        ({"model.dtype": "int3"}, "must be one of float32, bfloat16"),
+        ({"model.dtype": "int3"}, "must be one of auto, float32, bfloat16"),
         ({"engine.toy_step_ms": "5"}, "engine.toy_step_ms is called toy.step_ms now"),
     ],
 )
@@ -361,4 +361,4 @@ def test_every_policy_and_every_engine_can_be_chosen_by_a_setting() -> None:
         for field in dataclasses.fields(section)
     }
     assert set(choices["policy"]) == POLICIES.keys()
-    assert set(choices["kind"]) == KINDS.keys()
+    assert set(choices["kind"]) == {"auto", *KINDS}

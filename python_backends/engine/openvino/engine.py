@@ -250,9 +250,8 @@ def _scores(logits: Tensor, tokens: Tensor, asks: LogProbRows | None) -> RowLogP
 
 
 def _graph(settings: Settings, model: Model, num_positions: int) -> Graph:
-    library = (
-        fused_layer.library() if settings.engine.fused_layers and settings.model.dtype == "bfloat16" else None
-    )
+    wanted = settings.engine.fused_layers == "on" and settings.model.dtype == "bfloat16"
+    library = fused_layer.library() if wanted else None
     return (
         Graph(model, num_positions)
         if library is None

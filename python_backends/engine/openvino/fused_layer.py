@@ -22,6 +22,7 @@ from tempfile import TemporaryDirectory
 
 import openvino as ov
 
+from python_backends.linux.processor import processor_flags
 from python_backends.settings import ROOT
 
 log = logging.getLogger("gapless.instance")
@@ -47,7 +48,7 @@ FLAGS = {Kind.TILES: (*COMMON, "-mamx-tile", "-mamx-bf16"), Kind.VECTORS: COMMON
 
 def kinds_here() -> list[Kind]:
     """What this processor has and Linux lets this process use."""
-    flags = _processor_flags()
+    flags = processor_flags()
     return [kind for kind in Kind if NEEDED[kind] <= flags and (kind != Kind.TILES or _tiles_are_allowed())]
 
 
@@ -56,7 +57,7 @@ def library() -> Path | None:
     """None, and the reason in the log, where it can't be had."""
     kinds = kinds_here()
     if not kinds:
-        log.info("no fused layers: the processor has no %s", ", ".join(sorted(VECTORS - _processor_flags())))
+        log.info("no fused layers: the processor has no %s", ", ".join(sorted(VECTORS - processor_flags())))
         return None
     for kind in kinds:  # an older compiler may know the second one only
         try:
@@ -137,11 +138,6 @@ def _tiles_are_allowed() -> bool:
     """
     refused: int = ctypes.CDLL(None).syscall(158, 0x1023, 18)
     return refused == 0
-
-
-def _processor_flags() -> set[str]:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return set(next((line for line in lines if line.startswith("flags")), "").split())
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ class TorchEngine:
                 max_model_tokens=declared_tokens(settings, config), num_blocks=1
             )
         self._kernels = uses_kernels(settings.engine.cuda_graphs, self.device)
-        fused = self._kernels and settings.engine.fused_layers
+        fused = self._kernels and settings.engine.fused_layers != "off"
         model = load_model(settings, config, self.device)
         description = describe(model, declared_tokens(settings, config))
         layers = quantise_if_asked(take_layers(model), settings.model.weights)

@@ -12,10 +12,11 @@ UNMEASURED_KV_GIB = 1.0  # kv_memory_gib = 0 on a CPU, and with TensorRT-LLM
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     kind: str = setting(
-        "torch",
-        "torch | openvino (faster on a CPU, for fewer models) | tensorrt_llm (docs/tensorrt_llm.md) | toy"
-        " (tokens that can be worked out by hand, for tests)",
-        choices=("torch", "openvino", "tensorrt_llm", "toy"),
+        "auto",
+        "auto: openvino on a CPU if it computes the model, else torch (the start says which, and why) |"
+        " torch | openvino | tensorrt_llm (docs/tensorrt_llm.md) | toy (tokens that can be worked out by"
+        " hand, for tests)",
+        choices=("auto", "torch", "openvino", "tensorrt_llm", "toy"),
     )
     slots: int = setting(
         16, "rows of the decode batch: the number of answers that grow at the same time", 1, 4096
@@ -51,12 +52,14 @@ class EngineSettings:
         choices=("auto", "off", "eager"),
     )
     threads: int = setting(0, "threads of the engine on a CPU; 0: one for each core", 0, 4096)
-    fused_layers: bool = setting(
-        True,
-        "openvino with bfloat16: what lies between two attentions is one operation of ours, compiled at the"
-        " first start where there is g++ and the processor multiplies bfloat16 (AMX, AVX512_BF16); false:"
-        " OpenVINO's operations alone. torch on a GPU: what lies between two matrix products is one kernel of"
-        " ours, and so is the attention of all chunks; false: torch's operators",
+    fused_layers: str = setting(
+        "auto",
+        "on: openvino with bfloat16 computes all between two attentions in one operation of ours, compiled"
+        " at the first start where there is g++ and the processor multiplies bfloat16 (AMX, AVX512_BF16);"
+        " torch on a GPU computes all between two matrix products in one kernel of ours, and the attention"
+        " of all chunks too | off: OpenVINO's operations, torch's operators | auto: with openvino the first"
+        " start tries both and keeps the result in run/trials, with torch on",
+        choices=("auto", "on", "off"),
     )
     trace_steps: int = setting(20, "steps in a trace (`make trace`, docs/tracing.md)", 1, 10_000)
 

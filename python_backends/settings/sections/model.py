@@ -14,9 +14,10 @@ class ModelSettings:
         "a Hugging Face checkpoint: config.json, *.safetensors, tokenizer.json; relative to this folder",
     )
     dtype: str = setting(
-        "float32",
-        "float32 | bfloat16: weights, computation and KV blocks",
-        choices=("float32", "bfloat16"),
+        "auto",
+        "weights, computation and KV blocks: float32 | bfloat16 | auto: bfloat16 if the checkpoint is and the"
+        " processor multiplies it, else float32",
+        choices=("auto", "float32", "bfloat16"),
     )
     weights: str = setting(
         "same",

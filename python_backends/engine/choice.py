@@ -1,0 +1,85 @@
+"""Which engine computes a model, and in which type, where the settings leave it open (`auto`).
+
+The OpenVINO engine is the fastest of ours on a CPU (docs/log.md), and computes all families but those with
+soft-capped scores. bfloat16 is taken if the checkpoint has it and the processor multiplies it: it halves the
+bytes that a step reads. Owns nothing and imports no engine: the launcher calls it before it starts anything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from python_backends.linux.processor import processor_flags
+from python_backends.settings import Settings
+
+AUTO = "auto"
+OPENVINO_BLOCK_TOKENS = 32
+MULTIPLIES_BFLOAT16 = ("amx_bf16", "avx512_bf16")
+HALF = ("bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """`settings` without `auto` in engine.kind and model.dtype; `reasons` says why, for the log."""
+
+    settings: Settings
+    reasons: tuple[str, ...]
+
+
+def choose(settings: Settings, flags: Collection[str] | None = None) -> Choice:
+    """`flags`: of the processor; None: of this one. What the settings name stays as it is."""
+    config = _config(settings.model_directory)
+    reasons = []
+    if settings.engine.kind == AUTO:
+        kind, why = _kind(settings, config)
+        settings = replace(settings, engine=replace(settings.engine, kind=kind))
+        reasons.append(f"engine.kind = {kind}: {why}")
+    if settings.model.dtype == AUTO:
+        dtype, why = _dtype(settings, config, processor_flags() if flags is None else flags)
+        settings = replace(settings, model=replace(settings.model, dtype=dtype))
+        reasons.append(f"model.dtype = {dtype}: {why}")
+    return Choice(settings, tuple(reasons))
+
+
+def _kind(settings: Settings, config: dict[str, Any]) -> tuple[str, str]:
+    """And why."""
+    if settings.model.device != "cpu":
+        return "torch", "it computes on a GPU"
+    if config.get("attn_logit_softcapping") is not None:
+        return "torch", "OpenVINO's attention has no soft-capped scores"
+    if settings.engine.block_tokens != OPENVINO_BLOCK_TOKENS:
+        return "torch", f"openvino takes engine.block_tokens = {OPENVINO_BLOCK_TOKENS}"
+    if find_spec("openvino") is None:
+        return "torch", "OpenVINO is not installed"
+    return "openvino", "the faster one on a CPU"
+
+
+def _dtype(settings: Settings, config: dict[str, Any], flags: Collection[str]) -> tuple[str, str]:
+    """And why."""
+    stored = config.get("dtype") or config.get("torch_dtype") or "float32"
+    if settings.engine.kind == "toy":
+        return "float32", "the toy engine has no weights"
+    if stored not in HALF:
+        return "float32", f"the checkpoint is of {stored}"
+    if settings.model.device != "cpu":
+        return "bfloat16", f"the checkpoint is of {stored}"
+    found = next((flag for flag in MULTIPLIES_BFLOAT16 if flag in flags), None)
+    if found is None:
+        return "float32", "this processor does not multiply bfloat16"
+    if stored != "bfloat16":
+        return "float32", f"the checkpoint is of {stored}, which bfloat16 would round"
+    return "bfloat16", f"the checkpoint's, and this processor multiplies it ({found})"
+
+
+def _config(directory: Path) -> dict[str, Any]:
+    """Empty if it can't be read: the engine will say what is wrong with it."""
+    try:
+        read = json.loads((directory / "config.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return {**read, **read["text_config"]} if isinstance(read.get("text_config"), dict) else read

@@ -1,0 +1,189 @@
+"""Whether the fused layers of an engine are faster here than its library's own operations: both are tried
+once for each kind of processor, model and settings, and the result is kept in `run/trials/`, or beside the
+request log where `run/` can't be written.
+
+On some processors they win, on others they lose (docs/log.md). One process tries at a time, so that several
+instances do not measure each other. Called by `build` before the engine is made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import gc
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from python_backends.engine.protocol import Engine
+from python_backends.linux.processor import processor_name
+from python_backends.nouns.request import ModelLimits, Request, Sampling
+from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.settings import ROOT, Settings
+
+log = logging.getLogger("gapless.instance")
+
+PASSES = 4  # the first one is not counted: code is generated, and memory touched
+PROMPT_TOKENS = 144  # of each request, one for each slot
+OUTPUT_TOKENS = 25
+# output tokens for each prompt token of a workload: 3,915 to 9,375 in benchmarks/workload.json
+OUTPUT_SHARE = 0.42
+LEAST_GAIN = 0.02  # the fused layers must be faster by this
+AUTO, ON, OFF = "auto", "on", "off"
+
+MakeEngine = Callable[[Settings], Engine]
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Of one way to compute: the steps with prompts, and the decode steps that follow in a workload."""
+
+    prompts_s: float
+    decodes_s: float
+
+    @property
+    def total_ms(self) -> float:
+        return 1000 * (self.prompts_s + self.decodes_s)
+
+
+def with_faster_layers(settings: Settings, make: MakeEngine) -> Settings:
+    """`settings` with engine.fused_layers on or off, as an earlier trial says; without one both are tried
+    now.
+    """
+    directory = trials(settings)
+    path = directory / f"fused-layers-{_key(settings)}.json"
+    with _alone(directory):
+        chosen = _known(path)
+        return with_layers(settings, chosen if chosen is not None else _try_both(settings, make, path))
+
+
+def trials(settings: Settings) -> Path:
+    """Where results are kept."""
+    run = ROOT / "run"
+    is_writable = os.access(run if run.exists() else ROOT, os.W_OK)
+    return (run if is_writable else ROOT / settings.prediction.directory) / "trials"
+
+
+def with_layers(settings: Settings, fused: str) -> Settings:
+    return replace(settings, engine=replace(settings.engine, fused_layers=fused))
+
+
+def _try_both(settings: Settings, make: MakeEngine, path: Path) -> str:
+    log.info("trying with and without fused layers, once on this kind of processor")
+    off, on = (_times_of(make(_smaller(with_layers(settings, way)))).total_ms for way in (OFF, ON))
+    chosen = ON if off / on - 1 >= LEAST_GAIN else OFF
+    log.info(
+        "engine.fused_layers = %s: the same work took %.0f ms with them and %.0f ms without (%s; without this"
+        " file the next start tries again)",
+        chosen,
+        on,
+        off,
+        path,
+    )
+    _keep(path, {"chosen": chosen, "processor": processor_name(), "on_ms": on, "off_ms": off})
+    return chosen
+
+
+def _times_of(engine: Engine) -> Times:
+    """The fastest of several passes: other processes may have been busy during some."""
+    passes = [_pass(engine) for _ in range(PASSES)][1:]
+    engine.close()
+    del engine
+    gc.collect()  # its memory is free before the next engine is made
+    return Times(min(each.prompts_s for each in passes), min(each.decodes_s for each in passes))
+
+
+def _pass(engine: Engine) -> Times:
+    """Every slot serves a request. The median step in which all decode stands for those of a workload."""
+    limits = engine.limits
+    scheduler = SlotScheduler(limits)
+    for request in _requests(limits):
+        scheduler.submit(request, np.zeros(0, np.int32))
+    prompts_s, decodes_s = 0.0, [0.0]
+    while (plan := scheduler.plan()) is not None:
+        began_s = time.perf_counter()
+        engine.launch(plan)
+        output = engine.collect()
+        took_s = time.perf_counter() - began_s
+        scheduler.apply(plan, output)
+        if plan.num_tokens > plan.num_decodes:
+            prompts_s += took_s
+        elif plan.num_decodes == limits.num_slots:
+            decodes_s.append(took_s)
+    num_decodes = OUTPUT_SHARE * _prompt_tokens(limits)
+    return Times(prompts_s, num_decodes * float(np.median(decodes_s)))
+
+
+def _requests(limits: ModelLimits) -> Iterator[Request]:
+    """No two begin with the same tokens."""
+    num_tokens = min(OUTPUT_TOKENS, limits.max_model_tokens - _prompt_tokens(limits))
+    sampling = Sampling(num_tokens, min_tokens=num_tokens)
+    for slot in range(limits.num_slots):
+        prompt = np.full(_prompt_tokens(limits), slot % limits.vocab_size, np.int32)
+        yield Request(slot, prompt, sampling)
+
+
+def _prompt_tokens(limits: ModelLimits) -> int:
+    return max(1, min(PROMPT_TOKENS, limits.max_model_tokens - OUTPUT_TOKENS))
+
+
+def _smaller(settings: Settings) -> Settings:
+    """With KV blocks for the trial alone."""
+    engine = settings.engine
+    num_blocks = engine.slots * -(-(PROMPT_TOKENS + OUTPUT_TOKENS) // engine.block_tokens)
+    return replace(settings, engine=replace(engine, kv_blocks=num_blocks))
+
+
+def _key(settings: Settings) -> str:
+    """Of everything that the times depend on."""
+    config = settings.model_directory / "config.json"
+    parts = [
+        processor_name(),
+        str(len(os.sched_getaffinity(0))),
+        config.read_text(),
+        json.dumps(dataclasses.asdict(replace(settings.model, directory=""))),
+        f"{settings.engine.kind} {settings.engine.slots} {settings.engine.threads}",
+    ]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """No other process of this checkout tries meanwhile; where nothing can be written, none is waited for."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = os.open(directory, os.O_RDONLY)
+    except OSError:
+        yield
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _known(path: Path) -> str | None:
+    try:
+        chosen = json.loads(path.read_text())["chosen"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return chosen if chosen in (ON, OFF) else None
+
+
+def _keep(path: Path, result: dict[str, Any]) -> None:
+    try:
+        written = path.with_suffix(".new")
+        written.write_text(json.dumps(result, indent=1))
+        written.replace(path)
+    except OSError as error:
+        log.warning("the result can't be kept (%s): the next start tries again", error)

@@ -1,0 +1,63 @@
+"""What `auto` stands for: by checkpoint, processor and device."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from python_backends.engine.choice import choose
+from python_backends.settings import EngineSettings, ModelSettings, Settings
+
+AMX = {"avx512_bf16", "amx_bf16"}
+
+
+def chosen(tmp_path: Path, flags: set[str], config: dict[str, Any], **settings: Any) -> tuple[str, str]:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    engine = {name: settings.pop(name) for name in ("kind", "block_tokens") if name in settings}
+    given = Settings(model=ModelSettings(str(tmp_path), **settings), engine=EngineSettings(**engine))
+    choice = choose(given, flags)
+    assert len(choice.reasons) == (given.engine.kind == "auto") + (given.model.dtype == "auto")
+    return choice.settings.engine.kind, choice.settings.model.dtype
+
+
+BF16, F16, F32 = ({"dtype": name} for name in ("bfloat16", "float16", "float32"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "config", "settings", "expected"),
+    [
+        (AMX, BF16, {}, ("openvino", "bfloat16")),
+        ({"avx512_bf16"}, {"torch_dtype": "bfloat16"}, {}, ("openvino", "bfloat16")),
+        ({"avx2"}, BF16, {}, ("openvino", "float32")),
+        (AMX, F32, {}, ("openvino", "float32")),
+        (AMX, F16, {}, ("openvino", "float32")),
+        (AMX, {}, {}, ("openvino", "float32")),
+        (AMX, {"text_config": {"dtype": "bfloat16"}}, {}, ("openvino", "bfloat16")),
+        (AMX, {**BF16, "attn_logit_softcapping": 50.0}, {}, ("torch", "bfloat16")),
+        (AMX, {**BF16, "attn_logit_softcapping": None}, {}, ("openvino", "bfloat16")),
+        (AMX, BF16, {"block_tokens": 16}, ("torch", "bfloat16")),
+        (set(), BF16, {"device": "cuda"}, ("torch", "bfloat16")),
+        (set(), F16, {"device": "cuda:1"}, ("torch", "bfloat16")),
+        (set(), F32, {"device": "cuda"}, ("torch", "float32")),
+        (AMX, BF16, {"kind": "torch"}, ("torch", "bfloat16")),
+        (AMX, BF16, {"kind": "toy"}, ("toy", "float32")),
+        (AMX, BF16, {"dtype": "float32"}, ("openvino", "float32")),
+        ({"avx2"}, F32, {"dtype": "bfloat16", "kind": "torch"}, ("torch", "bfloat16")),
+    ],
+)
+def test_the_fastest_that_computes_the_checkpoint_is_chosen(
+    tmp_path: Path,
+    flags: set[str],
+    config: dict[str, Any],
+    settings: dict[str, Any],
+    expected: tuple[str, str],
+) -> None:
+    assert chosen(tmp_path, flags, config, **settings) == expected
+
+
+def test_a_checkpoint_that_cannot_be_read_is_left_to_the_engine(tmp_path: Path) -> None:
+    settings = choose(Settings(model=ModelSettings(str(tmp_path / "nothing")))).settings
+    assert (settings.engine.kind, settings.model.dtype) == ("openvino", "float32")
