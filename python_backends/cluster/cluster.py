@@ -1,4 +1,5 @@
-"""Several instances as one: the router, the moves and the balancer, as the scheduler model uses them.
+"""Several instances as one: the router, the moves, the balancer and the scaling, as the scheduler model uses
+them.
 
 Called by the streams thread alone. All times are seconds of one monotonic clock.
 """
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from python_backends.cluster.balancer import Balancer
 from python_backends.cluster.moves import Moves
 from python_backends.cluster.router import Router
+from python_backends.cluster.scaling import Scaling
 from python_backends.settings import ClusterSettings
 from python_backends.streams.table import StreamTable
 from python_backends.watching.metrics import Metrics
@@ -25,33 +27,52 @@ class Cluster:
         table: StreamTable,
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
+        wanted: frozenset[int] | None = None,
     ) -> None:
+        """`wanted`: the instances that should run, as an earlier scheduler model has said; None: nothing is
+        known of one.
+        """
         self._router = router
         self._table = table
         self._clock = clock
         self._every_s = settings.balance_every_s
         self._moves = Moves(table.submissions, metrics, router.step_s, clock)
         self._balancer = Balancer(settings, router, self._moves, table.submissions, metrics)
+        self._scaling = Scaling(settings, router, metrics, wanted, clock)
         self._balanced_s = clock()
 
+    @property
+    def wanted(self) -> frozenset[int]:
+        """The instances that should run."""
+        return self._scaling.wanted
+
     def ready(self, news: InstanceReady) -> None:
-        self._moves.instance_ready(news.instance, news.hello)
+        """Of one that should not run, nothing else may hear of it."""
+        self._scaling.ready(news.instance)
+        if news.instance in self.wanted:
+            self._moves.instance_ready(news.instance, news.hello)
 
     def lost(self, news: InstanceLost) -> None:
-        """To be called after the stream table knows it."""
+        """To be called after the stream table knows it. Nothing else may hear of one that should not run."""
+        self._scaling.lost(news.instance)
         self._moves.instance_lost(news.instance)
 
     def heard(self, news: InstanceMove) -> None:
         self._moves.heard(news.instance, news.message)
 
-    def drain(self, instances: frozenset[int]) -> None:
-        """These, and no others, are to be empty: they get no request, and what they have goes elsewhere."""
-        self._router.draining = instances
+    def order(self, drained: frozenset[int], num_instances: int | None = None) -> None:
+        """`drained`, and no others, are to be empty: they get no request, and what they have goes elsewhere.
+        `num_instances` should run; None: as many as the load or the settings say.
+        """
+        self._scaling.order(drained, num_instances)
 
     def look(self) -> None:
         """Once a turn, after the news."""
         now_s, num_moves = self._clock(), len(self._moves)
         self._moves.look()
+        for instance in self._scaling.look(self._is_empty):
+            self._forget(instance)
+        self._table.submissions.close(self._router.draining)
         has_ended = len(self._moves) < num_moves
         if now_s - self._balanced_s >= self._every_s or (has_ended and self._router.draining):
             self._balanced_s = now_s
@@ -63,3 +84,14 @@ class Cluster:
             return float("inf")
         next_s = self._balanced_s + self._every_s - self._clock()
         return max(0.0, min(self._moves.wait_s(), next_s))
+
+    def _is_empty(self, instance: int) -> bool:
+        """Whether no request is there, moves to or from it, or lacks tokens of it."""
+        num_moves = self._moves.counts()[instance]
+        return not num_moves and not self._table.submissions.is_needed(instance, self._table.streams)
+
+    def _forget(self, instance: int) -> None:
+        """It is empty and is ended: that is no loss."""
+        self._router.lost(instance)
+        self._table.submissions.forget(instance)
+        self._moves.instance_lost(instance)

@@ -67,7 +67,7 @@ def build_copier(settings: Settings, engine: Engine, run_directory: Path, number
     if no request moves with its blocks.
     """
     cluster = settings.cluster
-    if cluster.instances == 1 or cluster.move != "blocks" or not isinstance(engine, ExportsBlocks):
+    if cluster.most_instances == 1 or cluster.move != "blocks" or not isinstance(engine, ExportsBlocks):
         return None
     endpoint = BlocksWire.endpoint_in(run_directory, number)
     return Copier(BlocksWire(endpoint, engine.kv_format, engine.block_bytes), engine, cluster.copy_share)

@@ -1,11 +1,14 @@
-"""Looks at the instances of a running server, and empties them.
+"""Looks at the instances of a running server, empties them, and says how many there are.
 
     python -m python_backends.launcher.control status          # what each instance carries
     python -m python_backends.launcher.control top             # the same, again and again
     python -m python_backends.launcher.control drain 1         # everything leaves instance 1
     python -m python_backends.launcher.control restore 1       # it gets requests again
+    python -m python_backends.launcher.control scale 2         # there are two instances, whatever the load
+    python -m python_backends.launcher.control scale auto      # as many as the load or the settings say
 
-Needs a server with several instances (cluster.instances), on this host and of the same user.
+Needs a server with several instances (cluster.instances or cluster.max_instances), on this host and of the
+same user.
 """
 
 from __future__ import annotations
@@ -19,11 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from python_backends.launcher import run_directories
+from python_backends.launcher.run_files import SETTINGS
+from python_backends.settings import ClusterSettings, read_settings
 from python_backends.watching.cluster_files import ClusterOrders, ClusterStatus
 
 LOOK_S = 0.2
 COLUMNS = ("instance", "state", "slots", "KV blocks", "waiting", "tokens/request", "step")
-HINT = "is a server with cluster.instances > 1 running here, as the same user?"
+HINT = "is a server with cluster.instances or cluster.max_instances > 1 running here, as the same user?"
 
 
 class ControlError(Exception):
@@ -43,12 +48,15 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     top = commands.add_parser("top", help="the same, again and again, until Ctrl-C")
     top.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="default: 1")
     drain = commands.add_parser("drain", help="requests leave the instance, and no new ones enter it")
-    drain.add_argument(
-        "--timeout", type=float, default=600.0, metavar="SECONDS", help="how long to wait; default: 600"
-    )
     restore = commands.add_parser("restore", help="the instance gets requests again")
     for command in (drain, restore):
         command.add_argument("instance", type=int, help="its number, from 0 on")
+    scale = commands.add_parser("scale", help="so many instances run, whatever the load")
+    scale.add_argument("number", help="how many, or auto: as many as the load or the settings say")
+    for command in (drain, scale):
+        command.add_argument(
+            "--timeout", type=float, default=600.0, metavar="SECONDS", help="how long to wait; default: 600"
+        )
     return parser.parse_args(given)
 
 
@@ -128,11 +136,12 @@ def _drain(directory: Path, asked: argparse.Namespace) -> None:
     """Waits until nothing is there."""
     _instance(directory, asked.instance)
     orders = ClusterOrders(directory)
-    drained = orders.read() | {asked.instance}
-    others = {each["number"] for each in _status_of(directory)["instances"] if each["state"] != "lost"}
+    drained = orders.read().draining | {asked.instance}
+    away = ("lost", "starting")
+    others = {each["number"] for each in _status_of(directory)["instances"] if each["state"] not in away}
     if not others - drained:
         raise ControlError(f"instance {asked.instance} is the last one that gets requests: restore another")
-    orders.write(drained)
+    orders.drain(drained)
     began_s = time.monotonic()
     while (left := _num_left(directory, asked.instance)) > 0:
         if time.monotonic() - began_s > asked.timeout:
@@ -147,15 +156,60 @@ def _drain(directory: Path, asked: argparse.Namespace) -> None:
 def _num_left(directory: Path, number: int) -> int:
     """At least 1 until the scheduler model has heard of the order."""
     each = _instance(directory, number)
-    is_told = each["state"] in ("draining", "lost")
+    is_told = each["state"] in ("draining", "lost", "starting")
     return int(each["slots_busy"] + each["waiting"]) if is_told else max(1, int(each["slots_busy"]))
 
 
 def _restore(directory: Path, asked: argparse.Namespace) -> None:
     _instance(directory, asked.instance)
     orders = ClusterOrders(directory)
-    orders.write(orders.read() - {asked.instance})
+    orders.drain(orders.read().draining - {asked.instance})
     print(f"instance {asked.instance} gets requests again")
+
+
+def _scale(directory: Path, asked: argparse.Namespace) -> None:
+    """Waits until so many are ready, unless it is auto."""
+    settings, orders = read_settings(directory / SETTINGS).cluster, ClusterOrders(directory)
+    _status_of(directory)
+    if asked.number == "auto":
+        orders.scale(None)
+        print(_usual_number(settings))
+        return
+    number, most = asked.number, settings.most_instances
+    if not number.isdecimal() or not 1 <= int(number) <= most:
+        limit = "cluster.max_instances" if settings.follows_load else "cluster.instances"
+        raise ControlError(f"scale {number}: must be auto or a number from 1 to {most} ({limit})")
+    orders.scale(int(number))
+    began_s, said = time.monotonic(), ""
+    while (left := _not_yet(_status_of(directory), int(number), orders.read().draining)) != "":
+        if left != said:
+            print(left, file=sys.stderr, flush=True)
+            said = left
+        if time.monotonic() - began_s > asked.timeout:
+            raise ControlError(f"{left} after {asked.timeout:.0f} s; the order stays")
+        time.sleep(LOOK_S)
+    print(f"the number of instances is {number}; all are ready after {time.monotonic() - began_s:.1f} s")
+
+
+def _usual_number(settings: ClusterSettings) -> str:
+    if not settings.follows_load:
+        return f"there will be {settings.instances} instances (cluster.instances)"
+    least = max(1, settings.min_instances)
+    return f"there will be {least} to {settings.max_instances} instances, as the load says"
+
+
+def _not_yet(status: dict[str, Any], number: int, drained: frozenset[int]) -> str:
+    """What is still missing until just `number` instances run and are ready; empty: nothing. Those in
+    `drained` were emptied by an order, and are ready as well.
+    """
+    instances = status["instances"]
+    num_ready = sum(
+        each["state"] == "ready" or (each["state"] == "draining" and each["number"] in drained)
+        for each in instances
+    )
+    if len(instances) == num_ready == number:
+        return ""
+    return f"{num_ready} of {number} instances are ready, {len(instances)} run"
 
 
 COMMANDS: dict[str, Callable[[Path, argparse.Namespace], None]] = {
@@ -163,6 +217,7 @@ COMMANDS: dict[str, Callable[[Path, argparse.Namespace], None]] = {
     "top": _top,
     "drain": _drain,
     "restore": _restore,
+    "scale": _scale,
 }
 
 if __name__ == "__main__":

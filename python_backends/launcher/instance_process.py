@@ -5,9 +5,11 @@ its beats there show that it is alive.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import subprocess
 import sys
+import time
 
 from python_backends.launcher.health import FailedStarts
 from python_backends.launcher.places import Place
@@ -21,6 +23,8 @@ from python_backends.watching.instance_state import InstanceRecord, State
 
 log = logging.getLogger("gapless")
 
+END_S = 3.0  # it has so long to end when it is asked to
+
 
 class InstanceProcess:
     def __init__(
@@ -31,6 +35,7 @@ class InstanceProcess:
         number: int,
         place: Place,
     ) -> None:
+        self.number = number
         self.name = f"instance {number}"
         self._process_name = instance_name(number)
         self._files = files
@@ -42,10 +47,16 @@ class InstanceProcess:
         self._failed_starts = FailedStarts(self.name)
         self._process: subprocess.Popen[bytes] | None = None
         self._silence = Silence()
+        self._killed_at_s = math.inf  # when it must have ended; inf: it may run
 
     @property
     def is_ready(self) -> bool:
         return self._record.read()[0] is State.READY
+
+    @property
+    def is_off(self) -> bool:
+        """Whether it was not started, or has ended as it was asked to."""
+        return self._process is None
 
     def start(self) -> None:
         self._files.keep()
@@ -66,7 +77,13 @@ class InstanceProcess:
         self._silence = Silence()
 
     def heal(self) -> None:
-        """Starts it again if it has ended or no longer beats. Raises GiveUpError."""
+        """Starts it if it is off, and again if it has ended or no longer beats. Raises GiveUpError."""
+        if self.is_off:
+            self.start()
+            return
+        if self._killed_at_s < math.inf:
+            self.end()  # and is started by a later look
+            return
         if not self.has_ended() and not self._looks_stalled():
             return
         log.warning("%s %s; starting it again", self.name, self._what_happened())
@@ -74,6 +91,20 @@ class InstanceProcess:
         self._files.restarts.add(self._process_name)
         self.stop(0)
         self.start()
+
+    def end(self) -> None:
+        """One look, without waiting: asks it to end, and kills it if it has not ended after END_S."""
+        if self._process is None:
+            return
+        now_s = time.monotonic()
+        if self._killed_at_s == math.inf:
+            log.info("%s is not wanted any more", self.name)
+            self._killed_at_s = now_s + END_S
+            self.ask_to_end()
+        elif self.has_ended() or now_s >= self._killed_at_s:
+            self.stop(0)
+            self._process, self._killed_at_s = None, math.inf
+            self._failed_starts = FailedStarts(self.name)
 
     def ask_to_end(self) -> None:
         if self._process is not None:

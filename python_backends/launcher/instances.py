@@ -1,6 +1,7 @@
 """All instances of one server: starts, watches and ends their processes.
 
-Owns the processes. The supervisor makes one and calls `start`, `heal` and `stop`.
+The scheduler model says which of them should run, in its status file; before it has, it is those of
+`cluster.instances`. Owns the processes. The supervisor makes one and calls `start`, `heal` and `stop`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from python_backends.launcher.places import places, visible_gpus
 from python_backends.launcher.run_files import RunFiles
 from python_backends.settings import Settings
 from python_backends.watching.board import Board
+from python_backends.watching.cluster_files import ClusterStatus
 
 log = logging.getLogger("gapless")
 
@@ -24,36 +26,41 @@ class InstanceProcesses:
     def __init__(
         self, settings: Settings, files: RunFiles, board: Board, processors: frozenset[int] | None
     ) -> None:
-        """Those of `settings.cluster`; they share `processors` (None: those of the launcher)."""
+        """Those that there can be by `settings.cluster`; they share `processors` (None: those of the
+        launcher).
+        """
         gpus = visible_gpus(os.environ) if settings.model.device.startswith("cuda") else []
-        found = places(settings.cluster.instances, processors, gpus)
+        found = places(settings.cluster.most_instances, processors, gpus)
         self._processes = [
             InstanceProcess(settings, files, board, number, place) for number, place in enumerate(found)
         ]
-        self._given_up: set[str] = set()
+        self._status = ClusterStatus(files.directory)
+        self._wanted = frozenset(range(settings.cluster.instances))
+        self._given_up: set[int] = set()
 
     @property
     def is_ready(self) -> bool:
         """Whether one of them is."""
-        return any(process.is_ready for process in self._processes)
+        return any(process.is_ready for process in self._running)
 
     def start(self) -> None:
-        for process in self._processes:
+        for process in self._running:
             process.start()
 
     def heal(self) -> None:
-        """Starts again what has ended or no longer beats. Raises GiveUpError if no instance stays up."""
+        """Starts what should run and has ended, no longer beats or was not started, and ends what should not
+        run. Raises GiveUpError if no instance stays up.
+        """
+        self._follow()
         for process in self._processes:
-            if process.name in self._given_up:
-                continue
-            try:
-                process.heal()
-            except GiveUpError as error:
-                self._give_up(process, error)
+            if process.number not in self._wanted:
+                process.end()
+            elif process.number not in self._given_up:
+                self._heal_one(process)
 
     def has_ended(self) -> bool:
         """Whether none of them runs."""
-        return all(process.has_ended() for process in self._processes)
+        return all(process.has_ended() for process in self._running)
 
     def stop(self, wait_s: float) -> None:
         for process in self._processes:
@@ -61,8 +68,25 @@ class InstanceProcesses:
         for process in self._processes:
             process.stop(wait_s)
 
+    @property
+    def _running(self) -> list[InstanceProcess]:
+        """Those that should run."""
+        return [process for process in self._processes if process.number in self._wanted]
+
+    def _follow(self) -> None:
+        """What the file says; where it says nothing that makes sense, all stays as it was."""
+        if len(self._processes) > 1:
+            self._wanted = self._status.read_wanted(len(self._processes)) or self._wanted
+            self._given_up &= self._wanted
+
+    def _heal_one(self, process: InstanceProcess) -> None:
+        try:
+            process.heal()
+        except GiveUpError as error:
+            self._give_up(process, error)
+
     def _give_up(self, process: InstanceProcess, error: GiveUpError) -> None:
-        self._given_up.add(process.name)
-        if len(self._given_up) == len(self._processes):
+        self._given_up.add(process.number)
+        if self._given_up == self._wanted:
             raise error
         log.error("%s; the other instances go on", error)

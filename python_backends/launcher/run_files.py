@@ -36,7 +36,7 @@ class RunFiles:
         dump(settings, directory / SETTINGS)
         (directory / KEY).write_bytes(secrets.token_bytes(32))
         self._kept = {name: (directory / name).read_bytes() for name in (SETTINGS, KEY)}
-        instances = [instance_name(number) for number in range(settings.cluster.instances)]
+        instances = [instance_name(number) for number in range(settings.cluster.most_instances)]
         self.restarts = RestartCounts(directory, (*instances, "tritonserver", *STUBS, PREDICTOR))
         self._kept_s = time.monotonic()
 

@@ -7,23 +7,33 @@ from collections import Counter
 
 class Instances:
     """The instances that there are: `ready` of them take requests; `num_known` also counts those that are
-    being started again.
+    being started again. Those that are to be empty are in neither.
     """
 
     def __init__(self) -> None:
-        self.ready: list[int] = []  # ascending
+        self._ready: list[int] = []  # ascending
         self._known: set[int] = set()
+        self._closed: frozenset[int] = frozenset()
         self._num_submits: Counter[int] = Counter()  # in the present session of each
 
     @property
+    def ready(self) -> list[int]:
+        """Ascending."""
+        return [each for each in self._ready if each not in self._closed]
+
+    @property
     def num_known(self) -> int:
-        return len(self._known)
+        return len(self._known - self._closed)
+
+    def close(self, instances: frozenset[int]) -> None:
+        """These, and no others, are to be empty."""
+        self._closed = instances
 
     def add(self, instance: int) -> None:
         """It takes requests."""
         self._known.add(instance)
         self._num_submits[instance] = 0
-        self.ready = sorted({*self.ready, instance})
+        self._ready = sorted({*self._ready, instance})
 
     def count_submit(self, instance: int) -> int:
         """The number of the next Submit to `instance`."""
@@ -32,7 +42,7 @@ class Instances:
 
     def lose(self, instance: int) -> None:
         """It takes none until it is ready again."""
-        self.ready = [each for each in self.ready if each != instance]
+        self._ready = [each for each in self._ready if each != instance]
 
     def forget(self, instance: int) -> None:
         """It does not come again."""

@@ -112,6 +112,23 @@ class Submissions:
                 self.take_back(stream)
         return culprit
 
+    def is_needed(self, instance: int, streams: Collection[Stream]) -> bool:
+        """Whether one of all `streams` runs or waits there, or lacks tokens that it computed."""
+        return any(
+            (stream.instance == instance and stream.finish == Finish.RUNNING)
+            or _lacks_tokens_of(stream, instance)
+            for stream in streams
+        )
+
+    def close(self, instances: frozenset[int]) -> None:
+        """These, and no others, are to be empty: no stream enters them."""
+        self.instances.close(instances)
+
+    def forget(self, instance: int) -> None:
+        """It has ended and no stream needs it; a later one of this number is another one."""
+        self.instances.forget(instance)
+        self._outbox.pop(instance, None)
+
     # --- moves
 
     def new_request_epoch(self, stream: Stream) -> int:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
+import time
+from collections.abc import Callable
 from typing import Any
 
 from python_backends.cluster.router import Router
@@ -36,14 +38,20 @@ BY_INSTANCE = {
 
 
 class InstanceLoads:
-    """Owns the last Load of each instance; `ready`, `heard` and `lost` change it."""
+    """Owns the last Load of each instance; `ready`, `heard`, `lost` and `follow` change it."""
 
-    def __init__(self, metrics: Metrics, router: Router | None) -> None:
-        """`router`: None where there is one instance."""
+    def __init__(
+        self, metrics: Metrics, router: Router | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`router`: None where there is one instance. `clock` returns monotonic seconds."""
         self._metrics = metrics
         self._router = router
+        self._clock = clock
+        self._counted_s = clock()  # instance seconds, until then
         self._loads: dict[int, Load] = {}  # of instances that are ready
-        self._seen: set[int] = set()  # instances that have been ready
+        self._wanted = frozenset({0})  # instances that should run
+        self._seen: set[int] = set()  # of these, the ones that have been ready
+        self._shown: set[int] = set()  # instances that have gauges of their own
         self._fingerprint = ""  # of the model that instances run
 
     @property
@@ -72,6 +80,7 @@ class InstanceLoads:
             )
         self._fingerprint = limits.fingerprint
         self._seen.add(instance)
+        self._shown.add(instance)
         self._loads[instance] = Load(num_slots=limits.num_slots, num_blocks=limits.num_blocks)
         if self._router is not None:
             self._router.ready(instance, limits)
@@ -87,8 +96,16 @@ class InstanceLoads:
         if self._router is not None:
             self._router.lost(instance)
 
+    def follow(self, wanted: frozenset[int]) -> None:
+        """These instances should run; others have ended or will end soon, and carry nothing."""
+        self._count_seconds()
+        self._wanted = wanted
+        self._seen &= wanted
+        self._loads = {instance: load for instance, load in self._loads.items() if instance in wanted}
+
     def export(self) -> None:
         """Sets the gauges."""
+        self._count_seconds()
         gauge = self._metrics.gauge
         for name, field in SUMS.items():
             gauge(name, sum(getattr(load, field) for load in self._loads.values()))
@@ -96,21 +113,22 @@ class InstanceLoads:
         gauge("gapless_instances", len(self._loads.keys() - draining), (("state", "ready"),))
         gauge("gapless_instances", len(self._loads.keys() & draining), (("state", "draining"),))
         gauge("gapless_instances", len(self._seen - self._loads.keys()), (("state", "lost"),))
+        gauge("gapless_instances", len(self._wanted - self._seen), (("state", "starting"),))
         if self._router is not None:
             self._export_each(self._router)
 
     def status(self) -> dict[str, Any]:
-        """For people: the policy, and what each instance carries."""
+        """For people: the policy, and what each instance carries; and which of them should run."""
         assert self._router is not None, "one instance has no status of a cluster"
         return {
             "policy": self._router.policy,
-            "instances": [self._status_of(self._router, number) for number in sorted(self._seen)],
+            "run": sorted(self._wanted),
+            "instances": [self._status_of(self._router, number) for number in sorted(self._wanted)],
         }
 
     def _status_of(self, router: Router, number: int) -> dict[str, Any]:
-        load = self._loads.get(number)
-        state = "lost" if load is None else "draining" if number in router.draining else "ready"
-        load, freeness = load or Load(), router.freeness(number)
+        state, load = self._state_of(router, number), self._loads.get(number, Load())
+        freeness = router.freeness(number)
         return {
             "number": number,
             "state": state,
@@ -123,8 +141,20 @@ class InstanceLoads:
             "step_s": load.step_s,
         }
 
+    def _state_of(self, router: Router, number: int) -> str:
+        if number not in self._seen:
+            return "starting"
+        if number not in self._loads:
+            return "lost"
+        return "draining" if number in router.draining else "ready"
+
+    def _count_seconds(self) -> None:
+        now_s = self._clock()
+        self._metrics.count("gapless_instance_seconds_total", (now_s - self._counted_s) * len(self._wanted))
+        self._counted_s = now_s
+
     def _export_each(self, router: Router) -> None:
-        for instance in self._seen:
+        for instance in self._shown:
             labels = (("instance", str(instance)),)
             for name, field in BY_INSTANCE.items():
                 value = getattr(self._loads.get(instance, Load()), field)

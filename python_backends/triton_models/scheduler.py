@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 import triton_python_backend_utils as pb_utils
 
-from python_backends.cluster.cluster import Cluster
 from python_backends.cluster.router import Router
 from python_backends.engine.kinds import kind_of
 from python_backends.nouns.messages import Failed, Flush, Pace, reader
@@ -30,7 +29,7 @@ from python_backends.streams.outgoing import Outgoing
 from python_backends.streams.predictions import Predictions, without_subject
 from python_backends.streams.table import StreamTable
 from python_backends.text.detokenize.detokenizer import context_tokens
-from python_backends.triton_models.instance_loads import InstanceLoads
+from python_backends.triton_models.instance_watch import InstanceWatch
 from python_backends.triton_models.life import Life, watched
 from python_backends.triton_models.metrics_export import MetricsExport
 from python_backends.triton_models.predictor_link import PredictorLink
@@ -43,18 +42,10 @@ from python_backends.triton_models.tensors import (
     final,
     run_directory,
 )
-from python_backends.watching.cluster_files import ClusterOrders, ClusterStatus
 from python_backends.watching.instance_state import CLOSING
 from python_backends.watching.metrics import EXPORT_EVERY_S, Metrics
 from python_backends.watching.restarts import RestartsFile
-from python_backends.wires import (
-    InstanceLoad,
-    InstanceLost,
-    InstanceMove,
-    InstanceReady,
-    RecordsEnd,
-    SchedulerEnd,
-)
+from python_backends.wires import RecordsEnd, SchedulerEnd
 
 if TYPE_CHECKING:
     from python_backends.triton_models.tracing import StreamTraceSpans
@@ -63,7 +54,6 @@ log = logging.getLogger("gapless.scheduler")
 
 REQUEST = reader(Request)
 PACE_EVERY_S = 0.1
-ORDERS_EVERY_S = 0.2
 LONG_WAIT_S = 10.0  # requests wait for longer: the log says why
 COMPLAIN_EVERY_S = 60.0  # about the same failure of what no stream depends on
 LOST_PART = "a part of the answer could not be sent"
@@ -82,12 +72,14 @@ class TritonPythonModel:
         self._closing = run_directory() / CLOSING
         self._restarts = RestartsFile(run_directory())
         self._metrics = Metrics()
-        router = Router(everything.cluster) if everything.cluster.instances > 1 else None
+        router = Router(everything.cluster) if everything.cluster.most_instances > 1 else None
         self._table = StreamTable(settings, time.monotonic_ns, context_tokens, self._metrics, router)
         table = self._table
-        self._cluster = (
-            Cluster(everything.cluster, router, table, self._metrics) if router is not None else None
+        self._link = SchedulerEnd(run_directory(), settings.dead_after_s)
+        self._instances = InstanceWatch(
+            everything.cluster, run_directory(), router, table, self._link, self._metrics
         )
+        self._loads = self._instances.loads
         self._readers: dict[type, Callable[[Any], None]]
         self._readers = {
             Tokens: table.tokens,
@@ -96,14 +88,9 @@ class TritonPythonModel:
             Idle: table.idle,
             Flush: lambda _: table.flush(),
             Failed: table.failed,
-            InstanceLoad: self._on_load,
-            InstanceMove: self._on_move,
-            InstanceReady: self._on_instance_ready,
-            InstanceLost: self._on_instance_lost,
+            **self._instances.readers,
         }
-        self._orders, self._ordered_s = ClusterOrders(run_directory()), 0.0
         self._spans = _spans(trace_url)
-        self._link = SchedulerEnd(run_directory(), settings.dead_after_s)
         self._predictions = Predictions(
             self._metrics, everything.prediction.keep_prompts, everything.prediction.sample_every_s
         )
@@ -114,8 +101,6 @@ class TritonPythonModel:
         self._arrivals: SimpleQueue[tuple[Request, Any]] = SimpleQueue()
         self._news: deque[Any] = deque()  # from the instance and the detokenizer, not yet taken
         self._complained_s: dict[str, float] = {}
-        self._loads = InstanceLoads(self._metrics, router)
-        self._status = ClusterStatus(run_directory())
         self._sending_s = 0.0
         self._paced_s = self._exported_s = time.monotonic()
         self._tell_at_s = time.monotonic() + LONG_WAIT_S
@@ -164,7 +149,8 @@ class TritonPythonModel:
         self._news.extend(self._link.receive(0.0 if self._news else self._wait_s()))
         while self._news:  # one that raises takes none of the others along
             self._take(self._news.popleft())
-        self._observe("requests could not be moved", self._look_after_cluster)
+        self._observe("orders could not be read", self._instances.take_orders)
+        self._observe("the instances could not be looked after", self._instances.look)
         self._accept()
         self._observe("lengths could not be predicted", self._predict)
         for instance, messages in self._table.outbox().items():
@@ -183,12 +169,11 @@ class TritonPythonModel:
                 self._table.fail_all("the server is shutting down")
             self._observe("restarts could not be counted", self._count_restarts)
             self._observe("metrics could not be exported", self._export_metrics)
-            self._observe("the status of the instances could not be written", self._write_status)
+            self._observe("the status of the instances could not be written", self._instances.write_status)
 
     def _wait_s(self) -> float:
         """How long nothing will be due if nothing comes in."""
-        table_s = self._table.wait_s()
-        return table_s if self._cluster is None else min(table_s, self._cluster.wait_s())
+        return min(self._table.wait_s(), self._instances.wait_s())
 
     def _observe(self, what: str, action: Callable[[], object]) -> None:
         """Does something that no stream depends on. A failure is logged, at most once a minute, and has no
@@ -213,36 +198,8 @@ class TritonPythonModel:
         if pacing.interval_s != before_s:
             self._link.send_all([Pace(pacing.interval_s)])
 
-    def _look_after_cluster(self) -> None:
-        if self._cluster is not None:
-            now_s = time.monotonic()
-            if now_s - self._ordered_s >= ORDERS_EVERY_S:
-                self._ordered_s = now_s
-                self._cluster.drain(self._orders.read())
-            self._cluster.look()
-
     def _take(self, news: Any) -> None:
         self._readers[type(news)](news)
-
-    def _on_load(self, news: InstanceLoad) -> None:
-        self._loads.heard(news.instance, news.load)
-
-    def _on_instance_ready(self, ready: InstanceReady) -> None:
-        self._loads.ready(ready.instance, ready.limits)
-        self._link.send(ready.instance, [Pace(self._table.pacing.interval_s)])
-        self._table.instance_ready(ready.instance)
-        if self._cluster is not None:
-            self._cluster.ready(ready)
-
-    def _on_instance_lost(self, lost: InstanceLost) -> None:
-        self._loads.lost(lost.instance)
-        self._table.instance_lost(lost.instance)
-        if self._cluster is not None:
-            self._cluster.lost(lost)
-
-    def _on_move(self, news: InstanceMove) -> None:
-        if self._cluster is not None:
-            self._cluster.heard(news)
 
     def _accept(self) -> None:
         while not self._arrivals.empty():
@@ -332,11 +289,6 @@ class TritonPythonModel:
         began_ns = time.monotonic_ns()
         self._export.export()
         self._table.server_answered(began_ns)
-
-    def _write_status(self) -> None:
-        if self._cluster is not None:
-            moves = self._metrics.sums("gapless_migrations_total", "outcome")
-            self._status.write({**self._loads.status(), "migrations": moves})
 
     def _tell_why(self, waiting: dict[WaitReason, int]) -> None:
         """Logs why requests wait, if there have been some for LONG_WAIT_S, and then once a minute."""

@@ -25,7 +25,7 @@ from python_backends.watching.instance_state import DRAINING, limits_of_any
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         settings = effective_settings()
-        engine = limits_of_any(Board.inherited(), settings.cluster.instances) or ANY_ENGINE
+        engine = limits_of_any(Board.inherited(), settings.cluster.most_instances) or ANY_ENGINE
         self._blobs = Blobs()
         self._draining = run_directory() / DRAINING
         checkpoint, predicts = read_checkpoint(settings.model_directory), settings.predicts_lengths

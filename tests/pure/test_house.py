@@ -226,6 +226,22 @@ def test_settings_survive_the_run_directory(tmp_path: Path) -> None:
         ({"machine.slots": "1"}, "unknown setting machine.slots"),
         ({"model.dtype": "int3"}, "must be one of auto, float32, bfloat16"),
         ({"engine.toy_step_ms": "5"}, "engine.toy_step_ms is called toy.step_ms now"),
+        (
+            {"cluster.min_instances": "2"},
+            "cluster.max_instances = 0: must be at least cluster.min_instances = 2",
+        ),
+        (
+            {"cluster.min_instances": "2", "cluster.max_instances": "4"},
+            "cluster.instances = 1: must be at least cluster.min_instances = 2",
+        ),
+        (
+            {"cluster.instances": "5", "cluster.max_instances": "4"},
+            "cluster.instances = 5: must be at most cluster.max_instances = 4",
+        ),
+        (
+            {"cluster.scale_up_tokens": "960"},
+            "cluster.scale_up_tokens = 960: must be below cluster.scale_down_tokens = 960",
+        ),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_value_and_what_is_allowed(

@@ -502,11 +502,11 @@ def test_a_destination_without_a_slot_refuses_and_the_request_stays() -> None:
 @pytest.mark.parametrize("policy", ["ours", "llumnix", "llumnix_base"])
 def test_requests_leave_an_instance_that_has_little_memory_left(policy: str) -> None:
     world = World(policy=policy, low_tokens=64, priority_headroom_tokens=300)
-    world.front.cluster.drain(frozenset({0}))
+    world.front.cluster.order(frozenset({0}))
     for number in range(1, 4):
         world.ask(request(number, [number] * 30, max_tokens=60, min_tokens=60))
     world.until(lambda: world.num_tokens(3) > 1)
-    world.front.cluster.drain(frozenset())
+    world.front.cluster.order(frozenset())
     world.until(lambda: {world.where(number) for number in (1, 2, 3)} == {0, 1})
     world.check_all()
 
@@ -517,7 +517,7 @@ def test_a_drained_instance_is_left_by_all_and_gets_no_request() -> None:
         world.ask(request(number, [5, number, 9], max_tokens=60, min_tokens=60))
     world.until(lambda: world.num_tokens(3) > 4)
     assert world.where(2) == 1
-    world.front.cluster.drain(frozenset({1}))
+    world.front.cluster.order(frozenset({1}))
     world.ask(request(4, [3, 3], max_tokens=5))
     world.until(lambda: world.where(2) == 0)
     world.until(lambda: world.hosts[1].scheduler.is_idle)
@@ -530,11 +530,11 @@ def test_a_drained_instance_is_left_by_all_and_gets_no_request() -> None:
 def test_a_request_that_waits_goes_where_it_can_start() -> None:
     """Instance 0 gets everything, and then another instance is there."""
     world = World(policy="ours")
-    world.front.cluster.drain(frozenset({1}))
+    world.front.cluster.order(frozenset({1}))
     for number in range(1, 6):
         world.ask(request(number, [number] * 5, max_tokens=60, min_tokens=60))
     world.until(lambda: world.num_tokens(3) > 2)
-    world.front.cluster.drain(frozenset())
+    world.front.cluster.order(frozenset())
     world.until(lambda: world.num_tokens(4) > 0)
     assert world.where(4) == 1
     world.check_all()

@@ -1,10 +1,13 @@
-"""[cluster]: how many instances there are, which of them gets a request, and when a running one moves."""
+"""[cluster]: how many instances there are, which of them gets a request, and when a running one moves.
+
+Raises SettingsError where the numbers of instances contradict each other.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from python_backends.settings.setting import setting
+from python_backends.settings.setting import SettingsError, setting
 
 CLUSTER_POLICIES = (
     "ours",
@@ -51,3 +54,56 @@ class ClusterSettings:
     priority_headroom_tokens: int = setting(
         1600, "KV tokens that are kept free where requests of high priority run", 0, 1 << 30
     )
+    min_instances: int = setting(
+        0, "there are at least so many instances; counts where max_instances is not 0", 0, 64
+    )
+    max_instances: int = setting(
+        0,
+        "the number of instances follows the load, up to so many (docs/llumnix.md); cluster.instances are"
+        " started first; 0: the number stays at cluster.instances",
+        0,
+        64,
+    )
+    scale_up_tokens: int = setting(
+        160,
+        "one instance more when the average freeness is below this (tokens per request)",
+        0,
+        1 << 20,
+    )
+    scale_down_tokens: int = setting(
+        960, "one instance less when the average freeness is above this (tokens per request)", 1, 1 << 20
+    )
+    scale_every_s: float = setting(
+        10.0, "the average must be below or above for so long before the number changes", 0.1, 3600.0
+    )
+
+    def __post_init__(self) -> None:
+        if self.max_instances == 0 and self.min_instances > 0:
+            raise SettingsError(
+                f"cluster.max_instances = 0: must be at least cluster.min_instances = {self.min_instances}"
+            )
+        if self.instances < self.min_instances:
+            raise SettingsError(
+                f"cluster.instances = {self.instances}: must be at least cluster.min_instances ="
+                f" {self.min_instances}"
+            )
+        if self.follows_load and self.instances > self.max_instances:
+            raise SettingsError(
+                f"cluster.instances = {self.instances}: must be at most cluster.max_instances ="
+                f" {self.max_instances}"
+            )
+        if self.scale_up_tokens >= self.scale_down_tokens:
+            raise SettingsError(
+                f"cluster.scale_up_tokens = {self.scale_up_tokens}: must be below cluster.scale_down_tokens ="
+                f" {self.scale_down_tokens}"
+            )
+
+    @property
+    def follows_load(self) -> bool:
+        """Whether the number of instances follows the load."""
+        return self.max_instances > 0
+
+    @property
+    def most_instances(self) -> int:
+        """That there can be at the same time."""
+        return max(self.instances, self.max_instances)

@@ -1,0 +1,95 @@
+"""When there should be one instance more, or one less: by the average freeness of those that take requests.
+
+Source: Llumnix (OSDI 2024, arXiv 2406.03243), section 4.4.3. Pure: the clock is given, and nothing is started
+or ended here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from python_backends.cluster.freeness import freeness, headroom
+from python_backends.cluster.views import InstanceView
+from python_backends.settings import ClusterSettings
+
+
+def average_freeness(
+    views: Sequence[InstanceView], of: Callable[[InstanceView], float], most: float
+) -> float:
+    """The mean of the freeness `of` each instance, in tokens per request; each counts as −`most` to `most`.
+
+    An idle instance has all its memory for one request, and a shortfall is that of all requests together:
+    either could be larger than everything else by orders, and one instance would decide alone. An instance
+    without requests counts as `most`, however small its memory is. `views` is not empty.
+    """
+    counted = [most if not view.num_requests else max(-most, min(most, of(view))) for view in views]
+    return sum(counted) / len(counted)
+
+
+def fewest_requests(views: Sequence[InstanceView]) -> InstanceView:
+    """Of those with as few the one with the highest number. `views` is not empty."""
+    return min(views, key=lambda view: (view.num_requests, -view.number))
+
+
+class Autoscaler:
+    """Owns since when the average has been too low or too high."""
+
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        freeness_of: Callable[[InstanceView], float],
+        clock: Callable[[], float],
+    ) -> None:
+        """`freeness_of`: in tokens per request; `clock` returns monotonic seconds."""
+        self._settings = settings
+        self._freeness_of = freeness_of
+        self._clock = clock
+        self._direction = 0  # in which the average is out of its bounds
+        self._since_s = 0.0
+
+    def look(self, takers: Sequence[InstanceView], num_instances: int, is_changing: bool) -> int:
+        """How many instances there should be more: 1, 0 or −1. `takers`: the instances that take requests, of
+        `num_instances`; `is_changing`: one of these is being started or emptied.
+        """
+        if is_changing or not takers:
+            self._direction = 0
+            return 0
+        if num_instances < max(1, self._settings.min_instances):
+            return 1
+        wanted, now_s = self._wanted(takers, num_instances), self._clock()
+        if wanted != self._direction:
+            self._direction, self._since_s = wanted, now_s
+        if now_s - self._since_s < self._settings.scale_every_s:
+            return 0
+        self._direction = 0
+        return wanted
+
+    def _wanted(self, takers: Sequence[InstanceView], num_instances: int) -> int:
+        """What `look` says if it stays so."""
+        settings = self._settings
+        average = average_freeness(takers, self._freeness_of, 2.0 * settings.scale_down_tokens)
+        if average < settings.scale_up_tokens:
+            return int(num_instances < settings.max_instances)
+        may_be_less = num_instances > max(1, settings.min_instances) and len(takers) > 1
+        if average > settings.scale_down_tokens and may_be_less and self._others_suffice(takers):
+            return -1
+        return 0
+
+    def _others_suffice(self, takers: Sequence[InstanceView]) -> bool:
+        """Whether the others, with the requests of the one that would be ended, still had a free slot and a
+        freeness at which no instance is started: else it would come back at once.
+        """
+        num_requests = sum(view.num_requests for view in takers)
+        if not num_requests:
+            return True
+        leaving = fewest_requests(takers)
+        memory = sum(view.limits.kv_tokens for view in takers if view is not leaving)
+        virtual = [float(view.used_tokens + view.waiting_tokens) for view in takers]
+        virtual += [
+            headroom(view.limits.kv_tokens, self._settings.priority_headroom_tokens)
+            for view in takers
+            if view.num_high_priority
+        ]
+        num_free_slots = sum(view.num_free_slots for view in takers) - leaving.limits.num_slots
+        left = freeness(memory, virtual, num_requests)
+        return num_free_slots > 0 and left >= self._settings.scale_up_tokens
