@@ -76,8 +76,8 @@ class Autoscaler:
         return 0
 
     def _others_suffice(self, takers: Sequence[InstanceView]) -> bool:
-        """Whether the others, with the requests of the one that would be ended, still had a free slot and a
-        freeness at which no instance is started: else it would come back at once.
+        """Whether the others, with the requests of the one that would be ended, still had a free slot each,
+        and a freeness at which no instance is started: else it would come back at once.
         """
         num_requests = sum(view.num_requests for view in takers)
         if not num_requests:
@@ -92,4 +92,4 @@ class Autoscaler:
         ]
         num_free_slots = sum(view.num_free_slots for view in takers) - leaving.limits.num_slots
         left = freeness(memory, virtual, num_requests)
-        return num_free_slots > 0 and left >= self._settings.scale_up_tokens
+        return num_free_slots >= len(takers) - 1 and left >= self._settings.scale_up_tokens

@@ -527,6 +527,23 @@ def test_a_drained_instance_is_left_by_all_and_gets_no_request() -> None:
     assert world.front.outcomes() == {"done": 1}
 
 
+def test_an_instance_that_is_not_wanted_any_more_is_emptied_and_its_end_is_no_loss() -> None:
+    world = World()
+    for number in range(1, 5):
+        world.ask(request(number, [5, number, 9], max_tokens=60, min_tokens=60))
+    world.until(lambda: world.num_tokens(4) > 4)
+    assert [world.where(number) for number in (1, 2, 3, 4)] == [0, 1, 0, 1]
+    cluster = world.front.cluster
+    cluster.order(frozenset(), 1)
+    world.until(lambda: world.where(2) == 0)
+    assert cluster.wanted == {0, 1}, "one request is still there: the other instance has three slots"
+    world.until(lambda: cluster.wanted == {0})
+    assert [view.number for view in world.front.router.views] == [0]
+    assert world.front.table.submissions.instances.ready == [0]
+    world.check_all()
+    assert world.front.outcomes()["done"] == 1
+
+
 def test_a_request_that_waits_goes_where_it_can_start() -> None:
     """Instance 0 gets everything, and then another instance is there."""
     world = World(policy="ours")

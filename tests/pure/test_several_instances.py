@@ -188,6 +188,39 @@ def test_a_suspect_waits_for_an_instance_that_gets_empty() -> None:
     assert waiting[WaitReason.TRIAL] == 1, "the other suspect waits for its own trial"
 
 
+def test_suspects_are_not_sent_into_an_instance_that_is_to_be_empty() -> None:
+    cluster = Cluster()
+    cluster.table.submissions.close(frozenset({1}))
+    cluster.accept(1, 2)
+    for _ in range(2):
+        assert cluster.where(1, 2) == [0, 0]
+        cluster.start_all()
+        cluster.lose(0)
+        assert cluster.where(1, 2) == [None, None]
+        cluster.get_ready(0)
+    assert cluster.where(1, 2) == [0, None], "one of them is on trial"
+    cluster.tokens(1, 0, CLEARED_AFTER_TOKENS)
+    cluster.post()
+    assert cluster.where(2) == [0]
+
+
+def test_an_instance_is_needed_until_no_stream_is_there_and_none_lacks_its_tokens() -> None:
+    cluster = Cluster()
+    cluster.accept(1, 2)
+    cluster.start_all()
+    submissions, streams = cluster.table.submissions, cluster.table.streams
+    assert submissions.is_needed(0, streams)
+    stream = cluster.table._streams[1]
+    submissions.moved(stream, 1, submissions.new_request_epoch(stream), 1)
+    assert submissions.is_needed(0, streams), "token 0 is still on its way"
+    cluster.tokens(1, 0, 1)
+    assert not submissions.is_needed(0, streams)
+    submissions.forget(0)
+    cluster.post()
+    assert submissions.instances.ready == [1]
+    assert submissions.instances.num_known == 1
+
+
 @pytest.mark.parametrize(("epoch", "ends"), [(0, False), (1, True)])
 def test_an_instance_that_has_a_request_no_more_can_not_fail_it(epoch: int, ends: bool) -> None:
     cluster = Cluster()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.server.expected import PROMPT, Expected
@@ -222,6 +224,95 @@ def test_if_the_destination_stops_while_blocks_are_copied_the_source_goes_on(
     assert served.metrics()["gapless_instance_losses_total"] == 0
     check_nothing_is_kept(served)
     assert served.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def scaled(toy_model: Path) -> Iterator[Gapless]:
+    """One to three instances, as the load says; each has little memory."""
+    settings = {"model.directory": toy_model, "engine.kind": "toy", "engine.slots": 8, "toy.step_ms": 20}
+    cluster = {"cluster.min_instances": 1, "cluster.max_instances": 3, "cluster.scale_every_s": 1}
+    served = Gapless(**settings, **cluster, **{"engine.kv_blocks": 128, "streams.dead_after_s": 5})
+    yield served
+    assert served.stop() == 0
+
+
+def num_instances(cluster: Gapless) -> dict[str, float]:
+    """By state, without those of which there is none."""
+    counts = {
+        state: cluster.metrics()[f'gapless_instances{{state="{state}"}}']
+        for state in ("starting", "ready", "draining", "lost")
+    }
+    return {state: count for state, count in counts.items() if count}
+
+
+def test_a_burst_brings_more_instances_and_quiet_ends_them(scaled: Gapless, expected: Expected) -> None:
+    """Two long answers are still being written when the others have ended."""
+    assert num_instances(scaled) == {"ready": 1}
+    most = {n: {"max_tokens": 600, "min_tokens": 600} for n in range(24)}
+    most |= {n: {"max_tokens": 1600, "min_tokens": 1600} for n in (0, 1)}
+    client = scaled.grpc()
+    answers = {n: client.ask(f"{n}", text_input=f"{PROMPT} {n}", **most[n]) for n in most}
+    wait_for(lambda: num_instances(scaled) == {"ready": 3}, 120)
+    client.finish(180)
+    client.close()
+    for n, answer in answers.items():
+        assert answer.error == ""
+        assert answer.text == expected.text(f"{PROMPT} {n}", **most[n])
+        assert answer.reasons == ["length"]
+    wait_for(lambda: num_instances(scaled) == {"ready": 1}, 120)
+    metrics = scaled.metrics()
+    ups, downs = (metrics[f'gapless_scalings_total{{direction="{way}"}}'] for way in ("up", "down"))
+    assert ups == downs >= 2
+    assert metrics["gapless_instance_losses_total"] == 0
+    assert metrics["gapless_instance_seconds_total"] > 0
+    wait_for(lambda: len(instance_lines(scaled)) == 1, 60)
+    assert all(metrics[f'gapless_restarts_total{{process="instance-{number}"}}'] == 0 for number in range(3))
+
+
+def instance_lines(cluster: Gapless) -> list[str]:
+    """Command lines of the instances that run."""
+    lines = []
+    for process in cluster.processes():
+        with contextlib.suppress(psutil.Error):
+            lines.append(" ".join(process.cmdline()))
+    return [line for line in lines if line.startswith("gapless-instance-")]
+
+
+def test_the_number_of_instances_can_be_fixed_while_requests_are_answered(
+    scaled: Gapless, expected: Expected
+) -> None:
+    more = control(scaled, "scale", "2")
+    assert more.returncode == 0, more.stderr
+    assert more.stdout.startswith("the number of instances is 2; all are ready after ")
+    assert num_instances(scaled) == {"ready": 2}
+    moves = migrations(scaled, "drain")
+    client = scaled.grpc()
+    answers = {f"{n}": client.ask(f"{n}", text_input=f"{PROMPT} {n}", **LONG) for n in range(8)}
+    client.read_until(lambda: all(answer.chunks > 2 for answer in answers.values()))
+    fewer = control(scaled, "scale", "1")
+    assert (fewer.returncode, len(fewer.stdout.splitlines())) == (0, 1), fewer.stderr
+    client.finish()
+    client.close()
+    for n, answer in answers.items():
+        assert answer.error == ""
+        assert answer.text == expected.text(f"{PROMPT} {n}", **LONG)
+    assert migrations(scaled, "drain") > moves
+    wait_for(lambda: len(instance_lines(scaled)) == 1, 60)
+    assert scaled.metrics()["gapless_instance_losses_total"] == 0
+    refused = control(scaled, "scale", "4")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "scale 4: must be auto or a number from 1 to 3 (cluster.max_instances)" in refused.stderr
+    usual = control(scaled, "scale", "auto")
+    assert usual.stdout == "there will be 1 to 3 instances, as the load says\n"
+
+
+def test_where_the_number_is_fixed_an_order_can_still_lower_it(cluster: Gapless) -> None:
+    assert control(cluster, "scale", "1").returncode == 0
+    assert num_instances(cluster) == {"ready": 1}
+    refused = control(cluster, "scale", "3").stderr
+    assert "must be auto or a number from 1 to 2 (cluster.instances)" in refused
+    assert control(cluster, "scale", "auto").stdout == "there will be 2 instances (cluster.instances)\n"
+    wait_for(lambda: num_instances(cluster) == {"ready": 2}, 60)
 
 
 @pytest.mark.parametrize("kind", ["torch", "openvino"])
