@@ -238,8 +238,9 @@ def scaled(toy_model: Path) -> Iterator[Gapless]:
 
 def num_instances(cluster: Gapless) -> dict[str, float]:
     """By state, without those of which there is none."""
+    metrics = cluster.metrics()
     counts = {
-        state: cluster.metrics()[f'gapless_instances{{state="{state}"}}']
+        state: metrics[f'gapless_instances{{state="{state}"}}']
         for state in ("starting", "ready", "draining", "lost")
     }
     return {state: count for state, count in counts.items() if count}
