@@ -266,17 +266,17 @@ def test_a_burst_brings_more_instances_and_quiet_ends_them(scaled: Gapless, expe
     assert ups == downs >= 2
     assert metrics["gapless_instance_losses_total"] == 0
     assert metrics["gapless_instance_seconds_total"] > 0
-    wait_for(lambda: len(instance_lines(scaled)) == 1, 60)
+    wait_for(lambda: len(running(scaled)) == 1, 60)
     assert all(metrics[f'gapless_restarts_total{{process="instance-{number}"}}'] == 0 for number in range(3))
 
 
-def instance_lines(cluster: Gapless) -> list[str]:
-    """Command lines of the instances that run."""
+def running(cluster: Gapless) -> list[int]:
+    """The numbers of the instances whose processes run."""
     lines = []
     for process in cluster.processes():
         with contextlib.suppress(psutil.Error):
             lines.append(" ".join(process.cmdline()))
-    return [line for line in lines if line.startswith("gapless-instance-")]
+    return [int(line.split()[0].rpartition("-")[2]) for line in lines if line.startswith("gapless-instance-")]
 
 
 def test_the_number_of_instances_can_be_fixed_while_requests_are_answered(
@@ -298,13 +298,28 @@ def test_the_number_of_instances_can_be_fixed_while_requests_are_answered(
         assert answer.error == ""
         assert answer.text == expected.text(f"{PROMPT} {n}", **LONG)
     assert migrations(scaled, "drain") > moves
-    wait_for(lambda: len(instance_lines(scaled)) == 1, 60)
+    wait_for(lambda: len(running(scaled)) == 1, 60)
     assert scaled.metrics()["gapless_instance_losses_total"] == 0
     refused = control(scaled, "scale", "4")
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "scale 4: must be auto or a number from 1 to 3 (cluster.max_instances)" in refused.stderr
     usual = control(scaled, "scale", "auto")
     assert usual.stdout == "there will be 1 to 3 instances, as the load says\n"
+
+
+def test_another_scheduler_model_takes_over_the_instances_that_run(
+    scaled: Gapless, expected: Expected
+) -> None:
+    assert control(scaled, "scale", "2").returncode == 0
+    before = {scaled.instance_pid(number) for number in running(scaled)}
+    scaled.kill(scaled.stub_pid("scheduler"))
+    wait_for(lambda: scaled.log.count("serving again"), 60)
+    wait_for(lambda: num_instances(scaled) == {"ready": 2}, 60)
+    assert {scaled.instance_pid(number) for number in running(scaled)} == before
+    answer = scaled.generate(text_input=PROMPT, max_tokens=5, min_tokens=5)
+    assert answer["text_output"] == expected.text(PROMPT, max_tokens=5, min_tokens=5)
+    assert control(scaled, "scale", "auto").returncode == 0
+    wait_for(lambda: num_instances(scaled) == {"ready": 1}, 60)
 
 
 def test_where_the_number_is_fixed_an_order_can_still_lower_it(cluster: Gapless) -> None:
