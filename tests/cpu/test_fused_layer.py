@@ -201,7 +201,7 @@ def test_its_tokens_are_nearly_as_good_as_those_of_float32(
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """Where a processor that has what is needed would find it."""
     monkeypatch.setattr(fused_layer, "ROOT", tmp_path)
-    monkeypatch.setattr(fused_layer, "_processor_flags", lambda: fused_layer.VECTORS)
+    monkeypatch.setattr(fused_layer, "processor_flags", lambda: fused_layer.VECTORS)
     fused_layer.library.cache_clear()
     yield tmp_path / "run" / "compiled"
     fused_layer.library.cache_clear()
@@ -213,7 +213,7 @@ def test_without_a_compiler_it_says_so_and_serves(
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with caplog.at_level(logging.INFO, "gapless.instance"):
-        answers = Serving(one.openvino_engine(dtype="bfloat16")).run(random_requests(2))
+        answers = Serving(one.openvino_engine(dtype="bfloat16", fused_layers="on")).run(random_requests(2))
     assert "no fused layers: a C++ compiler would make them" in caplog.text
     assert len(answers) == 2
 
@@ -288,7 +288,7 @@ def test_a_library_of_somebody_else_is_not_run(made: Path, monkeypatch: pytest.M
 def test_another_processor_is_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(fused_layer, "_processor_flags", lambda: {"avx2"})
+    monkeypatch.setattr(fused_layer, "processor_flags", lambda: {"avx2"})
     with caplog.at_level(logging.INFO, "gapless.instance"):
         assert fused_layer.library() is None
     assert "the processor has no avx512_bf16, avx512bw" in caplog.text

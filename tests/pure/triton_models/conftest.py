@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from python_backends.engine.choice import choose
 from python_backends.settings import ModelSettings, Settings, dump
 from python_backends.watching.instance_state import KEY
 from tests.pure.text.checkpoints import TEMPLATE, byte_level_tokenizer, write_checkpoint
@@ -145,7 +146,8 @@ def run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_checkpoint(
         model, byte_level_tokenizer(), texts, config={"max_position_embeddings": 128, "vocab_size": 448}
     )
-    dump(Settings(model=ModelSettings(str(model))), directory / "settings.json")
+    settings = Settings(model=ModelSettings(str(model)))
+    dump(choose(settings).settings, directory / "settings.json")
     (directory / KEY).write_bytes(bytes(range(32)))
     monkeypatch.setenv("GAPLESS_RUN_DIRECTORY", str(directory))
     return directory
