@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from python_backends.engine.choice import choose
 from python_backends.nouns.messages import Load
 from python_backends.nouns.request import Finish, Request, Sampling, Subject
 from python_backends.nouns.step import Tokens
@@ -68,7 +69,8 @@ def served(pb_utils: ModuleType, run_directory: Path, request: pytest.FixtureReq
         "streams.coalescing_ms": "0",
         **getattr(request, "param", {}),
     }
-    dump(load(ROOT / "gapless.toml", changes), run_directory / "settings.json")
+    settings = choose(load(ROOT / "gapless.toml", changes)).settings
+    dump(settings, run_directory / "settings.json")
     RestartCounts(run_directory, ("instance-0",))
     model = Model()
     yield model
