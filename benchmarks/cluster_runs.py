@@ -1,0 +1,263 @@
+"""Serves the requests of `cluster.py` by a virtual clock: stream table, router, moves and balancer of the
+scheduler model as they are, over simulated instances.
+
+Messages take no time. A run ends when each request that counts has its first token.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks.cluster_hosts import Agenda, Host, Machine, Wire
+from benchmarks.cluster_requests import BEGIN_S, MAX_MODEL_TOKENS, MOST_TOKENS, Doubles, Load, Work, draw_work
+from python_backends.cluster.cluster import Cluster
+from python_backends.cluster.router import Router
+from python_backends.nouns.messages import FromInstance
+from python_backends.nouns.messages import Load as Heartbeat
+from python_backends.nouns.request import Feedback, Finish, Request, Sampling
+from python_backends.nouns.step import Started, Tokens
+from python_backends.settings import ClusterSettings, StreamSettings
+from python_backends.streams.stream import Stream
+from python_backends.streams.table import StreamTable
+from python_backends.watching.metrics import Metrics
+from python_backends.wires import InstanceMove, InstanceReady
+
+LOOK_S = 0.25  # how often answers that have ended leave the table
+LEAST_TOKENS = 8  # of an answer so far whose time per token counts
+OVERLOAD = 3.0  # times the capacity
+OVERLOAD_S = 120.0
+NUM_ALONE = 600  # requests of a single instance
+NUM_WAITING = 4  # requests that wait there at least
+SECOND_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Served:
+    """What happened to the n requests that count."""
+
+    ttft_s: Doubles  # [n]
+    tpot_s: Doubles  # [n] seconds per token after the first; not a number: too few tokens
+    is_high: np.ndarray[tuple[int], np.dtype[np.bool_]]  # [n]
+    num_evictions: int
+    moves: Counter[str]  # by outcome
+    reasons: Counter[str]  # of the moves that were done
+    seconds: float
+    moved_bytes: float
+
+
+class Front:
+    """The scheduler model, without clients."""
+
+    def __init__(self, settings: ClusterSettings, agenda: Agenda, hosts: Sequence[Host], count: int) -> None:
+        self.metrics = Metrics()
+        self.last_s = np.zeros(count)  # when the last token of each request came
+        self._agenda = agenda
+        self._hosts = hosts
+        self._news: deque[tuple[int, FromInstance]] = deque()
+        self._router = Router(settings)
+        streams = StreamSettings(max_open=1 << 20, max_queued_tokens=1 << 40, probe_ms=10_000.0)
+        self.table = StreamTable(streams, self._now_ns, lambda words: 4, self.metrics, self._router)
+        self._cluster = Cluster(settings, self._router, self.table, self.metrics, agenda.clock)
+        for host in hosts:
+            host.say = self.hear
+            self._router.ready(host.number, host.scheduler.limits)
+            self.table.instance_ready(host.number)
+            self._cluster.ready(InstanceReady(host.number, host.hello))
+
+    def accept(self, request: Request) -> Stream:
+        refusal = self.table.accept(request, None)
+        stream = self.table.find(request.request_id)
+        assert stream is not None, refusal
+        return stream
+
+    def hear(self, number: int, messages: Sequence[FromInstance]) -> None:
+        self._news.extend((number, message) for message in messages)
+
+    def turn(self) -> None:
+        """Takes what has come, and tells the instances, until there is nothing more to say."""
+        while True:
+            while self._news:
+                self._take(*self._news.popleft())
+            self._cluster.look()
+            outbox = self.table.outbox()
+            for number, messages in outbox.items():
+                self._hosts[number].take(messages)
+            for number in outbox:
+                self._hosts[number].turn()
+            if not self._news:
+                return
+
+    def answer(self) -> None:
+        """Streams that have ended leave the table; its windows are confirmed at once."""
+        for outgoing in self.table.due():
+            if outgoing.window is not None:
+                self.table.handed_over(outgoing, self._now_ns())
+                self.table.feedback(
+                    Feedback(outgoing.request_id, outgoing.window.start + len(outgoing.window.tokens))
+                )
+        self.table.take_ended()
+
+    def _take(self, number: int, message: FromInstance) -> None:
+        if isinstance(message, Tokens):
+            self.last_s[message.request_ids] = self._agenda.now_s
+            self.table.tokens(message)
+        elif isinstance(message, Heartbeat):
+            self._router.heard(number, message)
+        elif isinstance(message, Started):
+            self.table.started(message)
+        else:
+            self._cluster.heard(InstanceMove(number, message))
+
+    def _now_ns(self) -> int:
+        return int(self._agenda.now_s * SECOND_NS) + 1
+
+
+def request_of(work: Work, number: int) -> Request:
+    """Every prompt is made of a token of its own: nothing of another's is found."""
+    length = int(work.prompts[number])
+    most = min(MOST_TOKENS, MAX_MODEL_TOKENS - length - 1)
+    return Request(
+        request_id=number,
+        prompt=np.full(length, number, np.int32),
+        sampling=Sampling(max_tokens=max(most, int(work.answers[number]))),
+        arrival_ns=int(work.due_s[number] * SECOND_NS) + 1,
+        priority=int(work.priorities[number]),
+    )
+
+
+class Mark(NamedTuple):
+    """What had been done at a time."""
+
+    at_s: float
+    num_tokens: int
+    row_s: float
+
+
+class Simulation:
+    def __init__(self, machine: Machine, settings: ClusterSettings, work: Work) -> None:
+        self._work = work
+        self._agenda = agenda = Agenda()
+        wires: dict[str, Wire] = {}
+        self._hosts = [
+            Host(number, agenda, machine, work.answers, wires) for number in range(settings.instances)
+        ]
+        self._wires = wires
+        self._front = Front(settings, agenda, self._hosts, len(work))
+        self._every_s = min(LOOK_S, settings.balance_every_s)
+        self._streams: list[Stream] = []
+        self._num_begun = work.num_before  # leading requests that have a first token, or don't count
+
+    def run(self) -> Served:
+        agenda, front = self._agenda, self._front
+        agenda.at(0.0, self._arrive)
+        agenda.at(0.0, self._look)
+        while self._num_begun < len(self._work):
+            agenda.happen()
+            front.turn()
+        return self._served()
+
+    def capacity(self) -> Capacity:
+        """What is done from the middle of the arrivals to their end."""
+        due_s = self._work.due_s
+        marks: list[Mark] = []
+        for at_s in ((BEGIN_S + due_s[-1]) / 2, due_s[-1]):
+            self._agenda.at(float(at_s), lambda: marks.append(self._mark()))
+        self._agenda.at(0.0, self._arrive)
+        self._agenda.at(0.0, self._look)
+        while len(marks) < 2:
+            self._agenda.happen()
+            self._front.turn()
+        return _between(*marks, self._work)
+
+    def _mark(self) -> Mark:
+        tokens, rows = (sum(each) for each in zip(*((h.num_tokens, h.row_s) for h in self._hosts), strict=True))
+        return Mark(self._agenda.now_s, tokens, rows)
+
+    def _arrive(self) -> None:
+        """All requests that are due now."""
+        due_s = self._work.due_s
+        while len(self._streams) < len(due_s) and due_s[len(self._streams)] <= self._agenda.now_s:
+            self._streams.append(self._front.accept(request_of(self._work, len(self._streams))))
+        if len(self._streams) < len(due_s):
+            self._agenda.at(float(due_s[len(self._streams)]), self._arrive)
+
+    def _look(self) -> None:
+        self._front.answer()
+        while self._num_begun < len(self._streams) and self._streams[self._num_begun].first_token_ns:
+            self._num_begun += 1
+        self._agenda.at(self._agenda.now_s + self._every_s, self._look)
+
+    def _served(self) -> Served:
+        work, front = self._work, self._front
+        counted = slice(work.num_before, None)
+        first_s = np.array([stream.first_token_ns for stream in self._streams[counted]]) / SECOND_NS
+        counts = np.array([len(stream.tokens) for stream in self._streams[counted]])
+        tpot_s = (front.last_s[counted] - first_s) / np.maximum(1, counts - 1)
+        assert not any(stream.finish not in (Finish.RUNNING, Finish.STOP) for stream in self._streams)
+        return Served(
+            ttft_s=first_s - work.due_s[counted],
+            tpot_s=np.where(counts >= LEAST_TOKENS, tpot_s, np.nan),
+            is_high=work.priorities[counted] > 0,
+            num_evictions=sum(host.scheduler.num_evictions for host in self._hosts),
+            moves=self._moves("outcome", lambda labels: True),
+            reasons=self._moves("reason", lambda labels: labels["outcome"] == "done"),
+            seconds=self._agenda.now_s,
+            moved_bytes=sum(wire.num_bytes for wire in self._wires.values()),
+        )
+
+    def _moves(self, label: str, counts: Callable[[dict[str, str]], bool]) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for (name, labels), number in self._front.metrics.counters.items():
+            if name == "gapless_migrations_total" and counts(dict(labels)):
+                found[dict(labels)[label]] += int(number)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What all instances do while requests never run out."""
+
+    rate: float  # requests a second
+    num_running: float  # on average
+
+
+def measure_capacity(machine: Machine, settings: ClusterSettings, mean_tokens: float) -> Capacity:
+    """Of the cluster under the policy of `settings`, with OVERLOAD times the requests that one instance does
+    when it is given the next one as soon as less than a few wait.
+    """
+    alone = _of_one(machine, draw_work(Load(1.0, 1.0, mean_tokens, 0), NUM_ALONE, seed=0))
+    rate = OVERLOAD * settings.instances * alone.rate
+    load = Load(rate, 1.0, mean_tokens, round(settings.instances * alone.num_running))
+    work = draw_work(load, round(rate * OVERLOAD_S), seed=0)
+    simulation = Simulation(machine, settings, work)
+    return simulation.capacity()
+
+
+def _of_one(machine: Machine, work: Work) -> Capacity:
+    """The second half of the time counts."""
+    agenda = Agenda()
+    host = Host(0, agenda, machine, work.answers, {})
+    marks: list[Mark] = []
+    num_sent = 0
+    while num_sent < len(work) or host.scheduler.num_waiting:
+        while num_sent < len(work) and host.scheduler.num_waiting < NUM_WAITING:
+            host.scheduler.submit(request_of(work, num_sent), np.zeros(0, np.int32))
+            num_sent += 1
+        host.turn()
+        marks.append(Mark(agenda.now_s, host.num_tokens, host.row_s))
+        agenda.happen()
+    middle = next(mark for mark in marks if mark.at_s >= marks[-1].at_s / 2)
+    return _between(middle, marks[-1], work)
+
+
+def _between(first: Mark, last: Mark, work: Work) -> Capacity:
+    seconds = last.at_s - first.at_s
+    mean = float(work.answers[work.num_before :].mean())
+    return Capacity(
+        (last.num_tokens - first.num_tokens) / seconds / mean, (last.row_s - first.row_s) / seconds
+    )
