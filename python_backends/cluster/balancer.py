@@ -66,6 +66,8 @@ class Balancer:
         for stream in waiting:
             if not is_draining and (view.unseen or stream.request_id in self._sent_s):
                 return  # it may just have come, or have been sent here
+            if not is_draining and stream.tokens:
+                continue  # it was evicted
             others = [each for each in self._router.takers if each is not view]
             if not is_draining:
                 others = [each for each in others if _starts_at_once(each, stream)]

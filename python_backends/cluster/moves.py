@@ -212,6 +212,8 @@ class Moves:
         outcome = OUTCOMES.get(message.why, MoveOutcome.REFUSED)
         if outcome is not MoveOutcome.ENDED:
             self._back_off(move)
+        elif instance == move.source and move.phase is not Phase.HELD:
+            self._submissions.evicted(move.stream)  # else its last token would have come before
         if instance == move.source:
             self._drop_at_destination(move)
             self._end(move, outcome)

@@ -75,6 +75,10 @@ class Submissions:
         """It has a slot."""
         self._seat(stream, True)
 
+    def evicted(self, stream: Stream) -> None:
+        """It waits for a slot again, in the instance that has it."""
+        self._seat(stream, False)
+
     def predicted(self, stream: Stream) -> None:
         """There is a new prediction of its length."""
         if stream.submitted and stream.prediction is not None:
