@@ -1,5 +1,5 @@
-"""One simulated instance of `cluster.py`: the slot scheduler and its part of moves as they are, over an engine
-that is a length for each answer and a model of step time, and a wire that is a number of bytes a second.
+"""One simulated instance of `cluster.py`: slot scheduler and moves as they are, over an engine that is a
+length for each answer and a model of step time, and a wire that is a number of bytes a second.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.cluster_requests import MAX_MODEL_TOKENS, Counts
 from python_backends.handover.moves import Moves
 from python_backends.instance.heartbeat import HEARTBEAT_S
-from python_backends.nouns.messages import Cancel, FromInstance, Hello, Submit, ToInstance
+from python_backends.nouns.messages import Cancel, FromInstance, Hello, Predicted, Submit, ToInstance
 from python_backends.nouns.moves import AbortMove, Blocks, Last, MoveOut, Nak, Reserve, Resume
 from python_backends.nouns.request import Finish, Ids, ModelLimits
 from python_backends.nouns.step import Admit, StepOutput, StepPlan
@@ -87,7 +87,6 @@ class Wire:
 
     def __init__(self, agenda: Agenda, machine: Machine, others: dict[str, Wire]) -> None:
         self.told: Callable[[], None] = lambda: None  # called when there is news
-        self.num_bytes = 0.0  # sent
         self._agenda = agenda
         self._machine = machine
         self._others = others  # by endpoint
@@ -153,7 +152,6 @@ class Wire:
         self._sources.clear()
 
     def _send(self, to: str, message: Blocks | Last, num_blocks: int) -> None:
-        self.num_bytes += num_blocks * self._machine.block_bytes
         self._free_s = max(self._free_s, self._agenda.now_s) + self.copy_s(num_blocks)
         self._agenda.at(self._free_s, lambda: self._arrives(to, message))
 
@@ -205,7 +203,6 @@ class Host:
         self.say: Callable[[int, Sequence[FromInstance]], None] = lambda number, messages: None
         self.scheduler = machine.scheduler(agenda.clock)
         self.num_tokens = 0
-        self.busy_s = 0.0
         self.row_s = 0.0  # seconds × requests that ran
         self._agenda = agenda
         self._engine = _Lengths(self.scheduler, answers)
@@ -242,6 +239,8 @@ class Host:
         if isinstance(message, Submit):
             self._last_submit = message.number
             self.scheduler.submit(message.request, message.delivered, message.request_epoch)
+        elif isinstance(message, Predicted):
+            self.scheduler.predict(message.request_id, message.prediction)
         elif isinstance(message, Cancel):
             self.scheduler.cancel(message.request_id, message.request_epoch)
         elif isinstance(message, Reserve | MoveOut | AbortMove | Resume):
@@ -256,7 +255,6 @@ class Host:
         self._engine.launch(plan)
         self._plan = plan
         seconds = self.scheduler.outlook.step_time.expected_s(plan)
-        self.busy_s += seconds
         self.row_s += seconds * self.scheduler.num_running
         self._agenda.at(self._agenda.now_s + seconds, self._end_step)
 

@@ -1,4 +1,4 @@
-"""The requests of `cluster.py`: power-law lengths, Gamma arrivals, and those that run already when it begins."""
+"""The requests of `cluster.py`: power-law lengths, Gamma arrivals, and requests that run already."""
 
 from __future__ import annotations
 

@@ -7,8 +7,9 @@ Messages take no time. A run ends when each request that counts has its first to
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -19,9 +20,18 @@ from python_backends.cluster.cluster import Cluster
 from python_backends.cluster.router import Router
 from python_backends.nouns.messages import FromInstance
 from python_backends.nouns.messages import Load as Heartbeat
-from python_backends.nouns.request import Feedback, Finish, Request, Sampling
+from python_backends.nouns.moves import Adopted, Held, MoveEnded, Refused, Reserved
+from python_backends.nouns.request import (
+    QUANTILE_LEVELS,
+    Feedback,
+    Finish,
+    LengthPrediction,
+    Request,
+    Sampling,
+)
 from python_backends.nouns.step import Started, Tokens
 from python_backends.settings import ClusterSettings, StreamSettings
+from python_backends.settings.sections.scheduling import PREDICTED_POLICIES
 from python_backends.streams.stream import Stream
 from python_backends.streams.table import StreamTable
 from python_backends.watching.metrics import Metrics
@@ -29,6 +39,8 @@ from python_backends.wires import InstanceMove, InstanceReady
 
 LOOK_S = 0.25  # how often answers that have ended leave the table
 LEAST_TOKENS = 8  # of an answer so far whose time per token counts
+SPREAD = 0.5  # of predicted lengths
+NORMAL_QUANTILES = np.array([NormalDist().inv_cdf(level) for level in QUANTILE_LEVELS])
 OVERLOAD = 3.0  # times the capacity
 OVERLOAD_S = 120.0
 NUM_ALONE = 600  # requests of a single instance
@@ -44,10 +56,20 @@ class Served:
     tpot_s: Doubles  # [n] seconds per token after the first; not a number: too few tokens
     is_high: np.ndarray[tuple[int], np.dtype[np.bool_]]  # [n]
     num_evictions: int
-    moves: Counter[str]  # by outcome
-    reasons: Counter[str]  # of the moves that were done
-    seconds: float
-    moved_bytes: float
+    moves: Counter[str]  # by outcome; requests that were sent elsewhere without blocks are among those done
+    num_copied: int  # of these: moves with blocks
+
+
+def pooled(runs: Sequence[Served]) -> Served:
+    """The requests of all `runs` together."""
+    return Served(
+        ttft_s=np.concatenate([each.ttft_s for each in runs]),
+        tpot_s=np.concatenate([each.tpot_s for each in runs]),
+        is_high=np.concatenate([each.is_high for each in runs]),
+        num_evictions=sum(each.num_evictions for each in runs),
+        moves=sum((each.moves for each in runs), Counter()),
+        num_copied=sum(each.num_copied for each in runs),
+    )
 
 
 class Front:
@@ -110,7 +132,7 @@ class Front:
             self._router.heard(number, message)
         elif isinstance(message, Started):
             self.table.started(message)
-        else:
+        elif isinstance(message, Reserved | Refused | Held | Adopted | MoveEnded):
             self._cluster.heard(InstanceMove(number, message))
 
     def _now_ns(self) -> int:
@@ -130,6 +152,15 @@ def request_of(work: Work, number: int) -> Request:
     )
 
 
+def _prediction(num_tokens: int, seed: int) -> LengthPrediction:
+    """Of an answer of `num_tokens` tokens: wrong by a factor whose logarithm has the deviation SPREAD, which
+    the quantiles know.
+    """
+    median = num_tokens * np.exp(SPREAD * np.random.default_rng(seed).standard_normal())
+    quantiles = median * np.exp(SPREAD * NORMAL_QUANTILES)
+    return LengthPrediction(float(median * np.exp(SPREAD**2 / 2)), quantiles.astype(np.float32))
+
+
 class Mark(NamedTuple):
     """What had been done at a time."""
 
@@ -146,8 +177,8 @@ class Simulation:
         self._hosts = [
             Host(number, agenda, machine, work.answers, wires) for number in range(settings.instances)
         ]
-        self._wires = wires
         self._front = Front(settings, agenda, self._hosts, len(work))
+        self._is_predicted = machine.admission in PREDICTED_POLICIES
         self._every_s = min(LOOK_S, settings.balance_every_s)
         self._streams: list[Stream] = []
         self._num_begun = work.num_before  # leading requests that have a first token, or don't count
@@ -172,17 +203,22 @@ class Simulation:
         while len(marks) < 2:
             self._agenda.happen()
             self._front.turn()
-        return _between(*marks, self._work)
+        return _between(marks[0], marks[1], self._work)
 
     def _mark(self) -> Mark:
-        tokens, rows = (sum(each) for each in zip(*((h.num_tokens, h.row_s) for h in self._hosts), strict=True))
+        tokens, rows = (
+            sum(each) for each in zip(*((h.num_tokens, h.row_s) for h in self._hosts), strict=True)
+        )
         return Mark(self._agenda.now_s, tokens, rows)
 
     def _arrive(self) -> None:
         """All requests that are due now."""
         due_s = self._work.due_s
         while len(self._streams) < len(due_s) and due_s[len(self._streams)] <= self._agenda.now_s:
-            self._streams.append(self._front.accept(request_of(self._work, len(self._streams))))
+            number = len(self._streams)
+            self._streams.append(self._front.accept(request_of(self._work, number)))
+            if self._is_predicted:
+                self._front.table.predicted(number, _prediction(int(self._work.answers[number]), number))
         if len(self._streams) < len(due_s):
             self._agenda.at(float(due_s[len(self._streams)]), self._arrive)
 
@@ -204,17 +240,16 @@ class Simulation:
             tpot_s=np.where(counts >= LEAST_TOKENS, tpot_s, np.nan),
             is_high=work.priorities[counted] > 0,
             num_evictions=sum(host.scheduler.num_evictions for host in self._hosts),
-            moves=self._moves("outcome", lambda labels: True),
-            reasons=self._moves("reason", lambda labels: labels["outcome"] == "done"),
-            seconds=self._agenda.now_s,
-            moved_bytes=sum(wire.num_bytes for wire in self._wires.values()),
+            moves=self._moves(),
+            num_copied=sum(self._front.metrics.histograms["gapless_migration_seconds"].counts),
         )
 
-    def _moves(self, label: str, counts: Callable[[dict[str, str]], bool]) -> Counter[str]:
+    def _moves(self) -> Counter[str]:
+        """By outcome."""
         found: Counter[str] = Counter()
         for (name, labels), number in self._front.metrics.counters.items():
-            if name == "gapless_migrations_total" and counts(dict(labels)):
-                found[dict(labels)[label]] += int(number)
+            if name == "gapless_migrations_total":
+                found[dict(labels)["outcome"]] += int(number)
         return found
 
 

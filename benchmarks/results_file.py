@@ -44,6 +44,7 @@ MEASURED = {  # by script: what its results depend on, beside the script itself
         "models/bundled",
         "benchmarks/bundled_prompts.py",
     ),
+    "cluster.py": ("python_backends", "benchmarks/cluster_*.py"),
     "drift.py": PREDICTED,
     "gpu.py": (*SERVED, "benchmarks/gpu*.py"),
     "host_time.py": ("python_backends", "benchmarks/host_time_loop.py"),

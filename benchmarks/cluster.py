@@ -1,0 +1,247 @@
+"""The policies of a cluster by a virtual clock: which instance gets a request, and which requests move.
+
+    python benchmarks/cluster.py --json benchmarks/results/cluster.json --plot benchmarks/results/cluster.png
+
+Router, balancer, moves and stream table of the scheduler model, and slot scheduler and moves of each
+instance, are the server's own. Simulated are the engine and the wire between instances. A step takes a
+constant, and so much for each decode row, KV token and prefill token: --step-time; the default is about a
+model of 7 billion weights on a GPU with 600 GB/s, which is an assumption and was not measured. Blocks are
+copied at --bandwidth; a request decodes on meanwhile, and is held for its last block. Messages take no time.
+
+Lengths of prompts and of answers have a power law from 8 to 6,144 tokens with the mean --tokens. The gaps
+between arrivals have a Gamma distribution. Capacity is the throughput of the cluster under `ours` when
+requests never run out. At the beginning about as many requests run as at that load; they don't count. Every
+policy gets the same requests at the same times, and figures are of all --seeds runs together. The time per
+token includes waits after an eviction; it is that of answers with 8 tokens at least when the run ends, which
+is when each request has its first token.
+
+Admission `as_needed` is vLLM's: first come first served, blocks are taken as tokens come, and the youngest
+request is evicted when none is left. Other names are those of scheduling.policy; `ours` gets predictions that
+are wrong by a factor whose logarithm has a standard deviation of 0.5. Beside the curves over load there are
+cases with a tenth of the requests at high priority, with other arrivals and lengths, and with the admission
+that a server has by default. Without priorities llumnix_base is llumnix, so it is left out there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tqdm import tqdm
+
+from benchmarks.cluster_hosts import AS_NEEDED, Machine
+from benchmarks.cluster_report import Row, by_load, draw, row_of
+from benchmarks.cluster_requests import Load, draw_work
+from benchmarks.cluster_runs import Capacity, Served, Simulation, measure_capacity, pooled
+from benchmarks.results_file import table, write_result
+from python_backends.scheduling.policies import POLICIES as ADMISSIONS
+from python_backends.scheduling.step_time import FEATURES
+from python_backends.settings import ClusterSettings
+from python_backends.settings.sections.cluster import CLUSTER_POLICIES
+
+POLICIES = ("round_robin", "least_requests", "infaas", "llumnix_base", "llumnix", "ours")
+BASE, SAME_AS_BASE = "llumnix_base", "llumnix"  # where all priorities are the same
+HIGH_SHARE = 0.1
+STEP_S = (0.0225, 0.00005, 0.0000009, 0.00023, 0.0)
+KIB_PER_TOKEN = 512.0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A load that all policies get."""
+
+    load: float  # of capacity
+    cv: float
+    mean_tokens: float
+    high_share: float = 0.0
+    admission: str = AS_NEEDED
+
+    @property
+    def name(self) -> str:
+        high = f", {self.high_share:.0%} high priority" if self.high_share else ""
+        return f"load {self.load:g}, CV {self.cv:g}, {self.mean_tokens:g} tokens, {self.admission}{high}"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One run."""
+
+    case: Case
+    policy: str
+    seed: int
+    count: int
+    instances: int
+    machine: Machine
+    capacity: Capacity
+
+
+def run(point: Point) -> Served:
+    case, capacity = point.case, point.capacity
+    load = Load(
+        rate=case.load * capacity.rate,
+        cv=case.cv,
+        mean_tokens=case.mean_tokens,
+        num_before=round(min(case.load, 1.0) * capacity.num_running),
+        high_share=case.high_share,
+    )
+    settings = ClusterSettings(instances=point.instances, policy=point.policy)
+    return Simulation(point.machine, settings, draw_work(load, point.count, point.seed)).run()
+
+
+class Bench:
+    """What has been asked for on the command line."""
+
+    def __init__(self, asked: argparse.Namespace) -> None:
+        self.asked = asked
+        self.capacities: dict[tuple[float, str], Capacity] = {}
+
+    def machine(self, admission: str) -> Machine:
+        asked = self.asked
+        return Machine(
+            slots=asked.slots,
+            blocks=asked.kv_tokens // asked.block_tokens,
+            block_tokens=asked.block_tokens,
+            token_budget=asked.token_budget,
+            step_s=tuple(asked.step_time),
+            block_bytes=asked.kib_per_token * 1024 * asked.block_tokens,
+            bytes_per_s=asked.bandwidth * 1e9,
+            admission=admission,
+        )
+
+    def grid(self) -> list[Case]:
+        asked = self.asked
+        first = Case(0.0, 0.0, asked.tokens, admission=asked.admission)
+        return [replace(first, load=load, cv=cv) for cv in asked.cvs for load in asked.loads]
+
+    def others(self) -> list[Case]:
+        """Beside the curve over load; none with --quick."""
+        asked = self.asked
+        if asked.quick:
+            return []
+        bursts = Case(0.9, 4.0, asked.tokens, admission=asked.admission)
+        high = [replace(bursts, load=load, high_share=HIGH_SHARE) for load in (0.7, 0.9)]
+        arrivals = [replace(bursts, cv=cv) for cv in (2.0, 8.0)]
+        lengths = [replace(bursts, mean_tokens=mean) for mean in (128.0, 512.0)]
+        return [*high, *arrivals, *lengths, replace(bursts, admission=asked.other_admission)]
+
+    def points(self, cases: list[Case]) -> list[Point]:
+        asked = self.asked
+        return [
+            Point(
+                case,
+                policy,
+                seed,
+                asked.requests,
+                asked.instances,
+                self.machine(case.admission),
+                self.capacities[case.mean_tokens, case.admission],
+            )
+            for case in cases
+            for policy in asked.policies
+            if case.high_share or policy != BASE or SAME_AS_BASE not in asked.policies
+            for seed in range(1, asked.seeds + 1)
+        ]
+
+    def measure_capacities(self, cases: list[Case]) -> None:
+        settings = ClusterSettings(instances=self.asked.instances, policy="ours")
+        kinds = dict.fromkeys((case.mean_tokens, case.admission) for case in cases)
+        for mean, admission in tqdm(kinds, desc="capacity"):
+            found = measure_capacity(self.machine(admission), settings, mean)
+            self.capacities[mean, admission] = found
+
+    def rows(self, cases: list[Case]) -> Iterator[Row]:
+        """For each case and policy."""
+        points = self.points(cases)
+        with ProcessPoolExecutor(self.asked.jobs) as pool:
+            made: list[Served] = []
+            for point, served in zip(points, tqdm(pool.map(run, points), "runs", len(points)), strict=True):
+                made.append(served)
+                if point.seed == self.asked.seeds:
+                    row, made = row_of(point.policy, point.case.name, pooled(made)), []
+                    tqdm.write(f"{row.case}: {row.policy}: P99 first token {row.p99_ttft_s} s")
+                    yield row
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    numbers = lambda text: [float(each) for each in text.split(",")]  # noqa: E731
+    parser.add_argument("--quick", action="store_true", help="few requests at one load: does it run at all?")
+    parser.add_argument("--policies", type=lambda text: text.split(","), default=list(POLICIES))
+    parser.add_argument(
+        "--loads", type=numbers, default=[0.5, 0.7, 0.8, 0.9, 1.0, 1.1], help="of the measured capacity"
+    )
+    parser.add_argument(
+        "--cvs",
+        type=numbers,
+        default=[1.0, 4.0],
+        help="coefficients of variation of the gaps between arrivals",
+    )
+    parser.add_argument("--requests", type=int, default=800, help="in one run")
+    parser.add_argument("--seeds", type=int, default=2, help="runs with other requests")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
+    parser.add_argument("--instances", type=int, default=16)
+    parser.add_argument("--tokens", type=float, default=256.0, help="mean of prompts, and of answers")
+    parser.add_argument("--admission", default=AS_NEEDED, choices=(AS_NEEDED, *ADMISSIONS))
+    parser.add_argument(
+        "--other-admission", default="ours", choices=tuple(ADMISSIONS), help="of the last case"
+    )
+    parser.add_argument("--slots", type=int, default=64)
+    parser.add_argument("--kv-tokens", type=int, default=13_600, help="of one instance")
+    parser.add_argument("--block-tokens", type=int, default=32)
+    parser.add_argument("--token-budget", type=int, default=512, help="tokens of a step")
+    parser.add_argument(
+        "--step-time", type=numbers, default=list(STEP_S), metavar="S,S,S,S,S", help=f"{', '.join(FEATURES)}"
+    )
+    parser.add_argument("--kib-per-token", type=float, default=KIB_PER_TOKEN, help="of KV blocks")
+    parser.add_argument(
+        "--bandwidth", type=float, default=2.0, help="GB/s that an instance sends to others, all in all"
+    )
+    parser.add_argument("--json", type=Path, help="also write the results here")
+    parser.add_argument("--plot", type=Path, help="P99 time to first token over load, a line for each policy")
+    asked = parser.parse_args()
+    if unknown := sorted({*asked.policies} - {*CLUSTER_POLICIES}):
+        parser.error(f"--policies: {', '.join(unknown)}: must be of {', '.join(CLUSTER_POLICIES)}")
+    if asked.quick:
+        asked.requests, asked.seeds, asked.instances = 100, 1, min(asked.instances, 4)
+        asked.loads, asked.cvs = asked.loads[-1:], asked.cvs[:1]
+    return asked
+
+
+def main() -> None:
+    asked = arguments()
+    bench = Bench(asked)
+    grid, others = bench.grid(), bench.others()
+    bench.measure_capacities([*grid, *others])
+    rows = list(bench.rows([*grid, *others]))
+    told: dict[str, Any] = {
+        "capacity_req_s": {
+            f"{mean:g} tokens, {admission}": round(capacity.rate, 2)
+            for (mean, admission), capacity in bench.capacities.items()
+        },
+        "machine": asdict(bench.machine(asked.admission)),
+        "step_time_s": dict(zip(FEATURES, asked.step_time, strict=True)),
+        "requests": asked.requests,
+        "seeds": asked.seeds,
+        "instances": asked.instances,
+    }
+    keys = [(case.load, case.cv, case.name) for case in grid]
+    if asked.json:
+        write_result(asked.json, told | by_load(rows, keys) | {"rows": [asdict(row) for row in rows]})
+    if asked.plot:
+        draw(asked.plot, rows, keys)
+    print(json.dumps(told))
+    print(table([asdict(row) for row in rows]))
+
+
+if __name__ == "__main__":
+    main()

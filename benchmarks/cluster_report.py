@@ -1,0 +1,98 @@
+"""What `cluster.py` says of its runs: a row for each policy and load, the curves, and a picture of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.cluster_requests import Doubles
+from benchmarks.cluster_runs import Served
+
+Key = tuple[float, float, str]  # load, coefficient of variation, and the name of the case
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    case: str
+    policy: str
+    mean_ttft_s: float
+    p99_ttft_s: float
+    p99_tpot_ms: float  # of ordinary requests, as both before
+    evictions: int
+    moves: int  # that were done, with blocks
+    resubmissions: int  # requests that waited, and were sent elsewhere
+    off: int  # moves that did not come to their end
+    high_mean_ttft_s: float | None  # of requests of high priority
+    high_p99_ttft_s: float | None
+    high_p99_tpot_ms: float | None
+
+
+def row_of(policy: str, case: str, served: Served) -> Row:
+    high = served.is_high
+    of_high = _times(served, high) if high.any() else (None, None, None)
+    done = served.moves["done"]
+    return Row(
+        case,
+        policy,
+        *_times(served, ~high),
+        served.num_evictions,
+        served.num_copied,
+        done - served.num_copied,
+        served.moves.total() - done,
+        *of_high,
+    )
+
+
+def _times(served: Served, chosen: Any) -> tuple[float, float, float]:
+    """Mean and P99 seconds to the first token, P99 milliseconds per token."""
+    ttft_s, tpot_s = served.ttft_s[chosen], served.tpot_s[chosen]
+    return (
+        round(float(ttft_s.mean()), 3),
+        round(_p99(ttft_s), 3),
+        round(_p99(tpot_s[np.isfinite(tpot_s)]) * 1000, 1),
+    )
+
+
+def _p99(values: Doubles) -> float:
+    return float(np.percentile(values, 99)) if len(values) else float("nan")
+
+
+def by_load(rows: Sequence[Row], keys: Sequence[Key]) -> dict[str, Any]:
+    """The curves: figure, policy, load, coefficient of variation."""
+    figures = {
+        "p99_ttft_s": "p99_ttft_s",
+        "mean_ttft_s": "mean_ttft_s",
+        "p99_tpot_ms": "p99_tpot_ms",
+        "evictions": "evictions",
+        "migrations": "moves",
+    }
+    found: dict[str, Any] = {figure: {} for figure in figures}
+    for load, cv, case in keys:
+        for row in (row for row in rows if row.case == case):
+            for figure, name in figures.items():
+                of_policy = found[figure].setdefault(row.policy, {})
+                of_policy.setdefault(f"{load:g}", {})[f"{cv:g}"] = getattr(row, name)
+    return found
+
+
+def draw(path: Path, rows: Sequence[Row], keys: Sequence[Key]) -> None:
+    """P99 time to the first token over load, a line for each policy; a picture for each kind of arrivals."""
+    from matplotlib import pyplot
+
+    kinds = list(dict.fromkeys(cv for _, cv, _ in keys))
+    figure, axes = pyplot.subplots(
+        1, len(kinds), figsize=(6 * len(kinds), 4), layout="constrained", squeeze=False, sharey=True
+    )
+    for axis, kind in zip(axes[0], kinds, strict=True):
+        loads = {case: load for load, cv, case in keys if cv == kind}
+        for policy in dict.fromkeys(row.policy for row in rows):
+            mine = [row for row in rows if row.policy == policy and row.case in loads]
+            axis.plot([loads[row.case] for row in mine], [row.p99_ttft_s for row in mine], "o-", label=policy)
+        axis.set(xlabel="load / capacity", ylabel="P99 first token, s", yscale="log")
+        axis.set_title(f"arrivals of CV {kind:g}", loc="left")
+    axes[0][0].legend()
+    figure.savefig(path, dpi=120)
