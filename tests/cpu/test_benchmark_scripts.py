@@ -15,6 +15,7 @@ import pytest
 from benchmarks.results_file import MEASURED, ROOT
 
 SHORT = {
+    "cluster.py": ("--policies", "infaas,ours"),
     "host_time.py": ("--slots", "1,16", "--waiting", "0,100", "--engines", "toy,none"),
     "token_gap.py": ("--engine", "toy", "--slots", "4"),
 }

@@ -457,6 +457,43 @@ def test_a_commit_that_comes_too_late_is_void() -> None:
     assert world.front.outcomes() == {"timeout": 1}
 
 
+def evict(world: World) -> None:
+    """Request 1 is evicted while its move begins, and the scheduler model hears that it can't move."""
+    world.move(1, 1)
+    world.front.turn()
+    world.hosts[1].turn()
+    world.front.turn()
+    scheduler = world.hosts[0].scheduler
+    sequence = scheduler.find(1)
+    assert sequence is not None
+    scheduler._evict(sequence)
+    world.hosts[0].take()
+    world.hosts[0].say(scheduler.load().changed(last_submit=world.hosts[0].last_submit))
+    world.front.turn("instance-0")
+    assert world.front.outcomes() == {"ended": 1}
+
+
+def test_an_evicted_request_does_not_move_before_it_has_a_slot_again() -> None:
+    world = two()
+    evict(world)
+    stream = world.front.table.find(1)
+    assert stream is not None
+    assert not world.front.cluster._moves.can_leave(stream)
+    world.until(lambda: stream.seated)
+    assert world.front.cluster._moves.can_leave(stream)
+    world.check_all()
+
+
+def test_an_evicted_request_waits_where_it_ran() -> None:
+    world = two(policy="ours")
+    evict(world)
+    for _ in range(20):
+        world.tick()
+        world.front.turn("instance-0")
+    assert world.where(1) == 0
+    world.check_all()
+
+
 def test_tokens_of_the_source_may_come_after_those_of_the_destination() -> None:
     world = two()
     world.move(1, 1)
