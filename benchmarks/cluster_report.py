@@ -89,7 +89,7 @@ def draw(path: Path, rows: Sequence[Row], keys: Sequence[Key]) -> None:
     )
     for axis, kind in zip(axes[0], kinds, strict=True):
         loads = {case: load for load, cv, case in keys if cv == kind}
-        for policy in dict.fromkeys(row.policy for row in rows):
+        for policy in dict.fromkeys(row.policy for row in rows if row.case in loads):
             mine = [row for row in rows if row.policy == policy and row.case in loads]
             axis.plot([loads[row.case] for row in mine], [row.p99_ttft_s for row in mine], "o-", label=policy)
         axis.set(xlabel="load / capacity", ylabel="P99 first token, s", yscale="log")
