@@ -228,7 +228,7 @@ def main() -> None:
             f"{mean:g} tokens, {admission}": round(capacity.rate, 2)
             for (mean, admission), capacity in bench.capacities.items()
         },
-        "machine": asdict(bench.machine(asked.admission)),
+        "simulated_machine": asdict(bench.machine(asked.admission)),
         "step_time_s": dict(zip(FEATURES, asked.step_time, strict=True)),
         "requests": asked.requests,
         "seeds": asked.seeds,
