@@ -133,7 +133,8 @@ class Moves:
         )
         self._moves[move.number] = move
         delivered = np.array(stream.tokens, np.int32)
-        reserve = Reserve(move.number, stream.request, delivered, move.request_epoch)
+        age_s = max(0.0, move.began_s - stream.request.arrival_ns / 1e9)  # the same clock
+        reserve = Reserve(move.number, stream.request, delivered, move.request_epoch, age_s)
         self._submissions.tell(destination, reserve)
 
     def heard(self, instance: int, message: Reserved | Refused | Held | Adopted | MoveEnded) -> None:

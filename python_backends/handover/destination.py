@@ -63,7 +63,7 @@ class Destination:
         num_tokens = len(order.request.prompt) + len(order.delivered)
         try:
             num_found = self._handover.reserve(
-                order.move, order.request, num_tokens, order.request_epoch, order.delivered
+                order.move, order.request, num_tokens, order.request_epoch, order.delivered, order.age_s
             )
         except RefusedMove as refused:
             return [Refused(order.move, refused.why)]

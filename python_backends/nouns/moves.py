@@ -24,6 +24,7 @@ class Reserve(Noun, frozen=True, eq=False):
     request: Request
     delivered: Ids  # [n]
     request_epoch: int
+    age_s: float = 0.0  # since it was accepted: its place among the requests there
 
 
 class MoveOut(Noun, frozen=True):

@@ -415,6 +415,22 @@ def test_a_request_moves_and_its_answer_stays_the_same(depth: int) -> None:
     assert world.front.outcomes() == {"done": 1}
 
 
+def test_a_moved_request_keeps_its_age() -> None:
+    """Else it would be the youngest at its destination, and the first to be evicted."""
+    world = two()
+    world.ask(request(2, [7, 7], max_tokens=40, min_tokens=40))
+    world.front.turn()
+    assert world.where(2) == 1
+    world.turn()
+    world.move(1, 1)
+    world.until(lambda: world.where(1) == 1)
+    older, younger = (world.hosts[1].scheduler.find(number) for number in (1, 2))
+    assert older is not None
+    assert younger is not None
+    assert older.arrival < younger.arrival
+    world.check_all()
+
+
 def test_a_request_that_is_cancelled_while_it_moves_ends_at_both() -> None:
     for kind in (Held, Adopted):
         world = two()
