@@ -66,7 +66,7 @@ class Composed:
         self._environment = {
             "GAPLESS_MODEL": str(model),
             # two that wait for each other are slow on a busy machine
-            "GAPLESS_ARGS": f"--set engine.threads=1 {arguments}",
+            "GAPLESS_ARGS": f"--set engine.threads=1 --set model.dtype=float32 {arguments}",
             "GAPLESS_HTTP_PORT": str(self.http_port),
             "GAPLESS_GRPC_PORT": str(self.grpc_port),
             "GAPLESS_METRICS_PORT": str(self.metrics_port),

@@ -21,7 +21,7 @@ ASKS = {"return_log_probs": True, "num_top_log_probs": 3}
 
 @pytest.fixture(scope="module")
 def bundled() -> Iterator[Gapless]:
-    served = Gapless()
+    served = Gapless(**{"model.dtype": "float32"})
     yield served
     assert served.stop() == 0, served.log
 
