@@ -38,7 +38,7 @@ from python_backends.streams.stream import Stream
 from python_backends.streams.submissions import Submissions
 from python_backends.watching.metrics import Metrics
 
-LEAST_WAIT_S = 0.2  # for Adopted, after Held: a pause of the machine is no reason to give up
+LEAST_WAIT_S = 1.0  # for Adopted, after Held: on a busy machine it may come late, and then the copy is lost
 SILENT_S = 300.0  # a move that has not come to its end for so long is given up
 BACK_OFF_S = 1.0  # before the same two instances are tried again after a failure
 MAX_LATE = 256  # ended moves that are remembered

@@ -378,7 +378,7 @@ class World:
 def two(**options: Any) -> World:
     """Two instances; request 1 has some tokens, in instance 0."""
     world = World(**options)
-    world.ask(request(1, [5, 8, 9], max_tokens=60, min_tokens=60))
+    world.ask(request(1, [5, 8, 9], max_tokens=90, min_tokens=90))
     world.until(lambda: world.num_tokens(1) > 8)
     assert world.where(1) == 0
     return world
@@ -446,7 +446,7 @@ def test_if_the_destination_is_silent_the_source_goes_on() -> None:
     world.move(1, 1)
     turn_until_said(world, 0, Held)
     before = world.num_tokens(1)
-    for _ in range(60):  # the destination is stopped
+    for _ in range(150):  # the destination is stopped
         world.tick()
         world.front.turn()
         world.hosts[0].turn()
@@ -462,7 +462,7 @@ def test_a_commit_that_comes_too_late_is_void() -> None:
     world = two()
     world.move(1, 1)
     turn_until_said(world, 1, Adopted)
-    for _ in range(60):
+    for _ in range(150):
         world.tick()
         world.front.turn("instance-0")
         for host in world.hosts:
