@@ -145,8 +145,7 @@ class Source:
         if self._sequence(leaving) is None:
             return self._end(leaving, "ended")
         num_left = self._handover.num_full_blocks(order.request_id) - leaving.num_sent
-        half_step_s = self._scheduler.outlook.step_s / 2
-        if num_left <= 1 or self._transport.copy_s(num_left) < half_step_s:
+        if num_left <= 1 or self._copies_at_once(leaving, num_left):
             self._handover.hold(order.request_id)
             leaving.phase = _Phase.HOLDS
             return self._hand_over_if_settled(leaving)
@@ -158,6 +157,13 @@ class Source:
         leaving.heard_s = self._clock()
         self._transport.copy_out(order.move, order.to, first, leaving.blocks)
         return []
+
+    def _copies_at_once(self, leaving: _Leaving, num_left: int) -> bool:
+        """Whether copying that many blocks should take less than half a step. That is true of few blocks
+        only: sending and writing them may take far longer than reading them, so a round comes first.
+        """
+        half_step_s = self._scheduler.outlook.step_s / 2
+        return leaving.num_rounds > 0 and self._transport.copy_s(num_left) < half_step_s
 
     def _hand_over_if_settled(self, leaving: _Leaving) -> list[FromInstance]:
         order, sequence = leaving.order, self._sequence(leaving)

@@ -415,6 +415,28 @@ def test_a_request_moves_and_its_answer_stays_the_same(depth: int) -> None:
     assert world.front.outcomes() == {"done": 1}
 
 
+def test_most_blocks_are_copied_before_the_hold_however_fast_copying_seems(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[Blocks | Last] = []
+    send = BlocksWire.send
+
+    def note(wire: BlocksWire, to: str, message: Blocks | Last, payload: Payload) -> None:
+        sent.append(message)
+        send(wire, to, message, payload)
+
+    monkeypatch.setattr(BlocksWire, "send", note)
+    monkeypatch.setattr(Copier, "copy_s", lambda *_: -1.0)
+    world = two()
+    world.until(lambda: world.num_tokens(1) > 30)
+    world.move(1, 1)
+    world.until(lambda: world.where(1) == 1)
+    *rounds, last = sent
+    assert isinstance(last, Last)
+    assert all(isinstance(each, Blocks) for each in rounds)
+    assert sum(each.count for each in rounds) >= 30 // SIZE > last.count
+
+
 def test_a_moved_request_keeps_its_age() -> None:
     """Else it would be the youngest at its destination, and the first to be evicted."""
     world = two()
