@@ -56,6 +56,7 @@ MEASURED = {  # by script: what its results depend on, beside the script itself
         "benchmarks/bundled_prompts.py",
     ),
     "many_streams.py": (*SERVED, "benchmarks/triton_cost.py"),
+    "migration.py": ("python_backends", "benchmarks/migration_*.py", "benchmarks/peer_models.py"),
     "peers.py": (*SERVED, "benchmarks/peer*", "benchmarks/environments", "benchmarks/workload.json"),
     "scheduling.py": (
         "python_backends",

@@ -1,0 +1,251 @@
+"""What a move to another instance costs: the request that moves, and the requests that stay.
+
+    python benchmarks/migration.py --json benchmarks/results/migration.json
+
+Two instance processes, each with half of the processors, and the scheduler model's own parts in this process,
+without Triton. Shape S with random weights (see peers.py), float32, 4 short requests at each instance all the
+time. A request of 256, 1,024 or 4,096 tokens moves back and forth, in three ways in turn:
+
+  blocks     its KV blocks are copied while it decodes on; it is held for the last of them only
+  blocking   it is held, and then all of its blocks are copied
+  recompute  it is submitted to the other instance, which computes all of its tokens again
+
+downtime: the gap between its last token of the source and its first of the destination, less its median gap:
+what its client notices of the move. No way finds blocks that an earlier move has left. step: the median gap,
+to compare it with. Then the speed of the short requests at both instances with one move a second of a request
+of 1,024 tokens, and with none, in turn. At the end every answer that has moved is asked for again, without a
+move: one other token, and the script fails. `--engine toy` computes nothing: it shows what messages and
+copies take by themselves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.migration_front import INSTANCES, Answer, Front, Moved
+from benchmarks.migration_report import Trial, draw, say, summary
+from benchmarks.peer_models import SHAPES, VOCABULARY, make_tokenizer
+from benchmarks.results_file import write_result
+from python_backends.nouns.request import Ids
+from python_backends.settings import ROOT, Settings, load
+
+SMALL_SHAPE = {
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 256,
+}
+MAX_MODEL_TOKENS = 8192
+KV_BLOCKS = 2048  # of 32 tokens: 1 GiB for shape S
+S_BLOCK_BYTES = 512 << 10  # of shape S in float32; the toy engine's blocks weigh as much
+TOY_STEP_MS = 20.0
+BACKGROUND = 4  # short requests of each instance
+# the moves of one request, whose order is turned for the next one; recomputing takes long, and varies little
+MOVES = ("blocks", "blocking", "recompute", "blocks", "blocking", "blocks", "blocking")
+TURNS = MOVES.count("blocks")
+SETTLED_TOKENS = 8  # between two moves
+TOKENS_A_MOVE = 16  # a request grows by about so many from one move to the next
+NEIGHBOURS_TOKENS = 1024
+CHECKED_AT_ONCE = 8  # requests of an instance
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """How much is measured."""
+
+    lengths: tuple[int, ...]
+    num_moves: int  # of each length, with blocks and blocking; a third of that by recomputing
+    rounds: int  # with and without moves
+    window_s: int  # of each half of a round
+
+
+FULL = Amount((256, 1024, 4096), 30, 5, 12)
+QUICK = Amount((64, 256), 6, 2, 2)
+
+
+class Answers:
+    """Of requests that have moved, to be checked."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+        self._all: list[Answer] = []
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def end(self, answer: Answer) -> None:
+        self._front.end(answer)
+        self._all.append(answer)
+
+    def check(self) -> int:
+        """Asks for all of them again, without moves, and without other requests. Returns how many tokens were
+        the same; raises SystemExit if one is not.
+        """
+        self._front.set_background(0)
+        count = CHECKED_AT_ONCE * len(INSTANCES)
+        for first in tqdm(range(0, len(self._all), count), desc="check"):
+            some = self._all[first : first + count]
+            again = [
+                self._front.ask(each.stream.request.prompt, len(each.stream.tokens), number % len(INSTANCES))
+                for number, each in enumerate(some)
+            ]
+            for each in again:
+                self._front.until(each.has_ended, most_s=600)
+            for moved, undisturbed in zip(some, again, strict=True):
+                if moved.stream.tokens != undisturbed.stream.tokens:
+                    sys.exit("a request that has moved has got other tokens than without a move")
+        return sum(len(each.stream.tokens) for each in self._all)
+
+
+def make_model(shape: dict[str, int], directory: Path) -> None:
+    """A Qwen2 of this shape with random weights, whose context is long enough."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        **shape, vocab_size=VOCABULARY, tie_word_embeddings=True, max_position_embeddings=MAX_MODEL_TOKENS
+    )
+    torch.manual_seed(0)
+    Qwen2ForCausalLM(config).save_pretrained(directory)
+    make_tokenizer(directory)
+
+
+def settings_of(engine: str, model: Path) -> Settings:
+    settings = {
+        "model.directory": str(model),
+        "model.dtype": "float32",
+        "model.max_model_tokens": str(MAX_MODEL_TOKENS),
+        "engine.kind": engine,
+        "engine.threads": "1",
+        "engine.kv_blocks": str(KV_BLOCKS),
+        "toy.step_ms": str(TOY_STEP_MS),
+        "toy.block_bytes": str(S_BLOCK_BYTES),
+        "cluster.instances": str(len(INSTANCES)),
+    }
+    return load(ROOT / "gapless.toml", settings)
+
+
+def let_grow(front: Front, answer: Answer, num_tokens: int) -> None:
+    """Until it has so many tokens more."""
+    wanted = len(answer.times_s) + num_tokens
+    front.until(lambda: len(answer.times_s) >= wanted)
+
+
+def start(front: Front, num_tokens: int, prompt: Ids | None = None, instance: int = 0) -> Answer:
+    """A request that has so many tokens of prompt, and its first tokens of an answer without an end."""
+    chosen = front.prompt(num_tokens) if prompt is None else prompt
+    answer = front.ask(chosen, MAX_MODEL_TOKENS - num_tokens - 1, instance)
+    let_grow(front, answer, SETTLED_TOKENS)
+    return answer
+
+
+def warm_up(front: Front, num_tokens: int) -> None:
+    """Connections are made, and every path of the code is taken once."""
+    answer = start(front, num_tokens)
+    for way in MOVES:
+        move(front, answer, way)
+    front.end(answer)
+
+
+def downtimes(front: Front, amount: Amount, answers: Answers) -> Iterator[Trial]:
+    """Of every move; a move that fails is made once more."""
+    for tokens in amount.lengths:
+        count = amount.num_moves // TURNS
+        with tqdm(total=count * len(MOVES), desc=f"moves of {tokens} tokens") as progress:
+            for number in range(count):
+                grows = len(MOVES) * TOKENS_A_MOVE // 2
+                answer = start(front, tokens - min(grows, tokens // 2), instance=number % len(INSTANCES))
+                moves, turned = [], number % len(MOVES)
+                for way in MOVES[turned:] + MOVES[:turned]:
+                    moves += move(front, answer, way)
+                    progress.update()
+                answers.end(answer)
+                gaps_s = np.delete(answer.gaps_s, [each.place for each in moves])
+                yield from (Trial(tokens, gaps_s, each) for each in moves)
+
+
+def move(front: Front, answer: Answer, way: str) -> list[Moved]:
+    """All attempts until one succeeds."""
+    moves: list[Moved] = []
+    while not moves or moves[-1].outcome != "done":
+        let_grow(front, answer, SETTLED_TOKENS)
+        moves.append(front.move(answer, way))
+    return moves
+
+
+def neighbours(front: Front, amount: Amount, answers: Answers) -> list[dict[str, float]]:
+    """The tokens per second of the short requests in each round."""
+    rounds = []
+    for number in tqdm(range(amount.rounds), desc="rounds with and without moves"):
+        answer = start(front, NEIGHBOURS_TOKENS, instance=number % len(INSTANCES))
+        speeds = {}
+        for moves in (True, False) if number % 2 else (False, True):
+            speeds["with" if moves else "without"] = speed(front, answer, amount.window_s, moves)
+        answers.end(answer)
+        rounds.append({name: round(each, 2) for name, each in speeds.items()})
+        tqdm.write(", ".join(f"{name} moves {each:.1f} tokens/s" for name, each in speeds.items()))
+    return rounds
+
+
+def speed(front: Front, answer: Answer, window_s: int, moves: bool) -> float:
+    """Tokens per second of the short requests; with `moves` the other request moves once a second."""
+    began_s, before = time.monotonic(), front.num_background_tokens()
+    for second in range(window_s):
+        if moves:
+            front.move(answer, "blocks")
+        front.until(lambda due_s=began_s + second + 1: time.monotonic() >= due_s)  # type: ignore[misc]
+    return (front.num_background_tokens() - before) / (time.monotonic() - began_s)
+
+
+def measure(engine: str, shape: dict[str, int], amount: Amount) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as model, tempfile.TemporaryDirectory() as directory:
+        make_model(shape, Path(model))
+        with contextlib.closing(Front(settings_of(engine, Path(model)), Path(directory))) as front:
+            answers = Answers(front)
+            front.set_background(BACKGROUND)
+            warm_up(front, amount.lengths[0])
+            trials = list(downtimes(front, amount, answers))
+            rounds = neighbours(front, amount, answers)
+            num_tokens = answers.check()
+    found = summary(trials, rounds)
+    return {**found, "checked": {"answers": len(answers), "tokens": num_tokens, "differ": 0}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--engine", default="torch", choices=("torch", "openvino", "toy"))
+    parser.add_argument("--json", type=Path, help="also write the results here")
+    parser.add_argument(
+        "--plot", type=Path, help="a picture of the downtimes by length, on logarithmic scales"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a small model, short requests, few moves: does it run at all?"
+    )
+    asked = parser.parse_args()
+    shape, amount = (SMALL_SHAPE, QUICK) if asked.quick else (SHAPES["S"], FULL)
+    result = measure(asked.engine, shape, amount)
+    if asked.json:
+        write_result(asked.json, {"engine": asked.engine, **result})
+    if asked.plot:
+        draw(asked.plot, result)
+    say(result)
+
+
+if __name__ == "__main__":
+    main()
