@@ -60,7 +60,7 @@ class PromptBounds:
     max_bytes: int  # of a text, or of all messages' contents together
     max_json_bytes: int
     max_messages: int
-    limit: str = ""  # for messages: where max_bytes comes from
+    limit: str = ""  # for refusals: where max_bytes comes from
 
 
 def bounds(limits: LimitSettings, max_model_tokens: int) -> PromptBounds:
