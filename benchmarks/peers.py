@@ -41,11 +41,8 @@ TRIAL_ROUNDS = 2
 # before each pass: some engines' threads still poll for a while after their pass (vLLM's worker: a second)
 REST_S = 1.5
 MIN_FREE_GIB = 4.0  # of memory, before another engine is started
-CANNOT = (
-    subprocess.CalledProcessError,
-    OSError,
-    RuntimeError,
-)  # raised by an engine that can't be installed or started
+# raised by an engine that can't be installed or started
+CANNOT = (subprocess.CalledProcessError, OSError, RuntimeError)
 
 
 class LeftOut:
