@@ -1,11 +1,12 @@
-"""How far the bundled model answers alike with other types, weights and engines: greedy, on the held-out
+"""Compares the bundled model's answers with different types, weights and engines: greedy, on the held-out
 prompts of its eight tasks.
 
     python benchmarks/agreement.py --prompts 8 --json benchmarks/results/agreement.json
 
 The reference is the torch engine in float32. *Tokens* is the share of the reference's tokens before the first
-that differs, *answers* the share that is the same to the end, *right* the share that is the wanted text,
-*memory* what the process holds after all answers, in MiB. Every engine runs in a process of its own.
+different one, *answers* the share of answers that are the same to the end, *right* the share that are the
+correct text, *memory* the memory of the process after all answers, in MiB. Every engine runs in its own
+process.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Row:
 
 
 def answer(kind: tuple[str, str, str], prompts: list[list[int]], end: int) -> tuple[list[list[int]], float]:
-    """The tokens of every answer without its end, and the memory that the process holds, in MiB."""
+    """Returns the tokens of every answer without its end, and the memory of the process in MiB."""
     from python_backends.instance.build import build
     from python_backends.nouns.request import Request, Sampling
     from python_backends.settings import EngineSettings, ModelSettings, Settings
@@ -74,7 +75,7 @@ def _resident_mib() -> float:
 
 
 def same_tokens(reference: list[int], answer: list[int]) -> int:
-    """How many tokens come before the first that differs."""
+    """Returns how many tokens are before the first different one."""
     pairs = zip(reference, answer, strict=False)
     return next(
         (index for index, (ours, theirs) in enumerate(pairs) if ours != theirs),

@@ -1,7 +1,6 @@
-"""Held-out prompts of the bundled model's eight tasks in the chat format, and how long its own answers to
-them are.
+"""Held-out prompts of the bundled model's eight tasks in the chat format, and the lengths of its answers.
 
-What `agreement.py`, `magnus_requests.py` and `scheduling_requests.py` ask; `build` has to be importable.
+Used by `agreement.py`, `magnus_requests.py` and `scheduling_requests.py`; `build` must be importable.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ TOKEN_BUDGET = 512
 
 
 class Drawn(NamedTuple):
-    """`num_given_tokens` counts what a user puts in, without the instruction and the template."""
+    """One prompt. `num_given_tokens` counts the user's input, without the instruction and the template."""
 
     task: str
     exercise: Exercise
@@ -37,7 +36,7 @@ class Drawn(NamedTuple):
 
 
 def draw_prompts(count: int) -> Iterator[Drawn]:
-    """`count` of every task, one task behind the other; the same ones every time."""
+    """Yields `count` prompts of every task, one task after the other; the same ones every time."""
     from bundled.corpus import load_corpora
     from bundled.evaluation import draw
     from bundled.tasks import all_tasks
@@ -60,7 +59,7 @@ def greedy_request(number: int, prompt: Ids, max_tokens: int) -> Request:
 
 
 def answer_lengths(prompts: Sequence[Ids], engine: Engine, max_tokens: int) -> NDArray[np.int64]:
-    """[prompts] tokens of each answer, its end among them, as the model really gives them, greedily."""
+    """Returns [prompts] numbers of tokens of the model's greedy answers, including the end."""
     scheduler, lengths = SlotScheduler(engine.limits, TOKEN_BUDGET), np.zeros(len(prompts), np.int64)
     for number, prompt in enumerate(prompts):
         scheduler.submit(greedy_request(number, prompt, max_tokens), np.zeros(0, np.int32))

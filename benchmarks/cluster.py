@@ -1,25 +1,27 @@
-"""The policies of a cluster by a virtual clock: which instance gets a request, and which requests move.
+"""Compares the cluster policies by a virtual clock: which instance gets a request, and which requests move.
 
     python benchmarks/cluster.py --json benchmarks/results/cluster.json --plot benchmarks/results/cluster.png
 
 Router, balancer, moves and stream table of the scheduler model, and slot scheduler and moves of each
-instance, are the server's own. Simulated are the engine and the wire between instances. A step takes a
-constant, and so much for each decode row, KV token and prefill token: --step-time; the default is about a
+instance, are the server's own. The engine and the wire between instances are simulated. A step takes a
+constant time, and a time for each decode row, KV token and prefill token: --step-time. The default is about a
 model of 7 billion weights on a GPU with 600 GB/s, which is an assumption and was not measured. Blocks are
-copied at --bandwidth; a request decodes on meanwhile, and is held for its last block. Messages take no time.
+copied at --bandwidth; a request continues to decode meanwhile, and stops for its last block. Messages take no
+time.
 
 Lengths of prompts and of answers have a power law from 8 to 6,144 tokens with the mean --tokens. The gaps
 between arrivals have a Gamma distribution. Capacity is the throughput of the cluster under `ours` when
-requests never run out. At the beginning about as many requests run as at that load; they don't count. Every
-policy gets the same requests at the same times, and figures are of all --seeds runs together. The time per
-token includes waits after an eviction; it is that of answers with 8 tokens at least when the run ends, which
-is when each request has its first token.
+requests always wait. At the start about as many requests run as at that load; they don't count. Every policy
+gets the same requests at the same times, and figures are of all --seeds runs together. A run ends when each
+request has its first token. The time per token includes waits after an eviction; it is that of answers with
+at least 8 tokens at the end of the run.
 
-Admission `as_needed` is vLLM's: first come first served, blocks are taken as tokens come, and the youngest
-request is evicted when none is left. Other names are those of scheduling.policy; `ours` gets predictions that
-are wrong by a factor whose logarithm has a standard deviation of 0.5. Beside the curves over load there are
-cases with a tenth of the requests at high priority, with other arrivals and lengths, and with the admission
-that a server has by default. Without priorities llumnix_base is llumnix, so it is left out there.
+Admission `as_needed` is vLLM's: first come first served, blocks are taken when tokens need them, and the
+youngest request is evicted when no block is free. Other names are those of scheduling.policy; `ours` gets
+predictions that are wrong by a factor whose logarithm has a standard deviation of 0.5. In addition to the
+curves over load, there are cases with a tenth of the requests at high priority, with other arrivals and
+lengths, and with a server's default admission. Without priorities, llumnix_base is the same as llumnix, so it
+is not measured there.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ KIB_PER_TOKEN = 512.0
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A load that all policies get."""
+    """A load for all policies."""
 
     load: float  # of capacity
     cv: float
@@ -97,7 +99,7 @@ def run(point: Point) -> Served:
 
 
 class Bench:
-    """What has been asked for on the command line."""
+    """The measurement with the command line's arguments."""
 
     def __init__(self, asked: argparse.Namespace) -> None:
         self.asked = asked
@@ -122,7 +124,7 @@ class Bench:
         return [replace(first, load=load, cv=cv) for cv in asked.cvs for load in asked.loads]
 
     def others(self) -> list[Case]:
-        """Beside the curve over load; none with --quick."""
+        """Returns the cases that are not in the curves over load; none with --quick."""
         asked = self.asked
         if asked.quick:
             return []
@@ -158,7 +160,7 @@ class Bench:
             self.capacities[mean, admission] = found
 
     def rows(self, cases: list[Case]) -> Iterator[Row]:
-        """For each case and policy."""
+        """Yields a row for each case and policy."""
         points = self.points(cases)
         with ProcessPoolExecutor(self.asked.jobs) as pool:
             made: list[Served] = []
@@ -187,7 +189,7 @@ def arguments() -> argparse.Namespace:
         help="coefficients of variation of the gaps between arrivals",
     )
     parser.add_argument("--requests", type=int, default=800, help="in one run")
-    parser.add_argument("--seeds", type=int, default=2, help="runs with other requests")
+    parser.add_argument("--seeds", type=int, default=2, help="number of runs, each with different requests")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument("--instances", type=int, default=16)
     parser.add_argument("--tokens", type=float, default=256.0, help="mean of prompts, and of answers")
@@ -204,7 +206,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--kib-per-token", type=float, default=KIB_PER_TOKEN, help="of KV blocks")
     parser.add_argument(
-        "--bandwidth", type=float, default=2.0, help="GB/s that an instance sends to others, all in all"
+        "--bandwidth", type=float, default=2.0, help="GB/s that an instance sends to all others together"
     )
     parser.add_argument("--json", type=Path, help="also write the results here")
     parser.add_argument("--plot", type=Path, help="P99 time to first token over load, a line for each policy")

@@ -1,5 +1,5 @@
-"""One simulated instance of `cluster.py`: slot scheduler and moves as they are, over an engine that is a
-length for each answer and a model of step time, and a wire that is a number of bytes a second.
+"""One simulated instance of `cluster.py`: the real slot scheduler and moves, with a simulated engine (a
+length for each answer and a model of step time) and a simulated wire (a number of bytes a second).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from python_backends.settings import SchedulingSettings
 from python_backends.wires.blocks import Payload
 from python_backends.wires.copies import Came, Copied, HandedOver, News, Written
 
-AS_NEEDED = "as_needed"  # admission as in vLLM: first come first served, blocks are taken as tokens come
+AS_NEEDED = "as_needed"  # admission as in vLLM: first come first served, blocks are taken when needed
 RETRY_S = 0.005  # an instance with nothing to compute looks again
-VOCABULARY = 1 << 30  # prompts are made of the numbers of their requests
+VOCABULARY = 1 << 30  # the tokens of a prompt are the number of its request
 NO_PAYLOAD = memoryview(b"")
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What every instance is."""
+    """The limits and speeds of every instance."""
 
     slots: int
     blocks: int
@@ -49,7 +49,7 @@ class Machine:
         return ModelLimits(MAX_MODEL_TOKENS, VOCABULARY, self.slots, self.blocks, self.block_tokens)
 
     def scheduler(self, clock: Callable[[], float]) -> SlotScheduler:
-        """It knows what its steps take."""
+        """Returns a slot scheduler that knows the times of its steps."""
         reserve = _tokens_so_far if self.admission == AS_NEEDED else None
         policy = "fcfs" if self.admission == AS_NEEDED else self.admission
         settings = SchedulingSettings(policy=policy)
@@ -63,7 +63,7 @@ def _tokens_so_far(sequence: Waiting) -> int:
 
 
 class Agenda:
-    """What will happen, in order of time."""
+    """The coming events, in order of time."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -77,16 +77,16 @@ class Agenda:
         heapq.heappush(self._events, (at_s, next(self._numbers), action))
 
     def happen(self) -> None:
-        """The next event happens."""
+        """Runs the next event."""
         self.now_s, _, action = heapq.heappop(self._events)
         action()
 
 
 class Wire:
-    """Brings blocks from one instance to the others, one message after the other. No byte is copied."""
+    """Sends blocks from one instance to the others, one message after the other. Copies no bytes."""
 
     def __init__(self, agenda: Agenda, machine: Machine, others: dict[str, Wire]) -> None:
-        self.told: Callable[[], None] = lambda: None  # called when there is news
+        self.told: Callable[[], None] = lambda: None  # called when a message has arrived
         self._agenda = agenda
         self._machine = machine
         self._others = others  # by endpoint
@@ -173,7 +173,7 @@ class Wire:
 
 
 class _Lengths:
-    """An engine that makes as many tokens as each answer has, all alike."""
+    """An engine that makes as many tokens as each answer has, all with the same id."""
 
     def __init__(self, scheduler: SlotScheduler, answers: Counts) -> None:
         self._scheduler = scheduler
@@ -194,7 +194,7 @@ class _Lengths:
 
 
 class Host:
-    """An instance. `say` is given what it tells the scheduler model."""
+    """An instance. Calls `say` with its messages to the scheduler model."""
 
     def __init__(
         self, number: int, agenda: Agenda, machine: Machine, answers: Counts, wires: dict[str, Wire]
@@ -223,12 +223,12 @@ class Host:
         return Hello(self.scheduler.limits, "", self.endpoint, "simulated")
 
     def take(self, messages: Sequence[ToInstance]) -> None:
-        """They come at once, also while a step runs."""
+        """Takes messages at once, also while a step runs."""
         for message in messages:
             self._take(message)
 
     def turn(self) -> None:
-        """The loop goes on as far as it can: a step begins if none runs."""
+        """One turn of the loop: begins a step if none runs."""
         if self._moves.is_active:
             self._say(self._moves.step())
         if self._plan is None:

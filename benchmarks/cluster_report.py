@@ -1,4 +1,4 @@
-"""What `cluster.py` says of its runs: a row for each policy and load, the curves, and a picture of them."""
+"""The output of `cluster.py`: a row for each policy and load, the curves, and a picture of them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Row:
     p99_ttft_s: float
     p99_tpot_ms: float  # of ordinary requests, as both before
     evictions: int
-    moves: int  # that were done, with blocks
-    resubmissions: int  # requests that waited, and were sent elsewhere
-    off: int  # moves that did not come to their end
+    moves: int  # complete moves with blocks
+    resubmissions: int  # waiting requests that were sent to another instance
+    off: int  # moves that were not completed
     high_mean_ttft_s: float | None  # of requests of high priority
     high_p99_ttft_s: float | None
     high_p99_tpot_ms: float | None
@@ -48,7 +48,7 @@ def row_of(policy: str, case: str, served: Served) -> Row:
 
 
 def _times(served: Served, chosen: Any) -> tuple[float, float, float]:
-    """Mean and P99 seconds to the first token, P99 milliseconds per token."""
+    """Returns mean and P99 seconds to the first token, and P99 milliseconds per token."""
     ttft_s, tpot_s = served.ttft_s[chosen], served.tpot_s[chosen]
     return (
         round(float(ttft_s.mean()), 3),
@@ -62,7 +62,7 @@ def _p99(values: Doubles) -> float:
 
 
 def by_load(rows: Sequence[Row], keys: Sequence[Key]) -> dict[str, Any]:
-    """The curves: figure, policy, load, coefficient of variation."""
+    """Returns the curves by figure, policy, load and coefficient of variation."""
     figures = {
         "p99_ttft_s": "p99_ttft_s",
         "mean_ttft_s": "mean_ttft_s",
@@ -80,7 +80,7 @@ def by_load(rows: Sequence[Row], keys: Sequence[Key]) -> dict[str, Any]:
 
 
 def draw(path: Path, rows: Sequence[Row], keys: Sequence[Key]) -> None:
-    """P99 time to the first token over load, a line for each policy; a picture for each kind of arrivals."""
+    """Draws P99 time to the first token over load, a line for each policy, a panel for each arrival CV."""
     from matplotlib import pyplot
 
     kinds = list(dict.fromkeys(cv for _, cv, _ in keys))

@@ -1,4 +1,6 @@
-"""The requests of `cluster.py`: power-law lengths, Gamma arrivals, and requests that run already."""
+"""The requests of `cluster.py`: power-law lengths, Gamma arrivals, and requests that already run at the
+start.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from numpy.typing import NDArray
 LEAST_TOKENS = 8  # of a prompt, and of an answer
 MOST_TOKENS = 6144
 MAX_MODEL_TOKENS = 2 * MOST_TOKENS + 1
-BEGIN_S = 10.0  # until then only the requests of before are there
+BEGIN_S = 10.0  # until then there are only the requests of the start
 Doubles = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
@@ -25,14 +27,16 @@ class PowerLaw:
             low, high = (self.exponent, high) if self._mean() > mean else (low, self.exponent)
 
     def quantiles(self, levels: Doubles) -> Doubles:
-        """[n] the lengths below which so large a share of all lengths is."""
+        """Returns [n] lengths: the share `levels` of all lengths is below them."""
         power = 1.0 - self.exponent
         least, most = LEAST_TOKENS**power, MOST_TOKENS**power
         lengths: Doubles = (least + levels * (most - least)) ** (1.0 / power)
         return lengths
 
     def draw(self, count: int, random: np.random.Generator) -> Counts:
-        """[count] lengths, one from each of `count` equally likely classes: their mean is nearly exact."""
+        """Returns [count] lengths, one from each of `count` equally likely classes: their mean is nearly
+        exact.
+        """
         levels = (random.permutation(count) + random.random(count)) / count
         return np.maximum(1, np.round(self.quantiles(levels))).astype(np.int64)
 
@@ -42,8 +46,8 @@ class PowerLaw:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Work:
-    """n requests in order of arrival. The first `num_before` run already when it begins, and are not counted
-    in any figure: a part of their answers is in their prompts.
+    """n requests in order of arrival. The first `num_before` already run at the start and are not in any
+    figure: a part of their answers is in their prompts.
     """
 
     due_s: Doubles  # [n]
@@ -66,7 +70,7 @@ class Load:
 
 
 def draw_work(load: Load, count: int, seed: int) -> Work:
-    """`count` requests, after those of before."""
+    """Returns `count` requests, after those of the start."""
     random, law, shape = np.random.default_rng(seed), PowerLaw(load.mean_tokens), 1 / load.cv**2
     gaps_s = random.gamma(shape, 1 / shape, count)
     due_s = BEGIN_S + np.cumsum(gaps_s) / gaps_s.mean() / load.rate
@@ -84,8 +88,8 @@ def draw_work(load: Load, count: int, seed: int) -> Work:
 
 
 def _running(law: PowerLaw, count: int, random: np.random.Generator) -> tuple[Counts, Counts]:
-    """Prompts with the answer so far, and the tokens still to come, of `count` requests that run at a random
-    time: longer answers are more likely among them, in proportion to their length.
+    """Returns prompts with the answer so far, and the tokens still to come, of `count` requests that run at a
+    random time: longer answers are more likely among them, in proportion to their length.
     """
     answers = law.draw(20_000, random)
     answers = random.choice(answers, count, p=answers / answers.sum())

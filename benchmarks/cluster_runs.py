@@ -1,5 +1,5 @@
-"""Serves the requests of `cluster.py` by a virtual clock: stream table, router, moves and balancer of the
-scheduler model as they are, over simulated instances.
+"""Serves the requests of `cluster.py` by a virtual clock: the real stream table, router, moves and balancer
+of the scheduler model, with simulated instances.
 
 Messages take no time. A run ends when each request that counts has its first token.
 """
@@ -37,31 +37,31 @@ from python_backends.streams.table import StreamTable
 from python_backends.watching.metrics import Metrics
 from python_backends.wires import InstanceMove, InstanceReady
 
-LOOK_S = 0.25  # how often answers that have ended leave the table
-LEAST_TOKENS = 8  # of an answer so far whose time per token counts
+LOOK_S = 0.25  # how often ended answers leave the table
+LEAST_TOKENS = 8  # of an answer so far, if its time per token counts
 SPREAD = 0.5  # of predicted lengths
 NORMAL_QUANTILES = np.array([NormalDist().inv_cdf(level) for level in QUANTILE_LEVELS])
 OVERLOAD = 3.0  # times the capacity
 OVERLOAD_S = 120.0
 NUM_ALONE = 600  # requests of a single instance
-NUM_WAITING = 4  # requests that wait there at least
+NUM_WAITING = 4  # smallest number of requests that wait there
 SECOND_NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Served:
-    """What happened to the n requests that count."""
+    """The results of the n counted requests."""
 
     ttft_s: Doubles  # [n]
     tpot_s: Doubles  # [n] seconds per token after the first; not a number: too few tokens
     is_high: np.ndarray[tuple[int], np.dtype[np.bool_]]  # [n]
     num_evictions: int
-    moves: Counter[str]  # by outcome; requests that were sent elsewhere without blocks are among those done
-    num_copied: int  # of these: moves with blocks
+    moves: Counter[str]  # by outcome; completed ones include requests that moved without blocks
+    num_copied: int  # completed moves with blocks
 
 
 def pooled(runs: Sequence[Served]) -> Served:
-    """The requests of all `runs` together."""
+    """Returns the requests of all `runs` together."""
     return Served(
         ttft_s=np.concatenate([each.ttft_s for each in runs]),
         tpot_s=np.concatenate([each.tpot_s for each in runs]),
@@ -77,7 +77,7 @@ class Front:
 
     def __init__(self, settings: ClusterSettings, agenda: Agenda, hosts: Sequence[Host], count: int) -> None:
         self.metrics = Metrics()
-        self.last_s = np.zeros(count)  # when the last token of each request came
+        self.last_s = np.zeros(count)  # when the last token of each request arrived
         self._agenda = agenda
         self._hosts = hosts
         self._news: deque[tuple[int, FromInstance]] = deque()
@@ -101,7 +101,7 @@ class Front:
         self._news.extend((number, message) for message in messages)
 
     def turn(self) -> None:
-        """Takes what has come, and tells the instances, until there is nothing more to say."""
+        """Handles messages and sends new ones to the instances until there are no more."""
         while True:
             while self._news:
                 self._take(*self._news.popleft())
@@ -115,7 +115,7 @@ class Front:
                 return
 
     def answer(self) -> None:
-        """Streams that have ended leave the table; its windows are confirmed at once."""
+        """Removes streams that have ended from the table; confirms its windows at once."""
         for outgoing in self.table.due():
             if outgoing.window is not None:
                 self.table.handed_over(outgoing, self._now_ns())
@@ -140,7 +140,7 @@ class Front:
 
 
 def request_of(work: Work, number: int) -> Request:
-    """Every prompt is made of a token of its own: nothing of another's is found."""
+    """Returns a request whose prompt repeats one token of its own, so that no other prefix is found."""
     length = int(work.prompts[number])
     most = min(MOST_TOKENS, MAX_MODEL_TOKENS - length - 1)
     return Request(
@@ -153,8 +153,8 @@ def request_of(work: Work, number: int) -> Request:
 
 
 def _prediction(num_tokens: int, seed: int) -> LengthPrediction:
-    """Of an answer of `num_tokens` tokens: wrong by a factor whose logarithm has the deviation SPREAD, which
-    the quantiles know.
+    """Returns the prediction for an answer of `num_tokens` tokens: wrong by a factor whose logarithm has the
+    standard deviation SPREAD; the quantiles include this deviation.
     """
     median = num_tokens * np.exp(SPREAD * np.random.default_rng(seed).standard_normal())
     quantiles = median * np.exp(SPREAD * NORMAL_QUANTILES)
@@ -162,7 +162,7 @@ def _prediction(num_tokens: int, seed: int) -> LengthPrediction:
 
 
 class Mark(NamedTuple):
-    """What had been done at a time."""
+    """The counts at a time."""
 
     at_s: float
     num_tokens: int
@@ -193,7 +193,7 @@ class Simulation:
         return self._served()
 
     def capacity(self) -> Capacity:
-        """What is done from the middle of the arrivals to their end."""
+        """Returns the throughput from the middle of the arrivals to their end."""
         due_s = self._work.due_s
         marks: list[Mark] = []
         for at_s in ((BEGIN_S + due_s[-1]) / 2, due_s[-1]):
@@ -212,7 +212,7 @@ class Simulation:
         return Mark(self._agenda.now_s, tokens, rows)
 
     def _arrive(self) -> None:
-        """All requests that are due now."""
+        """Accepts all requests that are due now."""
         due_s = self._work.due_s
         while len(self._streams) < len(due_s) and due_s[len(self._streams)] <= self._agenda.now_s:
             number = len(self._streams)
@@ -255,15 +255,15 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What all instances do while requests never run out."""
+    """The throughput of all instances while requests always wait."""
 
     rate: float  # requests a second
     num_running: float  # on average
 
 
 def measure_capacity(machine: Machine, settings: ClusterSettings, mean_tokens: float) -> Capacity:
-    """Of the cluster under the policy of `settings`, with OVERLOAD times the requests that one instance does
-    when it is given the next one as soon as less than a few wait.
+    """Measures the cluster under the policy of `settings`, with OVERLOAD times the rate of one instance that
+    always has a few waiting requests.
     """
     alone = _of_one(machine, draw_work(Load(1.0, 1.0, mean_tokens, 0), NUM_ALONE, seed=0))
     rate = OVERLOAD * settings.instances * alone.rate
@@ -274,7 +274,7 @@ def measure_capacity(machine: Machine, settings: ClusterSettings, mean_tokens: f
 
 
 def _of_one(machine: Machine, work: Work) -> Capacity:
-    """The second half of the time counts."""
+    """Measures one instance in the second half of the time."""
     agenda = Agenda()
     host = Host(0, agenda, machine, work.answers, {})
     marks: list[Mark] = []

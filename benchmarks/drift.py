@@ -1,13 +1,13 @@
-"""The task mix changes in mid-run: the error of predicted lengths rises, the learner acts, the error falls
-back.
+"""Changes the mix of tasks during a test: the error of predicted lengths rises, the learner acts, the error
+falls again.
 
     python benchmarks/drift.py --json benchmarks/results/drift.json --plot benchmarks/results/drift.png
 
 Requests of the bundled model's tasks come at a steady rate in virtual time: first four tasks whose answers
 nearly copy their input, then the four that change it, then all eight. Predictor, request log and learner are
-those that serve, on a virtual clock; an answer ends as soon as it is asked for. Beside what the predictor
-said (`learning`): the first forest, never learned again (`frozen`), and recent history alone (`history`). An
-error is that of the predicted mean, in tokens, over the requests of one virtual minute.
+the server's own, on a virtual clock; an answer ends as soon as it is requested. The predictor (`learning`) is
+compared with the first forest, which learns nothing more (`frozen`), and with recent history alone
+(`history`). An error is that of the predicted mean, in tokens, over the requests of one virtual minute.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class Run:
         self.learned_at_s: list[float] = []
 
     def step(self, now_s: float, asked: Asked) -> tuple[float, float, float, bool]:
-        """Absolute errors of the three, and whether the 0.9 quantile
-        covered; not a number where nothing was said.
+        """Returns the absolute errors of the three, and whether the answer was within the 0.9 quantile; NaN
+        where there was no prediction.
         """
         self.now_s = now_s
         answer = self._predictor.answer([asked.subject])[0]
@@ -102,7 +102,7 @@ class Run:
         return answer.prediction.mean if answer.prediction is not None else float("nan")
 
     def _frozen_mean(self, answer: LengthAnswer) -> float:
-        """Until there is a forest: what was said."""
+        """Returns the mean of the first forest; until there is one, the predictor's."""
         if self._frozen is None or answer.features is None:
             return self._mean(answer)
         mean: float = self._frozen.predict(answer.features[None])[0].mean
@@ -132,7 +132,7 @@ def _record(asked: Asked, answer: LengthAnswer) -> AnswerRecord:
 
 
 def requests(rate: float, phase_s: float, seed: int) -> list[Asked]:
-    """Each mix for the same time."""
+    """Returns the requests, each mix of tasks for the same time."""
     rng, count = Random(seed), int(phase_s * rate)
     changing = [name for name in task_names() if name not in COPYING]
     return [
@@ -143,7 +143,7 @@ def requests(rate: float, phase_s: float, seed: int) -> list[Asked]:
 
 
 def run(asked: Sequence[Asked], rate: float, encoder: Encoder) -> tuple[list[Row], list[float]]:
-    """Rows by minute, and when something was learned."""
+    """Returns a row for each minute, and the times when a version was learned."""
     with tempfile.TemporaryDirectory() as directory:
         made = Run(Path(directory), encoder)
         rows: list[Row] = []

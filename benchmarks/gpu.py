@@ -1,16 +1,23 @@
-"""Everything that a GPU can tell of the torch engine, in one call of under ten minutes, correct before fast.
+"""All measurements of the torch engine on a GPU, in one call of under ten minutes; correctness before speed.
 
     python benchmarks/gpu.py --json benchmarks/results/gpu.json
 
-Parts, each in a process of its own with a time budget, so that one's failure leaves the others alone: whether
-captured steps run there (else the others go without, and that is said); tokens beside transformers' on tiny
-models of every architecture; copy bandwidth and decode steps of Llama-3.1-8B's shape (random weights, drawn
-on the device) beside the floor; the token gap with requests waiting; copies in steady steps, and launches
-that wait for the device; the online work of TensorRT-LLM's table through our loop in process and through real
-Triton; decode steps without fused layers, if they were with them; transformers' continuous batching. One
-figure a line as it comes, one table last; ends with 1 if one is not as wanted. Needs torch, transformers,
-tokenizers, msgspec, sortedcontainers, pyzmq and setproctitle, for Triton nvidia-pytriton and psutil, and no
-network (README.md tells how they get there). `--device cpu --quick` tries the script itself.
+The parts, each in its own process with a time limit, so that a failure does not affect the others:
+
+* whether captured steps work there (else the others run without them, which is printed);
+* tokens compared with transformers' on tiny models of every architecture;
+* copy bandwidth, and decode steps of Llama-3.1-8B's shape (random weights, made on the device) compared with
+  their floor;
+* the token gap with requests waiting;
+* copies in steady steps, and launches that wait for the device;
+* the online work of TensorRT-LLM's table through Gapless's loop in process and through real Triton;
+* decode steps without fused layers, if they were with them;
+* transformers' continuous batching.
+
+Prints one figure a line when it is measured, and a table at the end; exit code 1 if one is not as wanted.
+Needs torch, transformers, tokenizers, msgspec, sortedcontainers, pyzmq and setproctitle, for Triton
+nvidia-pytriton and psutil, and no network (README.md explains how to install them). `--device cpu --quick`
+tries the script itself.
 """
 
 from __future__ import annotations
@@ -60,8 +67,8 @@ LEAVE_S = 20.0  # to end what it has started, after its time
 
 
 def guarded(name: str, measured: Measured, figures: list[Figure], budget_s: float) -> Ended:
-    """Runs a part in a process of its own, at most `budget_s`; adds
-    what it finds to `figures` as it comes.
+    """Runs a part in its own process, for at most `budget_s`. Adds each figure to `figures` when it is
+    measured.
     """
     context: Any = multiprocessing.get_context(START)
     ours, theirs = context.Pipe(duplex=False)
@@ -102,7 +109,7 @@ def _end(process: Any) -> None:
 
 
 def _part(name: str, measured: Measured, pipe: Connection) -> None:
-    """The process of a part. Asked to leave, it does so through its `finally` blocks."""
+    """The process of a part. SIGTERM ends it through its `finally` blocks."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         for figure in PARTS[name][0](measured):
@@ -140,8 +147,8 @@ def run(asked: argparse.Namespace) -> int:
 
 
 def working(measured: Measured, figures: list[Figure], parts: list[Ended]) -> Measured:
-    """With the fastest kind of step that runs and gives the right tokens there; a
-    CPU captures none, and has no kernels of ours.
+    """Returns `measured` with the fastest kind of step that works and gives the right tokens there. A CPU
+    captures no steps, and Gapless's kernels do not run on it.
     """
     on_gpu = (("auto", True), ("auto", False), ("eager", False))
     for graphs, fused in on_gpu if measured.device != "cpu" else (("eager", False),):

@@ -1,5 +1,5 @@
-"""Correct before fast: greedy tokens in float32 beside transformers' on tiny models of every architecture,
-whole and resumed; the same seed alone and in a batch. Called by `gpu.py`.
+"""Checks of correctness: greedy tokens in float32 compared with transformers' on tiny models of every
+architecture, whole and resumed; the same seed alone and in a batch. Called by `gpu.py`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def tokens(measured: Measured) -> Iterator[Figure]:
 
 
 def capture(measured: Measured) -> Iterator[Figure]:
-    """Whether steps of `measured.cuda_graphs` run at all, and give the right tokens."""
+    """Checks that steps of kind `measured.cuda_graphs` run and give the right tokens."""
     figure = parity("llama_grouped", measured, 4)
     yield replace(figure, part="capture", what=f"{kind_of_step(measured)}: {figure.what}")
 
@@ -85,8 +85,8 @@ def kind_of_step(measured: Measured) -> str:
 
 
 def parity(name: str, measured: Measured, count: int) -> Figure:
-    """`count` requests over four slots, then each again behind its first
-    ten tokens. The reference runs on the CPU.
+    """Runs `count` requests on four slots, then each one again, resumed after its first ten tokens. The
+    reference runs on the CPU.
     """
     directory = measured.directory / "tiny" / name
     tiny = TinyModel(directory, build(name), Agreement())
@@ -136,10 +136,10 @@ def kernel_error(
     device: str,
     num_rows: int = 5,
 ) -> float:
-    """The largest difference between attention straight over scattered blocks and torch's operators over
-    gathered ones in float32.
+    """Returns the largest difference between the kernel's attention over scattered blocks and that of torch's
+    operators over gathered blocks in float32.
 
-    Of `num_rows` rows, at most 5.
+    For `num_rows` rows, at most 5.
     """
     from python_backends.engine.torch.paged_attention import paged_attention  # needs the Triton language
 
@@ -150,7 +150,7 @@ def kernel_error(
     positions = torch.tensor(lengths, device=device) - 1
     q = torch.randn((num_rows, heads.query_width + 8), dtype=dtype, device=device)[
         :, : heads.query_width
-    ]  # rows with something between them
+    ]  # rows with a gap between them
     found = paged_attention(q, blocks, PagedRows(0, num_rows, table, positions, window), heads, softcap)
     keys, values = (
         blocks[table]
@@ -173,7 +173,9 @@ def kernel_error(
 def chunk_error(
     heads: Heads, window: int | None, softcap: float | None, dtype: torch.dtype, device: str
 ) -> float:
-    """The same for chunks: whole prompts and ends of prompts, of fewer and of more rows than a tile has."""
+    """Like `kernel_error`, for chunks: whole prompts and ends of prompts, with fewer and more rows than a
+    tile.
+    """
     torch.manual_seed(0)
     starts, lengths = np.array([0, 0, 37, 90], np.int32), np.array([1, 70, 131, 40], np.int32)
     count, four, limits = int(lengths.sum()), np.arange(4, dtype=np.int32), ModelLimits(256, 100, 4, 128, 8)
@@ -203,8 +205,8 @@ def chunk_error(
 
 
 def fused_errors(heads: Heads, width: int, dtype: torch.dtype, device: str) -> list[Callable[[], float]]:
-    """Each gives the largest difference, as a share where beyond 1, between a
-    fused kernel and torch's operators in float32.
+    """Returns functions, each of which returns the largest difference between a fused kernel and torch's
+    operators in float32; relative for values above 1.
     """
 
     def drawn(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
@@ -262,8 +264,8 @@ def fused_errors(heads: Heads, width: int, dtype: torch.dtype, device: str) -> l
 
 
 def slots_written_otherwise(device: str) -> int:
-    """In how many of its tensors the state differs after the same admissions,
-    growth and releases, by the kernel and by torch.
+    """Returns in how many tensors the slot state of the kernel differs from that of torch after the same
+    admissions, growth and releases.
     """
     states = [
         SlotState(ModelLimits(640, 100, 9, 400, 4), torch.device(device), kernels)
@@ -285,7 +287,7 @@ def slots_written_otherwise(device: str) -> int:
 
 
 def rows_kept_otherwise(vocabulary: int, device: str) -> int:
-    """In how many rows, flat and steep ones, the kernel and torch's operators differ in what they keep."""
+    """Returns in how many rows, flat and steep ones, the kernel keeps other tokens than torch's operators."""
     limits = (
         (1, 1, 0),
         (40, 1, 0),

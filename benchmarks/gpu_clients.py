@@ -1,5 +1,5 @@
-"""Requests that come by the clock, and the times that are noted of them: in place of the instance's link, or
-as bodies for HTTP.
+"""Requests that arrive at given times, and records of their times: in place of the instance's link, or as
+bodies for HTTP.
 
 Called by the parts of `gpu.py`.
 """
@@ -21,7 +21,7 @@ Range = tuple[int, int]  # smallest and largest, both included
 
 
 def jobs_of(count: int, vocabulary: int, prompts: Range, answers: Range, seed: int = 0) -> list[Job]:
-    """Random prompts and lengths within the ranges."""
+    """Returns random prompts with random lengths in the ranges."""
     generator = np.random.default_rng(seed)
     lengths = generator.integers(prompts[0], prompts[1] + 1, count)
     counts = generator.integers(answers[0], answers[1] + 1, count)
@@ -32,7 +32,7 @@ def jobs_of(count: int, vocabulary: int, prompts: Range, answers: Range, seed: i
 
 
 class Clients:
-    """Submits job i `due_s[i]` after the first look; notes when its tokens come."""
+    """Submits job i `due_s[i]` after the first call; records when its tokens arrive."""
 
     def __init__(self, jobs: Sequence[Job], due_s: Sequence[float]) -> None:
         self.timings: list[Timing] = []
@@ -62,7 +62,7 @@ class Clients:
                     self.num_ended += 1
 
     def _next_s(self) -> float:
-        """Seconds until the next request is due."""
+        """Returns the seconds until the next request is due."""
         number = len(self.timings)
         return (
             self._began_s + self._due_s[number] - time.perf_counter()

@@ -1,5 +1,5 @@
-"""The model that `gpu.py` measures: Llama-3.1-8B's shape without its checkpoint. A directory holds
-configuration and tokenizer alone; the weights are drawn on the device (`model.random_weights`).
+"""The model that `gpu.py` measures: Llama-3.1-8B's shape without its checkpoint. A directory has only
+configuration and tokenizer; the weights are random, made on the device (`model.random_weights`).
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ TINY: dict[str, Any] = {
     "num_key_value_heads": 2,
 }
 MOST_KV_GIB = 80.0
-KEPT_GIB = 28.0  # of the device, for weights, what a step computes, and libraries
+KEPT_GIB = 28.0  # of the device, for weights, the tensors of a step, and libraries
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What is measured, and on which device: the same for every part."""
+    """The model and the device of the measurements; the same for every part."""
 
     directory: Path  # of the model
     device: str
@@ -59,7 +59,7 @@ class Measured:
 
     @property
     def letters(self) -> int:
-        """Of a token's text: as few as give each its own."""
+        """Letters of a token's text: as few as possible with a different text for each token."""
         return next(count for count in range(1, 9) if len(LETTERS) ** count >= self.vocabulary)
 
     @property
@@ -69,8 +69,8 @@ class Measured:
 
     @property
     def kv_gib(self) -> float:
-        """For KV blocks, at most. A device of 80 GB has 50 left: enough for
-        the online work, whose 512 slots take 48.
+        """Most memory for KV blocks. A device of 80 GB has 50 left: enough for the online work, whose 512
+        slots need 48.
         """
         import torch
 
@@ -97,7 +97,7 @@ class Measured:
         make_tokenizer(self.directory, self.vocabulary, self.letters)
 
     def settings(self, slots: int, max_model_tokens: int, token_budget: int) -> Settings:
-        """One step ahead, also on a CPU: the loop that a GPU gets."""
+        """Returns settings with one step ahead, also on a CPU: as the loop runs on a GPU."""
         model = ModelSettings(
             str(self.directory),
             "bfloat16",

@@ -1,6 +1,6 @@
 """The online work of TensorRT-LLM's published table (v0.14, Llama-3.1-8B, bf16, one H200, behind Triton): 500
-requests of 467/256 and 202/214 tokens, all at once and 8 per second; through our loop in process, through
-real Triton, and through transformers' continuous batching. Called by `gpu.py`.
+requests of 467/256 and 202/214 tokens, all at once and 8 per second; through Gapless's loop in process,
+through real Triton, and through transformers' continuous batching. Called by `gpu.py`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def online(measured: Measured) -> Iterator[Figure]:
         for paced in (False, True):
             jobs, due_s = work_of(measured, shape, paced)
             clients = Clients(jobs, due_s)
-            scheduler = SlotScheduler(engine.limits, TOKEN_BUDGET)  # a new one: it knows no prefix
+            scheduler = SlotScheduler(engine.limits, TOKEN_BUDGET)  # a new one, so that no prefix is found
             instance = Instance(scheduler, engine, clients, lambda: None, settings.steps_ahead)
             while not clients.is_done:
                 instance.turn()
@@ -97,7 +97,7 @@ def _through_triton(measured: Measured, streams: EnsembleStreams) -> Iterator[Fi
 
 
 def transformers(measured: Measured) -> Iterator[Figure]:
-    """transformers' continuous batching, fewer requests: its own loop on its own thread, as it comes."""
+    """transformers' continuous batching, with fewer requests: its own loop on its own thread, unchanged."""
     shape = shapes_of(measured)[0]
     peer = _ContinuousBatching(measured, shape)
     jobs = work_of(measured, shape, paced=False)[0][:PEER_REQUESTS]
@@ -113,8 +113,8 @@ def slots_of(measured: Measured) -> int:
 
 
 def work_of(measured: Measured, shape: Shape, paced: bool) -> tuple[list[Job], list[float]]:
-    """Requests of exactly the shape's lengths, and when each comes; others for
-    each piece of work, so that no prefix is known.
+    """Returns requests of exactly the shape's lengths, and when each arrives. Prompts differ from those of
+    earlier calls, so that no prefix is found.
     """
     count = QUICK_REQUESTS if measured.quick else PACED_REQUESTS if paced else NUM_REQUESTS
     lengths = (shape.num_input, shape.num_input), (shape.num_output, shape.num_output)
@@ -125,7 +125,7 @@ def work_of(measured: Measured, shape: Shape, paced: bool) -> tuple[list[Job], l
 def figures(
     part: str, measured: Measured, shape: Shape, paced: bool, timings: list[Timing]
 ) -> Iterator[Figure]:
-    """Tokens that come together came when the piece came: between tokens, all but the first took no time."""
+    """Yields the figures. Tokens of one piece have the same time: all but the first took no time."""
     wrong = sum(len(timing.tokens) != shape.num_output for timing in timings)
     assert not wrong, f"{wrong} of {len(timings)} answers have another length than {shape.num_output}"
     wall_s = max(timing.ended for timing in timings) - min(timing.submitted for timing in timings)
@@ -186,7 +186,7 @@ class Served:
         self._wait()
 
     def _wait(self) -> None:
-        """Until the launcher says that it serves; its log goes to ours."""
+        """Waits until the launcher prints that it serves; copies its log to this process's."""
         ready = threading.Event()
 
         def read() -> None:
@@ -199,7 +199,7 @@ class Served:
         while not ready.wait(0.2):
             if self._process.poll() is not None or time.monotonic() - began_s > READY_S:
                 self.stop()
-                raise RuntimeError(f"Gapless did not serve within {READY_S:.0f} s; what it said stands above")
+                raise RuntimeError(f"Gapless did not serve within {READY_S:.0f} s; its log is above")
 
     def stop(self) -> None:
         for number, patience_s in ((signal.SIGINT, 15), (signal.SIGTERM, 5), (signal.SIGKILL, 5)):

@@ -1,4 +1,4 @@
-"""What `gpu.py` tells: one figure a line as it comes, all of them as one table last, and JSON."""
+"""The output of `gpu.py`: one figure a line when it is measured, a table of all at the end, and JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.results_file import write_result
 
 
 class LeftOutError(RuntimeError):
-    """A part that can't be measured here; says why."""
+    """A part can't be measured here. The text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Figure:
     what: str
     value: float
     unit: str
-    wanted: str = ""  # "<= 1.2" or ">= 10121": what issue or reference ask for
+    wanted: str = ""  # "<= 1.2" or ">= 10121": the goal, or a reference
     note: str = ""
 
     @property
@@ -43,7 +43,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a part of the script came out."""
+    """The result of a part of the script."""
 
     part: str
     seconds: float

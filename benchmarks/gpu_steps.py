@@ -1,8 +1,8 @@
-"""The engine alone and under the instance's loop: bandwidth, milliseconds a decode step beside their floor,
+"""The engine alone and under the instance's loop: bandwidth, time of a decode step compared with its floor,
 prefill, the token gap, copies in steady steps. Called by `gpu.py`.
 
-The floor of a decode step is what has to be read for it, weights (all but the embedding) and KV, over the
-bandwidth of a plain copy, bytes read and written.
+The floor of a decode step is the bytes that it must read, weights (all but the embedding) and KV, divided by
+the bandwidth of a plain copy (bytes read and written).
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def steps(measured: Measured) -> Iterator[Figure]:
 
 
 def unfused(measured: Measured) -> Iterator[Figure]:
-    """What kernels of our own between the products of a layer are
-    worth: the same steps by torch's operators.
+    """Measures the same steps with torch's operators instead of Gapless's kernels between the products of a
+    layer.
     """
     if not measured.fused_layers:
         raise LeftOutError("the steps above were without fused layers already")
@@ -75,7 +75,7 @@ def unfused(measured: Measured) -> Iterator[Figure]:
 
 
 def gap(measured: Measured) -> Iterator[Figure]:
-    """Requests wait all the time; the loop is the instance's own, and texts are nobody's affair."""
+    """Measures the token gap of the instance's own loop while requests wait all the time; without texts."""
     slots, num_steps = (QUICK_GAP_SLOTS, 40) if measured.quick else (GAP_SLOTS, 1000)
     settings = measured.settings(
         slots, 1024 if not measured.quick else 128, 2048 if not measured.quick else 64
@@ -105,8 +105,8 @@ def gap(measured: Measured) -> Iterator[Figure]:
 
 
 def copies(measured: Measured) -> Iterator[Figure]:
-    """From host to device in steps without slot changes, and waits for the
-    device in any, as torch's profiler counts them.
+    """Counts copies from host to device in steps without slot changes, and waits for the device in any step,
+    with torch's profiler.
     """
     slots = QUICK_GAP_SLOTS if measured.quick else GAP_SLOTS
     engine = engine_of(measured, slots)
@@ -139,7 +139,7 @@ def copies(measured: Measured) -> Iterator[Figure]:
 
 
 def profiled(measured: Measured, work: Callable[[], None]) -> list[str]:
-    """The names of everything that torch's profiler sees meanwhile."""
+    """Returns the names of all events that torch's profiler records during `work`."""
     activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * (measured.device != "cpu")]
     with profile(activities=activities) as profiler:
         work()
@@ -182,7 +182,7 @@ def engine_of(measured: Measured, slots: int) -> TorchEngine:
 def filled(
     measured: Measured, engine: TorchEngine, slots: int, num_steps: int, **sampling: Any
 ) -> SlotScheduler:
-    """A scheduler with `slots` requests that will decode together for at least `num_steps` steps."""
+    """Returns a scheduler with `slots` requests that will decode together for at least `num_steps` steps."""
     context = QUICK_CONTEXT if measured.quick else CONTEXT_TOKENS
     scheduler = SlotScheduler(engine.limits, PREFILL_TOKENS)
     max_tokens = num_steps + -(-slots * context // (PREFILL_TOKENS - slots)) + 4
@@ -196,7 +196,7 @@ def filled(
 
 
 def run_steps(measured: Measured, engine: TorchEngine, slots: int) -> tuple[list[Step], list[Step]]:
-    """Steps of prefill alone, and steps in which all `slots` rows decode."""
+    """Returns the steps with only prefill, and the steps in which all `slots` rows decode."""
     scheduler = filled(measured, engine, slots, QUICK_STEPS if measured.quick else NUM_STEPS)
     ahead = _Ahead(scheduler, engine)
     ahead.run()
@@ -235,7 +235,7 @@ def _timer(device: str) -> Any:
 
 
 def weight_bytes(engine: TorchEngine) -> int:
-    """What a decode step reads: every projection, the head's among them."""
+    """Returns the bytes of weights that a decode step reads: all projections, including the head's."""
     decoder = engine.decoder
     projections = [decoder.head, *(each for block in decoder.blocks for each in block.projections.values())]
     return sum(each.weight.numel() * each.weight.element_size() for each in projections)

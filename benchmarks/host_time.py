@@ -1,16 +1,16 @@
-"""Host time of one step: flat in the number of slots, and whatever number of requests wait.
+"""Measures the host time of one step: it should not depend on the number of slots or of waiting requests.
 
     python benchmarks/host_time.py --json benchmarks/results/host_time.json
 
-loop: a steady step of the instance's loop, in which nobody comes or ends: news, plan, launch, booking, tokens
-on the wire to a process that reads them. Processor time of the loop's thread, without what it spends in the
-engine's own calls. `warm`: caches as engine and loop left them. The toy engine is a Python loop over the
-slots, which leaves the less of them the more slots there are; the engine `none` computes nothing. `flushed`:
-as a forward pass of 25 ms leaves them, which goes through 64 MB again and again. Loops take turns of ten
-steps.
+loop: a steady step of the instance's loop, in which no request arrives or ends: messages, plan, launch,
+records, tokens on the wire to a process that reads them. Measured is the processor time of the loop's thread,
+without the time in the engine's own calls. `warm`: with the caches as engine and loop left them. The toy
+engine is a Python loop over the slots: with more slots, less of the loop's data stays in the caches. The
+engine `none` computes nothing. `flushed`: with the caches as a forward pass of 25 ms leaves them, which reads
+and writes 64 MB repeatedly. The loops alternate, ten steps each.
 
-changing: the slot scheduler alone, 16 slots; at every step one request ends, one arrives, one that waits is
-cancelled. streams: the stream table, of whose streams 16 get a token.
+changing: the slot scheduler alone, 16 slots; at every step one request ends, one arrives, and one that waits
+is cancelled. streams: the stream table, where 16 streams get a token.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def row_of(what: str, case: Case, caches: str, seconds: list[float]) -> Row:
 
 
 def loop_cases(engines: list[str], slots: list[int], waiting: list[int]) -> list[Case]:
-    """Every number of slots with nobody waiting, and the fewest and most
-    of the toy engine's with requests waiting.
+    """Returns all numbers of slots without waiting requests, and the smallest and largest number of the toy
+    engine with waiting requests.
     """
     found = [(engine, count, 0) for engine in engines for count in slots]
     return found + [
@@ -70,7 +70,7 @@ def loop_cases(engines: list[str], slots: list[int], waiting: list[int]) -> list
 
 
 def loops(cases: list[Case], steps: int) -> Iterator[Row]:
-    """Of steady steps."""
+    """Yields the rows of steady steps."""
     spent: dict[tuple[Case, str], list[float]] = {
         (case, caches): [] for caches in ("warm", "flushed") for case in cases
     }
@@ -84,7 +84,7 @@ def loops(cases: list[Case], steps: int) -> Iterator[Row]:
 
 
 def queues(waiting: list[int], steps: int) -> Iterator[Row]:
-    """Of steps in which somebody comes and somebody ends, and of tokens for some of many streams."""
+    """Yields the rows of steps in which requests arrive and end, and of tokens for some of many streams."""
     kinds: dict[str, type[ChangingQueue | WaitingStreams]] = {
         "changing": ChangingQueue,
         "streams": WaitingStreams,

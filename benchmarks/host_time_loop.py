@@ -1,5 +1,5 @@
-"""The loops that `host_time.py` measures: the instance's own with the toy
-engine, and what a long queue costs beside it.
+"""The loops that `host_time.py` measures: the instance's own with the toy engine, and the cost of a long
+queue.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PRIORITIES = 10
 
 
 class NoEngine:
-    """Makes tokens out of nothing, so that what is left of the caches is the loop's own."""
+    """Makes tokens without computing, so that the caches keep the loop's data."""
 
     plans_steps = False
 
@@ -59,9 +59,9 @@ class NoEngine:
 
 
 class SweepingEngine:
-    """Does what `engine` does. If it `sweeps` it then goes on as a forward pass does: reads and writes memory
-    that is larger than the caches until the step has taken STEP_S, whatever `engine` took of it. Notes the
-    plan and the processor time inside.
+    """Calls `engine`. If `sweeps` is set, it then uses the caches as a forward pass does: it reads and writes
+    memory larger than the caches until the step has taken STEP_S in total. Records the plan and the processor
+    time inside.
     """
 
     plans_steps = False
@@ -95,7 +95,7 @@ class SweepingEngine:
 
 @contextmanager
 def link_to_a_reader(engine: Engine) -> Iterator[InstanceEnd]:
-    """An instance's end of the wire; a process at the other end reads all that is said."""
+    """Yields an instance's end of the wire; a process at the other end reads all messages."""
     with tempfile.TemporaryDirectory() as directory:
         reader = multiprocessing.get_context("spawn").Process(
             target=_read, args=(Path(directory),), daemon=True
@@ -119,7 +119,7 @@ def _read(directory: Path) -> None:
 
 
 class SteadyLoop:
-    """An instance whose `slots` all decode and go on decoding, while `waiting` others wait for one."""
+    """An instance whose `slots` all decode without end, while `waiting` other requests wait for a slot."""
 
     def __init__(
         self, slots: int, waiting: int, link: InstanceEnd, engine: Engine, scheduler: SlotScheduler
@@ -134,11 +134,11 @@ class SteadyLoop:
             assert not scheduler.is_idle, f"{slots} slots never decoded together"
 
     def steady_steps(self, count: int, sweeps: bool) -> list[float]:
-        """Processor seconds of the loop's thread in each of `count`
-        steady steps, without the engine's calls.
+        """Returns the processor seconds of the loop's thread in each of `count` steady steps, without the
+        engine's calls.
         """
         self._engine.sweeps = sweeps
-        self._turn()  # leaves the caches so
+        self._turn()  # brings the caches into this state
         spent: list[float] = []
         while len(spent) < count:
             seconds, is_steady = self._turn()
@@ -208,7 +208,7 @@ class ChangingQueue:
         self._waiting.append(self._made)
 
     def _keep_count(self) -> None:
-        """Those that got a slot can no longer be cancelled while they wait; others take their place."""
+        """Replaces requests that got a slot by others that wait, so that there are always some to cancel."""
         for started in self._scheduler.take_started():
             self._waiting.remove(started.request_id)
             self._arrive()
@@ -234,7 +234,7 @@ class WaitingStreams:
         self._index = 0
 
     def turn(self) -> float:
-        """Processor seconds of one step's tokens, and of what is sent."""
+        """Returns the processor seconds for one step's tokens, with the messages that are sent."""
         ones = np.ones(QUEUE_SLOTS, np.int32)
         rows: Any = np.arange(QUEUE_SLOTS, dtype=np.int64)
         started_s = time.thread_time()

@@ -1,8 +1,8 @@
 """Many streams of server-sent events over HTTP, closed loop, read by one thread: the client's side of the
 benchmarks that serve.
 
-Plain sockets, and an answer is only looked into when it has ended: a Python gRPC client takes 0.2 ms a
-response of the processors that are measured, this one 0.06. Used by `triton_cost.py` and by the peers that
+It uses plain sockets and parses an answer only when it has ended: a Python gRPC client takes 0.2 ms per
+response on the processors that are measured, this client 0.06. Used by `triton_cost.py` and by the peers that
 answer over HTTP.
 """
 
@@ -22,7 +22,9 @@ END = b"0\r\n\r\n"  # of a chunked answer
 
 
 class HttpStreams:
-    """`num_tokens` says how many tokens came with an event, `is_last` whether the answer ends with it."""
+    """Many streams. `num_tokens` returns how many tokens an event has, `is_last` whether the answer ends with
+    it.
+    """
 
     def __init__(
         self,
@@ -36,7 +38,7 @@ class HttpStreams:
         self._num_tokens, self._is_last = num_tokens, is_last
         self._ready = selectors.DefaultSelector()
         self._free = [socket.create_connection(("127.0.0.1", port)) for _ in range(num_connections)]
-        # the answer on a connection: when came which part
+        # the answer on a connection: its parts and when each arrived
         self._came: dict[socket.socket, list[tuple[float, bytes]]] = {}
         self._asked: dict[socket.socket, Timing] = {}
         for connection in self._free:
@@ -45,15 +47,13 @@ class HttpStreams:
         self.num_events = 0
 
     def close(self) -> None:
-        """A server that is told to end waits for clients that are still connected."""
+        """Closes the connections: a server that should end waits for clients that are still connected."""
         self._ready.close()
         for connection in (*self._free, *self._asked):
             connection.close()
 
     def run(self, bodies: Sequence[Event], due_s: Sequence[float] | None = None) -> list[Timing]:
-        """Submits each as soon as a connection is free, or so long after the
-        start as `due_s` says, if that is later.
-        """
+        """Submits each when a connection is free, but not before `due_s` seconds after the start."""
         timings: list[Timing] = []
         due_s, began_s = due_s or [0.0] * len(bodies), time.perf_counter()
         while len(timings) < len(bodies) or self._asked:
@@ -81,12 +81,12 @@ class HttpStreams:
         return timing
 
     def _take(self, connection: socket.socket) -> None:
-        """What has come on a connection, and perhaps the end of the answer."""
+        """Reads the data that has arrived on a connection; handles the end of the answer if it is there."""
         part, came = connection.recv(1 << 16), self._came[connection]
         came.append((time.perf_counter(), part))
         if not part:
             raise RuntimeError(
-                f"the server hung up on a request, after {b''.join(each for _, each in came)!r}"
+                f"the server closed the connection of a request, after {b''.join(each for _, each in came)!r}"
             )
         if part.endswith(END) or (
             len(part) < len(END) and b"".join(each for _, each in came[-len(END) :]).endswith(END)
@@ -95,7 +95,7 @@ class HttpStreams:
             self._free.append(connection)
 
     def _read(self, came: list[tuple[float, bytes]], timing: Timing) -> None:
-        """Each event of an answer came when its end did."""
+        """Reads the events of an answer. Each has the time at which its end arrived."""
         begun = b""
         for now, part in came:
             *events, begun = (begun + part).split(b"\n\n")
@@ -110,7 +110,7 @@ class HttpStreams:
                     timing.ended = now
 
     def _keep(self, chunk: Event, timing: Timing) -> None:
-        """Notes what came. Nothing, unless a kind of server says how."""
+        """Records the content of an event. Does nothing here; subclasses for a kind of server may."""
 
 
 class EnsembleStreams(HttpStreams):

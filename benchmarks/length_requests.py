@@ -1,8 +1,9 @@
 """Requests with the lengths of their answers, for measuring predictors: the bundled model's eight tasks,
 whose right answers are known.
 
-A length is that of the task's own answer, in the model's tokens, with the end: what the model itself gives in
-nine of ten cases, and thousands of them cost a minute instead of hours. Used by `lengths.py` and `drift.py`.
+A length is that of the task's correct answer, in the model's tokens, with the end: the model gives this
+answer in nine of ten cases, and thousands of them take a minute instead of hours. Used by `lengths.py` and
+`drift.py`.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class Asked:
 
 
 def draw(tasks: Sequence[str], count: int, rng: Random, held_out: bool) -> list[Asked]:
-    """`count` requests of these tasks, in random order; held-out ones share
-    no sentence and no function with the others.
+    """Returns `count` requests of these tasks in random order. Held-out ones have no sentence and no function
+    in common with the others.
     """
     corpus, tokenizer = _corpora()[held_out], Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     known = [task for task in all_tasks(read_lexicon(MODEL)) if task.name in tasks]
@@ -64,7 +65,7 @@ def _asked(task: str, exercise: Exercise, tokenizer: Tokenizer) -> Asked:
 
 
 class Remembered:
-    """An encoder that knows its texts beforehand: they are encoded once, many together."""
+    """An encoder whose texts are known before: it encodes each once, many at the same time."""
 
     def __init__(self, encoder: Encoder, requests: Sequence[Asked]) -> None:
         self.name, self.dim = encoder.name, encoder.dim

@@ -1,13 +1,13 @@
-"""How good predicted lengths are: error and honesty of the quantiles, by task, on held-out requests; and what
-a prediction costs.
+"""Measures predicted lengths: errors and calibration of the quantiles, by task, on held-out requests; and the
+cost of a prediction.
 
     python benchmarks/lengths.py --json benchmarks/results/lengths.json
 
-Forests are grown from `--train` requests of the bundled model's eight tasks and asked about `--test` held-out
-ones (rows `forest`); beside them what recent history says of the same requests (`history`), and what a forest
-says whose quantiles are not calibrated (`raw`). *Covered* is the share of answers that are not longer than
-the predicted quantile. *Pearson* is the correlation of the input's length with the answer's, as in Magnus's
-Table I. Costs are processor time of one thread.
+Forests learn from `--train` requests of the bundled model's eight tasks and predict `--test` held-out ones
+(rows `forest`). They are compared with predictions from recent history (`history`) and with a forest without
+calibrated quantiles (`raw`). *Covered* is the share of answers that are not longer than the predicted
+quantile. *Pearson* is the correlation of the input's length with the answer's, as in Magnus's Table I. Costs
+are processor time of one thread.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Row:
     mean_abs_error: float
     pearson: float
     covered: list[float]  # at LEVELS
-    q90_over_length: float  # mean of the 0.9 quantile over mean length: what honesty costs
+    q90_over_length: float  # mean of the 0.9 quantile / mean length: how wide the quantiles are
 
 
 def rows_of(
@@ -99,7 +99,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def costs(forest: Forest, asked: Sequence[Asked], encoder: Any) -> dict[str, float]:
-    """Milliseconds of processor time."""
+    """Returns milliseconds of processor time."""
     single = [seconds(lambda each=each: encoder.encode([each.subject.user_input])) for each in asked[:60]]  # type: ignore[misc]
     batch = seconds(lambda: encoder.encode([each.subject.user_input for each in asked[60:124]])) / 64
     made = features_of(asked[:100], encoder)

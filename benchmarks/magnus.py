@@ -1,13 +1,13 @@
-"""Magnus's static policies side by side on the bundled model: request throughput, response times, valid
-tokens (docs/magnus.md).
+"""Compares Magnus's static policies on the bundled model: request throughput, response times, valid tokens
+(docs/magnus.md).
 
     python benchmarks/magnus.py --json benchmarks/results/magnus.json --plot benchmarks/results/magnus.png
 
-2,500 requests to learn from, the others arrive as a Poisson process at rates around the capacity of VS, which
-is measured first. VS is a fixed batch in order of arrival, VSQ the same with int8 weights and a larger batch,
-CCB conservative continuous batching; GLP, ABP and Magnus add length prediction, adaptive batch sizes and the
-order by response ratio, one after the other. All have the same memory: KV blocks for `--vs-size` of the
-longest requests.
+2,500 requests are for learning; the others arrive as a Poisson process at rates around the capacity of VS,
+which is measured first. VS is a fixed batch in order of arrival, VSQ the same with int8 weights and a larger
+batch, CCB conservative continuous batching. GLP adds length prediction, ABP also adaptive batch sizes, and
+Magnus also the order by response ratio. All have the same memory: KV blocks for `--vs-size` of the longest
+requests.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def arguments_of() -> argparse.Namespace:
         "--vs-size",
         type=int,
         default=7,
-        help="requests of a batch of VS: memory is for so many of the longest",
+        help="requests of a batch of VS: memory is for this many of the longest",
     )
     parser.add_argument(
         "--max-waste",
@@ -130,14 +130,17 @@ def arguments_of() -> argparse.Namespace:
         "--threads", type=int, default=1, help="of the engine; 0: one per core. The learner takes another"
     )
     parser.add_argument(
-        "--simulate", type=numbers, metavar="FIXED,ROW,TOKEN", help="on an engine whose steps take so many ms"
+        "--simulate",
+        type=numbers,
+        metavar="FIXED,ROW,TOKEN",
+        help="on an engine whose steps take this time, in ms",
     )
     parser.add_argument("--seed", type=int, default=1, help="of the arrivals")
     parser.add_argument(
         "--cache",
         type=Path,
         default=Path(tempfile.gettempdir()) / "gapless-magnus",
-        help="keeps what can be used again",
+        help="folder for results that can be used again",
     )
     parser.add_argument("--json", type=Path, help="also write the results here")
     parser.add_argument("--plot", type=Path, help="also draw the results here")

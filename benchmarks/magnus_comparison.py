@@ -1,5 +1,5 @@
-"""What all runs of `magnus.py` share: requests and what is known of them,
-engines with the same memory, limits of batches.
+"""The parts that all runs of `magnus.py` share: requests with their lengths and features, engines with the
+same memory, limits of batches.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ PREDICTING = ("glp", "abp", "magnus")
 
 
 class Engines:
-    """One with the model's own weights and one with int8 weights, which has the memory that these leave."""
+    """Two engines: one with the model's own weights, and one with int8 weights and KV blocks in the memory
+    that these save.
+    """
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
@@ -69,7 +71,7 @@ class Engines:
 
 
 def blocks_saved_by_int8(dtype: str) -> int:
-    """KV blocks in the memory that the layers' weights of `dtype` take and int8 ones do not."""
+    """Returns the KV blocks in the memory that int8 weights of the layers save compared with `dtype`."""
     from safetensors import safe_open
 
     with safe_open(MODEL / "model.safetensors", "np") as file:
@@ -106,14 +108,14 @@ class Comparison:
         self._measured = measure_batches(self._work, self.lengths, plain, self._limits(plain.limits))
 
     def capacity(self) -> float:
-        """Requests per second of VS when all are there."""
+        """Returns the requests per second of VS when all requests wait from the start."""
         engine = self._engines.plain
         asked = self.asked[: 20 * self._limits(engine.limits).fixed_size]
         work = replace(self._work, asked=asked, arrivals_s=np.zeros(len(asked)))
         return run_static("vs", "vs", work, engine, self._limits(engine.limits), None).row.request_throughput
 
     def run(self, policy: str, rate: float) -> tuple[Run, dict[str, Any]]:
-        """A run, and how good its predictions were."""
+        """Returns a run and the errors of its predictions."""
         arrivals_s = poisson_arrivals(len(self.asked), rate, self._arguments.seed)
         work, engine = (
             replace(self._work, asked=self.asked, arrivals_s=arrivals_s, rate=rate),
@@ -139,7 +141,7 @@ class Comparison:
         }
 
     def _simulate(self, lengths: dict[bytes, int]) -> Engine:
-        """Engines of the same memory and a clock of their own in place of the real ones."""
+        """Replaces the real engines by simulated ones with the same memory and a virtual clock."""
         step_ms = self._arguments.simulate
         engine = SimulatedEngine(self._engines.plain.limits, lengths, step_ms)
         self._engines.plain, self._work = engine, replace(self._work, now=engine.now)

@@ -1,9 +1,9 @@
-"""What the length-predicting policies of `magnus.py` know: how long an answer and a batch will be, learned
-before and during a run.
+"""The predictions of the policies in `magnus.py` that use them: the length of an answer and the time of a
+batch, learned before and during a run.
 
-Features of all prompts are made before the clock starts and kept in a folder: a sentence encoder of 22
-million parameters costs as much as answering by a model of 4 million. What it costs is measured and printed.
-The forest is asked while the clock runs; it relearns in a process of its own.
+Features of all prompts are computed before the clock starts and kept in a folder: a sentence encoder of 22
+million parameters costs as much as answers of a model of 4 million. Its time is measured and printed. The
+forest predicts while the clock runs; it relearns in its own process.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ NUM_TIMED = 32
 
 
 def features_of(asked: Sequence[Ask], cache: Path) -> tuple[Floats, float]:
-    """[asked, 21], and the seconds that the encoder takes for a request by
-    itself; `asked` are the first of all asks.
+    """Returns features [asked, 21], and the encoder's seconds for a single request. `asked` are the first of
+    all requests.
     """
     path = cache / f"features_{sources()}.npz"
     if path.exists():
@@ -58,7 +58,7 @@ def _encode(asked: Sequence[Ask]) -> tuple[Floats, float]:
         rows.append(features(instructions, inputs, np.array([ask.num_given_tokens for ask in part])))
     started = time.perf_counter()
     for ask in asked[:NUM_TIMED]:
-        encoder.encode([f"{ask.given} "])  # not the one that is known
+        encoder.encode([f"{ask.given} "])  # another text than the one that is known
     return np.concatenate(rows), (time.perf_counter() - started) / NUM_TIMED
 
 
@@ -70,8 +70,8 @@ def observations(
 
 
 class Lengths:
-    """Magnus's generation-length predictor: a forest's mean. Relearns every
-    `relearn_every_s` from what it was wrong about.
+    """Magnus's generation-length predictor: the mean of a forest. Relearns every `relearn_every_s` from its
+    errors.
     """
 
     def __init__(
@@ -82,9 +82,7 @@ class Lengths:
         pool: ProcessPoolExecutor,
         relearn_every_s: float,
     ) -> None:
-        """`seen` is what `forest` was grown from; requests are rows of
-        `asked`, whose lengths nobody knows yet.
-        """
+        """`forest` was learned from `seen`. Requests are rows of `asked`, whose lengths are not known yet."""
         self.num_relearned = 0
         self.errors_tokens: list[float] = []
         self._predicted: dict[int, float] = {}
@@ -116,12 +114,14 @@ class Lengths:
             self._growing = self._pool.submit(grow, self._seen)
 
     def finish(self) -> None:
-        """Waits for what is growing, so that it takes nothing from whoever comes next."""
+        """Waits for a forest that is being learned, so that it takes no processor time from the next run."""
         if self._growing is not None:
             self._growing.result()
 
     def _with_lessons(self) -> Observations:
-        """What was seen before stays: learned from errors alone, the forest would bend towards them."""
+        """Returns the earlier observations and the lessons. Learned from errors alone, a forest would be
+        biased towards them.
+        """
         rows, lengths = (list(column) for column in zip(*self._lessons, strict=True))
         news = replace(self._asked[rows], lengths=np.array(lengths, np.float32))
         names = ("features", "lengths", "ended", "instructions", "weights")
@@ -131,10 +131,10 @@ class Lengths:
 
 
 class BatchSeconds:
-    """Magnus's serving-time estimator over shapes of batches. Relearns every `relearn_every_s` from what it
-    was wrong about.
+    """Magnus's serving-time estimator over shapes of batches. Relearns every `relearn_every_s` from its
+    errors.
 
-    Small models take a fraction `scale` of the time of large ones: an error of 2 s there is one of 2 ·
+    Small models take a fraction `scale` of the time of large ones: an error of 2 s there is an error of 2 ·
     `scale` here.
     """
 
@@ -150,7 +150,7 @@ class BatchSeconds:
         self._known: dict[tuple[int, ...], float] = {}  # since it last learned
 
     def __call__(self, shapes: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Seconds of each of `shapes` [batches, (requests, L, G)]."""
+        """Returns the seconds of each of `shapes` [batches, (requests, L, G)]."""
         return np.array([self._estimate_s(tuple(shape)) for shape in shapes.tolist()])
 
     def finished(self, served: Served) -> None:
@@ -170,7 +170,7 @@ class BatchSeconds:
 
 
 def _shape(served: Served) -> BatchShape:
-    """With the actual length."""
+    """Returns the shape of a batch with the actual length."""
     count, prompt_tokens, _ = served.batch.shape
     return BatchShape(count, prompt_tokens, served.num_steps)
 

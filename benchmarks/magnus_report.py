@@ -1,5 +1,5 @@
-"""What `magnus.py` tells: Magnus's Table I, the gains over VS, a table of all
-runs, JSON, and its figures 8 to 10 as one plot.
+"""The output of `magnus.py`: Magnus's Table I, the gains over VS, a table of all runs, JSON, and Magnus's
+figures 8 to 10 as one plot.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COLOURS = {
 
 
 def correlations(asked: Sequence[Ask], lengths: NDArray[np.int64]) -> dict[str, float]:
-    """Pearson's correlation of the input's with the answer's length, task by task."""
+    """Returns Pearson's correlation of the input's length with the answer's length for each task."""
     given, tasks = np.array([ask.num_given_tokens for ask in asked]), np.array([ask.task for ask in asked])
     return {
         task: float(np.corrcoef(given[tasks == task], lengths[tasks == task])[0, 1])
@@ -44,8 +44,8 @@ def correlations(asked: Sequence[Ask], lengths: NDArray[np.int64]) -> dict[str, 
 
 
 def gains(rows: Sequence[Row], over: str = "vs") -> list[dict[str, Any]]:
-    """What Magnus changes at each rate: shares of the other's request
-    throughput, mean and tail response time.
+    """Returns Magnus's gains at each rate, as shares of the request throughput, mean and tail response time
+    of the policy `over`.
     """
     found = {(row.policy, row.rate): row for row in rows}
     made = []
@@ -63,7 +63,7 @@ def say_gains(rows: Sequence[Row]) -> str:
     for over in ("vs", "vsq", "ccb"):
         for gain in gains(rows, over):
             lines.append(
-                f"Magnus beside {over.upper()} at {gain['rate']:.1f} requests/s: request throughput"
+                f"Magnus compared with {over.upper()} at {gain['rate']:.1f} requests/s: request throughput"
                 f" {gain['request_throughput']:+.0%}, mean response {gain['mean_response_s']:+.0%}, tail"
                 f" {gain['p95_response_s']:+.0%}"
             )
@@ -101,7 +101,7 @@ def write_json(path: Path, runs: Sequence[Run], about: dict[str, Any]) -> None:
 
 
 def write_plot(path: Path, rows: Sequence[Row]) -> None:
-    """A column of panels for the baselines, another for the ablation."""
+    """Draws a column of panels for the baselines and another one for the ablation."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,9 +1,8 @@
-"""What `magnus.py` asks: held-out prompts of the bundled model's eight tasks, and how long its answers to
-some of them are.
+"""The requests of `magnus.py`: held-out prompts of the bundled model's eight tasks, and the lengths of its
+answers to some of them.
 
-Lengths come from answers that the model really gives, greedily and in the chat format, through the slot
-scheduler. Prompts and lengths are kept in a folder, because they take longer than the rest of a run's
-preparation.
+Lengths are those of the model's own greedy answers in the chat format, computed through the slot scheduler.
+Prompts and lengths are kept in a folder, because they take longer than the other preparations of a run.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from python_backends.settings import ROOT
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ask:
-    """One prompt. `given` is what a user puts in, `instruction` what the application says of it."""
+    """One prompt. `given` is the user's input, `instruction` the application's text about it."""
 
     task: str
     instruction: str
@@ -41,8 +40,8 @@ class Ask:
 
 
 def asks(count: int, max_prompt_tokens: int, cache: Path) -> list[Ask]:
-    """`count` different prompts, the tasks in turn, none longer than
-    `max_prompt_tokens`; more of them begin with the same ones.
+    """Returns `count` different prompts of the tasks in turn, none longer than `max_prompt_tokens`. A larger
+    `count` gives the same prompts first.
     """
     path = cache / f"asks_{max_prompt_tokens}_{sources()}.json"
     drawn = json.loads(path.read_text()) if path.exists() else []
@@ -57,7 +56,7 @@ def asks(count: int, max_prompt_tokens: int, cache: Path) -> list[Ask]:
 
 
 def sources() -> str:
-    """What the prompts come from, in a few digits."""
+    """Returns a short hash of what the prompts are made from."""
     digest = hashlib.sha256(platform.python_version().encode())
     for path in sorted((ROOT / "build" / "bundled").glob("*.py")):
         digest.update(path.read_bytes())
@@ -65,7 +64,9 @@ def sources() -> str:
 
 
 def _draw(count: int, max_prompt_tokens: int) -> list[tuple[str, str, str, list[int], int]]:
-    """Task, instruction, input, tokens of the prompt, number of tokens of the input."""
+    """Returns task, instruction, input, tokens of the prompt, and number of tokens of the input, for each
+    prompt.
+    """
     wanted = -(-count // bundled_prompts.NUM_TASKS)
     drawn: list[list[tuple[str, str, str, list[int], int]]] = [[] for _ in range(wanted)]
     rows: dict[str, Iterator[list[Any]]] = defaultdict(lambda: iter(drawn))  # of each task
@@ -76,7 +77,9 @@ def _draw(count: int, max_prompt_tokens: int) -> list[tuple[str, str, str, list[
 
 
 def answer_lengths(asked: list[Ask], engine: Engine, max_tokens: int, cache: Path) -> NDArray[np.int64]:
-    """[asked] tokens of each answer, its end among them; `asked` are the first of all asks."""
+    """Returns [asked] numbers of tokens of the answers, including the end. `asked` are the first of all
+    requests.
+    """
     path = cache / f"answer_lengths_{max_tokens}_{engine.limits.fingerprint}_{sources()}.npy"
     lengths: NDArray[np.int64] = np.load(path) if path.exists() else np.zeros(0, np.int64)
     if len(lengths) < len(asked):

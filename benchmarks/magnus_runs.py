@@ -1,7 +1,7 @@
-"""The runs of `magnus.py`: one policy at one rate of arrivals, on an engine that is there.
+"""The runs of `magnus.py`: one policy at one rate of arrivals, on an existing engine.
 
-The clock is the machine's, but it skips the time in which nobody waits and nothing runs. A static batch
-answers all its requests when its longest has ended; continuous batching answers each at its own end.
+The clock is the machine's, but it skips times without waiting or running requests. A static batch answers all
+its requests when the longest has ended; continuous batching answers each one at its own end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from python_backends.static_batching.mode import Served, StaticMode
 from python_backends.static_batching.plans import NO_TOKENS, BatchPlans, OutOfMemoryError
 
 TOKEN_BUDGET = 256
-# which reserves max_tokens for every request, in order of arrival
+# reserves max_tokens for every request, in order of arrival
 CONTINUOUS = SchedulingSettings(policy="fcfs")
 NUM_TIMED_STEPS = 24
 
@@ -43,7 +43,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Requests and when they arrive."""
+    """Requests and their times of arrival."""
 
     asked: Sequence[Ask]
     arrivals_s: NDArray[np.float64]
@@ -54,7 +54,7 @@ class Work:
 
 @dataclass(slots=True)
 class Run:
-    """What was seen of one run."""
+    """The measurements of one run."""
 
     policy: str
     rate: float
@@ -80,7 +80,7 @@ class Run:
 
 
 class Clock:
-    """Seconds since its start, and those that were skipped."""
+    """A clock: seconds since its start, including skipped ones."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -105,7 +105,7 @@ def run_static(
     limits: BatchLimits,
     knowledge: tuple[Lengths, BatchSeconds] | None,
 ) -> Run:
-    """`knowledge` is for the policies that predict."""
+    """Runs a static policy. `knowledge` is for the policies that predict."""
     run, clock, num_come = Run(name, work.rate), Clock(work.now), 0
     lengths, seconds = knowledge or (None, None)
     static = StaticMode(
@@ -157,13 +157,15 @@ def _learn(served: Served, lengths: Lengths | None, seconds: BatchSeconds | None
 
 
 def continuous_scheduler(limits: ModelLimits, num_slots: int) -> SlotScheduler:
-    """Of CCB: so many rows, and a request is admitted when there are KV blocks for its max_tokens."""
+    """Returns CCB's scheduler: this many rows; a request is admitted if there are KV blocks for its
+    max_tokens.
+    """
     return SlotScheduler(limits.changed(num_slots=num_slots), TOKEN_BUDGET, CONTINUOUS)
 
 
 def run_continuous(name: str, work: Work, engine: Engine, num_slots: int) -> Run:
-    """Conservative continuous batching: so many rows as always fit in memory;
-    who ends leaves at once, and the next one joins.
+    """Runs conservative continuous batching: as many rows as always fit in memory. A request that ends leaves
+    at once, and the next one starts.
     """
     run, clock, num_come = Run(name, work.rate), Clock(work.now), 0
     scheduler = continuous_scheduler(engine.limits, num_slots)
@@ -193,8 +195,8 @@ def run_continuous(name: str, work: Work, engine: Engine, num_slots: int) -> Run
 def measure_batches(
     work: Work, lengths: NDArray[np.int64], engine: Engine, limits: BatchLimits
 ) -> list[Served]:
-    """Batches of training requests, of all sizes and of like lengths: what
-    the estimator of serving time begins with.
+    """Serves batches of training requests, of all sizes and with similar lengths, for the first estimator of
+    serving time.
     """
     order = np.argsort(lengths + [len(ask.prompt) for ask in work.asked], kind="stable")
     rng, measured = np.random.default_rng(0), []
@@ -216,7 +218,9 @@ def measure_batches(
 
 
 def step_times_ms(work: Work, engine: Engine) -> dict[str, float]:
-    """Of decode steps by number of rows, medians; of prefill by token. Prompts of middling length."""
+    """Returns median times of decode steps by number of rows, and of prefill by token. Prompts have medium
+    length.
+    """
     times: dict[str, float] = {}
     sizes = np.array([len(ask.prompt) for ask in work.asked])
     order = np.argsort(np.abs(sizes - np.median(sizes)), kind="stable").tolist()

@@ -1,9 +1,8 @@
-"""An engine for `magnus.py` whose steps take as long as one says and whose answers are as long as the model's
-were.
+"""An engine for `magnus.py` with given step times, whose answers are as long as the model's were.
 
-A step takes a fixed time, so much for each row that decodes, and so much for each prompt token. So the
-policies can be compared on hardware of another shape: a device that reads all weights at each step, whatever
-the rows, has a large fixed part. Time is virtual.
+A step takes a fixed time, a time for each row that decodes, and a time for each prompt token. So the policies
+can be compared on other hardware: a device that reads all weights at each step, for any number of rows, has a
+large fixed part. Time is virtual.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class SimulatedEngine:
     plans_steps = False
 
     def __init__(self, limits: ModelLimits, lengths: Mapping[bytes, int], step_ms: Sequence[float]) -> None:
-        """`lengths` by the bytes of the prompt; `step_ms`: fixed, a row, a prompt token."""
+        """`lengths` are by the bytes of the prompt; `step_ms`: fixed, for a row, for a prompt token."""
         self.limits = limits
         self._lengths = lengths
         self._fixed_ms, self._row_ms, self._token_ms = step_ms
@@ -34,7 +33,7 @@ class SimulatedEngine:
         self._output = StepOutput(0, np.zeros(0, np.int32), np.zeros(0, np.uint8))
 
     def now(self) -> float:
-        """Seconds by its own clock."""
+        """Returns the seconds of its own clock."""
         return self._now_s
 
     def launch(self, plan: StepPlan) -> None:

@@ -1,14 +1,14 @@
-"""How many streams Triton carries: an engine that computes nothing and is as quick as a GPU, by itself and
-through the ensemble.
+"""Measures how many streams Triton can serve: an engine that computes nothing and is as fast as a GPU, by
+itself and through the ensemble.
 
     python benchmarks/many_streams.py --json benchmarks/results/many_streams.json
 
-Streams come all at once, each with 200 prompt tokens and an answer of 200; the toy engine takes as long for a
-step as `--streams` says, by default 4.5 to 20 ms: up to 25,600 tokens/s, where TensorRT-LLM publishes 10,121
-for 8 billion parameters on an H200. `instance`: the instance process, its loop driven over its own wire;
-`ensemble`: the whole way through Triton, streaming over HTTP, the client on the same processors. Pieces are
-responses with text; a stream's tokens go out together when Triton is at its limit, and the engine must not
-wait for them.
+All streams start at the same time, each with 200 prompt tokens and an answer of 200. `--streams` sets the
+time of the toy engine's steps, by default 4.5 to 20 ms: up to 25,600 tokens/s, where TensorRT-LLM publishes
+10,121 for 8 billion parameters on an H200. `instance`: the instance process, its loop driven over its own
+wire; `ensemble`: the whole way through Triton, streaming over HTTP, the client on the same processors. Pieces
+are responses with text; when Triton is at its limit, a stream's tokens are sent together, and the engine must
+not wait for them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def row_of(mode: str, streams: int, step_ms: float, work: Work, timings: list[Ti
 
 
 def text_of(number: int, job: Job) -> str:
-    """About as long as the job's prompt; no other begins like it."""
+    """Returns a text about as long as the job's prompt; the texts of other jobs begin differently."""
     return f"{number} " + " ".join(str(token) for token in job.prompt)[: 2 * len(job.prompt)]
 
 
@@ -106,7 +106,7 @@ def measure(streams: int, step_ms: float, num_tokens: int, rounds: int) -> list[
 
 
 def medians(rows: list[Row]) -> list[Row]:
-    """One row for each mode, in their order."""
+    """Returns a row of medians for each mode, in their order."""
     found = []
     for mode in dict.fromkeys(row.mode for row in rows):
         table = [list(asdict(row).values())[1:] for row in rows if row.mode == mode]
@@ -116,7 +116,7 @@ def medians(rows: list[Row]) -> list[Row]:
 
 
 def cases(text: str) -> list[tuple[int, float]]:
-    """Streams and milliseconds a step: "16:4.5,64:6"."""
+    """Reads streams and milliseconds per step: "16:4.5,64:6"."""
     return [
         (int(streams), float(step_ms))
         for streams, _, step_ms in (case.partition(":") for case in text.split(","))
@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument(
         "--streams",
         type=cases,
-        help=f"how many at once, each with the milliseconds of a step; default {STREAMS}",
+        help=f"how many at the same time, each with the milliseconds of a step; default {STREAMS}",
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="also write the results here")

@@ -1,10 +1,10 @@
-"""Whether all engines compute the same: greedy answers of the bundled model, compared before `peers.py`
+"""Checks that all engines compute the same: compares greedy answers of the bundled model before `peers.py`
 measures anything.
 
-The reference is transformers' `generate`, one request at a time, in float32. The others get all requests at
-once. In float32 every answer has to be the same, token by token up to its end (engines that answer with
-texts: the same text). In bfloat16 roundings differ, and so may tokens: how many answers are the same is
-shown, and nothing is refused.
+The reference is transformers' `generate`, one request at a time, in float32. The other engines get all
+requests at the same time. In float32 every answer must be the same, token by token up to its end (for engines
+that return text: the same text). In bfloat16, rounding differs, and so tokens may: the number of equal
+answers is shown, and no engine is refused.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ PROMPTS = (
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How many of an engine's answers, and how many tokens before the first that differs, are the
-    reference's.
+    """How many of an engine's answers are the reference's, and how many tokens before the first different
+    one.
 
-    `tokens` is None for an engine that answers with texts.
+    `tokens` is None for an engine that returns text.
     """
 
     engine: str
@@ -71,7 +71,9 @@ class Agreement:
 
 
 class SameTokens:
-    """The comparison of all engines; `directory` gets copies of the model and what engines make of them."""
+    """The comparison of all engines. `directory` gets copies of the model and the engines' conversions of
+    them.
+    """
 
     def __init__(self, directory: Path) -> None:
         from transformers import AutoTokenizer
@@ -86,7 +88,7 @@ class SameTokens:
         ]
 
     def compare(self, setup: Setup, dtype: str) -> Agreement:
-        """Raises what EngineProcess and its environment raise."""
+        """Compares one engine. Raises what EngineProcess and its environment raise."""
         timings = self._timings(setup, dtype, self._work)
         pairs = list(zip(self._reference, timings, strict=True))
         texts = any(timing.text for timing in timings)
@@ -120,7 +122,7 @@ class SameTokens:
             process.close()
 
     def _until_end(self, ids: Sequence[int]) -> list[int]:
-        """With the end of the answer, if it came."""
+        """Returns the tokens up to and including the end of the answer, if it is there."""
         end = self._tokenizer.eos_token_id
         return list(ids[: ids.index(end) + 1]) if end in ids else list(ids)
 
@@ -131,7 +133,7 @@ class SameTokens:
 
 
 def same_tokens(reference: Sequence[int], ids: Sequence[int]) -> int:
-    """How many tokens come before the first that differs."""
+    """Returns how many tokens are before the first different one."""
     pairs = zip(reference, ids, strict=False)
     return next(
         (index for index, (one, other) in enumerate(pairs) if one != other), min(len(reference), len(ids))

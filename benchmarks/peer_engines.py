@@ -1,9 +1,9 @@
-"""The engines of `peers.py` that run in one process of the project's own environment: each notes when every
-token came.
+"""The engines of `peers.py` that run in one process of the project's own environment: each records when every
+token arrived.
 
-A new one is one class with `run` in `ENGINES`, or, where it needs more, an `Engine` in a module of its own in
-`peer_workers/`; either is made in a process of its own, from (model directory, dtype, requests in flight) and
-the options that `peer_setups.py` gives.
+A new one is a class with `run` in `ENGINES`, or, if it needs more, an `Engine` in its own module in
+`peer_workers/`. Each is made in its own process, from (model directory, dtype, requests in flight) and the
+options in `peer_setups.py`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Gapless:
         from python_backends.instance.loop import Instance
         from python_backends.scheduling.scheduler import SlotScheduler
 
-        # a new one: no prefix is left from an earlier round
+        # a new one, without prefixes of an earlier round
         scheduler = SlotScheduler(self._engine.limits, TOKEN_BUDGET)
         clients = _Clients(work)
         instance = Instance(scheduler, self._engine, clients, lambda: None, self._settings.steps_ahead)
@@ -75,7 +75,7 @@ class Gapless:
 
 
 class _Clients:
-    """In place of the instance's link: submits the work in a closed loop and notes when its tokens come."""
+    """Replaces the instance's link: submits the work in a closed loop and records when its tokens arrive."""
 
     def __init__(self, work: Work) -> None:
         self.timings: list[Timing] = []
@@ -159,7 +159,7 @@ class Transformers:
 
 
 class _StepTimes:
-    """generate's streamer: notes when each step's tokens come; the prompt comes first."""
+    """generate's streamer: records when each step's tokens arrive; the prompt comes first."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -170,7 +170,7 @@ class _StepTimes:
         self._tokens.append(tokens)
 
     def ids(self, row: int, count: int) -> list[int]:
-        """The first `count` tokens of a row's answer."""
+        """Returns the first `count` tokens of a row's answer."""
         return [int(tokens[row]) for tokens in self._tokens[1 : 1 + count]]
 
     def end(self) -> None:

@@ -1,8 +1,8 @@
-"""The environments of the peers that don't fit into the project's own: made on first use, pinned, below
-`benchmarks/.environments`.
+"""The environments of the peers that can't be installed in the project's own: made on first use, with pinned
+versions, in `benchmarks/.environments`.
 
-GAPLESS_BENCHMARK_ENVIRONMENTS names another folder. `ready` is called by `peers.py`; it shows what it does
-and raises CalledProcessError or OSError where something can't be had.
+GAPLESS_BENCHMARK_ENVIRONMENTS names another folder. `peers.py` calls `ready`, which prints its steps and
+raises CalledProcessError or OSError if a step fails.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.peer_work import KV_POOL_GIB, num_cores
 HERE = Path(__file__).resolve().parent
 FOLDER = Path(os.environ.get("GAPLESS_BENCHMARK_ENVIRONMENTS") or HERE / ".environments").resolve()
 CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
-LLAMA_CPP = "llama-cpp-python==0.3.36"  # its source package carries the tree of llama.cpp
+LLAMA_CPP = "llama-cpp-python==0.3.36"  # its source package includes the sources of llama.cpp
 TCMALLOC = "libtcmalloc_minimal.so.4"
 LIBRARY_FOLDERS = (Path("/usr/lib/x86_64-linux-gnu"), Path("/usr/lib64"), Path("/usr/lib"))
 CMAKE = (
@@ -43,14 +43,14 @@ class Environment:
 
 
 def ready(name: str) -> Environment:
-    """The environment of an engine; the project's own for those that have no list of packages."""
+    """Returns the environment of an engine; the project's own for engines without a list of packages."""
     lock = HERE / "environments" / f"{name}.lock"
     if not lock.exists():
         return Environment()
     folder = FOLDER / name
     FOLDER.mkdir(parents=True, exist_ok=True)
     with (FOLDER / f"{name}.making").open("w") as lock_file:
-        fcntl.flock(lock_file, fcntl.LOCK_EX)  # two runs don't make the same
+        fcntl.flock(lock_file, fcntl.LOCK_EX)  # so that two runs do not make it at the same time
         make_if_needed(name, lock, folder)
     return Environment(folder / "bin" / "python", variables(name, folder))
 
@@ -110,7 +110,7 @@ def build_llama_server(python: Path, folder: Path) -> None:
 
 
 def variables(name: str, folder: Path) -> dict[str, str]:
-    """What a peer's process finds in its environment."""
+    """Returns the environment variables of a peer's process."""
     if name != "vllm":
         return {}
     cores = sorted(os.sched_getaffinity(0))
@@ -127,11 +127,11 @@ def variables(name: str, folder: Path) -> dict[str, str]:
 
 
 def vllm_variants() -> dict[str, dict[str, str]]:
-    """Ways to run vLLM that are worth a trial, with the variables that differ. Makes its environment.
+    """Returns the ways to run vLLM that are tried, with the variables that differ. Makes its environment.
 
-    Its image preloads tcmalloc, which asks for no large pages; glibc's allocator does. Its engine runs in the
-    client's process or in one of its own. (VLLM_CPU_SGL_KERNEL is gone since vLLM 0.32: it takes these
-    kernels by itself where there is AMX.)
+    Its image preloads tcmalloc, which does not ask for large pages; glibc's allocator does. Its engine runs
+    in the client's process or in its own. (VLLM_CPU_SGL_KERNEL was removed in vLLM 0.32, which uses these
+    kernels by default if there is AMX.)
     """
     ready("vllm")
     openmp, tcmalloc = intel_openmp(FOLDER / "vllm"), find_tcmalloc()
@@ -152,8 +152,8 @@ def intel_openmp(folder: Path) -> Path:
 
 
 def find_tcmalloc() -> Path | None:
-    """What vLLM's image preloads; Debian's package is
-    libtcmalloc-minimal4. None where it is not installed.
+    """Returns the library that vLLM's image preloads (Debian's package libtcmalloc-minimal4), or None if it
+    is not installed.
     """
     return next((folder / TCMALLOC for folder in LIBRARY_FOLDERS if (folder / TCMALLOC).exists()), None)
 

@@ -43,8 +43,8 @@ def make_model(shape: str, dtype: str, directory: Path) -> None:
 
 
 def make_tokenizer(directory: Path, size: int = VOCABULARY, letters: int = PIECE_LETTERS) -> None:
-    """A byte-level vocabulary of pieces of `letters` letters: a sequence of ids has
-    one text, and answers of a length texts of one.
+    """Writes a byte-level vocabulary of pieces of `letters` letters: each sequence of ids has one text, and
+    all answers with the same number of tokens have texts of the same length.
     """
     vocabulary = {piece_of(token, letters): token for token in range(size)}
     tokenizer = Tokenizer(models.BPE(vocabulary, [], ignore_merges=True))

@@ -1,8 +1,8 @@
-"""One engine in a process of its own, in its own environment: `peers.py` holds one end (EngineProcess),
-`serve` is the other.
+"""One engine in its own process, in its own environment: EngineProcess is the side of `peers.py`, `serve` the
+engine's side.
 
-The two speak JSON, one line each way a round, over the process's standard input and output; what an engine
-prints goes to standard error. Imports nothing that a peer's environment may lack.
+They exchange JSON over the process's standard input and output, one line in each direction for each round;
+the engine's output goes to standard error. Imports only modules that all peers' environments have.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ PACKAGES = (
 
 
 class EngineProcess:
-    """Raises RuntimeError where the engine does not come up or dies.
+    """The process of an engine, seen from `peers.py`. Raises RuntimeError if the engine does not start or
+    dies.
 
     Every engine is started with large pages, as the launcher starts an instance.
     """
@@ -60,10 +61,10 @@ class EngineProcess:
         self._process = subprocess.Popen(
             command, cwd=ROOT, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self.versions: dict[str, str] = self._receive()["versions"]  # of what there is in its environment
+        self.versions: dict[str, str] = self._receive()["versions"]  # of the packages in its environment
 
     def run(self, work: Work) -> tuple[list[Timing], float]:
-        """Timings, and the most memory the engine's processes ever had, in GiB."""
+        """Returns timings, and the most memory that the engine's processes have had, in GiB."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(asdict(work)) + "\n")
         self._process.stdin.flush()
@@ -91,8 +92,8 @@ class EngineProcess:
 
 
 def prepare_model(setup: Setup, directory: Path, dtype: str) -> None:
-    """What an engine makes of the checkpoint once, in a process of its own,
-    whose memory and time are not the engine's.
+    """Converts the checkpoint for an engine, once. Uses another process, whose memory and time do not count
+    as the engine's.
     """
     command = [
         str(setup.environment.python),
@@ -109,7 +110,7 @@ def prepare_model(setup: Setup, directory: Path, dtype: str) -> None:
 
 
 def prepare(worker: str, directory: Path, dtype: str) -> None:
-    """Nothing, for workers that read the checkpoint as it is."""
+    """Converts the checkpoint; does nothing for workers that read it unchanged."""
     if is_module(worker) and hasattr(module := worker_module(worker), "prepare"):
         module.prepare(directory, dtype)
 
@@ -157,14 +158,14 @@ def read_work(fields: Mapping[str, Any]) -> Work:
 
 
 def peak_gib(pid: int) -> float:
-    """The largest resident sets of a process and of those below it,
-    added up: pages that they share count in each.
+    """Returns the sum of the largest resident sets of a process and its descendants. Pages that they share
+    count in each.
     """
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
         children = Path(f"/proc/{pid}/task").glob("*/children")
         below = [int(child) for path in children for child in path.read_text().split()]
-    except FileNotFoundError:  # ended meanwhile
+    except FileNotFoundError:  # it has ended
         return 0.0
     own = sum(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
     return own / 2**20 + sum(map(peak_gib, below))

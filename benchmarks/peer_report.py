@@ -1,5 +1,5 @@
-"""What `peers.py` reports: figures from the times of a round, medians with
-their spread, ratios, a table, JSON and a plot.
+"""The output of `peers.py`: figures from the times of a round, medians with their spread, ratios, a table,
+JSON and a plot.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from benchmarks.results_file import write_result
 class Row:
     """One round of one engine.
 
-    `itl` is the time between two tokens of a request as its client has them: 0 for tokens that come in one
-    response. `piece` is the time between two responses with tokens, which is the same for an engine that
-    gives tokens one by one.
+    `itl` is the time between two tokens of a request at its client: 0 for tokens of one response. `piece` is
+    the time between two responses with tokens, which is the same for an engine that sends tokens one by one.
     """
 
     engine: str
@@ -61,7 +60,7 @@ SHOWN = (
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of some rounds' values: the median, and between which they lie."""
+    """The median, the smallest and the largest value of several rounds."""
 
     median: float
     min: float
@@ -101,7 +100,7 @@ def row_of(
 
 
 def percentile(values: Any, level: float) -> float:
-    """0 where there is none."""
+    """Returns a percentile; 0 without values."""
     return float(np.percentile(values, level)) if len(values) else 0.0
 
 
@@ -110,7 +109,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def by_engine(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
-    """Rounds of each (shape, engine), in the order in which they first came."""
+    """Returns the rounds of each (shape, engine), in the order of their first round."""
     found: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         found.setdefault((row.shape, row.engine), []).append(row)
@@ -118,7 +117,7 @@ def by_engine(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
 
 
 def summaries(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """A row for each engine and shape: of each figure the median, and between which the rounds lie."""
+    """Returns a row for each engine and shape: median, smallest and largest value of each figure."""
     return [
         {"engine": engine, "shape": shape, "dtype": rounds[0].dtype, "rounds": len(rounds)}
         | {name: asdict(spread([getattr(row, name) for row in rounds])) for name in FIGURES}
@@ -127,8 +126,8 @@ def summaries(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def ratios(rows: Sequence[Row]) -> dict[str, Spread]:
-    """Of output tokens per second, round by round: each of our ways over every
-    other engine, and ours over our own loop alone.
+    """Returns ratios of output tokens per second, round by round: each of Gapless's rows over every other
+    engine, and over Gapless's loop alone.
     """
     found, made = by_engine(rows), {}
     for shape, one in found:
@@ -151,7 +150,7 @@ def of_same_rounds(ours: Sequence[Row], theirs: Sequence[Row]) -> list[tuple[Row
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Medians, with the least and the most of the rounds in brackets."""
+    """Returns a table of medians, with the smallest and largest value of the rounds in brackets."""
     lines = [
         {"shape": shape, "engine": engine}
         | {name: str(spread([getattr(row, name) for row in rounds])) for name in SHOWN}
@@ -168,8 +167,8 @@ def write_json(path: Path, rows: Sequence[Row], more: dict[str, Any]) -> None:
 
 
 def write_plot(path: Path, rows: Sequence[Row]) -> None:
-    """A panel a shape for tokens per second, another for the time
-    between tokens (p50 as a bar, p99 as a dot).
+    """Draws for each shape a panel of tokens per second and a panel of the time between tokens (p50 as a bar,
+    p99 as a dot).
     """
     import matplotlib
 

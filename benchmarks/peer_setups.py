@@ -1,7 +1,7 @@
-"""What each row of `peers.py` runs: which worker, with which options, and in whose environment.
+"""The rows of `peers.py`: worker, options and environment of each.
 
 A worker is a class in `peer_engines.ENGINES` or a module of `peer_workers/`. Options go to its constructor. A
-row is called like its engine, and `engine@tokens` where the tokens of a step are not the usual number.
+row has the name of its engine, or `engine@tokens` if a step has another number of tokens than usual.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.peer_work import PEER_TOKEN_BUDGET
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """`variant` says which of the engine's variants this is, where it has several."""
+    """One row: an engine with its options. `variant` is the name of the variant if the engine has several."""
 
     name: str
     worker: str
@@ -26,7 +26,9 @@ class Setup:
 
     @property
     def environment(self) -> Environment:
-        """With the variables of this row. Raises CalledProcessError or OSError where it can't be made."""
+        """The environment with the variables of this row. Raises CalledProcessError or OSError if it can't be
+        made.
+        """
         found = ready(self.worker)
         return Environment(found.python, found.variables | self.variables)
 
@@ -56,7 +58,7 @@ DEFAULT = (
     "openvino_defaults",
     "vllm",
 )
-NOT_ON_LARGE = ("gapless_torch",)  # left out of the default on shape M, where a pass takes long
+NOT_ON_LARGE = ("gapless_torch",)  # not in the default on shape M, because a round takes long
 BUDGETED = ("openvino", "openvino_defaults", "vllm")  # whose rows are measured with each token budget
 # whose tokens may differ from the reference in float32: its KV is quantised
 QUANTISED = ("openvino_defaults",)
@@ -67,7 +69,7 @@ def default_engines(shape: str) -> list[str]:
 
 
 def setups_of(names: Iterable[str], token_budgets: Iterable[int]) -> list[Setup]:
-    """A row for each engine, and for the peers one for each token budget."""
+    """Returns a row for each engine; for the peers, one for each token budget."""
     budgets = list(token_budgets)
     made = []
     for name in names:
@@ -83,8 +85,8 @@ def with_budget(setup: Setup, tokens: int) -> Setup:
 
 
 def variants(setup: Setup, known: Mapping[str, Mapping[str, str]] | None = None) -> list[Setup]:
-    """The ways to run it that are tried before the best one is
-    measured; itself where there is one way only.
+    """Returns the variants that are tried before the best one is measured; only itself if there are no
+    variants.
     """
     if setup.worker != "vllm":
         return [setup]

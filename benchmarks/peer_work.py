@@ -1,5 +1,5 @@
-"""The work of the peers, and what every engine notes of it. Standard
-library alone: it runs in every peer's environment.
+"""The work of the peers, and the record of every engine. Uses only the standard library, because it runs in
+every peer's environment.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ QUICK_REQUESTS, QUICK_TOKENS = 16, 12
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """`messages` say the same as `prompt`, for engines that take no
-    token ids; empty where the ids have one text.
+    """One request. `messages` have the same content as `prompt`, for engines that take no token ids; empty if
+    the ids have one text.
     """
 
     prompt: list[int]
@@ -38,7 +38,9 @@ class Work:
     in_flight: int
 
     def shifted(self, by: int, vocabulary: int) -> Work:
-        """The same lengths with other prompts, so that nobody knows a prefix from an earlier round."""
+        """Returns work with the same lengths and other prompts, so that no prefix of an earlier round is
+        found.
+        """
         return Work(
             [Job([(token + by) % vocabulary for token in job.prompt], job.max_tokens) for job in self.jobs],
             self.in_flight,
@@ -47,10 +49,10 @@ class Work:
 
 @dataclass(slots=True)
 class Timing:
-    """Of one request, in seconds of one clock: submitted, when each token came, answer complete. And what
-    came.
+    """The record of one request, in seconds of one clock: when it was submitted, when each token arrived,
+    when the answer was complete; and the answer.
 
-    An engine that answers with texts notes `text`, the others note `ids`.
+    An engine that returns text sets `text`, the others set `ids`.
     """
 
     submitted: float
@@ -75,8 +77,8 @@ def load_work(quick: bool) -> Work:
 def closed_loop(
     work: Work, submit: Callable[[int, Job], None], step: Callable[[], Iterable[tuple[int, list[int]]]]
 ) -> list[Timing]:
-    """Keeps `work.in_flight` requests inside an engine that is driven step by
-    step; a step gives (job, ids that came) of some.
+    """Keeps `work.in_flight` requests in an engine that is driven step by step. A step returns (job, new ids)
+    for some jobs.
     """
     timings: list[Timing] = []
     num_ended = 0
@@ -97,7 +99,7 @@ def closed_loop(
 
 
 def kv_blocks(checkpoint: Path, dtype: str, gib: float = KV_POOL_GIB) -> int:
-    """How many blocks of BLOCK_TOKENS tokens fit in so much memory, for the model of `checkpoint`."""
+    """Returns how many blocks of BLOCK_TOKENS tokens fit in `gib` for the model of `checkpoint`."""
     config = json.loads((checkpoint / "config.json").read_text())
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     token_bytes: int = (

@@ -1,18 +1,18 @@
-"""The same work through several engines, in turn in one run: tokens per second, latencies, time between
+"""Runs the same work through several engines, in turn in one run: tokens per second, latencies, time between
 tokens, memory.
 
     python benchmarks/peers.py --shapes S,M --rounds 5 --json benchmarks/results/peers.json
 
 The work is `workload.json` (64 requests, closed loop, 16 in flight, greedy, EOS ignored); the models have
-random weights and the Qwen2 architecture, and are made here. Every engine has the same: the cores, large
-pages, a pool of 1 GiB for KV, 512 tokens a step. Every engine runs in a process of its own and waits while
-another one works; the order rotates from round to round. Those that don't fit into the project's environment
-get one of their own, made on first use (README.md beside this file says what each needs). An engine that
-can't be had is named and left out.
+random weights and the Qwen2 architecture, and are made here. All engines have the same cores, large pages, a
+pool of 1 GiB for KV, and 512 tokens per step. Every engine runs in its own process and waits while another
+one works; the order rotates from round to round. Engines that can't be installed in the project's environment
+get their own, made on first use (see README.md in this folder). An engine that can't be installed or started
+is named and left out.
 
-Before anything is timed, greedy float32 answers of the bundled model are compared; an engine whose tokens
-differ is left out. Engines with several ways to run (vLLM) get a short trial of them on each shape, and the
-best one is measured.
+Before the measurement, greedy float32 answers of the bundled model are compared; an engine with different
+tokens is left out. For engines with several variants (vLLM), all of them are tried for a short time on each
+shape, and the best one is measured.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ from benchmarks.peer_setups import DEFAULT, SETUPS, Setup, default_engines, setu
 from benchmarks.peer_work import KV_POOL_GIB, PEER_TOKEN_BUDGET, Work, load_work
 
 TRIAL_ROUNDS = 2
-# before each pass: some threads go on polling for a while after their own (vLLM's worker: a second)
+# before each pass: some engines' threads still poll for a while after their pass (vLLM's worker: a second)
 REST_S = 1.5
 MIN_FREE_GIB = 4.0  # of memory, before another engine is started
-CANNOT = (subprocess.CalledProcessError, OSError, RuntimeError)  # what an engine that can't be had raises
+# raised by an engine that can't be installed or started
+CANNOT = (subprocess.CalledProcessError, OSError, RuntimeError)
 
 
 class LeftOut:
@@ -56,7 +57,7 @@ class LeftOut:
 
 
 class Peers:
-    """Some engines over one model, all up; each works while the others wait."""
+    """Some engines with one model, all of them started. Each works while the others wait."""
 
     def __init__(self, shape: str, dtype: str, work: Work, directory: Path, left_out: LeftOut) -> None:
         self.versions: dict[str, dict[str, str]] = {}  # of the packages in each engine's environment
@@ -71,8 +72,8 @@ class Peers:
             try:
                 if (free := free_gib()) < MIN_FREE_GIB:
                     raise RuntimeError(
-                        f"only {free:.1f} GiB of memory are free beside the engines that are up: fewer of"
-                        " them at once"
+                        f"only {free:.1f} GiB of memory are free with the engines that run: measure fewer of"
+                        " them at the same time"
                     )
                 prepare_model(setup, self._directory, self._dtype)
                 self._processes[name] = EngineProcess(
@@ -84,7 +85,7 @@ class Peers:
                 self._left_out.add(f"{self._shape}: {name}", error)
 
     def run(self, rounds: int) -> list[Row]:
-        """One warm-up and `rounds` passes of every engine; each round begins with another engine."""
+        """Runs a warm-up and `rounds` passes of every engine. Each round begins with another engine."""
         rows: list[Row] = []
         for number in range(rounds + 1):
             for name in rotated(list(self._processes), number):
@@ -110,12 +111,12 @@ class Peers:
         time.sleep(REST_S)
         timings, peak = self._processes[name].run(self._work.shifted(number, VOCABULARY))
         if [len(timing.tokens) for timing in timings] != [job.max_tokens for job in self._work.jobs]:
-            raise RuntimeError("it gave more or fewer tokens than it was asked for")
+            raise RuntimeError("it returned more or fewer tokens than requested")
         return row_of(name, self._shape, self._dtype, number, timings, peak)
 
 
 def free_gib() -> float:
-    """Memory that new processes can have."""
+    """Returns the memory that is available to new processes, in GiB."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) / 2**20
 
@@ -126,7 +127,7 @@ def rotated(names: list[str], by: int) -> list[str]:
 
 
 class Measurement:
-    """One run of this script: what has been found so far."""
+    """One run of this script, with its results so far."""
 
     def __init__(self, dtype: str, rounds: int, work: Work, token_budgets: list[int], tries: bool) -> None:
         self.rows: list[Row] = []
@@ -179,7 +180,7 @@ class Measurement:
                 self.rows += peers.run(self._rounds)
 
     def about(self) -> dict[str, Any]:
-        """What the JSON says beside the rows."""
+        """Returns the fields of the JSON other than the rows."""
         return {
             "rounds": self._rounds,
             "every_engine": {
@@ -195,7 +196,7 @@ class Measurement:
         }
 
     def _best_variant(self, shape: str, worker: str, directory: Path) -> dict[str, str]:
-        """The variables of the variant that gives the most tokens per second in a short trial."""
+        """Returns the variables of the variant with the most tokens per second in a short trial."""
         try:
             found = variants(SETUPS[worker])
         except CANNOT:
@@ -269,7 +270,7 @@ def arguments_of() -> argparse.Namespace:
         type=token_budgets,
         default=[PEER_TOKEN_BUDGET],
         help=(
-            "tokens of a step of OpenVINO GenAI and vLLM, a row for each: fewer give smaller pauses between"
+            "tokens of a step of OpenVINO GenAI and vLLM, a row for each: fewer give shorter pauses between"
             " tokens; 128,256,512"
         ),
     )

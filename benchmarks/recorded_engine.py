@@ -1,4 +1,4 @@
-"""An engine that keeps what the loop asked of it and was told, for `gpu_steps.py` and `token_gap_loop.py`."""
+"""An engine that records its plans and outputs, for `gpu_steps.py` and `token_gap_loop.py`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RecordedEngine:
 
     @property
     def steps(self) -> list[tuple[StepPlan, StepOutput]]:
-        """Those that have been read."""
+        """The plans and outputs of the steps that have been read."""
         return list(zip(self.plans, self.outputs, strict=False))
 
     def launch(self, plan: StepPlan) -> None:

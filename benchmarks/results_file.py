@@ -1,10 +1,9 @@
-"""What every result that is kept begins with: of which commit, on which machine, with which versions, when,
-by which command.
+"""Writes result files. Each begins with commit, machine, versions, date and command.
 
     python benchmarks/results_file.py --stale
 
-lists the results in `results/` whose code has changed since they were measured. A result that names no commit
-counts from the commit that it came with.
+lists the results in `results/` whose code has changed since they were measured. A result without a commit
+counts as measured at the commit that added it.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ PREDICTED = (
     "benchmarks/length_requests.py",
     "models/bundled",
 )
-MEASURED = {  # by script: what its results depend on, beside the script itself
+MEASURED = {  # by script: what its results depend on, in addition to the script itself
     "agreement.py": (
         "python_backends/engine",
         "python_backends/scheduling",
@@ -70,14 +69,14 @@ MEASURED = {  # by script: what its results depend on, beside the script itself
 
 
 def git(*words: str) -> str:
-    """What git prints. Raises CalledProcessError or OSError where there is no git or no repository."""
+    """Returns git's output. Raises CalledProcessError or OSError if there is no git or no repository."""
     return subprocess.run(
         ["git", "-C", str(ROOT), *words], check=True, capture_output=True, text=True
     ).stdout.strip()
 
 
 def current_commit() -> dict[str, Any]:
-    """`dirty`: tracked files other than results differ from the commit."""
+    """Returns the commit. `dirty`: tracked files other than results differ from it."""
     try:
         changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")
         return {"commit": git("rev-parse", "HEAD"), "dirty": bool(changed)}
@@ -85,12 +84,14 @@ def current_commit() -> dict[str, Any]:
         return {"commit": "unknown", "dirty": True}
 
 
-CORES = num_cores()  # now: who measures may keep off some later
-COMMIT = current_commit()  # now: the code may change while it is measured
+CORES = num_cores()  # at import: a script may exclude some cores later
+COMMIT = current_commit()  # at import: the code may change during the measurement
 
 
 def write_result(path: Path, result: dict[str, Any], device: dict[str, Any] | None = None) -> None:
-    """`result` as JSON, after what it depends on; `device` says more of the machine. Makes the folder."""
+    """Writes `result` as JSON after commit, machine and versions; `device` is added to the machine. Makes the
+    folder.
+    """
     depends_on = {
         **COMMIT,
         "machine": machine() | (device or {}),
@@ -103,7 +104,7 @@ def write_result(path: Path, result: dict[str, Any], device: dict[str, Any] | No
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """In Markdown; all rows have the columns of the first."""
+    """Returns a table in Markdown; all rows have the columns of the first."""
     lines = [list(rows[0]), ["---"] * len(rows[0]), *([str(value) for value in row.values()] for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -129,7 +130,7 @@ def machine() -> dict[str, Any]:
 
 
 def cpuinfo(lines: Sequence[str], field: str) -> set[str]:
-    """The different values of a field of /proc/cpuinfo."""
+    """Returns the different values of a field of /proc/cpuinfo."""
     return {
         value.strip() for name, _, value in (line.partition(":") for line in lines) if name.strip() == field
     }
@@ -143,12 +144,12 @@ def versions() -> dict[str, str]:
 
 
 def script_of(result: dict[str, Any]) -> str:
-    """The name of the script that wrote a result."""
+    """Returns the name of the script that wrote a result."""
     return Path(result["command"].split()[1]).name
 
 
 def age(path: Path) -> dict[str, Any]:
-    """Of one result: how many commits have changed what it measures since then."""
+    """Returns for one result how many commits have changed the measured code since then."""
     result = json.loads(path.read_text())
     script, commit = script_of(result), str(result.get("commit", ""))
     row = {
@@ -159,7 +160,7 @@ def age(path: Path) -> dict[str, Any]:
     }
     sources = [f"benchmarks/{script}", *MEASURED[script]]
     try:
-        # at the latest it was measured when it was committed
+        # it was measured before it was committed
         first = commit or git("log", "-1", "--format=%H", "--", str(path))
         since = git("rev-list", "--count", f"{first}..HEAD", "--", *sources) if first else "unknown"
     except (OSError, subprocess.CalledProcessError):

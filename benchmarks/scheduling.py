@@ -1,18 +1,21 @@
-"""The policies of continuous batching side by side, where slots and KV blocks are scarce: the bundled model's
+r"""Compares the policies of continuous batching while slots and KV blocks are scarce: the bundled model's
 eight tasks, loads around capacity, Poisson and bursty arrivals.
 
+    # the real engine
     python benchmarks/scheduling.py --json benchmarks/results/scheduling.json --plot scheduling.png
-    # the real engine python benchmarks/scheduling.py --simulate --slots 256 --seconds 3600 --json
-    benchmarks/results/scheduling_simulated.json python benchmarks/scheduling.py --check
-    # one against the other
+    # simulated
+    python benchmarks/scheduling.py --simulate --slots 256 --seconds 3600 \
+        --json benchmarks/results/scheduling_simulated.json
+    # simulated compared with real
+    python benchmarks/scheduling.py --check
 
-Capacity is the throughput of `ours` when requests never run out. Goodput counts the requests whose first
-token comes within --ttft and whose tokens come within --tpot on average; each policy gets the same requests
-at the same times. Their lengths were predicted by the forest beforehand, which costs nothing in the run.
-`ours` is there four times: with those predictions, as `oracle` with the true lengths, as `ours_history` with
-what recent answers say, and as `ours_served` with the length predictor that a server has, working beside the
-engine (in real runs). --simulate runs the slot scheduler itself by a virtual clock, over a step-time model
-that a short real run has calibrated (or --step-time).
+Capacity is the throughput of `ours` when requests always wait. Goodput counts the requests whose first token
+arrives within --ttft and whose tokens arrive within --tpot on average. Each policy gets the same requests at
+the same times. The forest predicted their lengths before the run, which costs nothing in the run. `ours` runs
+four times: with those predictions, as `oracle` with the true lengths, as `ours_history` with predictions from
+recent answers, and as `ours_served` with a server's length predictor, which runs next to the engine (in real
+runs). --simulate runs the slot scheduler itself by a virtual clock, with a model of step time from a short
+real run (or --step-time).
 """
 
 from __future__ import annotations
@@ -42,11 +45,11 @@ from python_backends.scheduling.policies import POLICIES
 from python_backends.scheduling.step_time import FEATURES
 from python_backends.settings import EngineSettings, ModelSettings, SchedulingSettings, Settings
 
-# of `ours`; other policies: FOREST
+# sources of predictions of `ours`; other policies have FOREST
 SOURCES = {"oracle": Source.TRUTH, "ours_history": Source.HISTORY, "ours_served": Source.SERVED}
-BLOCK_TOKENS = 32  # the OpenVINO engine takes no others
+BLOCK_TOKENS = 32  # the only size that the OpenVINO engine supports
 MAX_MODEL_TOKENS = 704  # the longest prompt and answer of the mix
-IN_FLIGHT = 3  # times the slots, when requests shall never run out
+IN_FLIGHT = 3  # times the slots, so that requests always wait
 POOL, QUICK_POOL = 1000, 160  # prompts
 NO_TIME = [0.0] * len(FEATURES)  # until it is calibrated
 Run = Callable[[str, Work], Served]
@@ -85,7 +88,7 @@ def row_of(policy: str, load: float, cv: float, served: Served, ttft_s: float, t
 
 
 def median(rows: list[Row]) -> Row:
-    """Of each figure by itself."""
+    """Returns the median of each figure."""
     figures = {
         name: float(np.median([getattr(row, name) for row in rows])) for name in list(asdict(rows[0]))[3:]
     }
@@ -94,7 +97,9 @@ def median(rows: list[Row]) -> Row:
 
 
 def open_work(pool: Pool, rate: float, cv: float, seconds: float, seed: int) -> Work:
-    """Requests for so long, at random times with that coefficient of variation, of random prompts."""
+    """Returns requests for `seconds`, at random times with coefficient of variation `cv`, with random
+    prompts.
+    """
     random, shape = np.random.default_rng(seed), 1 / cv**2
     count = max(20, round(rate * seconds))
     due_s = np.cumsum(random.gamma(shape, 1 / (rate * shape), count))
@@ -106,7 +111,7 @@ def closed_work(pool: Pool, count: int, slots: int) -> Work:
 
 
 def _places(pool: Pool, count: int, seed: int) -> NDArray[np.int64]:
-    """As long as there are enough, none is asked twice."""
+    """Returns random prompts; none occurs twice if there are enough."""
     random = np.random.default_rng(seed)
     places: NDArray[np.int64] = np.concatenate(
         [random.permutation(len(pool)) for _ in range(-(-count // len(pool)))]
@@ -115,8 +120,8 @@ def _places(pool: Pool, count: int, seed: int) -> NDArray[np.int64]:
 
 
 def capacity(run: Run, pool: Pool, count: int, slots: int) -> float:
-    """Requests a second while they don't run out: output tokens a second, over
-    the mean length, because short answers end first.
+    """Returns requests a second while requests always wait: output tokens a second / mean length, because
+    short answers end first.
     """
     served = run("ours", closed_work(pool, count, slots))
     begin_s, end_s = float(np.sort(served.first_s)[count // 8]), float(served.arrived_s[-1])
@@ -130,7 +135,7 @@ def _told(policy: str, work: Work) -> Work:
 
 
 class Bench:
-    """What has been asked for on the command line, made ready."""
+    """The engine, the requests and the settings for the command line's arguments."""
 
     def __init__(self, asked: argparse.Namespace) -> None:
         self.asked = asked
@@ -163,7 +168,7 @@ class Bench:
         return simulate(self.limits, self._rules(policy), _told(policy, work), machine or self.machine)
 
     def by_forest(self) -> float | None:
-        """The share of the served predictor's answers that the forest gave. None: it was not asked."""
+        """Returns the share of the served predictor's answers that the forest gave. None: no answers."""
         served = self._predictor
         return None if served is None else round(served.num_by_forest / max(1, served.num_asked), 3)
 
@@ -176,8 +181,8 @@ class Bench:
         return self._predictor
 
     def calibrate(self) -> None:
-        """By a real closed loop with each number of requests in
-        flight, so that few and many rows are seen.
+        """Measures step times in a real closed loop for several numbers of requests in flight, so that steps
+        have few and many rows.
         """
         steps = Steps()
         for in_flight in tqdm((1, 4, self.asked.slots // 2, 2 * self.asked.slots), desc="calibrating"):
@@ -187,7 +192,7 @@ class Bench:
         self.machine = steps.machine()
 
     def tpot_s(self) -> float:
-        """Twice what a step with all slots takes."""
+        """Twice the time of a step with all slots."""
         kv_tokens = self.asked.blocks * BLOCK_TOKENS * 0.6
         return self.asked.tpot or round(2 * self.machine.step_time.seconds(self.asked.slots, kv_tokens), 3)
 
@@ -205,8 +210,8 @@ class Bench:
 
 
 def check(bench: Bench, most: float) -> list[dict[str, Any]]:
-    """Simulated / real for each figure, the median of three pairs with other arrivals. Steps take as long as
-    in the pair's real run, so that what the machine did meanwhile is in both.
+    """Returns simulated / real for each figure, the median of three pairs with different arrivals. Simulated
+    steps take as long as in the pair's real run, so that other load of the machine affects both.
     """
     machines: deque[Machine] = deque()
 
@@ -232,8 +237,8 @@ def check(bench: Bench, most: float) -> list[dict[str, Any]]:
 
 
 def draw(path: Path, rows: list[Row]) -> None:
-    """Goodput, mean and P99 response by load, a line for each policy; one
-    line of pictures for each kind of arrivals.
+    """Draws goodput, mean and P99 response by load, a line for each policy; one row of panels for each kind
+    of arrivals.
     """
     from matplotlib import pyplot
 
@@ -277,9 +282,9 @@ def arguments() -> argparse.Namespace:
         default=[1.0, 4.0],
         help="coefficients of variation of the gaps between arrivals",
     )
-    parser.add_argument("--seconds", type=float, default=60.0, help="for which requests arrive")
+    parser.add_argument("--seconds", type=float, default=60.0, help="time for which requests arrive")
     parser.add_argument(
-        "--rounds", type=int, default=1, help="of which the median is taken, each with other arrivals"
+        "--rounds", type=int, default=1, help="the median of this many, each with different arrivals"
     )
     parser.add_argument("--engine", default="openvino", choices=("openvino", "torch"))
     parser.add_argument("--slots", type=int, default=32)

@@ -1,6 +1,6 @@
-"""The length predictor of `scheduling.py`'s real runs as a server has it: the same code in a process that
-stands back, within its share of the processors, one call at a time with all that is to be asked. Nothing is
-learned during a run.
+"""A server's length predictor for the real runs of `scheduling.py`: the same code in a process of low
+priority, within its share of the processors; each call has all open questions. It learns nothing during a
+run.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Answer = tuple[int, LengthPrediction, bool]  # the last: by the forest, not by h
 
 
 class ServedPredictor:
-    """Whoever has the questions calls `answers` again and again, and never waits."""
+    """The predictor's process, seen from the loop, which calls `answers` repeatedly and never waits."""
 
     def __init__(self, directory: Path) -> None:
-        """`directory`: request log and forest. Raises TimeoutError if the encoder can't be loaded."""
+        """`directory` has request log and forest. Raises TimeoutError if the encoder can't be loaded."""
         self._ours, theirs = multiprocessing.get_context("spawn").Pipe()
         arguments = (theirs, directory)
         multiprocessing.get_context("spawn").Process(
@@ -41,8 +41,8 @@ class ServedPredictor:
         self.num_by_forest = 0
 
     def answers(self, questions: list[Question]) -> list[tuple[int, LengthPrediction]]:
-        """What has been answered since the last call. Takes all
-        `questions`, and empties the list, if it is free.
+        """Returns the answers since the last call. If the predictor is free, sends it all `questions` and
+        empties the list.
         """
         answered: list[Answer] = []
         if self._is_asked and self._ours.poll():
@@ -57,7 +57,7 @@ class ServedPredictor:
 
 
 def _serve(theirs: Connection, directory: Path) -> None:
-    """The process. It says an empty list when the encoder is loaded."""
+    """The predictor's process. Sends an empty list when the encoder is loaded."""
     from python_backends.prediction.budget import Budget
     from python_backends.prediction.encoder import SentenceEncoder
     from python_backends.prediction.predictor import Predictor

@@ -1,9 +1,8 @@
-"""What `scheduling.py` asks: held-out prompts of the bundled model's eight tasks, how long its answers are,
-and what was predicted.
+"""The requests of `scheduling.py`: held-out prompts of the bundled model's eight tasks, the lengths of its
+answers, and predicted lengths.
 
-One half of the prompts teaches history and forest, the other half is asked. Everything is made once and kept
-in files: the answers' lengths are those of answers that the model really gives, greedily and in the chat
-format.
+History and forest learn from one half of the prompts; the other half are the requests. All data are made once
+and kept in files. The lengths are those of the model's own greedy answers in the chat format.
 """
 
 from __future__ import annotations
@@ -36,26 +35,26 @@ from python_backends.nouns.request import QUANTILE_LEVELS, Finish, Floats, Lengt
 from python_backends.prediction.request_log import RequestLog, instruction_id
 from python_backends.settings import EngineSettings, Settings
 
-MAX_TOKENS = 256  # that a client allows, because it is the default
+MAX_TOKENS = 256  # of every request: the default
 MAX_PROMPT_TOKENS = 400
 
 
 class Source(Enum):
-    """Who says how long an answer will be."""
+    """The source of predicted lengths."""
 
-    FOREST = "forest"  # of every request, beforehand
-    HISTORY = "history"  # recent answers to the same instruction, of every request, beforehand
-    SERVED = "served"  # the length predictor beside the engine, as far as its share of the processors goes
+    FOREST = "forest"  # for every request, before the run
+    HISTORY = "history"  # recent answers to the same instruction; for every request, before the run
+    SERVED = "served"  # the length predictor next to the engine, within its share of the processors
     TRUTH = "truth"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pool:
-    """n prompts, one behind the other."""
+    """n prompts in one array, one after the other."""
 
     tokens: NDArray[np.int32]  # [tokens]
     ends: NDArray[np.int64]  # [n] of each prompt in `tokens`
-    lengths: NDArray[np.int64]  # [n] tokens of the answers, their end among them
+    lengths: NDArray[np.int64]  # [n] tokens of the answers, including the end
     means: NDArray[np.float64]  # [n] predicted by the forest
     quantiles: NDArray[np.float32]  # [n, levels] predicted by the forest
     history_means: NDArray[np.float64]  # [n] predicted from recent answers alone
@@ -68,7 +67,7 @@ class Pool:
         return len(self.lengths)
 
     def request(self, number: int, place: int) -> Request:
-        """Number `number` asks the prompt at `place`."""
+        """Returns request `number` with the prompt at `place`."""
         prompt = self.tokens[self.ends[place - 1] if place else 0 : self.ends[place]]
         return greedy_request(number, prompt, MAX_TOKENS)
 
@@ -78,7 +77,7 @@ class Pool:
         )
 
     def prediction(self, place: int, source: Source) -> LengthPrediction:
-        """Made beforehand, for FOREST, HISTORY and TRUTH."""
+        """Returns a prediction made before the run: for FOREST, HISTORY and TRUTH."""
         if source is Source.TRUTH:
             length = float(self.lengths[place])
             return LengthPrediction(length, np.full(len(QUANTILE_LEVELS), length, np.float32))
@@ -88,7 +87,7 @@ class Pool:
 
 
 def read_pool(count: int) -> Pool:
-    """`count` prompts to ask; made at the first call, which takes some minutes."""
+    """Returns `count` prompts. The first call makes them, which takes some minutes."""
     path = pool_directory(count) / "pool.npz"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -99,7 +98,7 @@ def read_pool(count: int) -> Pool:
 
 
 def pool_directory(count: int) -> Path:
-    """Of the pool, and of the request log and the forest that the served predictor answers from."""
+    """Returns the directory of the pool, and of the served predictor's request log and forest."""
     return FOLDER / f"scheduling_pool_{count}"
 
 
@@ -129,7 +128,7 @@ def _arrays(told: Sequence[LengthPrediction]) -> tuple[NDArray[np.float64], NDAr
 
 
 def _history(drawn: Sequence[Drawn], lengths: NDArray[np.int64], half: int) -> list[LengthPrediction]:
-    """Of the second half, from the answers of the first."""
+    """Predicts the second half from the answers of the first half."""
     from python_backends.prediction.history import Answered, AnswerHistory
 
     asked = [(instruction_id(each.exercise.instruction), each.num_given_tokens) for each in drawn]
@@ -143,8 +142,8 @@ def _history(drawn: Sequence[Drawn], lengths: NDArray[np.int64], half: int) -> l
 def _learn(
     drawn: Sequence[Drawn], lengths: NDArray[np.int64], half: int, directory: Path
 ) -> list[LengthPrediction]:
-    """Of the second half, by the forest that the first half teaches. Its
-    request log and the forest stay in `directory`.
+    """Predicts the second half with a forest that has learned from the first half. Request log and forest
+    stay in `directory`.
     """
     from python_backends.prediction.encoder import PACKAGED, CachedEncoder, SentenceEncoder
     from python_backends.prediction.features import features

@@ -1,5 +1,5 @@
-"""The two ways in which `scheduling.py` serves a load: the instance's own loop over a real engine, and the
-same slot scheduler over an engine that is only a length and a step-time model, by a virtual clock.
+"""The two ways in which `scheduling.py` serves a load: the instance's own loop with a real engine, and the
+same slot scheduler with a simulated engine (known lengths and a model of step time) by a virtual clock.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.step_time import StepTime
 from python_backends.settings import SchedulingSettings, Settings
 
-PREDICTED_AFTER_S = 0.02  # the predictor's answer is so much later than the request
+PREDICTED_AFTER_S = 0.02  # time from the request to the predictor's answer
 TOKEN_BUDGET = 256
 Doubles = NDArray[np.float64]
 NOTHING = np.zeros(0, np.int32)
-PREFILL = 2  # the place of prefill tokens among a step's loads
+PREFILL = 2  # the index of prefill tokens among a step's loads
 NUM_ERRORS = 4096  # drawn for each kind of steps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Work:
-    """n requests in order of arrival: when they come, and which of the pool's prompts they ask."""
+    """n requests in order of arrival: when they arrive, and which of the pool's prompts they have."""
 
     pool: Pool
     due_s: Doubles  # [n]; all 0 in a closed loop
     places: NDArray[np.int64]  # [n]
-    in_flight: int = 0  # of a closed loop; 0: they come when they are due
+    in_flight: int = 0  # of a closed loop; 0: they arrive when they are due
     source: Source = Source.FOREST  # of predictions
-    distinct: bool = False  # every prompt is made of a token of its own: nothing of another's prefix is found
+    distinct: bool = False  # every prompt repeats a different token: no prefix of another one is found
 
 
 @dataclass(slots=True, eq=False)
 class Served:
-    """What happened to the requests of `work`, and what is to be told to the instance."""
+    """The results of the requests of `work`, and the messages to the instance."""
 
     work: Work
     predictor: ServedPredictor | None = None  # for Source.SERVED
@@ -83,7 +83,7 @@ class Served:
 
     @property
     def next_s(self) -> float:
-        """When the next request comes; infinite if none does."""
+        """When the next request arrives; infinite if there is none."""
         return (
             float(self.work.due_s[self.num_submitted])
             if self.num_submitted < len(self.work.places)
@@ -91,7 +91,7 @@ class Served:
         )
 
     def news(self, now_s: float) -> list[Submit | Predicted]:
-        """What the instance is to be told at this time."""
+        """Returns the messages to the instance at this time."""
         self.now_s = now_s
         news: list[Submit | Predicted] = []
         while self._is_next_due():
@@ -164,7 +164,7 @@ class Served:
 
 
 class Steps:
-    """What real steps took, from one to the next."""
+    """The times of real steps, from one to the next."""
 
     def __init__(self) -> None:
         self._times = StepTime()
@@ -176,8 +176,9 @@ class Steps:
         self._seconds.append(seconds)
 
     def machine(self) -> Machine:
-        """On which steps take so long: by least squares over all of them, and each draws how far it is off
-        from one of its kind, so that all together take as long as they did.
+        """Returns a machine with these step times: a model fitted by least squares to all steps. Each
+        simulated step draws its relative error from the real steps of its kind, so that the sum of times is
+        the same.
         """
         loads, seconds = np.array(self._loads, np.float64), np.array(self._seconds)
         step_time = StepTime()
@@ -197,8 +198,8 @@ class Steps:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Machine:
-    """How long steps take: by a model of step time, and measured / expected of
-    real steps, of those with prompts by themselves.
+    """The times of steps: a model of step time, and measured / expected of real steps, separately for steps
+    with prompts.
     """
 
     step_time: StepTime
@@ -217,7 +218,7 @@ class Machine:
 
 
 class _Lengths:
-    """An engine that makes as many tokens as the model would, all alike."""
+    """An engine that makes as many tokens as the model would, all with the same id."""
 
     def __init__(self, scheduler: SlotScheduler, work: Work) -> None:
         self._scheduler = scheduler
@@ -257,16 +258,16 @@ def simulate(limits: ModelLimits, settings: SchedulingSettings, work: Work, mach
     return served
 
 
-# --- for real
+# --- with a real engine
 
 
 class _Link:
-    """Requests to the loop when they are due; what it publishes to `served`."""
+    """Gives requests to the loop when they are due, and its messages to `served`."""
 
     def __init__(self, served: Served) -> None:
         self._served = served
         self._began_s = time.monotonic()
-        self.rested_s = 0.0  # when it last waited for something to come
+        self.rested_s = 0.0  # when it last waited for requests
 
     def receive(self, timeout_s: float) -> list[Any]:
         news = self._served.news(time.monotonic() - self._began_s)
@@ -285,7 +286,7 @@ class _Link:
 
 
 class _Paced:
-    """An engine whose steps are timed from one to the next, the loop's own time among it."""
+    """An engine whose steps are timed from one to the next, including the loop's own time."""
 
     plans_steps = False
 
@@ -315,7 +316,7 @@ class _Paced:
 def serve(
     engine: Engine, settings: Settings, work: Work, steps: Steps, predictor: ServedPredictor | None
 ) -> Served:
-    """By the instance's loop; `steps` is told what they take."""
+    """Serves `work` by the instance's loop. Adds the times of steps to `steps`."""
     served = Served(work, predictor)
     scheduler = SlotScheduler(engine.limits, settings.engine.token_budget, settings.scheduling)
     link = _Link(served)

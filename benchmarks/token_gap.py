@@ -1,16 +1,16 @@
-"""How long the device waits between two steps: each of the steps that close the token gap, switched on one
+r"""Measures how long the device waits between two steps, with the measures against the token gap added one
 after the other.
 
-    python benchmarks/token_gap.py --engine openvino --slots 1,16,64,256 --json
-    benchmarks/results/token_gap.json --plot token_gap.png
+    python benchmarks/token_gap.py --engine openvino --slots 1,16,64,256 \
+        --json benchmarks/results/token_gap.json --plot token_gap.png
 
-inline: one process; prompts are tokenized, answers detokenized in the loop, and all slots are sent to the
-engine anew at every step. processes: texts are another process's affair. slots: static slots, of which only
-changes are sent. async: the next step is launched before the tokens of the running one are read. The loop is
-the instance's own, switched by `scheduling.static_slots`, `engine.steps_ahead` and the link that it is given;
-requests wait all the time. `replay` is the loop's tokens per second over those of the same plans run again
-with no scheduler. With `--threads 1` on two processors the loop has one of its own, as beside a GPU; with all
-of them in the engine, the last step can only move its work, not hide it. Host time by itself: `host_time.py`.
+inline: one process; the loop tokenizes prompts and detokenizes answers, and sends all slots to the engine
+again at every step. processes: another process handles texts. slots: static slots, of which only changes are
+sent. async: the next step is launched before the tokens of the running one are read. The loop is the
+instance's own, changed by `scheduling.static_slots`, `engine.steps_ahead` and its link; requests wait all the
+time. `replay` is the loop's tokens per second / those of the same plans run again with no scheduler. With
+`--threads 1` on two processors the loop has one of its own, as it has with a GPU; if the engine uses all of
+them, `async` can only move the loop's work, not hide it. Host time by itself: `host_time.py`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def measure(engine: str, threads: int, slots: list[int], num_steps: int) -> Iter
 
 
 def draw(path: Path, rows: list[Row]) -> None:
-    """Gap and busy share by mode, a line for each number of slots."""
+    """Draws gap and busy share by mode, a line for each number of slots."""
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
@@ -92,8 +92,8 @@ def draw(path: Path, rows: list[Row]) -> None:
 
 
 def draw_timeline(path: Path, before: Recorded, after: Recorded) -> None:
-    """Five steps of `before` above, of `after` below: the device's
-    forward passes, and what the loop did meanwhile.
+    """Draws five steps of `before` (top) and of `after` (bottom): the device's forward passes, and the loop's
+    work at the same time.
     """
     from matplotlib import pyplot
 
@@ -118,15 +118,15 @@ def main() -> None:
         "--threads",
         type=int,
         default=0,
-        help="of the engine; 0: all processors, which the loop wants as well",
+        help="of the engine; 0: all processors, which the loop needs too",
     )
-    parser.add_argument("--steps", type=int, default=200, help="steps of each loop, about")
+    parser.add_argument("--steps", type=int, default=200, help="approximate number of steps of each loop")
     parser.add_argument("--quick", action="store_true", help="a few steps: does it run at all?")
     parser.add_argument("--json", type=Path, help="also write the results here")
     parser.add_argument(
         "--plot",
         type=Path,
-        help="a picture of the table; one of five steps goes beside it, as NAME_timeline.png",
+        help="a picture of the table; one of five steps is written next to it, as NAME_timeline.png",
     )
     asked = parser.parse_args()
     num_steps = 20 if asked.quick else asked.steps

@@ -1,5 +1,5 @@
-"""The loops that `token_gap.py` measures: the instance's own with its
-switches, the texts around it, the replay of its plans.
+"""The loops that `token_gap.py` measures: the instance's own with its settings, the work on texts, and the
+replay of its plans.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ BLOCK_TOKENS = 32
 BLOCKS_A_SLOT = 12
 PROMPT_CHARACTERS = 120
 SWEPT_BYTES = 64 << 20
-WARM_UP_STEPS = 20  # not counted: kernels are made for shapes that come for the first time
-Interval = tuple[float, float]  # when it began, how long it took
+WARM_UP_STEPS = 20  # not counted: kernels are compiled for new shapes
+Interval = tuple[float, float]  # start and duration
 
 
 class Texts:
-    """What tokenizer, scheduler model and detokenizer do for the loop, without Triton: `waiting` requests
-    more than there are slots.
+    """The work of tokenizer, scheduler model and detokenizer, without Triton. Keeps more requests open than
+    there are slots.
     """
 
     def __init__(self, directory: Path, num_steps: int) -> None:
@@ -68,7 +68,7 @@ class Texts:
         self._num_steps = num_steps
 
     def ask(self, open_requests: int) -> None:
-        """New requests, until so many are open."""
+        """Makes new requests until `open_requests` are open."""
         count = open_requests - len(self._table)
         for request in self._door.admit([self._fields() for _ in range(count)]) if count > 0 else []:
             assert isinstance(request, Request)
@@ -82,7 +82,7 @@ class Texts:
                 self._table.started(message)
 
     def flush(self) -> list[Any]:
-        """Detokenizes what is due; what the instance is to be told."""
+        """Detokenizes tokens that are due. Returns the messages to the instance."""
         for outgoing in self._table.due():
             window = outgoing.window
             assert window is not None
@@ -105,7 +105,7 @@ class Texts:
 
 
 class InlineLink:
-    """Texts in the loop's own thread."""
+    """A link that handles texts in the loop's own thread."""
 
     def __init__(self, texts: Texts, open_requests: int) -> None:
         self.waits: list[Interval] = []  # none
@@ -123,7 +123,7 @@ class InlineLink:
 
 
 class ProcessLink(InstanceEnd):
-    """Texts in a process of their own, behind the instance's wire."""
+    """A link to another process that handles texts, through the instance's wire."""
 
     def __init__(self, run_directory: Path, engine: Engine, texts: tuple[Path, int, int]) -> None:
         context = multiprocessing.get_context("spawn")
@@ -157,10 +157,10 @@ def _texts_process(run_directory: Path, model: Path, num_steps: int, open_reques
 
 @dataclass(slots=True)
 class Recorded(RecordedEngine):
-    """Notes as well when the engine came back."""
+    """Also records when the engine's calls returned."""
 
     collected_s: list[float] = field(default_factory=list)
-    inside: list[Interval] = field(default_factory=list)  # the engine's calls, and waiting for news
+    inside: list[Interval] = field(default_factory=list)  # the engine's calls, and waiting for messages
     inside_cpu_s: float = 0.0
     host_s: float = 0.0  # processor time of the loop's thread, without the engine's calls
     tok_s: float = 0.0
@@ -175,13 +175,13 @@ class Recorded(RecordedEngine):
         return output
 
     def times(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Gaps before and busy seconds of all steps that count."""
+        """Returns the gap before each counted step, and its busy seconds."""
         counted = self.outputs[WARM_UP_STEPS:]
         return np.array([output.gap_s for output in counted]), np.array([output.busy_s for output in counted])
 
     def timeline(self, count: int) -> tuple[list[Interval], list[Interval]]:
-        """Forward passes and the loop's own work around `count` steady steps at
-        the end, in ms from the first one's begin.
+        """Returns forward passes and the loop's own work for `count` steady steps at the end, in ms from the
+        start of the first one.
         """
         starts = begins(self.outputs, self.collected_s, 1.0)[-count - 2 : -1]
         busy = [output.busy_s for output in self.outputs[-count - 2 : -1]]
@@ -206,7 +206,7 @@ class Recorded(RecordedEngine):
 
 
 def prepare(directory: Path, engine: str) -> None:
-    """A model of shape S with random weights, and a tokenizer of its size."""
+    """Makes a model of shape S with random weights, and a tokenizer of its size."""
     make_model("S", "bfloat16", directory)
     make_tokenizer(directory)
     assert engine in ("openvino", "torch", "toy")
@@ -225,8 +225,8 @@ def settings_of(directory: Path, engine: str, threads: int, mode: str, slots: in
 
 
 def run(directory: Path, engine_name: str, threads: int, mode: str, slots: int, num_steps: int) -> Recorded:
-    """`num_steps` steps of the loop that count, with requests
-    waiting, then the same plans again without it.
+    """Runs `num_steps` counted steps of the loop while requests wait, and then the same plans without the
+    loop.
     """
     num_steps += WARM_UP_STEPS
     settings = settings_of(directory, engine_name, threads, mode, slots)
@@ -273,7 +273,7 @@ def _loop(instance: Instance, recorded: Recorded, slots: int, num_steps: int) ->
 
 
 def _replayed_tok_s(engine: Engine, plans: list[StepPlan], ahead: int) -> float:
-    """Output tokens per second of the engine alone; as many plans launched ahead as by the loop."""
+    """Returns output tokens per second of the engine alone, with as many steps ahead as the loop."""
     outputs, collected_s, open_steps = [], [], 0
     for index, plan in enumerate(plans):
         engine.launch(plan)
@@ -286,7 +286,7 @@ def _replayed_tok_s(engine: Engine, plans: list[StepPlan], ahead: int) -> float:
 
 
 def _tok_s(outputs: list[StepOutput], collected_s: list[float]) -> float:
-    """Output tokens per second, from the end of the first step that counts."""
+    """Returns output tokens per second, from the end of the first counted step."""
     return sum(len(output.tokens) for output in outputs[WARM_UP_STEPS:]) / (
         collected_s[-1] - collected_s[WARM_UP_STEPS - 1]
     )

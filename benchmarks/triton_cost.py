@@ -1,13 +1,13 @@
-"""What Triton costs: the same work through the engine, the instance and the ensemble, in turn in one run.
+"""Measures the cost of Triton: the same work through the engine, the instance and the ensemble, in turn in
+one run.
 
     python benchmarks/triton_cost.py --rounds 5 --json benchmarks/results/triton_cost.json
 
-`engine` is the engine behind the slot scheduler in one process, which takes new requests exactly between two
-steps; `instance` is the instance process, its loop driven over its own wire, as the scheduler model drives
-it; `ensemble` is the whole way through Triton, streaming over HTTP. Shape S with random weights (see
-peers.py), the lengths of `workload.json` with text as prompts, closed loop, 16 streams, greedy, EOS ignored;
-the client runs on the processors that Triton has. Time to first token: from submission to the first token or
-text.
+`engine` is engine and slot scheduler in one process, which takes new requests exactly between two steps;
+`instance` is the instance process, its loop driven over its own wire, as the scheduler model drives it;
+`ensemble` is the whole way through Triton, streaming over HTTP. Shape S with random weights (see peers.py),
+the lengths of `workload.json` with text as prompts, closed loop, 16 streams, greedy, EOS ignored; the client
+runs on Triton's processors. Time to first token: from submission to the first token or text.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Row:
 
 
 class Instance:
-    """The instance process without Triton; this side is what the scheduler model is to it."""
+    """The instance process without Triton; this process is in the place of the scheduler model."""
 
     def __init__(self, settings: Settings, directory: Path) -> None:
         dump(settings, directory / "settings.json")
@@ -98,7 +98,7 @@ class Instance:
         return Submit(request, np.zeros(0, np.int32), 0)
 
     def _book(self, tokens: Tokens, timings: dict[int, Timing]) -> int:
-        """How many requests ended."""
+        """Records the tokens of one message. Returns how many requests ended."""
         now, ended = time.perf_counter(), 0
         for number, finish in zip(tokens.request_ids.tolist(), tokens.finishes.tolist(), strict=True):
             timings[number].tokens.append(now)
@@ -109,7 +109,7 @@ class Instance:
 
 
 def make_tokenizer(directory: Path) -> Tokenizer:
-    """A byte-level BPE of 32,000 entries, from the standard library's own sources."""
+    """Trains a byte-level BPE of 32,000 entries on the sources of the standard library."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -125,8 +125,8 @@ def sources() -> list[Path]:
 
 
 def make_texts(tokenizer: Tokenizer, work: Work, number: int) -> tuple[list[str], Work]:
-    """Texts about as long as the workload's prompts, others in every round so that
-    no prefix is known, and the work with their ids.
+    """Returns texts about as long as the workload's prompts, and the work with their ids. They differ in
+    every round, so that no prefix is found.
     """
     ids = tokenizer.encode("\n".join(path.read_text() for path in sources()[:40])).ids
     rng = random.Random(number)
@@ -181,7 +181,7 @@ def measure(
         ensemble = EnsembleStreams(served.http_port, work.in_flight, lambda event: bool(event["text_output"]))
         stack.callback(ensemble.close)
         if kind_of(loaded).gives_way:
-            keep_off()  # as Triton does: a client elsewhere would take nothing of the loop's processor
+            keep_off()  # as Triton's processes do; a client elsewhere would not use the loop's processor
         for number in range(rounds + 1):
             texts, round_work = make_texts(tokenizer, work, number)
             timings = {"engine": engine.run(round_work)[0], "instance": instance.run(round_work)}
@@ -201,7 +201,9 @@ def measure(
 
 
 def summary(rows: dict[str, list[Row]]) -> dict[str, Any]:
-    """Medians of each figure, and of the ensemble's beside the others' round by round."""
+    """Returns medians of each figure, and of the ensemble's figures compared with the others', round by
+    round.
+    """
     figures = [field.name for field in fields(Row)][1:]
     medians = [
         {"mode": mode, **{name: median(getattr(row, name) for row in rows[mode]) for name in figures}}
@@ -248,7 +250,7 @@ def main() -> None:
         write_result(arguments.json, {"rounds": rounds, **result})
     for mode in MODES[:-1]:
         share, more = result[f"tok_s_of_{mode}"], result[f"ttft_p50_ms_more_than_{mode}"]
-        print(f"ensemble beside {mode}: {share:.2f} of the tokens per second, first token {more:+.1f} ms")
+        print(f"ensemble / {mode}: {share:.2f} of the tokens per second, first token {more:+.1f} ms")
     print(
         table(
             [

@@ -1,17 +1,17 @@
-"""Checks on a machine with a GPU that TensorRT-LLM does what the tensorrt_llm engine builds on: run it before
-anything else.
+"""Checks on a machine with a GPU that TensorRT-LLM does what the tensorrt_llm engine needs: run it first.
+
 
     python build/check_tensorrt_llm.py
     python build/check_tensorrt_llm.py --model /models/Llama-3.2-1B-Instruct --slots 32
 
-It needs tensorrt_llm (the container nvcr.io/nvidia/tritonserver:25.12-trtllm-python-py3 has it), and neither
-weights nor network: it writes a small Llama configuration and TensorRT-LLM draws the weights. With --model a
-checkpoint of yours is used instead. The engine is loaded twice: once with the settings that are usual, once
-with max_utilization, drain and a LoRA adapter.
+It needs tensorrt_llm (the container nvcr.io/nvidia/tritonserver:25.12-trtllm-python-py3 has it), but neither
+weights nor network: it writes a small Llama configuration, and TensorRT-LLM makes random weights. With
+--model it uses a given checkpoint instead. It loads the engine twice: with max_utilization, drain and a LoRA
+adapter, and with the usual settings.
 
-A verdict a line: "ok" is a promise of docs/tensorrt_llm.md that holds, "FAIL" one that does not, "note"
-something that differs between versions of TensorRT-LLM; where a field of requests has no effect, name it in
-tensorrt_llm.refuse. Ends with 1 if anything failed.
+It prints one verdict a line: "ok" is a promise of docs/tensorrt_llm.md that holds, "FAIL" one that does not,
+"note" a difference between versions of TensorRT-LLM. If a field of requests has no effect, name it in
+tensorrt_llm.refuse. Exit code 1 if anything failed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ BLOCK_TOKENS = 32
 
 
 def say(passed: bool | None, text: str) -> bool:
-    """Prints a verdict. False if it is a failure."""
+    """Prints a verdict. Returns False if it is a failure."""
     print(f"{'note' if passed is None else 'ok  ' if passed else 'FAIL'} {text}", flush=True)
     return passed is not False
 
@@ -77,12 +77,12 @@ def other_settings(settings: Settings, asked: argparse.Namespace, directory: Pat
         with contextlib.suppress(ImportError):
             adapters = str(write_adapter(directory / "adapters" / "random").parent)
     chosen = replace(settings.tensorrt_llm, capacity="max_utilization", abort="drain", adapters=adapters)
-    few = settings.engine.slots * 320 // BLOCK_TOKENS  # so that memory is what is short
+    few = settings.engine.slots * 320 // BLOCK_TOKENS  # so that KV blocks are scarce, not slots
     return replace(settings, engine=replace(settings.engine, kv_blocks=few), tensorrt_llm=chosen)
 
 
 def run_checks(settings: Settings, checks: Sequence[Check]) -> bool:
-    """False if one failed, or the engine could not be loaded."""
+    """Runs the checks. Returns False if one failed, or the engine could not be loaded."""
     started_s = time.monotonic()
     try:
         serving = Serving(settings)
@@ -109,9 +109,12 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--model", type=Path, metavar="DIRECTORY", help="a checkpoint; default: a small Llama without weights"
+        "--model",
+        type=Path,
+        metavar="DIRECTORY",
+        help="a checkpoint; default: a small Llama with random weights",
     )
-    parser.add_argument("--slots", type=int, default=8, help="requests at a time (default 8)")
+    parser.add_argument("--slots", type=int, default=8, help="requests at the same time (default 8)")
     parser.add_argument(
         "--tensor-parallelism",
         type=int,
@@ -142,11 +145,11 @@ def main(given: Sequence[str] | None = None) -> int:
         settings = usual_settings(asked, Path(name))
         passed = run_checks(other_settings(settings, asked, Path(name)), OTHERWISE)
         passed = run_checks(settings, USUAL) and passed
-    say(passed, "everything that was checked holds" if passed else "not everything holds; see above")
+    say(passed, "all checks passed" if passed else "not all checks passed; see above")
     return 0 if passed else 1
 
 
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    os._exit(code)  # the last check has killed TensorRT-LLM's workers: what it does at exit may take for ever
+    os._exit(code)  # the last check has killed TensorRT-LLM's workers: its code at exit may never end

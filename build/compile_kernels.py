@@ -1,13 +1,13 @@
-"""Compiles every kernel of ours for a GPU that need not be here, and prints what each variant takes of it.
+"""Compiles all kernels of Gapless for a GPU, which this machine need not have, and prints the resources that
+each variant needs.
 
-    python build/compile_kernels.py                 # for compute capability 9.0 (H100, H200), all variants,
-    about 2 minutes python build/compile_kernels.py --quick         # heads of 128, and one variant a dtype of
-    every other kernel
+    python build/compile_kernels.py           # compute capability 9.0 (H100, H200), all variants, 2 minutes
+    python build/compile_kernels.py --quick   # heads of 128, and one variant for each dtype of other kernels
 
-Registers a thread, bytes spilled a thread (stores and loads), KiB of shared memory a program. Ends with 1 if
-a variant does not compile, spills more than --most-spills, or takes more shared memory than the GPU has for
-one program. Needs the package triton (requirements-kernels.lock), which brings NVIDIA's assembler, and
-neither a GPU nor CUDA. How fast a kernel is it cannot tell.
+Prints registers per thread, bytes spilled per thread (stores and loads), and KiB of shared memory per
+program. Exit code 1 if a variant does not compile, spills more than --most-spills, or needs more shared
+memory than the GPU has for one program. Needs the package triton (requirements-kernels.lock), which includes
+NVIDIA's assembler, but neither a GPU nor CUDA. It does not measure the speed of kernels.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from python_backends.engine.torch.attention_spans import chunk_rows
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 SHARED_BYTES = {90: 232_448, 80: 166_912, 89: 101_376}  # of a program, by compute capability
-# bytes a thread: chunks of heads of 256 in bfloat16 take 644 to 900, all others at most 16
+# bytes per thread: chunks of heads of 256 in bfloat16 take 644 to 900, all others at most 16
 MOST_SPILLS = 1024
 BLOCK_TOKENS = 32
 GROUPS = (1, 4)  # query heads that share a KV head
@@ -50,8 +50,8 @@ WIDTH = 4096
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One compilation. `signature` names the types of arguments that are
-    no constants, in the language's own way.
+    """One compilation. `signature` has the types of the arguments that are not constants, in Triton's
+    notation.
     """
 
     kernel: str
@@ -59,7 +59,7 @@ class Variant:
     function: Any
     signature: dict[str, str]
     constants: dict[str, Any]
-    # arguments of which nothing is taken for granted
+    # arguments that are not assumed to be aligned or divisible by 16
     unaligned: frozenset[str] = field(default_factory=frozenset)
     warps: int = 4
 
@@ -193,9 +193,7 @@ def _between_products(is_quick: bool) -> Iterator[Variant]:
 
 
 def compiled(variant: Variant, capability: int) -> Compiled:
-    """As the language compiles it for aligned pointers and strides that
-    16 divides, the common case while serving.
-    """
+    """Compiles a variant for aligned pointers and strides divisible by 16, the common case while serving."""
     began_s = time.monotonic()
     names = variant.function.arg_names
     signature = {name: variant.signature.get(name, "constexpr") for name in names}
@@ -209,7 +207,7 @@ def compiled(variant: Variant, capability: int) -> Compiled:
     try:
         made = triton.compile(source, target=target, options={"num_warps": variant.warps})
         registers, spilled = _assembled(made.asm["ptx"], capability)
-    except Exception as error:  # whatever the compiler raises is said of this variant, and the others go on
+    except Exception as error:  # any error is reported for this variant, and the others go on
         return Compiled(
             variant.kernel,
             variant.what,
@@ -225,8 +223,8 @@ def compiled(variant: Variant, capability: int) -> Compiled:
 
 
 def _assembled(ptx: str, capability: int) -> tuple[int, int]:
-    """Registers and bytes spilled, stores and loads, as NVIDIA's assembler says."""
-    suffix = "a" if capability == 90 else ""  # as Triton does where the code asks for it
+    """Returns registers and bytes spilled (stores and loads), as reported by NVIDIA's assembler."""
+    suffix = "a" if capability == 90 else ""  # as Triton does for code that needs it
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(ptx)
         file.flush()
@@ -269,7 +267,7 @@ def main() -> int:
     asked_for = list(variants(asked.quick))
     results = []
     with tempfile.TemporaryDirectory() as directory, knobs.cache.scope():
-        knobs.cache.dir = directory  # each is compiled now
+        knobs.cache.dir = directory  # empty, so that each is compiled now
         for variant in tqdm(asked_for, "compiling"):
             found = compiled(variant, asked.capability)
             results.append((found, verdict(found, asked.most_spills, SHARED_BYTES[asked.capability])))

@@ -1,13 +1,13 @@
-"""Gathers what a GPU machine without network lacks into .gpu-wheels, small enough to travel: run where there
-is a network.
+"""Writes the packages that a GPU machine without network lacks to .gpu-wheels, small enough to be copied
+there. Run it on a machine with a network.
 
-    python3 build/gpu_wheels.py          # then, on the GPU machine, with the folder beside the checkout:
+    python3 build/gpu_wheels.py          # then, on the GPU machine, with the folder next to the checkout:
     build/gpu-run --json gpu.json
 
-Wheels of the small packages; NVIDIA's Triton Inference Server out of the wheel nvidia-pytriton, slimmed to
-server, Python backend, the stub of one Python and the libraries that these need; numpy 1 for that stub alone
-(`stubs/`); and that Python's shared library, which not every Python brings (`lib/`), if there is one here.
-The versions are those of requirements.lock.
+The folder has wheels of the small packages; NVIDIA's Triton Inference Server from the wheel nvidia-pytriton,
+reduced to server, Python backend, the stub of one Python and the libraries that these need; numpy 1 for that
+stub only (`stubs/`); and the shared library of that Python (`lib/`), which not every Python has, if this
+machine has it. The versions are those of requirements.lock.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PLATFORMS = (
     "manylinux1_x86_64",
 )
 TRITON_PLATFORMS = tuple(f"manylinux_2_{minor}_x86_64" for minor in (35, 34, 31))
-MOST_BYTES = 64 << 20  # of the wheels and this checkout together: that much is copied to the GPU's machine
+MOST_BYTES = 64 << 20  # of the wheels and this checkout together: the limit of a copy to the GPU machine
 SERVER = "pytriton/tritonserver"
 LIBRARIES = "nvidia_pytriton.libs/"
 
@@ -82,9 +82,7 @@ def is_wanted(name: str, python: str) -> bool:
 
 
 def slim(wheel: Path, target: Path, python: str) -> None:
-    """Writes a wheel with the wanted files of `wheel` alone, without their
-    symbols, and the RECORD that goes with them.
-    """
+    """Writes a wheel with only the wanted files of `wheel`, without their symbols, and with a new RECORD."""
     with (
         zipfile.ZipFile(wheel) as source,
         zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as made,
@@ -102,7 +100,7 @@ def slim(wheel: Path, target: Path, python: str) -> None:
 
 
 def stripped(content: bytes) -> bytes:
-    """A program or library without its symbols, where this machine can take them out."""
+    """Returns a program or library without its symbols, if this machine has `strip`. Keeps other files."""
     if not content.startswith(b"\x7fELF") or not shutil.which("strip"):
         return content
     with tempfile.NamedTemporaryFile() as file:
@@ -113,7 +111,7 @@ def stripped(content: bytes) -> bytes:
 
 
 def take_library(folder: Path, python: str) -> str:
-    """This machine's shared library of that Python, stripped; says what became of it."""
+    """Copies this machine's shared library of that Python, stripped. Returns a message about the result."""
     name = f"libpython{python}.so.1.0"
     try:
         code = "import sysconfig; print(sysconfig.get_config_var('LIBDIR'))"
@@ -122,11 +120,13 @@ def take_library(folder: Path, python: str) -> str:
         ).stdout.strip()
         content = stripped((Path(found) / name).read_bytes())
     except (OSError, subprocess.CalledProcessError) as error:
-        return f"left out {name}: {error}; a Python there that has none can't run the stubs"
+        return (
+            f"left out {name}: {error}; without it, a Python that has no shared library can't run the stubs"
+        )
     folder.mkdir()
     with zipfile.ZipFile(folder / f"{name}.zip", "w", zipfile.ZIP_DEFLATED, compresslevel=9) as made:
         made.writestr(name, content)
-    return f"took {name} along"
+    return f"added {name} to the folder"
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
-"""Makes the pictures of docs/client.md with a server of the bundled model: a chat as it was seen, and the
+"""Makes the pictures of docs/client.md with a server of the bundled model: a chat in the terminal, and the
 plot of a load test.
 
-python build/pictures.py
+    python build/pictures.py
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Prints how large the house is: lines of each file, and the percentiles of
-function lengths. Smallness needs somebody who looks.
+"""Prints the size of the code: lines of each file, and the percentiles of function lengths, so that growth is
+noticed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def function_lengths(source: str) -> list[int]:
 
 
 def report(room: str) -> None:
-    """Prints one room's files, largest first, and its functions' lengths."""
+    """Prints the files of one folder, largest first, and the lengths of its functions."""
     tracked = subprocess.run(
         ["git", "ls-files", f"{room}/*.py", f"{room}/*.cpp"],
         cwd=ROOT,

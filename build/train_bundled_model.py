@@ -1,4 +1,4 @@
-"""Owns the command line that trains, exports and evaluates the bundled model."""
+"""The command line that trains, exports and evaluates the bundled model."""
 
 import argparse
 from pathlib import Path
@@ -23,15 +23,15 @@ EPILOG = """\
 examples:
   train for an hour on one thread, then write models/bundled:
     python build/train_bundled_model.py --minutes 60 --checkpoint /tmp/bundled --threads 1
-  stop it with Ctrl-C whenever you like; the same command goes on from the last checkpoint (one a minute).
-  write what the checkpoint has learned so far as a model directory, without training on:
+  Ctrl-C stops it at any time; the same command continues from the last checkpoint (one a minute).
+  write the checkpoint as a model directory, without further training:
     python build/train_bundled_model.py --export --checkpoint /tmp/bundled
   measure the model in models/bundled on held-out prompts, as `make model-card` does:
     python build/train_bundled_model.py --evaluate
 
 The text is the standard library of the Python that runs this; nothing is downloaded. One source file in
 twenty, chosen by the hash of its name, is held out for --evaluate. With the budget in --minutes, the
-learning rate decays and the examples grow longer by the share of the time that is used up, so set the budget
+learning rate decays and the examples grow longer with the share of the time that is used, so set the budget
 before you start.
 """
 
@@ -81,7 +81,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def load_tokenizer(folder: Path, corpus: Corpus, tasks: list[Task], size: int) -> PreTrainedTokenizerFast:
-    """The checkpoint's tokenizer, trained first if there is none yet."""
+    """Returns the checkpoint's tokenizer, and trains it first if there is none."""
     path = folder / "tokenizer"
     if not path.exists():
         rng = Random(0)
@@ -94,8 +94,8 @@ def load_tokenizer(folder: Path, corpus: Corpus, tasks: list[Task], size: int) -
 
 
 def load_lexicon(folder: Path, corpus: Corpus) -> dict[str, str]:
-    """The checkpoint's Velin, made first if there is none yet: another
-    Python's standard library has other frequent words.
+    """Returns the checkpoint's lexicon of Velin, and makes it first if there is none. It is kept because the
+    standard library of another Python has other frequent words.
     """
     if not (folder / LEXICON_FILE).exists():
         write_lexicon(build_lexicon(sentence for sentences in corpus.prose for sentence in sentences), folder)
@@ -103,8 +103,8 @@ def load_lexicon(folder: Path, corpus: Corpus) -> dict[str, str]:
 
 
 def evaluate(arguments: argparse.Namespace, held_out: Corpus) -> None:
-    """Measures chat and plain prompts, prints the tables and writes them into the card and beside it."""
-    # the words that the model was taught: another Python's text has others
+    """Measures chat and plain prompts, prints the tables, and writes them into the card and next to it."""
+    # the words of the model's training: another Python's text has others
     tasks = all_tasks(read_lexicon(arguments.output))
     evaluation = Evaluation(arguments.output, held_out)
     formats = {"chat": True, "plain": False}

@@ -1,10 +1,10 @@
-"""Writes the prompts that load tests ask: `client/bench/tasks.jsonl` and, for perf_analyzer,
+"""Writes the prompts of load tests: `client/bench/tasks.jsonl` and, for perf_analyzer,
 `client/perf_inputs.json`.
 
     python build/write_prompts.py
 
-They are held-out examples of the bundled model's tasks (see bundled/corpus.py), in turn, and the same for the
-same Python.
+They are held-out examples of the bundled model's tasks (see bundled/corpus.py), one of each task in turn. The
+same Python gives the same prompts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bundled.tasks import all_tasks
 
 ROOT = Path(__file__).resolve().parents[1]
 PROMPTS_A_TASK = 50
-PERF_PROMPTS = 32  # the first so many, again and again: every window of perf_analyzer has about the same work
+PERF_PROMPTS = 32  # the first ones, repeated: every window of perf_analyzer has about the same work
 PERF_MAX_TOKENS = 64
 
 

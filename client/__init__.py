@@ -1,4 +1,4 @@
-"""A typed Python client for Gapless, over gRPC. It needs `tritonclient` and imports nothing of the server's.
+"""A typed Python client for Gapless, over gRPC. It needs `tritonclient` and imports no code of the server.
 
 In this repository it is the package `client`; `pip install .` installs it as `gapless`. Its imports are
 relative.
@@ -9,8 +9,8 @@ relative.
         for piece in client.stream([user("Convert to camelCase: read_all_lines")], max_tokens=64):
             print(piece.text, end="", flush=True)
 
-`AsyncClient` is the same for asyncio. Every parameter of a request stands in `client/parameters.py`;
-docs/client.md tells the rest.
+`AsyncClient` is the same for asyncio. All parameters of a request are in `client/parameters.py`. See
+docs/client.md.
 """
 
 from .async_client import AsyncClient

@@ -1,5 +1,5 @@
-"""The client for asyncio: what `Client` is, with `async for` and `await`. One
-serves any number of tasks over one connection.
+"""The client for asyncio: like `Client`, with `async for` and `await`. One `AsyncClient` serves any number of
+tasks over one connection.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from .wire import CHANNEL_OPTIONS, Piece, Prompt, read_piece, request_message
 
 
 class AsyncClient:
-    """To be made inside a running event loop. `timeout_s` bounds a whole call,
-    tries included; None waits as long as it takes.
+    """Must be made inside a running event loop. `timeout_s` limits a whole call, with all attempts; None: no
+    limit.
     """
 
     def __init__(
@@ -35,15 +35,15 @@ class AsyncClient:
         self._sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
 
     def stream(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> AsyncGenerator[Piece, None]:
-        """Pieces of the answer as they come; the last one has a `finish_reason`.
+        """Yields pieces of the answer when they arrive; the last one has a `finish_reason`.
 
-        The request is sent with the first step. Cancelling the task, closing the iterator (`aclose`) or
-        leaving the loop cancels it. Raises GaplessError.
+        The request is sent when the first piece is awaited. Cancelling the task, closing the iterator
+        (`aclose`) or leaving the loop cancels it. Raises GaplessError.
         """
         return self._pieces(request_message(prompt, stream=True, parameters=parameters))
 
     async def generate(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> Piece:
-        """The whole answer in one piece. Raises GaplessError."""
+        """Returns the whole answer in one piece. Raises GaplessError."""
         answers = [
             piece
             async for piece in self._pieces(request_message(prompt, stream=False, parameters=parameters))
@@ -57,7 +57,7 @@ class AsyncClient:
             return False
 
     async def server_version(self) -> str:
-        """Such as `triton 2.51.0`. Raises GaplessError."""
+        """Returns name and version, such as `triton 2.51.0`. Raises GaplessError."""
         try:
             said = await self._stub.ServerMetadata(service_pb2.ServerMetadataRequest(), timeout=5)
         except grpc.RpcError as error:
@@ -87,7 +87,7 @@ class AsyncClient:
                         yield piece
                     if piece.finish_reason:
                         return
-                raise FailedError("the stream ended before the answer did")
+                raise FailedError("the stream ended before the answer was complete")
             except UnavailableError as error:
                 pause_s = tries.pause_s(error)
             except grpc.RpcError as error:
@@ -98,8 +98,8 @@ class AsyncClient:
 
 
 async def _read(response: Any, call: Any) -> Piece:
-    """The piece in `response`. If it is the last one, or an error, the stream of `call` is read to its end: a
-    cancel that meets this end makes tritonserver 2.51 crash. Raises GaplessError.
+    """Returns the piece in `response`. If it is the last one, or an error, reads the stream of `call` to its
+    end: a cancel at the same time as this end makes tritonserver 2.51 crash. Raises GaplessError.
     """
     try:
         piece = read_piece(response)

@@ -1,9 +1,11 @@
-"""A chat in the terminal: answers come as they are made; after each one stand its length, its pace and the
-time to its first token.
+"""A chat in the terminal: shows the answer while it is computed, and then its length, its speed and the time
+to its first token.
 
-make chat                                      python -m client.chat --url 127.0.0.1:8001 --temperature 0.7
-echo "Fix the bug: def f(: pass" | make chat   answers go to standard output, everything else to standard
-error
+    make chat
+    python -m client.chat --url 127.0.0.1:8001 --temperature 0.7
+    echo "Fix the bug: def f(: pass" | make chat
+
+Answers go to standard output, all other lines to standard error.
 """
 
 from __future__ import annotations
@@ -28,20 +30,20 @@ from .wire import Message, Piece, assistant, system, user
 HELP = """\
 /help               this
 /clear              forget the conversation
-/system TEXT        begin anew with this system message; `/system` shows it, `/system -` removes it
+/system TEXT        begin again with this system message; `/system` shows it, `/system -` removes it
 /set NAME VALUE     a parameter of the following requests; `/set` shows them, `/set NAME` removes one
 /quit               leave, as Ctrl-D does
-Ctrl-C ends an answer. A line that ends with \\ goes on in the next one; // begins a line with a slash.
-The bundled model knows eight tasks and nothing else; try
+Ctrl-C ends an answer. A line that ends with \\ continues in the next one; // begins a line with a slash.
+The bundled model can do eight tasks only; try
   Convert to camelCase: read_all_lines
   Reword politely: Hey idiot, close the damn file, you moron!"""
-# an answer must not steer the terminal
+# removed from answers: they must not control the terminal
 CONTROL = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)]) | {9: "\t", 10: "\n"}
 
 
 @dataclass(slots=True)
 class Pace:
-    """When an answer's text came. Times in seconds, of one clock."""
+    """When an answer's text arrived. Times in seconds, of one clock."""
 
     asked_s: float
     first_s: float = 0.0
@@ -64,7 +66,7 @@ class Pace:
 
 
 class Chat:
-    """One conversation. Answers go to `sys.stdout`, what is said about them to `sys.stderr`."""
+    """One conversation. Answers go to `sys.stdout`, all other lines to `sys.stderr`."""
 
     def __init__(self, client: Client, parameters: Parameters, system_text: str = "") -> None:
         self._client = client
@@ -75,7 +77,7 @@ class Chat:
         self.num_errors = 0
 
     def take(self, text: str) -> bool:
-        """A command or something to answer; False after /quit."""
+        """Runs a command or answers a text. Returns False after /quit."""
         if text.startswith("/") and not text.startswith("//"):
             return self._command(text)
         if text.strip():
@@ -111,7 +113,7 @@ class Chat:
         self.say(f"{pace} · {reason}" if said or pace.num_tokens else reason)
 
     def _remember(self, said: str) -> None:
-        """A turn without an answer never was."""
+        """Adds the answer to the conversation; without one, removes the question."""
         if said:
             self._messages.append(assistant(said))
         else:
@@ -156,8 +158,8 @@ class Chat:
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """The SIGINTs so far. Each raises KeyboardInterrupt as well, which is lost
-    where it comes inside a callback of a library.
+    """Yields the list of SIGINTs so far. Each also raises KeyboardInterrupt, which is lost if it comes inside
+    a callback of a library.
     """
     seen: list[int] = []
 
@@ -181,9 +183,9 @@ def _show(text: str) -> None:
 
 
 def typed(chat: Chat) -> Iterator[str]:
-    """What somebody types, with the line editing and the history of readline."""
+    """Yields typed texts, with the line editing and the history of readline."""
     with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  (its import is what it does)
+        import readline  # noqa: F401  (the import changes `input`)
     while True:
         try:
             lines = [input("> ")]
@@ -200,7 +202,7 @@ def typed(chat: Chat) -> Iterator[str]:
 
 
 def piped() -> Iterator[str]:
-    """Lines of a pipe or a file; one that ends with a backslash goes on in the next."""
+    """Yields lines of a pipe or a file; a line that ends with a backslash continues in the next one."""
     text = ""
     for line in sys.stdin:
         text += line.removesuffix("\n")
@@ -218,15 +220,15 @@ def main() -> int:
         prog="chat", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, epilog=HELP
     )
     add_url(parser)
-    parser.add_argument("--system", default="", metavar="TEXT", help="system message to begin with")
+    parser.add_argument("--system", default="", metavar="TEXT", help="system message")
     add_parameters(parser)
     asked = parser.parse_args()
     with Client(asked.url) as client:
         chat = Chat(client, chosen(asked), asked.system)
         if not client.is_ready():
             chat.say(
-                f"nobody is ready to answer at {asked.url}: start Gapless with `make serve`, or say where it"
-                " is with --url"
+                f"no server is ready at {asked.url}: start Gapless with `make serve`, or set its address with"
+                " --url"
             )
             return 1
         if sys.stdin.isatty():

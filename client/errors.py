@@ -1,10 +1,10 @@
-"""What can go wrong, as a client sees it.
+"""The errors that a client raises.
 
 GaplessError
 ├── RefusedError       the request is wrong: the message names the field, the value and the limit
-├── UnavailableError   nobody there, too many open requests, or shutting down: worth another try later
-├── TimedOutError      not done within the client's `timeout_s` (a TimeoutError too)
-└── FailedError        the server could not answer, or the connection broke in the middle
+├── UnavailableError   no server, too many open requests, or shutting down: a later attempt may succeed
+├── TimedOutError      not complete within the client's `timeout_s` (also a TimeoutError)
+└── FailedError        the server could not answer, or the connection broke during the answer
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import grpc
 
 
 class GaplessError(Exception):
-    """Anything that kept a request from its answer."""
+    """A request got no complete answer."""
 
 
 class RefusedError(GaplessError):
@@ -39,9 +39,9 @@ KINDS: dict[grpc.StatusCode, type[GaplessError]] = {
     grpc.StatusCode.UNAVAILABLE: UnavailableError,
     grpc.StatusCode.DEADLINE_EXCEEDED: TimedOutError,
 }
-# Over gRPC streams Triton sends a failed request's text without its code, so the text has to tell. There is a
-# header that brings the code, `triton_grpc_error`, but in 2.51 the second failure that it announces ends the
-# whole server.
+# Over gRPC streams Triton sends the text of a failed request without its code, so the kind is read from the
+# text. The header `triton_grpc_error` adds the code, but in 2.51 the second failure with it ends the whole
+# server.
 UNAVAILABLE = re.compile(
     r"^too many |shutting down|not healthy|no available versions|is not ready|stopped accepting|unloading"
 )
@@ -52,12 +52,14 @@ REFUSED = re.compile(
 
 
 def from_grpc(error: grpc.RpcError) -> GaplessError:
-    """What ended a connection."""
+    """Returns the error for a connection that ended."""
     return KINDS.get(error.code(), FailedError)(error.details() or error.code().name)
 
 
 def from_text(said: str) -> GaplessError:
-    """What ended a request, without the name of the ensemble that Triton puts before it."""
+    """Returns the error for a request that failed. Removes the name of the ensemble, which Triton puts before
+    the text.
+    """
     message = re.sub(r"^in ensemble '\w+', ", "", said)
     for pattern, kind in ((UNAVAILABLE, UnavailableError), (REFUSED, RefusedError)):
         if pattern.search(message):

@@ -1,4 +1,4 @@
-"""The table of parameters as options of a command line; chat, bench and `/set` share it."""
+"""The table of parameters as options of a command line. Used by chat, bench and the command `/set`."""
 
 from __future__ import annotations
 
@@ -24,15 +24,13 @@ def add_url(parser: argparse.ArgumentParser) -> None:
         "--url",
         default="127.0.0.1:8001",
         metavar="HOST:PORT",
-        help="where Gapless speaks gRPC (default: %(default)s)",
+        help="Gapless's gRPC address (default: %(default)s)",
     )
 
 
 def add_parameters(parser: argparse.ArgumentParser) -> None:
-    """One option for every line of the table but those that the tools set themselves."""
-    group = parser.add_argument_group(
-        "parameters of every request (absent: what the server takes by default)"
-    )
+    """Adds an option for each line of the table, except those that the tools set themselves."""
+    group = parser.add_argument_group("parameters of every request (absent: the server's default)")
     for name, row in TABLE.items():
         if name not in OURS:
             option, kind, many = (
@@ -44,13 +42,13 @@ def add_parameters(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen(asked: argparse.Namespace) -> Parameters:
-    """What was given of them."""
+    """Returns the parameters that were given."""
     given = {name: getattr(asked, name, None) for name in TABLE}
     return cast(Parameters, {name: value for name, value in given.items() if value is not None})
 
 
 def read_value(name: str, text: str) -> Any:
-    """A parameter's value from what somebody typed. Raises RefusedError."""
+    """Returns a parameter's value from typed text. Raises RefusedError."""
     if name not in TABLE:
         raise RefusedError(f"{name}: there is no such parameter; there are {', '.join(TABLE)}")
     row = TABLE[name]

@@ -1,9 +1,8 @@
-"""The parameters of a request: one line each, with the type that Python sees, the type that Triton sees, and
-what it means.
+"""The parameters of a request: one line each, with the type in Python, the type in Triton and the meaning.
 
-`Parameters` is the only place that knows them: keyword arguments of the clients, options of chat and bench,
-and fields of a JSONL file come from it. A test holds it against `model_repository/ensemble/config.pbtxt`.
-What is absent is not sent; the server's default holds.
+`Parameters` is the only list of them: keyword arguments of the clients, options of chat and bench, and fields
+of a JSONL file are made from it. A test compares it with `model_repository/ensemble/config.pbtxt`. An absent
+parameter is not sent; the server uses its default.
 """
 
 from __future__ import annotations
@@ -15,57 +14,57 @@ from typing import Annotated, Any, TypedDict, get_args, get_origin, get_type_hin
 
 from .errors import RefusedError
 
-TIMEOUT = "timeout"  # no tensor: the request's own timeout, in microseconds
+TIMEOUT = "timeout"  # not a tensor: the request's own timeout, in microseconds
 FORMATS = {"INT32": "<i", "UINT64": "<Q", "FP32": "<f", "BOOL": "<?"}
 SHOWN = 40  # characters of a value in a refusal
 
 
 @dataclass(frozen=True, slots=True)
 class As:
-    """How a parameter travels, and what it means."""
+    """The type of a parameter in Triton, and its meaning."""
 
     dtype: str
     meaning: str
 
 
 class Parameters(TypedDict, total=False):
+    """All parameters of a request."""
+
     max_tokens: Annotated[int, As("INT32", "longest answer, in tokens")]
     min_tokens: Annotated[int, As("INT32", "shortest answer, in tokens")]
-    temperature: Annotated[float, As("FP32", "0 takes the likeliest token, more is more varied")]
-    top_k: Annotated[int, As("INT32", "only the so many likeliest tokens; 0 is all")]
-    top_p: Annotated[float, As("FP32", "only the likeliest tokens that have this probability together")]
-    min_p: Annotated[
-        float, As("FP32", "only tokens with at least this share of the likeliest one's probability")
-    ]
+    temperature: Annotated[float, As("FP32", "0: the most probable token; larger: more varied")]
+    top_k: Annotated[int, As("INT32", "the most probable tokens are kept, this many; 0: all")]
+    top_p: Annotated[float, As("FP32", "the most probable tokens with this probability together are kept")]
+    min_p: Annotated[float, As("FP32", "tokens with this share of the largest probability are kept")]
     seed: Annotated[int, As("UINT64", "the same seed gives the same text")]
     stop_words: Annotated[Sequence[str], As("BYTES", "the answer ends before any of these")]
     bad_words: Annotated[Sequence[str], As("BYTES", "the answer has none of these")]
     stop_token_ids: Annotated[Sequence[int], As("INT32", "token ids that end the answer")]
     end_id: Annotated[int, As("INT32", "one more token id that ends the answer")]
-    pad_id: Annotated[int, As("INT32", "taken for the sake of older clients; changes nothing")]
-    repetition_penalty: Annotated[float, As("FP32", "above 1 makes tokens that were there less likely")]
-    presence_penalty: Annotated[float, As("FP32", "taken off the logits of tokens that the answer has")]
-    frequency_penalty: Annotated[float, As("FP32", "the same, as often as it has them")]
-    beam_width: Annotated[int, As("INT32", "1: there is no beam search")]
-    exclude_input_in_output: Annotated[bool, As("BOOL", "false puts the input before the answer")]
+    pad_id: Annotated[int, As("INT32", "accepted for older clients; changes nothing")]
+    repetition_penalty: Annotated[float, As("FP32", "above 1: earlier tokens get less probable")]
+    presence_penalty: Annotated[float, As("FP32", "subtracted from the logits of the answer's tokens")]
+    frequency_penalty: Annotated[float, As("FP32", "the same, once for each time")]
+    beam_width: Annotated[int, As("INT32", "must be 1: there is no beam search")]
+    exclude_input_in_output: Annotated[bool, As("BOOL", "false: the input goes before the answer")]
     return_log_probs: Annotated[bool, As("BOOL", "adds the log-probabilities of the answer's tokens")]
     num_top_log_probs: Annotated[
-        int, As("INT32", "adds the so many likeliest tokens beside each, with their log-probabilities")
+        int, As("INT32", "adds this many most probable tokens to each token, with log-probabilities")
     ]
     return_num_input_tokens: Annotated[bool, As("BOOL", "adds the length of the prompt, in tokens")]
     return_num_output_tokens: Annotated[
         bool, As("BOOL", "adds the number of tokens of each piece of the answer")
     ]
     lora_name: Annotated[str, As("BYTES", "the adapter to answer with")]
-    lora_task_id: Annotated[int, As("UINT64", "the same by number, as TensorRT-LLM's clients say it")]
+    lora_task_id: Annotated[int, As("UINT64", "the same by number, for TensorRT-LLM's clients")]
     instruction: Annotated[str, As("BYTES", "what the text asks for: for predicting the answer's length")]
     request_priority: Annotated[int, As("INT32", "larger goes first")]
-    deadline_s: Annotated[float, As(TIMEOUT, "the answer ends with what there is after so many seconds")]
+    deadline_s: Annotated[float, As(TIMEOUT, "the answer ends after this many seconds, complete or not")]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the table as code reads it."""
+    """A line of the table."""
 
     kind: type  # of one value
     is_list: bool
@@ -83,14 +82,14 @@ TABLE = {name: _row(hint) for name, hint in get_type_hints(Parameters, include_e
 
 
 def check_names(parameters: Mapping[str, Any]) -> None:
-    """Raises RefusedError."""
+    """Raises RefusedError if a name is not in the table."""
     for name in parameters:
         if name not in TABLE:
             raise RefusedError(f"{name}: there is no such parameter; there are {', '.join(TABLE)}")
 
 
 def timeout_us(parameters: Mapping[str, Any]) -> int:
-    """The request's timeout; 0 is none. Raises RefusedError."""
+    """Returns the request's timeout in microseconds; 0: none. Raises RefusedError."""
     seconds = parameters.get("deadline_s")
     if seconds is None:
         return 0
@@ -100,7 +99,7 @@ def timeout_us(parameters: Mapping[str, Any]) -> int:
 
 
 def packed(name: str, value: Any) -> tuple[int, bytes]:
-    """How many values, and their bytes as Triton reads them. Raises RefusedError."""
+    """Returns the number of values, and their bytes in Triton's format. Raises RefusedError."""
     row = TABLE[name]
     try:
         if row.is_list and isinstance(value, str):

@@ -1,7 +1,7 @@
-"""When to try again, and after which pause. Pure: the clients wait.
+"""Decides whether to try a request again, and after which pause. Only computes: the clients wait.
 
-Only UNAVAILABLE is worth another try, and only while no text has come: afterwards the same answer would begin
-again.
+A request is tried again only after UNAVAILABLE, and only if no text has arrived: else the same text would
+come twice.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from .errors import GaplessError, UnavailableError
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """Pauses double from `first_s` to `most_s`; each is drawn from its upper
-    half, so that clients do not come back all at once.
+    """Pauses double from `first_s` to `most_s`. Each is drawn from the upper half of its range, so that
+    clients do not return at the same time.
     """
 
-    attempts: int = 5  # with the first one; 1 never tries again
+    attempts: int = 5  # including the first one; 1: never try again
     first_s: float = 0.25
     most_s: float = 4.0
     draw: Callable[[], float] = random.random  # between 0 and 1
 
     def pause_s(self, failed: int) -> float:
-        """After so many failed attempts."""
+        """Returns the pause after this many failed attempts."""
         return min(self.most_s, self.first_s * 2.0 ** (failed - 1)) * (0.5 + self.draw() / 2)
 
 
 class Call:
-    """One call's attempts: what has come, and the time that is left for it."""
+    """The attempts of one call: how many failed, whether text has arrived, and the time that is left."""
 
     def __init__(
         self, retries: Retries, timeout_s: float | None, clock: Callable[[], float] = time.monotonic
@@ -43,12 +43,12 @@ class Call:
         self.has_begun = False
 
     def left_s(self) -> float | None:
-        """None is for ever."""
+        """Returns the time that is left; None: no limit."""
         return None if self._end_s is None else max(0.0, self._end_s - self._clock())
 
     def pause_s(self, error: GaplessError) -> float:
-        """How long to wait after an attempt has failed with `error`. Raises
-        `error` if another one is not worth it.
+        """Returns how long to wait after an attempt has failed with `error`. Raises `error` if there should
+        be no further attempt.
         """
         self._failed += 1
         if (

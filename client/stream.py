@@ -1,4 +1,4 @@
-"""Streams one answer to the terminal over gRPC: the smallest client there is.
+"""Streams one answer to the terminal over gRPC: an example of a minimal client.
 
 python client/stream.py "Convert to camelCase: read_all_lines"
 """
@@ -22,7 +22,7 @@ def text(name: str, value: str) -> triton.InferInput:
 
 
 def stream(url: str, prompt: str, max_tokens: int) -> None:
-    """Prints the answer to `prompt` as it comes. Raises InferenceServerException."""
+    """Prints the answer to `prompt` as it arrives. Raises InferenceServerException."""
     limit = triton.InferInput("max_tokens", [1, 1], "INT32")
     limit.set_data_from_numpy(np.array([[max_tokens]], np.int32))
     streamed = triton.InferInput("stream", [1, 1], "BOOL")
@@ -35,7 +35,7 @@ def stream(url: str, prompt: str, max_tokens: int) -> None:
         try:
             read(answers)
         finally:
-            client.stop_stream(cancel_requests=True)  # Ctrl-C gives the slot back at once
+            client.stop_stream(cancel_requests=True)  # so that Ctrl-C frees the slot at once
 
 
 def read(answers: queue.SimpleQueue[Any]) -> None:
@@ -53,8 +53,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("prompt", help="what to ask")
-    parser.add_argument("--host", default="127.0.0.1", help="where Gapless listens")
+    parser.add_argument("prompt", help="text of the user message")
+    parser.add_argument("--host", default="127.0.0.1", help="Gapless's address")
     parser.add_argument("--port", type=int, default=8001, help="its gRPC port")
     parser.add_argument("--max-tokens", type=int, default=256, help="longest answer")
     asked = parser.parse_args()

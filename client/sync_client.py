@@ -18,7 +18,7 @@ from .wire import CHANNEL_OPTIONS, Piece, Prompt, read_piece, request_message
 
 
 class Client:
-    """`timeout_s` bounds a whole call, tries included; None waits as long as it takes."""
+    """`timeout_s` limits a whole call, with all attempts; None: no limit."""
 
     def __init__(
         self, url: str = "127.0.0.1:8001", *, timeout_s: float | None = None, retries: Retries | None = None
@@ -30,7 +30,7 @@ class Client:
         self._sleep: Callable[[float], object] = time.sleep
 
     def stream(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> Generator[Piece, None, None]:
-        """Pieces of the answer as they come; the last one has a `finish_reason`.
+        """Yields pieces of the answer when they arrive; the last one has a `finish_reason`.
 
         The request is sent with the first `next()`. Leaving the loop or closing the iterator cancels it.
         Raises GaplessError.
@@ -38,7 +38,7 @@ class Client:
         return self._pieces(request_message(prompt, stream=True, parameters=parameters))
 
     def generate(self, prompt: Prompt, **parameters: Unpack[Parameters]) -> Piece:
-        """The whole answer in one piece. Raises GaplessError."""
+        """Returns the whole answer in one piece. Raises GaplessError."""
         (answer,) = self._pieces(request_message(prompt, stream=False, parameters=parameters))
         return answer
 
@@ -49,7 +49,7 @@ class Client:
             return False
 
     def server_version(self) -> str:
-        """Such as `triton 2.51.0`. Raises GaplessError."""
+        """Returns name and version, such as `triton 2.51.0`. Raises GaplessError."""
         try:
             said = self._stub.ServerMetadata(service_pb2.ServerMetadataRequest(), timeout=5)
         except grpc.RpcError as error:
@@ -79,7 +79,7 @@ class Client:
                         yield piece
                     if piece.finish_reason:
                         return
-                raise FailedError("the stream ended before the answer did")
+                raise FailedError("the stream ended before the answer was complete")
             except UnavailableError as error:
                 pause_s = tries.pause_s(error)
             except grpc.RpcError as error:
@@ -90,8 +90,8 @@ class Client:
 
 
 def _read(response: Any, call: Any) -> Piece:
-    """The piece in `response`. If it is the last one, or an error, the stream of `call` is read to its end: a
-    cancel that meets this end makes tritonserver 2.51 crash. Raises GaplessError.
+    """Returns the piece in `response`. If it is the last one, or an error, reads the stream of `call` to its
+    end: a cancel at the same time as this end makes tritonserver 2.51 crash. Raises GaplessError.
     """
     try:
         piece = read_piece(response)

@@ -1,7 +1,6 @@
-"""Between what users say and what travels: prompts and parameters to Triton's request, its responses to
-pieces of text.
+"""Converts prompts and parameters to Triton's request, and Triton's responses to pieces of text.
 
-Both clients use it, so that they differ in waiting alone. The messages and stubs are tritonclient's.
+Both clients use it, so they differ only in how they wait. The messages and stubs are tritonclient's.
 """
 
 from __future__ import annotations
@@ -19,14 +18,17 @@ from .parameters import FORMATS, TABLE, TIMEOUT, check_names, packed, packed_tex
 
 MODEL = "ensemble"
 LISTS = ("output_ids", "output_log_probs")  # outputs with a value for each token
-TABLES = ("top_ids", "top_log_probs")  # and with several
+TABLES = ("top_ids", "top_log_probs")  # outputs with several values for each token
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    ("grpc.keepalive_time_ms", 20_000),  # finds a dead connection under a silent stream
-    ("grpc.keepalive_timeout_ms", 30_000),  # a server that stands still for less keeps its streams
+    ("grpc.keepalive_time_ms", 20_000),  # finds a dead connection while a stream is silent
+    ("grpc.keepalive_timeout_ms", 30_000),  # a server that pauses for less keeps its streams
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.min_reconnect_backoff_ms", 200),  # retries really try: gRPC alone would wait for seconds
+    (
+        "grpc.min_reconnect_backoff_ms",
+        200,
+    ),  # by default, gRPC would wait for seconds before it connects again
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 )
@@ -49,17 +51,17 @@ def system(content: str) -> Message:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """An answer, or a piece of one. The last piece says why the answer ended.
+    """An answer, or a piece of one. The last piece has the reason why the answer ended.
 
-    A piece may have tokens and no text: half a character, or the beginning of a stop word, is held back until
-    the next token is known.
+    A piece may have tokens and no text: an incomplete character, or the beginning of a stop word, is held
+    back until the next token is known.
     """
 
     text: str
-    finish_reason: str = ""  # stop | length | cancelled | deadline; empty: there is more to come
-    num_input_tokens: int | None = None  # of those who asked (return_num_input_tokens)
-    num_output_tokens: int | None = None  # of this piece; all pieces together are the answer's
-    # the tokens of this piece, and of each its log-probability (return_log_probs)
+    finish_reason: str = ""  # stop | length | cancelled | deadline; empty: more pieces follow
+    num_input_tokens: int | None = None  # with return_num_input_tokens
+    num_output_tokens: int | None = None  # of this piece; the sum over all pieces is the answer's
+    # the tokens of this piece and their log-probabilities (return_log_probs)
     output_ids: tuple[int, ...] = ()
     output_log_probs: tuple[float, ...] = ()
     cum_log_probs: float | None = None  # their sum from the beginning
@@ -68,12 +70,12 @@ class Piece:
 
     @property
     def says_something(self) -> bool:
-        """False for one that only shows that the connection is alive."""
+        """False for an empty piece, which only shows that the connection is alive."""
         return bool(self.text or self.finish_reason or self.output_ids or self.num_output_tokens)
 
 
 def request_message(prompt: Prompt, stream: bool, parameters: Mapping[str, Any]) -> Any:
-    """One ModelInferRequest. Raises RefusedError."""
+    """Returns a ModelInferRequest. Raises RefusedError."""
     check_names(parameters)
     request = service_pb2.ModelInferRequest(model_name=MODEL)
     if isinstance(prompt, str):
@@ -95,7 +97,7 @@ def _add(request: Any, name: str, dtype: str, count: int, content: bytes) -> Non
 
 
 def read_piece(response: Any) -> Piece:
-    """From one ModelStreamInferResponse. Raises GaplessError."""
+    """Returns the piece in a ModelStreamInferResponse. Raises GaplessError."""
     if response.error_message:
         raise from_text(response.error_message)
     answer = response.infer_response
@@ -106,7 +108,7 @@ def read_piece(response: Any) -> Piece:
 
 
 def _field(output: Any, values: list[Any]) -> dict[str, Any]:
-    """One output as a field of Piece; none for outputs that this client does not know."""
+    """Returns one output as a field of Piece; nothing for outputs that this client does not know."""
     name = "text" if output.name == "text_output" else output.name
     if name not in Piece.__dataclass_fields__:
         return {}
@@ -120,7 +122,7 @@ def _in_rows(values: list[Any], width: int) -> tuple[tuple[Any, ...], ...]:
 
 
 def _values(dtype: str, data: bytes) -> list[Any]:
-    """All values of one output, as Python has them."""
+    """Returns all values of one output as Python values."""
     if dtype != "BYTES":
         return [value for (value,) in struct.iter_unpack(FORMATS[dtype], data)]
     texts, start = [], 0

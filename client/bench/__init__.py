@@ -1,1 +1,1 @@
-"""A load test against a running server; `python -m client.bench --help` tells how to use it."""
+"""A load test against a running server; see `python -m client.bench --help`."""

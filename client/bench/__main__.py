@@ -1,18 +1,18 @@
-"""A load test against a running Gapless: how long answers take, how many come, and how many in time.
+"""A load test against a running Gapless: latency and number of answers, and how many keep the limits.
 
-    make bench ARGS="--quick"                           a short look make bench ARGS="--concurrency 1 8 16"
-    closed loop: so many requests are always open make bench ARGS="--rate 2 4 8"                      Poisson
-    arrivals: so many a second on average, however many are open make bench ARGS="--rate 4 --cv 3"
-    Gamma arrivals: in bursts (cv is the coefficient of variation of the gaps) make bench ARGS="--rate 4
-    --json b.json --plot b.png"
+    make bench ARGS="--quick"                 a few requests
+    make bench ARGS="--concurrency 1 8 16"    closed loop: this many requests are always open
+    make bench ARGS="--rate 2 4 8"            Poisson arrivals: this many a second on average
+    make bench ARGS="--rate 4 --cv 3"         Gamma arrivals in bursts (cv: std / mean of the gaps)
+    make bench ARGS="--rate 4 --json b.json --plot b.png"
 
 Inputs: prompts of the bundled model's tasks (--inputs tasks), random words (--inputs random --words 100), or
-a file of JSON lines, each an object with text_input or messages and any parameters (--inputs my.jsonl). The
-same seed asks the same at the same times.
+a file of JSON lines, each an object with text_input or messages and any parameters (--inputs my.jsonl). With
+the same seed, the requests and their times are the same.
 
-TTFT: until the first text. TPOT: from there to the end, for each further token. E2E: until the end. All three
-count from when a request was due, so a client that can't keep up does not flatter the server. Goodput:
-requests a second that kept both limits. A failed request is not tried again, and counts as an error.
+TTFT: time to the first text. TPOT: from there to the end, for each further token. E2E: time to the end. TTFT
+and E2E count from when a request was due, so a client that is too slow does not improve the server's numbers.
+Goodput: requests a second that kept both limits. A failed request is not tried again, and counts as an error.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def arguments() -> argparse.Namespace:
         "--rate", type=float, nargs="+", default=[], metavar="R", help="open loop: requests a second"
     )
     parser.add_argument(
-        "--cv", type=float, default=1.0, help="of the gaps: 0 even, 1 Poisson (default), more is bursty"
+        "--cv", type=float, default=1.0, help="of the gaps: 0: even, 1: Poisson (default), larger: bursts"
     )
     parser.add_argument(
         "--requests", type=int, default=REQUESTS, metavar="N", help="for each load (default: %(default)s)"
@@ -65,10 +65,14 @@ def arguments() -> argparse.Namespace:
         "--inputs", default="tasks", metavar="KIND", help="tasks (default), random, or a file of JSON lines"
     )
     parser.add_argument(
-        "--words", type=int, default=100, metavar="N", help="of a random text (default: %(default)s)"
+        "--words", type=int, default=100, metavar="N", help="words of a random text (default: %(default)s)"
     )
     parser.add_argument(
-        "--arrival-seed", type=int, default=0, metavar="N", help="of texts and arrival times (default: 0)"
+        "--arrival-seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="seed of texts and arrival times (default: 0)",
     )
     parser.add_argument(
         "--ttft-limit-ms", type=float, default=1000, metavar="MS", help="for goodput (default: %(default)g)"
@@ -81,7 +85,7 @@ def arguments() -> argparse.Namespace:
         type=float,
         default=300,
         metavar="S",
-        help="a request that takes longer failed (default: 300)",
+        help="a request that takes longer fails (default: 300)",
     )
     parser.add_argument(
         "--json",
@@ -112,7 +116,7 @@ def loads_of(asked: argparse.Namespace) -> list[Load]:
 
 
 async def measure(asked: argparse.Namespace, load: Load, work: list[Ask], outcomes: list[Outcome]) -> None:
-    """Fills `outcomes` as answers end, so that an interrupted run keeps what it has."""
+    """Adds to `outcomes` when an answer ends, so that an interrupted test keeps its outcomes so far."""
     ignore: list[Outcome] = []
     with tqdm(total=len(work) - WARM_UP, desc=str(load), unit="req") as bar:
 
@@ -127,7 +131,9 @@ async def measure(asked: argparse.Namespace, load: Load, work: list[Ask], outcom
 
 
 def bench(asked: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
-    """Results of the loads, printed as they come, and whether Ctrl-C ended it. Raises InputsError."""
+    """Prints the results of each load when it ends. Returns all of them, and whether Ctrl-C ended the test.
+    Raises InputsError.
+    """
     limits = Limits(asked.ttft_limit_ms, asked.tpot_limit_ms)
     source = asks(asked.inputs, asked.words, asked.arrival_seed, chosen(asked))
     count = QUICK_REQUESTS if asked.quick else asked.requests
@@ -160,7 +166,7 @@ def main() -> int:
         results, interrupted = bench(asked)
     except (GaplessError, InputsError) as error:
         print(
-            f"bench: {error}\nIs a server there? `make serve` starts one; --url says where it is.",
+            f"bench: {error}\nIs a server running? `make serve` starts one; --url sets its address.",
             file=sys.stderr,
         )
         return 1

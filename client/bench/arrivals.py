@@ -1,5 +1,5 @@
-"""When requests are due: after one another in a closed loop, or at
-random times that do not wait for answers.
+"""When requests are due: in a closed loop, each after the end of another one; in an open loop, at random
+times that do not depend on answers.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Load:
 
 
 def due_times(load: Load, count: int, seed: int) -> NDArray[np.float64]:
-    """Seconds from the beginning, [count], ascending. The gaps of an open
-    load are Gamma distributed with mean 1 / rate.
+    """Returns seconds from the start, [count], ascending. The gaps of an open loop have a Gamma distribution
+    with mean 1 / rate; with cv 0 they are all equal.
     """
     if load.cv == 0:
         return np.arange(1, count + 1) / load.rate

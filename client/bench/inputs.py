@@ -1,4 +1,4 @@
-"""What is asked: the bundled model's tasks, random words, or a file of JSON lines."""
+"""The requests of a load test: the bundled model's tasks, random words, or a file of JSON lines."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ from ..errors import GaplessError
 from ..wire import Prompt, request_message
 
 TASKS = Path(__file__).with_name("tasks.jsonl")  # written by build/write_prompts.py
-RANDOM_TOKENS = 64  # of an answer to random words, which would end anywhere
+RANDOM_TOKENS = 64  # of an answer to random words, whose length would be random
 
 
 class InputsError(ValueError):
-    """A file that can't be used: the message names file, line and reason."""
+    """A file can't be used. The message names file, line and reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
+    """One request: prompt and parameters."""
+
     prompt: Prompt
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
 def asks(kind: str, words: int, seed: int, parameters: Mapping[str, Any]) -> Iterator[Ask]:
-    """Without end. `kind` is `tasks`, `random` or a file; `parameters` go
-    before those of its lines. Raises InputsError.
+    """Yields requests without end. `kind` is `tasks`, `random` or a file; `parameters` override those of its
+    lines. Raises InputsError.
     """
     if kind == "random":
         fixed = {"max_tokens": RANDOM_TOKENS, "min_tokens": parameters.get("max_tokens", RANDOM_TOKENS)}
@@ -55,7 +57,7 @@ def read_lines(path: Path) -> list[Ask]:
         raise InputsError(f"{path}: {error.strerror}") from error
     read = [_ask(f"{path}, line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
     if not read:
-        raise InputsError(f"{path}: has no line")
+        raise InputsError(f"{path}: has no request")
     return read
 
 

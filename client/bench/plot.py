@@ -1,4 +1,4 @@
-"""The picture of a load test: how many of the requests were at least so fast, for each load a line."""
+"""Draws the distributions of a load test: the share of requests by time, one line for each load."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TITLES = {"ttft": "time to first token", "tpot": "time per output token", "e2e":
 
 
 def plot(results: Sequence[dict[str, Any]], limits: Limits, title: str, path: Path) -> None:
-    """Raises ImportError without matplotlib (`build/set-up dev`)."""
+    """Writes the picture to `path`. Raises ImportError without matplotlib (`build/set-up dev`)."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,5 +1,5 @@
-"""From outcomes to numbers: percentiles, goodput, errors; as lines for a
-person and as JSON that says where it was measured.
+"""Computes the numbers of a load test from its outcomes: percentiles, goodput, errors. As lines of text and
+as JSON that includes machine and versions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ERROR_KINDS_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a good answer keeps to."""
+    """The limits of times for goodput."""
 
     ttft_ms: float
     tpot_ms: float
@@ -37,12 +37,12 @@ class Limits:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float | None]:
-    """Linear between the two nearest; None where there is nothing to measure."""
+    """Returns percentiles, interpolated linearly; None without values."""
     return {f"p{p}": round(float(np.percentile(values, p)), 3) if len(values) else None for p in PERCENTILES}
 
 
 def samples_ms(outcomes: Iterable[Outcome]) -> dict[str, list[float]]:
-    """TTFT, TPOT and E2E of the answers that came, in the order in which they ended."""
+    """Returns TTFT, TPOT and E2E of the complete answers, in the order in which they ended."""
     good = [outcome for outcome in outcomes if not outcome.error]
     return {
         "ttft": [round(outcome.ttft_s * 1e3, 3) for outcome in good],
@@ -52,7 +52,9 @@ def samples_ms(outcomes: Iterable[Outcome]) -> dict[str, list[float]]:
 
 
 def summary(load: Load, outcomes: Sequence[Outcome], limits: Limits) -> dict[str, Any]:
-    """Of at least one outcome. Times in ms; rates over the time from the first due to the last end."""
+    """Returns the numbers of a load with at least one outcome. Times in ms; rates over the time from the
+    first due time to the last end.
+    """
     wall_s = max(outcome.end_s for outcome in outcomes) - min(outcome.due_s for outcome in outcomes)
     samples = samples_ms(outcomes)
     num_good = sum(limits.keeps(outcome) for outcome in outcomes)
@@ -75,7 +77,7 @@ def summary(load: Load, outcomes: Sequence[Outcome], limits: Limits) -> dict[str
 
 
 def lines(result: dict[str, Any], limits: Limits) -> Iterable[str]:
-    """One load's numbers for a person."""
+    """Yields the numbers of one load as lines of text."""
     num_errors = sum(result["errors"].values())
     yield (
         f"{result['load']['name']}: {result['requests']} requests in {result['wall_s']:.1f} s, {num_errors}"
@@ -93,15 +95,13 @@ def lines(result: dict[str, Any], limits: Limits) -> Iterable[str]:
         f"TTFT ≤ {limits.ttft_ms:g} ms and TPOT ≤ {limits.tpot_ms:g} ms"
     )
     if (late_ms := result["late_ms"]["p99"]) > limits.ttft_ms / 10:
-        yield (
-            f"  this client was late: {late_ms:.0f} ms at p99 from due to sent; it needs a machine of its own"
-        )
+        yield (f"  this client was late: {late_ms:.0f} ms at p99 from due to sent; run it on another machine")
     for error, count in Counter(result["errors"]).most_common(ERROR_KINDS_SHOWN):
         yield f"  {count} × {error}"
 
 
 def provenance(command: str, server: str) -> dict[str, Any]:
-    """Where and when this was measured. The machine is the client's."""
+    """Returns date, command, versions and machine of the test. The machine is the client's."""
     packages = ("tritonclient", "grpcio", "numpy")
     return {
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -1,5 +1,5 @@
-"""Asks as a load says and notes when what came. All times are seconds of one
-clock; an answer's times count from when it was due.
+"""Sends the requests of a load and records when their answers arrive. All times are seconds of one clock; an
+answer's times count from when its request was due.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Booked = Callable[[Outcome], None]
 
 
 async def run(client: AsyncClient, load: Load, asked: Sequence[Ask], seed: int, book: Booked) -> None:
-    """Returns when all have ended; `book` hears of each at once."""
+    """Sends all requests and returns when they have ended. Calls `book` with each outcome at its end."""
     await (
         _closed_loop(client, load.concurrency, asked, book)
         if load.concurrency
@@ -80,7 +80,7 @@ async def _open_loop(client: AsyncClient, load: Load, asked: Sequence[Ask], seed
 
 
 async def answer(client: AsyncClient, ask: Ask, due_s: float) -> Outcome:
-    """A failure is an outcome too."""
+    """Sends one request and returns its outcome; a failed request has an outcome with an error."""
     outcome = Outcome(due_s, time.monotonic())
     counts = {"return_num_input_tokens": True, "return_num_output_tokens": True}
     try:

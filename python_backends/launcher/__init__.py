@@ -1,3 +1,3 @@
-"""Serves: starts instances and tritonserver as siblings, watches them, restarts processes that die, and
-leaves nothing when it ends.
+"""Starts instances and tritonserver as siblings, watches them, restarts processes that die, and leaves no
+processes or files when it ends.
 """

@@ -1,9 +1,9 @@
-"""The command line, and the run directory that one life of the launcher has.
+"""The launcher's command line. Holds a run directory while the launcher lives.
 
-    python -m python_backends.launcher [--settings gapless.toml] [--set model.directory=… --set
-    engine.slots=64]
+    python -m python_backends.launcher [--settings gapless.toml]
+                                       [--set model.directory=… --set engine.slots=64]
 
-Ctrl-C or SIGTERM drains: open requests may end, new ones are refused. A second one ends at once.
+Ctrl-C or SIGTERM drains: open requests may end, new ones are refused. A second one ends the server at once.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def main() -> int:
                 log.info("%s", reason)
             settings = choice.settings
             engine = kind_of(settings)
-            # the server and its models as well; instances ask otherwise
+            # tritonserver and its models inherit this; instances set their own
             take_short_turns(interrupting=not engine.gives_way)
             processors = keep_off() if engine.gives_way else None
             Supervisor(settings, RunFiles(run_directory, settings), processors).serve()

@@ -1,11 +1,11 @@
-"""Looks at the instances of a running server, empties them, and says how many there are.
+"""Shows the instances of a running server, drains them, and sets how many run.
 
-    python -m python_backends.launcher.control status          # what each instance carries
-    python -m python_backends.launcher.control top             # the same, again and again
-    python -m python_backends.launcher.control drain 1         # everything leaves instance 1
-    python -m python_backends.launcher.control restore 1       # it gets requests again
-    python -m python_backends.launcher.control scale 2         # there are two instances, whatever the load
-    python -m python_backends.launcher.control scale auto      # as many as the load or the settings say
+    python -m python_backends.launcher.control status          # the load of each instance
+    python -m python_backends.launcher.control top             # the same, repeated
+    python -m python_backends.launcher.control drain 1         # all requests leave instance 1
+    python -m python_backends.launcher.control restore 1       # instance 1 gets requests again
+    python -m python_backends.launcher.control scale 2         # two instances run, whatever the load
+    python -m python_backends.launcher.control scale auto      # the load or the settings decide the number
 
 Needs a server with several instances (cluster.instances or cluster.max_instances), on this host and of the
 same user.
@@ -32,7 +32,7 @@ HINT = "is a server with cluster.instances or cluster.max_instances > 1 running 
 
 
 class ControlError(Exception):
-    """The order can't be carried out; the text says why."""
+    """The order can't be carried out. The text says why."""
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
@@ -43,16 +43,16 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
         "--run-directory", type=Path, metavar="PATH", help="of the server, if several run on this host"
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    status = commands.add_parser("status", help="what each instance carries")
+    status = commands.add_parser("status", help="the load of each instance")
     status.add_argument("--json", action="store_true", help="as JSON")
-    top = commands.add_parser("top", help="the same, again and again, until Ctrl-C")
+    top = commands.add_parser("top", help="the same, repeated until Ctrl-C")
     top.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="default: 1")
     drain = commands.add_parser("drain", help="requests leave the instance, and no new ones enter it")
     restore = commands.add_parser("restore", help="the instance gets requests again")
     for command in (drain, restore):
         command.add_argument("instance", type=int, help="its number, from 0 on")
-    scale = commands.add_parser("scale", help="so many instances run, whatever the load")
-    scale.add_argument("number", help="how many, or auto: as many as the load or the settings say")
+    scale = commands.add_parser("scale", help="this many instances run, whatever the load")
+    scale.add_argument("number", help="how many, or auto: the load or the settings decide")
     for command in (drain, scale):
         command.add_argument(
             "--timeout", type=float, default=600.0, metavar="SECONDS", help="how long to wait; default: 600"
@@ -74,7 +74,7 @@ def main(given: list[str] | None = None) -> int:
 
 
 def table(status: dict[str, Any]) -> str:
-    """What the instances carry, for people."""
+    """Returns the load of the instances as a table of text."""
     rows = [COLUMNS, *map(_row, status["instances"])]
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
@@ -99,7 +99,7 @@ def _only_run_directory() -> Path:
     if len(found) == 1:
         return found[0]
     if not found:
-        raise ControlError(f"no server of ours runs: {HINT}")
+        raise ControlError(f"no server of this user runs: {HINT}")
     places = ", ".join(map(str, found))
     raise ControlError(f"several servers run: choose one with --run-directory: {places}")
 
@@ -108,7 +108,7 @@ def _status_of(directory: Path) -> dict[str, Any]:
     try:
         return ClusterStatus(directory).read()
     except OSError as error:
-        raise ControlError(f"{directory} has no status of a cluster: {HINT}") from error
+        raise ControlError(f"{directory} has no file with the status of instances: {HINT}") from error
 
 
 def _instance(directory: Path, number: int) -> dict[str, Any]:
@@ -133,28 +133,30 @@ def _top(directory: Path, asked: argparse.Namespace) -> None:
 
 
 def _drain(directory: Path, asked: argparse.Namespace) -> None:
-    """Waits until nothing is there."""
+    """Drains an instance and waits until it is empty."""
     _instance(directory, asked.instance)
     orders = ClusterOrders(directory)
     drained = orders.read().draining | {asked.instance}
     away = ("lost", "starting")
     others = {each["number"] for each in _status_of(directory)["instances"] if each["state"] not in away}
     if not others - drained:
-        raise ControlError(f"instance {asked.instance} is the last one that gets requests: restore another")
+        raise ControlError(
+            f"instance {asked.instance} is the last one that gets requests: restore another first"
+        )
     orders.drain(drained)
     began_s = time.monotonic()
     while (left := _num_left(directory, asked.instance)) > 0:
         if time.monotonic() - began_s > asked.timeout:
             raise ControlError(
                 f"{left} requests are still in instance {asked.instance} after {asked.timeout:.0f} s;"
-                " they go on leaving it"
+                " the order stays, and they will still leave it"
             )
         time.sleep(LOOK_S)
     print(f"instance {asked.instance} is empty after {time.monotonic() - began_s:.1f} s")
 
 
 def _num_left(directory: Path, number: int) -> int:
-    """At least 1 until the scheduler model has heard of the order."""
+    """Returns how many requests the instance has; at least 1 until the scheduler model has read the order."""
     each = _instance(directory, number)
     is_told = each["state"] in ("draining", "lost", "starting")
     return int(each["slots_busy"] + each["waiting"]) if is_told else max(1, int(each["slots_busy"]))
@@ -168,7 +170,7 @@ def _restore(directory: Path, asked: argparse.Namespace) -> None:
 
 
 def _scale(directory: Path, asked: argparse.Namespace) -> None:
-    """Waits until so many are ready, unless it is auto."""
+    """Sets the number of instances. Unless it is auto, waits until this many are ready."""
     settings, orders = read_settings(directory / SETTINGS).cluster, ClusterOrders(directory)
     _status_of(directory)
     if asked.number == "auto":
@@ -199,8 +201,8 @@ def _usual_number(settings: ClusterSettings) -> str:
 
 
 def _not_yet(status: dict[str, Any], number: int, drained: frozenset[int]) -> str:
-    """What is still missing until just `number` instances run and are ready; empty: nothing. Those in
-    `drained` were emptied by an order, and are ready as well.
+    """Returns how the instances differ from `number` that run and are ready; empty if they don't. Those in
+    `drained` were drained by an order and count as ready.
     """
     instances = status["instances"]
     num_ready = sum(

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 
 ASK_EVERY_S = 2.0
-MAX_FAILURES = 4  # one after the other; counted, not timed
-# if a question took longer, this process stood still as well: it does not count
+MAX_FAILURES = 4  # in sequence; counted, not timed
+# a failure after a longer time does not count: then this process stood still as well
 LONGEST_ANSWER_S = 6.0
-MAX_FAILED_STARTS = 5  # one after the other that never got ready: a further start would not help
+MAX_FAILED_STARTS = 5  # in sequence, none of which got ready: a further start would not help
 
 
 class GiveUpError(RuntimeError):
@@ -18,8 +18,8 @@ class GiveUpError(RuntimeError):
 
 
 class FailedStarts:
-    """Counts starts that led to nothing. What was ready and died later
-    may be started again as often as it takes.
+    """Counts starts, in sequence, after which a process never got ready. A process that was ready and died
+    later may be started again without limit.
     """
 
     def __init__(self, what: str) -> None:
@@ -30,14 +30,14 @@ class FailedStarts:
         self._count = 0 if was_ready else self._count + 1
         if self._count == MAX_FAILED_STARTS:
             raise GiveUpError(
-                f"{self._what} was started {MAX_FAILED_STARTS} times and never got ready; what it said stands"
-                " above"
+                f"{self._what} was started {MAX_FAILED_STARTS} times and never got ready; its messages are in"
+                " the log above"
             )
 
 
 class Pulse:
-    """Asks every few seconds, from a thread of its own, because a server that hangs blocks the thread that
-    asks.
+    """Asks every few seconds whether a server answers. Uses its own thread, because a server that hangs
+    blocks the thread that asks.
 
     The launcher asks whether the ensemble is ready in this way. It is the only way to find a tritonserver
     that is alive but does not answer.
@@ -58,7 +58,7 @@ class Pulse:
 
     @property
     def has_failed(self) -> bool:
-        """The last question that counts was not answered."""
+        """Whether the last question that counts was not answered."""
         return self._failures > 0
 
     @property
@@ -72,7 +72,7 @@ class Pulse:
         self._stopping.set()
 
     def forget(self) -> None:
-        """The server has been started again."""
+        """Resets the count, because the server has been started again."""
         self._failures = 0
 
     def _run(self) -> None:

@@ -23,7 +23,7 @@ from python_backends.watching.instance_state import InstanceRecord, State
 
 log = logging.getLogger("gapless")
 
-END_S = 3.0  # it has so long to end when it is asked to
+END_S = 3.0  # time to end after SIGTERM
 
 
 class InstanceProcess:
@@ -61,7 +61,7 @@ class InstanceProcess:
     def start(self) -> None:
         self._files.keep()
         self._record.write_starting()
-        # PYTHONPATH of the user may name further places of libraries
+        # the user's PYTHONPATH may name further places of libraries
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = with_large_pages(
             {
@@ -77,12 +77,12 @@ class InstanceProcess:
         self._silence = Silence()
 
     def heal(self) -> None:
-        """Starts it if it is off, and again if it has ended or no longer beats. Raises GiveUpError."""
+        """Starts it if it is off; starts it again if it has ended or no longer beats. Raises GiveUpError."""
         if self.is_off:
             self.start()
             return
         if self._killed_at_s < math.inf:
-            self.end()  # and is started by a later look
+            self.end()  # a later call starts it
             return
         if not self.has_ended() and not self._looks_stalled():
             return
@@ -93,7 +93,7 @@ class InstanceProcess:
         self.start()
 
     def end(self) -> None:
-        """One look, without waiting: asks it to end, and kills it if it has not ended after END_S."""
+        """Sends SIGTERM at the first call, and SIGKILL if it has not ended after END_S. Doesn't wait."""
         if self._process is None:
             return
         now_s = time.monotonic()
@@ -118,7 +118,7 @@ class InstanceProcess:
         return self._process is not None and self._process.poll() is not None
 
     def _looks_stalled(self) -> bool:
-        """One look. It beats when it is ready."""
+        """Returns whether its record has not changed for too long. It beats when it is ready."""
         is_starting = self._record.read()[0] is State.STARTING
         longest_s = self._settings.server.ready_s if is_starting else self._settings.streams.dead_after_s
         return self._silence.look(self._record.sign()) > longest_s

@@ -1,7 +1,8 @@
 """All instances of one server: starts, watches and ends their processes.
 
-The scheduler model says which of them should run, in its status file; before it has, it is those of
-`cluster.instances`. Owns the processes. The supervisor makes one and calls `start`, `heal` and `stop`.
+The scheduler model writes to its status file which instances should run; before that, it is the first
+`cluster.instances`. Owns the processes. The supervisor makes one `InstanceProcesses` and calls `start`,
+`heal` and `stop`.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ log = logging.getLogger("gapless")
 
 
 class InstanceProcesses:
-    """Requests are served while one of them is ready: an instance that never gets ready is given up alone."""
+    """The processes of all instances. Requests are served while one of them is ready, so an instance that
+    never gets ready is given up and the others go on.
+    """
 
     def __init__(
         self, settings: Settings, files: RunFiles, board: Board, processors: frozenset[int] | None
     ) -> None:
-        """Those that there can be by `settings.cluster`; they share `processors` (None: those of the
-        launcher).
-        """
+        """As many as `settings.cluster` allows. They share `processors` (None: those of the launcher)."""
         gpus = visible_gpus(os.environ) if settings.model.device.startswith("cuda") else []
         found = places(settings.cluster.most_instances, processors, gpus)
         self._processes = [
@@ -40,7 +41,7 @@ class InstanceProcesses:
 
     @property
     def is_ready(self) -> bool:
-        """Whether one of them is."""
+        """Whether one of them is ready."""
         return any(process.is_ready for process in self._running)
 
     def start(self) -> None:
@@ -48,8 +49,8 @@ class InstanceProcesses:
             process.start()
 
     def heal(self) -> None:
-        """Starts what should run and has ended, no longer beats or was not started, and ends what should not
-        run. Raises GiveUpError if no instance stays up.
+        """Starts the instances that should run but have ended, no longer beat or were not started. Ends those
+        that should not run. Raises GiveUpError if no instance can be kept running.
         """
         self._follow()
         for process in self._processes:
@@ -59,7 +60,7 @@ class InstanceProcesses:
                 self._heal_one(process)
 
     def has_ended(self) -> bool:
-        """Whether none of them runs."""
+        """Whether all processes that should run have ended."""
         return all(process.has_ended() for process in self._running)
 
     def stop(self, wait_s: float) -> None:
@@ -70,11 +71,11 @@ class InstanceProcesses:
 
     @property
     def _running(self) -> list[InstanceProcess]:
-        """Those that should run."""
+        """The processes that should run."""
         return [process for process in self._processes if process.number in self._wanted]
 
     def _follow(self) -> None:
-        """What the file says; where it says nothing that makes sense, all stays as it was."""
+        """Reads from the file which instances should run. Without a valid file nothing changes."""
         if len(self._processes) > 1:
             self._wanted = self._status.read_wanted(len(self._processes)) or self._wanted
             self._given_up &= self._wanted

@@ -1,4 +1,4 @@
-"""What the launcher prints when it is ready: where it listens, and what to try."""
+"""The text that the launcher prints when it is ready: its ports, and commands to try."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Ctrl-C ends it.
 
 
 def _shown(path: str) -> str:
-    """Relative to the checkout where that is shorter to type."""
+    """Returns the path relative to the checkout if it is in the checkout."""
     with contextlib.suppress(ValueError):
         return str(Path(path).relative_to(ROOT))
     return path

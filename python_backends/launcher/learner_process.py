@@ -1,5 +1,5 @@
-"""The process of the learner, as the supervisor sees it: started again when it ends, after longer and longer
-pauses. No request depends on it.
+"""The process of the learner, for the supervisor: started again when it ends, after longer and longer pauses.
+No request depends on it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from python_backends.settings import ROOT
 
 log = logging.getLogger("gapless")
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 300.0  # between two of its lives
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 300.0  # from its end to the next start
 STOP_S = 2.0
 
 
@@ -29,7 +29,7 @@ class LearnerProcess:
         self._start_at_s = 0.0
 
     def heal(self) -> None:
-        """Starts it, the first time and whenever it has ended."""
+        """Starts it for the first time, and again after it has ended."""
         now_s = time.monotonic()
         if self._process is not None and self._process.poll() is None:
             return

@@ -1,9 +1,9 @@
 """Keeps clients from calling the models inside the ensemble.
 
-Triton lets a client call every model by its name, and a call by a client cannot be told from a call by the
-ensemble. But with `--model-namespacing`, Triton refuses a name that two model repositories have, while an
-ensemble finds the model of its own repository. So a second repository gets a namesake of each inner model. A
-namesake is an ensemble: it has no process, and cannot be called either. Called by the server's room.
+Triton lets a client call every model by its name, and a call by a client cannot be distinguished from a call
+by the ensemble. But with `--model-namespacing`, Triton refuses a name that two model repositories have, while
+an ensemble finds the model of its own repository. So a second repository gets a namesake of each inner model.
+A namesake is an ensemble: it has no process, and cannot be called either. Called by the server's room.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ensemble_scheduling {{
 
 
 def write_namesakes(models: Iterable[str], directory: Path) -> Path:
-    """A model repository in `directory` with a namesake of each of `models`. Returns the directory."""
+    """Writes a model repository with a namesake of each of `models` to `directory`. Returns `directory`."""
     for name in models:
         (directory / name / "1").mkdir(parents=True, exist_ok=True)
         _write(directory / name / "config.pbtxt", _CONFIG.format(name=name))
@@ -39,7 +39,7 @@ def write_namesakes(models: Iterable[str], directory: Path) -> Path:
 
 
 def _write(path: Path, text: str) -> None:
-    """Writes the file unless it has this content already: on a full disk a new one could not be written."""
+    """Writes the file unless it has this content already: on a full disk a new one can't be written."""
     with contextlib.suppress(OSError):
         if path.read_text() == text:
             return

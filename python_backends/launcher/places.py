@@ -1,7 +1,7 @@
-"""Where each instance runs: its processors, and its GPU.
+"""Assigns processors and a GPU to each instance.
 
-Several instances on the same processors wait for each other's threads, so the processors are divided among
-them. GPUs are given out in turn. Called by the supervisor.
+Several instances on the same processors would wait for each other's threads, so the processors are divided
+among them. GPUs are assigned in rotation. Called by the supervisor.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Place:
 
 
 def places(count: int, processors: frozenset[int] | None, gpus: list[str]) -> list[Place]:
-    """For `count` instances, which share `processors` (None: those of the launcher) and `gpus`; a single
-    instance has all of them.
+    """Returns the places of `count` instances, which share `processors` (None: those of the launcher) and
+    `gpus`. A single instance has all of them.
     """
     if count == 1:
         return [Place(processors)]
@@ -34,7 +34,7 @@ def places(count: int, processors: frozenset[int] | None, gpus: list[str]) -> li
 
 
 def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> list[str]:
-    """The GPUs that may be used, as CUDA_VISIBLE_DEVICES names them."""
+    """Returns the GPUs that may be used, by their names in CUDA_VISIBLE_DEVICES."""
     if VISIBLE in environment:
         return [name for name in environment[VISIBLE].split(",") if name]
     return sorted(path.name.removeprefix("nvidia") for path in devices.glob("nvidia[0-9]*"))

@@ -1,7 +1,8 @@
-"""Whether requests can be answered now: `ready-<HTTP port>` in the run directory is there while they can.
+"""Shows whether requests can be answered now: if so, the run directory has a file `ready-<HTTP port>`.
 
-Triton goes on saying "ready" when a Python model hangs or is dead. The file's time of change is that of the
-launcher's last look. `build/image/is-ready` asks both. Called by the supervisor.
+Triton reports "ready" even if a Python model hangs or is dead. The launcher updates the file's modification
+time at least every two seconds while it watches. `build/image/is-ready` checks both. Called by the
+supervisor.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ SAY_EVERY_S = 2.0
 
 
 class Readiness:
+    """Makes, touches and removes the file."""
+
     def __init__(self, run_directory: Path, http_port: int) -> None:
         self._path = run_directory / f"ready-{http_port}"
         self._said: bool | None = None
         self._said_s = 0.0
 
     def say(self, is_ready: bool) -> None:
-        """At once if it has changed, else every two seconds. A full disk delays readiness alone."""
+        """Writes at once if the value has changed, else every two seconds. A full disk delays only this."""
         now_s = time.monotonic()
         if is_ready == self._said and now_s - self._said_s < SAY_EVERY_S:
             return

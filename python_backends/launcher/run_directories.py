@@ -1,8 +1,7 @@
-"""Run directories: one for each life of a launcher, locked for as long as that lives, however it ends.
+"""Run directories: each launcher process has one, which is locked until the process ends, in whatever way.
 
-The lock is on the directory itself: systemd-tmpfiles leaves a locked directory and everything in it alone.
-What is shared memory of the stubs lies elsewhere, with the run directory's name. Called by the command line
-and the server.
+The lock is on the directory itself: systemd-tmpfiles does not touch a locked directory and its content. The
+stubs' shared memory is in /dev/shm, with the run directory's name. Called by the command line and the server.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PREFIX = "gapless-"
-MARK = "launcher"  # a file in every run directory: one without it only has such a name
+MARK = "launcher"  # a file in every run directory; a directory without it is not a run directory
 # bytes: Linux takes 107 for the name of a socket
 LONGEST_PATH = 107 - len(f"/{PREFIX}12345678/scheduler.sock")
 
 
 def parent() -> Path:
-    """Where run directories lie: what systemd made for this service, /run for root, else with temporary
-    files.
+    """Returns where run directories are made: in the directory that systemd made for this service, in /run
+    for root, else in the directory for temporary files.
 
-    XDG_RUNTIME_DIR would be removed when its user logs out, also under a server that goes on.
+    Not in XDG_RUNTIME_DIR: it is removed when its user logs out, even while a server runs.
     """
     given = os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
     candidates = [Path(given)] if given else []
@@ -39,7 +38,9 @@ def parent() -> Path:
 
 @contextlib.contextmanager
 def held(parent: Path) -> Iterator[Path]:
-    """A new one below `parent`, 0700, which no other launcher sweeps meanwhile; removed in the end."""
+    """Makes a new run directory in `parent`, with mode 0700. The lock keeps other launchers from sweeping it.
+    Removes it at the end.
+    """
     run_directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     lock = _opened(run_directory)
     try:
@@ -55,7 +56,7 @@ def sweep(parent: Path) -> None:
     """Removes what killed launchers have left: run directories that no process holds, and their shared
     memory.
 
-    Directories of other users, links, and what only has such a name are passed over.
+    Ignores directories of other users, links, and directories without MARK.
     """
     for path in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
@@ -63,20 +64,22 @@ def sweep(parent: Path) -> None:
 
 
 def in_use(parent: Path) -> list[Path]:
-    """Run directories below `parent` that a launcher of this user holds, oldest first."""
+    """Returns the run directories in `parent` that a launcher of this user holds, oldest first."""
     found = [path for path in parent.glob(f"{PREFIX}*") if _is_in_use(path)]
     return sorted(found, key=lambda path: path.stat().st_mtime)
 
 
 def remove_shared_memory(run_directory: Path) -> None:
-    """What the stubs of the server in this run directory have left."""
+    """Removes the shared memory that the stubs of the server in this run directory have left."""
     for path in Path("/dev/shm").glob(f"{glob.escape(run_directory.name)}-*"):
         with contextlib.suppress(OSError):
             path.unlink()
 
 
 def _sweep(path: Path) -> None:
-    """Raises OSError if it is no run directory of ours, or is held."""
+    """Removes one run directory unless it belongs to another user. Raises OSError if it is held or is not a
+    run directory.
+    """
     lock = _opened(path)
     try:
         mark = os.stat(MARK, dir_fd=lock, follow_symlinks=False)
@@ -109,7 +112,7 @@ def _is_in_use(path: Path) -> bool:
 
 
 def _opened(directory: Path) -> int:
-    """Never waits, and follows no link: another user may have made what is there."""
+    """Opens the directory without waiting and without following links, which another user may have made."""
     return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 

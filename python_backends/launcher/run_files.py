@@ -1,9 +1,9 @@
-"""What the launcher keeps in the run directory for processes that start later: settings, the key, counts of
-restarts.
+"""The files that the launcher keeps in the run directory for processes that start later: settings, the key,
+counts of restarts.
 
-Everything is in memory as well. What is lost or damaged is written again before something is started, and
-every quarter of an hour; then all files get the present time, so that cleaners which use the age leave them
-alone. On a full disk the server goes on with the files that are there. Called by the command line and the
+Their content is in memory as well. Lost or damaged files are written again before a process is started, and
+every 15 minutes. Then all files get the present time, so that cleaners that use the age do not remove them.
+On a full disk the server goes on with the files that are there. Called by the command line and the
 supervisor.
 """
 
@@ -30,8 +30,10 @@ SETTINGS = "settings.json"
 
 
 class RunFiles:
+    """The launcher's files in the run directory `directory`. The launcher's main thread writes them."""
+
     def __init__(self, directory: Path, settings: Settings) -> None:
-        """Raises OSError if they can't be written at all."""
+        """Raises OSError if the files can't be written."""
         self.directory = directory
         dump(settings, directory / SETTINGS)
         (directory / KEY).write_bytes(secrets.token_bytes(32))
@@ -45,13 +47,13 @@ class RunFiles:
             self.keep()
 
     def keep(self) -> None:
-        """Writes again what is missing, and gives all files the present time."""
+        """Writes missing or damaged files again, and gives all files the present time."""
         self._kept_s = time.monotonic()
         for name, content in self._kept.items():
             try:
                 self._restore(self.directory / name, content)
             except OSError as error:
-                what = "%s can't be written again (%s); what needs it can't be started until it can"
+                what = "%s can't be written again (%s); processes that need it can't be started until then"
                 log.warning(what, self.directory / name, error)
         self.restarts.write()
         with contextlib.suppress(OSError):
@@ -64,7 +66,7 @@ class RunFiles:
             (self.directory / name).touch()
         except OSError as error:
             path = self.directory / name
-            log.warning("%s can't be written (%s): the models do not hear of it", path, error)
+            log.warning("%s can't be written (%s): the Triton models are not informed", path, error)
 
     def _restore(self, path: Path, content: bytes) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -1,7 +1,7 @@
-"""The models that tritonserver serves, and the stubs: the processes in which it runs those of Python.
+"""The models that tritonserver serves, and their stubs: the processes in which it runs Python models.
 
-The server goes on saying "ready" when a stub is dead or hangs. So the launcher looks for the stub's process,
-and for its beats. Called by the server and the supervisor.
+The server reports "ready" even if a stub is dead or hangs. So the launcher looks for the stub's process and
+for its beats. Called by the server and the supervisor.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import psutil
 from python_backends.linux.pauses import Silence
 from python_backends.watching.board import Board
 
-STUBS = ("tokenizer", "scheduler", "detokenizer")  # without any of them nothing is served
+STUBS = ("tokenizer", "scheduler", "detokenizer")  # no request is served unless all of them run
 PREDICTOR = "length_predictor"
 PROGRAM = "triton_python_backend_stub"
-SUSPECT_AFTER_S = 2.0  # without a beat; it is not given up yet, but takes no requests
-LEAST_PREDICTOR_S = 60.0  # its priority is so low that its beats may wait
+SUSPECT_AFTER_S = 2.0  # without a beat: the server is not ready, but the stub is not killed yet
+LEAST_PREDICTOR_S = 60.0  # its priority is so low that its beats may be late
 KILL_S = 5.0
 
 
 class Stubs:
-    """Those of `models`. Finding them looks through all processes of the machine, so it is done only while
-    one is missing.
+    """The stubs of `models`. To find them, all processes of the machine are searched, so this is done only
+    while one is missing.
 
-    One that has not beaten on the board for `dead_after_s` hangs.
+    A stub without a beat on the board for `dead_after_s` hangs.
     """
 
     def __init__(self, models: Iterable[str], board: Board, dead_after_s: float) -> None:
@@ -39,7 +39,7 @@ class Stubs:
         self._silences = {model: Silence() for model in self._models}
 
     def dead(self, server: int) -> set[str]:
-        """Names of the models whose stub process below the server, a process id, is gone."""
+        """Returns the names of the models that have no stub process below the server (a process id)."""
         if self._models - {
             model for model, stub in self._processes.items() if stub.is_running() and _models_of(stub)
         }:
@@ -47,20 +47,18 @@ class Stubs:
         return self._models - self._processes.keys()
 
     def look(self) -> None:
-        """One look at the beats of all of them, while they are loaded.
-        Looks are to come several times a second.
-        """
+        """Reads the beats of all stubs, while they are loaded. To be called several times a second."""
         for model, silence in self._silences.items():
             silence.look(self._board.sign(model))
 
     def forget(self, models: Iterable[str]) -> None:
-        """These have been loaded just now, or will be."""
+        """Counts the silence of these models from zero, because they have been or will be loaded."""
         for model in models:
             self._silences[model] = Silence()
 
     @property
     def suspects(self) -> set[str]:
-        """Names of the models which are silent, and without which nothing is served."""
+        """Names of the models that are silent, of those that every request needs."""
         return {
             model
             for model in STUBS
@@ -73,7 +71,7 @@ class Stubs:
         return {model for model in self._models if self._silences[model].seconds > self._dead_after_s[model]}
 
     def kill(self, model: str) -> None:
-        """Ends the stub that hangs: Triton could not unload its model while the process stands still."""
+        """Kills a stub that hangs: Triton can't unload its model while the process hangs."""
         with contextlib.suppress(KeyError, psutil.Error):
             self._processes[model].kill()
             self._processes[model].wait(KILL_S)
@@ -88,7 +86,7 @@ def _find(server: int) -> dict[str, psutil.Process]:
 
 
 def _models_of(process: psutil.Process) -> list[str]:
-    """The model that a stub serves, by its command line."""
+    """Returns the model that a stub serves, from its command line; empty for other processes."""
     try:
         line = process.cmdline() if process.status() != psutil.STATUS_ZOMBIE else []
     except psutil.Error:

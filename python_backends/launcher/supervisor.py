@@ -1,5 +1,5 @@
-"""The life of a server: starts the instances and tritonserver as siblings, watches them, restarts processes
-that die, and ends all of them.
+"""Starts the instances and tritonserver as siblings, watches them, restarts processes that die, and ends all
+of them.
 
 The command line makes one and calls `serve`; it runs in one thread. How each process is started and watched
 is in the other modules of this room.
@@ -31,13 +31,17 @@ log = logging.getLogger("gapless")
 
 WATCH_EVERY_S = 0.2
 PREDICTOR_PAUSE_S = 10.0  # between two attempts to load it again
-# what has just passed the door is with the scheduler by then, and a last answer with its client
+# enough time for a request to get from the door to the scheduler model, and for a last answer to its client
 PASSING_S = 0.5
 
 
 class Supervisor:
+    """Owns all processes of a server. Runs in the launcher's main thread."""
+
     def __init__(self, settings: Settings, files: RunFiles, processors: frozenset[int] | None) -> None:
-        """Instances run on `processors`, all else where the launcher does; None: they do, too."""
+        """Instances run on `processors` (None: those of the launcher); all other processes run on those of
+        the launcher.
+        """
         board = Board()
         self._settings = settings
         self._files = files
@@ -51,7 +55,7 @@ class Supervisor:
         self._signals = 0
 
     def serve(self) -> None:
-        """Runs until a signal comes. Raises GiveUpError."""
+        """Serves until a signal comes. Raises GiveUpError."""
         for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(name, self._count_signal)
         try:
@@ -62,7 +66,7 @@ class Supervisor:
             self._stop()
 
     def _start(self) -> bool:
-        """False if a signal came before everything was ready."""
+        """Starts everything and waits until it is ready. Returns False if a signal came before that."""
         started_s = time.monotonic()
         log.info(
             "loading %s (%s engine, %s, %s)",
@@ -96,7 +100,9 @@ class Supervisor:
             time.sleep(WATCH_EVERY_S)
 
     def _await(self, ready: Callable[[], bool], what: str, check: Callable[[], None]) -> None:
-        """Until `ready`, or a signal. `check` looks after everything else meanwhile."""
+        """Waits for `ready`, or a signal, and calls `check` meanwhile. Raises GiveUpError after
+        server.ready_s.
+        """
         clock = AwakeClock()
         while not self._signals and not ready():
             check()
@@ -108,9 +114,9 @@ class Supervisor:
 
     def _check_first_start(self) -> None:
         if self._instances.has_ended():
-            raise GiveUpError("no instance started; what it said stands above")
+            raise GiveUpError("no instance started; their messages are in the log above")
         if self._server.was_started and not self._server.is_running:
-            raise GiveUpError("tritonserver did not start; what it said stands above")
+            raise GiveUpError("tritonserver did not start; its messages are in the log above")
 
     def _heal_server(self) -> None:
         if not self._server.is_running:
@@ -168,7 +174,7 @@ class Supervisor:
             self._start_server()
 
     def _drain(self) -> None:
-        """New requests are refused at the door; open ones may end. A second signal cuts it short."""
+        """Waits until open requests have ended; the door refuses new ones. A second signal ends the wait."""
         drain_s, signals = self._settings.server.drain_s, self._signals
         log.info("draining: open requests may end (at most %.0f s; Ctrl-C again ends at once)", drain_s)
         self._readiness.say(False)
@@ -183,7 +189,7 @@ class Supervisor:
         ):
             self._instances.heal()
             time.sleep(WATCH_EVERY_S)
-        self._files.say(CLOSING)  # what is open still gets its text so far and an error
+        self._files.say(CLOSING)  # open requests get their text so far and an error
         time.sleep(PASSING_S + is_open * (EXPORT_EVERY_S + CONFIRM_NS / 1e9))
 
     def _stop(self) -> None:

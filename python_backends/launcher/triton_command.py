@@ -17,22 +17,21 @@ from python_backends.watching.board import VARIABLE, Board
 
 log = logging.getLogger("gapless")
 
-STUB_PYTHON = "GAPLESS_STUB_PYTHON"  # names another Python for the stubs, where ours has numpy 2
-RESTRICTED = ("shared-memory", "model-repository", "trace", "logging")  # what only the launcher may use
+STUB_PYTHON = "GAPLESS_STUB_PYTHON"  # another Python for the stubs, where the launcher's has numpy 2
+RESTRICTED = ("shared-memory", "model-repository", "trace", "logging")  # only the launcher may use these
 # Triton refuses the later steps of an ensemble while it exits: it is asked to exit when no request is open
 EXIT_TIMEOUT_S = 3
-SHARED_BYTES = (
-    1 << 24
-)  # of each model, all of it from the start: stubs died, probably while a smaller one grew
+# of each model, all of it from the start: stubs died, probably while a smaller one grew
+SHARED_BYTES = 1 << 24
 # threads that pass on what the stubs send; each of Triton's default of 32 would sleep most of the time
 POOL_THREADS = 2
-# of each of its threads: its JSON reader recurses (docs/limits.md); only what is used takes memory
+# of each of its threads: its JSON reader recurses (docs/limits.md); only the used part takes memory
 STACK_BYTES = 512 << 20
-ACCOUNTS_FOR_ALL = 2  # vm.overcommit_memory: memory counts when it is asked for
+ACCOUNTS_FOR_ALL = 2  # vm.overcommit_memory: reserved memory counts, used or not
 ALLOCATOR = {  # glibc's: docs/limits.md, Memory
-    # not one for each of a hundred threads, each with pages that no other thread can use
+    # else a hundred threads have an arena each, with pages that no other thread can use
     "MALLOC_ARENA_MAX": "2",
-    # bytes; fixed: else the first long prompt raises it, and the next ones leave holes in the heap
+    # bytes; fixed: else the first long prompt raises it, and later ones leave unused gaps in the heap
     "MALLOC_MMAP_THRESHOLD_": "131072",
     "MALLOC_TRIM_THRESHOLD_": "1048576",
 }
@@ -45,8 +44,8 @@ def command(
     models: Iterable[str],
     key: tuple[str, str],
 ) -> list[str]:
-    """Loads `models`, each of which it can bring back later; `key` is the
-    secret header that opens the restricted endpoints.
+    """Returns the command of a server that loads `models` and can load each of them again later. `key` is the
+    secret header that gives access to the restricted endpoints.
     """
     return [
         str(files.binary),
@@ -70,11 +69,11 @@ def command(
 
 
 def stack_bytes() -> int:
-    """What the stacks of tritonserver's threads may take:
-    STACK_BYTES, or as much of it as this host allows.
+    """Returns the stack size for tritonserver's threads: STACK_BYTES, or less if this host allows less. Logs
+    a warning if it is less.
     """
     soft, hard = _stack_limits()
-    # Linux gives no thread a stack as large
+    # Linux gives no thread a stack as large as its memory
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     allowed = soft if _overcommit() == ACCOUNTS_FOR_ALL else min(hard, memory // 4)
     got = max(soft, min(STACK_BYTES, allowed))
@@ -89,7 +88,7 @@ def stack_bytes() -> int:
 
 
 def _stack_limits() -> tuple[int, int]:
-    """Soft and hard, in bytes. Without a soft limit glibc gives a thread 2 MiB."""
+    """Returns the soft and the hard limit in bytes. Without a soft limit glibc gives a thread 2 MiB."""
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
     unlimited = resource.RLIM_INFINITY
     return 2 << 20 if soft == unlimited else soft, STACK_BYTES if hard == unlimited else hard
@@ -103,7 +102,7 @@ def _overcommit() -> int:
 
 
 def environment(files: TritonFiles, run_directory: Path, board: Board) -> dict[str, str]:
-    """The stubs inherit it."""
+    """Returns tritonserver's environment, which the stubs inherit."""
     libraries = [str(path) for path in files.libraries] + os.environ.get("LD_LIBRARY_PATH", "").split(":")
     return {
         **ALLOCATOR,
@@ -120,9 +119,10 @@ def environment(files: TritonFiles, run_directory: Path, board: Board) -> dict[s
 
 
 def namesakes(settings: ServerSettings, run_directory: Path) -> list[str]:
-    """The options for them. They are written if they are missing. Raises OSError.
+    """Returns the options for namesakes, and writes their files if they are missing. Raises OSError.
 
-    None while statistics are open: perf_analyzer, which reads them, asks for each inner model by its name.
+    Returns no options if `statistics` is set: perf_analyzer, which reads the statistics, asks for each inner
+    model by its name.
     """
     if settings.statistics:
         return []
@@ -155,7 +155,7 @@ def _restrictions(settings: ServerSettings, key: tuple[str, str]) -> list[str]:
 
 
 def _trace_options(settings: ServerSettings) -> list[str]:
-    """Triton's own spans, to the same receiver as ours."""
+    """Returns the options for Triton's own trace spans, which go to the same receiver as Gapless's."""
     sampling = ["mode=opentelemetry", "level=TIMESTAMPS", f"rate={settings.trace_every}"]
     receiver = [f"opentelemetry,url={settings.trace_url}", "opentelemetry,resource=service.name=gapless"]
     return [f"--trace-config={option}" for option in (*sampling, *receiver)]

@@ -1,5 +1,5 @@
-"""Where tritonserver and its Python backend lie: in a container's own place where
-there is one, else in the wheel `nvidia-pytriton`.
+"""Finds the files of tritonserver and its Python backend: in /opt/tritonserver in a container of Triton's,
+else in the wheel `nvidia-pytriton`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ CONTAINER_SERVER = Path("/opt/tritonserver")
 @dataclass(frozen=True, slots=True)
 class TritonFiles:
     binary: Path
-    backends: Path  # a directory with one for each backend
+    backends: Path  # a directory that has a directory for each backend
     libraries: tuple[Path, ...]  # directories
 
 
 def locate(run_directory: Path) -> TritonFiles:
-    """The parts of the wheel are linked together in the run directory."""
+    """Returns the files. Those of the wheel are linked together in the run directory."""
     if CONTAINER_SERVER.exists():
         return TritonFiles(
             CONTAINER_SERVER / "bin/tritonserver", CONTAINER_SERVER / "backends", (CONTAINER_SERVER / "lib",)
@@ -40,7 +40,7 @@ def locate(run_directory: Path) -> TritonFiles:
 
 
 def _assemble_backend(wheel: Path, directory: Path) -> None:
-    """The Python backend with the stub of *this* Python, linked together from the wheel."""
+    """Makes a directory of the Python backend with links to the wheel, and with the stub of *this* Python."""
     directory.mkdir(parents=True, exist_ok=True)
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     stub = wheel / "python_backend_stubs" / version / PROGRAM

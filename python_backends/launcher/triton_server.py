@@ -1,7 +1,7 @@
 """The tritonserver process: its health, its log and its end.
 
-It finds out whether the server or one of its models is dead, and can load a model again. The supervisor
-decides.
+Finds out whether the server or one of its models is dead, and can load a model again. The supervisor decides
+when.
 """
 
 from __future__ import annotations
@@ -46,10 +46,12 @@ WITHOUT_GPU = (
 )
 OPEN_REQUESTS = ("gapless_requests_running", "gapless_requests_waiting")
 UNLOAD_S, LOAD_S = 6.0, 60.0
-ANSWER_S = 5.0  # for a question that it answers from memory
+ANSWER_S = 5.0  # limit for a question that it answers from memory
 
 
 class TritonServer:
+    """The tritonserver process, of which there is at most one at a time, and its stubs."""
+
     def __init__(self, settings: Settings, run_files: RunFiles, board: Board) -> None:
         self._settings = settings.server
         self._models = (*STUBS, PREDICTOR) if settings.predicts_lengths else STUBS
@@ -86,7 +88,7 @@ class TritonServer:
         threading.Thread(target=_relay, args=[self._process.stdout], name="server log", daemon=True).start()
 
     def check_ports(self) -> None:
-        """Raises SettingsError if another process listens on one of them: it would answer for us."""
+        """Raises SettingsError if one of the ports is in use: that process would answer the clients."""
         for name in ("http_port", "grpc_port", "metrics_port"):
             port = getattr(self._settings, name)
             with socket.socket() as probe:
@@ -104,17 +106,17 @@ class TritonServer:
         )
 
     def answers(self) -> bool:
-        """Whether it says that the ensemble takes requests. It goes on saying so when a stub is dead."""
+        """Whether it reports that the ensemble takes requests. It does so even if a stub is dead."""
         return self._get("/v2/models/ensemble/ready", timeout_s=ANSWER_S)[0] == 200
 
     def dead_stubs(self) -> set[str]:
-        """Names of the models whose stub process is gone."""
+        """Returns the names of the models whose stub process is gone."""
         assert self._process is not None
         return self._stubs.dead(self._process.pid)
 
     def end_hung_stubs(self) -> set[str]:
-        """One look at the beats of all stubs. Names of the models whose stubs have
-        been silent for too long: they are dead now.
+        """Reads the beats of all stubs and kills those that have been silent for too long. Returns the names
+        of their models.
         """
         self._stubs.look()
         hung = self._stubs.hung
@@ -129,10 +131,11 @@ class TritonServer:
         return self._stubs.suspects
 
     def reload(self, model: str) -> bool:
-        """Brings a model whose stub has died back; the others don't notice. `load` alone would do nothing.
+        """Unloads and loads a model whose stub has died; the other models keep running. `load` alone would do
+        nothing.
 
-        False if it can't be done, or not soon: a request that died inside the stub may keep Triton from
-        unloading for ever.
+        Returns False if it fails or takes too long: a request that died inside the stub may keep Triton from
+        unloading forever.
         """
         self._prepare()
         path = f"/v2/repository/models/{model}"
@@ -144,7 +147,9 @@ class TritonServer:
         return done
 
     def may_have_open_requests(self, since_s: float) -> bool:
-        """Unless it is dead, or says that it has none on a /metrics read after `since_s`, in Unix time."""
+        """Returns False if the server is dead, or if /metrics, exported after `since_s` (Unix time), has no
+        open requests. Else returns True.
+        """
         if not self.is_running or "scheduler" in self.dead_stubs():
             return False
         text = self._get("/metrics", self._settings.metrics_port)[1]
@@ -159,7 +164,7 @@ class TritonServer:
         self._end(0)
 
     def _prepare(self) -> None:
-        """Writes what a new stub reads, in case that the run directory was cleaned."""
+        """Writes the files that a new stub reads, in case the run directory was cleaned."""
         self._run_files.keep()
         try:
             locate(self._run_directory)
@@ -179,7 +184,7 @@ class TritonServer:
         return self._ask("POST", path, self._settings.http_port, timeout_s)[0]
 
     def _ask(self, method: str, path: str, port: int, timeout_s: float) -> tuple[int, str]:
-        """HTTP status and text; status 0 if there is no valid answer."""
+        """Returns HTTP status and text; status 0 if there is no valid answer."""
         connection = http.client.HTTPConnection(self._settings.address, port, timeout=timeout_s)
         try:
             connection.request(method, path, "{}" if method == "POST" else None, dict([self._key]))

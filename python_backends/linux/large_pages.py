@@ -1,9 +1,9 @@
-"""Large pages for what an engine on a CPU reads at every step.
+"""Large pages for the memory that an engine on a CPU reads at every step.
 
-Weights and KV blocks are read whole, and each of their 4 KiB pages costs a look into the page tables: 4 to 7
-% of a decode step of a small model. glibc asks Linux for pages of 2 MiB if it is told so before a process
-starts (glibc 2.35; where /sys/kernel/mm/transparent_hugepage/enabled says `never` nothing changes). Used
-where an engine's process is started.
+Each step reads all weights and used KV blocks, and each of their 4 KiB pages costs a look into the page
+tables: 4 to 7 % of a decode step of a small model. glibc asks Linux for pages of 2 MiB if this variable is
+set when a process starts (glibc 2.35; no effect if /sys/kernel/mm/transparent_hugepage/enabled is `never`).
+Used where an engine's process is started.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ LARGE = "glibc.malloc.hugetlb"
 
 
 def with_large_pages(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` for the process to be started, with the setting for large pages unless it has one
-    already.
-    """
+    """Returns `environment` with the setting for large pages, unless it has one already."""
     tunables = environment.get(TUNABLES, "")
     if LARGE in tunables:
         return dict(environment)

@@ -1,11 +1,11 @@
-"""The loop of an instance has a processor to itself; the engine's other threads and Triton's processes share
-the rest.
+"""Reserves a processor for the loop of an instance; the engine's other threads and Triton's processes share
+the others.
 
-Whatever else an engine's threads do, the loop's own thread has most of a step to do on a CPU: its share of
-the computing, and all that lies between two steps. If the loop's thread is preempted all engine threads wait
-for it; if another one is, the others take its work. So no other thread gets the loop's processor, where there
-are two at least. A new thread inherits the place of the one that started it, so places are assigned again
-when there are new threads. Used by an instance and by the launcher, for itself and all that it starts.
+On a CPU, the loop's thread has the most work of all engine threads: its share of the computing, and
+everything between two steps. If it is preempted, all engine threads wait for it; if another one is preempted,
+the others take over its work. So no other thread gets the loop's processor, if there are at least two. A new
+thread inherits the processors of the thread that started it, so processors are assigned again when there are
+new threads. Used by an instance, and by the launcher for itself and all processes that it starts.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ THREADS = Path("/proc/self/task")
 
 
 def keep_off() -> frozenset[int]:
-    """This thread and whatever it starts leave the loop its processor, where there
-    is another. Returns where it might run before.
+    """Keeps this thread, and the threads and processes that it starts, off the loop's processor, if there is
+    another one. Returns the processors that this thread had before.
     """
     before = frozenset(os.sched_getaffinity(0))
     os.sched_setaffinity(0, before - {min(before)} or before)
@@ -27,14 +27,14 @@ def keep_off() -> frozenset[int]:
 
 
 class LoopProcessor:
-    """Of this process, whose main thread is the loop's."""
+    """Assigns the processors of this process's threads. The main thread is the loop's."""
 
     def __init__(self) -> None:
         self._all = frozenset(os.sched_getaffinity(0))
         self._placed: set[int] = set()  # threads
 
     def keep(self) -> None:
-        """Gives every thread its place, if there are new ones."""
+        """Assigns processors to all threads if there are new ones."""
         threads = {int(each.name) for each in THREADS.iterdir()}
         if threads == self._placed or len(self._all) < 2:
             return

@@ -1,8 +1,8 @@
-"""Time for a watcher: a pause of the whole machine does not count as silence of those that it watches.
+"""Time for a process that watches another: a pause of the whole machine does not count as silence.
 
-`docker pause`, a frozen virtual machine and a suspended host stop the watcher and the watched alike. Both go
-on at once, and the watcher may look before the watched has said anything. So silence is added up from look to
-look, and a look that came late adds little. Each watcher has objects of its own; one thread uses them.
+`docker pause`, a frozen virtual machine and a suspended host stop both processes. Both continue at the same
+time, and the watcher may look before the other one has beaten. So silence is added up from look to look, and
+each look adds at most `longest_s`. Each watcher has its own objects; one thread uses them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-LONGEST_S = 1.0  # what a late look adds; watchers look several times a second
+LONGEST_S = 1.0  # most that one look adds; watchers look several times a second
 
 
 class AwakeClock:
@@ -28,11 +28,11 @@ class AwakeClock:
 
     @property
     def since_pause_s(self) -> float:
-        """How long the calls have come in time, since the first one or since one that came late."""
+        """Seconds since the last call of `advance` that came late, or since the start."""
         return self.now_s - self._late_s
 
     def advance(self) -> float:
-        """Goes on to the present and returns it."""
+        """Adds the time since the last call and returns the sum."""
         read_s = self._clock()
         passed_s, self._read_s = read_s - self._read_s, read_s
         self.now_s += min(passed_s, self._longest_s)
@@ -51,11 +51,11 @@ class Silence:
 
     @property
     def seconds(self) -> float:
-        """At the last look."""
+        """Seconds of silence at the last look."""
         return self._awake.now_s - self._changed_s
 
     def look(self, sign: object) -> float:
-        """One look; the seconds since the sign changed. The first look finds it changed unless it is None."""
+        """Returns the seconds since `sign` changed. The first look is a change unless `sign` is None."""
         now_s = self._awake.advance()
         if sign != self._sign:
             self._sign, self._changed_s = sign, now_s

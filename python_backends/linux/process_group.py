@@ -1,14 +1,14 @@
-"""A process and everything that it starts: one group, which dies with the launcher, however that ends, and is
-ended as one.
+"""Runs a process and its descendants as one group, which is ended as a whole, and is killed when the launcher
+ends in whatever way.
 
-In each group a shell waits at a pipe into which nothing is written. The launcher's end closes it, and the
-shell then kills the group. A signal on the death of the parent (PR_SET_PDEATHSIG) would not do: grandchildren
-do not inherit it, and a child does not get it if it asks when the parent is already gone.
+In each group a shell waits at a pipe to which nothing is written. When the launcher ends, the pipe is closed,
+and the shell kills the group. A signal on the death of the parent (PR_SET_PDEATHSIG) would not be enough:
+grandchildren do not inherit it, and a child does not get it if it asks when the parent is already gone.
 
-All groups stay in the launcher's session. Where Linux groups tasks by session (autogroup), it shares out
-processors by session first, and nice values and slices count only within one. A group in the background of a
-terminal may write there even if the terminal is set to stop it (`stty tostop`). Called by the rooms that
-start processes.
+All groups stay in the launcher's session. Where Linux groups tasks by session (autogroup), it divides
+processors among sessions first, and nice values and slices count only within a session. A group in the
+background of a terminal may write there even if the terminal is set to stop it (`stty tostop`). Called by the
+rooms that start processes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def start_group(
     stack_bytes: int = 0,
     **options: Any,
 ) -> subprocess.Popen[Any]:
-    """On these processors, with stacks of `stack_bytes`; None and 0: as ours. The command's input is empty.
+    """Starts a command on these processors with stacks of `stack_bytes` (None and 0: those of the caller).
+    Its standard input is empty.
 
     `options` are Popen's.
     """
@@ -48,7 +49,9 @@ def start_group(
 
 
 def end_group(process: subprocess.Popen[Any], wait_s: float) -> None:
-    """By SIGTERM, and after `wait_s` what is left of it by SIGKILL."""
+    """Ends a group: sends SIGTERM to `process` if `wait_s` is not 0, and after at most `wait_s` SIGKILL to
+    the group.
+    """
     if wait_s > 0:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -60,5 +63,5 @@ def end_group(process: subprocess.Popen[Any], wait_s: float) -> None:
 
 @functools.cache
 def _launcher_lives() -> int:
-    """The end to read of a pipe whose other end this process alone has, and never closes."""
+    """Returns the read end of a pipe whose write end only this process has, and never closes."""
     return os.pipe()[0]

@@ -1,4 +1,4 @@
-"""What kind of processor this is, as Linux describes it."""
+"""Reads the kind of processor from Linux."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ CPUINFO = Path("/proc/cpuinfo")
 
 @cache
 def processor_flags() -> frozenset[str]:
-    """The instruction sets of the first processor; empty where Linux does not list them."""
+    """Returns the instruction sets of the first processor; empty where Linux does not list them."""
     return frozenset(_first("flags").split())
 
 
 @cache
 def processor_name() -> str:
-    """Such as `AMD EPYC 9V45 96-Core Processor, family 26 model 2`: what decides how fast code runs."""
+    """Returns a name such as `AMD EPYC 9V45 96-Core Processor, family 26 model 2`."""
     return f"{_first('model name')}, family {_first('cpu family')} model {_first('model')}"
 
 

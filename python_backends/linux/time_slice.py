@@ -1,13 +1,13 @@
-"""When a thread gets a processor that others want as well, and for how long.
+"""Sets when a thread gets a processor that other threads also need, and for how long.
 
 A thread that passes a request on works for a tenth of a millisecond and sleeps again; an engine that computes
 on a CPU never sleeps. Since Linux 6.12 a thread that asks for a short slice may interrupt one with a longer
-slice at once, instead of waiting up to 3 ms at every hop between client and engine. Other kernels ignore
+slice at once, instead of waiting up to 3 ms at every process between client and engine. Other kernels ignore
 this.
 
-Where an engine's threads offer their processor while they wait for each other, which happens many times in
-each of its steps, short turns need not interrupt a thread: they come in between, and no step waits for a
-thread that was interrupted.
+If an engine's threads yield their processor while they wait for each other (many times in each step), threads
+with short slices need not interrupt them: they run at these times, and no step waits for an interrupted
+thread.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _LAYOUT = "IIQiIQQQII"
 
 
 def take_short_turns(interrupting: bool) -> None:
-    """This thread and all that it starts from now on: by interrupting the thread that has the processor, or
-    between others' work.
+    """Gives this thread, and all threads and processes that it starts from now on, short slices. With
+    `interrupting` they may interrupt the thread that has the processor.
 
     A thread that does not interrupt gets a processor when another one yields it, or with the kernel's next
     tick: 1 to 4 ms.
@@ -38,15 +38,15 @@ def take_short_turns(interrupting: bool) -> None:
 
 
 def take_usual_turns() -> None:
-    """This thread and everything that it starts from now on are threads
-    like others again, but for their nice value.
+    """Gives this thread, and all that it starts from now on, the usual policy and slice. Keeps the nice
+    value.
     """
     _set_attributes(os.SCHED_OTHER, USUAL_NS)
 
 
 def stand_back() -> None:
-    """This thread and what it starts from now on interrupt no thread
-    (SCHED_BATCH), and get little where others want more.
+    """Makes this thread, and all that it starts from now on, interrupt no other thread (SCHED_BATCH) and get
+    little of a processor that others need.
     """
     os.setpriority(os.PRIO_PROCESS, 0, max(LOW, os.getpriority(os.PRIO_PROCESS, 0)))
     _set_attributes(os.SCHED_BATCH, USUAL_NS)

@@ -1,6 +1,6 @@
-"""Every setting, declared once in `sections/`: default, range and meaning.
+"""All settings, each declared once in `sections/` with default, range and meaning.
 
-Any room may read them; nothing writes them after the start.
+Any room may read them; they do not change after the start.
 """
 
 from python_backends.settings.all_settings import ROOT, Settings

@@ -1,4 +1,4 @@
-"""All settings of one server, in sections. Frozen: they are checked once and never written again."""
+"""All settings of one server, in sections. Frozen: they are checked once and do not change."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ TITLES = {  # of sections that most servers do not need
 
 @dataclass(frozen=True, slots=True)
 class Settings:
+    """The settings of one server."""
+
     model: ModelSettings = field(default_factory=ModelSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
     toy: ToySettings = field(default_factory=ToySettings)

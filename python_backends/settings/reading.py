@@ -27,7 +27,9 @@ VARIABLE = re.compile(r"GAPLESS_([A-Z_]+?)__([A-Z_0-9]+)")
 def load(
     path: Path, overrides: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None
 ) -> Settings:
-    """`path` is TOML; `overrides` are texts by section.field. Raises SettingsError."""
+    """Reads the settings. `path` is a TOML file; `overrides` are texts by section.field. Raises
+    SettingsError.
+    """
     try:
         table: dict[str, dict[str, Any]] = tomllib.loads(path.read_text())
     except (OSError, tomllib.TOMLDecodeError) as error:
@@ -43,12 +45,12 @@ def dump(settings: Settings, path: Path) -> None:
 
 
 def read_settings(path: Path) -> Settings:
-    """The settings that `dump` wrote."""
+    """Reads the settings that `dump` wrote."""
     return _settings(json.loads(path.read_text()))
 
 
 def _of_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """By section.field. Variables without two underscores are no settings."""
+    """Returns the values by section.field. Variables without two underscores are not settings."""
     found = ((VARIABLE.fullmatch(name), text) for name, text in environment.items())
     return {f"{match[1]}.{match[2]}".lower(): text for match, text in found if match}
 
@@ -79,7 +81,7 @@ def _section(name: str, section: type[Any], values: dict[str, Any]) -> Any:
 
 
 def _check_name(name: str) -> type[Any]:
-    """The type of its values. Raises SettingsError if there is no such setting."""
+    """Returns the type of a setting. Raises SettingsError if there is no such setting."""
     section, _, field = name.partition(".")
     sections = typing.get_type_hints(Settings)
     if name in RENAMED:

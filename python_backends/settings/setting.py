@@ -1,4 +1,4 @@
-"""How a setting is declared: its default, what is allowed and what it means, in one place.
+"""Declares a setting: default, allowed values and meaning, in one place.
 
 `gapless.toml` and --help are written from the declarations.
 """
@@ -14,12 +14,12 @@ T = TypeVar("T", bool, int, float, str)
 
 
 class SettingsError(ValueError):
-    """A setting that can't be used: the message names it, its value and what is allowed."""
+    """A setting is wrong. The message names it, its value and what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """`least` and `most`: both among them; None: any value. `choices`: these alone; empty: any."""
+    """The allowed values: `least` to `most`, both included (None: any), and only `choices` (empty: any)."""
 
     meaning: str
     least: float | None = None
@@ -28,7 +28,7 @@ class Allowed:
 
     @property
     def text(self) -> str:
-        """What is allowed, for people; empty if everything is."""
+        """The allowed values as text for a message; empty if all are."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
         return f"between {self.least} and {self.most}" if self.least is not None else ""
@@ -46,7 +46,7 @@ def setting(
     most: float | None = None,
     choices: tuple[str, ...] = (),
 ) -> T:
-    """A field of a section. `meaning` ends without a full stop."""
+    """Returns a field of a section. `meaning` ends without a full stop."""
     metadata = {"allowed": Allowed(meaning, least, most, choices)}
     field: Any = dataclasses.field(default=default, metadata=metadata)
     return typing.cast(T, field)

@@ -1,4 +1,4 @@
-"""Writes what the declarations say: `gapless.toml`, and the list of settings for --help."""
+"""Writes `gapless.toml` and the list of settings for --help from the declarations."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ WIDTH = 110
 COMMENT_AT = 32  # the column of comments
 HEAD = """\
 # Every setting of Gapless, with its default. `make settings` writes this file from the declarations in
-# python_backends/settings; change the values as you like. `make serve` reads it. The environment goes before
-# it, as GAPLESS_ENGINE__SLOTS=64, and before both go MODEL=…, DEVICE=…, DTYPE=…, SLOTS=… and
-# SET="section.field=value …" of the command line.
+# python_backends/settings; the values can be changed here. `make serve` reads it. The environment overrides
+# it (GAPLESS_ENGINE__SLOTS=64), and the command line overrides both: MODEL=…, DEVICE=…, DTYPE=…, SLOTS=… and
+# SET="section.field=value …".
 """
 
 
@@ -25,7 +25,7 @@ def gapless_toml() -> str:
 
 
 def help_text() -> str:
-    """One paragraph for each setting: its name, default, what is allowed, its meaning."""
+    """Returns a paragraph for each setting: name, default, allowed values, meaning."""
     return "\n".join(
         _help(section.name, field) for section in dataclasses.fields(Settings) for field in _fields(section)
     )
@@ -44,7 +44,7 @@ def _section_lines(section: dataclasses.Field[Any]) -> str:
 
 
 def _line(field: dataclasses.Field[Any]) -> str:
-    """The setting, and its meaning in as many lines as it takes."""
+    """Returns the setting with its meaning in as many lines as needed."""
     assigned = f"{field.name} = {_value(field.default)}"
     lines = textwrap.wrap(allowed(field).meaning, WIDTH - COMMENT_AT)
     first = f"{assigned:{COMMENT_AT - 1}} # {lines[0]}"

@@ -1,3 +1,3 @@
-"""Text at both ends: prompts to token ids at the door, tokens of the answer back to text. Nothing here
-imports torch or Triton.
+"""Text on both sides: the door turns prompts into token ids, the detokenizer turns the answer's tokens into
+text. Imports neither torch nor Triton.
 """

@@ -1,8 +1,8 @@
-"""What a Hugging Face checkpoint directory says about text: tokenizer, special tokens, chat template, ends,
-sizes.
+"""Reads the text files of a Hugging Face checkpoint directory: tokenizer, special tokens, chat template, end
+tokens, sizes.
 
-Reads files once, at start-up; loads no weights and runs nothing of the checkpoint. The door and the
-detokenizer are built from it.
+Reads each file once, at start-up. Loads no weights and runs no code of the checkpoint. The door and the
+detokenizer are built from the result.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from typing import Any
 from tokenizers import Tokenizer
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-# lists; the second may be a table of names
+# lists of tokens; the second may be an object with a name for each token
 _EXTRA_TOKENS = ("additional_special_tokens", "extra_special_tokens")
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that can't be served: the message names the file and what is wrong with it."""
+    """The checkpoint can't be served. The message names the file and the problem."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """The text side of a model. `tokenizer` is as in the file; code that changes it makes a copy."""
+    """The text side of a model. `tokenizer` is unchanged from the file; code that changes it makes a copy."""
 
     directory: Path
     tokenizer: Tokenizer
-    named_tokens: Mapping[str, str]  # bos_token, eos_token … as chat templates know them
-    special_tokens: frozenset[str]  # never printed, and never read in what users write
+    named_tokens: Mapping[str, str]  # bos_token, eos_token …: the names that chat templates use
+    special_tokens: frozenset[str]  # not printed in answers, not recognized in users' text
     chat_template: str | None
     eos_ids: tuple[int, ...]
     max_model_tokens: int  # the model's context; 0 if the checkpoint doesn't say
-    vocab_size: int  # ids are below this; padded rows of the embedding count
+    vocab_size: int  # ids are below this; includes the padded rows of the embedding
 
 
 def read_checkpoint(directory: Path) -> Checkpoint:
-    """Raises CheckpointError."""
+    """Reads the checkpoint in `directory`. Raises CheckpointError."""
     tokenizer = _tokenizer(directory / "tokenizer.json")
     texts = {**_table(directory / "special_tokens_map.json"), **_table(directory / "tokenizer_config.json")}
     config = _table(directory / "config.json")
-    # models with images or sound keep the configuration of their text part there
+    # models for images or audio have the settings of their text part there
     config = {**config, **_section(config, "text_config")}
     generation = _table(directory / "generation_config.json")
     named = {name: text for name in _NAMED_TOKENS if (text := _content(texts.get(name)))}
@@ -70,7 +70,7 @@ def _tokenizer(path: Path) -> Tokenizer:
 
 
 def _table(path: Path) -> dict[str, Any]:
-    """A JSON object; an absent file is an empty one."""
+    """Returns the JSON object in a file, or an empty one if the file is absent."""
     try:
         value = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     except (OSError, ValueError) as error:
@@ -86,14 +86,12 @@ def _section(table: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _content(token: Any) -> str:
-    """A token is written as a string, or as an object with its content."""
+    """Returns the text of a token, which is written as a string or as an object with `content`."""
     return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")
 
 
 def _special_tokens(tokenizer: Tokenizer, texts: dict[str, Any], named: dict[str, str]) -> frozenset[str]:
-    """Those that the tokenizer marks as special, and those that the configuration names for a purpose
-    (bos_token, eos_token).
-    """
+    """Returns the tokens that the tokenizer marks as special or that the configuration names."""
     known = {token.content: token.special for token in tokenizer.get_added_tokens_decoder().values()}
     played = {*named.values(), *(token for name in _EXTRA_TOKENS for token in _contents(texts.get(name)))}
     return frozenset(text for text, special in known.items() if special or text in played)
@@ -117,8 +115,8 @@ def _chat_template(directory: Path, texts: dict[str, Any]) -> str | None:
 
 
 def _eos_ids(tokenizer: Tokenizer, named: dict[str, str], *configured: Any) -> tuple[int, ...]:
-    """Every id that some file of the checkpoint calls an end: chat models
-    often keep a second one in only one of them.
+    """Returns every id that a file of the checkpoint names as an end token. Chat models often have a second
+    one, in only one of the files.
     """
     ids = {tokenizer.token_to_id(named["eos_token"])} if "eos_token" in named else set()
     for entry in configured:

@@ -1,4 +1,5 @@
-"""What is counted and traced, and what processes say of themselves: metrics, spans, restarts, the board.
+"""Metrics, trace spans, counts of restarts, files about the instances, and the board: the state of each
+process.
 
 No failure here ends a stream.
 """

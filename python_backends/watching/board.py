@@ -1,9 +1,10 @@
-"""The board: memory in which each process says that it lives, and the launcher reads it.
+"""The board: memory in which each process writes its heartbeats and its state, for the launcher and others to
+read.
 
-One record for every process, in anonymous memory that the launcher makes and that everything it starts
-inherits, the Python models through tritonserver. It is no file: a cleaner of temporary files can't remove it,
-and a full disk can't keep anybody from writing. The launcher makes one (`Board()`), the others find theirs
-(`Board.inherited()`). Each record has one writer.
+It has one record for each process, in anonymous memory that the launcher makes. All processes that the
+launcher starts inherit it, the Python models through tritonserver. It is not a file: a cleaner of temporary
+files can't remove it, and a full disk can't prevent writing. The launcher makes one (`Board()`), the other
+processes use `Board.inherited()`. Each record has one writer.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MAX_INSTANCES = 64
 
 
 def instance_name(number: int) -> str:
-    """Of the process of this instance, on the board and in counts of restarts."""
+    """Returns the name of this instance's process on the board and in counts of restarts."""
     return f"instance-{number}"
 
 
@@ -31,7 +32,7 @@ PROCESSES = (
     *(instance_name(number) for number in range(MAX_INSTANCES)),
     *("tokenizer", "scheduler", "detokenizer", "length_predictor"),
 )
-RECORD_BYTES = 1 << 20  # only what is written takes memory
+RECORD_BYTES = 1 << 20  # only the written part takes memory
 NAME = "gapless-board"
 ATTEMPTS = 100  # to read a record
 LEAST_FD = 64  # a shell keeps its own descriptors below
@@ -41,8 +42,10 @@ HEAD = struct.Struct("<QII")  # sign of life, length and checksum of the text
 
 
 class Board:
+    """The shared memory with a record for each process."""
+
     def __init__(self, fd: int | None = None) -> None:
-        """A new one, or the one behind `fd`."""
+        """Makes a new board, or opens the one of the file descriptor `fd`."""
         if fd is None:
             made = os.memfd_create(NAME)
             fd = fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, LEAST_FD)
@@ -54,8 +57,8 @@ class Board:
     @staticmethod
     @functools.cache
     def inherited() -> Board:
-        """The launcher's; one of our own, which no other process reads,
-        in a process that no launcher started.
+        """Returns the launcher's board. In a process that no launcher started, returns a new one, which no
+        other process reads.
         """
         with contextlib.suppress(KeyError, ValueError, OSError):
             fd = int(os.environ[VARIABLE])
@@ -68,26 +71,26 @@ class Board:
         os.close(self.fd)
 
     def beat(self, process: str) -> None:
-        """A sign of life of this process, which differs from all before it."""
+        """Writes a new sign of life, which differs from all before it."""
         SIGN.pack_into(self._memory, _start(process), time.monotonic_ns())
 
     def sign(self, process: str) -> int:
-        """The last sign of life; 0 before the first."""
+        """Returns the last sign of life; 0 before the first."""
         return int(SIGN.unpack_from(self._memory, _start(process))[0])
 
     def write(self, process: str, text: bytes) -> None:
-        """Replaces what the process says of itself; a sign of life,
-        too. Raises ValueError if it is too long.
+        """Replaces the text of the process's record; also writes a sign of life. Raises ValueError if `text`
+        is too long.
         """
         most = RECORD_BYTES - HEAD.size
         if len(text) > most:
-            raise ValueError(f"{process} says {len(text)} bytes of itself; at most {most} fit")
+            raise ValueError(f"{process} writes {len(text)} bytes to its record: at most {most} are allowed")
         record = HEAD.pack(time.monotonic_ns(), len(text), zlib.crc32(text)) + text
         start = _start(process)
         self._memory[start : start + len(record)] = record
 
     def read(self, process: str) -> bytes:
-        """What it says of itself; empty if it has said nothing, or died while it wrote."""
+        """Returns the text of the process's record; empty if it has written none, or died while it wrote."""
         start = _start(process)
         for _ in range(ATTEMPTS):
             _, length, checksum = HEAD.unpack_from(self._memory, start)

@@ -1,7 +1,7 @@
-"""Two files of the run directory, by which `launcher.control`, the scheduler model and the launcher know of
-each other: what is ordered, and what each instance carries and which of them should run.
+"""Two files of the run directory: the orders of `launcher.control`, and the status of the instances, with the
+list of those that should run.
 
-Each is replaced as a whole, so a reader never sees half of one.
+Each file is replaced as a whole, so a reader never reads an incomplete one.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ ORDERS, STATUS = "cluster-orders.json", "cluster-status.json"
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What `launcher.control` wants of the instances."""
+    """The orders of `launcher.control`."""
 
-    draining: frozenset[int] = frozenset()  # are to be empty
-    instances: int | None = None  # so many should run; None: as many as the load or the settings say
+    draining: frozenset[int] = frozenset()  # numbers of instances that should become and stay empty
+    instances: int | None = None  # this many should run; None: the load or the settings decide
 
 
 class ClusterOrders:
-    """Written by `launcher.control`, read by the scheduler model."""
+    """The file of orders. `launcher.control` writes it, the scheduler model reads it."""
 
     def __init__(self, run_directory: Path) -> None:
         self._path = run_directory / ORDERS
 
     def read(self) -> Orders:
-        """Raises ValueError if the file is damaged."""
+        """Returns the orders; without a file, the defaults. Raises ValueError if the file is damaged."""
         try:
             written = json.loads(self._path.read_text())
             num_instances = written.get("instances")
@@ -40,14 +40,14 @@ class ClusterOrders:
         except FileNotFoundError:
             return Orders()
         except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"{self._path} has no orders: {error!r}") from error
+            raise ValueError(f"{self._path} is damaged, it has no valid orders: {error!r}") from error
 
     def drain(self, draining: frozenset[int]) -> None:
-        """These, and no others, are to be empty. Raises ValueError and OSError, as `scale` does."""
+        """Orders exactly these instances to become empty. Raises ValueError and OSError, as `scale` does."""
         self._write(replace(self.read(), draining=draining))
 
     def scale(self, num_instances: int | None) -> None:
-        """So many should run; None: as many as the load or the settings say."""
+        """Orders this number of instances; None: the load or the settings decide."""
         self._write(replace(self.read(), instances=num_instances))
 
     def _write(self, orders: Orders) -> None:
@@ -58,19 +58,23 @@ class ClusterOrders:
 
 
 class ClusterStatus:
-    """Written by the scheduler model about once a second, read by `launcher.control` and the launcher."""
+    """The file with the status. The scheduler model writes it about once a second, `launcher.control` and the
+    launcher read it.
+    """
 
     def __init__(self, run_directory: Path) -> None:
         self._path = run_directory / STATUS
 
     def read(self) -> dict[str, Any]:
-        """As `write` was given it. Raises OSError if there is none: the server starts, or has 1 instance."""
+        """Returns what `write` was given. Raises OSError if there is no file: the server is starting, or has
+        1 instance.
+        """
         status: dict[str, Any] = json.loads(self._path.read_text())
         return status
 
     def read_wanted(self, most: int) -> frozenset[int] | None:
-        """The instances that should run, of `most` that there can be. None if the file is missing or damaged,
-        or does not say so.
+        """Returns the numbers of the instances that should run, all below `most`. None if the file is
+        missing, damaged or without a valid list.
         """
         try:
             wanted = self.read()["run"]

@@ -1,5 +1,5 @@
-"""The record that an instance writes on the board for the launcher and the tokenizer: its state, its limits,
-its beats.
+"""The record that an instance writes on the board for the launcher and the tokenizer: state, limits and
+beats.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 from python_backends.nouns.request import ModelLimits
 from python_backends.watching.board import Board, instance_name
 
-# files in the run directory by which the launcher speaks to the Triton models
+# files in the run directory with which the launcher informs the Triton models
 DRAINING = "draining"  # new requests are refused
-CLOSING = "closing"  # whatever is still open ends now
-KEY = "key"  # only a process that can read it may write messages of ours
+CLOSING = "closing"  # requests that are still open end now
+KEY = "key"  # signs messages between processes: only a process that can read it may send them
 
 
 class State(Enum):
@@ -26,14 +26,16 @@ class State(Enum):
 
 
 class InstanceRecord:
-    """Of the instance with this number; its process writes, and the launcher while there is none."""
+    """The record of the instance with this number. Its process writes it; the launcher does while there is
+    none.
+    """
 
     def __init__(self, board: Board, number: int) -> None:
         self._board = board
         self._name = instance_name(number)
 
     def write_starting(self) -> None:
-        """What an earlier life could take stays readable: the same settings give the same limits."""
+        """Writes STARTING. The limits of an earlier process stay: the same settings give the same limits."""
         self.write(State.STARTING, self.read()[1])
 
     def write(self, state: State, limits: ModelLimits | None = None) -> None:
@@ -44,11 +46,11 @@ class InstanceRecord:
         self._board.beat(self._name)
 
     def sign(self) -> int:
-        """Changes with every beat."""
+        """Returns a number that changes with every beat."""
         return self._board.sign(self._name)
 
     def read(self) -> tuple[State, ModelLimits | None]:
-        """DEAD if it has said nothing."""
+        """Returns state and limits; DEAD if there is no record."""
         said = self._board.read(self._name)
         if not said:
             return State.DEAD, None
@@ -57,7 +59,7 @@ class InstanceRecord:
 
 
 def _limits(written: dict[str, Any]) -> ModelLimits:
-    """JSON has no tuples."""
+    """Makes lists tuples, which JSON does not have."""
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in written.items()
     }
@@ -65,6 +67,6 @@ def _limits(written: dict[str, Any]) -> ModelLimits:
 
 
 def limits_of_any(board: Board, num_instances: int) -> ModelLimits | None:
-    """What an instance can take, whichever has said so: all have the same settings. None: none has."""
+    """Returns the limits of the first instance that has written them, or None. All have the same settings."""
     said = (InstanceRecord(board, number).read()[1] for number in range(num_instances))
     return next((limits for limits in said if limits is not None), None)

@@ -1,9 +1,8 @@
-"""What is counted: names, kinds and values, gathered as plain numbers and exported to Triton's /metrics every
-second.
+"""The metrics: names, kinds and values, kept as plain numbers and exported to Triton's /metrics every second.
 
-Histograms are kept as Prometheus writes them (cumulative `_bucket`, `_sum`, `_count`), because every update
-of a metric in a Triton model is a round trip to the server: a few changed numbers every second instead of one
-trip for each observation.
+Histograms are exported as counters in Prometheus's form (cumulative `_bucket`, `_sum`, `_count`), because
+every update of a metric in a Triton model is a round trip to the server: a few changed numbers every second
+instead of one trip for each observation.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ GAUGES = {
     "gapless_kv_blocks_retained": "KV blocks kept for later prompts with the same prefix",
     "gapless_kv_blocks_total": "KV blocks",
     "gapless_admission_peak_blocks": (
-        "KV blocks that will be in use at most, as admission reckons from predicted lengths"
+        "Most KV blocks in use in the coming steps, estimated by admission from predicted lengths"
     ),
-    "gapless_evictions": "Sequences evicted by the present instance because KV blocks ran out",
+    "gapless_evictions": "Sequences evicted by the present instance because no KV blocks were free",
     "gapless_instances": "Instances by state: starting, ready, draining, lost",
     "gapless_instance_slots_busy": "Slots in use, by instance",
     "gapless_instance_kv_blocks_used": "KV blocks held by running requests, by instance",
     "gapless_instance_waiting": "Requests that wait for a slot, by instance",
     "gapless_instance_freeness_tokens": "KV tokens that each request may still grow by, by instance",
-    "gapless_instance_step_seconds": "What a step takes at present, by instance",
-    "gapless_predictor_version": "Version of the forest that predicted last; 0: none has",
-    "gapless_coalescing_seconds": "Time for which tokens are put together before they are sent",
+    "gapless_instance_step_seconds": "Time of a step at present, by instance",
+    "gapless_predictor_version": "Version of the forest that predicted last; 0: no forest has",
+    "gapless_coalescing_seconds": "Time for which tokens are held, to be sent together",
     "gapless_start_time_seconds": "When the launcher was started, in Unix time",
 }
 COUNTERS = {
@@ -49,8 +48,8 @@ COUNTERS = {
     "gapless_requests_total": "Requests ended, by outcome",
     "gapless_responses_total": "Responses sent to the detokenizer",
     "gapless_instance_losses_total": "Times that an instance died or stalled",
-    "gapless_length_predictions_total": "Lengths predicted, by what said so: forest, history, none",
-    "gapless_instance_seconds_total": "Seconds that instances run, added up over all of them",
+    "gapless_length_predictions_total": "Lengths predicted, by source: forest, history, none",
+    "gapless_instance_seconds_total": "Seconds that instances have run, summed over all instances",
     "gapless_scalings_total": "Times that there was one instance more or less, by direction: up, down",
     "gapless_dispatches_total": "Requests sent to an instance, by instance",
     "gapless_migrations_total": "Requests that were to go to another instance, by reason and outcome",
@@ -110,6 +109,8 @@ _BOUNDS = {"gapless_token_gap_seconds": GAP_BOUNDS_S, "gapless_length_prediction
 
 @dataclass(slots=True)
 class Histogram:
+    """Counts of observations, one for each interval between two bounds."""
+
     bounds: tuple[float, ...] = BOUNDS_S
     counts: list[int] = field(init=False)
     sum: float = 0.0
@@ -122,7 +123,7 @@ class Histogram:
         self.sum += value
 
     def add(self, counts: Sequence[int], total: float) -> None:
-        """Observations that another process has counted, by the same bounds; none: an empty sequence."""
+        """Adds observations that another process has counted by the same bounds. `counts` may be empty."""
         self.counts = [
             ours + theirs for ours, theirs in zip(self.counts, counts or [0] * len(self.counts), strict=True)
         ]
@@ -130,7 +131,7 @@ class Histogram:
 
 
 class Metrics:
-    """The numbers of one process; one thread writes them."""
+    """The metrics of one process. One thread writes them."""
 
     def __init__(self) -> None:
         self.gauges: dict[tuple[str, Labels], float] = {
@@ -140,7 +141,7 @@ class Metrics:
         self.counters: dict[tuple[str, Labels], float] = {
             (name, ()): 0.0 for name in COUNTERS if name not in LABELLED
         }
-        # the first is a change too
+        # with a value of 0 from the start, so that the first request is a change
         self.counters |= {("gapless_requests_total", (("outcome", outcome),)): 0.0 for outcome in OUTCOMES}
         self.histograms = {name: Histogram(_BOUNDS.get(name, BOUNDS_S)) for name in HISTOGRAMS}
 
@@ -151,11 +152,11 @@ class Metrics:
         self.counters[name, labels] = self.counters.get((name, labels), 0.0) + amount
 
     def total(self, name: str, value: float, labels: Labels = ()) -> None:
-        """Sets a counter that another process keeps."""
+        """Sets a counter to the value that another process has counted."""
         self.counters[name, labels] = value
 
     def sums(self, name: str, label: str) -> dict[str, int]:
-        """Of a counter with labels: its counts by one of them."""
+        """Returns the counts of a counter, summed by the values of one of its labels."""
         found: dict[str, int] = {}
         for (each, labels), count in self.counters.items():
             if each == name:
@@ -167,8 +168,8 @@ class Metrics:
         self.histograms[name].observe(value)
 
     def samples(self) -> Iterator[tuple[str, Labels, float]]:
-        """Every number as (name, labels, value), histograms spelled out.
-        The last one says when they were read.
+        """Yields every number as (name, labels, value), histograms as their counters. The last one is the
+        time when they were read.
         """
         read_s = time.time()
         for (name, labels), value in self.gauges.items():
@@ -181,7 +182,7 @@ class Metrics:
 
 
 def families() -> Iterator[tuple[str, str, bool]]:
-    """(name, description, is a gauge) of every family in `samples`."""
+    """Yields (name, description, whether it is a gauge) of every family in `samples`."""
     for name, text in GAUGES.items():
         yield name, text, True
     for name, text in COUNTERS.items():

@@ -1,8 +1,8 @@
-"""How often each process had to be started again.
+"""Counts how often each process was started again.
 
-The launcher counts, because it outlives the others, and writes the counts to a file of the run directory; the
-scheduler model reads it and puts them on /metrics. The file is for that alone: nothing ends because it is
-lost or can't be written.
+The launcher counts, because it outlives the other processes, and writes the counts to a file in the run
+directory; the scheduler model reads it and exports them to /metrics. The file has no other use: no request
+fails if it is lost or can't be written.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NAME = "restarts.json"
 
 
 class RestartCounts:
-    """The launcher's end: the counts, and the file as their copy."""
+    """The launcher's side: the counts, and the file as their copy."""
 
     def __init__(self, run_directory: Path, processes: Iterable[str]) -> None:
         self._path = run_directory / NAME
@@ -33,7 +33,7 @@ class RestartCounts:
         self.write()
 
     def write(self) -> None:
-        """Writes the file again, if that can be done."""
+        """Writes the file; if that fails, only logs a warning."""
         written = self._path.with_suffix(".new")
         try:
             written.write_text(json.dumps({"start_time_s": self._start_time_s, "counts": self._counts}))
@@ -42,22 +42,22 @@ class RestartCounts:
             self._complain(error)
 
     def _complain(self, error: OSError) -> None:
-        """Once."""
+        """Logs a warning, only the first time."""
         if not self._has_complained:
             self._has_complained = True
             log.warning(
-                "the counts of restarts can't be written (%s); /metrics shows old ones until they can", error
+                "the counts of restarts can't be written (%s); /metrics has old ones until then", error
             )
 
 
 class RestartsFile:
-    """The scheduler model's end."""
+    """The scheduler model's side: reads the file."""
 
     def __init__(self, run_directory: Path) -> None:
         self._path = run_directory / NAME
 
     def read(self) -> tuple[float, dict[str, int]]:
-        """When the launcher was started, in Unix time, and the count of each process.
+        """Returns when the launcher was started, in Unix time, and the count of each process.
 
         Raises OSError or ValueError if the file is lost or damaged.
         """

@@ -1,9 +1,8 @@
-"""Our spans in a request's trace: what happens to it inside the scheduler and the detokenizer, under Triton's
-own.
+"""Trace spans of a request inside the scheduler model and the detokenizer, as children of Triton's spans.
 
-The two models make one `TraceSpans` each where `server.trace_url` is set, and import nothing of this
-otherwise. A span is made when it is over, from times that are kept anyway; a thread of OpenTelemetry's sends
-them.
+Each of the two models makes one `TraceSpans` if `server.trace_url` is set; otherwise they do not import this
+module. A span is made after its end, from times that the models have anyway; a thread of OpenTelemetry sends
+the spans.
 """
 
 from __future__ import annotations
@@ -21,6 +20,8 @@ EXPORT_EVERY_MS = 1000
 
 
 class TraceSpans:
+    """Makes trace spans and sends them to `url`."""
+
     def __init__(self, url: str) -> None:
         self._provider = TracerProvider(
             resource=Resource.create({"service.name": "gapless"}), shutdown_on_exit=False
@@ -32,9 +33,9 @@ class TraceSpans:
         self._unix_ns = time.time_ns() - time.monotonic_ns()
 
     def add(self, name: str, parent: str | None, start_ns: int, end_ns: int, **attributes: int | str) -> None:
-        """A span from `start_ns` to `end_ns` of the monotonic clock.
+        """Makes a span from `start_ns` to `end_ns` of the monotonic clock.
 
-        `parent` is the span that Triton has open, as it tells a Python model: W3C headers in JSON; None: the
+        `parent` is Triton's open span, as a Python model receives it: W3C headers in JSON. None or empty: the
         request is not traced.
         """
         if not parent:
@@ -46,5 +47,5 @@ class TraceSpans:
         span.end(self._unix_ns + end_ns)
 
     def close(self) -> None:
-        """Sends what is left."""
+        """Sends the spans that are left."""
         self._provider.shutdown()  # type: ignore[no-untyped-call]

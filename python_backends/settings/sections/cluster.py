@@ -1,4 +1,4 @@
-"""[cluster]: how many instances there are, which of them gets a request, and when a running one moves.
+"""[cluster]: how many instances run, which one gets a request, and when a running request moves.
 
 Raises SettingsError where the numbers of instances contradict each other.
 """
@@ -41,12 +41,12 @@ class ClusterSettings:
     max_moves: int = setting(1, "requests that leave one instance at the same time", 1, 64)
     max_rounds: int = setting(
         3,
-        "a move is given up when its request still has more than a block to copy after so many rounds",
+        "a move is given up when its request still has more than a block to copy after this many rounds",
         1,
         64,
     )
     copy_share: float = setting(
-        0.05, "of an instance's time, at most so much is spent on copying KV blocks", 0.001, 1.0
+        0.05, "largest share of an instance's time that is spent on copying KV blocks", 0.001, 1.0
     )
     low_tokens: int = setting(
         48, "requests leave an instance whose freeness is below this (tokens per request)", 0, 1 << 20
@@ -54,27 +54,25 @@ class ClusterSettings:
     priority_headroom_tokens: int = setting(
         1600, "KV tokens that are kept free where requests of high priority run", 0, 1 << 30
     )
-    min_instances: int = setting(
-        0, "there are at least so many instances; counts where max_instances is not 0", 0, 64
-    )
+    min_instances: int = setting(0, "at least this many instances run; used if max_instances is not 0", 0, 64)
     max_instances: int = setting(
         0,
-        "the number of instances follows the load, up to so many (docs/llumnix.md); cluster.instances are"
-        " started first; 0: the number stays at cluster.instances",
+        "the number of instances follows the load, up to this number (docs/llumnix.md); cluster.instances"
+        " are started first; 0: the number stays at cluster.instances",
         0,
         64,
     )
     scale_up_tokens: int = setting(
         160,
-        "one instance more when the average freeness is below this (tokens per request)",
+        "one more instance if the average freeness is below this (tokens per request)",
         0,
         1 << 20,
     )
     scale_down_tokens: int = setting(
-        960, "one instance less when the average freeness is above this (tokens per request)", 1, 1 << 20
+        960, "one instance less if the average freeness is above this (tokens per request)", 1, 1 << 20
     )
     scale_every_s: float = setting(
-        10.0, "the average must be below or above for so long before the number changes", 0.1, 3600.0
+        10.0, "the average must be below or above for this time before the number changes", 0.1, 3600.0
     )
 
     def __post_init__(self) -> None:
@@ -105,5 +103,5 @@ class ClusterSettings:
 
     @property
     def most_instances(self) -> int:
-        """That there can be at the same time."""
+        """The largest number of instances at the same time."""
         return max(self.instances, self.max_instances)

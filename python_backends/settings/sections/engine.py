@@ -1,4 +1,4 @@
-"""[engine]: which engine computes, for how many requests at once, and in how much memory."""
+"""[engine]: which engine computes, how many slots it has, and how much memory."""
 
 from __future__ import annotations
 
@@ -14,61 +14,60 @@ class EngineSettings:
     kind: str = setting(
         "auto",
         "auto: openvino on a CPU if it computes the model, else torch (the start says which, and why) |"
-        " torch | openvino | tensorrt_llm (docs/tensorrt_llm.md) | toy (tokens that can be worked out by"
-        " hand, for tests)",
+        " torch | openvino | tensorrt_llm (docs/tensorrt_llm.md) | toy (tokens that can be computed by hand,"
+        " for tests)",
         choices=("auto", "torch", "openvino", "tensorrt_llm", "toy"),
     )
     slots: int = setting(
-        16, "rows of the decode batch: the number of answers that grow at the same time", 1, 4096
+        16, "rows of the decode batch: the number of answers computed at the same time", 1, 4096
     )
     block_tokens: int = setting(32, "tokens in a KV block; prefixes are shared in whole blocks", 1, 1024)
     kv_blocks: int = setting(0, "number of KV blocks; 0: as many as fit into kv_memory_gib", 0, 1 << 30)
     kv_memory_gib: float = setting(
         0.0,
-        "memory for KV blocks; 0: on a GPU what is free after the weights and the largest step, on a CPU and"
-        " with tensorrt_llm 1 GiB; never more than twice what all slots can use",
+        "memory for KV blocks; 0: on a GPU, the memory that is free after the weights and the largest step;"
+        " on a CPU and with tensorrt_llm, 1 GiB; never more than twice what all slots can use",
         0.0,
         4096.0,
     )
     token_budget: int = setting(
         512,
-        "tokens of one step at most, decodes and prompt chunks together; scheduling.max_step_ms limits its"
-        " time",
+        "most tokens of one step, decodes and prompt chunks together; scheduling.max_step_ms limits its time",
         1,
         1 << 20,
     )
     steps_ahead: int = setting(
         -1,
         "steps that are launched before the tokens of the running one are read; 0: none; -1: 1 on a GPU, 0 on"
-        " a CPU, where the engine needs the processors that planning takes",
+        " a CPU, where planning would take processors from the engine",
         -1,
         2,
     )
     cuda_graphs: str = setting(
         "auto",
-        "auto: on a GPU, steps of decodes alone are captured at the start, for 1, 2, 4 … and all slots |"
-        " eager: the same steps of fixed shape, not captured (on a CPU as well: for tests) | off: neither"
-        " these nor our kernels, only torch's operators",
+        "auto: on a GPU, steps with only decodes are captured at the start, for 1, 2, 4 … and all slots |"
+        " eager: the same steps of fixed shape, not captured (also on a CPU, for tests) | off: neither these"
+        " nor Gapless's kernels, only torch's operators",
         choices=("auto", "off", "eager"),
     )
     threads: int = setting(0, "threads of the engine on a CPU; 0: one for each core", 0, 4096)
     fused_layers: str = setting(
         "auto",
-        "on: openvino with bfloat16 computes all between two attentions in one operation of ours, compiled"
-        " at the first start where there is g++ and the processor multiplies bfloat16 (AMX, AVX512_BF16);"
-        " torch on a GPU computes all between two matrix products in one kernel of ours, and the attention"
-        " of all chunks too | off: OpenVINO's operations, torch's operators | auto: with openvino the first"
-        " start tries both and keeps the result in run/trials, with torch on",
+        "on: openvino with bfloat16 computes everything between two attentions in one operation of Gapless,"
+        " compiled at the first start if there is g++ and the processor multiplies bfloat16 (AMX,"
+        " AVX512_BF16); torch on a GPU computes everything between two matrix products in one kernel of"
+        " Gapless, and the attention of all chunks too | off: OpenVINO's operations, torch's operators |"
+        " auto: with openvino, the first start tries both and keeps the result in run/trials; with torch, on",
         choices=("auto", "on", "off"),
     )
     trace_steps: int = setting(20, "steps in a trace (`make trace`, docs/tracing.md)", 1, 10_000)
 
     @property
     def kv_bytes(self) -> int:
-        """Memory for KV blocks where the device does not say how much it has free."""
+        """Memory for KV blocks if the device can't report its free memory."""
         return int((self.kv_memory_gib or UNMEASURED_KV_GIB) * 2**30)
 
     @property
     def measures_kv(self) -> bool:
-        """Whether the number of KV blocks is left to what the device has free, if that can be asked."""
+        """Whether the free memory of the device decides the number of KV blocks, if it can be asked."""
         return not self.kv_blocks and not self.kv_memory_gib

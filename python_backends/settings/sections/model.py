@@ -1,4 +1,4 @@
-"""[model]: which checkpoint is served, and how its weights are kept."""
+"""[model]: the checkpoint, the type of its weights and the device."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ class ModelSettings:
     )
     dtype: str = setting(
         "auto",
-        "weights, computation and KV blocks: float32 | bfloat16 | auto: bfloat16 if the checkpoint is and the"
-        " processor multiplies it, else float32",
+        "type of weights, computation and KV blocks: float32 | bfloat16 | auto: bfloat16 if the checkpoint"
+        " has it and the processor multiplies it, else float32",
         choices=("auto", "float32", "bfloat16"),
     )
     weights: str = setting(
         "same",
-        "same: as dtype | int8: the weights of the layers in one byte each (docs/design.md)",
+        "same: as dtype | int8: each weight of the layers in one byte (docs/design.md)",
         choices=("same", "int8"),
     )
     device: str = setting("cpu", "cpu | cuda | cuda:1 …")
-    max_model_tokens: int = setting(0, "prompt and answer together; 0: what the checkpoint says", 0, 1 << 24)
+    max_model_tokens: int = setting(
+        0, "most tokens of prompt and answer together; 0: the checkpoint's limit", 0, 1 << 24
+    )
     random_weights: bool = setting(
-        False, "true: draw the weights on the device and read none, to measure a shape without its checkpoint"
+        False, "true: random weights; none are read, to measure a model's speed without its weights"
     )

@@ -1,4 +1,4 @@
-"""[prediction]: how lengths are predicted and learned."""
+"""[prediction]: how the lengths of answers are predicted and learned."""
 
 from __future__ import annotations
 
@@ -11,48 +11,47 @@ from python_backends.settings.setting import setting
 class PredictionSettings:
     enabled: bool = setting(
         True,
-        "predict how long answers will be, when requests compete and the policy uses it: ours, hrrn, sjf"
-        " (docs/magnus.md); false, or another policy: no predictor, no learner, no log",
+        "predict the lengths of answers, while requests compete and if the policy uses lengths: ours, hrrn,"
+        " sjf (docs/magnus.md); false, or another policy: no predictor, no learner, no log",
     )
     directory: str = setting(
         "run/prediction",
-        "the request log and what was learned from it, in one directory for each checkpoint; relative to this"
-        " folder",
+        "the request log and the forest learned from it, in one directory for each checkpoint; relative to"
+        " this folder",
     )
     encoder: str = setting(
         "packaged",
-        "packaged (all-MiniLM-L6-v2) | a directory or a name in the local Hugging Face cache: LaBSE, as in"
-        " the paper",
+        "packaged (all-MiniLM-L6-v2) | a directory or a name in the local Hugging Face cache, such as LaBSE"
+        " (the paper's)",
     )
     encoder_from: int = setting(
         200,
-        "the encoder (400 MB) is loaded once the log has so many answers; before, recent answers alone"
-        " predict",
+        "the encoder (400 MB) is loaded when the log has this many answers; before, lengths are predicted"
+        " from recent answers alone",
         0,
         1 << 30,
     )
     processor_share: float = setting(
         0.03,
-        "of the machine's processors, at most one of them, for encoding; beyond it recent answers predict",
+        "share of the machine's processors, and at most one of them, for encoding; beyond it, lengths are"
+        " predicted from recent answers alone",
         0.0,
         1.0,
     )
     sample_every_s: float = setting(
         5.0,
-        "while slots and memory suffice for all requests, one request in this time is predicted, to learn"
-        " from; 0: all",
+        "while slots and memory suffice for all requests, one request in this time is predicted, for"
+        " learning; 0: all",
         0.0,
         86_400.0,
     )
     relearn_s: float = setting(
-        180.0, "how often the learner looks whether there is something to learn", 1.0, 86_400.0
+        180.0, "how often the learner checks whether there are new answers to learn from", 1.0, 86_400.0
     )
     max_logged: int = setting(
         50_000,
-        "answers that the log keeps, the newest ones: features and lengths, 0.2 KB each",
+        "number of answers in the log, the newest ones: features and lengths, 0.2 KB each",
         100,
         10_000_000,
     )
-    keep_prompts: bool = setting(
-        False, "true: write instructions and inputs into the log as well, in plain text"
-    )
+    keep_prompts: bool = setting(False, "true: the log has instructions and inputs as well, in plain text")

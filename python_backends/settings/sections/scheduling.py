@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from python_backends.settings.setting import setting
 
-PREDICTED_POLICIES = ("ours", "hrrn", "sjf")  # that go by predicted lengths
+PREDICTED_POLICIES = ("ours", "hrrn", "sjf")  # those that use predicted lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class SchedulingSettings:
     policy: str = setting(
         "ours",
         "which request gets the next free slot (docs/magnus.md): ours | hrrn | sjf | past_future | fcfs |"
-        " orca; orca goes by arrival alone and takes no notice of request_priority",
+        " orca; orca uses only the order of arrival and ignores request_priority",
         choices=("ours", "hrrn", "sjf", "past_future", "fcfs", "orca"),
     )
     static_slots: bool = setting(
@@ -24,8 +24,8 @@ class SchedulingSettings:
     )
     max_step_ms: float = setting(
         150.0,
-        "how long a step may take that computes prompts while others decode; at least twice the time of a"
-        " step without prompts",
+        "longest time of a step that computes prompts while other requests decode; at least twice the time"
+        " of a step without prompts",
         0.0,
         600_000.0,
     )
@@ -45,8 +45,8 @@ class SchedulingSettings:
     )
     memory_share: float = setting(
         0.95,
-        "by predicted lengths, the KV blocks in use in the coming steps stay below this share; not for fcfs"
-        " and orca",
+        "the KV blocks that are predicted to be in use in the coming steps stay below this share; not for"
+        " fcfs and orca",
         0.1,
         1.0,
     )

@@ -1,4 +1,4 @@
-"""[server]: where Triton listens, and how long starting and ending may take."""
+"""[server]: the ports, and how long starting and ending may take."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ class ServerSettings:
     http_port: int = setting(8000, "of Triton's HTTP interface", 1, 65535)
     grpc_port: int = setting(8001, "of Triton's gRPC interface", 1, 65535)
     metrics_port: int = setting(8002, "of /metrics, for Prometheus", 1, 65535)
-    drain_s: float = setting(30.0, "after Ctrl-C, open requests may take so long to end", 0.0, 86_400.0)
-    ready_s: float = setting(600.0, "the longest that loading may take", 1.0, 86_400.0)
-    model_repository: str = setting("model_repository", "what Triton serves; relative to this folder")
+    drain_s: float = setting(30.0, "time for open requests to end after Ctrl-C", 0.0, 86_400.0)
+    ready_s: float = setting(600.0, "longest time for loading", 1.0, 86_400.0)
+    model_repository: str = setting(
+        "model_repository", "directory of the models that Triton serves; relative to this folder"
+    )
     trace_url: str = setting(
         "",
-        "where OpenTelemetry spans go, as http://127.0.0.1:4318/v1/traces; empty: no tracing"
+        "where OpenTelemetry spans are sent, such as http://127.0.0.1:4318/v1/traces; empty: no tracing"
         " (docs/tracing.md)",
     )
-    trace_every: int = setting(1, "one request in so many is traced", 1, 1 << 30)
+    trace_every: int = setting(1, "one request in this many is traced", 1, 1 << 30)
     statistics: bool = setting(
         False, "true: open the endpoint that counts each model's work; perf_analyzer needs it"
     )

@@ -1,4 +1,4 @@
-"""[streams]: how many requests are open, and when tokens go to clients."""
+"""[streams]: how many requests are open, and when tokens are sent to clients."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class StreamSettings:
         1 << 40,
     )
     coalescing_ms: float = setting(
-        60.0, "tokens are put together for at most so long while the sender is busy; 0: never", 0.0, 60.0
+        60.0, "tokens are held for at most this time while the sender is busy; 0: never", 0.0, 60.0
     )
     sender_load: float = setting(
         0.0075,
-        "tokens are put together once sending takes this share of the machine's processors",
+        "tokens are held, to be sent together, if sending takes this share of the machine's processors",
         0.0001,
         1.0,
     )
     probe_ms: float = setting(
-        250.0, "how often a waiting stream asks whether its client is still there", 10.0, 10_000.0
+        250.0, "how often it is checked whether a waiting stream's client is still there", 10.0, 10_000.0
     )
     first_chunk_ms: float = setting(
         500.0,
@@ -40,11 +40,10 @@ class StreamSettings:
     max_unacknowledged: int = setting(32, "responses of one stream on their way to the detokenizer", 1, 4096)
     max_in_flight: int = setting(
         128,
-        "responses of all streams on their way to the detokenizer; beyond it tokens wait and are put"
-        " together",
+        "responses of all streams on their way to the detokenizer; beyond it tokens are held",
         1,
         65536,
     )
     dead_after_s: float = setting(
-        10.0, "an instance that has said nothing for so long is ended and started again", 1.0, 3600.0
+        10.0, "a process without a heartbeat for this time is killed and started again", 1.0, 3600.0
     )

@@ -1,4 +1,4 @@
-"""[tensorrt_llm]: what is passed to TensorRT-LLM, and what is made of its answers."""
+"""[tensorrt_llm]: options of TensorRT-LLM, and how its answers are used."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ class TensorRTLLMSettings:
     capacity: str = setting(
         "guaranteed_no_evict",
         "guaranteed_no_evict: reserve the most that an answer may need | max_utilization: reserve what it"
-        " probably needs; TensorRT-LLM pauses requests when that was too little",
+        " probably needs; TensorRT-LLM pauses requests if that was too little",
         choices=("guaranteed_no_evict", "max_utilization"),
     )
     abort: str = setting(
         "engine",
-        "engine: a request that nobody waits for any more is aborted | drain: it keeps its slot to its end",
+        "engine: a request whose answer is no longer needed is aborted | drain: it keeps its slot to its end",
         choices=("engine", "drain"),
     )
     lost_after_s: float = setting(
         120.0,
-        "a request of which TensorRT-LLM says nothing more for so long is lost; if it says nothing of any"
-        " request, it is dead",
+        "a request without output from TensorRT-LLM for this time is lost; if all requests are without"
+        " output, TensorRT-LLM is dead",
         0.1,
         86_400.0,
     )
@@ -33,7 +33,7 @@ class TensorRTLLMSettings:
     )
     max_adapter_rank: int = setting(64, "the largest rank of these adapters", 1, 4096)
     refuse: str = setting(
-        "", 'fields of a request, "seed,min_p": refused because your TensorRT-LLM takes no notice of them'
+        "", 'fields to refuse because this version of TensorRT-LLM ignores them, such as "seed,min_p"'
     )
     arguments: str = setting(
         "{}", 'more arguments of tensorrt_llm.LLM, as JSON: \'{"load_format": "dummy"}\''

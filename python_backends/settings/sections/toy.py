@@ -9,11 +9,11 @@ from python_backends.settings.setting import setting
 
 @dataclass(frozen=True, slots=True)
 class ToySettings:
-    step_ms: float = setting(0.0, "how long a step takes", 0.0, 3_600_000.0)
+    step_ms: float = setting(0.0, "time of a step", 0.0, 3_600_000.0)
     poison_token: int = setting(-1, "the process dies when it computes this token; -1: never", -1, 1 << 30)
     block_bytes: int = setting(
         0,
-        "a KV block weighs as much when it is copied to another instance; 0: what its tokens take",
+        "bytes of a KV block that is copied to another instance; 0: those of its tokens",
         0,
         1 << 30,
     )

@@ -1,1 +1,1 @@
-"""Tokens of the answer back to text, without state. Others use `detokenizer`."""
+"""Turns the answer's tokens into text and keeps no state between calls. Other rooms use `detokenizer`."""

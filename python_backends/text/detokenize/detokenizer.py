@@ -1,10 +1,10 @@
-"""Token windows to text. No state is kept between two windows of an answer.
+"""Turns token windows into text. Keeps no state between two windows of an answer.
 
-Owns no stream: the scheduler model says how far the client's text reaches (`num_sent`), the detokenizer model
-sends the text. What is certain after n output tokens is the text of these tokens without half a character at
-its end, without an end that may become a stop word, and without everything from a stop word on. A window
-prints what is certain now and was not `num_sent` tokens ago. When the answer has ended, all the rest is
-certain.
+Owns no stream: the scheduler model sets how many tokens the client has the text of (`num_sent`), the
+detokenizer model sends the text. The certain text of n output tokens is their text without an incomplete
+character at the end, without an end that may become a stop word, and without everything from a stop word on.
+A window gives the certain text of all its tokens without the certain text of the first `num_sent`. When the
+answer has ended, all its text up to a stop word is certain.
 """
 
 from __future__ import annotations
@@ -22,29 +22,31 @@ from python_backends.text.detokenize.token_bytes import MAX_LEAD_TOKENS, WALL, t
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    text: str  # new text, to be appended to what was sent before
-    stopped_at: int = 0  # output tokens up to and with the one that completed a stop word; 0: none did
+    text: str  # new text, which the client appends to the text before
+    stopped_at: int = 0  # output tokens up to and including the end of a stop word; 0: no stop word
 
 
 def context_tokens(stop_words: tuple[str, ...]) -> int:
-    """How many tokens before the first unacknowledged one a window must bring, unless it starts with the
-    answer.
+    """Returns how many tokens before the first unacknowledged one a window must include, unless it starts at
+    the answer's first token.
 
-    Every token has at least one byte (see WALL), so these hold the longest stop word, or half a character,
-    after any leading space.
+    Every token has at least one byte (see WALL), so these tokens contain the longest stop word or an
+    incomplete character, even after a leading space.
     """
     return max(map(len, _as_bytes(stop_words)), default=0) + MAX_LEAD_TOKENS
 
 
 class Detokenizer:
-    """Stateless but for the vocabulary: windows of any answer, in any order, from any thread."""
+    """Turns windows into text. The only state is the table of the vocabulary, which never changes: windows of
+    any answer may come in any order and from any thread.
+    """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._bytes = token_bytes(checkpoint)
 
     def piece(self, window: TokenWindow) -> Piece:
-        """The new text of `window`, which starts at 0, or at least
-        context_tokens before the first unacknowledged token.
+        """Returns the new text of `window`, which starts at 0 or at least `context_tokens` before the first
+        unacknowledged token.
         """
         table, ids = self._bytes.table, window.tokens.tolist()
         tokens = [table[token] for token in ids]
@@ -60,17 +62,19 @@ class Detokenizer:
 
 
 def num_new_tokens(window: TokenWindow, piece: Piece) -> int:
-    """How many tokens `window` brings for the first time, up to and with the one that completed a stop word.
+    """Returns how many tokens of `window` are new, up to and including the one that completed a stop word.
 
-    Their text may come later, when it is certain. A response counts its own tokens, as in TensorRT-LLM's
-    ensemble.
+    Their text may be in a later window, when it is certain. A response counts its own tokens, as in
+    TensorRT-LLM's ensemble.
     """
     reached = window.start + len(window.tokens)
     return max(0, min(reached, piece.stopped_at or reached) - window.num_sent)
 
 
 def new_log_probs(window: TokenWindow, piece: Piece) -> LogProbs | None:
-    """Of the tokens that `num_new_tokens` counts. None if they were not asked for."""
+    """Returns the log-probabilities of the tokens that `num_new_tokens` counts; None if the request did not
+    ask for them.
+    """
     if window.log_probs is None or not piece.stopped_at:
         return window.log_probs
     return window.log_probs.first(min(num_new_tokens(window, piece), len(window.log_probs.chosen)))
@@ -81,7 +85,7 @@ class _Stop:
     """Where in a window the first stop word is."""
 
     start: int  # bytes before it
-    num_tokens: int  # of the window, up to and with the one that completes it
+    num_tokens: int  # of the window, up to and including the one that completes it
 
 
 def _new_text(data: bytes, ends: list[int], window: TokenWindow, stop: _Stop | None) -> str:
@@ -95,9 +99,10 @@ def _new_text(data: bytes, ends: list[int], window: TokenWindow, stop: _Stop | N
 
 
 def _first_stop(data: bytes, ends: list[int], window: TokenWindow) -> _Stop | None:
-    """The stop word that is complete first, after min_tokens and after what is acknowledged (there was none).
+    """Returns the stop word that is complete first, after `min_tokens` and after the acknowledged tokens
+    (which contain none).
 
-    Of two that are complete at the same byte, the longer one.
+    Of two that end at the same byte, returns the longer one.
     """
     acknowledged = window.start + context_tokens(window.stop_words) - 1 if window.start else 0
     passed = max(window.min_tokens, acknowledged) - window.start
@@ -113,14 +118,14 @@ def _first_stop(data: bytes, ends: list[int], window: TokenWindow) -> _Stop | No
 
 
 def _certain(data: bytes, end: int, words: tuple[bytes, ...]) -> int:
-    """How many of the first `end` bytes mean the same whatever follows."""
+    """Returns how many of the first `end` bytes stay the same text, whatever bytes follow."""
     tail = data[max(0, end - 3) : end]
     whole = end - len(tail) + utf_8_decode(tail, "replace", False)[1]
     return min([whole, *(_open_stop(data, end, word) for word in words)])
 
 
 def _open_stop(data: bytes, end: int, word: bytes) -> int:
-    """Where the longest tail of data[:end] starts that `word` may grow from; `end` if there is none."""
+    """Returns where the longest tail of data[:end] starts that `word` begins with; `end` if there is none."""
     start = data.find(word[0], max(0, end - len(word) + 1), end)
     while start >= 0 and not word.startswith(data[start:end]):
         start = data.find(word[0], start + 1, end)

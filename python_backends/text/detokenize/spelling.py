@@ -1,9 +1,9 @@
-"""How a tokenizer's decoder spells one token: its steps, read from tokenizer.json, as a function from a token
-to its bytes.
+"""Turns the decoder of a tokenizer.json into a function from one token to its bytes, one function for each of
+the decoder's steps.
 
-An answer is printed piece by piece. So a decoder can be served if its output for a token depends only on that
-token, and on whether the answer begins with it. Any other is refused by name when the server starts. Called
-by `token_bytes`.
+An answer is sent in pieces. So a decoder is supported if the bytes of a token depend only on that token and
+on whether the answer begins with it. The server refuses to start with any other decoder and names the step.
+Called by `token_bytes`.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from tokenizers import decoders
 
 from python_backends.text.checkpoint import CheckpointError
 
-Piece = str | bytes  # of text; bytes as soon as it may be a part of a character
+Piece = str | bytes  # of text; bytes if it may be a part of a character
 Spelling = Callable[[Piece, bool], Piece]  # the flag: the answer begins with this token
 Step = dict[str, Any]
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_FUSING = ("ByteLevel", "Fuse")  # after these the library sees the answer as a whole, no tokens
+_FUSING = ("ByteLevel", "Fuse")  # after these the library has one text for the whole answer, no tokens
 
 
 def spelling(decoder: decoders.Decoder | None) -> Callable[[str, bool], bytes]:
-    """Raises CheckpointError, which names the step that can't be done piece by piece."""
+    """Returns the function from (token, whether the answer begins with it) to bytes. Raises CheckpointError,
+    which names the step that can't be done token by token.
+    """
     if decoder is None:
-        raise CheckpointError("tokenizer.json has no decoder: nothing says how its tokens become text")
-    steps = list(
-        _steps(json.loads(decoder.__getstate__()))
-    )  # its JSON: the library has no other way to read it
+        raise CheckpointError("tokenizer.json has no decoder, which is needed to turn tokens into text")
+    steps = list(_steps(json.loads(decoder.__getstate__())))  # its JSON: the only access to it
     for i, step in enumerate(steps):
         if reason := _refusal(step, steps[:i]):
             raise CheckpointError(
-                f"tokenizer.json: the decoder's {step['type']} can't be done piece by piece: {reason}"
+                f"tokenizer.json: the decoder's step {step['type']} can't be done token by token: {reason}"
             )
     functions = [_SPELLINGS[step["type"]](step) for step in steps]
 
@@ -57,7 +57,7 @@ def _steps(decoder: Step) -> Iterator[Step]:
 
 
 def _refusal(step: Step, before: list[Step]) -> str:
-    """Why this step can't be served after those; empty if it can."""
+    """Returns why `step` is not supported after the steps `before`; empty if it is supported."""
     kind = step["type"]
     fused = any(other["type"] in _FUSING for other in before)
     if kind not in _SPELLINGS:
@@ -66,15 +66,15 @@ def _refusal(step: Step, before: list[Step]) -> str:
         return _refusal_to_replace(step["pattern"], fused)
     if kind == "Strip" and (step["start"] > 1 or step["stop"]):
         return (
-            f"it strips {step['start']} characters before the text and {step['stop']} behind it; at most 1"
+            f"it strips {step['start']} characters at the start and {step['stop']} at the end; at most 1"
             " and 0 are supported"
         )
     if _looks_at_the_start(step) and any(map(_looks_at_the_start, before)):
-        return "a step before it changes how an answer begins, too"
+        return "a step before it also changes the start of an answer"
     if kind == "Strip" and step["start"] and not fused:
         return "without Fuse before it, it strips every token"
     return (
-        "behind ByteLevel or Fuse there are no tokens any more"
+        "after ByteLevel or Fuse the text is not divided into tokens"
         if fused and kind not in ("Strip", "Fuse")
         else ""
     )
@@ -84,7 +84,7 @@ def _refusal_to_replace(pattern: dict[str, str], fused: bool) -> str:
     if "String" not in pattern:
         return f"its pattern is {pattern}; only strings are supported"
     if not pattern["String"] or (fused and len(pattern["String"]) > 1):
-        return f"its pattern {pattern['String']!r} reaches over more than one token; one character can't"
+        return f"its pattern {pattern['String']!r} may match across tokens; only one character is supported"
     return ""
 
 
@@ -95,7 +95,7 @@ def _looks_at_the_start(step: Step) -> bool:
 
 
 def _byte_level(_step: Step) -> Spelling:
-    """A token with a character outside the alphabet of bytes is an added one, and is itself."""
+    """A token with a character outside the byte alphabet is an added token; its text is not changed."""
 
     def spell(piece: Piece, _first: bool) -> Piece:
         if isinstance(piece, str) and all(letter in _BYTES for letter in piece):
@@ -119,7 +119,7 @@ def _replace(step: Step) -> Spelling:
 
 
 def _metaspace(step: Step) -> Spelling:
-    """All spaces of an answer's first token are dropped, wherever in it they are."""
+    """Removes all spaces of an answer's first token, at any position in it."""
     drops = step["prepend_scheme"] != "never"
 
     def spell(piece: Piece, first: bool) -> Piece:
@@ -143,8 +143,8 @@ def _strip(step: Step) -> Spelling:
 
 
 def _word_piece(step: Step) -> Spelling:
-    """The library's own, which spells token by token: a space before each
-    that isn't "##…", none before some signs.
+    """Uses the library's decoder, which works token by token: a space before each token that isn't "##…",
+    none before some punctuation marks.
     """
     decoder = decoders.WordPiece(prefix=step["prefix"], cleanup=step["cleanup"])
 
@@ -172,7 +172,9 @@ _SPELLINGS: dict[str, Callable[[Step], Spelling]] = {
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's letters for bytes: printable Latin-1 is itself, the rest for the letters from U+0100 on."""
+    """Returns GPT-2's table from character to byte: printable Latin-1 characters are themselves, the
+    characters from U+0100 on are the other bytes.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

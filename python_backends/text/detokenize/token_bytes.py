@@ -1,9 +1,10 @@
-"""What each token adds to an answer, as bytes: one table per vocabulary, made once from the tokenizer's
+"""The bytes that each token adds to an answer: one table per vocabulary, made once from the tokenizer's
 decoder.
 
-The bytes of an answer are those of its tokens, one after the other; so the two halves of a character are
-joined. Only the token with which a text begins may have others: SentencePiece drops the space before it. An
-answer in a chat is such a text; one that continues a plain prompt is not. Made for the detokenizer.
+The bytes of an answer are the bytes of its tokens, concatenated; this also joins the parts of a character
+that is split over tokens. Only the first token of a text may have other bytes: SentencePiece drops the space
+before it. The answer in a chat is such a text; an answer that continues a plain prompt is not. Made for the
+detokenizer.
 """
 
 from __future__ import annotations
@@ -14,10 +15,9 @@ from dataclasses import dataclass
 from python_backends.text.checkpoint import Checkpoint
 from python_backends.text.detokenize.spelling import spelling
 
-# A token without text (special, or a padded row of the vocabulary) is a wall: what stands before it is
-# finished, be it half a character or half a stop word. So every token has at least one byte, and a number of
-# tokens bounds a number of bytes. 0xFF can't occur in UTF-8; a token that really has it gets 0xFE, which is
-# printed as the same U+FFFD.
+# A token without text (special, or a padded row of the vocabulary) is a wall: the text before it ends there,
+# even within a character or a stop word. So every token has at least one byte, and n tokens have at least n
+# bytes. 0xFF can't occur in UTF-8; a token that contains it gets 0xFE instead, which also becomes U+FFFD.
 WALL = b"\xff"
 
 MAX_LEAD_TOKENS = 8  # an answer's leading space is dropped if it comes within this many tokens
@@ -26,11 +26,11 @@ MAX_LEAD_TOKENS = 8  # an answer's leading space is dropped if it comes within t
 @dataclass(frozen=True, slots=True)
 class TokenBytes:
     table: list[bytes]  # by token id
-    firsts: dict[int, bytes]  # by token id, where an answer that begins with the token begins otherwise
+    firsts: dict[int, bytes]  # by token id: bytes at the start of an answer, where they are different
 
     def begin(self, tokens: Sequence[int], spelled: list[bytes]) -> str:
-        """Corrects the beginning of `spelled`, the bytes of an answer's tokens; returns how many bytes this
-        removes (a space).
+        """Corrects the start of `spelled`, the bytes of an answer's tokens, in place. Returns the text that
+        this removes (a space).
         """
         for i, token in enumerate(tokens[:MAX_LEAD_TOKENS]):
             if token in self.firsts:
@@ -43,7 +43,7 @@ class TokenBytes:
 
 
 def token_bytes(checkpoint: Checkpoint) -> TokenBytes:
-    """Raises CheckpointError if the tokenizer's decoder can't print an answer piece by piece."""
+    """Makes the table of a checkpoint. Raises CheckpointError if the decoder can't work token by token."""
     tokenizer = checkpoint.tokenizer
     spell = spelling(tokenizer.decoder)
     table, firsts = [WALL] * checkpoint.vocab_size, {}

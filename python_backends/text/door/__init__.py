@@ -1,1 +1,1 @@
-"""Prompts in: what a request may ask, its template, its special tokens, its token ids. Others use `door`."""
+"""Checks requests and turns prompts into token ids. Other rooms use `door`."""

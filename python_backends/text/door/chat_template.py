@@ -1,7 +1,7 @@
-"""Chat messages to one prompt, with the model's own jinja template, as transformers renders it.
+"""Turns chat messages into one prompt with the model's own jinja template, as transformers renders it.
 
-The template comes with the checkpoint and the messages from anywhere: both run in the sandbox of
-`template_sandbox`, under a budget. What they write is bounded here. Called by the door.
+Neither the template (from the checkpoint) nor the messages are trusted: the template runs in the sandbox of
+`template_sandbox`, which limits its work. The length of the output is limited here. Called by the door.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from python_backends.text.door.template_sandbox import begin_rendering, environm
 
 Message = Mapping[str, str]
 
-OUTPUT_PER_INPUT = 4  # a prompt is about as long as its messages, with some text around them
+# a prompt has at most MAX_FRAME characters and this many for each character of its messages
+OUTPUT_PER_INPUT = 4
 MAX_FRAME = 1_000_000
-MAX_REASON = 500  # characters of a template's own error message
+MAX_REASON = 500  # characters of a template's error message
 
 
 class ChatTemplate:
-    """Compiled once; `render` may be called from any thread."""
+    """The model's chat template, compiled once. `render` may be called from any thread."""
 
     def __init__(self, source: str, named_tokens: Mapping[str, str], special: SpecialTokens) -> None:
-        """Raises CheckpointError."""
+        """Compiles `source`. Raises CheckpointError."""
         self._named_tokens = dict(named_tokens)
         self._special = special
         try:
@@ -39,8 +40,8 @@ class ChatTemplate:
         self._kept = special.comparable(node.value for node in compared if isinstance(node.value, str))
 
     def render(self, messages: Sequence[Message]) -> str:
-        """The prompt up to where the assistant speaks, its special tokens
-        spelled as meant. Raises RefusedError.
+        """Returns the prompt up to the start of the assistant's answer, with its special tokens in the secret
+        spelling. Raises RefusedError.
         """
         contents = [message["content"] for message in messages]
         guard = self._special.guard(contents)
@@ -59,7 +60,7 @@ class ChatTemplate:
         begin_rendering(sum(len(message["content"]) for message in messages))
         try:
             return _bounded(self._stream(disarmed), limit)
-        # an error that a template raises about its messages is shown to the client
+        # a template may raise anything; the client receives the reason
         except Exception as error:
             reason = self._special.readable(guard.typed(str(error)))[:MAX_REASON]
             raise RefusedError(f"messages: the model's chat template can't render them: {reason}") from error

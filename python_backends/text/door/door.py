@@ -1,9 +1,9 @@
-"""The door: raw values of one request in, an immutable `Request` or a `RefusedError` out. Nothing is checked
-again after it.
+"""Turns the raw values of one request into an immutable `Request` or a `RefusedError`. Later stages check
+nothing again.
 
-Built once by the tokenizer model from checkpoint and settings. Checks of a value alone are in `fields`;
-checks that need the model (tokens, context, vocabulary) are here. Limits of bytes come first, then those of
-tokens, then the rest, so that what is refused in the end costs no more than what is taken.
+Built once by the tokenizer model from checkpoint and settings. `fields` checks the values on their own; this
+module checks what needs the model (tokens, context, vocabulary). Limits of bytes are checked first, then
+limits of tokens, then all others, so that a refused request costs no more than an accepted one.
 """
 
 from __future__ import annotations
@@ -32,11 +32,13 @@ from python_backends.text.door.special_tokens import SpecialTokens
 from python_backends.text.door.subject import MAX_READ_CHARS, num_tokens_of, of_messages, of_text
 from python_backends.text.door.table import FIELDS
 
-ANY_ENGINE = ModelLimits(0, 0, 0, 0, 0)  # one that can follow every field, and has no adapters
+ANY_ENGINE = ModelLimits(0, 0, 0, 0, 0)  # an engine that supports every field and has no adapters
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Door:
+    """Checks the requests to one model. Holds what the checks need and never changes."""
+
     encoder: PromptEncoder
     special: SpecialTokens
     template: ChatTemplate | None
@@ -46,21 +48,21 @@ class Door:
     eos_ids: tuple[int, ...]
     engine: ModelLimits
     clock: Callable[[], int] = time.monotonic_ns
-    names_subjects: bool = False  # lengths are predicted from them
+    names_subjects: bool = False  # requests need a subject, from which the length is predicted
 
     def admit(self, batch: Iterable[Mapping[str, Any]]) -> list[Request | RefusedError]:
-        """One answer for each request's fields, in order."""
+        """Returns one result for each request's fields, in order."""
         return [self.answer(fields) for fields in batch]
 
     def answer(self, fields: Mapping[str, Any]) -> Request | RefusedError:
-        """The Request that these fields describe (name to value, absent if not given), or the refusal."""
+        """Checks a request's fields (name to value, absent if not given)."""
         arrival_ns = self.clock()
         try:
             values = self.fields.read(fields)
             refuse_what_the_engine_lacks(values, self.engine)
             return self._request(values, self._prompt(values), arrival_ns)
         except RefusedError as refused:
-            return RefusedError(str(refused))  # one that was raised keeps everything that had been read
+            return RefusedError(str(refused))  # a new one: the traceback keeps the values in memory
 
     def _prompt(self, values: Values) -> str:
         if values["text_input"] is not None:
@@ -70,8 +72,8 @@ class Door:
         return self.template.render(values["messages"])
 
     def _encoded(self, values: Values, prompt: str) -> tuple[Ids, Encoding]:
-        """The prompt's ids, and what is known of each. What certainly has
-        too many tokens is not encoded to its end.
+        """Returns the prompt's ids and its encoding. A prompt that certainly has too many tokens is refused
+        before all of it is encoded.
         """
         if self.encoder.has_far_more_tokens(prompt, self._most_prompt_tokens):
             self._check_length(values, self._most_prompt_tokens + 1, more=True)
@@ -126,8 +128,8 @@ class Door:
         )
 
     def _bad_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-        """Their tokens: of each word as it stands, and after a space, where
-        most vocabularies have other tokens for it.
+        """Returns the token ids of each word, without and with a space before it, because most vocabularies
+        have different tokens for these.
         """
         if not words:
             return ()
@@ -135,7 +137,9 @@ class Door:
         return tuple(dict.fromkeys(bad))
 
     def _spelled(self, index: int, word: str) -> Iterator[tuple[int, ...]]:
-        """One after the other, until one is too long."""
+        """Yields the ids of each spelling of a word. Raises RefusedError at the first that has too many
+        tokens, before the next one is encoded.
+        """
         for spelling in [word] if word[0].isspace() else [word, f" {word}"]:
             (ids,) = self.encoder.encode([spelling])
             yield _bad_word(index, ids, self.engine.max_bad_word_tokens)
@@ -146,7 +150,9 @@ class Door:
         return min(context, self.limits.max_prompt_tokens or context)
 
     def _check_length(self, values: Values, num_prompt: int, *, more: bool = False) -> None:
-        """With `more` it has at least so many tokens. Raises RefusedError."""
+        """Raises RefusedError if `num_prompt` is not allowed. With `more`, the prompt has at least
+        `num_prompt` tokens.
+        """
         name = "messages" if values["text_input"] is None else "text_input"
         said = f"more than {num_prompt - 1}" if more else num_prompt
         if num_prompt < 1:
@@ -192,7 +198,9 @@ def open_door(
     engine: ModelLimits = ANY_ENGINE,
     names_subjects: bool = False,
 ) -> Door:
-    """With `max_model_tokens` 0 the checkpoint's own context is the limit. Raises CheckpointError."""
+    """Builds the door. If `max_model_tokens` is 0, the checkpoint's own context is the limit. Raises
+    CheckpointError.
+    """
     special = SpecialTokens(checkpoint.tokenizer, checkpoint.special_tokens)
     source = checkpoint.chat_template
     context = _context(checkpoint, max_model_tokens)
@@ -213,7 +221,7 @@ def _context(checkpoint: Checkpoint, wanted: int) -> int:
     most = wanted or checkpoint.max_model_tokens
     if most < 1:
         raise CheckpointError(
-            f"{checkpoint.directory}/config.json doesn't say how long the context is: set"
+            f"{checkpoint.directory}/config.json doesn't have the length of the context: set"
             " model.max_model_tokens"
         )
     return most

@@ -1,9 +1,9 @@
-"""Prompts to token ids. A special token counts only where the chat template means it, never in what users
-write.
+"""Turns prompts into token ids. The special tokens of the chat template become special tokens; the same text
+in a user's content stays text.
 
-The tokenizer here is a copy that passes special tokens by and finds them under the secret spelling of
-`SpecialTokens` instead. Everything is encoded as one string, so that ordinary content gets exactly the ids
-that transformers gives it. Called by the door.
+The tokenizer here is a copy that ignores the normal spelling of special tokens and finds their secret
+spelling (`SpecialTokens`) instead. The prompt is encoded as one string, so that ordinary content gets exactly
+the ids that transformers gives it. Called by the door.
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ from python_backends.nouns.request import Ids, RefusedError
 from python_backends.text.checkpoint import CheckpointError
 from python_backends.text.door.special_tokens import SpecialTokens
 
-# for each token that a prompt may have: most prompts with more bytes than that have too many tokens
+# A prompt with at most this many bytes for each token of its limit is encoded at once: most longer ones have
+# too many tokens.
 DIRECT_BYTES = 6
-PIECE_BYTES = 4  # the same, of each piece of a longer prompt
-FEWEST_BYTES = 4096  # are encoded at once, however few tokens are allowed
+PIECE_BYTES = 4  # a longer prompt is counted in pieces of this many bytes for each token of its limit
+FEWEST_BYTES = 4096  # this many bytes are always encoded at once
 
 
 class PromptEncoder:
+    """Turns texts in the secret spelling of `special` into the model's token ids. Never changes."""
+
     def __init__(self, tokenizer: Tokenizer, special: SpecialTokens) -> None:
-        """Raises CheckpointError if the tokenizer would not tell our
-        spelling of special tokens from users'.
+        """Raises CheckpointError if the tokenizer can't distinguish the secret spelling of special tokens
+        from users' text.
         """
         _check_normalizer(tokenizer, special)
         self._special = special
@@ -37,19 +40,19 @@ class PromptEncoder:
         self._before, self._behind = self._frame()
 
     def encode(self, texts: Iterable[str]) -> list[Ids | RefusedError]:
-        """The ids of each text, without those that open or close a prompt."""
+        """Returns the ids of each text, without those that begin or end a prompt (see `framed`)."""
         return [self.ids(self.encoding(text)) for text in texts]
 
     def encoding(self, text: str) -> Encoding:
-        """What `ids` reads; also knows which characters each token represents. It
-        is 20 times as large as the ids: don't keep it.
+        """Returns what `ids` reads. It also has the characters of each token. It is 20 times as large as the
+        ids: don't keep it.
         """
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def has_far_more_tokens(self, text: str, most: int) -> bool:
-        """Whether `text` certainly has more tokens than `most`. A text that is long for its limit is encoded
-        in pieces until this is known; a cut may add tokens, so twice as many are asked for. The cost depends
-        on `most`, not on the length of the text.
+        """Returns whether `text` certainly has more tokens than `most`. A text that is long for its limit is
+        encoded in pieces until this is known. Because a cut may add tokens, the pieces must have more than
+        2 * most. The cost depends on `most`, not on the length of the text.
         """
         data = text.encode()
         if len(data) <= max(FEWEST_BYTES, DIRECT_BYTES * most):
@@ -62,8 +65,9 @@ class PromptEncoder:
         return False
 
     def ids(self, encoding: Encoding) -> Ids | RefusedError:
-        """Some vocabularies (Unigram) hold special tokens as words, and find them
-        where the search for added tokens passed by.
+        """Returns the model's ids, or a refusal if users' text became a special token: some vocabularies
+        (Unigram) contain special tokens also as words, and find them after the search for added tokens has
+        ignored them.
         """
         raw = np.array(encoding.ids, np.int32)
         if self._forbidden[raw].any():
@@ -74,22 +78,20 @@ class PromptEncoder:
         return self._true_ids[raw]
 
     def framed(self, ids: Ids) -> Ids:
-        """With the ids that the tokenizer puts around a plain prompt
-        (BOS); a chat template writes its own.
+        """Returns `ids` with those that the tokenizer puts around a plain prompt (BOS); a chat template
+        writes its own.
         """
         return np.concatenate([self._before, ids, self._behind])
 
     def _tables(self) -> tuple[Ids, NDArray[np.bool_]]:
-        """By id of the copy: the model's id, and whether it must not come from plain text."""
+        """Returns two arrays by the copy's ids: the model's id; whether plain text must not have this id."""
         size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         true_ids, forbidden = np.arange(size, dtype=np.int32), np.zeros(size, np.bool_)
         unknown = _unknown(self._tokenizer)
         for text in self._special.tokens:
             true_id = self._tokenizer.token_to_id(text)
             true_ids[self._tokenizer.token_to_id(self._special.meant(text))] = true_id
-            forbidden[true_id] = (
-                text != unknown
-            )  # a character that the vocabulary lacks becomes "unknown"; this is no special token of a user
+            forbidden[true_id] = text != unknown  # plain text that the vocabulary lacks becomes "unknown"
         return true_ids, forbidden
 
     def _frame(self) -> tuple[Ids, Ids]:
@@ -100,20 +102,22 @@ class PromptEncoder:
 
 
 def _check_normalizer(tokenizer: Tokenizer, special: SpecialTokens) -> None:
-    """Most added tokens are found before the text is normalized, so that their spelling cannot be changed."""
+    """Raises CheckpointError if the normalizer removes the secret before special tokens are found. Most added
+    tokens are found before the text is normalized.
+    """
     for text, token in special.tokens.items():
         if not (token.normalized and tokenizer.normalizer):
             continue
         if special.meant("") not in tokenizer.normalizer.normalize_str(special.meant(text)):
             raise CheckpointError(
-                f"tokenizer.json: its normalizer changes private-use characters, and finds {text!r} only"
-                " after that"
+                f"tokenizer.json: its normalizer changes private-use characters before it looks for {text!r};"
+                " this is not supported"
             )
 
 
 def _unknown(tokenizer: Tokenizer) -> str | None:
-    """The token for what the vocabulary lacks."""
-    model = json.loads(tokenizer.model.__getstate__())  # its JSON; the library shows a Unigram's no other way
+    """Returns the token for text that the vocabulary lacks."""
+    model = json.loads(tokenizer.model.__getstate__())  # its JSON: the only access to a Unigram's
     unknown_id = model.get("unk_id")
     return tokenizer.id_to_token(unknown_id) if unknown_id is not None else model.get("unk_token")
 
@@ -122,16 +126,16 @@ def _copy(tokenizer: Tokenizer, special: SpecialTokens) -> Tokenizer:
     copy = Tokenizer.from_str(tokenizer.to_str())
     copy.no_padding()
     copy.no_truncation()
-    # those that only the configuration calls special become so
+    # makes those special that only the configuration names as special
     copy.add_special_tokens(list(special.tokens.values()))
-    copy.encode_special_tokens = True  # the library's name for: encode their text, don't look for them
+    copy.encode_special_tokens = True  # to the library: encode their text as plain text
     copy.add_tokens([_renamed(token, special.meant(text)) for text, token in special.tokens.items()])
     return copy
 
 
 def _renamed(token: AddedToken, text: str) -> AddedToken:
-    """Found by the same rules under another name; not special to the
-    library, which passes special ones by.
+    """Returns a copy of `token` with another text and the same rules. It is not special to the library, which
+    ignores special tokens here.
     """
     return AddedToken(
         text,

@@ -1,4 +1,4 @@
-"""Reads the fields of a request, by the table. Of the model it needs only the size of the vocabulary.
+"""Reads the fields of a request as the table says. Of the model, it uses only the size of the vocabulary.
 
 Every refusal names the field, the value and the limit. Called by the door.
 """
@@ -38,33 +38,35 @@ from python_backends.text.door.values import (
     unicode,
 )
 
-# a role stands inside special tokens: no other word may
+# templates write the role between special tokens: no other words are allowed
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_NAME_BYTES = 256
-BYTES_PER_TOKEN = 32  # of a prompt, on average: ten times as many as usual
+BYTES_PER_TOKEN = 32  # limit of a prompt's average: ten times the usual number
 JSON_BYTES = 8  # for each byte of messages: JSON may write six for one, and has names and braces
-# have no effect here
+# Triton's own parameters: ignored here
 TRITONS_PARAMETERS = ("id", "priority", "sequence_id", "sequence_start", "sequence_end", "binary_data_output")
 TRITONS_PREFIX = "triton_"
 
-WORDS = ("stop_words", "bad_words")  # read by the limits of the settings
+WORDS = ("stop_words", "bad_words")  # their limits are settings
 
-# of every field of the table and of `timeout`, each in its range; its default if absent
+# values of all fields of the table and of `timeout`, each in its range; the default if absent
 Values = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class PromptBounds:
-    """How much of a prompt is read at all."""
+    """Limits of a prompt, checked before it is encoded."""
 
-    max_bytes: int  # of a text, or of all messages' contents
+    max_bytes: int  # of a text, or of all messages' contents together
     max_json_bytes: int
     max_messages: int
-    limit: str = ""  # says what limits the bytes
+    limit: str = ""  # for refusals: where max_bytes comes from
 
 
 def bounds(limits: LimitSettings, max_model_tokens: int) -> PromptBounds:
-    """The limit in bytes follows from the context: no text of that many tokens has more bytes."""
+    """Returns the limits of a prompt: those of the settings, or BYTES_PER_TOKEN for each token of the context
+    if that is less.
+    """
     derived = BYTES_PER_TOKEN * max_model_tokens
     limit = (
         "limits.max_prompt_bytes"
@@ -86,7 +88,7 @@ class FieldReader:
     vocab_size: int
 
     def read(self, fields: Fields) -> Values:
-        """Raises RefusedError."""
+        """Returns the checked values. Raises RefusedError."""
         _refuse_unsupported(fields)
         texts = {"text_input": _text(fields, self.prompt), "messages": _messages(fields, self.prompt)}
         values = {
@@ -98,7 +100,7 @@ class FieldReader:
         return texts | values
 
     def _check(self, fields: Fields, values: dict[str, Any]) -> None:
-        """What a range does not say. Raises RefusedError."""
+        """Checks what is more than a range, and reads the words. Raises RefusedError."""
         limits = self.limits
         if values["top_p"] == 0.0:
             raise RefusedError("top_p = 0.0: must be above 0 and at most 1")
@@ -116,7 +118,9 @@ class FieldReader:
             )
 
     def _value(self, fields: Fields, name: str, field: Field) -> Any:
-        """As its type and range in the table say; its default if it is absent. Raises RefusedError."""
+        """Returns a field's value, checked for the type and range in the table; its default if it is absent.
+        Raises RefusedError.
+        """
         if name not in fields or name in WORDS:
             return field.default
         if field.dtype == "FP32":
@@ -139,13 +143,13 @@ class FieldReader:
 
 
 def stop_ids(values: Values) -> tuple[int, ...]:
-    """The token ids that end the answer because the request says so."""
+    """Returns the token ids that the request names as ends of the answer."""
     end_id = values["end_id"]
     return (*values["stop_token_ids"], *([] if end_id is None or end_id < 0 else [end_id]))
 
 
 def refuse_what_the_engine_lacks(values: Values, engine: ModelLimits) -> None:
-    """Raises RefusedError."""
+    """Raises RefusedError if the request needs a field or an adapter that the engine doesn't have."""
     for name in engine.unsupported:
         if values[name] != FIELDS[name].default:
             raise RefusedError(
@@ -162,9 +166,9 @@ def refuse_what_the_engine_lacks(values: Values, engine: ModelLimits) -> None:
 
 
 def of_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields among the parameters of a Triton request: `timeout`, or none. Over HTTP every JSON key that
-    is no input is a parameter, so an unknown one is most probably a field with a wrong name. Raises
-    RefusedError.
+    """Returns the fields among the parameters of a Triton request: `timeout`, or none. Over HTTP, every JSON
+    key that is not an input becomes a parameter. So an unknown parameter is refused: it is most probably a
+    field with a wrong name. Raises RefusedError.
     """
     for name in parameters:
         if name in KNOWN and name != "timeout":
@@ -237,7 +241,7 @@ def _words(fields: Fields, name: str, most: int, limits: LimitSettings) -> tuple
     return tuple(dict.fromkeys(words))
 
 
-# --- what is not there
+# --- unknown and unsupported fields
 
 
 def _refuse_unknown(names: Iterable[str]) -> None:
@@ -250,8 +254,8 @@ def _refuse_unknown(names: Iterable[str]) -> None:
 
 
 def _nearest(name: str) -> str:
-    """The field whose name is most like an unknown one, or nothing. Other APIs
-    join words ("logprobs") or shorten names ("stop").
+    """Returns the field name that is most similar to an unknown one, or "". Other APIs join words
+    ("logprobs") or shorten names ("stop").
     """
     asked = name[:MAX_NAME_BYTES].lower()
     joined = asked.replace("_", "")

@@ -1,16 +1,18 @@
-"""Tells the special tokens that a chat template means from the same strings typed by users. Strings only; no
-ids.
+"""Distinguishes the special tokens that a chat template writes from the same strings typed by users. Works on
+strings, not on ids.
 
-Before the template sees users' content, the characters with which special tokens begin and end are replaced
-in it by twins: characters for private use that stand nowhere in the messages. So the special tokens in what
-the template made are its own, whatever it cuts out of the content, trims or puts together. These are spelled
-with a secret then, which is drawn when the process starts, and the twins become what was typed. The encoder's
-tokenizer knows special tokens by the secret spelling alone.
+1. In users' content, the first and last characters of special tokens are replaced by twins: private-use
+   characters that the messages don't contain.
+2. The template renders this content. All special tokens in the result come from the template, whatever parts
+   of the content it cuts out, trims or joins.
+3. A secret, which is drawn when the process starts, is put before each of these special tokens (the secret
+   spelling), and the twins become the typed characters again.
+4. The encoder's tokenizer finds special tokens only in the secret spelling.
 
-A template that looks for "</think>" in an answer must find it. So the texts that a template compares with are
-left as they are in the content, unless they could be a part of a special token. The content is rendered a
-second time without them: if that gives other special tokens, the template has taken such a text apart, and
-the request is refused (`chat_template`).
+A template that looks for "</think>" in an answer must find it. So texts that the template compares with are
+not replaced in the content, unless they could be a part of a special token. Then the content is rendered a
+second time with everything replaced: if that gives other special tokens, the template has split such a text,
+and the request is refused (`chat_template`).
 """
 
 from __future__ import annotations
@@ -26,27 +28,27 @@ from tokenizers import AddedToken, Tokenizer
 from python_backends.nouns.request import RefusedError
 
 Trie = dict[str, "Trie"]
-_END = ""  # the key in a trie node at which a word ends
-# secrets are drawn from others
+_END = ""  # a trie node with this key is the end of a word
+# twins are from these ranges; secrets are drawn from another one
 _PRIVATE = (range(0xF000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """What keeps the contents of one conversation apart from its template."""
+    """Keeps special tokens in the contents of one conversation apart from those of the template."""
 
     special: SpecialTokens
-    twins: Mapping[str, str]  # by the character that each represents
+    twins: Mapping[str, str]  # by the character that each one replaces
 
     def disarm(self, content: str, kept: re.Pattern[str] | None = None) -> str:
-        """Content for the template. What `kept` finds, in a group, stays as it is."""
+        """Returns the content for the template. Text that `kept` finds (as its group) is not replaced."""
         content = self.special.broken(content)
         pieces = kept.split(content) if kept else [content]  # every second one is kept
         return "".join(piece if i % 2 else self._replaced(piece) for i, piece in enumerate(pieces))
 
     def arm(self, rendered: str) -> str:
-        """What the template made of disarmed content, its own special tokens
-        spelled as meant, the content as it was typed.
+        """Returns the template's output with its own special tokens in the secret spelling and the content as
+        it was typed.
         """
         return self.typed(self.special.spelled(rendered))
 
@@ -62,7 +64,9 @@ class Guard:
 
 
 class SpecialTokens:
-    """`tokens` are the added tokens to guard, by their text."""
+    """The special tokens of one model (`tokens`, by their text) and this process's secret spelling of them.
+    Never changes.
+    """
 
     def __init__(self, tokenizer: Tokenizer, texts: frozenset[str]) -> None:
         added = tokenizer.get_added_tokens_decoder().values()
@@ -70,28 +74,30 @@ class SpecialTokens:
             token.content: token for token in added if token.content in texts
         }
         self._meant, self._break = _secret(), _secret()
-        # a single character can't be told from text
+        # a token of a single character can't be distinguished from text
         self._words = [text for text in self.tokens if len(text) > 1]
         self._joined = "\0".join(["", *self._words, ""])
         self._longest = max(map(len, self._words), default=0)
-        # templates strip white space
+        # no white space: templates trim it
         self._ends = sorted({end for word in self._words for end in (word[0], word[-1]) if not end.isspace()})
         self._white = _compiled(
             [word for word in self._words if word[0].isspace() and word[-1].isspace()], "(?={})(.)"
         )
-        # the tokenizer finds added tokens leftmost, then longest: an ordinary one may take the start of a
-        # special one
+        # the tokenizer finds the leftmost added token, then the longest: an ordinary one may include the
+        # start of a special one
         self._found = _compiled(
             [*self._words, *(token.content for token in added if token.content and not token.normalized)],
             "{}",
         )
 
     def meant(self, text: str) -> str:
-        """The spelling under which the encoder's tokenizer knows the special token `text`."""
+        """Returns the secret spelling of the special token `text`."""
         return self._meant + text
 
     def guard(self, contents: Sequence[str]) -> Guard:
-        """Raises RefusedError for contents that leave no twins."""
+        """Chooses the twins for a conversation. Raises RefusedError if the contents use too many private-use
+        characters.
+        """
         used = set() if all(content.isascii() for content in contents) else set().union(*contents)
         free = (twin for twin in map(chr, chain(*_PRIVATE)) if twin not in used)
         twins = dict(zip(self._ends, islice(free, len(self._ends)), strict=False))
@@ -102,20 +108,21 @@ class SpecialTokens:
         return Guard(self, twins)
 
     def comparable(self, texts: Iterable[str]) -> re.Pattern[str] | None:
-        """Finds those of the texts, in a group, that need twins and can't be a part
-        of a special token as long as they are whole.
+        """Returns a pattern that finds, as a group, those of the texts that contain replaced characters and
+        don't overlap with any special token; None if there are none.
         """
         twinned = [text for text in set(texts) if any(end in text for end in self._ends)]
         found = [text for text in twinned if not any(_overlap(text, word) for word in self._words)]
         return _compiled(found, "({})")
 
     def broken(self, content: str) -> str:
-        """Content with a break where twins don't help: in white space, and around
-        what a template may put inside a special token.
+        """Returns `content` with a break at places where twins don't help: in special tokens that begin and
+        end with white space, and around content that is a part of a special token, which the template could
+        complete.
         """
         if self._white is not None:
             content = self._white.sub(rf"\1{self._break}", content)
-        bare = content.strip()  # templates often strip white space
+        bare = content.strip()  # templates often trim
         if bare and len(bare) < self._longest and bare in self._joined:
             return content.replace(bare, self._break + bare + self._break, 1)
         return content
@@ -124,16 +131,16 @@ class SpecialTokens:
         return text.replace(self._break, "")
 
     def spelled(self, rendered: str) -> str:
-        """With every special token spelled as meant."""
+        """Returns `rendered` with every special token in the secret spelling."""
         return rendered if self._found is None else self._found.sub(self._spell, rendered)
 
     def among(self, rendered: str) -> list[str]:
-        """The special tokens in it, in order."""
+        """Returns the special tokens in `rendered`, in order."""
         found = self._found.finditer(rendered) if self._found is not None else ()
         return [match.group() for match in found if match.group() in self.tokens]
 
     def readable(self, text: str) -> str:
-        """Any text of ours as people know it, without secrets."""
+        """Returns `text` without secrets and breaks, to be shown to people."""
         return self.mended(text.replace(self._meant, ""))
 
     def _spell(self, found: re.Match[str]) -> str:
@@ -141,7 +148,7 @@ class SpecialTokens:
 
 
 def _overlap(text: str, word: str) -> bool:
-    """Whether both may have characters in common where one follows or contains the other."""
+    """Returns whether one contains the other or begins with the end of the other."""
     if text in word or word in text:
         return True
     sizes = range(1, min(len(text), len(word)))
@@ -149,15 +156,15 @@ def _overlap(text: str, word: str) -> bool:
 
 
 def _secret() -> str:
-    """96 bits of private-use characters: no user can guess them; no
-    template trims, folds or normalizes them.
+    """Draws 96 bits as private-use characters. No user can guess them; no template trims, folds or normalizes
+    them.
     """
     return "".join(chr(0xE000 + secrets.randbelow(0x1000)) for _ in range(8))
 
 
 def _compiled(words: Iterable[str], frame: str) -> re.Pattern[str] | None:
-    """`frame` around a pattern that finds the longest of `words`: as a
-    tree, because some vocabularies have thousands.
+    """Returns `frame` with a pattern that finds the longest of `words`; None without words. The pattern is a
+    tree, because some vocabularies have thousands of words.
     """
     trie: Trie = {}
     for word in words:

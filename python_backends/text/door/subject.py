@@ -1,12 +1,13 @@
-"""What of a request is the instruction, and what the user's input: the two things that the length of its
-answer is predicted from.
+"""Divides a request into instruction and the user's input, from which the length of the answer is predicted.
 
-    input `instruction`   the instruction itself; the input is the text, or the last user message, after it if
-    it begins with it messages              the system message, and the last user message; without a system
-    message the latter is taken like a text text_input            up to the first colon or line break, and the
-    rest; without either all of it is input
+    the request has    instruction                             input
+    `instruction`      that field                              the text or the last user message, without the
+                                                               instruction at its start
+    messages           the last system message; if there is    the last user message
+                       none, as for text_input
+    text_input         up to the first colon or line break     the text after it; all text if there is neither
 
-Both are cut to what a predictor reads. Called by the door.
+The door cuts both to MAX_READ_CHARS. Called by the door.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from tokenizers import Encoding
 
 from python_backends.text.door.chat_template import Message
 
-MAX_INSTRUCTION_CHARS = 200  # more before the first colon or line break is no instruction
-MAX_READ_CHARS = 1024  # of either; an encoder reads less
+MAX_INSTRUCTION_CHARS = 200  # a longer text before the first colon or line break is not an instruction
+MAX_READ_CHARS = 1024  # of each; an encoder reads less
 
 _END = re.compile(r"[:\n]")
 
 
 def of_text(text: str, instruction: str | None = None) -> tuple[str, str]:
-    """(instruction, input) of a plain prompt."""
+    """Returns (instruction, input) of a plain prompt."""
     if instruction is not None:
         return instruction.strip(), text.removeprefix(instruction).lstrip(": \n")
     end = _END.search(text, 0, MAX_INSTRUCTION_CHARS)
@@ -33,7 +34,7 @@ def of_text(text: str, instruction: str | None = None) -> tuple[str, str]:
 
 
 def of_messages(messages: Sequence[Message], instruction: str | None = None) -> tuple[str, str]:
-    """(instruction, input) of a conversation."""
+    """Returns (instruction, input) of a conversation."""
     asked = _last(messages, ("user",))
     system = _last(messages, ("system", "developer"))
     if instruction is None and system:
@@ -42,11 +43,11 @@ def of_messages(messages: Sequence[Message], instruction: str | None = None) -> 
 
 
 def num_tokens_of(given: str, prompt: str, encoding: Encoding) -> int:
-    """Of the tokens of `prompt`, those of the input `given`, which is in it
-    unchanged or is counted by its share of characters.
+    """Returns how many tokens of `prompt` are the input `given`. If `prompt` doesn't contain it unchanged,
+    they are estimated from its share of the characters.
     """
     text = given.strip()
-    # any place will do. `rfind` takes quadratic time where nearly the same text is in it again and again
+    # any occurrence will do; not `rfind`, whose time is quadratic if the prompt repeats nearly the same text
     begin = prompt.find(text)
     if not text or begin < 0:
         return round(len(encoding) * len(text) / max(1, len(prompt)))

@@ -1,8 +1,8 @@
-"""The fields of a request, one line each: how a field travels, which values it may have, and what it means.
+"""The fields of a request: type in Triton, allowed values and meaning of each one.
 
-The door reads requests by this table. Tests compare it with the inputs of the models `ensemble` and
-`tokenizer`, with the table of the client and with docs/parameters.md. A field with `sampling` goes to that
-attribute of `Sampling` as it is.
+The door reads requests with this table. Tests compare it with the inputs of the models `ensemble` and
+`tokenizer`, with the table of the client and with docs/parameters.md. The value of a field with `sampling` is
+copied to that attribute of `Sampling`.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_INT = (1 << 31) - 1
-# Bounds that the model or the settings set.
+# limits that come from the model or the settings
 VOCABULARY, LAST_TOKEN, TOP_LOG_PROBS = "vocabulary", "last token id", "limits.max_top_log_probs"
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    dtype: str  # as Triton names it
+    dtype: str  # Triton's name of the type
     meaning: str
-    default: Any = None  # of the value in range; asks for nothing
+    default: Any = None  # the value of an absent field
     least: float = 0
     most: float | str = MAX_INT
     is_list: bool = False
@@ -53,9 +53,9 @@ FIELDS: dict[str, Field] = {
         "FP32", "tokens with this share of the largest probability are kept", 0.0, 0.0, 1.0, sampling="min_p"
     ),
     "seed": Field("UINT64", "the same seed gives the same text", None, 0, (1 << 64) - 1),
-    # how it is sent
+    # how the answer is sent
     "stream": Field("BOOL", "pieces as they come", False),
-    # what ends it
+    # what ends the answer
     "stop_words": Field("STRING", "the answer ends before any of these", (), is_list=True),
     "bad_words": Field("STRING", "the answer has none of these", (), is_list=True),
     "stop_token_ids": Field("INT32", "token ids that end the answer", (), 0, LAST_TOKEN, is_list=True),
@@ -72,7 +72,7 @@ FIELDS: dict[str, Field] = {
     "frequency_penalty": Field(
         "FP32", "the same, once for each time", 0.0, -2.0, 2.0, sampling="frequency_penalty"
     ),
-    # what is told
+    # what the answer contains
     "beam_width": Field("INT32", "1: there is no beam search"),
     "exclude_input_in_output": Field("BOOL", "false: the input goes before the answer", True),
     "return_log_probs": Field(
@@ -88,15 +88,15 @@ FIELDS: dict[str, Field] = {
     ),
     "return_num_input_tokens": Field("BOOL", "adds the length of the prompt, in tokens", False),
     "return_num_output_tokens": Field("BOOL", "adds the number of tokens of each response", False),
-    # which adapter answers, and when
+    # which adapter is used, and the priority
     "lora_name": Field("STRING", "the adapter to answer with", "", most=256),
     "lora_task_id": Field("UINT64", "the same by number, as TensorRT-LLM's clients say it"),
     "request_priority": Field("INT32", "larger goes first", 0, -MAX_INT, MAX_INT),
 }
-# no tensor: Triton's own parameter
+# not a tensor: Triton's own parameter
 TIMEOUT = Field("", "microseconds; the answer ends with what there is", 0, 0, 10**15)
 KNOWN = frozenset((*FIELDS, "timeout"))
-# known to TensorRT-LLM's clients: refused with any other value
+# fields of TensorRT-LLM's clients: refused with any other value
 NEUTRAL: dict[str, float | str] = {"beam_width": 1}
-REFUSED = ("lora_task_id",)  # known to them, and refused
+REFUSED = ("lora_task_id",)  # fields of these clients: refused with any value
 SUPPORTED = tuple(name for name in (*FIELDS, "timeout") if name not in NEUTRAL and name not in REFUSED)

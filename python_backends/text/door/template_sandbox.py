@@ -3,7 +3,8 @@
 It is jinja's sandbox, which allows no private attributes and no changes to what a template is given, under a
 budget for each rendering: turns of all loops and macros together, and characters and list items that all of
 its operations read or make. Every operation is charged to the budget before it runs. Filters and methods that
-make much of little, and that templates of checkpoints don't need, are not there. Called by the chat template.
+make large output from small input, and that templates of checkpoints don't need, are removed. Called by the
+chat template.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from jinja2.visitor import NodeTransformer
 
 MAX_TURNS = 100_000  # of all loops and macros of one rendering together: a fraction of a second
 MAX_WORK = 16_000_000  # characters and items that one rendering reads and makes
-WORK_PER_INPUT = 32  # more of them for each character of the messages
+WORK_PER_INPUT = 32  # added to MAX_WORK for each character of the messages
 MAX_PRODUCT = 1_000_000  # how long a text, list or power may grow in one operation
 MAX_MARGIN = 64  # characters of an indentation or a separator
 NUMBER_CHARS, OTHER_CHARS = 25, 100
@@ -151,7 +152,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return (allowed is None or attr in allowed) and super().is_safe_attribute(obj, attr, value)
 
     def wrap_str_format(self, value: Any) -> None:
-        """str.format is no method that is allowed."""
+        """Does nothing: str.format is not allowed."""
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 (jinja's own signature)
         owner = getattr(__obj, "__self__", None)
@@ -209,11 +210,11 @@ def _charge(name: str, value: nodes.Node, *arguments: nodes.Expr) -> nodes.Filte
 
 
 def _num_letters(body: nodes.Node) -> int:
-    """Characters that each turn writes as they are."""
+    """Returns how many characters of plain text each turn writes."""
     return sum(len(data.data) for data in body.find_all(nodes.TemplateData))
 
 
-# --- what is paid
+# --- charges
 
 
 def _spend(size: int) -> None:
@@ -230,7 +231,7 @@ def _length(value: Any) -> int:
 
 
 def _size(value: Any) -> int:
-    """About how many characters it has as a text. Charges for the items of lists, because one list may
+    """Returns about how many characters it has as text. Charges for the items of lists, because one list may
     contain another many times.
     """
     if isinstance(value, str):
@@ -281,7 +282,7 @@ def _replaced_size(text: str, old: Any, new: Any) -> int:
 
 
 def _filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter of jinja's that is charged before it runs; or one that raises an error, because it is not
+    """Returns jinja's filter, charged before it runs; or one that raises an error, because the filter is not
     allowed.
     """
     if name in FREE:
@@ -292,7 +293,7 @@ def _filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _paying(function: Callable[..., Any], size: Callable[[Any], int]) -> Callable[..., Any]:
-    @wraps(function)  # with it goes jinja's mark of a first argument that is no value
+    @wraps(function)  # also copies jinja's mark of a first argument that is not a value
     def paying(*args: Any, **kwargs: Any) -> Any:
         for arg in args:
             if isinstance(arg, str | list | tuple | dict):
@@ -309,7 +310,7 @@ def _missing(name: str) -> Callable[..., Any]:
     return missing
 
 
-@pass_context  # so that jinja doesn't work it out beforehand; the same below
+@pass_context  # so that jinja doesn't compute it when it compiles; the same below
 def _counted(_context: Any, items: Iterable[Any], num_letters: int) -> list[Any]:
     if isinstance(items, str):
         _spend(len(items))
@@ -368,7 +369,7 @@ def _indented(
 
 @pass_context
 def _tojson(_context: Any, value: Any, **layout: Any) -> str:
-    """Without jinja's escapes for HTML."""
+    """Returns `value` as JSON, without jinja's escapes for HTML."""
     margins = [layout.get("indent") or 0, *(layout.get("separators") or ())]
     if any((margin if isinstance(margin, int) else len(margin)) > MAX_MARGIN for margin in margins):
         raise TemplateError("its JSON has too much white space")

@@ -1,8 +1,8 @@
-"""Values of a request's fields: as Triton's tensors have them (numpy, with any number of dimensions of 1,
-strings as bytes), or plain.
+"""Reads values of a request's fields: from Triton's tensors (numpy, with any number of dimensions of 1,
+strings as bytes) or from plain Python values.
 
-Each reader gives one field as plain Python, in its range; every refusal names the field, the value and the
-limit. Called by `fields`.
+Each function returns one field as a plain Python value in its range, or raises RefusedError, which names the
+field, the value and the limit. Called by `fields`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def integer(fields: Fields, name: str, low: float, high: float) -> int | None:
 
 
 def integers(fields: Fields, name: str, low: float, high: float) -> list[int]:
-    """One row of whole numbers."""
+    """Returns one row of whole numbers."""
     items = _row(name, fields[name])
     for i, item in enumerate(items):
         if type(item) is not int or not low <= item <= high:
@@ -55,7 +55,9 @@ def flag(fields: Fields, name: str) -> bool:
 
 
 def string(fields: Fields, name: str, max_bytes: float, limit: str = "") -> str:
-    """`limit` says which limit `max_bytes` is. A value that is too long is not decoded."""
+    """Returns a string of at most `max_bytes`. `limit` is text for the error message: where `max_bytes` comes
+    from. Bytes that are too long are not decoded.
+    """
     value = _single(name, fields[name])
     if isinstance(value, str | bytes):
         size = len(value) if isinstance(value, bytes) else len(unicode(name, value).encode())
@@ -68,7 +70,7 @@ def string(fields: Fields, name: str, max_bytes: float, limit: str = "") -> str:
 
 
 def strings(fields: Fields, name: str, most: int) -> list[str]:
-    """One row of at most `most` strings. Existing clients send one empty string for "none"."""
+    """Returns one row of at most `most` strings. Some clients send one empty string for an empty list."""
     row = _row(name, fields.get(name, []))
     if len(row) > most:
         raise RefusedError(f"{name} = {len(row)} words: must be at most {most}")
@@ -88,12 +90,12 @@ def _row(name: str, value: Any) -> list[Any]:
 
 
 def plain(name: str, value: Any) -> Any:
-    """The one value of a field, as plain Python."""
+    """Returns the one value of a field as a plain Python value."""
     return _decoded(name, _single(name, value))
 
 
 def _single(name: str, value: Any) -> Any:
-    """As `plain`, but bytes are not decoded."""
+    """Like `plain`, but bytes are not decoded."""
     if isinstance(value, np.ndarray):
         if value.size != 1:
             raise RefusedError(f"{name} has the shape {list(value.shape)}: exactly one value is allowed")
@@ -123,7 +125,7 @@ def unicode(name: str, text: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as it is shown to the client: short, and printable wherever it ends up."""
+    """Returns a value as text for a message to the client: short, and printable everywhere."""
     if isinstance(value, int) and value.bit_length() > 128:
         return f"an integer of {value.bit_length()} bits"
     text = repr(value[: MAX_SHOWN + 1] if isinstance(value, str | bytes) else value)

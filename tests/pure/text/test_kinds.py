@@ -279,7 +279,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_decoder_that_needs_the_whole_answer_is_refused_by_name(name: str) -> None:
     with pytest.raises(
-        CheckpointError, match=rf"the decoder's {name.split()[1]} can't be done piece by piece: \w+"
+        CheckpointError, match=rf"the decoder's step {name.split()[1]} can't be done token by token: \w+"
     ):
         spelling(REFUSED[name])
 
