@@ -119,7 +119,8 @@ def draw(path: Path, result: dict[str, Any]) -> None:
         axis.errorbar(lengths, medians, [[0] * len(upper), upper], marker="o", capsize=3, label=way)
     axis.plot(lengths, list(result["step_ms"].values()), ":", color="gray", label="one step")
     axis.set(xscale="log", yscale="log", xlabel="tokens", ylabel="downtime, ms (median, P99)")
-    axis.set_xticks(lengths, [f"{length:,}" for length in lengths], minor=False)
+    axis.set_xticks(lengths, [f"{length:,}" for length in lengths])
+    axis.minorticks_off()
     axis.legend()
     figure.savefig(path, dpi=120)
 
