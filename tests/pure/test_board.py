@@ -61,7 +61,7 @@ def test_a_record_half_written_by_a_process_that_died_says_nothing(board: Board)
 
 
 def test_what_is_too_long_for_a_record_is_refused(board: Board) -> None:
-    with pytest.raises(ValueError, match="instance-0 says"):
+    with pytest.raises(ValueError, match="instance-0 writes"):
         board.write("instance-0", bytes(RECORD_BYTES))
     board.write("tokenizer", b"the next record is whole")
     assert board.read("tokenizer") == b"the next record is whole"

@@ -90,6 +90,14 @@ class Gapless:
     def processes(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
+    def command_lines(self) -> dict[int, list[str]]:
+        """The words of each process's command, by its pid; a process that has ended has none."""
+        lines = {}
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                lines[process.pid] = process.cmdline()
+        return lines
+
     def instance_pid(self, number: int = 0) -> int:
         return self._pid(lambda line: f"gapless-instance-{number}" in line)
 
@@ -101,11 +109,8 @@ class Gapless:
 
     def _pid(self, wanted: Callable[[str], bool]) -> int:
         def find() -> int:
-            for process in self.processes():
-                with contextlib.suppress(psutil.Error):
-                    if wanted(" ".join(process.cmdline())):
-                        return process.pid
-            return 0
+            lines = self.command_lines().items()
+            return next((pid for pid, words in lines if wanted(" ".join(words))), 0)
 
         return int(wait_for(find, 60))
 

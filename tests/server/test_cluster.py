@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -12,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from tests.server.expected import PROMPT, Expected
@@ -272,10 +270,7 @@ def test_a_burst_brings_more_instances_and_quiet_ends_them(scaled: Gapless, expe
 
 def running(cluster: Gapless) -> list[int]:
     """The numbers of the instances whose processes run."""
-    lines = []
-    for process in cluster.processes():
-        with contextlib.suppress(psutil.Error):
-            lines.append(" ".join(process.cmdline()))
+    lines = [" ".join(words) for words in cluster.command_lines().values()]
     return [int(line.split()[0].rpartition("-")[2]) for line in lines if line.startswith("gapless-instance-")]
 
 

@@ -4,7 +4,6 @@ becomes of it, answers come as if it were not there.
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import sqlite3
 import time
@@ -138,11 +137,8 @@ def test_a_dead_predictor_is_loaded_again(moody: Moody) -> None:
 
 
 def learner_of(gapless: Gapless) -> int:
-    for process in gapless.processes():
-        with contextlib.suppress(psutil.Error):  # one that was killed is a zombie for a moment
-            if "gapless-learner" in " ".join(process.cmdline()):
-                return process.pid
-    return 0
+    lines = gapless.command_lines().items()
+    return next((pid for pid, words in lines if "gapless-learner" in " ".join(words)), 0)
 
 
 def test_a_dead_learner_is_started_again_and_misses_nothing(moody: Moody) -> None:

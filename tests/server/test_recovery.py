@@ -304,7 +304,7 @@ def test_ctrl_c_drains_and_leaves_no_process_socket_or_shared_memory(
 ) -> None:
     served = Gapless(**{"model.directory": toy_model, "engine.kind": "toy", "toy.step_ms": 5})
     run_name = next(
-        word for process in served.processes() for word in process.cmdline() if "/gapless-" in word
+        word for words in served.command_lines().values() for word in words if "/gapless-" in word
     )
     run_name = Path(run_name).parts[2]
     client = served.grpc()

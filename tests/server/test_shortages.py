@@ -23,8 +23,8 @@ NAMESPACE = ("unshare", "--mount", *(() if os.getuid() == 0 else ("--map-root-us
 
 def run_directory(gapless: Gapless) -> Path:
     """By the path of the stub programs."""
-    for process in gapless.processes():
-        for word in process.cmdline():
+    for words in gapless.command_lines().values():
+        for word in words:
             if word.endswith("/backends/python/triton_python_backend_stub"):
                 return Path(word).parents[2]
     raise AssertionError("no stub runs")
