@@ -94,6 +94,7 @@ class Wire:
         self._free_s = 0.0  # when the next message can leave
         self._leaving: set[int] = set()  # moves
         self._sources: dict[int, Wire | None] = {}  # of moves that come here
+        self.num_sent_bytes = 0
 
     @property
     def has_news(self) -> bool:
@@ -152,6 +153,7 @@ class Wire:
         self._sources.clear()
 
     def _send(self, to: str, message: Blocks | Last, num_blocks: int) -> None:
+        self.num_sent_bytes += round(num_blocks * self._machine.block_bytes)
         self._free_s = max(self._free_s, self._agenda.now_s) + self.copy_s(num_blocks)
         self._agenda.at(self._free_s, lambda: self._arrives(to, message))
 
@@ -238,7 +240,7 @@ class Host:
     def _take(self, message: ToInstance) -> None:
         if isinstance(message, Submit):
             self._last_submit = message.number
-            self.scheduler.submit(message.request, message.delivered, message.request_epoch)
+            self.scheduler.submit(message.request, message.delivered, message.request_epoch, message.age_s)
         elif isinstance(message, Predicted):
             self.scheduler.predict(message.request_id, message.prediction)
         elif isinstance(message, Cancel):

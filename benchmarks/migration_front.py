@@ -201,7 +201,7 @@ class Front:
         began_s, num_tokens, first = time.monotonic(), answer.num_tokens, len(stream.tokens)
         self._heard.clear()
         if way == "recompute":
-            self._table.submissions.submit_elsewhere(stream, 1 - source)
+            self._table.submissions.submit_elsewhere(stream, 1 - source, time.monotonic_ns())
             outcome, next_token = "done", first
         else:
             outcome = self._move_with_blocks(stream, 1 - source, way)

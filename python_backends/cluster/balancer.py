@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from itertools import groupby
 
-from python_backends.cluster.move import MoveOutcome, MoveReason
+from python_backends.cluster.move import Move, MoveOutcome, MoveReason
 from python_backends.cluster.moves import Moves
 from python_backends.cluster.policies.pairs import is_freer_afterwards
 from python_backends.cluster.policies.policy import Pair
@@ -55,7 +55,24 @@ class Balancer:
             waiting = [stream for stream in at.get(view.number, []) if not stream.seated]
             self._send_waiting(view, waiting, now_s)
         for pair in [*self._drains(at), *self._router.find_pairs()]:
-            self._move_one(pair, at.get(pair.source.number, []))
+            self._move_one(pair, at.get(pair.source.number, []), now_s)
+
+    def move(self, stream: Stream, instance: int, reason: MoveReason, now_s: float) -> Move | None:
+        """Moves a stream that can leave its instance. Returns the move if its KV blocks are copied; else it
+        is submitted there, and its tokens are computed again.
+        """
+        if self._settings.move == "blocks" and self._moves.may_copy(stream.instance, instance):
+            move = self._moves.start(stream, instance, reason)
+            self._router.moved(stream, instance)
+            return move
+        self.send(stream, instance, reason, now_s)
+        return None
+
+    def send(self, stream: Stream, instance: int, reason: MoveReason, now_s: float) -> None:
+        """It is submitted there, and its tokens are computed again."""
+        self._submissions.submit_elsewhere(stream, instance, round(now_s * 1e9))
+        labels = (("reason", reason.value), ("outcome", MoveOutcome.DONE.value))
+        self._metrics.count("gapless_migrations_total", labels=labels)
 
     # --- requests without a slot
 
@@ -77,7 +94,7 @@ class Balancer:
             self._sent_s[stream.request_id] = now_s
             lacks_slot = view.num_free_slots <= -view.num_waiting
             reason = MoveReason.SATURATE if lacks_slot else MoveReason.DEFRAGMENT
-            self._send(stream, instance, MoveReason.DRAIN if is_draining else reason)
+            self.send(stream, instance, MoveReason.DRAIN if is_draining else reason, now_s)
 
     # --- requests with a slot
 
@@ -88,20 +105,15 @@ class Balancer:
             if source.number in self._router.draining and at.get(source.number) and takers:
                 yield Pair(source, max(takers, key=self._router.freeness_of), MoveReason.DRAIN)
 
-    def _move_one(self, pair: Pair, streams: list[Stream]) -> None:
+    def _move_one(self, pair: Pair, streams: list[Stream], now_s: float) -> None:
         source, destination = pair.source.number, pair.destination.number
         counts = self._moves.counts()
         most = self._settings.max_moves
         if counts[source] >= most or counts[destination] >= most or not self._can_move(pair):
             return
         stream = self._choose(pair, streams)
-        if stream is None:
-            return
-        if self._settings.move == "blocks" and self._moves.may_copy(source, destination):
-            self._moves.start(stream, destination, pair.reason)
-            self._router.moved(stream, destination)
-        else:
-            self._send(stream, destination, pair.reason)
+        if stream is not None:
+            self.move(stream, destination, pair.reason, now_s)
 
     def _can_move(self, pair: Pair) -> bool:
         same_model = pair.source.limits.fingerprint == pair.destination.limits.fingerprint
@@ -127,12 +139,6 @@ class Balancer:
         if pair.reason is MoveReason.PRIORITY:
             return stream.request.priority == 0
         return is_freer_afterwards(pair, num_tokens, self._settings.priority_headroom_tokens)
-
-    def _send(self, stream: Stream, instance: int, reason: MoveReason) -> None:
-        """It is submitted there, and its tokens are computed again."""
-        self._submissions.submit_elsewhere(stream, instance)
-        labels = (("reason", reason.value), ("outcome", MoveOutcome.DONE.value))
-        self._metrics.count("gapless_migrations_total", labels=labels)
 
 
 def _by_instance(streams: list[Stream]) -> dict[int, list[Stream]]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from python_backends.cluster.asked_moves import AskedMoves
 from python_backends.cluster.balancer import Balancer
 from python_backends.cluster.moves import Moves
 from python_backends.cluster.router import Router
 from python_backends.cluster.scaling import Scaling
 from python_backends.settings import ClusterSettings
 from python_backends.streams.table import StreamTable
+from python_backends.watching.cluster_files import MoveOrder, MoveResult
 from python_backends.watching.metrics import Metrics
 from python_backends.wires import InstanceLost, InstanceMove, InstanceReady
 
@@ -38,6 +40,7 @@ class Cluster:
         self._every_s = settings.balance_every_s
         self._moves = Moves(table.submissions, metrics, router.step_s, clock)
         self._balancer = Balancer(settings, router, self._moves, table.submissions, metrics)
+        self._asked = AskedMoves(settings, router, self._moves, self._balancer, table.submissions)
         self._scaling = Scaling(settings, router, metrics, wanted, clock)
         self._balanced_s = clock()
 
@@ -45,6 +48,11 @@ class Cluster:
     def wanted(self) -> frozenset[int]:
         """The instances that should run."""
         return self._scaling.wanted
+
+    @property
+    def move_result(self) -> MoveResult | None:
+        """What became of the last order to move a request; None while it is carried out."""
+        return self._asked.result
 
     def ready(self, news: InstanceReady) -> None:
         """Of one that should not run, nothing else may hear of it."""
@@ -66,10 +74,15 @@ class Cluster:
         """
         self._scaling.order(drained, num_instances)
 
+    def ask_move(self, order: MoveOrder) -> None:
+        """An order to move one request, which was not given before."""
+        self._asked.ask(order, self._table.streams, self._clock())
+
     def look(self) -> None:
         """Once a turn, after the news."""
         now_s, num_moves = self._clock(), len(self._moves)
         self._moves.look()
+        self._asked.look(now_s)
         for instance in self._scaling.look(self._is_empty):
             self._forget(instance)
         self._table.submissions.close(self._router.draining)

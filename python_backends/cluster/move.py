@@ -18,6 +18,7 @@ class MoveReason(StrEnum):
     PRIORITY = "priority"  # its instance keeps memory free for requests of high priority
     DRAIN = "drain"  # its instance is to be empty
     SATURATE = "saturate"  # a request waits for a slot while another instance has a free one
+    ASKED = "asked"  # `launcher.control move`
     SHUFFLE = "shuffle"  # at random, for tests
 
 
@@ -52,6 +53,7 @@ class Move:
     request_epoch: int  # its life at the destination
     began_s: float
     phase: Phase = Phase.RESERVES
+    outcome: MoveOutcome | None = None  # once it has ended
     copies_since_s: float = 0.0
     held_s: float = math.inf  # when the source had stopped
     due_s: float = math.inf  # the destination must have taken it by then

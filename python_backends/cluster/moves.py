@@ -118,7 +118,7 @@ class Moves:
             elif move.source == instance:
                 self._give_up(move, MoveOutcome.SOURCE_LOST)
 
-    def start(self, stream: Stream, destination: int, reason: MoveReason) -> None:
+    def start(self, stream: Stream, destination: int, reason: MoveReason) -> Move:
         """Begins to move a stream that can leave its instance to another one that reads its KV blocks."""
         self._num_moves += 1
         move = Move(
@@ -136,6 +136,7 @@ class Moves:
         age_s = max(0.0, move.began_s - stream.request.arrival_ns / 1e9)  # the same clock
         reserve = Reserve(move.number, stream.request, delivered, move.request_epoch, age_s)
         self._submissions.tell(destination, reserve)
+        return move
 
     def heard(self, instance: int, message: Reserved | Refused | Held | Adopted | MoveEnded) -> None:
         """What an instance says of a move, which may have ended."""
@@ -246,6 +247,7 @@ class Moves:
 
     def _end(self, move: Move, outcome: MoveOutcome) -> None:
         move.phase = Phase.DONE if outcome is MoveOutcome.DONE else Phase.OFF
+        move.outcome = outcome
         del self._moves[move.number]
         self._late[move.number] = move
         if len(self._late) > MAX_LATE:

@@ -32,6 +32,7 @@ class Moves:
         self._transport = transport
         self._source = Source(scheduler, transport, max_rounds, clock)
         self._destination = Destination(scheduler, transport, not steps_ahead, clock)
+        self._num_counted_bytes = 0
 
     @property
     def has_news(self) -> bool:
@@ -66,6 +67,11 @@ class Moves:
         messages = [*self.received(), *self._source.look(), *self._destination.look()]
         self._note_activity()
         return messages
+
+    def take_sent_bytes(self) -> int:
+        """How many bytes of KV blocks were sent to other instances since the last call."""
+        before, self._num_counted_bytes = self._num_counted_bytes, self._transport.num_sent_bytes
+        return self._num_counted_bytes - before
 
     def new_session(self) -> None:
         """Drops everything: reservations, what is copied, and what is held."""

@@ -182,7 +182,7 @@ class Instance:
     def _submit(self, message: Submit) -> None:
         try:
             self._last_submit = message.number
-            self.scheduler.submit(message.request, message.delivered, message.request_epoch)
+            self.scheduler.submit(message.request, message.delivered, message.request_epoch, message.age_s)
         except ValueError as error:
             self._publish([Failed(message.request.request_id, str(error), message.request_epoch)])
 
@@ -201,6 +201,8 @@ class Instance:
     def _beat_if_due(self) -> None:
         if not self._heartbeat.is_due(self.scheduler.is_idle):
             return
-        self._publish([self._heartbeat.beat(self.scheduler.load().changed(last_submit=self._last_submit))])
+        moved_bytes = self._moves.take_sent_bytes() if self._moves is not None else 0
+        load = self.scheduler.load().changed(last_submit=self._last_submit, moved_bytes=moved_bytes)
+        self._publish([self._heartbeat.beat(load)])
         if self.scheduler.is_idle:
             self.scheduler.check_integrity()

@@ -1,7 +1,9 @@
-"""Shows the instances of a running server, drains them, and sets how many run.
+"""Shows the instances of a running server, moves requests, drains instances, and sets how many run.
 
     python -m python_backends.launcher.control status          # the load of each instance
     python -m python_backends.launcher.control top             # the same, repeated
+    python -m python_backends.launcher.control requests        # the open requests that came first
+    python -m python_backends.launcher.control move 17 1       # request 17 goes to instance 1
     python -m python_backends.launcher.control drain 1         # all requests leave instance 1
     python -m python_backends.launcher.control restore 1       # instance 1 gets requests again
     python -m python_backends.launcher.control scale 2         # two instances run, whatever the load
@@ -17,7 +19,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,13 @@ from python_backends.watching.cluster_files import ClusterOrders, ClusterStatus
 
 LOOK_S = 0.2
 COLUMNS = ("instance", "state", "slots", "KV blocks", "waiting", "tokens/request", "step")
+REQUEST_COLUMNS = {  # and the fields of the status
+    "request": "request",
+    "instance": "instance",
+    "prompt tokens": "prompt_tokens",
+    "answer tokens": "tokens",
+    "seconds": "age_s",
+}
 HINT = "is a server with cluster.instances or cluster.max_instances > 1 running here, as the same user?"
 
 
@@ -47,13 +56,17 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     status.add_argument("--json", action="store_true", help="as JSON")
     top = commands.add_parser("top", help="the same, repeated until Ctrl-C")
     top.add_argument("--every", type=float, default=1.0, metavar="SECONDS", help="default: 1")
+    commands.add_parser("requests", help="the open requests that came first, and where they are")
+    move = commands.add_parser("move", help="a request goes to another instance while it is answered")
+    move.add_argument("request", type=int, help="its number, as `requests` and the log name it")
+    move.add_argument("instance", type=int, help="the number of the instance")
     drain = commands.add_parser("drain", help="requests leave the instance, and no new ones enter it")
     restore = commands.add_parser("restore", help="the instance gets requests again")
     for command in (drain, restore):
         command.add_argument("instance", type=int, help="its number, from 0 on")
     scale = commands.add_parser("scale", help="this many instances run, whatever the load")
     scale.add_argument("number", help="how many, or auto: the load or the settings decide")
-    for command in (drain, scale):
+    for command in (drain, scale, move):
         command.add_argument(
             "--timeout", type=float, default=600.0, metavar="SECONDS", help="how long to wait; default: 600"
         )
@@ -75,11 +88,14 @@ def main(given: list[str] | None = None) -> int:
 
 def table(status: dict[str, Any]) -> str:
     """Returns the load of the instances as a table of text."""
-    rows = [COLUMNS, *map(_row, status["instances"])]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    lines = _aligned([COLUMNS, *map(_row, status["instances"])])
     counts = ", ".join(f"{count} {outcome}" for outcome, count in status["migrations"].items()) or "none yet"
     return "\n".join([*lines, f"policy {status['policy']}; moves: {counts}"])
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
 
 
 def _row(each: dict[str, Any]) -> tuple[str, ...]:
@@ -123,6 +139,26 @@ def _instance(directory: Path, number: int) -> dict[str, Any]:
 def _show(directory: Path, asked: argparse.Namespace) -> None:
     status = _status_of(directory)
     print(json.dumps(status) if asked.json else table(status))
+
+
+def _show_requests(directory: Path, asked: argparse.Namespace) -> None:
+    requests = _status_of(directory)["requests"]
+    rows = [tuple(str(each[name]) for name in REQUEST_COLUMNS.values()) for each in requests]
+    print("\n".join(_aligned([tuple(REQUEST_COLUMNS), *rows])))
+
+
+def _move(directory: Path, asked: argparse.Namespace) -> None:
+    """Moves one request and waits until it is there."""
+    _instance(directory, asked.instance)
+    number = ClusterOrders(directory).move(asked.request, asked.instance)
+    began_s = time.monotonic()
+    while (result := _status_of(directory)["moved"]) is None or result["number"] != number:
+        if time.monotonic() - began_s > asked.timeout:
+            raise ControlError(f"the server has not said after {asked.timeout:.0f} s what became of it")
+        time.sleep(LOOK_S)
+    if not result["is_done"]:
+        raise ControlError(result["text"])
+    print(result["text"])
 
 
 def _top(directory: Path, asked: argparse.Namespace) -> None:
@@ -217,6 +253,8 @@ def _not_yet(status: dict[str, Any], number: int, drained: frozenset[int]) -> st
 COMMANDS: dict[str, Callable[[Path, argparse.Namespace], None]] = {
     "status": _show,
     "top": _top,
+    "requests": _show_requests,
+    "move": _move,
     "drain": _drain,
     "restore": _restore,
     "scale": _scale,

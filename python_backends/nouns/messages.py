@@ -80,6 +80,7 @@ class Submit(Noun, frozen=True, eq=False):
     delivered: Ids  # [n]
     request_epoch: int
     number: int = 0  # of this message, counted by the scheduler model for each instance
+    age_s: float = 0.0  # since it was accepted, if an instance had it before: its place among the requests
 
 
 class Predicted(Noun, frozen=True, eq=False):
@@ -160,6 +161,7 @@ class Load(Noun, frozen=True):
     waiting_blocks: int = 0  # KV blocks that the requests that wait need for their tokens so far
     head_blocks: int = 0  # of these: for the request whose turn is next
     step_s: float = 0.0  # what a step takes at present; 0: not known yet
+    moved_bytes: int = 0  # of KV blocks, sent to other instances since the last heartbeat
 
 
 ToInstance = Hello | Submit | Predicted | Cancel | Pace | Reserve | MoveOut | AbortMove | Resume

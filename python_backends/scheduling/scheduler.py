@@ -170,14 +170,14 @@ class SlotScheduler:
     def is_idle(self) -> bool:
         return not len(self._roster) and not self._in_flight and self.handover.is_idle
 
-    def submit(self, request: Request, delivered: Ids, request_epoch: int = 0) -> None:
-        """Takes a request that is to go on after the output tokens `delivered`. The door has checked that it
-        fits the model.
+    def submit(self, request: Request, delivered: Ids, request_epoch: int = 0, age_s: float = 0.0) -> None:
+        """Takes a request that is to go on after the output tokens `delivered`, and that came to its first
+        instance `age_s` ago. The door has checked that it fits the model.
 
         Raises ValueError if it does not fit: a token id outside the vocabulary would end the engine, and all
         its streams.
         """
-        sequence = self.new_sequence(request, delivered, request_epoch)
+        sequence = self.new_sequence(request, delivered, request_epoch, age_s)
         # an earlier epoch of it, if the scheduler model had given this instance up
         self.cancel(request.request_id)
         self._roster.enter(sequence)

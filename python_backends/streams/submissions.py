@@ -160,10 +160,10 @@ class Submissions:
         self.cancel(stream)
         self._withdraw(stream)
 
-    def submit_elsewhere(self, stream: Stream, instance: int) -> None:
+    def submit_elsewhere(self, stream: Stream, instance: int, now_ns: int) -> None:
         """Takes it from its instance, and submits it to this one, where its tokens are computed again."""
         self.take_back(stream)
-        self._submit_to(stream, instance)
+        self._submit_to(stream, instance, now_ns)
 
     # --- what goes out
 
@@ -197,14 +197,16 @@ class Submissions:
         for stream, allowed in admissible:
             instance = self._dispatcher.choose(stream, allowed)
             if instance is not None:
-                self._submit_to(stream, instance)
+                self._submit_to(stream, instance, now_ns)
 
-    def _submit_to(self, stream: Stream, instance: int) -> None:
+    def _submit_to(self, stream: Stream, instance: int, now_ns: int) -> None:
         del self._unsubmitted[stream.request_id]
         stream.instance = instance
         number = self.instances.count_submit(instance)
         delivered = np.array(stream.tokens, np.int32)
-        self.tell(instance, Submit(stream.request, delivered, stream.request_epoch, number))
+        # instances give new requests their places by the order of these messages
+        age_s = max(0, now_ns - stream.request.arrival_ns) / 1e9 if stream.request_epoch else 0.0
+        self.tell(instance, Submit(stream.request, delivered, stream.request_epoch, number, age_s))
         if stream.prediction is not None:
             self.tell(instance, Predicted(stream.request_id, stream.prediction))
         self._dispatcher.submitted(stream, instance, number)

@@ -88,6 +88,8 @@ class InstanceLoads:
     def heard(self, instance: int, load: Load) -> None:
         self._loads[instance] = load
         self._metrics.histograms["gapless_token_gap_seconds"].add(load.gap_counts, load.gap_sum_s)
+        if load.moved_bytes:
+            self._metrics.count("gapless_migration_bytes_total", load.moved_bytes)
         if self._router is not None:
             self._router.heard(instance, load)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,12 @@ from python_backends.nouns.messages import Pace
 from python_backends.settings import ClusterSettings
 from python_backends.streams.table import StreamTable
 from python_backends.triton_models.instance_loads import InstanceLoads
-from python_backends.watching.cluster_files import ClusterOrders, ClusterStatus
+from python_backends.watching.cluster_files import ClusterOrders, ClusterStatus, MoveResult
 from python_backends.watching.metrics import Metrics
 from python_backends.wires import InstanceLoad, InstanceLost, InstanceMove, InstanceReady, SchedulerEnd
 
 ORDERS_EVERY_S = 0.2
+MOST_REQUESTS = 50  # that the status names
 
 
 class InstanceWatch:
@@ -49,7 +52,9 @@ class InstanceWatch:
         self._metrics = metrics
         self._orders, self._ordered_s = ClusterOrders(run_directory), 0.0
         self._status = ClusterStatus(run_directory)
-        self._written: frozenset[int] = frozenset()  # the instances that should run, in the file
+        # in the file: the instances that should run, and what became of the last order to move
+        self._written: tuple[frozenset[int], MoveResult | None] = (frozenset(), None)
+        self._moved_by = time.monotonic_ns()  # number of the last order to move; older ones are not ours
         self._cluster: Cluster | None = None
         if router is not None:
             wanted = self._status.read_wanted(settings.most_instances)
@@ -63,14 +68,18 @@ class InstanceWatch:
             self._ordered_s = now_s
             orders = self._orders.read()
             self._cluster.order(orders.draining, orders.instances)
+            if orders.move is not None and orders.move.number > self._moved_by:
+                self._moved_by = orders.move.number
+                self._cluster.ask_move(orders.move)
 
     def look(self) -> None:
         """Once a turn, after the news. Raises OSError if the status can't be written."""
         if self._cluster is None:
             return
         self._cluster.look()
-        if self._cluster.wanted != self._written:
+        if self._cluster.wanted != self._written[0]:
             self.loads.follow(self._cluster.wanted)
+        if (self._cluster.wanted, self._cluster.move_result) != self._written:
             self.write_status()
 
     def wait_s(self) -> float:
@@ -81,9 +90,24 @@ class InstanceWatch:
         """Where there can be several instances. Raises OSError."""
         if self._cluster is not None:
             moves = self._metrics.sums("gapless_migrations_total", "outcome")
-            wanted = self._cluster.wanted
-            self._status.write({**self.loads.status(), "migrations": moves})
-            self._written = wanted
+            wanted, result = self._cluster.wanted, self._cluster.move_result
+            status = {**self.loads.status(), "migrations": moves, "requests": self._requests()}
+            self._status.write({**status, "moved": None if result is None else asdict(result)})
+            self._written = wanted, result
+
+    def _requests(self) -> list[dict[str, int | float]]:
+        """The open requests that came first."""
+        now_ns = time.monotonic_ns()
+        return [
+            {
+                "request": stream.request_id,
+                "instance": stream.instance,
+                "prompt_tokens": len(stream.request.prompt),
+                "tokens": len(stream.tokens),
+                "age_s": round((now_ns - stream.request.arrival_ns) / 1e9, 1),
+            }
+            for stream in islice(self._table.streams, MOST_REQUESTS)
+        ]
 
     def _is_wanted(self, instance: int) -> bool:
         """Whether it should run: what others say is of no interest, and their end is no loss."""

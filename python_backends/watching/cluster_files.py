@@ -7,11 +7,30 @@ Each file is replaced as a whole, so a reader never reads an incomplete one.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+import time
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 ORDERS, STATUS = "cluster-orders.json", "cluster-status.json"
+
+
+@dataclass(frozen=True, slots=True)
+class MoveOrder:
+    """A request is to go to an instance. Later orders have larger numbers: monotonic nanoseconds."""
+
+    number: int
+    request_id: int
+    instance: int
+
+
+@dataclass(frozen=True, slots=True)
+class MoveResult:
+    """What became of the order to move a request, as a sentence."""
+
+    number: int  # of the order
+    is_done: bool
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +39,7 @@ class Orders:
 
     draining: frozenset[int] = frozenset()  # numbers of instances that should become and stay empty
     instances: int | None = None  # this many should run; None: the load or the settings decide
+    move: MoveOrder | None = None  # the last one
 
 
 class ClusterOrders:
@@ -32,10 +52,11 @@ class ClusterOrders:
         """Returns the orders; without a file, the defaults. Raises ValueError if the file is damaged."""
         try:
             written = json.loads(self._path.read_text())
-            num_instances = written.get("instances")
+            num_instances, move = written.get("instances"), written.get("move")
             return Orders(
                 frozenset(int(number) for number in written["draining"]),
                 None if num_instances is None else max(1, int(num_instances)),
+                None if move is None else MoveOrder(*(int(move[name]) for name in MoveOrder.__slots__)),
             )
         except FileNotFoundError:
             return Orders()
@@ -50,10 +71,18 @@ class ClusterOrders:
         """Orders this number of instances; None: the load or the settings decide."""
         self._write(replace(self.read(), instances=num_instances))
 
+    def move(self, request_id: int, instance: int) -> int:
+        """Orders this request to go to `instance`. Returns the number of the order."""
+        order = MoveOrder(time.monotonic_ns(), request_id, instance)
+        self._write(replace(self.read(), move=order))
+        return order.number
+
     def _write(self, orders: Orders) -> None:
         written: dict[str, Any] = {"draining": sorted(orders.draining)}
         if orders.instances is not None:
             written["instances"] = orders.instances
+        if orders.move is not None:
+            written["move"] = asdict(orders.move)
         _replace(self._path, written)
 
 

@@ -53,6 +53,7 @@ COUNTERS = {
     "gapless_scalings_total": "Times that there was one instance more or less, by direction: up, down",
     "gapless_dispatches_total": "Requests sent to an instance, by instance",
     "gapless_migrations_total": "Requests that were to go to another instance, by reason and outcome",
+    "gapless_migration_bytes_total": "Bytes of KV blocks sent from one instance to another",
     "gapless_restarts_total": "Times that the launcher started a process again, by process",
 }
 TIMESTAMP = "gapless_metrics_timestamp_seconds"

@@ -70,6 +70,7 @@ class Copier:
         self._writes_next = True  # chunks are written and sent in turn
         self._fault: BaseException | None = None
         self._is_open = True
+        self.num_sent_bytes = 0  # to other instances; counted by the thread
         self._tell: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._run, name="copier", daemon=True)
 
@@ -225,6 +226,7 @@ class Copier:
                 payload = self._engine.export_blocks(sending.blocks)
                 self._learn((self._work_clock() - began_s) / len(sending.blocks))
         self._wire.send(sending.to, sending.message, payload)
+        self.num_sent_bytes += len(sending.blocks) * self._engine.block_bytes
         self._finish(HandedOver(sending.message.move) if isinstance(sending.message, Last) else None)
 
     def _write(self, writing: Writing) -> None:

@@ -49,6 +49,7 @@ from python_backends.settings import (
     ToySettings,
 )
 from python_backends.streams.table import StreamTable
+from python_backends.watching.cluster_files import MoveOrder, MoveResult
 from python_backends.watching.metrics import Metrics
 from python_backends.wires import InstanceLost, InstanceMove, InstanceReady
 from python_backends.wires.blocks import DroppedFrames, Frame, Payload
@@ -161,7 +162,7 @@ class Host:
 
     def read(self, message: Any) -> None:
         if isinstance(message, Submit):
-            self.scheduler.submit(message.request, message.delivered, message.request_epoch)
+            self.scheduler.submit(message.request, message.delivered, message.request_epoch, message.age_s)
             self.last_submit = message.number
         elif isinstance(message, Cancel):
             self.scheduler.cancel(message.request_id, message.request_epoch)
@@ -450,6 +451,80 @@ def test_a_moved_request_keeps_its_age() -> None:
     assert older is not None
     assert younger is not None
     assert older.arrival < younger.arrival
+    world.check_all()
+
+
+def test_a_request_that_is_submitted_elsewhere_keeps_its_age() -> None:
+    world = two(move="recompute")
+    world.ask(request(2, [7, 7], max_tokens=40, min_tokens=40))
+    world.front.turn()
+    world.turn()
+    assert order_to_move(world, 1, 1).is_done
+    world.turn()
+    older, younger = (world.hosts[1].scheduler.find(number) for number in (1, 2))
+    assert older is not None
+    assert younger is not None
+    assert older.arrival < younger.arrival
+    world.check_all()
+    assert world.front.outcomes() == {"done": 1}
+
+
+def order_to_move(world: World, request_id: int, instance: int) -> MoveResult:
+    """Orders it as `launcher.control move` does. Returns what became of it."""
+    number = int(world.network.now_s * 1e9)
+    world.front.cluster.ask_move(MoveOrder(number, request_id, instance))
+    world.until(lambda: world.front.cluster.move_result is not None)
+    result = world.front.cluster.move_result
+    assert result is not None
+    assert result.number == number
+    return result
+
+
+def test_an_order_moves_one_request_and_says_when_it_is_there() -> None:
+    world = two()
+    result = order_to_move(world, 1, 1)
+    assert result.is_done
+    assert result.text.startswith("request 1 is in instance 1 after ")
+    assert world.where(1) == 1
+    assert world.hosts[0].copier.num_sent_bytes > 0
+    world.check_all()
+    assert world.front.outcomes() == {"done": 1}
+
+
+def test_an_order_that_can_not_be_carried_out_says_why() -> None:
+    world = two()
+    texts = [order_to_move(world, *order).text for order in [(7, 1), (1, 0), (1, 9)]]
+    assert texts == [
+        "there is no open request 7",
+        "request 1 can't move: it is in instance 0 already",
+        "request 1 can't move: instance 9 gets no requests now",
+    ]
+    for number in range(2, 6):
+        world.ask(request(number, [number] * 3, max_tokens=90, min_tokens=90))
+    world.until(lambda: all(world.num_tokens(number) for number in range(2, 6)))
+    world.ask(request(6, [7, 7], max_tokens=90, min_tokens=90))
+    world.until(lambda: world.num_tokens(6) > 1)
+    full = "request 6 did not move to instance 0: refused"
+    assert order_to_move(world, 6, 0).text == full, "all slots are busy there"
+    world.check_all()
+    off = two(move="off")
+    assert order_to_move(off, 1, 1).text == "request 1 can't move: cluster.move is off"
+    off.check_all()
+
+
+def test_a_request_without_a_slot_is_submitted_elsewhere_by_order() -> None:
+    world = two()
+    for number in range(2, 8):
+        world.ask(request(number, [number] * 3, max_tokens=90, min_tokens=90))
+    world.until(lambda: world.num_tokens(6) > 0)
+    stream = world.front.table.find(7)
+    assert stream is not None
+    world.turn()
+    assert not stream.seated
+    there = 1 - stream.instance
+    assert order_to_move(world, 7, there).text == (
+        f"request 7 was submitted to instance {there}, which computes its tokens again"
+    )
     world.check_all()
 
 

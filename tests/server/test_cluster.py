@@ -195,6 +195,31 @@ def test_an_instance_is_emptied_while_its_requests_are_answered(cluster: Gapless
     assert "there is no instance 7; there are 0, 1" in control(cluster, "drain", "7").stderr
 
 
+def test_one_request_is_moved_by_hand_and_back(cluster: Gapless, expected: Expected) -> None:
+    sent_bytes = cluster.metrics()["gapless_migration_bytes_total"]
+    client = cluster.grpc()
+    most = {"max_tokens": 900, "min_tokens": 900}
+    answer = client.ask("0", text_input=PROMPT, **most)
+    client.read_until(lambda: answer.chunks > 2)
+    wait_for(lambda: len(control(cluster, "requests").stdout.splitlines()) == 2, 60)
+    names, values = (line.split("  ") for line in control(cluster, "requests").stdout.splitlines())
+    fields = dict(zip(*([cell.strip() for cell in line if cell] for line in (names, values)), strict=True))
+    there = 1 - int(fields["instance"])
+    for instance in (there, 1 - there):
+        moved = control(cluster, "move", fields["request"], str(instance))
+        assert moved.returncode == 0, moved.stderr
+        assert moved.stdout.startswith(f"request {fields['request']} is in instance {instance} after ")
+    refused = control(cluster, "move", fields["request"], str(1 - there))
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert f"it is in instance {1 - there} already" in refused.stderr
+    client.finish()
+    client.close()
+    assert (answer.error, answer.text) == ("", expected.text(PROMPT, **most))
+    assert "there is no open request" in control(cluster, "move", fields["request"], "1").stderr
+    assert migrations(cluster, "asked") == 2
+    wait_for(lambda: cluster.metrics()["gapless_migration_bytes_total"] > sent_bytes, 60)
+
+
 def test_if_the_destination_stops_while_blocks_are_copied_the_source_goes_on(
     toy_model: Path, expected: Expected
 ) -> None:

@@ -116,6 +116,18 @@ def test_the_next_scheduler_model_takes_over_which_instances_should_run(tmp_path
     assert Watch(tmp_path, instances=1, max_instances=3).run() == [0]
 
 
+def test_an_order_to_move_is_carried_out_once_and_its_result_is_written(tmp_path: Path) -> None:
+    ClusterOrders(tmp_path).move(17, 1)
+    watch = Watch(tmp_path, instances=2)
+    watch.get_ready(0, 1)
+    assert ClusterStatus(tmp_path).read()["moved"] is None, "an earlier scheduler model got this order"
+    number = ClusterOrders(tmp_path).move(18, 1)
+    watch.look()
+    moved = {"number": number, "is_done": False, "text": "there is no open request 18"}
+    assert ClusterStatus(tmp_path).read()["moved"] == moved
+    assert ClusterStatus(tmp_path).read()["requests"] == []
+
+
 def test_the_seconds_of_all_instances_are_added_up(tmp_path: Path) -> None:
     now_s = 0.0
     watch = Watch(tmp_path, instances=3)
