@@ -639,6 +639,25 @@ def test_an_instance_dies_while_a_request_moves(kind: type | None, number: int) 
     world.check_all()
 
 
+def test_a_request_that_gets_blocks_faster_than_they_are_copied_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Copier, "copy_s", lambda *_: 1.0)
+    world = two()
+    world.until(lambda: world.num_tokens(1) > 3 * SIZE)
+    world.move(1, 1)
+    for turn in range(60):
+        world.tick()
+        world.front.turn()
+        for host in world.hosts:
+            host.turn()
+        for host in world.hosts * 8 if turn % (2 * SIZE) == 0 else []:
+            host.copy()
+    assert world.front.outcomes() == {"too_slow": 1}
+    assert world.where(1) == 0
+    world.check_all()
+
+
 def test_a_destination_without_a_slot_refuses_and_the_request_stays() -> None:
     world = World()
     for number in range(1, 7):

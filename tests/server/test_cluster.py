@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,13 @@ from tests.server.test_recovery import check_that_only_the_poisonous_request_fai
 from tests.server.test_shortages import run_directory
 
 LONG = {"max_tokens": 300, "min_tokens": 300}
+LONGER = {"max_tokens": 900, "min_tokens": 900}
 
 
 @pytest.fixture(scope="module")
 def cluster(toy_model: Path) -> Iterator[Gapless]:
     """Two instances of the toy engine."""
-    settings = {"model.directory": toy_model, "engine.kind": "toy", "engine.slots": 8, "toy.step_ms": 10}
+    settings = {"model.directory": toy_model, "engine.kind": "toy", "engine.slots": 16, "toy.step_ms": 10}
     served = Gapless(**settings, **{"cluster.instances": 2, "streams.dead_after_s": 3})
     wait_for(lambda: served.metrics()['gapless_instances{state="ready"}'] == 2, 60)
     yield served
@@ -164,24 +166,25 @@ def control(cluster: Gapless, *command: str) -> subprocess.CompletedProcess[str]
 
 
 def test_an_instance_is_emptied_while_its_requests_are_answered(cluster: Gapless, expected: Expected) -> None:
-    """And can be killed then: nothing is computed again."""
+    """Of 16 streams, half come by HTTP. The instance can be killed then: nothing is computed again."""
     before = cluster.metrics()
     client = cluster.grpc()
-    answers = {n: client.ask(f"{n}", text_input=f"{PROMPT} {n}", **LONG) for n in range(8)}
-    client.read_until(lambda: all(answer.chunks > 2 for answer in answers.values()))
-    drained = control(cluster, "drain", "1")
-    assert (drained.returncode, drained.stderr) == (0, "")
-    assert drained.stdout.startswith("instance 1 is empty after ")
-    status = json.loads(control(cluster, "status", "--json").stdout)
-    assert [each["state"] for each in status["instances"]] == ["ready", "draining"]
-    assert status["instances"][1]["slots_busy"] == status["instances"][1]["waiting"] == 0
-    cluster.kill(cluster.instance_pid(1))
-    client.finish()
+    answers = {n: client.ask(f"{n}", text_input=f"{PROMPT} {n}", **LONGER) for n in range(8)}
+    with ThreadPoolExecutor(8) as threads:
+        by_http = {
+            n: threads.submit(cluster.generate_stream, text_input=f"{PROMPT} {n}", **LONGER)
+            for n in range(8, 16)
+        }
+        client.read_until(lambda: all(answer.chunks > 2 for answer in answers.values()))
+        wait_for(lambda: by_instance(cluster, "gapless_instance_slots_busy") == [8, 8], 60)
+        drain_and_kill(cluster)
+        client.finish()
     client.close()
+    answers |= {n: answer.result() for n, answer in by_http.items()}
     for n, answer in answers.items():
         assert answer.error == ""
-        assert answer.text == expected.text(f"{PROMPT} {n}", **LONG)
-    assert migrations(cluster, "drain") > before.get(
+        assert answer.text == expected.text(f"{PROMPT} {n}", **LONGER)
+    assert migrations(cluster, "drain") >= 8 + before.get(
         'gapless_migrations_total{outcome="done",reason="drain"}', 0.0
     )
     hits = "gapless_prefix_hit_tokens_total"
@@ -195,11 +198,22 @@ def test_an_instance_is_emptied_while_its_requests_are_answered(cluster: Gapless
     assert "there is no instance 7; there are 0, 1" in control(cluster, "drain", "7").stderr
 
 
+def drain_and_kill(cluster: Gapless) -> None:
+    """Empties instance 1, and kills it then."""
+    drained = control(cluster, "drain", "1")
+    assert (drained.returncode, drained.stderr) == (0, "")
+    assert drained.stdout.startswith("instance 1 is empty after ")
+    print(drained.stdout)
+    status = json.loads(control(cluster, "status", "--json").stdout)
+    assert [each["state"] for each in status["instances"]] == ["ready", "draining"]
+    assert status["instances"][1]["slots_busy"] == status["instances"][1]["waiting"] == 0
+    cluster.kill(cluster.instance_pid(1))
+
+
 def test_one_request_is_moved_by_hand_and_back(cluster: Gapless, expected: Expected) -> None:
     sent_bytes = cluster.metrics()["gapless_migration_bytes_total"]
     client = cluster.grpc()
-    most = {"max_tokens": 900, "min_tokens": 900}
-    answer = client.ask("0", text_input=PROMPT, **most)
+    answer = client.ask("0", text_input=PROMPT, **LONGER)
     client.read_until(lambda: answer.chunks > 2)
     wait_for(lambda: len(control(cluster, "requests").stdout.splitlines()) == 2, 60)
     names, values = (line.split("  ") for line in control(cluster, "requests").stdout.splitlines())
@@ -214,7 +228,7 @@ def test_one_request_is_moved_by_hand_and_back(cluster: Gapless, expected: Expec
     assert f"it is in instance {1 - there} already" in refused.stderr
     client.finish()
     client.close()
-    assert (answer.error, answer.text) == ("", expected.text(PROMPT, **most))
+    assert (answer.error, answer.text) == ("", expected.text(PROMPT, **LONGER))
     assert "there is no open request" in control(cluster, "move", fields["request"], "1").stderr
     assert migrations(cluster, "asked") == 2
     wait_for(lambda: cluster.metrics()["gapless_migration_bytes_total"] > sent_bytes, 60)
