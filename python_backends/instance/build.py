@@ -23,6 +23,7 @@ from python_backends.scheduling.self_planned import SelfPlannedScheduler, reserv
 from python_backends.settings import Settings, SettingsError
 from python_backends.wires.blocks import BlocksWire
 from python_backends.wires.copier import Copier
+from python_backends.wires.network import read_network
 
 log = logging.getLogger("gapless.instance")
 
@@ -69,8 +70,11 @@ def build_copier(settings: Settings, engine: Engine, run_directory: Path, number
     cluster = settings.cluster
     if cluster.most_instances == 1 or cluster.move != "blocks" or not isinstance(engine, ExportsBlocks):
         return None
-    endpoint = BlocksWire.endpoint_in(run_directory, number)
-    return Copier(BlocksWire(endpoint, engine.kv_format, engine.block_bytes), engine, cluster.copy_share)
+    network = read_network(run_directory)
+    endpoint = BlocksWire.endpoint_in(run_directory, number) if network is None else network.own_endpoint
+    keys = None if network is None else network.keys
+    wire = BlocksWire(endpoint, engine.kv_format, engine.block_bytes, keys)
+    return Copier(wire, engine, cluster.copy_share)
 
 
 def start_moves(
