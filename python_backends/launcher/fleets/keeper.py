@@ -7,8 +7,9 @@ and heartbeats of the instance do not pass through it. The instance ends with it
 from __future__ import annotations
 
 import os
+import socket
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import setproctitle
 
@@ -55,6 +56,7 @@ class Keeper:
         parent = run_directories.parent()
         run_directories.sweep(parent)
         directory = self._held.enter_context(run_directories.held(parent))
+        network = replace(network, host=_own_address(network.scheduler))
         RunFiles(directory, settings).put(NETWORK, network_as_bytes(network))
         environment = {
             name: value
@@ -80,3 +82,11 @@ class Keeper:
     def stop(self, wait_s: float) -> None:
         self._child.stop(wait_s)
         self._held.close()
+
+
+def _own_address(endpoint: str) -> str:
+    """The address of this host from which `endpoint` is reached. Sends nothing."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, int(port)))
+        return str(probe.getsockname()[0])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,6 +31,7 @@ from python_backends.wires.network import NETWORK, CurveKeys, Network, network_a
 log = logging.getLogger("gapless")
 
 OBJECT_STORE_BYTES = 80 << 20  # the least that Ray takes; nothing is stored in it
+AVOIDED_S = 20.0  # about as long as Ray takes to notice that a host is lost
 ANSWER_S = 2.0  # for a keeper to answer, besides what it waits for
 
 
@@ -53,7 +55,8 @@ class RayFleet:
         address = ray.util.get_node_ip_address()
         self._network = Network(f"tcp://{address}:{_free_port(address)}", address, CurveKeys.new())
         files.put(NETWORK, network_as_bytes(self._network))
-        self._where: dict[int, Host] = {}  # by instance
+        self._where: dict[int, Host] = {}  # by instance: where Ray was asked to run it
+        self._avoided_until_s: dict[str, float] = {}  # by node
         hosts = self._hosts()
         if not hosts:
             raise SettingsError("cluster.engine = ray: no host of the Ray cluster has a GPU (model.device)")
@@ -68,23 +71,32 @@ class RayFleet:
         ray.shutdown()
 
     def new_keeper(self, number: int) -> Any:
-        """An actor for this instance, on the host that has the fewest; it may still have to be started."""
+        """An actor for this instance, on the host that has the fewest; it may still have to be started. Ray
+        runs it on another one if that is gone. Raises GiveUpError.
+        """
         self._where.pop(number, None)
         hosts = self._hosts()
         if not hosts:
             raise GiveUpError("no host of the Ray cluster can run an instance")
         taken = list(self._where.values())
-        host = min(hosts, key=taken.count)
+        host = min(hosts, key=lambda each: (self._is_avoided(each), taken.count(each)))
         share = Share(taken.count(host) % self._num_parts, self._num_parts)
         self._where[number] = host
-        network = replace(self._network, host=host.address)
         actor = ray.remote(Keeper).options(
             num_cpus=0,
             num_gpus=int(self._needs_gpu),
-            scheduling_strategy=NodeAffinitySchedulingStrategy(host.node, soft=False),
+            scheduling_strategy=NodeAffinitySchedulingStrategy(host.node, soft=True),
             runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
         )
-        return actor.remote(self._settings, number, network, share, os.environ.get(THREADS))
+        return actor.remote(self._settings, number, self._network, share, os.environ.get(THREADS))
+
+    def lost_keeper(self, number: int) -> None:
+        """Its host may be lost, too; Ray finds that out later. Another one is preferred for a while."""
+        if (host := self._where.get(number)) is not None:
+            self._avoided_until_s[host.node] = time.monotonic() + AVOIDED_S
+
+    def _is_avoided(self, host: Host) -> bool:
+        return time.monotonic() < self._avoided_until_s.get(host.node, 0.0)
 
     def _hosts(self) -> list[Host]:
         return [
@@ -121,6 +133,7 @@ class RayChild:
                 self._answer = self._keeper.look.remote()
         except RayError as error:
             log.warning("the keeper of instance %d: %s", self._number, str(error).partition("\n")[0])
+            self._fleet.lost_keeper(self._number)
             self._seen = replace(self._seen, how_it_ended="was lost with its keeper")
 
     def how_it_ended(self) -> str | None:
