@@ -24,11 +24,13 @@ from tests.server.serving import Gapless, free_ports, wait_for
 from tests.server.test_cluster import LONGER, check_nothing_is_kept, control, migrations
 from tests.server.test_recovery import leftovers
 
-pytest.importorskip("ray")
+ray = pytest.importorskip("ray")
 
 RAY = str(Path(sys.executable).with_name("ray"))
 STORE = "--object-store-memory=83886080"
 QUIET = ("--disable-usage-stats", "--block", STORE, "--num-cpus=2")
+AUTHENTICATED = {"RAY_AUTH_MODE": "token"}  # as Ray's head is by itself; what joins it must be told
+WITH_TOKEN = {**os.environ, **AUTHENTICATED}
 SHUFFLE = {"cluster.policy": "shuffle", "cluster.balance_every_s": 0.02, "cluster.max_moves": 4}
 KEEP = {"cluster.policy": "round_robin"}
 
@@ -37,7 +39,7 @@ def serve(toy_model: Path, **settings: Any) -> Gapless:
     """Two instances of the toy engine, with keepers."""
     toy = {"model.directory": toy_model, "engine.kind": "toy", "engine.slots": 64, "toy.step_ms": 10}
     cluster = {"cluster.instances": 2, "cluster.engine": "ray", "streams.dead_after_s": 3}
-    served = Gapless(**toy, **{**cluster, **settings})
+    served = Gapless(AUTHENTICATED, **toy, **{**cluster, **settings})
     await_both(served)
     return served
 
@@ -119,8 +121,10 @@ def test_orders_reach_instances_of_keepers(kept: Gapless, expected: Expected) ->
 
 
 def test_nothing_is_left_when_the_launcher_is_killed(toy_model: Path) -> None:
+    """Two of Ray's own helpers notice it a minute later."""
     served = serve(toy_model, **KEEP)
-    processes = served.processes()
+    processes = [each for each in served.processes() if not each.name().startswith("ray::")]
+    assert {"gapless-instance-0", "gapless-instance-1", "raylet"} <= {each.name()[:18] for each in processes}
     run_name = next(
         Path(word).parts[2]
         for words in served.command_lines().values()
@@ -140,28 +144,36 @@ def test_nothing_is_left_when_the_launcher_is_killed(toy_model: Path) -> None:
 class RayCluster:
     """Two raylets, the second of which may be in another network."""
 
-    def __init__(self, address: str = "127.0.0.1", prefix: tuple[str, ...] = (), other: str = "") -> None:
+    def __init__(self, address: str, prefix: tuple[str, ...] = (), other: str = "") -> None:
         self.directory = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
+        self._started: list[subprocess.Popen[bytes]] = []
         (port,) = free_ports(1)
         self.address = f"{address}:{port}"
         head = ["--head", f"--port={port}", f"--temp-dir={self.directory}", "--include-dashboard=false"]
-        self.head = self._start((), *head, f"--node-ip-address={address}")
-        self._await_nodes(1)
-        self.second = self._start(
-            prefix, f"--address={self.address}", f"--node-ip-address={other or address}"
-        )
-        self._await_nodes(2)
+        try:
+            self._start((), *head, f"--node-ip-address={address}")
+            self._await_nodes(1)
+            self._start(prefix, f"--address={self.address}", f"--node-ip-address={other or address}")
+            self._await_nodes(2)
+        except BaseException:
+            self.end()
+            raise
 
-    def _start(self, prefix: tuple[str, ...], *options: str) -> subprocess.Popen[bytes]:
+    def _start(self, prefix: tuple[str, ...], *options: str) -> None:
         null = subprocess.DEVNULL
-        return subprocess.Popen([*prefix, RAY, "start", *options, *QUIET], stdout=null, stderr=null)
+        command = [*prefix, RAY, "start", *options, *QUIET]
+        self._started.append(subprocess.Popen(command, stdout=null, stderr=null, env=WITH_TOKEN))
 
     def _await_nodes(self, count: int) -> None:
         """`ray status` knows how many there are."""
 
         def count_nodes() -> int:
             said = subprocess.run(
-                [RAY, "status", f"--address={self.address}"], capture_output=True, text=True, check=False
+                [RAY, "status", f"--address={self.address}"],
+                capture_output=True,
+                text=True,
+                check=False,
+                env=WITH_TOKEN,
             )
             return said.stdout.count("node_")
 
@@ -175,10 +187,10 @@ class RayCluster:
 
     def raylet(self) -> psutil.Process:
         """Of the second one."""
-        return next(each for each in self.processes(self.second) if each.name() == "raylet")
+        return next(each for each in self.processes(self._started[1]) if each.name() == "raylet")
 
     def end(self) -> None:
-        for top in (self.second, self.head):
+        for top in reversed(self._started):
             for process in self.processes(top):
                 with contextlib.suppress(psutil.Error):
                     process.kill()
@@ -188,7 +200,7 @@ class RayCluster:
 
 @pytest.fixture
 def cluster() -> Iterator[RayCluster]:
-    made = RayCluster()
+    made = RayCluster(ray.util.get_node_ip_address())
     yield made
     made.end()
 
