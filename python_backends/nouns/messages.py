@@ -66,7 +66,7 @@ class Hello(Noun, frozen=True):
     """
 
     limits: ModelLimits | None = None
-    host: str = ""  # of an instance: names the machine's boot
+    host: str = ""  # of an instance: the name of its host
     blocks_at: str = ""  # of an instance: ZeroMQ endpoint that takes KV blocks; empty: it takes none
     kv_format: str = ""  # of an instance: how KV blocks are written; only equal ones are exchanged
 

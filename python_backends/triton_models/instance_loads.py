@@ -49,6 +49,7 @@ class InstanceLoads:
         self._clock = clock
         self._counted_s = clock()  # instance seconds, until then
         self._loads: dict[int, Load] = {}  # of instances that are ready
+        self._hosts: dict[int, str] = {}  # where each instance was when it got ready
         self._wanted = frozenset({0})  # instances that should run
         self._seen: set[int] = set()  # of these, the ones that have been ready
         self._shown: set[int] = set()  # instances that have gauges of their own
@@ -72,7 +73,7 @@ class InstanceLoads:
         """By instance: why requests wait there."""
         return {instance: load.wait_reason for instance, load in self._loads.items()}
 
-    def ready(self, instance: int, limits: ModelLimits) -> None:
+    def ready(self, instance: int, limits: ModelLimits, host: str = "") -> None:
         if self._fingerprint not in ("", limits.fingerprint):
             log.warning(
                 "instance %d has another model or other settings than before; open requests go on with it",
@@ -81,6 +82,7 @@ class InstanceLoads:
         self._fingerprint = limits.fingerprint
         self._seen.add(instance)
         self._shown.add(instance)
+        self._hosts[instance] = host
         self._loads[instance] = Load(num_slots=limits.num_slots, num_blocks=limits.num_blocks)
         if self._router is not None:
             self._router.ready(instance, limits)
@@ -133,6 +135,7 @@ class InstanceLoads:
         freeness = router.freeness(number)
         return {
             "number": number,
+            "host": self._hosts.get(number, ""),
             "state": state,
             "slots_busy": load.num_running,
             "slots": load.num_slots,

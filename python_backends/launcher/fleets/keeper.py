@@ -11,8 +11,6 @@ import socket
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-import setproctitle
-
 from python_backends.launcher import run_directories
 from python_backends.launcher.fleets.local import LocalChild, gpus_of
 from python_backends.launcher.fleets.places import places
@@ -49,7 +47,6 @@ class Keeper:
         """`threads`: the launcher's own OMP_NUM_THREADS, if it has one. Raises OSError if there is no place
         for a run directory.
         """
-        setproctitle.setproctitle(f"gapless-keeper-{number}")
         self._name = instance_name(number)
         self._board = Board()
         self._held = ExitStack()
