@@ -52,7 +52,7 @@ class Keeper:
         self._held = ExitStack()
         parent = run_directories.parent()
         run_directories.sweep(parent)
-        directory = self._held.enter_context(run_directories.held(parent))
+        directory = self._held.enter_context(run_directories.held(parent, run_directories.OF_KEEPER))
         network = replace(network, host=_own_address(network.scheduler))
         RunFiles(directory, settings).put(NETWORK, network_as_bytes(network))
         environment = {

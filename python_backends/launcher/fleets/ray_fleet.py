@@ -43,6 +43,14 @@ class Host:
     address: str
 
 
+class HostedKeeper(Keeper):
+    """The actor that Ray runs."""
+
+    def node(self) -> str:
+        """Ray's name of its host."""
+        return str(ray.get_runtime_context().get_node_id())
+
+
 class RayFleet:
     def __init__(self, settings: Settings, files: RunFiles, board: Board) -> None:
         """Joins the Ray cluster of `cluster.address`, or starts one on this host. Raises SettingsError if
@@ -55,7 +63,7 @@ class RayFleet:
         address = ray.util.get_node_ip_address()
         self._network = Network(f"tcp://{address}:{_free_port(address)}", address, CurveKeys.new())
         files.put(NETWORK, network_as_bytes(self._network))
-        self._where: dict[int, Host] = {}  # by instance: where Ray was asked to run it
+        self._nodes: dict[int, str] = {}  # by instance: where it runs, or where Ray was asked to run it
         self._avoided_until_s: dict[str, float] = {}  # by node
         hosts = self._hosts()
         if not hosts:
@@ -72,31 +80,35 @@ class RayFleet:
 
     def new_keeper(self, number: int) -> Any:
         """An actor for this instance, on the host that has the fewest; it may still have to be started. Ray
-        runs it on another one if that is gone. Raises GiveUpError.
+        runs it on another one if that is gone, or has joined just now. Raises GiveUpError.
         """
-        self._where.pop(number, None)
+        self._nodes.pop(number, None)
         hosts = self._hosts()
         if not hosts:
             raise GiveUpError("no host of the Ray cluster can run an instance")
-        taken = list(self._where.values())
-        host = min(hosts, key=lambda each: (self._is_avoided(each), taken.count(each)))
-        share = Share(taken.count(host) % self._num_parts, self._num_parts)
-        self._where[number] = host
-        actor = ray.remote(Keeper).options(
+        taken = list(self._nodes.values())
+        node = min(hosts, key=lambda each: (self._is_avoided(each.node), taken.count(each.node))).node
+        share = Share(taken.count(node) % self._num_parts, self._num_parts)
+        self._nodes[number] = node
+        actor = ray.remote(HostedKeeper).options(
             num_cpus=0,
             num_gpus=int(self._needs_gpu),
-            scheduling_strategy=NodeAffinitySchedulingStrategy(host.node, soft=True),
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
             runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
         )
         return actor.remote(self._settings, number, self._network, share, os.environ.get(THREADS))
 
+    def runs_on(self, number: int, node: str) -> None:
+        """Its keeper has said where it runs."""
+        self._nodes[number] = node
+
     def lost_keeper(self, number: int) -> None:
         """Its host may be lost, too; Ray finds that out later. Another one is preferred for a while."""
-        if (host := self._where.get(number)) is not None:
-            self._avoided_until_s[host.node] = time.monotonic() + AVOIDED_S
+        if (node := self._nodes.get(number)) is not None:
+            self._avoided_until_s[node] = time.monotonic() + AVOIDED_S
 
-    def _is_avoided(self, host: Host) -> bool:
-        return time.monotonic() < self._avoided_until_s.get(host.node, 0.0)
+    def _is_avoided(self, node: str) -> bool:
+        return time.monotonic() < self._avoided_until_s.get(node, 0.0)
 
     def _hosts(self) -> list[Host]:
         return [
@@ -115,12 +127,14 @@ class RayChild:
         self._number = number
         self._name = instance_name(number)
         self._keeper: Any = None
+        self._node: Any = None  # the answer that says where it runs; None when it has been read
         self._answer: Any = None  # that is waited for
         self._seen = Seen(0, b"", None)
 
     def start(self) -> None:
         self._seen = Seen(0, b"", None)
         self._keeper = self._fleet.new_keeper(self._number)
+        self._node = self._keeper.node.remote()
         self._answer = self._keeper.start.remote()
 
     def look(self) -> None:
@@ -130,6 +144,9 @@ class RayChild:
             answered, _ = ray.wait([self._answer], timeout=0)
             if answered:
                 self._take(ray.get(self._answer))
+                if self._node is not None:  # answered before
+                    self._fleet.runs_on(self._number, ray.get(self._node))
+                    self._node = None
                 self._answer = self._keeper.look.remote()
         except RayError as error:
             log.warning("the keeper of instance %d: %s", self._number, str(error).partition("\n")[0])
