@@ -60,7 +60,7 @@ def compose_command() -> list[str]:
 
 class Composed:
     def __init__(self, project: str, model: Path, arguments: str = "", cluster: bool = False) -> None:
-        """`cluster`: the two containers of that profile instead of the one that `docker compose up` starts."""
+        """`cluster`: the two containers of that profile, not the one that `docker compose up` starts."""
         self.project = project
         self.model = model
         self.service = "gapless-cluster" if cluster else "gapless"
