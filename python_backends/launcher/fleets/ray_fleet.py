@@ -32,6 +32,7 @@ log = logging.getLogger("gapless")
 
 OBJECT_STORE_BYTES = 80 << 20  # the least that Ray takes; nothing is stored in it
 AVOIDED_S = 20.0  # about as long as Ray takes to notice that a host is lost
+PLACES = 3  # keepers that are started anew because Ray has put them on another host
 ANSWER_S = 2.0  # for a keeper to answer, besides what it waits for
 
 
@@ -80,7 +81,7 @@ class RayFleet:
 
     def new_keeper(self, number: int) -> Any:
         """An actor for this instance, on the host that has the fewest; it may still have to be started. Ray
-        runs it on another one if that is gone, or has joined just now. Raises GiveUpError.
+        runs it on another one if that is gone, or has joined a moment ago. Raises GiveUpError.
         """
         self._nodes.pop(number, None)
         hosts = self._hosts()
@@ -98,9 +99,10 @@ class RayFleet:
         )
         return actor.remote(self._settings, number, self._network, share, os.environ.get(THREADS))
 
-    def runs_on(self, number: int, node: str) -> None:
-        """Its keeper has said where it runs."""
-        self._nodes[number] = node
+    def takes(self, number: int, node: str) -> bool:
+        """Its keeper has said where it runs: whether that is where it was asked to, or that one is gone."""
+        asked, self._nodes[number] = self._nodes[number], node
+        return node == asked or asked not in {host.node for host in self._hosts()}
 
     def lost_keeper(self, number: int) -> None:
         """Its host may be lost, too; Ray finds that out later. Another one is preferred for a while."""
@@ -127,26 +129,24 @@ class RayChild:
         self._number = number
         self._name = instance_name(number)
         self._keeper: Any = None
-        self._node: Any = None  # the answer that says where it runs; None when it has been read
-        self._answer: Any = None  # that is waited for
+        self._places_left = 0  # how often it may still be started on another host than asked for
+        self._node: Any = None  # the answer that says where it runs is waited for
+        self._answer: Any = None  # else this one is
         self._seen = Seen(0, b"", None)
 
     def start(self) -> None:
         self._seen = Seen(0, b"", None)
-        self._keeper = self._fleet.new_keeper(self._number)
-        self._node = self._keeper.node.remote()
-        self._answer = self._keeper.start.remote()
+        self._places_left = PLACES
+        self._place()
 
     def look(self) -> None:
         if self._keeper is None or self._seen.how_it_ended is not None:
             return
         try:
-            answered, _ = ray.wait([self._answer], timeout=0)
-            if answered:
+            if self._node is not None:
+                self._look_at_place()
+            elif _is_answered(self._answer):
                 self._take(ray.get(self._answer))
-                if self._node is not None:  # answered before
-                    self._fleet.runs_on(self._number, ray.get(self._node))
-                    self._node = None
                 self._answer = self._keeper.look.remote()
         except RayError as error:
             log.warning("the keeper of instance %d: %s", self._number, str(error).partition("\n")[0])
@@ -169,12 +169,32 @@ class RayChild:
         ray.kill(self._keeper)
         self._keeper = None
 
+    def _place(self) -> None:
+        """Has a keeper, which has no instance yet."""
+        self._keeper = self._fleet.new_keeper(self._number)
+        self._node = self._keeper.node.remote()
+
+    def _look_at_place(self) -> None:
+        if not _is_answered(self._node):
+            return
+        if self._fleet.takes(self._number, ray.get(self._node)) or self._places_left == 0:
+            self._node = None
+            self._answer = self._keeper.start.remote()
+            return
+        self._places_left -= 1
+        ray.kill(self._keeper)
+        self._place()
+
     def _take(self, seen: Seen) -> None:
         if seen.record != self._seen.record:
             self._board.write(self._name, seen.record)
         elif seen.sign != self._seen.sign:
             self._board.beat(self._name)
         self._seen = seen
+
+
+def _is_answered(answer: Any) -> bool:
+    return bool(ray.wait([answer], timeout=0)[0])
 
 
 def _join(settings: Settings, files: RunFiles) -> None:
