@@ -22,6 +22,8 @@ predictions that are wrong by a factor whose logarithm has a standard deviation 
 curves over load, there are cases with a tenth of the requests at high priority, with other arrivals and
 lengths, and with a server's default admission. Without priorities, llumnix_base is the same as llumnix, so it
 is not measured there.
+
+`--check` compares the simulation with four real instances, whose engine is paced, behind Triton.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tqdm import tqdm
 
+from benchmarks.cluster_check import check
 from benchmarks.cluster_hosts import AS_NEEDED, Machine
 from benchmarks.cluster_report import Row, by_load, draw, row_of
 from benchmarks.cluster_requests import Load, draw_work
@@ -208,6 +211,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--bandwidth", type=float, default=2.0, help="GB/s that an instance sends to all others together"
     )
+    parser.add_argument(
+        "--check", action="store_true", help="compare the simulation with four real instances, and end"
+    )
     parser.add_argument("--json", type=Path, help="also write the results here")
     parser.add_argument("--plot", type=Path, help="P99 time to first token over load, a line for each policy")
     asked = parser.parse_args()
@@ -219,8 +225,17 @@ def arguments() -> argparse.Namespace:
     return asked
 
 
+def _check(asked: argparse.Namespace) -> None:
+    rows = check(40, 1, ("infaas",)) if asked.quick else check(400, 5)
+    if asked.json:
+        write_result(asked.json, {"rows": [asdict(row) for row in rows]})
+
+
 def main() -> None:
     asked = arguments()
+    if asked.check:
+        _check(asked)
+        return
     bench = Bench(asked)
     grid, others = bench.grid(), bench.others()
     bench.measure_capacities([*grid, *others])

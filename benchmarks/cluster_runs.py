@@ -54,6 +54,7 @@ class Served:
 
     ttft_s: Doubles  # [n]
     tpot_s: Doubles  # [n] seconds per token after the first; not a number: too few tokens
+    latency_s: Doubles  # [n] from the arrival to the last token of the run
     is_high: np.ndarray[tuple[int], np.dtype[np.bool_]]  # [n]
     num_evictions: int
     moves: Counter[str]  # by outcome; completed ones include requests that moved without blocks
@@ -65,6 +66,7 @@ def pooled(runs: Sequence[Served]) -> Served:
     return Served(
         ttft_s=np.concatenate([each.ttft_s for each in runs]),
         tpot_s=np.concatenate([each.tpot_s for each in runs]),
+        latency_s=np.concatenate([each.latency_s for each in runs]),
         is_high=np.concatenate([each.is_high for each in runs]),
         num_evictions=sum(each.num_evictions for each in runs),
         moves=sum((each.moves for each in runs), Counter()),
@@ -142,7 +144,7 @@ class Front:
 def request_of(work: Work, number: int) -> Request:
     """Returns a request whose prompt repeats one token of its own, so that no other prefix is found."""
     length = int(work.prompts[number])
-    most = min(MOST_TOKENS, MAX_MODEL_TOKENS - length - 1)
+    most = 0 if work.asks_exactly else min(MOST_TOKENS, MAX_MODEL_TOKENS - length - 1)
     return Request(
         request_id=number,
         prompt=np.full(length, number, np.int32),
@@ -183,11 +185,12 @@ class Simulation:
         self._streams: list[Stream] = []
         self._num_begun = work.num_before  # leading requests that have a first token, or don't count
 
-    def run(self) -> Served:
+    def run(self, until_ended: bool = False) -> Served:
+        """Until each request has its first token, or, if `until_ended`, its last one."""
         agenda, front = self._agenda, self._front
         agenda.at(0.0, self._arrive)
         agenda.at(0.0, self._look)
-        while self._num_begun < len(self._work):
+        while self._num_begun < len(self._work) or (until_ended and len(front.table)):
             agenda.happen()
             front.turn()
         return self._served()
@@ -237,6 +240,7 @@ class Simulation:
         assert not any(stream.finish not in (Finish.RUNNING, Finish.STOP) for stream in self._streams)
         return Served(
             ttft_s=first_s - work.due_s[counted],
+            latency_s=front.last_s[counted] - work.due_s[counted],
             tpot_s=np.where(counts >= LEAST_TOKENS, tpot_s, np.nan),
             is_high=work.priorities[counted] > 0,
             num_evictions=sum(host.scheduler.num_evictions for host in self._hosts),
