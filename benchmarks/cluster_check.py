@@ -1,5 +1,5 @@
-"""`cluster.py --check`: the simulation against four real instances behind Triton, with the same requests at the
-same times.
+"""`cluster.py --check`: the simulation against four real instances behind Triton, with the same requests at
+the same times.
 
 The toy engine is paced: each step takes the same time, whatever it computes. That time, and what Triton and
 the client add to a first token, are measured with one request at a time; everything else of the simulation is
@@ -96,7 +96,9 @@ class _Served:
         self.gapless.stop()
 
     def run(self, bodies: list[dict[str, Any]], due_s: Sequence[float], num_connections: int) -> list[Timing]:
-        streams = EnsembleStreams(self.gapless.http_port, num_connections, lambda event: 1)
+        streams = EnsembleStreams(
+            self.gapless.http_port, num_connections, lambda event: bool(event["text_output"])
+        )
         with contextlib.closing(streams):
             return streams.run(bodies, due_s)
 
@@ -120,10 +122,9 @@ class _Served:
         return replace(work, prompts=prompts, answers=answers, asks_exactly=True), bodies
 
     def num_moves(self) -> int:
-        found = self.gapless.metrics()
-        return round(
-            sum(found[name] for name in found if name.startswith("gapless_migrations_total") and "done" in name)
-        )
+        """Completed ones since the start."""
+        names = [name for name in self.gapless.metrics() if name.startswith("gapless_migrations_total")]
+        return round(sum(self.gapless.metrics()[name] for name in names if '"done"' in name))
 
     def _text(self, seed: int, number: int, num_tokens: int) -> str:
         """Begins differently from all others, so that no prefix is found."""
@@ -135,9 +136,7 @@ class _Served:
         return {"text_input": text, "stream": True, "max_tokens": num_tokens, "min_tokens": num_tokens}
 
 
-def _compare(
-    served: _Served, work: Work, bodies: list[dict[str, Any]], step_s: float, added_s: float
-) -> Row:
+def _compare(served: _Served, work: Work, bodies: list[dict[str, Any]], step_s: float, added_s: float) -> Row:
     due_s = work.due_s - BEGIN_S
     before = served.num_moves()
     timings = served.run(bodies, due_s.tolist(), len(bodies))
