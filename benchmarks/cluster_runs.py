@@ -188,7 +188,7 @@ class Mark(NamedTuple):
 
 
 class Running:
-    """Which instances should run, and for how long they did. An instance costs from the decision to start it."""
+    """Which instances should run, and for how long they did: from the decision to start one."""
 
     def __init__(self, numbers: Iterable[int]) -> None:
         self.numbers = frozenset(numbers)
