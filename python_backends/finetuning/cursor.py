@@ -6,16 +6,7 @@ Owns two numbers of each pass and touches no tensor. Called by the trainer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """Tokens [first, last) of a pack in one layer."""
-
-    layer: int
-    first: int
-    last: int
+from python_backends.nouns.training import Tile
 
 
 class PackCursor:

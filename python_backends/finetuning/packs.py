@@ -7,26 +7,13 @@ place. A mini-batch does not cross passes; the last one of a pass may be smaller
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from python_backends.finetuning.datasets import Example
 from python_backends.nouns.request import Ids
-
-NO_LABEL = -100
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Pack:
-    tokens: Ids  # [tokens]
-    labels: Ids  # [tokens] the token that comes next, where it is learned; NO_LABEL elsewhere
-    bounds: tuple[int, ...]  # [sequences + 1] sequence i has tokens [bounds[i], bounds[i + 1])
-
-    @property
-    def num_labels(self) -> int:
-        return int(np.count_nonzero(self.labels != NO_LABEL))
+from python_backends.nouns.training import NO_LABEL, Pack
 
 
 def order(num_examples: int, seed: int, pass_number: int) -> NDArray[np.int64]:

@@ -1,5 +1,5 @@
-"""What a forward pass keeps of each token for the backward pass, and what it leaves out because frozen weights
-have no gradient: the F-rules of FlexLLM (NSDI 2026), as arithmetic.
+"""What a forward pass keeps of each token for the backward pass, and what it leaves out because frozen
+weights have no gradient: the F-rules of FlexLLM (NSDI 2026), as arithmetic.
 
 * F-5: the input of a frozen product is not kept. That of an adapter is made again from what is kept.
 * F-6: a dial of three policies. `products` keeps what products gave, `attention` makes gate and up again,
@@ -12,52 +12,15 @@ Pure. The torch engine asks it what to keep; the benchmark prints it beside what
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Mapping, Sequence
 
+from python_backends.nouns.training import Keep, LayerFacts, LayerPlan, Needs
 
-class Keep(StrEnum):
-    """Of a layer's forward pass, for the backward pass. The richer, the faster."""
-
-    PRODUCTS = "products"
-    ATTENTION = "attention"
-    INPUTS = "inputs"
-
-
-PROJECTIONS = ("qkv", "o", "up", "down")
 LEFT_OUT = {
     Keep.PRODUCTS: frozenset[str](),
     Keep.ATTENTION: frozenset({"gate_up", "attended", "fed"}),
     Keep.INPUTS: frozenset({"gate_up", "attended", "fed", "q", "qk", "x2"}),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class LayerFacts:
-    """Widths in values a token, and what a layer has."""
-
-    hidden: int
-    query: int
-    kv: int  # keys, or values
-    up: int  # of the product: gate and up where there is a gate
-    norms_heads: bool = False
-    norms_attended: bool = False  # attention's output, before it is added
-    norms_fed: bool = False
-    parallel: bool = False
-    is_plain_relu: bool = False  # RELU, and no gate
-
-
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """Which parts of a layer the backward pass goes through."""
-
-    qkv: bool
-    o: bool
-    up: bool
-    down: bool
-    fed_norm: bool  # the norm before the feed-forward part
-    input: bool  # d(loss)/dx of the layer's input
 
 
 def needs(layer: int, targets: Mapping[int, frozenset[str]], parallel: bool) -> Needs:
@@ -69,6 +32,20 @@ def needs(layer: int, targets: Mapping[int, frozenset[str]], parallel: bool) -> 
     through = before or (o and not parallel)
     up = through or "up" in here
     return Needs(qkv, o, up, up or "down" in here, through, before)
+
+
+def plans(
+    facts: Sequence[LayerFacts], targets: Mapping[int, frozenset[str]], policy: Keep
+) -> tuple[LayerPlan, ...]:
+    """What to keep and where to go, one a layer."""
+    return tuple(
+        LayerPlan(
+            needs(layer, targets, each.parallel),
+            kept(layer, each, targets, policy),
+            _keeps_signs(each, targets.get(layer, frozenset())),
+        )
+        for layer, each in enumerate(facts)
+    )
 
 
 def first_layer(targets: Mapping[int, frozenset[str]]) -> int:
@@ -88,7 +65,7 @@ def kept(
     goes = needs(layer, targets, facts.parallel)
     if not goes.down and not goes.o:
         return {}
-    bits = facts.is_plain_relu and "down" not in targets.get(layer, frozenset())
+    bits = _keeps_signs(facts, targets.get(layer, frozenset()))
     widths = {
         "x1": (facts.hidden, _reads_x1(goes, facts, policy)),
         "qk": (facts.query + facts.kv, goes.o and facts.norms_heads),
@@ -102,6 +79,10 @@ def kept(
     return {
         name: width for name, (width, is_read) in widths.items() if is_read and name not in LEFT_OUT[policy]
     }
+
+
+def _keeps_signs(facts: LayerFacts, targets: frozenset[str]) -> bool:
+    return facts.is_plain_relu and "down" not in targets and not facts.norms_fed
 
 
 def _reads_x1(goes: Needs, facts: LayerFacts, policy: Keep) -> bool:
