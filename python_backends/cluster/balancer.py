@@ -23,6 +23,7 @@ from python_backends.streams.submissions import Submissions
 from python_backends.watching.metrics import Metrics
 
 GROWTH_TOKENS = 128  # that a destination must have free for the next tokens of the request, at most
+DRAINING_MOVES = 4  # leave an instance at a time that is to be empty
 STAYS_S = 5.0  # a request that waits is sent elsewhere once in this time at most
 
 
@@ -99,16 +100,19 @@ class Balancer:
     # --- requests with a slot
 
     def _drains(self, at: dict[int, list[Stream]]) -> Iterator[Pair]:
-        """From each instance that is to be empty to the freest one."""
+        """From each instance that is to be empty to the freest one, several times."""
         for source in self._router.views:
             takers = self._router.takers
             if source.number in self._router.draining and at.get(source.number) and takers:
-                yield Pair(source, max(takers, key=self._router.freeness_of), MoveReason.DRAIN)
+                freest = max(takers, key=self._router.freeness_of)
+                yield from [Pair(source, freest, MoveReason.DRAIN)] * DRAINING_MOVES
 
     def _move_one(self, pair: Pair, streams: list[Stream], now_s: float) -> None:
         source, destination = pair.source.number, pair.destination.number
         counts = self._moves.counts()
         most = self._settings.max_moves
+        if pair.reason is MoveReason.DRAIN:
+            most = max(most, DRAINING_MOVES)
         if counts[source] >= most or counts[destination] >= most or not self._can_move(pair):
             return
         stream = self._choose(pair, streams)

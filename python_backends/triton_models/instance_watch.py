@@ -68,6 +68,8 @@ class InstanceWatch:
             self._ordered_s = now_s
             orders = self._orders.read()
             self._cluster.order(orders.draining, orders.instances)
+            if orders.draining:
+                self.write_status()  # the command that gave the order waits for it
             if orders.move is not None and orders.move.number > self._moved_by:
                 self._moved_by = orders.move.number
                 self._cluster.ask_move(orders.move)
