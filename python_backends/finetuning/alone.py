@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +84,7 @@ def train(job: jobs.Job, settings: Settings) -> None:
     with job.locked():
         session = _session(job, settings)
         with _Bar(job) as bar:
-            Trainer(job, session, settings.finetuning, bar.show).run()
+            Trainer(job, session, settings.finetuning, _AtOnce(), bar.show).run()
         plot(job, job.directory / "loss.svg")
 
 
@@ -95,6 +97,18 @@ def _session(job: jobs.Job, settings: Settings) -> Any:
     options = job.options
     shape = AdapterShape(options["rank"], options["alpha"], tuple(options["targets"]))
     return TrainingSession(load_trained_model(settings), shape, int(job.fields["seed"]))
+
+
+class _AtOnce(Executor):
+    """Runs what it is given before `submit` returns."""
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(function(*arguments, **named))
+        except Exception as error:
+            done.set_exception(error)
+        return done
 
 
 class _Bar:

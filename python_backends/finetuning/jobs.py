@@ -65,6 +65,14 @@ class Job:
         self._fields |= fields
         write_whole(self.directory / "job.json", json.dumps(self._fields, indent=2) + "\n")
 
+    def end(self, status: str, message: str, **fields: Any) -> None:
+        """`status` is one of ENDED."""
+        self.change(status=status, finished_at=int(time.time()), estimated_finish=None, **fields)
+        self.say(message, "error" if status == "failed" else "info")
+
+    def fail(self, code: str, message: str, param: str | None = None) -> None:
+        self.end("failed", message, error={"code": code, "message": message, "param": param})
+
     def say(self, message: str, level: str = "info") -> None:
         """One more event."""
         event = {
@@ -113,8 +121,7 @@ class Job:
             raise JobError(f"{self.id}: it has {self.status} already")
         (self.directory / "cancel").touch()
         with contextlib.suppress(JobError), self.locked():
-            self.change(status="cancelled", finished_at=int(time.time()))
-            self.say("cancelled")
+            self.end("cancelled", "cancelled")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
