@@ -54,6 +54,7 @@ def new_job(settings: Settings, data: Path, asked: argparse.Namespace) -> jobs.J
         "seed": asked.seed,
         "gapless": {
             "suffix": asked.name,
+            "alone": asked.alone,
             "rank": asked.rank,
             "alpha": asked.alpha,
             "targets": _targets(settings, asked.targets),

@@ -12,6 +12,12 @@ from python_backends.finetuning.files import write_directory
 from python_backends.finetuning.jobs import Job, JobError
 
 
+def export_once(job: Job) -> None:
+    """Writes the adapter to `adapter/` in the job's directory, unless it is there. Raises JobError."""
+    if not (job.directory / "adapter").exists():
+        export(job, job.directory / "adapter")
+
+
 def export(job: Job, directory: Path) -> int:
     """Writes the adapter as it is in the last checkpoint to `directory`, which must not exist yet. Returns
     the step of that checkpoint. Raises JobError.

@@ -23,6 +23,7 @@ from python_backends.prediction.place import digest_of
 from python_backends.settings import ROOT, Settings
 
 ENDED = ("succeeded", "failed", "cancelled")
+STATUSES = ("queued", "running", *ENDED)
 
 
 class JobError(ValueError):
@@ -55,6 +56,11 @@ class Job:
     @property
     def status(self) -> str:
         return str(self._fields["status"])
+
+    @property
+    def is_alone(self) -> bool:
+        """It is trained by the process that made it, not by a server."""
+        return bool(self._fields["gapless"].get("alone", False))
 
     @property
     def options(self) -> dict[str, Any]:
@@ -96,14 +102,16 @@ class Job:
     def add_loss(self, **line: float) -> None:
         _append(self.directory / "losses.jsonl", line)
 
-    def mend(self, num_steps: int) -> None:
+    def mend(self, num_steps: int) -> int:
         """After a process was killed: drops lines that it had not finished, and losses of steps after
-        `num_steps`, which will be computed again.
+        `num_steps`, which will be computed again. Returns how many tokens these had.
         """
-        losses = [line for line in self.losses if line["step"] <= num_steps]
+        found = self.losses
+        losses = [line for line in found if line["step"] <= num_steps]
         for name, lines in (("losses", losses), ("events", self.events)):
             text = "".join(json.dumps(line) + "\n" for line in lines)
             write_whole(self.directory / f"{name}.jsonl", text)
+        return sum(int(line["tokens"]) for line in found if line["step"] > num_steps)
 
     @property
     def examples(self) -> list[Example]:

@@ -17,6 +17,7 @@ from enum import StrEnum
 from python_backends.engine.protocol import Session
 from python_backends.finetuning import checkpoints
 from python_backends.finetuning.cursor import PackCursor
+from python_backends.finetuning.export import export_once
 from python_backends.finetuning.jobs import Job
 from python_backends.finetuning.packs import mini_batch, packs, steps_a_pass
 from python_backends.finetuning.pruning import first_layer, plans
@@ -89,6 +90,7 @@ class Trainer:
         self._checkpoints = job.directory / "checkpoints"
         self._plans = plans(session.facts, session.targets, Keep(settings.keep))
         self._step = self._trained_tokens = self._saved_step = 0
+        self.num_wasted_tokens = 0  # trained by a process that was killed, and again by this one
         self._is_updating = False
         self._began_s = self._saved_s = time.monotonic()
         self._began_step = 0
@@ -119,9 +121,9 @@ class Trainer:
             if self._is_save_due():
                 yield Piece(Kind.SAVE)
                 self.save()
-        while not self._written.done():
-            yield Piece(Kind.WAIT)
-        self._written.result()  # raises OSError if the last checkpoint could not be written
+        yield from self._await_writer()  # OSError if the last checkpoint could not be written
+        self._written = self._writer.submit(export_once, self._job)
+        yield from self._await_writer()
         fields = self._job.fields
         name = f"ft:{fields['model']}:{self._job.options['suffix']}:{self._job.id}"
         yield from self._end("succeeded", "succeeded", fine_tuned_model=name)
@@ -161,7 +163,7 @@ class Trainer:
             self._step, self._trained_tokens = place.step, place.trained_tokens
             self._saved_step = self._began_step = place.step
             message = f"goes on after step {place.step}"
-        self._job.mend(self._step)
+        self.num_wasted_tokens = self._job.mend(self._step)
         if [event["message"] for event in self._job.events[-MOST_DEATHS:]] == [message] * MOST_DEATHS:
             text = f"{MOST_DEATHS} processes died after step {self._step}, before a later checkpoint"
             self._job.fail("server_error", text)
@@ -223,8 +225,13 @@ class Trainer:
         error = {"code": "invalid_loss", "message": message, "param": "learning_rate"}
         yield from self._end("failed", message, error=error)
 
-    def _end(self, status: str, message: str, **fields: object) -> Pieces:
+    def _await_writer(self) -> Pieces:
         while not self._written.done():
+            yield Piece(Kind.WAIT)
+        self._written.result()
+
+    def _end(self, status: str, message: str, **fields: object) -> Pieces:
+        while not self._written.done():  # a checkpoint that failed does not matter any more
             yield Piece(Kind.WAIT)
         self._job.end(status, message, trained_tokens=self._trained_tokens, **fields)
 
