@@ -23,7 +23,6 @@ from python_backends.prediction.place import digest_of
 from python_backends.settings import ROOT, Settings
 
 ENDED = ("succeeded", "failed", "cancelled")
-STATUSES = ("queued", "running", *ENDED)
 
 
 class JobError(ValueError):

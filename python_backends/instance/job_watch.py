@@ -13,8 +13,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from python_backends.finetuning.jobs import ENDED, STATUSES, Job, JobError
+from python_backends.finetuning.jobs import ENDED, Job, JobError
 from python_backends.instance.training import Training
+from python_backends.nouns.messages import JOB_STATUSES
 
 log = logging.getLogger("gapless.instance")
 
@@ -49,7 +50,7 @@ class JobWatch:
             self._offer(job)
         if self._training is not None:
             counts = Counter([*self._ended.values(), *(job.status for job in jobs)])
-            self._training.count_jobs(tuple(counts[status] for status in STATUSES))
+            self._training.count_jobs(tuple(counts[status] for status in JOB_STATUSES))
 
     def _watch(self) -> None:
         while not self._closed.is_set():

@@ -86,7 +86,7 @@ class Training:
         self._offered.append((job, lock))
 
     def count_jobs(self, counts: tuple[int, ...]) -> None:
-        """Of the job directory, in the order of `jobs.STATUSES`."""
+        """Of the job directory, in the order of JOB_STATUSES."""
         self._report = self._report.changed(jobs=counts)
 
     def work(self, slack_s: float, is_idle: bool) -> bool:

@@ -139,6 +139,9 @@ class Failed(Noun, frozen=True):
     request_epoch: int = ANY_EPOCH  # only this life of it
 
 
+JOB_STATUSES = ("queued", "running", "succeeded", "failed", "cancelled")
+
+
 class TrainingLoad(Noun, frozen=True):
     """What an instance has trained since its last heartbeat."""
 
@@ -146,7 +149,7 @@ class TrainingLoad(Noun, frozen=True):
     wasted_tokens: int = 0  # that an instance trained before it died, after its last checkpoint
     steps: int = 0
     loss: float = 0.0  # of the latest step, in nats a token; 0 before the first
-    jobs: tuple[int, ...] = ()  # of the job directory: queued, running, succeeded, failed, cancelled
+    jobs: tuple[int, ...] = ()  # of the job directory, by JOB_STATUSES
 
 
 class Load(Noun, frozen=True):
