@@ -18,7 +18,7 @@ import setproctitle
 
 from python_backends.engine.kinds import kind_of
 from python_backends.engine.protocol import Announcing
-from python_backends.instance.build import build, build_copier, start_moves
+from python_backends.instance.build import build, build_copier, build_training, start_moves, watch_jobs
 from python_backends.instance.loop import Instance
 from python_backends.linux.loop_processor import LoopProcessor
 from python_backends.linux.time_slice import take_usual_turns
@@ -84,14 +84,18 @@ def main(run_directory: Path, number: int) -> None:
     instance = Instance(
         scheduler, engine, link, partial(_beat, state, processor), settings.steps_ahead, moves
     )
+    training = build_training(settings, engine, scheduler.limits)
+    if training is not None:
+        instance.train(training)
+    watch = watch_jobs(settings, training, link.wake)
     while not stopping:
         instance.turn()
         if traces:
             traces.clear()
             _trace(instance, settings.engine.trace_steps)
     state.write(State.DRAINING, scheduler.limits)
-    # the copier uses the engine's memory, and both may call link.wake until they are closed
-    for part in (copier, engine, link):
+    # the copier uses the engine's memory, and all may call link.wake until they are closed
+    for part in (watch, training, copier, engine, link):
         if part is not None:
             part.close()
 

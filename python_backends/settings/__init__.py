@@ -7,6 +7,7 @@ from python_backends.settings.all_settings import ROOT, Settings
 from python_backends.settings.reading import dump, load, read_settings
 from python_backends.settings.sections.cluster import ClusterSettings
 from python_backends.settings.sections.engine import EngineSettings
+from python_backends.settings.sections.finetuning import FinetuningSettings
 from python_backends.settings.sections.limits import LimitSettings
 from python_backends.settings.sections.model import ModelSettings
 from python_backends.settings.sections.prediction import PredictionSettings
@@ -22,6 +23,7 @@ __all__ = [
     "ROOT",
     "ClusterSettings",
     "EngineSettings",
+    "FinetuningSettings",
     "LimitSettings",
     "ModelSettings",
     "PredictionSettings",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from python_backends.settings.sections.cluster import ClusterSettings
 from python_backends.settings.sections.engine import EngineSettings
+from python_backends.settings.sections.finetuning import FinetuningSettings
 from python_backends.settings.sections.limits import LimitSettings
 from python_backends.settings.sections.model import ModelSettings
 from python_backends.settings.sections.prediction import PredictionSettings
@@ -34,6 +35,7 @@ class Settings:
     scheduling: SchedulingSettings = field(default_factory=SchedulingSettings)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     prediction: PredictionSettings = field(default_factory=PredictionSettings)
+    finetuning: FinetuningSettings = field(default_factory=FinetuningSettings)
     streams: StreamSettings = field(default_factory=StreamSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
     server: ServerSettings = field(default_factory=ServerSettings)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from python_backends.cluster.router import Router
-from python_backends.nouns.messages import Load
+from python_backends.nouns.messages import JOB_STATUSES, Load, TrainingLoad
 from python_backends.nouns.request import ModelLimits, WaitReason
 from python_backends.watching.metrics import Metrics
 
@@ -92,8 +92,20 @@ class InstanceLoads:
         self._metrics.histograms["gapless_token_gap_seconds"].add(load.gap_counts, load.gap_sum_s)
         if load.moved_bytes:
             self._metrics.count("gapless_migration_bytes_total", load.moved_bytes)
+        if load.training is not None:
+            self._count_training(load.training)
         if self._router is not None:
             self._router.heard(instance, load)
+
+    def _count_training(self, training: TrainingLoad) -> None:
+        count = self._metrics.count
+        count("gapless_finetuning_tokens_total", training.tokens)
+        count("gapless_finetuning_wasted_tokens_total", training.wasted_tokens)
+        count("gapless_finetuning_steps_total", training.steps)
+        if training.steps:
+            self._metrics.gauge("gapless_finetuning_loss", training.loss)
+        for status, number in zip(JOB_STATUSES, training.jobs, strict=True):
+            self._metrics.gauge("gapless_finetuning_jobs", number, (("status", status),))
 
     def lost(self, instance: int) -> None:
         self._loads.pop(instance, None)

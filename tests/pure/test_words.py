@@ -23,7 +23,7 @@ ROOMS_OF_NAMES: dict[str, set[str]] = {  # where names may have this word in the
         "static_batching",
         "text",
     },  # text: a checkpoint's generation_config.json, a template's tag
-    "door": {"text", "triton_models"},
+    "door": {"finetuning", "text", "triton_models"},
     "flush": {"nouns", "streams", "instance"},
     "span": {"engine", "nouns", "scheduling", "static_batching", "triton_models", "watching"},
 }

@@ -188,6 +188,12 @@ def family_of(config: Any) -> Family:
     return FAMILIES[(config.architectures or ["none"])[0]]
 
 
+def module_names(config: Any) -> tuple[str, ...]:
+    """The linear modules of a layer, in the order in which they are computed."""
+    family = family_of(config)
+    return (*family.qkv, family.output, *family.up, family.down)
+
+
 def layer_types(config: Any) -> list[str]:
     """One a layer, for families whose window or rotary embedding depends on it."""
     return list(getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)

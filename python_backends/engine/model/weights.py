@@ -61,7 +61,7 @@ def describe(model: Any, declared_tokens: int) -> Model:
 def take_layers(model: Any) -> Iterator[Layer]:
     """The layers in order. A layer of `model` loses its weights when the next one is requested."""
     config, body, family = model.config, model.base_model, families.family_of(model.config)
-    order = head_order(families.head_dim(config), _rotated(body.rotary_emb, config), family.neighbours_turn)
+    order = dimension_order(model)
     for layer, window, rotary in zip(
         body.layers, families.windows(config), families.rotaries(config), strict=True
     ):
@@ -141,17 +141,29 @@ def _attention(module: Any, config: Any, order: Tensor, window: int | None, rota
 
 def _qkv(module: Any, config: Any, order: Tensor) -> Linear:
     """All query heads, all key heads, all value heads; dimensions of queries and keys in `order`."""
-    family, dim = families.family_of(config), families.head_dim(config)
-    fused = _fused([getattr(module, name) for name in family.qkv])
-    rows = torch.arange(len(fused.weight)).view(-1, dim)  # [heads, dim]
-    if family.qkv_by_head:
-        rows = rows.view(-1, 3, dim).transpose(0, 1).reshape(-1, dim)
-    turned = config.num_attention_heads + families.num_kv_heads(config)
-    rows = torch.cat((rows[:turned, order], rows[turned:])).flatten()
+    fused = _fused([getattr(module, name) for name in families.family_of(config).qkv])
+    rows = qkv_rows(config, order)
     if torch.equal(rows, torch.arange(len(rows))):
         return fused
     rows = rows.to(fused.weight.device)
     return Linear(fused.weight[rows], None if fused.bias is None else fused.bias[rows])
+
+
+def qkv_rows(config: Any, order: Tensor) -> Tensor:
+    """Which row of the checkpoint's q, k and v, one after the other, comes where in the fused product."""
+    dim, num_kv_heads = families.head_dim(config), families.num_kv_heads(config)
+    turned = config.num_attention_heads + num_kv_heads
+    rows = torch.arange((turned + num_kv_heads) * dim).view(-1, dim)  # [heads, dim]
+    if families.family_of(config).qkv_by_head:
+        rows = rows.view(-1, 3, dim).transpose(0, 1).reshape(-1, dim)
+    return torch.cat((rows[:turned, order], rows[turned:])).flatten()
+
+
+def dimension_order(model: Any) -> Tensor:
+    """`head_order` of transformers' causal language model."""
+    config = model.config
+    rotated = _rotated(model.base_model.rotary_emb, config)
+    return head_order(families.head_dim(config), rotated, families.family_of(config).neighbours_turn)
 
 
 def _feed_forward(module: Any, config: Any, family: Family) -> FeedForward:
@@ -167,11 +179,12 @@ def _named_norm(layer: Any, name: str, family: Family) -> Norm | None:
 
 def _norm(module: Any, family: Family) -> Norm:
     weight = module.weight.detach()
+    at_least_float32 = torch.promote_types(weight.dtype, torch.float32)
     bias = getattr(module, "bias", None)
     eps = getattr(module, "variance_epsilon", None) or module.eps
     return Norm(
         kind=family.norm_kind,
-        weight=1 + weight.float() if family.norm_adds_one else weight.clone(),
+        weight=1 + weight.to(at_least_float32) if family.norm_adds_one else weight.clone(),
         bias=None if bias is None else bias.detach().clone(),
         eps=float(eps),
     )

@@ -106,10 +106,11 @@ def _capped_attention(
     q: Tensor, k: Tensor, v: Tensor, *, softcap: float, scale: float, **mask: Any
 ) -> Tensor:
     """With scores ← softcap · tanh(scores / softcap), which the fused
-    operator does not know; softmax in float32.
+    operator does not know; softmax in float32 or better.
     """
     scores = (q @ k.transpose(-1, -2)).mul_(scale / softcap).tanh_().mul_(softcap)
     hidden = mask["attn_mask"]
     if hidden is None:  # causal
         hidden = scores.new_full(scores.shape[-2:], float("-inf")).triu_(1)
-    return scores.add_(hidden).softmax(-1, dtype=torch.float32).to(v.dtype) @ v
+    at_least_float32 = torch.promote_types(scores.dtype, torch.float32)
+    return scores.add_(hidden).softmax(-1, dtype=at_least_float32).to(v.dtype) @ v

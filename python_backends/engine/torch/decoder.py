@@ -7,8 +7,10 @@ tests/cpu. Knows nothing of slots or sampling. Called by the torch engine.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -32,6 +34,17 @@ from python_backends.engine.torch.projection import Int8Projection, Projection
 from python_backends.engine.torch.step_batch import StepBatch
 
 
+class AnyProjection(Protocol):
+    @property
+    def weight(self) -> Tensor:
+        """The plain weight [out, in]."""
+        ...
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[rows, in] → [rows, out]"""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class StepInputs:
     """What is the same for all layers of a step."""
@@ -50,7 +63,7 @@ class Block:
         attention, feed_forward = layer.attention, layer.feed_forward
         self.heads = heads
         self.window = attention.window
-        self.projections = {
+        self.projections: dict[str, AnyProjection] = {
             "qkv": _projection(attention.qkv),
             "o": _projection(attention.output),
             "up": _projection(feed_forward.up),
@@ -62,7 +75,7 @@ class Block:
         self._place = place_operator(fused)
         self._attention_output_norm = norm_operator(layer.attention_output_norm, dtype)
         self._head_norm = head_norm_operator(attention, heads, dtype)
-        self._feed_forward_norm = ResidualNorm(layer.feed_forward_norm, dtype, fused)
+        self.feed_forward_norm = ResidualNorm(layer.feed_forward_norm, dtype, fused)
         self._feed_forward_output_norm = norm_operator(layer.feed_forward_output_norm, dtype)
         self._activate = (
             gate_operator(feed_forward.activation, fused)
@@ -71,18 +84,35 @@ class Block:
         )
         self._shares_norm = layer.feed_forward_norm is None
         self.residual_scale = layer.residual_scale
+        self._is_parallel = layer.parallel
         self.forward = self._parallel if layer.parallel else self._sequential
+
+    def twin(self) -> Block:
+        """The same weights and operators in a block of its own."""
+        twin = copy.copy(self)
+        twin.forward = twin._parallel if self._is_parallel else twin._sequential
+        return twin
+
+    def replace(
+        self,
+        norm: ResidualNorm,
+        feed_forward_norm: ResidualNorm,
+        projections: Mapping[str, AnyProjection],
+    ) -> None:
+        """Others that compute the same, and more: training keeps what they see."""
+        self.norm, self.feed_forward_norm = norm, feed_forward_norm
+        self.projections = dict(projections)
 
     def _sequential(self, x: Tensor, added: Tensor | None, step: StepInputs) -> Tensor:
         normed = self.norm.after(x, added, self.residual_scale)
         attended = self._attention_output_norm(self._attend(normed, step))
-        fed = self._feed_forward(self._feed_forward_norm.after(x, attended, self.residual_scale))
+        fed = self._feed_forward(self.feed_forward_norm.after(x, attended, self.residual_scale))
         return self._feed_forward_output_norm(fed)
 
     def _parallel(self, x: Tensor, added: Tensor | None, step: StepInputs) -> Tensor:
         normed = self.norm.after(x, added, self.residual_scale)
         attended = self._attend(normed, step)
-        fed = self._feed_forward(normed if self._shares_norm else self._feed_forward_norm.of(x))
+        fed = self._feed_forward(normed if self._shares_norm else self.feed_forward_norm.of(x))
         return attended.add_(fed)
 
     def _attend(self, normed: Tensor, step: StepInputs) -> Tensor:
@@ -111,27 +141,43 @@ class Decoder:
         self.head = _projection(model.head)
         self.blocks = [Block(layer, index, model.heads, dtype, fused) for index, layer in enumerate(layers)]
         self.windows = tuple(dict.fromkeys(block.window for block in self.blocks))
-        self._norm = ResidualNorm(model.norm, dtype, fused)
-        (self._residual_scale,) = {block.residual_scale for block in self.blocks}
+        self.norm = ResidualNorm(model.norm, dtype, fused)
+        (self.residual_scale,) = {block.residual_scale for block in self.blocks}
         self._scale_embedding = scale_operator(model.embedding_scale)
         self._scale_logits = scale_operator(model.logit_scale)
         self._cap_logits = softcap_operator(model.logit_softcap)
+
+    def twin(self) -> Decoder:
+        """The same weights in blocks that may be changed by `Block.replace`, while this one serves."""
+        twin = copy.copy(self)
+        twin.blocks = [block.twin() for block in self.blocks]
+        return twin
 
     def forward(self, batch: StepBatch, cache: KVCache) -> Tensor:
         """Runs all tokens of a step; the logits [sampled, vocabulary] of
         the rows that sample, and of no others.
         """
-        x = self._scale_embedding(functional.embedding(batch.tokens, self.embedding))  # [tokens, hidden]
-        step = StepInputs(batch, self.rotations(batch.positions), cache)
-        added = None
-        for block in self.blocks:
-            added = block.forward(x, added, step)
-        normed = self._norm.after(x, added, self._residual_scale)
+        x, added = self._through_blocks(batch, cache)
+        normed = self.norm.after(x, added, self.residual_scale)
         if batch.sampling_rows is not None:
             normed = normed[batch.sampling_rows]
         if not len(normed):  # chunks in the middle of prompts only
             return normed.new_empty((0, len(self.embedding)))
         return self._cap_logits(self._scale_logits(self.head.forward(normed)))
+
+    def residual(self, batch: StepBatch, cache: KVCache) -> Tensor:
+        """Runs all tokens of a step; the residual stream [tokens, hidden] after the last layer."""
+        x, added = self._through_blocks(batch, cache)
+        return x if added is None else x.add_(added, alpha=self.residual_scale)
+
+    def _through_blocks(self, batch: StepBatch, cache: KVCache) -> tuple[Tensor, Tensor | None]:
+        """The residual stream before the last layer's output, and that output."""
+        x = self._scale_embedding(functional.embedding(batch.tokens, self.embedding))  # [tokens, hidden]
+        step = StepInputs(batch, self.rotations(batch.positions), cache)
+        added = None
+        for block in self.blocks:
+            added = block.forward(x, added, step)
+        return x, added
 
     def rotations(self, positions: Tensor) -> list[Rotation]:
         """Of tokens at `positions` [tokens], for each rotary embedding of the model."""

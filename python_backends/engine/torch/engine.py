@@ -13,6 +13,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -44,7 +45,11 @@ from python_backends.engine.torch.decode_step import DecodeSteps
 from python_backends.engine.torch.decoder import Decoder
 from python_backends.engine.torch.kernel_trial import kernel_obstacle
 from python_backends.engine.torch.step_batch import StepBatcher
+from python_backends.engine.torch.training.model import TrainedModel
+from python_backends.engine.torch.training.session import TrainingSession
+from python_backends.engine.torch.training.trainable import Trainable
 from python_backends.nouns.step import StepOutput, StepPlan
+from python_backends.nouns.training import AdapterShape
 from python_backends.settings import Settings, SettingsError
 
 log = logging.getLogger("gapless.instance")
@@ -83,7 +88,9 @@ class TorchEngine:
         fused = self._kernels and settings.engine.fused_layers != "off"
         model = load_model(settings, config, self.device)
         description = describe(model, declared_tokens(settings, config))
-        layers = quantise_if_asked(take_layers(model), settings.model.weights)
+        self._trainable = Trainable(model, description) if _can_train(settings, self.device) else None
+        watch = iter if self._trainable is None else self._trainable.watch
+        layers = quantise_if_asked(watch(take_layers(model)), settings.model.weights)
         self.decoder = Decoder(description, layers, self.limits.max_model_tokens, fused)
         del model, description, layers
         shape = block_shape(settings, config)
@@ -210,8 +217,21 @@ class TorchEngine:
             step.number, result[0].astype(np.int32), result[1].astype(np.uint8), scores, *step.times()
         )
 
+    def start_training(self) -> Callable[[AdapterShape, int], TrainingSession]:
+        """See `Trains`."""
+        if self._trainable is None:
+            raise SettingsError(
+                "a server trains only on a CPU (model.device), with plain weights (model.weights = 'same')"
+                " and finetuning.enabled = true"
+            )
+        return partial(TrainingSession, TrainedModel(self._trainable, self.decoder.twin()))
+
     def close(self) -> None:
         self._launched.clear()
+
+
+def _can_train(settings: Settings, device: torch.device) -> bool:
+    return settings.finetuning.enabled and device.type == "cpu" and settings.model.weights == "same"
 
 
 def _block_copies(cache: KVCache) -> BlockBytes | DeviceBlocks:

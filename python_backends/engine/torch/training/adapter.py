@@ -1,0 +1,153 @@
+"""A LoRA adapter in training: its weights in float32 as PEFT names and shapes them, and as the fused products
+of the engine need them.
+
+A product of several modules (q, k and v; gate and up) has one A, in which theirs stand one after the other,
+and a B [out, rank · modules] that is zero where a row is not a module's. Called by `model` and the optimiser.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from python_backends.engine.model import families
+from python_backends.engine.model.weights import dimension_order, qkv_rows
+from python_backends.engine.torch.training.projection import Factors
+from python_backends.nouns.training import AdapterShape
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Module:
+    """A linear module of the checkpoint, a part of one product."""
+
+    name: str  # "q_proj"
+    path: str  # "self_attn.q_proj"
+    rows: Tensor  # [out] where its rows are in the product
+    num_inputs: int
+
+
+Modules = Mapping[str, tuple[Module, ...]]  # of each product of a layer
+
+
+def modules_of(model: Any) -> Modules:
+    """Of transformers' causal language model, whose layers are alike."""
+    config, layer = model.config, model.base_model.layers[0]
+    family = families.family_of(config)
+    attention = getattr(layer, family.attention)
+    order = qkv_rows(config, dimension_order(model)).argsort()
+    places = {
+        "qkv": (family.attention, attention, family.qkv, order),
+        "o": (family.attention, attention, (family.output,), None),
+        "up": ("mlp", layer.mlp, family.up, None),
+        "down": ("mlp", layer.mlp, (family.down,), None),
+    }
+    return {name: _modules(*place) for name, place in places.items()}
+
+
+def _modules(path: str, parent: Any, names: tuple[str, ...], order: Tensor | None) -> tuple[Module, ...]:
+    found, first = [], 0
+    for name in names:
+        num_outputs, num_inputs = getattr(parent, name).weight.shape
+        rows = torch.arange(first, first + num_outputs)
+        found.append(Module(name, f"{path}.{name}", rows if order is None else order[rows], num_inputs))
+        first += num_outputs
+    return tuple(found)
+
+
+def names_of(modules: Modules) -> tuple[str, ...]:
+    return tuple(module.name for parts in modules.values() for module in parts)
+
+
+def targets_of(modules: Modules, shape: AdapterShape) -> frozenset[str]:
+    """The products that have an adapter. ValueError if a module is none of the model's."""
+    unknown = set(shape.modules) - set(names_of(modules))
+    if unknown or not shape.modules:
+        known = ", ".join(names_of(modules))
+        raise ValueError(f"targets = {', '.join(sorted(unknown))}: must be at least one of {known}")
+    return frozenset(
+        name for name, parts in modules.items() if any(module.name in shape.modules for module in parts)
+    )
+
+
+class Adapter:
+    """The weights by PEFT's keys. `prefix` is what the keys of the layers begin with."""
+
+    def __init__(
+        self, modules: Modules, prefix: str, num_layers: int, shape: AdapterShape, dtype: torch.dtype
+    ) -> None:
+        """All zero, of `dtype`."""
+        targets_of(modules, shape)
+        self.shape = shape
+        self._prefix = prefix
+        self._modules = {
+            name: tuple(part for part in parts if part.name in shape.modules)
+            for name, parts in modules.items()
+        }
+        self._num_outputs = {name: sum(len(part.rows) for part in parts) for name, parts in modules.items()}
+        self.layers: list[dict[str, Tensor]] = [self._zeros(layer, dtype) for layer in range(num_layers)]
+
+    def _zeros(self, layer: int, dtype: torch.dtype) -> dict[str, Tensor]:
+        found = {}
+        for part in (part for parts in self._modules.values() for part in parts):
+            device = part.rows.device
+            found[self._key(layer, part, "A")] = torch.zeros(
+                (self.shape.rank, part.num_inputs), dtype=dtype, device=device
+            )
+            found[self._key(layer, part, "B")] = torch.zeros(
+                (len(part.rows), self.shape.rank), dtype=dtype, device=device
+            )
+        return found
+
+    def _key(self, layer: int, part: Module, side: str) -> str:
+        return f"{self._prefix}.{layer}.{part.path}.lora_{side}.weight"
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        return {key: weight for layer in self.layers for key, weight in layer.items()}
+
+    def draw(self, seed: int) -> None:
+        """A as PEFT starts it, uniform within ±1/√in; B = 0, so that the model is not changed yet."""
+        generator = torch.Generator().manual_seed(seed)
+        for key, weight in self.weights.items():
+            if ".lora_A." in key:
+                bound = 1 / math.sqrt(weight.shape[1])
+                weight.copy_(torch.empty(weight.shape).uniform_(-bound, bound, generator=generator))
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Takes over weights by key. ValueError where a key or a shape is another."""
+        mine = self.weights
+        if weights.keys() != mine.keys():
+            raise ValueError(f"the adapter has other tensors: {sorted(weights.keys() ^ mine.keys())[:3]} …")
+        for key, weight in weights.items():
+            if weight.shape != mine[key].shape:
+                raise ValueError(f"{key}: {list(weight.shape)}, must be {list(mine[key].shape)}")
+            mine[key].copy_(weight)
+
+    def factors(self, layer: int, name: str, dtype: torch.dtype) -> Factors | None:
+        """For a product in `dtype`, with gradients of 0; None: it has no adapter."""
+        parts = self._modules[name]
+        if not parts:
+            return None
+        own = self.layers[layer]
+        a = torch.cat([own[self._key(layer, part, "A")] for part in parts])
+        b = a.new_zeros((self._num_outputs[name], len(a)))
+        for part, columns in self._columns(name):
+            b[part.rows, columns] = self.shape.scale * own[self._key(layer, part, "B")]
+        return Factors(a.to(dtype), b.to(dtype), torch.zeros_like(a), torch.zeros_like(b))
+
+    def gradients(self, layer: int, name: str, factors: Factors) -> dict[str, Tensor]:
+        """By key, of the weights of one product."""
+        found = {}
+        for part, columns in self._columns(name):
+            found[self._key(layer, part, "A")] = factors.a_gradient[columns]
+            found[self._key(layer, part, "B")] = self.shape.scale * factors.b_gradient[part.rows, columns]
+        return found
+
+    def _columns(self, name: str) -> list[tuple[Module, slice]]:
+        rank = self.shape.rank
+        return [(part, slice(i * rank, (i + 1) * rank)) for i, part in enumerate(self._modules[name])]

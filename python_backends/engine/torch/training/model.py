@@ -1,0 +1,219 @@
+"""A model that can be trained: the engine's decoder with recorders in its blocks, KV blocks for one pack, and
+its adapter.
+
+The forward pass is the engine's own: a window is a step of prefill spans of which no row samples. Only one
+pack is computed at a time. Called by the trainer, which decides what comes when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from python_backends.engine.device import take_device
+from python_backends.engine.kv.kv_cache import BlockShape, KVCache
+from python_backends.engine.model.checkpoint import declared_tokens, load_model, read_config
+from python_backends.engine.model.weights import describe, take_layers
+from python_backends.engine.slots.slot_state import SlotState
+from python_backends.engine.torch.decoder import Decoder
+from python_backends.engine.torch.projection import Projection
+from python_backends.engine.torch.step_batch import StepBatcher
+from python_backends.engine.torch.training.activations import Activations, LayerRecorder, Recorder
+from python_backends.engine.torch.training.adapter import Adapter, Modules
+from python_backends.engine.torch.training.layer_backward import LayerParts, PackState, backward
+from python_backends.engine.torch.training.projection import AdaptedProjection, Factors
+from python_backends.engine.torch.training.trainable import Trainable
+from python_backends.nouns.request import Ids, ModelLimits, Sampling
+from python_backends.nouns.step import Admit, SpanKind, StepPlan
+from python_backends.nouns.training import PROJECTIONS, AdapterShape, LayerFacts, LayerPlan, Pack, Tile
+from python_backends.settings import Settings, SettingsError
+
+BLOCK_TOKENS = 16
+
+
+class TrainedModel:
+    """`decoder` gets recorders and adapters; it may share its weights with one that serves (`Decoder.twin`).
+    Weights must be plain: int8 has no products in the other direction.
+    """
+
+    @torch.no_grad()
+    def __init__(self, trainable: Trainable, decoder: Decoder) -> None:
+        """Raises SettingsError if the weights are not plain."""
+        self.modules: Modules = trainable.modules
+        self.prefix = trainable.prefix
+        self.dtype, self.device = trainable.dtype, trainable.device
+        self.decoder = decoder
+        self._small = trainable.small
+        self.facts: tuple[LayerFacts, ...] = tuple(each.facts for each in self._small)
+        self._recorder = Recorder()
+        self._projections = [self._adapted(layer) for layer in range(len(self._small))]
+        self._loss = trainable.loss(_plain(decoder.head))
+        self._heads = trainable.heads
+        self._adapter: Adapter | None = None
+        self._factors: list[dict[str, Factors]] = []
+        self._parts: list[LayerParts] = []
+        self._run: _PackRun | None = None
+
+    def _adapted(self, layer: int) -> dict[str, AdaptedProjection]:
+        block, facts = self.decoder.blocks[layer], self._small[layer].facts
+        adapted = {name: AdaptedProjection(_plain(block.projections[name])) for name in PROJECTIONS}
+        LayerRecorder(block, layer, adapted, (facts.query, facts.query + facts.kv), self._recorder)
+        return adapted
+
+    @torch.no_grad()
+    def new_adapter(self, shape: AdapterShape) -> Adapter:
+        """All zero, in float32 or better."""
+        dtype = torch.promote_types(self.dtype, torch.float32)
+        return Adapter(self.modules, self.prefix, len(self._small), shape, dtype)
+
+    @torch.no_grad()
+    def install(self, adapter: Adapter, plans: Sequence[LayerPlan]) -> None:
+        """The weights of `adapter` as they are now, with gradients of 0, for the packs that follow."""
+        self._adapter = adapter
+        self._factors = []
+        for layer, projections in enumerate(self._projections):
+            factors = {name: adapter.factors(layer, name, self.dtype) for name in PROJECTIONS}
+            for name, projection in projections.items():
+                projection.adapt(factors[name])
+            self._factors.append({name: each for name, each in factors.items() if each is not None})
+        self._parts = [
+            LayerParts(layer, small, projections, plan, self.dtype)
+            for layer, (small, projections, plan) in enumerate(
+                zip(self._small, self._projections, plans, strict=True)
+            )
+        ]
+
+    @torch.no_grad()
+    def begin(self, pack: Pack, num_labels: int) -> None:
+        """The pack whose windows and tiles follow; `num_labels`: of its whole mini-batch."""
+        self._run = _PackRun(self, pack, num_labels, [part.plan for part in self._parts])
+
+    @torch.no_grad()
+    def window(self, first: int, last: int) -> float:
+        """The forward pass of tokens [first, last); their part of the loss, the mean over all labels."""
+        assert self._run is not None
+        run = self._run
+        self._recorder.begin(run.state.activations, first, last - first)
+        try:
+            x = self.decoder.residual(run.batcher.batch(run.plan(first, last)), run.cache)[: last - first]
+        finally:
+            self._recorder.end()
+        loss, dx = self._loss.of(x, run.labels[first:last], run.num_labels)
+        run.state.dx[first:last] = dx
+        return float(loss)
+
+    @torch.no_grad()
+    def tile(self, tile: Tile) -> None:
+        """The backward pass of a tile; tiles come in the order of `PackCursor`."""
+        assert self._run is not None
+        backward(self._parts[tile.layer], self._run.state, tile)
+
+    @property
+    def num_kept_bytes(self) -> int:
+        """Of the pack that is computed: activations, keys and values."""
+        assert self._run is not None
+        kv = sum(2 * facts.kv for facts in self.facts) * len(self._run.labels) * self.dtype.itemsize
+        return self._run.state.activations.num_bytes + kv
+
+    @torch.no_grad()
+    def gradients(self) -> dict[str, Tensor]:
+        """Of the weights that were installed, by key; summed over all tiles since."""
+        assert self._adapter is not None
+        found: dict[str, Tensor] = {}
+        for layer, by_name in enumerate(self._factors):
+            for name, factors in by_name.items():
+                found |= self._adapter.gradients(layer, name, factors)
+        return found
+
+    def blocks_for(self, num_blocks: int) -> KVCache:
+        heads = self._heads
+        shape = BlockShape(len(self._small), BLOCK_TOKENS, heads.num_kv_heads, heads.head_dim, self.dtype)
+        return KVCache(shape, num_blocks, self.device)
+
+
+class _PackRun:
+    """The KV blocks of a pack, and steps of prefill spans over it."""
+
+    def __init__(self, model: TrainedModel, pack: Pack, num_labels: int, plans: Sequence[LayerPlan]) -> None:
+        self._pack, self.num_labels = pack, num_labels
+        lengths = np.diff(pack.bounds)
+        counts = -(-lengths // BLOCK_TOKENS)
+        firsts = np.cumsum(counts) - counts
+        self._blocks: list[Ids] = [
+            np.arange(first, first + count, dtype=np.int32)
+            for first, count in zip(firsts.tolist(), counts.tolist(), strict=True)
+        ]
+        num_blocks = int(counts.sum())
+        self.cache = model.blocks_for(num_blocks + 1)  # one for rows of padding
+        longest = int(lengths.max())
+        limits = ModelLimits(longest, 0, len(lengths), num_blocks, BLOCK_TOKENS)
+        state = SlotState(limits, model.device, False, None)
+        state.apply([self._admit(slot, int(length)) for slot, length in enumerate(lengths)])
+        self.batcher = StepBatcher(state, self.cache, model.decoder.windows)
+        self.labels = torch.from_numpy(pack.labels.astype(np.int64)).to(model.device)
+        self.state = self._state(model, plans, lengths)
+
+    def _state(self, model: TrainedModel, plans: Sequence[LayerPlan], lengths: Any) -> PackState:
+        count, device = len(self._pack.tokens), model.device
+        sums = torch.promote_types(model.dtype, torch.float32)
+        positions = torch.from_numpy(np.concatenate([np.arange(length) for length in lengths])).to(device)
+        kv_width = model.facts[0].kv
+        return PackState(
+            pack=self._pack,
+            activations=Activations(plans, count, model.dtype, device),
+            keys_values=self._keys_values,
+            rotations=model.decoder.rotations(positions),
+            dx=torch.zeros((count, model.facts[0].hidden), dtype=sums, device=device),
+            dk=torch.zeros((count, kv_width), dtype=sums, device=device),
+            dv=torch.zeros((count, kv_width), dtype=sums, device=device),
+        )
+
+    def _admit(self, slot: int, length: int) -> Admit:
+        return Admit(slot, 0, Sampling(max_tokens=1), length, 0, self._blocks[slot])
+
+    def plan(self, first: int, last: int) -> StepPlan:
+        """Tokens [first, last) as prefill spans, of which none samples."""
+        pieces = self._pack.pieces(first, last)
+        slots = np.array([slot for slot, _, _ in pieces], np.int32)
+        starts = np.array([begin - self._pack.bounds[slot] for slot, begin, _ in pieces], np.int32)
+        lengths = np.array([end - begin for _, begin, end in pieces], np.int32)
+        kinds = np.full(len(slots), SpanKind.PREFILL, np.uint8)
+        nothing = np.zeros(len(slots), np.bool_)
+        tokens = self._pack.tokens[first:last]
+        return StepPlan(0, (), slots, np.zeros_like(slots), starts, lengths, kinds, nothing, tokens)
+
+    def _keys_values(self, layer: int, sequence: int, first: int, last: int) -> tuple[Tensor, Tensor]:
+        """Of a sequence's tokens [first, last): [kv_heads, tokens, dim] each, copied."""
+        begin, end = first // BLOCK_TOKENS, -(-last // BLOCK_TOKENS)
+        blocks = torch.from_numpy(self._blocks[sequence][None, begin:end].astype(np.int64))
+        gathered = self.cache.gather(layer, self.cache.gather_rows(blocks.to(self.cache.blocks.device)), 1)
+        here = slice(first - begin * BLOCK_TOKENS, last - begin * BLOCK_TOKENS)
+        keys, values = (part[0, :, here].clone() for part in gathered)
+        return keys, values
+
+
+def load_trained_model(settings: Settings) -> TrainedModel:
+    """The checkpoint of `settings`, without a server. Raises SettingsError."""
+    if settings.model.weights != "same":
+        raise SettingsError(f"model.weights = '{settings.model.weights}': only 'same' can be trained")
+    config = read_config(settings)
+    device = take_device(settings.model.device)
+    with torch.no_grad():
+        return trained_model(load_model(settings, config, device), declared_tokens(settings, config))
+
+
+def trained_model(model: Any, declared: int) -> TrainedModel:
+    """transformers' `model` is used up. `declared` is the longest sequence, in tokens."""
+    description = describe(model, declared)
+    trainable = Trainable(model, description)
+    return TrainedModel(trainable, Decoder(description, trainable.watch(take_layers(model)), declared))
+
+
+def _plain(projection: Any) -> Projection:
+    if not isinstance(projection, Projection):
+        raise SettingsError("model.weights: only 'same' can be trained")
+    return projection

@@ -1,0 +1,65 @@
+"""AdamW for an adapter, one layer at a time, so that a layer's update is one short piece of work.
+
+All gradients are clipped together first, by their global norm. Called by the trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from python_backends.engine.torch.training.adapter import Adapter
+
+BETAS, EPS = (0.9, 0.999), 1e-8
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class Optimiser:
+    """Changes the weights of `adapter` in place."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        self._layers = [
+            torch.optim.AdamW(layer.values(), betas=BETAS, eps=EPS, weight_decay=0.0)
+            for layer in adapter.layers
+        ]
+        self._adapter = adapter
+        self.num_steps = 0
+
+    def begin(self, gradients: Mapping[str, Tensor], max_norm: float) -> float:
+        """Takes the gradients of every weight, and clips them; returns their global norm before that."""
+        for key, weight in self._adapter.weights.items():
+            weight.grad = gradients[key]
+        return float(torch.nn.utils.clip_grad_norm_(self._adapter.weights.values(), max_norm))
+
+    def step(self, layer: int, learning_rate: float) -> None:
+        """Updates the weights of one layer. The last layer ends a step."""
+        optimiser = self._layers[layer]
+        optimiser.param_groups[0]["lr"] = learning_rate
+        optimiser.step()
+        optimiser.zero_grad()
+        self.num_steps += layer == len(self._layers) - 1
+
+    @property
+    def moments(self) -> dict[str, Tensor]:
+        """By key and name of the moment; of no step yet, none."""
+        found = {}
+        for key, weight, optimiser in self._weights():
+            for name in MOMENTS if weight in optimiser.state else ():
+                found[f"{key}.{name}"] = optimiser.state[weight][name]
+        return found
+
+    def resume(self, moments: Mapping[str, Tensor], num_steps: int) -> None:
+        """Goes on after `num_steps` steps."""
+        self.num_steps = num_steps
+        for key, weight, optimiser in self._weights() if num_steps else ():
+            values = {name: moments[f"{key}.{name}"].to(weight).clone() for name in MOMENTS}
+            optimiser.state[weight] = {"step": torch.tensor(float(num_steps)), **values}
+
+    def _weights(self) -> list[tuple[str, Tensor, torch.optim.AdamW]]:
+        return [
+            (key, weight, optimiser)
+            for optimiser, layer in zip(self._layers, self._adapter.layers, strict=True)
+            for key, weight in layer.items()
+        ]

@@ -1,0 +1,70 @@
+"""Checkpoints of a job: after which step, with weights and both moments in float32. A checkpoint is whole or
+not there.
+
+Kept are the last two, and those at the end of a pass over the data.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+
+from python_backends.finetuning.files import write_directory
+
+NUM_KEPT = 2
+
+State = dict[str, NDArray[Any]]  # weights and moments
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a job stands after optimiser step `step`."""
+
+    step: int
+    trained_tokens: int
+    ends_pass: bool
+
+
+def save(directory: Path, place: Place, state: State) -> None:
+    """Adds a checkpoint, and deletes those that are not needed any more. OSError where the disk is full."""
+    fields = {"step": place.step, "trained_tokens": place.trained_tokens, "ends_pass": place.ends_pass}
+
+    def write(path: Path) -> None:
+        save_file(state, path / "state.safetensors")
+        (path / "state.json").write_text(json.dumps(fields) + "\n")
+
+    target = directory / f"step-{place.step:06d}"
+    if not target.exists():
+        write_directory(target, write)
+    _delete_old(directory)
+
+
+def last(directory: Path) -> tuple[Place, State] | None:
+    """The newest whole checkpoint; None: there is none yet."""
+    found = _checkpoints(directory)
+    if not found:
+        return None
+    return _place(found[-1]), load_file(found[-1] / "state.safetensors")
+
+
+def _checkpoints(directory: Path) -> list[Path]:
+    found = [path for path in directory.glob("step-*") if not path.name.endswith(".partial")]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+
+
+def _place(path: Path) -> Place:
+    return Place(**json.loads((path / "state.json").read_text()))
+
+
+def _delete_old(directory: Path) -> None:
+    for partial in directory.glob("*.partial"):
+        shutil.rmtree(partial, ignore_errors=True)
+    for path in _checkpoints(directory)[:-NUM_KEPT]:
+        if not _place(path).ends_pass:
+            shutil.rmtree(path)

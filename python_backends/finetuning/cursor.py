@@ -1,0 +1,63 @@
+"""Where a pack stands: windows of its forward pass in order, then tiles of its backward pass, from the last
+layer and the last token to the first.
+
+Owns two numbers of each pass and touches no tensor. Called by the trainer.
+"""
+
+from __future__ import annotations
+
+from python_backends.nouns.training import Tile
+
+
+class PackCursor:
+    """A pack of `num_tokens`, whose backward pass goes from layer `num_layers` − 1 down to `first_layer`,
+    the first that has something to train.
+    """
+
+    def __init__(self, num_tokens: int, num_layers: int, first_layer: int = 0) -> None:
+        if num_tokens < 1 or not 0 <= first_layer < num_layers:
+            raise ValueError(
+                f"a pack of {num_tokens} tokens, layers {first_layer} to {num_layers - 1}: at least 1 of each"
+            )
+        self._num_tokens, self._first_layer = num_tokens, first_layer
+        self._computed = 0  # tokens whose forward pass is done
+        self._layer, self._open = num_layers - 1, num_tokens  # tokens [0, open) of `layer` are still to do
+
+    @property
+    def is_computed(self) -> bool:
+        """The forward pass is done."""
+        return self._computed == self._num_tokens
+
+    @property
+    def is_done(self) -> bool:
+        return self.is_computed and self._layer < self._first_layer
+
+    @property
+    def computed_tokens(self) -> int:
+        """The next window begins there."""
+        return self._computed
+
+    @property
+    def open_tokens(self) -> int:
+        """Of the layer that is computed: the next tile ends there."""
+        return self._open
+
+    def take_window(self, most: int) -> tuple[int, int]:
+        """The next tokens [first, last) of the forward pass, at most `most`."""
+        if self.is_computed or most < 1:
+            raise ValueError(f"a window of {most} tokens after token {self._computed} of {self._num_tokens}")
+        first = self._computed
+        self._computed = min(self._num_tokens, first + most)
+        return first, self._computed
+
+    def take_tile(self, most: int) -> Tile:
+        """The next tokens of the backward pass, at most `most`, all of one layer."""
+        if not self.is_computed or self.is_done or most < 1:
+            raise ValueError(f"a tile of {most} tokens in layer {self._layer}: the pass is not there")
+        last = self._open
+        first = max(0, last - most)
+        tile = Tile(self._layer, first, last)
+        self._open = first
+        if first == 0:
+            self._layer, self._open = self._layer - 1, self._num_tokens
+        return tile

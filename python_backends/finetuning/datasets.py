@@ -1,0 +1,186 @@
+"""Training data: a JSONL file → token ids, and which of them are learned. Every text is encoded as the server
+encodes it.
+
+* {"messages": [{"role", "content", "weight"?}]}: every assistant turn of weight 1 (the default) is an example
+  of its own: the prompt that the server would make of the turns before it, then the turn and an end token.
+* {"prompt": text, "completion": text}: the completion and an end token are learned.
+* {"text": text}: all is learned, and an end token.
+
+A mistake is a DatasetError that names the line, the field and the limit. Called by the command line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from python_backends.nouns.request import Ids, RefusedError
+from python_backends.text.door.door import Door
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+KINDS = ({"messages"}, {"prompt", "completion"}, {"text"})
+
+
+class DatasetError(ValueError):
+    """The data can't be used. The message names the line."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Example:
+    ids: Ids  # [tokens]
+    learned: NDArray[np.bool_]  # [tokens] the model learns to write this token
+
+    @property
+    def num_learned(self) -> int:
+        """Tokens that are a label: the first token of a sequence can't be one."""
+        return int(np.count_nonzero(self.learned[1:]))
+
+
+def read_examples(lines: Iterable[str], door: Door) -> list[Example]:
+    """All examples of a JSONL file; empty lines are passed over. Raises DatasetError."""
+    reader = _Reader(door)
+    found = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                found += reader.examples(line)
+            except (RefusedError, DatasetError) as error:
+                raise DatasetError(f"line {number}: {error}") from error
+    if not found:
+        raise DatasetError("the file has no example: at least one line with something to learn is needed")
+    return found
+
+
+class _Reader:
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        self._end = _end_id(door)
+        self._readers: tuple[Callable[[dict[str, Any]], Iterator[Example]], ...] = (
+            self._of_chat,
+            self._of_completion,
+            self._of_text,
+        )
+
+    def examples(self, line: str) -> list[Example]:
+        values = _object(line)
+        for fields, reader in zip(KINDS, self._readers, strict=True):
+            if values.keys() == fields:
+                return [self._checked(example) for example in reader(values)]
+        given = ", ".join(sorted(values)) or "none"
+        raise DatasetError(f"fields {given}: must be messages; prompt and completion; or text")
+
+    def _of_chat(self, values: dict[str, Any]) -> Iterator[Example]:
+        messages = _messages(values["messages"])
+        if self._door.template is None:
+            raise DatasetError("messages: this model has no chat template; use prompt and completion")
+        learned = [index for index, (message, weight) in enumerate(messages) if weight]
+        if not learned:
+            raise DatasetError("messages: no assistant turn of weight 1, so there is nothing to learn")
+        turns = [message for message, _ in messages]
+        for index in learned:
+            prompt = self._ids(self._door.template.render(turns[:index]))
+            yield self._answered(prompt, turns[index]["content"])
+
+    def _of_completion(self, values: dict[str, Any]) -> Iterator[Example]:
+        prompt = self._door.encoder.framed(self._ids(_text(values, "prompt")))
+        yield self._answered(prompt, _text(values, "completion"))
+
+    def _of_text(self, values: dict[str, Any]) -> Iterator[Example]:
+        ids = np.append(self._door.encoder.framed(self._ids(_text(values, "text"))), self._end)
+        yield Example(ids.astype(np.int32), np.ones(len(ids), np.bool_))
+
+    def _answered(self, prompt: Ids, answer: str) -> Example:
+        if not len(prompt):
+            raise DatasetError("prompt = 0 tokens: must have at least 1")
+        ids = np.concatenate([prompt, self._ids(answer), [self._end]]).astype(np.int32)
+        return Example(ids, np.arange(len(ids)) >= len(prompt))
+
+    def _ids(self, text: str) -> Ids:
+        ids = self._door.encoder.encode([text])[0]
+        if isinstance(ids, RefusedError):
+            raise ids
+        return ids
+
+    def _checked(self, example: Example) -> Example:
+        count, most = len(example.ids), self._door.max_model_tokens
+        if count > most:
+            raise DatasetError(f"{count} tokens: must be at most {most}, the model's context")
+        if example.num_learned == 0:
+            raise DatasetError("no token can be learned: a text needs at least one token before the end")
+        return example
+
+
+def _object(line: str) -> dict[str, Any]:
+    try:
+        values = json.loads(line)
+    except ValueError as error:
+        raise DatasetError(f"no JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise DatasetError(f"a JSON {type(values).__name__}: must be an object")
+    return values
+
+
+def _text(values: dict[str, Any], name: str) -> str:
+    if not isinstance(values[name], str):
+        raise DatasetError(f"{name} = {values[name]!r}: must be a string")
+    return str(values[name])
+
+
+def _messages(value: Any) -> list[tuple[dict[str, str], bool]]:
+    """Each message and whether it is learned."""
+    if not isinstance(value, list) or not value:
+        raise DatasetError("messages: must be a list of at least one message")
+    return [_message(index, message) for index, message in enumerate(value)]
+
+
+def _message(index: int, message: Any) -> tuple[dict[str, str], bool]:
+    name = f"messages[{index}]"
+    if not isinstance(message, dict) or not {"role", "content"} <= message.keys() <= {
+        "role",
+        "content",
+        "weight",
+    }:
+        raise DatasetError(f"{name}: must have role and content, and may have weight")
+    role, content, weight = message["role"], message["content"], message.get("weight")
+    if role not in ROLES:
+        raise DatasetError(f"{name}.role = {role!r}: must be one of {', '.join(ROLES)}")
+    if not isinstance(content, str):
+        raise DatasetError(f"{name}.content = {content!r}: must be a string")
+    if weight not in (None, 0, 1):
+        raise DatasetError(f"{name}.weight = {weight!r}: must be 0 or 1")
+    if weight is not None and role != "assistant":
+        raise DatasetError(f"{name}.weight: only an assistant's turn may have one")
+    if index == 0 and role == "assistant":
+        raise DatasetError(f"{name}: an answer needs a turn before it")
+    return {"role": role, "content": content}, role == "assistant" and weight != 0
+
+
+def _end_id(door: Door) -> int:
+    """The end token that the chat template writes after an answer; where it writes none, the checkpoint's
+    first.
+    """
+    if not door.eos_ids:
+        raise DatasetError("the checkpoint names no end token, so that an answer could not learn to end")
+    if door.template is not None:
+        turns = [("user", "a"), ("assistant", "b"), ("user", "c")]
+        messages = [{"role": role, "content": content} for role, content in turns]
+        before, after = (_ids_of(door, messages[:count]) for count in (1, 3))
+        ends = [token for token in after[len(before) :] if token in door.eos_ids]
+        if ends:
+            return ends[0]
+    return door.eos_ids[0]
+
+
+def _ids_of(door: Door, messages: list[dict[str, str]]) -> list[int]:
+    """No ids where the template takes no such conversation."""
+    assert door.template is not None
+    try:
+        ids = door.encoder.encode([door.template.render(messages)])[0]
+    except RefusedError:
+        return []
+    return [] if isinstance(ids, RefusedError) else ids.tolist()

@@ -1,0 +1,56 @@
+"""The order of examples, their mini-batches, and the packs of a mini-batch: flat tokens of several sequences.
+
+The order is a permutation that depends on seed and pass alone, so that a job that starts again finds its
+place. A mini-batch does not cross passes; the last one of a pass may be smaller. Called by the trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from python_backends.finetuning.datasets import Example
+from python_backends.nouns.request import Ids
+from python_backends.nouns.training import NO_LABEL, Pack
+
+
+def order(num_examples: int, seed: int, pass_number: int) -> NDArray[np.int64]:
+    """The permutation [examples] of one pass over the data."""
+    return np.random.default_rng([seed, pass_number]).permutation(num_examples)
+
+
+def steps_a_pass(num_examples: int, batch_size: int) -> int:
+    return -(-num_examples // batch_size)
+
+
+def mini_batch(num_examples: int, batch_size: int, seed: int, step: int) -> NDArray[np.int64]:
+    """The examples of optimiser step `step`, counted from 0 over all passes."""
+    pass_number, index = divmod(step, steps_a_pass(num_examples, batch_size))
+    return order(num_examples, seed, pass_number)[index * batch_size : (index + 1) * batch_size]
+
+
+def packs(examples: Sequence[Example], pack_tokens: int) -> Iterator[Pack]:
+    """The examples in order, as many in a pack as `pack_tokens` allow; a longer one is a pack by itself."""
+    taken: list[Example] = []
+    for example in examples:
+        if taken and sum(len(each.ids) for each in taken) + len(example.ids) > pack_tokens:
+            yield packed(taken)
+            taken = []
+        taken.append(example)
+    if taken:
+        yield packed(taken)
+
+
+def packed(examples: Sequence[Example]) -> Pack:
+    lengths = [len(example.ids) for example in examples]
+    bounds = (0, *np.cumsum(lengths).tolist())
+    labels = np.concatenate([_labels(example) for example in examples])
+    return Pack(np.concatenate([example.ids for example in examples]), labels, bounds)
+
+
+def _labels(example: Example) -> Ids:
+    """A token's label is the next token of the same sequence; the last token has none."""
+    learned = np.where(example.learned[1:], example.ids[1:], NO_LABEL)
+    return np.append(learned, NO_LABEL).astype(np.int32)

@@ -1,0 +1,49 @@
+"""A trainer that kills itself: `python -m tests.cpu.killed_trainer MODEL JOB WHEN COUNT`.
+
+WHEN is `tile` or `checkpoint` (after its weights are written, before it has a name): at the COUNT-th of them;
+`never`: it trains to the end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from python_backends.engine.torch.training.model import TrainedModel
+from python_backends.finetuning import alone, checkpoints
+from python_backends.finetuning.jobs import Job
+from python_backends.settings import EngineSettings, FinetuningSettings, ModelSettings, Settings
+
+
+def _deadly(function: Any, count: int) -> Any:
+    left = count
+
+    def called(*arguments: Any) -> Any:
+        nonlocal left
+        result = function(*arguments)
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    return called
+
+
+def main(model: str, job: str, when: str, count: str) -> None:
+    if when == "tile":
+        TrainedModel.tile = _deadly(TrainedModel.tile, int(count))  # type: ignore[method-assign]
+    if when == "checkpoint":
+        checkpoints.save_file = _deadly(checkpoints.save_file, int(count))  # type: ignore[attr-defined]
+    settings = Settings(
+        model=ModelSettings(directory=model, dtype="float32"),
+        engine=EngineSettings(threads=1),
+        finetuning=FinetuningSettings(pack_tokens=48, checkpoint_every_s=0.0),
+    )
+    alone.train(Job(Path(job)), settings)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,132 @@
+"""Gradients of LoRA adapters, cut into windows and tiles, are those of the whole sequence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from python_backends.engine.torch.training import layer_backward
+from python_backends.engine.torch.training.layer_backward import LayerParts, PackState
+from python_backends.nouns.training import AdapterShape, Keep, Pack, Tile
+from tests.cpu.tiny_models import RELATIVES, TINY
+from tests.cpu.training_reference import by_tiles, difference, random_pack, trained, transformed, whole
+
+CUTS = ((100, 100), (7, 100), (100, 5), (9, 4))
+LENGTHS = (23, 9, 20)
+
+
+@pytest.mark.parametrize("name", sorted(TINY | RELATIVES))
+def test_gradients_of_every_family_are_those_of_the_whole_sequences(name: str) -> None:
+    """Four ways to cut; in float64, relative to the largest gradient."""
+    pack = random_pack(LENGTHS)
+    model, adapter = trained(name, torch.float64)
+    loss, expected = whole(name, adapter, pack, torch.float64)
+    for cut in CUTS:
+        for keep in Keep if cut == CUTS[-1] else [Keep.PRODUCTS]:
+            found_loss, found = by_tiles(model, adapter, pack, cut, keep)
+            assert abs(found_loss - loss) <= 1e-12 * loss, (cut, keep)
+            assert difference(found, expected) <= 1e-12, (cut, keep)
+
+
+@pytest.mark.parametrize("name", ["llama_grouped", "gemma2", "gpt_neox"])
+@pytest.mark.parametrize("keep", list(Keep))
+@pytest.mark.parametrize("projections", [("qkv",), ("o",), ("up",), ("down",), ("o", "down"), ("qkv", "up")])
+def test_what_is_pruned_is_not_missed(name: str, keep: Keep, projections: tuple[str, ...]) -> None:
+    """Adapters of some products only: the first layer keeps less, and the gradients are the same."""
+    pack = random_pack(LENGTHS)
+    model, _ = trained(name, torch.float64)
+    modules = tuple(part.name for each in projections for part in model.modules[each])
+    model, adapter = trained(name, torch.float64, AdapterShape(3, 6.0, modules))
+    _, expected = whole(name, adapter, pack, torch.float64)
+    _, found = by_tiles(model, adapter, pack, (9, 4), keep)
+    assert difference(found, expected) <= 1e-12
+
+
+@pytest.mark.parametrize("projections", [("qkv", "o", "up"), ("up", "down"), ("o",)])
+def test_a_plain_relu_keeps_one_bit_a_value(
+    monkeypatch: pytest.MonkeyPatch, projections: tuple[str, ...]
+) -> None:
+    monkeypatch.setitem(RELATIVES["phi"][1], "hidden_act", "relu")
+    pack = random_pack(LENGTHS)
+    model, _ = trained("phi", torch.float64)
+    modules = tuple(part.name for each in projections for part in model.modules[each])
+    model, adapter = trained("phi", torch.float64, AdapterShape(3, 6.0, modules))
+    _, expected = whole("phi", adapter, pack, torch.float64)
+    _, found = by_tiles(model, adapter, pack, (9, 4))
+    assert difference(found, expected) <= 1e-12
+    assert all(part.plan.keeps_signs != ("down" in projections) for part in model._parts)
+
+
+def test_gradients_of_earlier_keys_and_values_must_be_carried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without what later tiles give to them, gradients are wrong: the comparison notices it."""
+    pack = random_pack(LENGTHS)
+    model, adapter = trained("llama_grouped", torch.float64)
+    _, expected = whole("llama_grouped", adapter, pack, torch.float64)
+    real = layer_backward.backward
+
+    def forgetful(layer: LayerParts, state: PackState, tile: Tile) -> None:
+        state.dk.zero_()
+        state.dv.zero_()
+        real(layer, state, tile)
+
+    monkeypatch.setattr("python_backends.engine.torch.training.model.backward", forgetful)
+    _, found = by_tiles(model, adapter, pack, (9, 4))
+    assert difference(found, expected) > 1e-3
+
+
+def test_the_tokens_of_a_pack_do_not_see_other_sequences() -> None:
+    """Two sequences in one pack give the sum of what each gives alone."""
+    model, adapter = trained("llama_grouped", torch.float64)
+    together = random_pack(LENGTHS)
+    _, expected = by_tiles(model, adapter, together, (9, 4))
+    sums = {key: torch.zeros_like(each) for key, each in expected.items()}
+    for begin, end in zip(together.bounds, together.bounds[1:], strict=False):
+        alone = Pack(together.tokens[begin:end], together.labels[begin:end], (0, end - begin))
+        _, found = by_tiles(model, adapter, alone, (9, 4))
+        for key, each in found.items():
+            sums[key] += each * (alone.num_labels / together.num_labels)
+    assert difference(sums, expected) <= 1e-12
+
+
+def test_bfloat16_gradients_are_close_to_those_of_float32() -> None:
+    pack = random_pack(LENGTHS)
+    _, expected = by_tiles(*trained("llama_grouped", torch.float32), pack, (9, 4))
+    _, found = by_tiles(*trained("llama_grouped", torch.bfloat16), pack, (9, 4))
+    assert all(each.dtype == torch.float32 for each in found.values())
+    assert difference(found, expected) < 0.25  # 0.12 measured
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+@pytest.mark.parametrize("name", sorted(TINY | RELATIVES))
+def test_gradients_of_every_family_are_pefts(name: str) -> None:
+    """In float64, but transformers rounds norms and rotations to float32; PEFT one sequence at a time."""
+    peft = pytest.importorskip("peft")
+    pack = random_pack(LENGTHS)
+    model, adapter = trained(name, torch.float64)
+    loss, found = by_tiles(model, adapter, pack, (9, 4))
+    theirs = (
+        peft.get_peft_model(
+            transformed(name, torch.float64),
+            peft.LoraConfig(r=3, lora_alpha=6, target_modules=list(adapter.shape.modules)),
+        )
+        .double()
+        .eval()
+    )
+    parameters = {
+        key.replace(".default", ""): each for key, each in theirs.named_parameters() if each.requires_grad
+    }
+    with torch.no_grad():
+        for key, each in adapter.weights.items():
+            parameters[key].copy_(each)
+    their_loss = 0.0
+    for begin, end in zip(pack.bounds, pack.bounds[1:], strict=False):
+        tokens, labels = (
+            torch.from_numpy(each[begin:end].astype(np.int64)) for each in (pack.tokens, pack.labels)
+        )
+        logits = theirs(input_ids=tokens[None]).logits[0]
+        part = torch.nn.functional.cross_entropy(logits, labels, reduction="sum") / pack.num_labels
+        part.backward()
+        their_loss += float(part.detach())
+    assert abs(loss - their_loss) <= 1e-5 * their_loss
+    assert difference(found, {key: each.grad for key, each in parameters.items()}) <= 1e-5

@@ -1,0 +1,103 @@
+"""A line of training data becomes what the server would compute and write; a mistake names its line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from python_backends.finetuning.datasets import DatasetError, Example, read_examples
+from python_backends.nouns.request import Request
+from python_backends.settings import LimitSettings
+from python_backends.text.door.door import open_door
+from tests.pure.text.checkpoints import byte_level
+
+DOOR = open_door(byte_level(), LimitSettings())
+TURNS = [("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four")]
+
+
+def line(**values: Any) -> str:
+    return json.dumps(values)
+
+
+def chat(*turns: tuple[str, str], **weights: int) -> str:
+    """`a1=0`: turn 1 has weight 0."""
+    messages: list[dict[str, Any]] = [{"role": role, "content": content} for role, content in turns]
+    for name, weight in weights.items():
+        messages[int(name[1:])]["weight"] = weight
+    return line(messages=messages)
+
+
+def prompt_of(**values: Any) -> list[int]:
+    request = DOOR.answer(values)
+    assert isinstance(request, Request), request
+    return request.prompt.tolist()
+
+
+def ids(text: str) -> list[int]:
+    (found,) = DOOR.encoder.encode([text])
+    assert not isinstance(found, Exception)
+    return found.tolist()
+
+
+def parts(example: Example) -> tuple[list[int], list[int]]:
+    """What is given, and what is learned."""
+    return example.ids[~example.learned].tolist(), example.ids[example.learned].tolist()
+
+
+def test_a_chat_has_an_example_for_each_answer_with_the_servers_own_prompt() -> None:
+    first, second = read_examples([chat(*TURNS)], DOOR)
+    for example, count, answer in ((first, 1, "two"), (second, 3, "four")):
+        messages = [{"role": role, "content": content} for role, content in TURNS[:count]]
+        given, learned = parts(example)
+        assert given == prompt_of(messages=json.dumps(messages))
+        assert learned[:-1] == ids(answer)
+        assert learned[-1] in DOOR.eos_ids
+
+
+def test_an_answer_of_weight_0_is_read_and_not_learned() -> None:
+    (example,) = read_examples([chat(*TURNS, a1=0, a3=1)], DOOR)
+    assert parts(example)[1][:-1] == ids("four")
+
+
+def test_a_completion_follows_its_prompt_and_a_text_is_learned_whole() -> None:
+    completed, text = read_examples([line(prompt="one", completion=" two"), "", line(text="three")], DOOR)
+    assert parts(completed)[0] == prompt_of(text_input="one")
+    assert parts(completed)[1] == [*ids(" two"), parts(completed)[1][-1]]
+    assert text.learned.all()
+    assert text.num_learned == len(text.ids) - 1
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ("{", "line 2: no JSON"),
+        ("[1]", "line 2: a JSON list: must be an object"),
+        (line(prompt="one"), "line 2: fields prompt: must be messages; prompt and completion; or text"),
+        (line(prompt="one", completion=2), "line 2: completion = 2: must be a string"),
+        (line(messages=[]), "line 2: messages: must be a list of at least one message"),
+        (line(messages=[{"role": "user"}]), r"line 2: messages\[0\]: must have role and content"),
+        (chat(("robot", "a")), r"line 2: messages\[0\].role = 'robot': must be one of"),
+        (chat(*TURNS, a1=2), r"line 2: messages\[1\].weight = 2: must be 0 or 1"),
+        (chat(*TURNS, a0=1), r"line 2: messages\[0\].weight: only an assistant's turn may have one"),
+        (chat(("assistant", "a")), r"line 2: messages\[0\]: an answer needs a turn before it"),
+        (chat(*TURNS, a1=0, a3=0), "line 2: messages: no assistant turn of weight 1"),
+        (line(text="x" * 1000), "line 2: 10.. tokens: must be at most 128, the model's context"),
+    ],
+)
+def test_a_mistake_names_its_line_the_field_and_the_limit(bad: str, message: str) -> None:
+    with pytest.raises(DatasetError, match=message):
+        read_examples([chat(*TURNS), bad], DOOR)
+
+
+def test_a_model_without_chat_template_or_end_token_says_so() -> None:
+    plain = open_door(replace(byte_level(), chat_template=None), LimitSettings())
+    with pytest.raises(DatasetError, match="no chat template; use prompt and completion"):
+        read_examples([chat(*TURNS)], plain)
+    endless = open_door(replace(byte_level(), eos_ids=()), LimitSettings())
+    with pytest.raises(DatasetError, match="names no end token"):
+        read_examples([chat(*TURNS)], endless)
+    with pytest.raises(DatasetError, match="no example"):
+        read_examples(["", " "], DOOR)

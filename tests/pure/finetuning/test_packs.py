@@ -1,0 +1,65 @@
+"""Order, mini-batches, packs, and where a pack stands."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from python_backends.finetuning.cursor import PackCursor
+from python_backends.finetuning.datasets import Example
+from python_backends.finetuning.packs import mini_batch, order, packs, steps_a_pass
+from python_backends.nouns.training import NO_LABEL
+
+
+def example(length: int, first: int = 0) -> Example:
+    ids = np.arange(first, first + length, dtype=np.int32)
+    return Example(ids, np.arange(length) >= length // 2)
+
+
+def test_every_pass_has_every_example_once_in_an_order_of_its_own() -> None:
+    steps = steps_a_pass(10, 4)
+    passes = [[mini_batch(10, 4, 7, each * steps + step) for step in range(steps)] for each in range(2)]
+    for batches in passes:
+        assert [len(batch) for batch in batches] == [4, 4, 2]
+        assert sorted(np.concatenate(batches).tolist()) == list(range(10))
+    assert np.concatenate(passes[0]).tolist() != np.concatenate(passes[1]).tolist()
+    assert np.array_equal(order(10, 7, 1), np.concatenate(passes[1]))
+    assert not np.array_equal(order(10, 8, 1), order(10, 7, 1))
+
+
+def test_packs_hold_what_fits_in_order_and_a_long_sequence_alone() -> None:
+    made = list(packs([example(5), example(4), example(30), example(3)], 10))
+    assert [pack.bounds for pack in made] == [(0, 5, 9), (0, 30), (0, 3)]
+
+
+def test_a_label_is_the_next_learned_token_of_the_same_sequence() -> None:
+    (pack,) = packs([example(4, 10), example(3, 20)], 10)
+    assert pack.labels.tolist() == [NO_LABEL, 12, 13, NO_LABEL, 21, 22, NO_LABEL]
+    assert pack.num_labels == 4
+    assert pack.pieces(3, 6) == [(0, 3, 4), (1, 4, 6)]
+
+
+@pytest.mark.parametrize("window", [1, 3, 100])
+@pytest.mark.parametrize("tile", [1, 4, 100])
+def test_windows_and_tiles_cover_a_pack_once_in_order(window: int, tile: int) -> None:
+    cursor = PackCursor(10, 4, first_layer=1)
+    windows, tiles = [], []
+    while not cursor.is_computed:
+        windows.append(cursor.take_window(window))
+    while not cursor.is_done:
+        tiles.append(cursor.take_tile(tile))
+    assert [token for first, last in windows for token in range(first, last)] == list(range(10))
+    backward = [(each.layer, token) for each in tiles for token in reversed(range(each.first, each.last))]
+    assert backward == [(layer, token) for layer in (3, 2, 1) for token in reversed(range(10))]
+
+
+def test_no_tile_before_the_last_window_and_no_window_after_it() -> None:
+    cursor = PackCursor(10, 2)
+    cursor.take_window(9)
+    with pytest.raises(ValueError, match="tile"):
+        cursor.take_tile(3)
+    cursor.take_window(9)
+    with pytest.raises(ValueError, match="window"):
+        cursor.take_window(3)
+    with pytest.raises(ValueError, match="at least 1"):
+        PackCursor(0, 2)
