@@ -32,7 +32,7 @@ log = logging.getLogger("gapless")
 
 OBJECT_STORE_BYTES = 80 << 20  # the least that Ray takes; nothing is stored in it
 AVOIDED_S = 20.0  # about as long as Ray takes to notice that a host is lost
-PLACES = 3  # keepers that are started anew because Ray has put them on another host
+PLACES = 3  # keepers that are started again because Ray has put them on another host
 ANSWER_S = 2.0  # for a keeper to answer, besides what it waits for
 
 
