@@ -47,7 +47,7 @@ from benchmarks.cluster_check import check
 from benchmarks.cluster_hosts import AS_NEEDED, Machine
 from benchmarks.cluster_report import Row, by_load, draw, row_of
 from benchmarks.cluster_requests import Load, draw_work
-from benchmarks.cluster_runs import Capacity, Served, Simulation, measure_capacity, pooled
+from benchmarks.cluster_runs import Capacity, Served, Simulation, measure_capacity
 from benchmarks.results_file import table, write_result
 from python_backends.scheduling.policies import POLICIES as ADMISSIONS
 from python_backends.scheduling.step_time import FEATURES
@@ -172,7 +172,7 @@ class Bench:
             for point, served in zip(points, tqdm(pool.map(run, points), "runs", len(points)), strict=True):
                 made.append(served)
                 if point.seed == self.asked.seeds:
-                    row, made = row_of(point.policy, point.case.name, pooled(made)), []
+                    row, made = row_of(point.policy, point.case.name, made), []
                     tqdm.write(f"{row.case}: {row.policy}: P99 first token {row.p99_ttft_s} s")
                     yield row
 
