@@ -47,8 +47,8 @@ def row_of(policy: str, case: str, runs: Sequence[Served]) -> Row:
         done - served.num_copied,
         served.moves.total() - done,
         *of_high,
-        " ".join(f"{_p99(each.ttft_s[~each.is_high]):.2f}" for each in runs),
-        " ".join(str(each.num_evictions) for each in runs),
+        by_seed_p99_ttft_s=" ".join(f"{_p99(each.ttft_s[~each.is_high]):.2f}" for each in runs),
+        by_seed_evictions=" ".join(str(each.num_evictions) for each in runs),
     )
 
 
