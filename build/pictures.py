@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.server.serving import ROOT, Gapless
 from tests.server.terminal import Terminal
+from tests.server.test_shortages import run_directory
 
 CONTROL = [sys.executable, "-m", "python_backends.launcher.control"]
 PICTURES = ROOT / "docs/pictures"
@@ -53,15 +54,14 @@ def draw_load_test(url: str) -> None:
 
 
 def draw_top() -> None:
-    """While two instances have work, and one is being emptied."""
-    served = Gapless(**{"cluster.instances": 2})
+    """While two instances have work, and requests move."""
+    served = Gapless(**{"cluster.instances": 2, "cluster.policy": "shuffle"})
     client = served.grpc()
     try:
         for number in range(24):
             client.ask(str(number), text_input=f"def read_{number}(", max_tokens=1500, min_tokens=1500)
         client.drain(3)
-        subprocess.run([*CONTROL, "drain", "1", "--timeout", "0.3"], cwd=ROOT, check=False)
-        terminal = Terminal([*CONTROL, "top", "--every", "0.5"])
+        terminal = Terminal([*CONTROL, "--run-directory", str(run_directory(served)), "top"])
         terminal.wait_for("policy")
         terminal.wait_for("\n")
         terminal.process.kill()
