@@ -23,8 +23,8 @@ from benchmarks.results_file import table
 from python_backends.settings import ClusterSettings
 
 POLICIES = ("infaas", "llumnix", "ours")
-THRESHOLDS = ((20, 120), (60, 240), (160, 480), (320, 960), (600, 1800))  # scale_up_tokens, scale_down_tokens
-LOAD, CV, SEEDS = 0.4, 2.0, 3  # of the capacity of all instances
+THRESHOLDS = ((60, 240), (160, 480), (320, 960), (600, 1800))  # scale_up_tokens, scale_down_tokens
+LOAD, CV, SEEDS = 0.4, 2.0, 2  # of the capacity of all instances
 NUM_REQUESTS = 2400
 
 
