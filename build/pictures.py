@@ -19,7 +19,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.server.serving import ROOT, Gapless
 from tests.server.terminal import Terminal
-from tests.server.test_shortages import run_directory
 
 CONTROL = [sys.executable, "-m", "python_backends.launcher.control"]
 PICTURES = ROOT / "docs/pictures"
@@ -61,7 +60,7 @@ def draw_top() -> None:
         for number in range(24):
             client.ask(str(number), text_input=f"def read_{number}(", max_tokens=1500, min_tokens=1500)
         client.drain(3)
-        terminal = Terminal([*CONTROL, "--run-directory", str(run_directory(served)), "top"])
+        terminal = Terminal([*CONTROL, "--run-directory", str(served.run_directory), "top"])
         terminal.wait_for("policy")
         terminal.wait_for("\n")
         terminal.process.kill()
