@@ -63,7 +63,7 @@ class Server:
         self.scheduler, self.engine = build(self.settings)
         self.link = Link()
         self.instance = Instance(self.scheduler, self.engine, self.link, lambda: None)
-        training = build_training(self.settings, self.engine, self.scheduler.limits)
+        training = build_training(self.settings, self.engine, self.scheduler)
         assert training is not None
         self.training: Training = training
         self.instance.train(training)
@@ -192,7 +192,7 @@ def test_an_example_that_is_longer_than_the_server_takes_is_refused_by_number(
     longest = max(len(example.ids) for example in job.examples)
     short = replace(one.settings(max_model_tokens=longest - 1), finetuning=FinetuningSettings())
     scheduler, engine = build(short)
-    training = build_training(short, engine, scheduler.limits)
+    training = build_training(short, engine, scheduler)
     assert training is not None
     JobWatch(tmp_path, training, "", lambda: None).look()
     training.work(1.0, True)
@@ -304,7 +304,7 @@ def test_an_engine_that_does_not_train_refuses_jobs_by_name(tmp_path: Path) -> N
     )
     scheduler, engine = build(own)
     assert not isinstance(engine, Trains)
-    assert build_training(own, engine, scheduler.limits) is None
+    assert build_training(own, engine, scheduler) is None
     watch = watch_jobs(own, None, lambda: None)
     assert watch is not None
     watch.close()
@@ -321,7 +321,7 @@ def test_without_a_job_nothing_is_made_for_training(one: TinyModel, tmp_path: Pa
     server.close()
     off = settings(one, enabled=False)
     scheduler, engine = build(off)
-    assert build_training(off, engine, scheduler.limits) is None
+    assert build_training(off, engine, scheduler) is None
     assert watch_jobs(off, None, lambda: None) is None
     assert engine._trainable is None  # type: ignore[attr-defined]
     engine.close()
