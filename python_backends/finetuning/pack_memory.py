@@ -1,5 +1,5 @@
-"""The memory of a pack: KV blocks that are free are borrowed for its keys, values and activations, and taken
-back when a request needs them. Without a server, a pack has memory of its own.
+"""The memory of a pack: KV blocks that no request holds are borrowed for its keys, values and activations,
+and taken back when a request needs them. Without a server, a pack has memory of its own.
 
 What gives way when memory is short: prefixes that are kept for later prompts, then the pack, whose mini-batch
 begins again, then the job, which waits. Owned by the trainer of a job.
@@ -28,7 +28,7 @@ class Pool(Protocol):
     """The KV blocks of a server (`scheduling/state/blocks.py`)."""
 
     @property
-    def num_free(self) -> int: ...
+    def num_borrowable(self) -> int: ...
 
     num_blocks: int
 
@@ -51,11 +51,11 @@ class PackMemory:
         self._is_revoked = self._has_borrowed = False
 
     def plans_for(self, packs: Sequence[Pack]) -> Plans | None:
-        """What to keep of each of `packs`: the most that fits into the share of the free blocks; None if
-        nothing does now.
+        """What to keep of each of `packs`: the most that fits into the share of blocks without a request.
+        None if nothing does now.
         """
         for chosen in self._plans:
-            if self._needed(packs, chosen) <= self._share * self._num_free:
+            if self._needed(packs, chosen) <= self._share * self._num_borrowable:
                 return chosen
         return None
 
@@ -76,11 +76,11 @@ class PackMemory:
         return True
 
     def begin(self, pack: Pack, chosen: Plans, num_labels: int) -> bool:
-        """False: there are too few free blocks now."""
+        """False: requests hold too many blocks now."""
         count = self._session.num_blocks(pack, chosen) if self._pool is not None else 0
         borrowed = None
         if self._pool is not None and count:
-            if count > self._pool.num_free:
+            if count > self._pool.num_borrowable:
                 return False
             borrowed = self._pool.borrow(count, self._revoke)
             self._has_borrowed = True
@@ -114,8 +114,8 @@ class PackMemory:
         return max(self._session.num_blocks(pack, chosen) for pack in packs) if self._pool is not None else 0
 
     @property
-    def _num_free(self) -> int:
-        return self._pool.num_free if self._pool is not None else 0
+    def _num_borrowable(self) -> int:
+        return self._pool.num_borrowable if self._pool is not None else 0
 
     @property
     def _num_blocks(self) -> int:

@@ -38,7 +38,7 @@ class Kind(StrEnum):
     UPDATE = "update"
     SAVE = "save"
     WAIT = "wait"  # for files that are written meanwhile
-    MEMORY = "memory"  # waits for KV blocks that are free
+    MEMORY = "memory"  # waits for KV blocks that requests hold
 
 
 @dataclass(frozen=True, slots=True)

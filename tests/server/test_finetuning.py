@@ -130,7 +130,7 @@ def test_a_server_trains_while_it_streams_and_the_texts_stay_the_same(
 def test_a_killed_instance_costs_a_job_no_step_and_its_requests_no_text(
     gapless: Gapless, jobs_directory: Path, data: Path, tmp_path: Path
 ) -> None:
-    steps = 80
+    steps = 50
     expected = [answer.text for answer in streamed(gapless)]
     job = submitted(jobs_directory, data, "--steps", steps)
     wait_for(lambda: list(job.glob("checkpoints/step-*[0-9]")), 60)

@@ -43,9 +43,8 @@ class BlockPool:
         return len(self._free) + len(self._retained) + len(self._borrowed)
 
     @property
-    def num_free(self) -> int:
-        """Without those that are retained or borrowed."""
-        return len(self._free)
+    def num_borrowable(self) -> int:
+        return len(self._free) + len(self._retained)
 
     @property
     def num_borrowed(self) -> int:
@@ -129,13 +128,13 @@ class BlockPool:
         self.drop(blocks)
 
     def borrow(self, count: int, on_revoke: Callable[[], None]) -> Ids:
-        """`count` blocks of those that are free, until `return_borrowed`; nothing is borrowed yet. All are
-        taken back at once when a sequence needs one, after `on_revoke`, which must see to it that they are
-        not touched any more.
+        """`count` blocks, first free ones, then the oldest retained ones, until `return_borrowed`; nothing is
+        borrowed yet. All are taken back at once when a sequence needs one, after `on_revoke`, which must see
+        to it that they are not touched any more.
         """
         assert not self._borrowed, "blocks are borrowed twice"
-        assert count <= len(self._free), "blocks are borrowed that are not free"
-        self._borrowed = [self._free.pop() for _ in range(count)]
+        assert count <= self.num_borrowable, "blocks are borrowed that sequences hold"
+        self._borrowed = [self._free.pop() if self._free else self._evict_oldest() for _ in range(count)]
         self._on_revoke = on_revoke
         return np.array(self._borrowed, np.int32)
 

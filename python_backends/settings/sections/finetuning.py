@@ -42,7 +42,7 @@ class FinetuningSettings:
         1 << 20,
     )
     memory_share: float = setting(
-        0.5, "share of the free KV blocks that a server's training may borrow for a pack", 0.01, 1.0
+        0.5, "share of the KV blocks without a request that training may borrow for a pack", 0.01, 1.0
     )
     checkpoint_every_s: float = setting(
         60.0, "seconds from one checkpoint of a job to the next", 0.0, 86400.0
