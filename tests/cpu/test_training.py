@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
@@ -10,7 +9,7 @@ from python_backends.engine.torch.training import layer_backward
 from python_backends.engine.torch.training.layer_backward import LayerParts, PackState
 from python_backends.nouns.training import AdapterShape, Keep, Pack, Tile
 from tests.cpu.tiny_models import RELATIVES, TINY
-from tests.cpu.training_reference import by_tiles, difference, random_pack, trained, transformed, whole
+from tests.cpu.training_reference import by_tiles, difference, random_pack, trained, whole
 
 CUTS = ((100, 100), (7, 100), (100, 5), (9, 4))
 LENGTHS = (23, 9, 20)
@@ -95,38 +94,3 @@ def test_bfloat16_gradients_are_close_to_those_of_float32() -> None:
     _, found = by_tiles(*trained("llama_grouped", torch.bfloat16), pack, (9, 4))
     assert all(each.dtype == torch.float32 for each in found.values())
     assert difference(found, expected) < 0.25  # 0.12 measured
-
-
-@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
-@pytest.mark.parametrize("name", sorted(TINY | RELATIVES))
-def test_gradients_of_every_family_are_pefts(name: str) -> None:
-    """In float64, but transformers rounds norms and rotations to float32; PEFT one sequence at a time."""
-    peft = pytest.importorskip("peft")
-    pack = random_pack(LENGTHS)
-    model, adapter = trained(name, torch.float64)
-    loss, found = by_tiles(model, adapter, pack, (9, 4))
-    theirs = (
-        peft.get_peft_model(
-            transformed(name, torch.float64),
-            peft.LoraConfig(r=3, lora_alpha=6, target_modules=list(adapter.shape.modules)),
-        )
-        .double()
-        .eval()
-    )
-    parameters = {
-        key.replace(".default", ""): each for key, each in theirs.named_parameters() if each.requires_grad
-    }
-    with torch.no_grad():
-        for key, each in adapter.weights.items():
-            parameters[key].copy_(each)
-    their_loss = 0.0
-    for begin, end in zip(pack.bounds, pack.bounds[1:], strict=False):
-        tokens, labels = (
-            torch.from_numpy(each[begin:end].astype(np.int64)) for each in (pack.tokens, pack.labels)
-        )
-        logits = theirs(input_ids=tokens[None]).logits[0]
-        part = torch.nn.functional.cross_entropy(logits, labels, reduction="sum") / pack.num_labels
-        part.backward()
-        their_loss += float(part.detach())
-    assert abs(loss - their_loss) <= 1e-5 * their_loss
-    assert difference(found, {key: each.grad for key, each in parameters.items()}) <= 1e-5
