@@ -1,0 +1,156 @@
+"""Measures how fast LoRA adapters are trained: ours as `submit --alone` does it, and PEFT's modules with
+torch's autograd, in turn in one process, on the same model, mini-batches and threads.
+
+    python benchmarks/finetuning_speed.py --json benchmarks/results/finetuning_speed.json
+
+First a trial of both trainers' settings, one mini-batch each; the fastest of each is measured. `tok_s` are
+tokens of sequences a second, without padding, over forward pass, backward pass and optimiser: the median of
+the rounds, with the least and the most. `of_peft` is the median of the rounds' ratios. Data: `text` has
+sequences of 256 tokens, all learned; `answers` sequences of 64 to 448 tokens, of which the second half is
+learned. Mini-batches have 4 sequences, adapters rank 16 and all seven modules of a layer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+BATCH_SIZE = 4
+STEPS = {"S": 2, "M": 1}  # of a round
+LENGTHS = {"text": [256] * 16, "answers": np.random.default_rng(7).integers(64, 449, 16).tolist()}
+LEARNED = {"text": 1.0, "answers": 0.5}
+PEFT_SETTINGS: tuple[dict[str, bool], ...] = ({"batched": True}, {"batched": False})
+PEFT_BFLOAT16 = tuple(each | {"float32_adapter": True} for each in PEFT_SETTINGS)
+OUR_SETTINGS: tuple[dict[str, int], ...] = ({"pack_tokens": 512}, {"pack_tokens": 1024})
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    shape: str
+    dtype: str
+    data: str
+    trainer: str
+    settings: dict[str, Any]
+    tok_s: float
+    least: float
+    most: float
+    of_peft: float
+    rounds_tok_s: list[float]
+
+
+def speed(trainer: Any, examples: list[Any], steps: int) -> float:
+    """Tokens a second over `steps` mini-batches, from the first on."""
+    from benchmarks.finetuning_trainers import SEED
+    from python_backends.finetuning.packs import mini_batch
+
+    chosen = [i for step in range(steps) for i in mini_batch(len(examples), BATCH_SIZE, SEED, step)]
+    begin = time.perf_counter()
+    ends: list[float] = []
+    trainer.train(examples, BATCH_SIZE, steps, lambda: ends.append(time.perf_counter()))
+    return sum(len(examples[i].ids) for i in chosen) / (ends[-1] - begin)
+
+
+def fastest(make: Any, settings: tuple[dict[str, Any], ...], examples: list[Any]) -> dict[str, Any]:
+    """The settings with which the second of two mini-batches is fastest; one at a time is in memory."""
+    found = []
+    for each in settings:
+        trainer = make(**each)
+        speed(trainer, examples, 1)
+        found.append((speed(trainer, examples, 1), each))
+        tqdm.write(f"trial, {make.__name__}, {each}: {found[-1][0]:.0f} tokens/s")
+    return max(found, key=lambda pair: pair[0])[1]
+
+
+def measure(shape: str, dtype: str, data: str, rounds: int, steps: int) -> list[Row]:
+    from benchmarks.finetuning_trainers import OurTrainer, PeftTrainer, build_model, random_examples
+
+    examples = random_examples(LENGTHS[data], LEARNED[data])
+
+    def ours(pack_tokens: int) -> OurTrainer:
+        return OurTrainer(build_model(shape, dtype), pack_tokens=pack_tokens)
+
+    def peft(**settings: bool) -> PeftTrainer:
+        return PeftTrainer(build_model(shape, dtype), **settings)
+
+    tried = PEFT_SETTINGS if dtype == "float32" else PEFT_SETTINGS + PEFT_BFLOAT16
+    chosen = {"peft": fastest(peft, tried, examples), "ours": fastest(ours, OUR_SETTINGS, examples)}
+    trainers = {"peft": peft(**chosen["peft"]), "ours": ours(**chosen["ours"])}
+    found: dict[str, list[float]] = {name: [] for name in trainers}
+    for trainer in trainers.values():
+        speed(trainer, examples, 1)
+    for index in tqdm(range(rounds), desc=f"{shape}, {dtype}, {data}", disable=None):
+        for name in list(trainers)[:: 1 if index % 2 else -1]:
+            found[name].append(speed(trainers[name], examples, steps))
+    ratios = {name: np.divide(each, found["peft"]) for name, each in found.items()}
+    return [
+        Row(
+            shape,
+            dtype,
+            data,
+            name,
+            chosen[name],
+            float(np.median(each)),
+            min(each),
+            max(each),
+            float(np.median(ratios[name])),
+            each,
+        )
+        for name, each in found.items()
+    ]
+
+
+def main() -> None:
+    import torch
+
+    from benchmarks.results_file import table, write_result
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shapes", default="S,M", help="which of S and M")
+    parser.add_argument("--dtypes", default="float32,bfloat16")
+    parser.add_argument("--data", default="text,answers", help="which of text and answers")
+    parser.add_argument("--threads", type=int, default=1, help="of both trainers")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="also write the results here")
+    parser.add_argument("--quick", action="store_true", help="one round of one mini-batch of the least work")
+    asked = parser.parse_args()
+    if asked.quick:
+        asked.shapes, asked.dtypes, asked.data, asked.rounds = "S", "float32", "text", 1
+    torch.set_num_threads(asked.threads)
+    cases = [
+        (shape, dtype, data)
+        for shape in asked.shapes.split(",")
+        for dtype in asked.dtypes.split(",")
+        for data in asked.data.split(",")
+    ]
+    rows = [
+        row for case in cases for row in measure(*case, asked.rounds, 1 if asked.quick else STEPS[case[0]])
+    ]
+    if asked.json:
+        about = {"threads": asked.threads, "batch_size": BATCH_SIZE}
+        write_result(asked.json, {**about, "rows": [asdict(row) for row in rows]})
+    print(table([_shown(row) for row in rows]))
+
+
+def _shown(row: Row) -> dict[str, str]:
+    return {
+        "shape": f"{row.shape}, {row.dtype}",
+        "data": row.data,
+        "trainer": row.trainer,
+        "tok_s": f"{row.tok_s:.0f} ({row.least:.0f}–{row.most:.0f})",
+        "of_peft": f"{row.of_peft:.2f} ×",
+    }
+
+
+if __name__ == "__main__":
+    main()
