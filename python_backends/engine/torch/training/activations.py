@@ -35,7 +35,7 @@ class Activations:
             for name, width in plan.kept.items():
                 if name != IN_CACHE:
                     kind, count = (dtype, int(width)) if not _is_bits(name, plan) else _bytes(width)
-                    rows[name] = torch.zeros((num_tokens, count), dtype=kind, device=device)
+                    rows[name] = torch.empty((num_tokens, count), dtype=kind, device=device)
             self._rows.append(rows)
 
     @property
