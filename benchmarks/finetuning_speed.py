@@ -3,7 +3,7 @@ torch's autograd, in turn in one process, on the same model, mini-batches and th
 
     python benchmarks/finetuning_speed.py --json benchmarks/results/finetuning_speed.json
 
-First a trial of both trainers' settings, one mini-batch each; the fastest of each is measured. `tok_s` are
+First a trial of both trainers' settings; the fastest of each is measured. `tok_s` are
 tokens of sequences a second, without padding, over forward pass, backward pass and optimiser: the median of
 the rounds, with the least and the most. `of_peft` is the median of the rounds' ratios. Data: `text` has
 sequences of 256 tokens, all learned; `answers` sequences of 64 to 448 tokens, of which the second half is
@@ -25,7 +25,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 BATCH_SIZE = 4
-STEPS = {"S": 2, "M": 1}  # of a round
+STEPS = {"S": 3, "M": 1}  # of a round, and of a trial after the first
 LENGTHS = {"text": [256] * 16, "answers": np.random.default_rng(7).integers(64, 449, 16).tolist()}
 LEARNED = {"text": 1.0, "answers": 0.5}
 PEFT_SETTINGS: tuple[dict[str, bool], ...] = ({"batched": True}, {"batched": False})
@@ -47,25 +47,31 @@ class Row:
     rounds_tok_s: list[float]
 
 
-def speed(trainer: Any, examples: list[Any], steps: int) -> float:
-    """Tokens a second over `steps` mini-batches, from the first on."""
+def step_times(trainer: Any, examples: list[Any], steps: int) -> list[tuple[int, float]]:
+    """Tokens and seconds of `steps` mini-batches, from the first on."""
     from benchmarks.finetuning_trainers import SEED
     from python_backends.finetuning.packs import mini_batch
 
-    chosen = [i for step in range(steps) for i in mini_batch(len(examples), BATCH_SIZE, SEED, step)]
-    begin = time.perf_counter()
-    ends: list[float] = []
-    trainer.train(examples, BATCH_SIZE, steps, lambda: ends.append(time.perf_counter()))
-    return sum(len(examples[i].ids) for i in chosen) / (ends[-1] - begin)
+    batches = [mini_batch(len(examples), BATCH_SIZE, SEED, step) for step in range(steps)]
+    tokens = [sum(len(examples[i].ids) for i in batch) for batch in batches]
+    times = [time.perf_counter()]
+    trainer.train(examples, BATCH_SIZE, steps, lambda: times.append(time.perf_counter()))
+    return list(zip(tokens, np.diff(times).tolist(), strict=True))
 
 
-def fastest(make: Any, settings: tuple[dict[str, Any], ...], examples: list[Any]) -> dict[str, Any]:
-    """The settings with which the second of two mini-batches is fastest; one at a time is in memory."""
+def speed(trainer: Any, examples: list[Any], steps: int) -> float:
+    """Tokens a second over all steps."""
+    tokens, seconds = zip(*step_times(trainer, examples, steps), strict=True)
+    return float(sum(tokens) / sum(seconds))
+
+
+def fastest(make: Any, settings: tuple[dict[str, Any], ...], examples: list[Any], steps: int) -> Any:
+    """The settings with the fastest mini-batch of `steps` after the first; one trainer at a time lives."""
     found = []
     for each in settings:
         trainer = make(**each)
-        speed(trainer, examples, 1)
-        found.append((speed(trainer, examples, 1), each))
+        times = step_times(trainer, examples, 1 + steps)[1:]
+        found.append((max(tokens / seconds for tokens, seconds in times), each))
         tqdm.write(f"trial, {make.__name__}, {each}: {found[-1][0]:.0f} tokens/s")
     return max(found, key=lambda pair: pair[0])[1]
 
@@ -82,7 +88,10 @@ def measure(shape: str, dtype: str, data: str, rounds: int, steps: int) -> list[
         return PeftTrainer(build_model(shape, dtype), **settings)
 
     tried = PEFT_SETTINGS if dtype == "float32" else PEFT_SETTINGS + PEFT_BFLOAT16
-    chosen = {"peft": fastest(peft, tried, examples), "ours": fastest(ours, OUR_SETTINGS, examples)}
+    chosen = {
+        "peft": fastest(peft, tried, examples, steps),
+        "ours": fastest(ours, OUR_SETTINGS, examples, steps),
+    }
     trainers = {"peft": peft(**chosen["peft"]), "ours": ours(**chosen["ours"])}
     found: dict[str, list[float]] = {name: [] for name in trainers}
     for trainer in trainers.values():

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from python_backends.engine.torch.training import layer_backward
+from python_backends.engine.torch.training import layer_backward, loss
 from python_backends.engine.torch.training.layer_backward import LayerParts, PackState
 from python_backends.nouns.training import AdapterShape, Keep, Pack, Tile
-from tests.cpu.tiny_models import RELATIVES, TINY
+from tests.cpu.tiny_models import RELATIVES, TINY, VOCABULARY
 from tests.cpu.training_reference import by_tiles, difference, random_pack, trained, whole
 
 CUTS = ((100, 100), (7, 100), (100, 5), (9, 4))
@@ -20,11 +20,11 @@ def test_gradients_of_every_family_are_those_of_the_whole_sequences(name: str) -
     """Four ways to cut; in float64, relative to the largest gradient."""
     pack = random_pack(LENGTHS)
     model, adapter = trained(name, torch.float64)
-    loss, expected = whole(name, adapter, pack, torch.float64)
+    expected_loss, expected = whole(name, adapter, pack, torch.float64)
     for cut in CUTS:
         for keep in Keep if cut == CUTS[-1] else [Keep.PRODUCTS]:
             found_loss, found = by_tiles(model, adapter, pack, cut, keep)
-            assert abs(found_loss - loss) <= 1e-12 * loss, (cut, keep)
+            assert abs(found_loss - expected_loss) <= 1e-12 * expected_loss, (cut, keep)
             assert difference(found, expected) <= 1e-12, (cut, keep)
 
 
@@ -86,6 +86,16 @@ def test_the_tokens_of_a_pack_do_not_see_other_sequences() -> None:
         for key, each in found.items():
             sums[key] += each * (alone.num_labels / together.num_labels)
     assert difference(sums, expected) <= 1e-12
+
+
+def test_logits_can_be_computed_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    pack = random_pack(LENGTHS)
+    expected_loss, expected = by_tiles(*trained("gemma2", torch.float64), pack, (100, 100))
+    monkeypatch.setattr(loss, "PIECE_LOGITS", 3 * VOCABULARY)
+    monkeypatch.setattr(loss, "LEAST_ROWS", 1)
+    found_loss, found = by_tiles(*trained("gemma2", torch.float64), pack, (100, 100))
+    assert abs(found_loss - expected_loss) <= 1e-12 * expected_loss
+    assert difference(found, expected) <= 1e-12
 
 
 def test_bfloat16_gradients_are_close_to_those_of_float32() -> None:

@@ -14,6 +14,10 @@ from python_backends.engine.torch.projection import Projection
 from python_backends.engine.torch.training.small_operators import Pullback, softcapped, vjp
 from python_backends.nouns.training import NO_LABEL
 
+# logits at a time: beyond 32 MiB every allocation would be fresh pages
+PIECE_LOGITS = 1 << 22
+LEAST_ROWS = 128  # so that the product with the head stays fast
+
 
 class Loss:
     """The last norm, the head and the cross entropy of a described model; `head` is the decoder's."""
@@ -21,6 +25,7 @@ class Loss:
     def __init__(self, model: Model, head: Projection) -> None:
         self._norm = norm_operator(model.norm, model.embedding.dtype)
         self._head, self._back = head, Projection(model.head.weight.T.contiguous())
+        self._piece_rows = max(LEAST_ROWS, PIECE_LOGITS // len(model.head.weight))
         self._scale, self._softcap = model.logit_scale, model.logit_softcap
 
     def of(self, x: Tensor, labels: Tensor, num_labels: int) -> tuple[Tensor, Tensor]:
@@ -32,15 +37,22 @@ class Loss:
         """
         dtype = torch.promote_types(x.dtype, torch.float32)
         dx = torch.zeros(x.shape, dtype=dtype, device=x.device)
+        total = dx.new_zeros(())
         rows = (labels != NO_LABEL).nonzero()[:, 0]
-        if not len(rows):
-            return dx.new_zeros(()), dx
-        normed, norm_back = vjp(self._norm, x[rows])
+        pieces: tuple[Tensor, ...] = rows.split(self._piece_rows)  # type: ignore[no-untyped-call]
+        for piece in pieces:
+            entropy, d_x = self._piece(x[piece], labels[piece])
+            total += entropy / num_labels
+            dx[piece] = d_x.to(dtype) / num_labels
+        return total, dx
+
+    def _piece(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum over rows that all have a label, and its gradient at x."""
+        normed, norm_back = vjp(self._norm, x)
         logits, logits_back = self._logits(self._head.forward(normed))
-        entropy, d_logits = cross_entropy(logits, labels[rows])
+        entropy, d_logits = cross_entropy(logits, labels)
         (d_x,) = norm_back(self._back.forward(logits_back(d_logits)[0]))
-        dx[rows] = d_x.to(dtype) / num_labels
-        return entropy / num_labels, dx
+        return entropy, d_x
 
     def _logits(self, products: Tensor) -> tuple[Tensor, Pullback]:
         """Of what the head gave, in float32 or better."""
