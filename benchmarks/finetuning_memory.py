@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 KINDS = ("peft", "peft_checkpointing", "products", "attention", "inputs")
 DTYPES = {"S": "float32", "M": "float32", "8B": "bfloat16"}
-WHOLE = ("S", "M")  # shapes whose whole model takes a step
+WHOLE = ("S",)  # shapes whose whole model takes a step
 LENGTH, NUM_SEQUENCES = 256, 4
 SMALL_VOCABULARY = 64  # where the head is not measured
 
