@@ -98,7 +98,12 @@ class TrainedModel:
     @torch.no_grad()
     def begin(self, pack: Pack, num_labels: int) -> None:
         """The pack whose windows and tiles follow; `num_labels`: of its whole mini-batch."""
+        self.end()
         self._run = _PackRun(self, pack, num_labels, [part.plan for part in self._parts])
+
+    def end(self) -> None:
+        """Frees what was kept of the pack, if there is one."""
+        self._run = None
 
     @torch.no_grad()
     def window(self, first: int, last: int) -> float:

@@ -58,6 +58,7 @@ class TrainingSession:
 
     def update(self, learning_rate: float, max_norm: float) -> float:
         """Ends the mini-batch: one step of AdamW. Returns the norm of the gradients before clipping."""
+        self._model.end()
         return self._optimiser.step(self._model.gradients(), learning_rate, max_norm)
 
     @property
