@@ -26,7 +26,7 @@ from benchmarks.peer_work import num_cores
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-PACKAGES = ("torch", "transformers", "openvino", "numpy")
+PACKAGES = ("torch", "transformers", "peft", "openvino", "numpy")
 PROCESSOR_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8")
 LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 SERVED = ("python_backends", "model_repository", "benchmarks/http_streams.py")
@@ -35,6 +35,12 @@ PREDICTED = (
     "python_backends/learner.py",
     "benchmarks/length_requests.py",
     "models/bundled",
+)
+FINETUNED = (
+    "python_backends/engine",
+    "python_backends/finetuning",
+    "benchmarks/finetuning_trainers.py",
+    "benchmarks/peer_models.py",
 )
 MEASURED = {  # by script: what its results depend on, in addition to the script itself
     "agreement.py": (
@@ -45,6 +51,8 @@ MEASURED = {  # by script: what its results depend on, in addition to the script
     ),
     "cluster.py": ("python_backends", "benchmarks/cluster_*.py"),
     "drift.py": PREDICTED,
+    "finetuning_memory.py": FINETUNED,
+    "finetuning_speed.py": FINETUNED,
     "gpu.py": (*SERVED, "benchmarks/gpu*.py"),
     "host_time.py": ("python_backends", "benchmarks/host_time_loop.py"),
     "lengths.py": PREDICTED,

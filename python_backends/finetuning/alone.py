@@ -84,7 +84,7 @@ def train(job: jobs.Job, settings: Settings) -> None:
     with job.locked():
         session = _session(job, settings)
         with Bar(job) as bar:
-            Trainer(job, session, settings.finetuning, _AtOnce(), bar.show).run()
+            Trainer(job, session, settings.finetuning, AtOnce(), bar.show).run()
         plot(job)
 
 
@@ -99,7 +99,7 @@ def _session(job: jobs.Job, settings: Settings) -> Any:
     return TrainingSession(load_trained_model(settings), shape, int(job.fields["seed"]))
 
 
-class _AtOnce(Executor):
+class AtOnce(Executor):
     """Runs what it is given before `submit` returns."""
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:

@@ -30,6 +30,8 @@ LONG = {  # ten seconds to a minute each; what they make for themselves is made 
     "lengths.py": (),
     "drift.py": (),
     "agreement.py": (),
+    "finetuning_memory.py": (),
+    "finetuning_speed.py": (),
     "magnus.py": ("--simulate", "20,0.05,0.2"),
     "many_streams.py": (),
     "migration.py": (),

@@ -29,6 +29,10 @@ class Projection:
         return self._weight.is_mkldnn
 
     @property
+    def num_outputs(self) -> int:
+        return len(self._weight)
+
+    @property
     def weight(self) -> Tensor:
         """The plain weight [out, in]; a copy if it lies packed."""
         return self._weight.to_dense() if self.is_packed else self._weight

@@ -145,10 +145,9 @@ class TrainedModel:
 
     @property
     def num_kept_bytes(self) -> int:
-        """Of the pack that is computed: activations, keys and values."""
+        """Of the pack that is computed: activations, and KV blocks with the one for padding."""
         assert self._run is not None
-        kv = sum(2 * facts.kv for facts in self.facts) * len(self._run.labels) * self.dtype.itemsize
-        return self._run.state.activations.num_bytes + kv
+        return self._run.state.activations.num_bytes + self._run.cache.blocks.nbytes
 
     @torch.no_grad()
     def gradients(self) -> dict[str, Tensor]:

@@ -46,10 +46,12 @@ class Factors:
     b_gradient: Tensor  # [out, rank]
 
     def add(self, dy: Tensor, x: Tensor, t: Tensor) -> None:
-        """d(loss)/dA += tᵀ·x, d(loss)/dB += dyᵀ·(x·Aᵀ), for t = dy·B [tokens, rank]."""
-        dtype = self.a_gradient.dtype
-        self.a_gradient.addmm_(t.T.to(dtype), x.to(dtype))
-        self.b_gradient.addmm_(dy.T.to(dtype), (x @ self.a.T).to(dtype))
+        """d(loss)/dA += tᵀ·x, d(loss)/dB += dyᵀ·(x·Aᵀ), for t = dy·B [tokens, rank].
+
+        In bfloat16 the products of a tile are rounded to it, as autograd does; only their sums are not.
+        """
+        self.a_gradient.add_(t.T @ x)
+        self.b_gradient.add_(dy.T @ (x @ self.a.T))
 
 
 class AdaptedProjection:
