@@ -21,11 +21,12 @@ from python_backends.engine.model.checkpoint import declared_tokens, load_model,
 from python_backends.engine.model.description import Layer, Model
 from python_backends.engine.model.weights import describe, take_layers
 from python_backends.engine.slots.slot_state import SlotState
+from python_backends.engine.torch.adapters.modules import Modules, modules_of, prefix_of
 from python_backends.engine.torch.decoder import Decoder
 from python_backends.engine.torch.projection import Projection
 from python_backends.engine.torch.step_batch import StepBatcher
 from python_backends.engine.torch.training.activations import Activations, LayerRecorder, Recorder
-from python_backends.engine.torch.training.adapter import Adapter, Modules, modules_of
+from python_backends.engine.torch.training.adapter import Adapter
 from python_backends.engine.torch.training.layer_backward import LayerParts, PackState, backward
 from python_backends.engine.torch.training.loss import Loss
 from python_backends.engine.torch.training.projection import AdaptedProjection, Factors
@@ -47,7 +48,7 @@ class TrainedModel:
     @torch.no_grad()
     def __init__(self, model: Any, declared: int) -> None:
         self.modules: Modules = modules_of(model)
-        self.prefix = f"base_model.model.{model.base_model_prefix}.layers"
+        self.prefix = prefix_of(model)
         description = describe(model, declared)
         self.dtype, self.device = description.embedding.dtype, description.embedding.device
         self.modules = _on(self.modules, self.device)
