@@ -18,7 +18,7 @@ import setproctitle
 
 from python_backends.engine.kinds import kind_of
 from python_backends.engine.protocol import Announcing
-from python_backends.instance.build import build, build_copier, start_moves
+from python_backends.instance.build import build, build_copier, start_adapters, start_moves
 from python_backends.instance.loop import Instance
 from python_backends.linux.loop_processor import LoopProcessor
 from python_backends.linux.time_slice import take_usual_turns
@@ -76,22 +76,26 @@ def main(run_directory: Path, number: int) -> None:
     copier = build_copier(settings, engine, run_directory, number)
     address = copier.address if copier is not None else ("", "")
     link = InstanceEnd(run_directory, f"instance-{number}", scheduler.limits, *address)
-    state.write(State.READY, scheduler.limits)
+    state.write(State.STARTING, scheduler.limits)
     if isinstance(engine, Announcing):
         engine.on_done(link.wake)  # the loop wakes as soon as a step is done, even before its expected time
     processor = LoopProcessor() if kind_of(settings).gives_way else None
     moves = start_moves(settings, scheduler, copier, link.wake)
+    adapters = start_adapters(settings, scheduler, engine, link.wake, state.write_adapters)
     instance = Instance(
         scheduler, engine, link, partial(_beat, state, processor), settings.steps_ahead, moves
     )
+    if adapters is not None:
+        instance.serve_adapters(adapters)
+    state.write_on(State.READY)
     while not stopping:
         instance.turn()
         if traces:
             traces.clear()
             _trace(instance, settings.engine.trace_steps)
-    state.write(State.DRAINING, scheduler.limits)
+    state.write_on(State.DRAINING)
     # the copier uses the engine's memory, and both may call link.wake until they are closed
-    for part in (copier, engine, link):
+    for part in (adapters, copier, engine, link):
         if part is not None:
             part.close()
 

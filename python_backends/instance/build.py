@@ -13,10 +13,14 @@ from pathlib import Path
 from python_backends.engine.choice import choose
 from python_backends.engine.engine_thread import EngineThread
 from python_backends.engine.kinds import kind_of
-from python_backends.engine.protocol import Engine, ExportsBlocks
+from python_backends.engine.protocol import Engine, ExportsBlocks, TakesAdapters
 from python_backends.handover.moves import Moves
+from python_backends.instance.adapter_files import AdapterFiles
+from python_backends.instance.adapter_thread import AdapterThread
+from python_backends.instance.adapters import InstanceAdapters
 from python_backends.instance.layer_trial import with_faster_layers
 from python_backends.instance.warm_up import warm_up
+from python_backends.nouns.request import AdapterVersion
 from python_backends.scheduling.policies.fcfs import reserve_max_tokens
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.self_planned import SelfPlannedScheduler, reserve_likely
@@ -71,6 +75,24 @@ def build_copier(settings: Settings, engine: Engine, run_directory: Path, number
         return None
     endpoint = BlocksWire.endpoint_in(run_directory, number)
     return Copier(BlocksWire(endpoint, engine.kv_format, engine.block_bytes), engine, cluster.copy_share)
+
+
+def start_adapters(
+    settings: Settings,
+    scheduler: SlotScheduler,
+    engine: Engine,
+    wake: Callable[[], None],
+    show: Callable[[tuple[AdapterVersion, ...]], None],
+) -> InstanceAdapters | None:
+    """The adapters of this instance, found and checked; None if there are to be none, or the engine keeps
+    them by itself. `wake`: what wakes the loop; `show` gets the list.
+    """
+    directory = settings.adapters_directory
+    if directory is None or not isinstance(engine, TakesAdapters):
+        return None
+    files = AdapterFiles(directory, engine.read_adapter)
+    thread = AdapterThread(files, settings.adapters.watch_s, wake)
+    return InstanceAdapters(scheduler, engine, thread, settings.adapters.max_loaded, show)
 
 
 def start_moves(

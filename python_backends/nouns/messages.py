@@ -162,6 +162,7 @@ class Load(Noun, frozen=True):
     head_blocks: int = 0  # of these: for the request whose turn is next
     step_s: float = 0.0  # what a step takes at present; 0: not known yet
     moved_bytes: int = 0  # of KV blocks, sent to other instances since the last heartbeat
+    num_adapters: int = 0  # LoRA adapters in the engine's memory
 
 
 ToInstance = Hello | Submit | Predicted | Cancel | Pace | Reserve | MoveOut | AbortMove | Resume

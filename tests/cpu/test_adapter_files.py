@@ -17,15 +17,14 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
 from python_backends.engine.model.weights import describe, take_layers
+from python_backends.engine.protocol import BadAdapterError
 from python_backends.engine.torch.adapters import peft_files
-from python_backends.engine.torch.adapters.factors import AdaptedModel
-from python_backends.engine.torch.adapters.modules import modules_of, names_of, prefix_of
-from python_backends.engine.torch.adapters.peft_files import BadAdapterError
+from python_backends.engine.torch.adapters.factors import AdaptedModel, adapted_model
+from python_backends.engine.torch.adapters.modules import modules_of, names_of
 from python_backends.nouns.training import AdapterShape
 from tests.cpu.peft_adapters import save_adapter
 from tests.cpu.tiny_models import RELATIVES, TINY, build
 
-CPU = torch.device("cpu")
 Tensors = dict[str, torch.Tensor]
 # PEFT asks transformers by an older name
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -38,9 +37,8 @@ def transformed(name: str) -> Any:
     return model
 
 
-def adapted(model: Any, max_rank: int = 64) -> AdaptedModel:
-    num_layers = len(model.base_model.layers)
-    return AdaptedModel(modules_of(model), prefix_of(model), num_layers, max_rank, torch.float32, CPU)
+def adapted(model: Any) -> AdaptedModel:
+    return adapted_model(model, 64, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", sorted(TINY | RELATIVES))

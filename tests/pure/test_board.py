@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from python_backends.linux.process_group import end_group, start_group
-from python_backends.nouns.request import ModelLimits
+from python_backends.nouns.request import AdapterVersion, ModelLimits
 from python_backends.watching.board import LEAST_FD, RECORD_BYTES, VARIABLE, Board
 from python_backends.watching.instance_state import InstanceRecord, State
 
-LIMITS = ModelLimits(100, 50, 4, 20, 16, "x", adapters=("a", "b"))
+LIMITS = ModelLimits(100, 50, 4, 20, 16, "x", adapters=(AdapterVersion("a"), AdapterVersion("b", "2", "0f")))
 CHILD = """
 from python_backends.watching.board import Board
 from python_backends.watching.instance_state import InstanceRecord, State

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from python_backends.engine.torch.adapters.modules import Module, Modules, key_of
-from python_backends.engine.torch.adapters.peft_files import BadAdapterError, PeftAdapter
+from python_backends.engine.protocol import BadAdapterError
+from python_backends.engine.torch.adapters.modules import Module, Modules, key_of, modules_of, prefix_of
+from python_backends.engine.torch.adapters.peft_files import PeftAdapter
 
 
 class Factors(NamedTuple):
@@ -94,3 +95,10 @@ class AdaptedModel:
             has = "it is missing" if tensor is None else f"its shape is {list(tensor.shape)}"
             raise BadAdapterError(f"{key}: {has}, must be {shape}")
         return tensor.float()
+
+
+def adapted_model(model: Any, max_rank: int, device: torch.device) -> AdaptedModel:
+    """Of transformers' causal language model, which is not kept."""
+    parameter = model.get_input_embeddings().weight
+    num_layers = len(model.base_model.layers)
+    return AdaptedModel(modules_of(model), prefix_of(model), num_layers, max_rank, parameter.dtype, device)

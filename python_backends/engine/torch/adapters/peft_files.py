@@ -22,6 +22,7 @@ from safetensors.numpy import save
 from safetensors.torch import load
 from torch import Tensor
 
+from python_backends.engine.protocol import BadAdapterError
 from python_backends.nouns.training import AdapterShape
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -40,10 +41,6 @@ KNOWN = frozenset(
 NEUTRAL = {"bias": "none"}  # of the other fields: what is as good as nothing
 # the others change the weights of the model that the adapter is made for
 INITIALISATIONS = (True, False, None, "gaussian", "orthogonal", "eva")
-
-
-class BadAdapterError(ValueError):
-    """An adapter that is not served. The message names the file, the field or the tensor."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
