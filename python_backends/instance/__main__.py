@@ -22,6 +22,7 @@ from python_backends.instance.build import build, build_copier, start_adapters, 
 from python_backends.instance.loop import Instance
 from python_backends.linux.loop_processor import LoopProcessor
 from python_backends.linux.time_slice import take_usual_turns
+from python_backends.nouns.request import AdapterVersion, ModelLimits
 from python_backends.settings import Settings, SettingsError, read_settings
 from python_backends.text.checkpoint import CheckpointError, read_checkpoint
 from python_backends.text.detokenize.detokenizer import Detokenizer
@@ -59,6 +60,11 @@ def _beat(state: InstanceRecord, processor: LoopProcessor | None) -> None:
         processor.keep()
 
 
+def _show(state: InstanceRecord, limits: ModelLimits, adapters: tuple[AdapterVersion, ...]) -> None:
+    """The door lets these adapters through from now on."""
+    state.write_limits(limits.changed(adapters=adapters))
+
+
 def main(run_directory: Path, number: int) -> None:
     setproctitle.setproctitle(f"gapless-instance-{number}")
     take_usual_turns()  # this process computes
@@ -76,17 +82,16 @@ def main(run_directory: Path, number: int) -> None:
     copier = build_copier(settings, engine, run_directory, number)
     address = copier.address if copier is not None else ("", "")
     link = InstanceEnd(run_directory, f"instance-{number}", scheduler.limits, *address)
-    state.write(State.STARTING, scheduler.limits)
     if isinstance(engine, Announcing):
         engine.on_done(link.wake)  # the loop wakes as soon as a step is done, even before its expected time
     processor = LoopProcessor() if kind_of(settings).gives_way else None
     moves = start_moves(settings, scheduler, copier, link.wake)
-    adapters = start_adapters(settings, scheduler, engine, link.wake, state.write_adapters)
+    show = partial(_show, state, scheduler.limits)
+    adapters = start_adapters(settings, scheduler, engine, link.wake, show)
     instance = Instance(
         scheduler, engine, link, partial(_beat, state, processor), settings.steps_ahead, moves
     )
-    if adapters is not None:
-        instance.serve_adapters(adapters)
+    instance.serve_adapters(adapters)
     state.write_on(State.READY)
     while not stopping:
         instance.turn()

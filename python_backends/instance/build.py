@@ -89,6 +89,7 @@ def start_adapters(
     """
     directory = settings.adapters_directory
     if directory is None or not isinstance(engine, TakesAdapters):
+        show(scheduler.limits.adapters)
         return None
     files = AdapterFiles(directory, engine.read_adapter)
     thread = AdapterThread(files, settings.adapters.watch_s, wake)

@@ -74,8 +74,8 @@ class Instance:
         self._last_submit = 0  # the number of the last Submit in this session
         self._step_time = scheduler.outlook.step_time
 
-    def serve_adapters(self, adapters: InstanceAdapters) -> None:
-        """Before the first turn, if there are adapters that this loop loads."""
+    def serve_adapters(self, adapters: InstanceAdapters | None) -> None:
+        """Before the first turn. None: there are none, or the engine keeps them by itself."""
         self._adapters = adapters
 
     def turn(self) -> None:

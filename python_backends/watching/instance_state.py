@@ -41,11 +41,9 @@ class InstanceRecord:
         said = {"state": state.value, "pid": os.getpid(), "limits": limits and limits.plain()}
         self._board.write(self._name, json.dumps(said).encode())
 
-    def write_adapters(self, adapters: tuple[AdapterVersion, ...]) -> None:
-        """Replaces the list of adapters in the limits."""
-        state, limits = self.read()
-        if limits is not None:
-            self.write(state, limits.changed(adapters=adapters))
+    def write_limits(self, limits: ModelLimits) -> None:
+        """Writes the limits. The state stays."""
+        self.write(self.read()[0], limits)
 
     def write_on(self, state: State) -> None:
         """Writes the state. The limits stay."""

@@ -104,6 +104,7 @@ def test_a_killed_instance_changes_no_answer_with_an_adapter(gapless: Gapless) -
     answers = [client.ask(f"{n}", **each) for n, each in enumerate(inputs)]
     client.read_until(lambda: sum(answer.chunks > 2 for answer in answers) >= 6)
     gapless.kill(gapless.instance_pid())
+    assert text(gapless, lora_name="7"), "the door knows the adapters while the instance starts again"
     client.finish(120)
     client.close()
     assert [answer.error for answer in answers] == [""] * 16
