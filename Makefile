@@ -4,7 +4,7 @@ SETTINGS := $(if $(MODEL),--set model.directory=$(abspath $(MODEL))) $(if $(DEVI
             $(if $(DTYPE),--set model.dtype=$(DTYPE)) $(if $(SLOTS),--set engine.slots=$(SLOTS)) $(foreach s,$(SET),--set $(s))
 SOURCES := python_backends client build benchmarks tests
 
-.PHONY: help settings serve cluster chat bench perf stats top trace test fuzz lint format model-card size stale clean
+.PHONY: help settings serve cluster finetune chat bench perf stats top trace test fuzz lint format model-card size stale clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
@@ -15,6 +15,10 @@ serve:          ## serve the bundled model; MODEL=<checkpoint directory> DEVICE=
 
 cluster:        ## serve with two instances; the same variables as serve
 	@$(MAKE) --no-print-directory serve SET="cluster.instances=2 $(SET)"
+
+finetune:       ## train an adapter in a running server with SET=engine.kind=torch; DATA=train.jsonl NAME=shout ARGS="--rank 8 --epochs 2"; MODEL=, SET= as for serve
+	@build/set-up
+	@$(PY) -m python_backends.finetuning $(SETTINGS) submit $(DATA) $(if $(NAME),--name $(NAME)) $(ARGS)
 
 chat:           ## talk to a running server in the terminal; URL=127.0.0.1:8001 ARGS="--temperature 0.7"
 	@build/set-up

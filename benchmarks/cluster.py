@@ -22,6 +22,9 @@ predictions that are wrong by a factor whose logarithm has a standard deviation 
 curves over load, there are cases with a tenth of the requests at high priority, with other arrivals and
 lengths, and with a server's default admission. Without priorities, llumnix_base is the same as llumnix, so it
 is not measured there.
+
+`--scaling` shows how many instances run, and when first tokens come, if their number follows the load.
+`--check` compares the simulation with four real instances, whose engine is paced, behind Triton.
 """
 
 from __future__ import annotations
@@ -39,10 +42,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tqdm import tqdm
 
+from benchmarks import cluster_scaling
+from benchmarks.cluster_check import check
 from benchmarks.cluster_hosts import AS_NEEDED, Machine
 from benchmarks.cluster_report import Row, by_load, draw, row_of
 from benchmarks.cluster_requests import Load, draw_work
-from benchmarks.cluster_runs import Capacity, Served, Simulation, measure_capacity, pooled
+from benchmarks.cluster_runs import Capacity, Served, Simulation, measure_capacity
 from benchmarks.results_file import table, write_result
 from python_backends.scheduling.policies import POLICIES as ADMISSIONS
 from python_backends.scheduling.step_time import FEATURES
@@ -167,7 +172,7 @@ class Bench:
             for point, served in zip(points, tqdm(pool.map(run, points), "runs", len(points)), strict=True):
                 made.append(served)
                 if point.seed == self.asked.seeds:
-                    row, made = row_of(point.policy, point.case.name, pooled(made)), []
+                    row, made = row_of(point.policy, point.case.name, made), []
                     tqdm.write(f"{row.case}: {row.policy}: P99 first token {row.p99_ttft_s} s")
                     yield row
 
@@ -208,8 +213,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--bandwidth", type=float, default=2.0, help="GB/s that an instance sends to all others together"
     )
+    parser.add_argument(
+        "--check", action="store_true", help="compare the simulation with four real instances, and end"
+    )
+    parser.add_argument(
+        "--scaling", action="store_true", help="only: the number of instances follows the load"
+    )
     parser.add_argument("--json", type=Path, help="also write the results here")
-    parser.add_argument("--plot", type=Path, help="P99 time to first token over load, a line for each policy")
+    parser.add_argument("--plot", type=Path, help="P99 time to first token over load or instances")
     asked = parser.parse_args()
     if unknown := sorted({*asked.policies} - {*CLUSTER_POLICIES}):
         parser.error(f"--policies: {', '.join(unknown)}: must be of {', '.join(CLUSTER_POLICIES)}")
@@ -219,9 +230,33 @@ def arguments() -> argparse.Namespace:
     return asked
 
 
+def _check(asked: argparse.Namespace) -> None:
+    rows = check(40, 1, ("infaas",)) if asked.quick else check(400, 3)
+    if asked.json:
+        write_result(asked.json, {"rows": [asdict(row) for row in rows]})
+
+
+def _scaling(asked: argparse.Namespace, bench: Bench) -> None:
+    case = Case(0.0, 0.0, asked.tokens, admission=asked.admission)
+    bench.measure_capacities([case])
+    capacity = bench.capacities[asked.tokens, asked.admission]
+    machine = bench.machine(asked.admission)
+    rows = cluster_scaling.measure(machine, capacity, asked.tokens, asked.instances, asked.jobs, asked.quick)
+    if asked.json:
+        write_result(asked.json, {"rows": [asdict(row) for row in rows]})
+    if asked.plot:
+        cluster_scaling.draw(asked.plot, rows)
+
+
 def main() -> None:
     asked = arguments()
+    if asked.check:
+        _check(asked)
+        return
     bench = Bench(asked)
+    if asked.scaling:
+        _scaling(asked, bench)
+        return
     grid, others = bench.grid(), bench.others()
     bench.measure_capacities([*grid, *others])
     rows = list(bench.rows([*grid, *others]))

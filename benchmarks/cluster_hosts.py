@@ -43,10 +43,11 @@ class Machine:
     block_bytes: float
     bytes_per_s: float  # from one instance to all others together
     admission: str
+    max_model_tokens: int = MAX_MODEL_TOKENS
 
     @property
     def limits(self) -> ModelLimits:
-        return ModelLimits(MAX_MODEL_TOKENS, VOCABULARY, self.slots, self.blocks, self.block_tokens)
+        return ModelLimits(self.max_model_tokens, VOCABULARY, self.slots, self.blocks, self.block_tokens)
 
     def scheduler(self, clock: Callable[[], float]) -> SlotScheduler:
         """Returns a slot scheduler that knows the times of its steps."""

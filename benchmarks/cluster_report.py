@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cluster_requests import Doubles
-from benchmarks.cluster_runs import Served
+from benchmarks.cluster_runs import Served, pooled
 
 Key = tuple[float, float, str]  # load, coefficient of variation, and the name of the case
 
@@ -29,11 +29,14 @@ class Row:
     high_mean_ttft_s: float | None  # of requests of high priority
     high_p99_ttft_s: float | None
     high_p99_tpot_ms: float | None
+    by_seed_p99_ttft_s: str  # of ordinary requests, a run each
+    by_seed_evictions: str
 
 
-def row_of(policy: str, case: str, served: Served) -> Row:
+def row_of(policy: str, case: str, runs: Sequence[Served]) -> Row:
+    served = pooled(runs)
     high = served.is_high
-    of_high = _times(served, high) if high.any() else (None, None, None)
+    high_mean_s, high_p99_s, high_tpot_ms = _times(served, high) if high.any() else (None, None, None)
     done = served.moves["done"]
     return Row(
         case,
@@ -43,7 +46,11 @@ def row_of(policy: str, case: str, served: Served) -> Row:
         served.num_copied,
         done - served.num_copied,
         served.moves.total() - done,
-        *of_high,
+        high_mean_s,
+        high_p99_s,
+        high_tpot_ms,
+        " ".join(f"{_p99(each.ttft_s[~each.is_high]):.2f}" for each in runs),
+        " ".join(str(each.num_evictions) for each in runs),
     )
 
 

@@ -55,6 +55,7 @@ class Work:
     answers: Counts  # [n] tokens
     priorities: Counts  # [n]
     num_before: int
+    asks_exactly: bool = False  # whether `max_tokens` of each request is the length of its answer
 
     def __len__(self) -> int:
         return len(self.due_s)

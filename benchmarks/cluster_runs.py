@@ -7,8 +7,9 @@ Messages take no time. A run ends when each request that counts has its first to
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -35,7 +36,7 @@ from python_backends.settings.sections.scheduling import PREDICTED_POLICIES
 from python_backends.streams.stream import Stream
 from python_backends.streams.table import StreamTable
 from python_backends.watching.metrics import Metrics
-from python_backends.wires import InstanceMove, InstanceReady
+from python_backends.wires import InstanceLost, InstanceMove, InstanceReady
 
 LOOK_S = 0.25  # how often ended answers leave the table
 LEAST_TOKENS = 8  # of an answer so far, if its time per token counts
@@ -45,6 +46,7 @@ OVERLOAD = 3.0  # times the capacity
 OVERLOAD_S = 120.0
 NUM_ALONE = 600  # requests of a single instance
 NUM_WAITING = 4  # smallest number of requests that wait there
+START_S = 20.0  # until a new instance is ready
 SECOND_NS = 1_000_000_000
 
 
@@ -54,6 +56,7 @@ class Served:
 
     ttft_s: Doubles  # [n]
     tpot_s: Doubles  # [n] seconds per token after the first; not a number: too few tokens
+    latency_s: Doubles  # [n] from the arrival to the last token of the run
     is_high: np.ndarray[tuple[int], np.dtype[np.bool_]]  # [n]
     num_evictions: int
     moves: Counter[str]  # by outcome; completed ones include requests that moved without blocks
@@ -65,6 +68,7 @@ def pooled(runs: Sequence[Served]) -> Served:
     return Served(
         ttft_s=np.concatenate([each.ttft_s for each in runs]),
         tpot_s=np.concatenate([each.tpot_s for each in runs]),
+        latency_s=np.concatenate([each.latency_s for each in runs]),
         is_high=np.concatenate([each.is_high for each in runs]),
         num_evictions=sum(each.num_evictions for each in runs),
         moves=sum((each.moves for each in runs), Counter()),
@@ -79,17 +83,31 @@ class Front:
         self.metrics = Metrics()
         self.last_s = np.zeros(count)  # when the last token of each request arrived
         self._agenda = agenda
-        self._hosts = hosts
+        self._hosts: dict[int, Host] = {}
         self._news: deque[tuple[int, FromInstance]] = deque()
         self._router = Router(settings)
         streams = StreamSettings(max_open=1 << 20, max_queued_tokens=1 << 40, probe_ms=10_000.0)
         self.table = StreamTable(streams, self._now_ns, lambda words: 4, self.metrics, self._router)
         self._cluster = Cluster(settings, self._router, self.table, self.metrics, agenda.clock)
         for host in hosts:
-            host.say = self.hear
-            self._router.ready(host.number, host.scheduler.limits)
-            self.table.instance_ready(host.number)
-            self._cluster.ready(InstanceReady(host.number, host.hello))
+            self.ready(host)
+
+    @property
+    def wanted(self) -> frozenset[int]:
+        """The instances that should run."""
+        return self._cluster.wanted
+
+    def ready(self, host: Host) -> None:
+        self._hosts[host.number] = host
+        host.say = self.hear
+        self._router.ready(host.number, host.scheduler.limits)
+        self.table.instance_ready(host.number)
+        self._cluster.ready(InstanceReady(host.number, host.hello))
+
+    def ended(self, number: int) -> None:
+        """That of an instance that should run no more."""
+        del self._hosts[number]
+        self._cluster.lost(InstanceLost(number))
 
     def accept(self, request: Request) -> Stream:
         refusal = self.table.accept(request, None)
@@ -142,7 +160,7 @@ class Front:
 def request_of(work: Work, number: int) -> Request:
     """Returns a request whose prompt repeats one token of its own, so that no other prefix is found."""
     length = int(work.prompts[number])
-    most = min(MOST_TOKENS, MAX_MODEL_TOKENS - length - 1)
+    most = 0 if work.asks_exactly else min(MOST_TOKENS, MAX_MODEL_TOKENS - length - 1)
     return Request(
         request_id=number,
         prompt=np.full(length, number, np.int32),
@@ -169,27 +187,53 @@ class Mark(NamedTuple):
     row_s: float
 
 
+class Running:
+    """Which instances should run, and for how long they did: from the decision to start one."""
+
+    def __init__(self, numbers: Iterable[int]) -> None:
+        self.numbers = frozenset(numbers)
+        self.starting: set[int] = set()
+        self._changes: list[tuple[float, int]] = [(0.0, len(self.numbers))]
+
+    def change(self, numbers: frozenset[int], now_s: float) -> None:
+        self.starting = (self.starting & numbers) | (numbers - self.numbers)
+        self.numbers = numbers
+        self._changes.append((now_s, len(numbers)))
+
+    def mean(self, first_s: float, last_s: float) -> float:
+        """Between two times."""
+        ends_s = [*(at_s for at_s, _ in self._changes[1:]), last_s]
+        seconds = [
+            max(0.0, min(end_s, last_s) - max(at_s, first_s))
+            for (at_s, _), end_s in zip(self._changes, ends_s, strict=True)
+        ]
+        counts = [count for _, count in self._changes]
+        return float(np.dot(seconds, counts)) / (last_s - first_s)
+
+
 class Simulation:
     def __init__(self, machine: Machine, settings: ClusterSettings, work: Work) -> None:
         self._work = work
         self._agenda = agenda = Agenda()
-        wires: dict[str, Wire] = {}
-        self._hosts = [
-            Host(number, agenda, machine, work.answers, wires) for number in range(settings.instances)
-        ]
+        self._machine = machine
+        self._wires: dict[str, Wire] = {}
+        self._hosts = [self._new_host(number) for number in range(settings.instances)]
+        self.running = Running(range(settings.instances))
         self._front = Front(settings, agenda, self._hosts, len(work))
         self._is_predicted = machine.admission in PREDICTED_POLICIES
         self._every_s = min(LOOK_S, settings.balance_every_s)
         self._streams: list[Stream] = []
         self._num_begun = work.num_before  # leading requests that have a first token, or don't count
 
-    def run(self) -> Served:
+    def run(self, until_ended: bool = False) -> Served:
+        """Until each request has its first token, or, if `until_ended`, its last one."""
         agenda, front = self._agenda, self._front
         agenda.at(0.0, self._arrive)
         agenda.at(0.0, self._look)
-        while self._num_begun < len(self._work):
+        while self._num_begun < len(self._work) or (until_ended and len(front.table)):
             agenda.happen()
             front.turn()
+            self._scale()
         return self._served()
 
     def capacity(self) -> Capacity:
@@ -204,6 +248,28 @@ class Simulation:
             self._agenda.happen()
             self._front.turn()
         return _between(marks[0], marks[1], self._work)
+
+    def _new_host(self, number: int) -> Host:
+        return Host(number, self._agenda, self._machine, self._work.answers, self._wires)
+
+    def _scale(self) -> None:
+        """Starts and ends instances, as the launcher does."""
+        wanted = self._front.wanted
+        if wanted == self.running.numbers:
+            return
+        for number in self.running.numbers - wanted:
+            if number not in self.running.starting:
+                self._front.ended(number)
+        for number in wanted - self.running.numbers:
+            self._agenda.at(self._agenda.now_s + START_S, partial(self._started, number))
+        self.running.change(wanted, self._agenda.now_s)
+
+    def _started(self, number: int) -> None:
+        if number in self.running.starting:
+            self.running.starting.remove(number)
+            host = self._new_host(number)
+            self._hosts.append(host)
+            self._front.ready(host)
 
     def _mark(self) -> Mark:
         tokens, rows = (
@@ -237,6 +303,7 @@ class Simulation:
         assert not any(stream.finish not in (Finish.RUNNING, Finish.STOP) for stream in self._streams)
         return Served(
             ttft_s=first_s - work.due_s[counted],
+            latency_s=front.last_s[counted] - work.due_s[counted],
             tpot_s=np.where(counts >= LEAST_TOKENS, tpot_s, np.nan),
             is_high=work.priorities[counted] > 0,
             num_evictions=sum(host.scheduler.num_evictions for host in self._hosts),

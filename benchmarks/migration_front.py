@@ -22,7 +22,7 @@ from benchmarks.migration_instance import BLOCKING
 from python_backends.cluster.move import Move, MoveReason
 from python_backends.cluster.moves import Moves
 from python_backends.cluster.router import Router
-from python_backends.launcher.places import places
+from python_backends.launcher.fleets.places import places
 from python_backends.linux.large_pages import with_large_pages
 from python_backends.linux.process_group import end_group, start_group
 from python_backends.nouns.messages import Failed, Flush

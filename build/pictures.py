@@ -1,5 +1,5 @@
-"""Makes the pictures of docs/client.md with a server of the bundled model: a chat in the terminal, and the
-plot of a load test.
+"""Makes pictures of the docs with the bundled model: a chat in the terminal, the plot of a load test, and two
+instances as `make top` shows them.
 
     python build/pictures.py
 """
@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.server.serving import ROOT, Gapless
 from tests.server.terminal import Terminal
 
+CONTROL = [sys.executable, "-m", "python_backends.launcher.control"]
 PICTURES = ROOT / "docs/pictures"
 TYPED = (
     "Convert to camelCase: read_all_lines",
@@ -37,9 +38,13 @@ def draw_chat(url: str) -> None:
     terminal.wait_for("/quit")
     terminal.close()
     seen = re.sub(r"\x1b\[\?2004[hl]|\r", "", terminal.seen)
+    save(seen, "make chat", "chat.svg")
+
+
+def save(seen: str, title: str, name: str) -> None:
     console = Console(record=True, width=100, file=io.StringIO(), force_terminal=True)
     console.print(Text.from_ansi(seen))
-    console.save_svg(str(PICTURES / "chat.svg"), title="make chat")
+    console.save_svg(str(PICTURES / name), title=title)
 
 
 def draw_load_test(url: str) -> None:
@@ -47,8 +52,28 @@ def draw_load_test(url: str) -> None:
     subprocess.run([*command, "--plot", str(PICTURES / "bench.png")], cwd=ROOT, check=True)
 
 
+def draw_top() -> None:
+    """While two instances have work, and requests move."""
+    served = Gapless(**{"cluster.instances": 2, "cluster.policy": "shuffle"})
+    client = served.grpc()
+    try:
+        for number in range(24):
+            client.ask(str(number), text_input=f"def read_{number}(", max_tokens=1500, min_tokens=1500)
+        client.drain(3)
+        terminal = Terminal([*CONTROL, "--run-directory", str(served.run_directory), "top"])
+        terminal.wait_for("policy")
+        terminal.wait_for("\n")
+        terminal.process.kill()
+        terminal.close()
+        save(terminal.seen.replace("\x1b[H\x1b[J", "").replace("\r", ""), "make top", "top.svg")
+    finally:
+        client.close()
+        served.stop()
+
+
 def main() -> None:
     PICTURES.mkdir(exist_ok=True)
+    draw_top()
     served = Gapless()
     try:
         draw_chat(f"127.0.0.1:{served.grpc_port}")

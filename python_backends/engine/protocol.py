@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from python_backends.nouns.request import Ids, ModelLimits
 from python_backends.nouns.step import StepOutput, StepPlan
+from python_backends.nouns.training import AdapterShape, LayerFacts, LayerPlan, Pack, Tile
 
 
 class BadAdapterError(ValueError):
@@ -74,6 +75,52 @@ class TakesAdapters(Protocol):
     def install_adapter(self, digest: str, weights: Any) -> None: ...
 
     def drop_adapter(self, digest: str) -> None: ...
+
+
+class Session(Protocol):
+    """An adapter in training: packs and tiles go in, losses and arrays come out. Every call is computed at
+    once, and may stand between two steps of serving.
+    """
+
+    @property
+    def facts(self) -> tuple[LayerFacts, ...]: ...
+    @property
+    def targets(self) -> dict[int, frozenset[str]]:
+        """The products with an adapter, by layer."""
+
+    @property
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Weights by PEFT's keys, and moments: a copy."""
+
+    def install(self, plans: tuple[LayerPlan, ...]) -> None:
+        """Begins a mini-batch with the weights as they are now."""
+
+    def begin(self, pack: Pack, num_labels: int) -> None:
+        """`num_labels`: of the whole mini-batch."""
+
+    def window(self, first: int, last: int) -> float:
+        """The forward pass of tokens [first, last); their part of the mini-batch's loss."""
+
+    def tile(self, tile: Tile) -> None: ...
+
+    def clip(self, max_norm: float) -> float:
+        """Ends the mini-batch. Returns the norm of its gradients, which are clipped to `max_norm`."""
+
+    def update(self, layer: int, learning_rate: float) -> None:
+        """Changes the weights of one layer; all layers follow in order."""
+
+    def resume(self, state: dict[str, NDArray[Any]], num_steps: int) -> None:
+        """Goes on from `state` as it was after `num_steps`. ValueError if it is another adapter's."""
+
+
+@runtime_checkable
+class Trains(Protocol):
+    """An engine that trains adapters between its steps, with the weights that it serves."""
+
+    def start_training(self) -> Callable[[AdapterShape, int], Session]:
+        """What makes a session for an adapter's shape and the seed of its first weights. One session's
+        mini-batch is computed at a time. Raises SettingsError where these settings train nothing.
+        """
 
 
 @runtime_checkable

@@ -1,11 +1,14 @@
-"""Trains LoRA adapters without a server, and shows what became of it.
+"""Trains LoRA adapters: gives jobs to a server, which trains them in the time that serving leaves, or trains
+them in this process.
 
+    python -m python_backends.finetuning submit train.jsonl --name shout [--rank 8 …]
     python -m python_backends.finetuning submit train.jsonl --alone --name shout [--rank 8 …]
     python -m python_backends.finetuning submit --alone --resume ftjob-…
     python -m python_backends.finetuning list | show JOB | events JOB | cancel JOB | tokens FILE
     python -m python_backends.finetuning export JOB DIRECTORY
 
-A job that was killed goes on with --resume. The data: docs/finetuning.md.
+The server must have the same model.directory and finetuning.directory. A job of --alone that was killed
+goes on with --resume; one of a server goes on by itself. The data: docs/finetuning.md.
 """
 
 from __future__ import annotations
@@ -19,22 +22,39 @@ from pathlib import Path
 from python_backends.finetuning import jobs
 from python_backends.finetuning.alone import new_job, read_data, train
 from python_backends.finetuning.export import export
+from python_backends.finetuning.progress import plot, watch
 from python_backends.settings import ROOT, Settings, SettingsError, load
 from python_backends.text.checkpoint import CheckpointError
 
 
 def _submit(asked: argparse.Namespace, settings: Settings) -> None:
-    if not asked.alone:
-        raise jobs.JobError("submit: only --alone is possible, which trains in this process")
+    """Raises JobError if the job has failed."""
     if (asked.data is None) == (asked.resume is None):
         raise jobs.JobError("submit: give either a file or --resume JOB")
+    if asked.resume is not None and not asked.alone:
+        raise jobs.JobError("submit: --resume is for jobs of --alone; a server's jobs go on by themselves")
     if asked.resume is not None:
         job = jobs.find(jobs.jobs_directory(settings), asked.resume)
     else:
         job = new_job(settings, asked.data, asked)
     print(job.id, flush=True)
-    train(job, settings)
+    if asked.alone:
+        train(job, settings)
+    elif not asked.detach:
+        job = _watched(job)
     print(f"{job.id}: {job.status}")
+    if job.status == "failed":
+        raise jobs.JobError(job.fields["error"]["message"])
+
+
+def _watched(job: jobs.Job) -> jobs.Job:
+    try:
+        ended = watch(job)
+    except KeyboardInterrupt:
+        print(f"{job.id} goes on in the server; cancel {job.id} ends it", file=sys.stderr)
+        return jobs.Job(job.directory)
+    plot(ended)
+    return ended
 
 
 def _list(asked: argparse.Namespace, settings: Settings) -> None:
@@ -109,7 +129,8 @@ def _add_submit(parser: argparse.ArgumentParser) -> None:
     _verb(parser, _submit)
     parser.add_argument("data", type=Path, nargs="?", help="a JSONL file")
     parser.add_argument("--alone", action="store_true", help="train in this process, without a server")
-    parser.add_argument("--resume", metavar="JOB", help="go on with a job that was killed")
+    parser.add_argument("--detach", action="store_true", help="do not watch the job")
+    parser.add_argument("--resume", metavar="JOB", help="go on with a job of --alone that was killed")
     parser.add_argument("--name", default="adapter", help="of the adapter")
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--alpha", type=float, default=16.0)

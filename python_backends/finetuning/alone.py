@@ -1,18 +1,19 @@
-"""A job from its data to its end in one process, with a progress bar and a plot of the loss."""
+"""A job from its data to its end in one process, without a server."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
 
 from python_backends.finetuning import jobs
 from python_backends.finetuning.datasets import Example, read_examples
 from python_backends.finetuning.packs import steps_a_pass
-from python_backends.finetuning.trainer import Progress, Trainer
+from python_backends.finetuning.progress import Bar, plot
+from python_backends.finetuning.trainer import Trainer
 from python_backends.nouns.training import AdapterShape
 from python_backends.settings import Settings
 from python_backends.text.checkpoint import read_checkpoint
@@ -52,6 +53,7 @@ def new_job(settings: Settings, data: Path, asked: argparse.Namespace) -> jobs.J
         "seed": asked.seed,
         "gapless": {
             "suffix": asked.name,
+            "alone": asked.alone,
             "rank": asked.rank,
             "alpha": asked.alpha,
             "targets": _targets(settings, asked.targets),
@@ -81,9 +83,9 @@ def train(job: jobs.Job, settings: Settings) -> None:
         raise jobs.JobError(f"{job.id}: it has {job.status} already")
     with job.locked():
         session = _session(job, settings)
-        with _Bar(job) as bar:
-            Trainer(job, session, settings.finetuning, bar.show).run()
-        plot(job, job.directory / "loss.svg")
+        with Bar(job) as bar:
+            Trainer(job, session, settings.finetuning, _AtOnce(), bar.show).run()
+        plot(job)
 
 
 def _session(job: jobs.Job, settings: Settings) -> Any:
@@ -97,40 +99,13 @@ def _session(job: jobs.Job, settings: Settings) -> Any:
     return TrainingSession(load_trained_model(settings), shape, int(job.fields["seed"]))
 
 
-class _Bar:
-    """Steps done, loss, tokens a second and the time left."""
+class _AtOnce(Executor):
+    """Runs what it is given before `submit` returns."""
 
-    def __init__(self, job: jobs.Job) -> None:
-        self._bar = tqdm(total=job.options["steps"], unit="step", disable=None)
-        self._tokens = 0
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.close()
-
-    def show(self, progress: Progress) -> None:
-        if self._tokens == 0:  # a job that goes on
-            self._bar.initial = self._bar.n = progress.step - 1
-        self._tokens += progress.tokens
-        elapsed_s = max(1e-9, float(self._bar.format_dict["elapsed"]))
-        self._bar.set_postfix_str(
-            f"loss {progress.loss:.3f}, {self._tokens / elapsed_s:.0f} tokens/s", refresh=False
-        )
-        self._bar.update()
-
-
-def plot(job: jobs.Job, path: Path) -> bool:
-    """The loss by step; False where matplotlib is not installed."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return False
-    lines = job.losses
-    figure = Figure(figsize=(7, 4))
-    axes = figure.subplots()
-    axes.plot([line["step"] for line in lines], [line["loss"] for line in lines])
-    axes.set(xlabel="step", ylabel="loss (nats a token)", title=f"{job.options['suffix']}, {job.id}")
-    figure.savefig(path, bbox_inches="tight")
-    return True
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(function(*arguments, **named))
+        except Exception as error:
+            done.set_exception(error)
+        return done

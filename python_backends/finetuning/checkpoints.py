@@ -19,6 +19,8 @@ from python_backends.finetuning.files import write_directory
 
 NUM_KEPT = 2
 
+State = dict[str, NDArray[Any]]  # weights and moments
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -29,7 +31,7 @@ class Place:
     ends_pass: bool
 
 
-def save(directory: Path, place: Place, state: dict[str, NDArray[Any]]) -> None:
+def save(directory: Path, place: Place, state: State) -> None:
     """Adds a checkpoint, and deletes those that are not needed any more. OSError where the disk is full."""
     fields = {"step": place.step, "trained_tokens": place.trained_tokens, "ends_pass": place.ends_pass}
 
@@ -43,7 +45,7 @@ def save(directory: Path, place: Place, state: dict[str, NDArray[Any]]) -> None:
     _delete_old(directory)
 
 
-def last(directory: Path) -> tuple[Place, dict[str, NDArray[Any]]] | None:
+def last(directory: Path) -> tuple[Place, State] | None:
     """The newest whole checkpoint; None: there is none yet."""
     found = _checkpoints(directory)
     if not found:

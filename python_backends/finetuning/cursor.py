@@ -32,6 +32,16 @@ class PackCursor:
     def is_done(self) -> bool:
         return self.is_computed and self._layer < self._first_layer
 
+    @property
+    def computed_tokens(self) -> int:
+        """The next window begins there."""
+        return self._computed
+
+    @property
+    def open_tokens(self) -> int:
+        """Of the layer that is computed: the next tile ends there."""
+        return self._open
+
     def take_window(self, most: int) -> tuple[int, int]:
         """The next tokens [first, last) of the forward pass, at most `most`."""
         if self.is_computed or most < 1:

@@ -11,6 +11,12 @@ from python_backends.finetuning.jobs import Job, JobError
 from python_backends.nouns.training import AdapterShape
 
 
+def export_once(job: Job) -> None:
+    """Writes the adapter to `adapter/` in the job's directory, unless it is there. Raises JobError."""
+    if not (job.directory / "adapter").exists():
+        export(job, job.directory / "adapter")
+
+
 def export(job: Job, directory: Path) -> int:
     """Writes the adapter as it is in the last checkpoint to `directory`, which must not exist yet. Returns
     the step of that checkpoint. Raises JobError.

@@ -57,6 +57,11 @@ class Job:
         return str(self._fields["status"])
 
     @property
+    def is_alone(self) -> bool:
+        """It is trained by the process that made it, not by a server."""
+        return bool(self._fields["gapless"].get("alone", False))
+
+    @property
     def options(self) -> dict[str, Any]:
         """What OpenAI has no field for: rank, alpha, targets, learning rate, steps."""
         return dict(self._fields["gapless"])
@@ -64,6 +69,14 @@ class Job:
     def change(self, **fields: Any) -> None:
         self._fields |= fields
         write_whole(self.directory / "job.json", json.dumps(self._fields, indent=2) + "\n")
+
+    def end(self, status: str, message: str, **fields: Any) -> None:
+        """`status` is one of ENDED."""
+        self.change(status=status, finished_at=int(time.time()), estimated_finish=None, **fields)
+        self.say(message, "error" if status == "failed" else "info")
+
+    def fail(self, code: str, message: str, param: str | None = None) -> None:
+        self.end("failed", message, error={"code": code, "message": message, "param": param})
 
     def say(self, message: str, level: str = "info") -> None:
         """One more event."""
@@ -88,14 +101,16 @@ class Job:
     def add_loss(self, **line: float) -> None:
         _append(self.directory / "losses.jsonl", line)
 
-    def mend(self, num_steps: int) -> None:
+    def mend(self, num_steps: int) -> int:
         """After a process was killed: drops lines that it had not finished, and losses of steps after
-        `num_steps`, which will be computed again.
+        `num_steps`, which will be computed again. Returns how many tokens these had.
         """
-        losses = [line for line in self.losses if line["step"] <= num_steps]
+        found = self.losses
+        losses = [line for line in found if line["step"] <= num_steps]
         for name, lines in (("losses", losses), ("events", self.events)):
             text = "".join(json.dumps(line) + "\n" for line in lines)
             write_whole(self.directory / f"{name}.jsonl", text)
+        return sum(int(line["tokens"]) for line in found if line["step"] > num_steps)
 
     @property
     def examples(self) -> list[Example]:
@@ -113,8 +128,7 @@ class Job:
             raise JobError(f"{self.id}: it has {self.status} already")
         (self.directory / "cancel").touch()
         with contextlib.suppress(JobError), self.locked():
-            self.change(status="cancelled", finished_at=int(time.time()))
-            self.say("cancelled")
+            self.end("cancelled", "cancelled")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

@@ -1,5 +1,5 @@
-"""Trains a job in a process of its own, without a server: mini-batch by mini-batch, in windows and tiles as
-large as a pack.
+"""Trains a job, mini-batch by mini-batch, in pieces: a window, a tile, the update of a layer. Between two
+pieces the caller does something else, such as serving; without a server the next piece follows at once.
 
 The loss of a mini-batch is the mean over its label tokens, however many packs it has. A job that was killed
 goes on after its last checkpoint; what came later is computed again.
@@ -9,39 +9,46 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from enum import StrEnum
 
-from numpy.typing import NDArray
-
+from python_backends.engine.protocol import Session
 from python_backends.finetuning import checkpoints
 from python_backends.finetuning.cursor import PackCursor
+from python_backends.finetuning.export import export_once
 from python_backends.finetuning.jobs import Job
 from python_backends.finetuning.packs import mini_batch, packs, steps_a_pass
 from python_backends.finetuning.pruning import first_layer, plans
-from python_backends.nouns.training import Keep, LayerFacts, LayerPlan, Pack, Tile
+from python_backends.nouns.training import Keep, Pack
 from python_backends.settings import FinetuningSettings
 
 CLIP = 1.0  # the largest global norm of the gradients
-NUM_TILE_TOKENS = 512
+NUM_TILE_TOKENS = 512  # of a window or tile, without a server
+MOST_DEATHS = 3  # of processes that trained after the same step: then the job fails
 
 
-class Session(Protocol):
-    """What the engine trains (`engine/torch/training/session.py`)."""
+class Kind(StrEnum):
+    BEGIN = "begin"  # of a mini-batch: another job may be trained before it
+    WINDOW = "window"
+    TILE = "tile"
+    CLIP = "clip"
+    UPDATE = "update"
+    SAVE = "save"
+    WAIT = "wait"  # for files that are written meanwhile
 
-    @property
-    def facts(self) -> tuple[LayerFacts, ...]: ...
-    @property
-    def targets(self) -> dict[int, frozenset[str]]: ...
-    @property
-    def state(self) -> dict[str, NDArray[Any]]: ...
-    def install(self, plans: tuple[LayerPlan, ...]) -> None: ...
-    def begin(self, pack: Pack, num_labels: int) -> None: ...
-    def window(self, first: int, last: int) -> float: ...
-    def tile(self, tile: Tile) -> None: ...
-    def update(self, learning_rate: float, max_norm: float) -> float: ...
-    def resume(self, state: dict[str, NDArray[Any]], num_steps: int) -> None: ...
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What is computed next. Of windows and tiles, the caller says how many tokens at most."""
+
+    kind: Kind
+    pack: Pack | None = None
+    place: int = 0  # the first token of a window; the end of a tile
+
+
+Pieces = Generator[Piece, int, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +61,27 @@ class Progress:
     tokens: int  # of this step, with a forward and a backward pass
 
 
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """A mini-batch that is computed."""
+
+    loss: float
+    tokens: int
+
+
 class Trainer:
-    """`session` trains what `job` asks for. `watch` sees every step."""
+    """`session` trains what `job` asks for. `watch` sees every step; `writer` writes files, in order."""
 
     def __init__(
         self,
         job: Job,
         session: Session,
         settings: FinetuningSettings,
+        writer: Executor,
         watch: Callable[[Progress], None] = lambda progress: None,
     ) -> None:
         self._job, self._session, self._settings, self._watch = job, session, settings, watch
+        self._writer, self._written = writer, _done()
         self._examples = job.examples
         self._batch_size = int(job.fields["hyperparameters"]["batch_size"])
         self._seed = int(job.fields["seed"])
@@ -72,89 +89,161 @@ class Trainer:
         self.num_steps = int(job.options["steps"])
         self._checkpoints = job.directory / "checkpoints"
         self._plans = plans(session.facts, session.targets, Keep(settings.keep))
-        self._step = self._trained_tokens = 0
-        self._saved_s = time.monotonic()
+        self._step = self._trained_tokens = self._saved_step = 0
+        self.num_wasted_tokens = 0  # trained by a process that was killed, and again by this one
+        self._is_updating = False
+        self._began_s = self._saved_s = time.monotonic()
+        self._began_step = 0
 
     def run(self) -> None:
         """Until the job has ended, and job.json says how."""
-        self._resume()
-        self._job.change(status="running")
+        pieces = self.pieces()
+        piece = next(pieces, None)
+        while piece is not None:
+            piece = _next(pieces, NUM_TILE_TOKENS)
+
+    def pieces(self) -> Pieces:
+        """Yields what comes next, and does it when it is sent how many tokens that may have. Ends when the
+        job has ended, and job.json says how.
+        """
+        if not self._resume():
+            return
         while self._step < self.num_steps:
             if self._job.is_cancel_asked:
-                self._end("cancelled", "cancelled")
+                yield from self._end("cancelled", "cancelled")
                 return
-            loss = self._train_step()
-            if not math.isfinite(loss):
-                message = f"the loss of step {self._step} is {loss}: try a smaller learning rate"
-                error = {"code": "invalid_loss", "message": message, "param": "learning_rate"}
-                self._end("failed", message, error=error)
+            yield Piece(Kind.BEGIN)
+            batch = yield from self._mini_batch()
+            if not math.isfinite(batch.loss):
+                yield from self._diverged(batch.loss)
                 return
-            self._save(if_due=self._step < self.num_steps)
+            yield from self._update(batch)
+            if self._is_save_due():
+                yield Piece(Kind.SAVE)
+                self.save()
+        yield from self._await_writer()  # OSError if the last checkpoint could not be written
+        self._written = self._writer.submit(export_once, self._job)
+        yield from self._await_writer()
         fields = self._job.fields
         name = f"ft:{fields['model']}:{self._job.options['suffix']}:{self._job.id}"
-        self._end("succeeded", "succeeded", fine_tuned_model=name)
+        yield from self._end("succeeded", "succeeded", fine_tuned_model=name)
 
-    def _resume(self) -> None:
-        found = checkpoints.last(self._checkpoints)
-        if found is None:
-            self._job.mend(0)
-            self._job.say("started")
+    def save(self) -> None:
+        """A checkpoint after the last whole step, if there is none yet. One that can't be written is an event
+        of the job; the next one is tried when it is due.
+        """
+        if self._is_updating or self._step == self._saved_step:
             return
-        place, state = found
-        self._session.resume(state, place.step)
-        self._step, self._trained_tokens = place.step, place.trained_tokens
-        self._job.mend(place.step)
-        self._job.say(f"goes on after step {place.step}")
+        ends_pass = self._ends_pass
+        place = checkpoints.Place(self._step, self._trained_tokens, ends_pass)
+        self._written = self._writer.submit(self._write, place, self._session.state)
+        self._saved_step, self._saved_s = self._step, time.monotonic()
 
-    def _train_step(self) -> float:
-        """One mini-batch; its weights change unless the loss is not finite."""
-        chosen = [self._examples[i] for i in self._chosen()]
-        made = list(packs(chosen, self._settings.pack_tokens))
+    def _write(self, place: checkpoints.Place, state: checkpoints.State) -> None:
+        """Called by `writer`; nothing else changes job.json meanwhile."""
+        try:
+            checkpoints.save(self._checkpoints, place, state)
+            self._job.change(trained_tokens=place.trained_tokens, estimated_finish=self._estimate(place.step))
+        except OSError as error:
+            self._job.say(f"no checkpoint after step {place.step}: {error}", "warn")
+            raise
+
+    def _estimate(self, step: int) -> int:
+        """The Unix time at which the job ends if it goes on as it did."""
+        step_s = (time.monotonic() - self._began_s) / max(1, step - self._began_step)
+        return int(time.time() + step_s * (self.num_steps - step))
+
+    def _resume(self) -> bool:
+        """False if the job has failed now, because processes died of it."""
+        found = checkpoints.last(self._checkpoints)
+        message = "started"
+        if found is not None:
+            place, state = found
+            self._session.resume(state, place.step)
+            self._step, self._trained_tokens = place.step, place.trained_tokens
+            self._saved_step = self._began_step = place.step
+            message = f"goes on after step {place.step}"
+        self.num_wasted_tokens = self._job.mend(self._step)
+        if [event["message"] for event in self._job.events[-MOST_DEATHS:]] == [message] * MOST_DEATHS:
+            text = f"{MOST_DEATHS} processes died after step {self._step}, before a later checkpoint"
+            self._job.fail("server_error", text)
+            return False
+        self._job.say(message)
+        self._job.change(status="running")
+        return True
+
+    def _mini_batch(self) -> Generator[Piece, int, _Batch]:
+        chosen = mini_batch(len(self._examples), self._batch_size, self._seed, self._step)
+        made = list(packs([self._examples[int(index)] for index in chosen], self._settings.pack_tokens))
         num_labels = sum(pack.num_labels for pack in made)
         self._session.install(self._plans)
-        loss = sum(self._train_pack(pack, num_labels) for pack in made)
-        self._step += 1
-        if math.isfinite(loss):
-            norm = self._session.update(self._learning_rate, CLIP)
-            tokens = sum(len(pack.tokens) for pack in made)
-            self._trained_tokens += tokens
-            self._job.add_loss(
-                step=self._step,
-                loss=loss,
-                tokens=tokens,
-                learning_rate=self._learning_rate,
-                grad_norm=norm,
-            )
-            self._watch(Progress(self._step, self.num_steps, loss, tokens))
-        return loss
+        loss = 0.0
+        for pack in made:
+            loss += yield from self._pack(pack, num_labels)
+        return _Batch(loss, sum(len(pack.tokens) for pack in made))
 
-    def _chosen(self) -> list[int]:
-        chosen = mini_batch(len(self._examples), self._batch_size, self._seed, self._step)
-        return [int(index) for index in chosen]
-
-    def _train_pack(self, pack: Pack, num_labels: int) -> float:
+    def _pack(self, pack: Pack, num_labels: int) -> Generator[Piece, int, float]:
         self._session.begin(pack, num_labels)
-        first = first_layer(self._session.targets)
-        cursor = PackCursor(len(pack.tokens), len(self._plans), first)
+        cursor = PackCursor(len(pack.tokens), len(self._plans), first_layer(self._session.targets))
         loss = 0.0
         while not cursor.is_computed:
-            loss += self._session.window(*cursor.take_window(NUM_TILE_TOKENS))
+            most = yield Piece(Kind.WINDOW, pack, cursor.computed_tokens)
+            loss += self._session.window(*cursor.take_window(most))
         while not cursor.is_done:
-            self._session.tile(cursor.take_tile(NUM_TILE_TOKENS))
+            most = yield Piece(Kind.TILE, pack, cursor.open_tokens)
+            self._session.tile(cursor.take_tile(most))
         return loss
 
-    def _save(self, if_due: bool) -> None:
-        """At the end of a pass, and when the last checkpoint is old; always unless `if_due`."""
-        ends_pass = self._step % steps_a_pass(len(self._examples), self._batch_size) == 0
-        is_old = time.monotonic() - self._saved_s >= self._settings.checkpoint_every_s
-        if if_due and not (ends_pass or is_old):
-            return
-        place = checkpoints.Place(self._step, self._trained_tokens, ends_pass)
-        checkpoints.save(self._checkpoints, place, self._session.state)
-        self._saved_s = time.monotonic()
-        self._job.change(trained_tokens=self._trained_tokens)
+    def _update(self, batch: _Batch) -> Pieces:
+        """The weights change layer by layer."""
+        yield Piece(Kind.CLIP)
+        norm = self._session.clip(CLIP)
+        for layer in range(len(self._plans)):
+            yield Piece(Kind.UPDATE)
+            self._is_updating = True
+            self._session.update(layer, self._learning_rate)
+        self._is_updating = False
+        self._step += 1
+        self._trained_tokens += batch.tokens
+        rate = self._learning_rate
+        self._job.add_loss(
+            step=self._step, loss=batch.loss, tokens=batch.tokens, learning_rate=rate, grad_norm=norm
+        )
+        self._watch(Progress(self._step, self.num_steps, batch.loss, batch.tokens))
 
-    def _end(self, status: str, message: str, **fields: Any) -> None:
-        at = int(time.time())
-        self._job.change(status=status, finished_at=at, trained_tokens=self._trained_tokens, **fields)
-        self._job.say(message, "error" if status == "failed" else "info")
+    @property
+    def _ends_pass(self) -> bool:
+        return self._step % steps_a_pass(len(self._examples), self._batch_size) == 0
+
+    def _is_save_due(self) -> bool:
+        """At the end of a pass and of the job, and when the last checkpoint is old and written."""
+        is_old = time.monotonic() - self._saved_s >= self._settings.checkpoint_every_s
+        return self._ends_pass or self._step == self.num_steps or (is_old and self._written.done())
+
+    def _diverged(self, loss: float) -> Pieces:
+        message = f"the loss of step {self._step + 1} is {loss}: try a smaller learning rate"
+        error = {"code": "invalid_loss", "message": message, "param": "learning_rate"}
+        yield from self._end("failed", message, error=error)
+
+    def _await_writer(self) -> Pieces:
+        while not self._written.done():
+            yield Piece(Kind.WAIT)
+        self._written.result()
+
+    def _end(self, status: str, message: str, **fields: object) -> Pieces:
+        while not self._written.done():  # a checkpoint that failed does not matter any more
+            yield Piece(Kind.WAIT)
+        self._job.end(status, message, trained_tokens=self._trained_tokens, **fields)
+
+
+def _next(pieces: Pieces, most_tokens: int) -> Piece | None:
+    try:
+        return pieces.send(most_tokens)
+    except StopIteration:
+        return None
+
+
+def _done() -> Future[None]:
+    done: Future[None] = Future()
+    done.set_result(None)
+    return done

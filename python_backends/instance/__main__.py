@@ -18,7 +18,14 @@ import setproctitle
 
 from python_backends.engine.kinds import kind_of
 from python_backends.engine.protocol import Announcing
-from python_backends.instance.build import build, build_copier, start_adapters, start_moves
+from python_backends.instance.build import (
+    build,
+    build_copier,
+    build_training,
+    start_adapters,
+    start_moves,
+    watch_jobs,
+)
 from python_backends.instance.loop import Instance
 from python_backends.linux.loop_processor import LoopProcessor
 from python_backends.linux.time_slice import take_usual_turns
@@ -92,6 +99,10 @@ def main(run_directory: Path, number: int) -> None:
         scheduler, engine, link, partial(_beat, state, processor), settings.steps_ahead, moves
     )
     instance.serve_adapters(adapters)
+    training = build_training(settings, engine, scheduler.limits)
+    if training is not None:
+        instance.train(training)
+    watch = watch_jobs(settings, training, link.wake)
     state.write_on(State.READY)
     while not stopping:
         instance.turn()
@@ -99,8 +110,8 @@ def main(run_directory: Path, number: int) -> None:
             traces.clear()
             _trace(instance, settings.engine.trace_steps)
     state.write_on(State.DRAINING)
-    # the copier uses the engine's memory, and both may call link.wake until they are closed
-    for part in (adapters, copier, engine, link):
+    # the copier uses the engine's memory, and all may call link.wake until they are closed
+    for part in (watch, training, adapters, copier, engine, link):
         if part is not None:
             part.close()
 

@@ -13,20 +13,24 @@ from pathlib import Path
 from python_backends.engine.choice import choose
 from python_backends.engine.engine_thread import EngineThread
 from python_backends.engine.kinds import kind_of
-from python_backends.engine.protocol import Engine, ExportsBlocks, TakesAdapters
+from python_backends.engine.protocol import Engine, ExportsBlocks, TakesAdapters, Trains
+from python_backends.finetuning.jobs import jobs_directory
 from python_backends.handover.moves import Moves
 from python_backends.instance.adapter_files import AdapterFiles
 from python_backends.instance.adapter_thread import AdapterThread
 from python_backends.instance.adapters import InstanceAdapters
+from python_backends.instance.job_watch import JobWatch
 from python_backends.instance.layer_trial import with_faster_layers
+from python_backends.instance.training import Training
 from python_backends.instance.warm_up import warm_up
-from python_backends.nouns.request import AdapterVersion
+from python_backends.nouns.request import AdapterVersion, ModelLimits
 from python_backends.scheduling.policies.fcfs import reserve_max_tokens
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.self_planned import SelfPlannedScheduler, reserve_likely
 from python_backends.settings import Settings, SettingsError
 from python_backends.wires.blocks import BlocksWire
 from python_backends.wires.copier import Copier
+from python_backends.wires.network import read_network
 
 log = logging.getLogger("gapless.instance")
 
@@ -73,8 +77,32 @@ def build_copier(settings: Settings, engine: Engine, run_directory: Path, number
     cluster = settings.cluster
     if cluster.most_instances == 1 or cluster.move != "blocks" or not isinstance(engine, ExportsBlocks):
         return None
-    endpoint = BlocksWire.endpoint_in(run_directory, number)
-    return Copier(BlocksWire(endpoint, engine.kv_format, engine.block_bytes), engine, cluster.copy_share)
+    network = read_network(run_directory)
+    endpoint = BlocksWire.endpoint_in(run_directory, number) if network is None else network.own_endpoint
+    keys = None if network is None else network.keys
+    wire = BlocksWire(endpoint, engine.kv_format, engine.block_bytes, keys)
+    return Copier(wire, engine, cluster.copy_share)
+
+
+def build_training(settings: Settings, engine: Engine, limits: ModelLimits) -> Training | None:
+    """What trains adapters beside serving; None where the engine can't, or shall not."""
+    if not (settings.finetuning.enabled and isinstance(engine, Trains)):
+        return None
+    return Training(engine, limits, settings.finetuning)
+
+
+def watch_jobs(settings: Settings, training: Training | None, wake: Callable[[], None]) -> JobWatch | None:
+    """The thread that finds jobs, started; None where the settings want no training."""
+    if not settings.finetuning.enabled:
+        return None
+    kind = choose(settings).settings.engine.kind
+    refusal = (
+        f"engine.kind = '{kind}', engine.steps_ahead = {settings.steps_ahead}: a server trains with the torch"
+        " engine on a CPU and no steps ahead; submit --alone trains without a server"
+    )
+    watch = JobWatch(jobs_directory(settings), training, refusal, wake)
+    watch.start()
+    return watch
 
 
 def start_adapters(

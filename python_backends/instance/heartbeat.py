@@ -26,8 +26,8 @@ class Heartbeat:
         self._beaten_s = time.monotonic()
 
     def is_due(self, is_idle: bool) -> bool:
-        """Every HEARTBEAT_S while there are requests; in every turn without any,
-        so also right after the last one has ended.
+        """Every HEARTBEAT_S while there are requests or jobs; in every turn of an idle loop, so also right
+        after the last request has ended.
         """
         return is_idle or time.monotonic() - self._beaten_s >= HEARTBEAT_S
 

@@ -18,10 +18,12 @@ from python_backends.handover.moves import Moves
 from python_backends.instance.adapters import InstanceAdapters
 from python_backends.instance.heartbeat import HEARTBEAT_S, Heartbeat
 from python_backends.instance.held_tokens import HeldTokens
+from python_backends.instance.training import Training
 from python_backends.nouns.messages import Cancel, Failed, FromInstance, Pace, Predicted, Submit, ToInstance
 from python_backends.nouns.moves import AbortMove, MoveOut, Reserve, Resume
 from python_backends.nouns.step import StepOutput, StepPlan
 from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.training_budget import slack_s
 from python_backends.wires import NewSession
 
 log = logging.getLogger("gapless.instance")
@@ -40,7 +42,8 @@ class Link(Protocol):
 
 
 class Instance:
-    """The loop. `turn` is one round of it: take, plan, launch, collect, apply, publish.
+    """The loop. `turn` is one round of it: take, plan, launch, collect, apply, publish. Where adapters are
+    trained, a piece of training stands before the launch.
 
     `steps_ahead` steps are launched before the oldest is read, so the engine has the next plan when it has
     done with one. The next plan is made as late as that allows: what comes in while a step runs is in the one
@@ -62,6 +65,7 @@ class Instance:
         self.link = link
         self._moves = moves
         self._adapters: InstanceAdapters | None = None
+        self._training: Training | None = None
         self._heartbeat = Heartbeat(beat)
         self._steps_ahead = 0 if engine.plans_steps else steps_ahead
         self._launched: deque[StepPlan] = deque()
@@ -78,11 +82,17 @@ class Instance:
         """Before the first turn. None: there are none, or the engine keeps them by itself."""
         self._adapters = adapters
 
+    def train(self, training: Training) -> None:
+        """From now on, the jobs of `training` are trained in the time that serving leaves."""
+        self._training = training
+
     def turn(self) -> None:
         self._take_inbox()
         if self._adapters is not None:
             self._publish_if_any(self._adapters.step())
         plan = self.scheduler.plan()
+        if self._training is not None and self._training.has_work:
+            self._train(self._training, plan)
         self._num_empty_turns = 0 if plan or self._launched else self._num_empty_turns + 1
         self._launch(plan)
         if self._is_output_due(plan):
@@ -90,6 +100,13 @@ class Instance:
             tokens = self.scheduler.apply(plan, output)
             self._publish([*([tokens] if len(tokens.tokens) else []), *self.scheduler.take_failed()])
         self._beat_if_due()
+
+    def _train(self, training: Training, plan: StepPlan | None) -> None:
+        """Before `plan` is launched, for as long as those who wait for tokens do not notice."""
+        seconds = slack_s(plan, self._step_time, training.tpot_s, training.idle_s)
+        self._publish([], self._next_tokens_s(plan) + seconds)
+        if training.work(seconds, plan is None) and plan is not None:
+            self._first_after_idle, self._was_idle = plan.number, False
 
     def _launch(self, plan: StepPlan | None) -> None:
         """Publishes which requests got a slot, in case that the launch ends this process, and launches
@@ -143,11 +160,16 @@ class Instance:
     def _patience_s(self) -> float:
         if self.scheduler.is_idle or self._only_waits:
             self._was_idle = True
-            return HEARTBEAT_S
+            training = self._training
+            return training.patience_s if training is not None and training.has_work else HEARTBEAT_S
         if not self._launched:
             return 0.0
         least_s = self._step_time.least_s(self._launched[0]) - EARLY_S
         return max(0.0, self._running_since_s + least_s - time.monotonic())
+
+    @property
+    def _is_training(self) -> bool:
+        return self._training is not None and self._training.has_work
 
     @property
     def _only_waits(self) -> bool:
@@ -208,10 +230,13 @@ class Instance:
             self.link.publish(now)
 
     def _beat_if_due(self) -> None:
-        if not self._heartbeat.is_due(self.scheduler.is_idle):
+        if not self._heartbeat.is_due(self.scheduler.is_idle and not self._is_training):
             return
         moved_bytes = self._moves.take_sent_bytes() if self._moves is not None else 0
-        load = self.scheduler.load().changed(last_submit=self._last_submit, moved_bytes=moved_bytes)
+        training = self._training.take_report() if self._training is not None else None
+        load = self.scheduler.load().changed(
+            last_submit=self._last_submit, moved_bytes=moved_bytes, training=training
+        )
         self._publish([self._heartbeat.beat(load)])
         if self.scheduler.is_idle:
             self.scheduler.check_integrity()

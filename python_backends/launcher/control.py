@@ -29,7 +29,7 @@ from python_backends.settings import ClusterSettings, read_settings
 from python_backends.watching.cluster_files import ClusterOrders, ClusterStatus
 
 LOOK_S = 0.2
-COLUMNS = ("instance", "state", "slots", "KV blocks", "waiting", "tokens/request", "step")
+COLUMNS = ("instance", "host", "state", "slots", "KV blocks", "waiting", "tokens/request", "step")
 REQUEST_COLUMNS = {  # and the fields of the status
     "request": "request",
     "instance": "instance",
@@ -101,6 +101,7 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
 def _row(each: dict[str, Any]) -> tuple[str, ...]:
     return (
         str(each["number"]),
+        each["host"] or "-",
         each["state"],
         f"{each['slots_busy']}/{each['slots']}",
         f"{each['blocks_used']}/{each['blocks']}",

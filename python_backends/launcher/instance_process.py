@@ -6,19 +6,14 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import subprocess
-import sys
 import time
 
+from python_backends.launcher.fleets.fleet import Child
 from python_backends.launcher.health import FailedStarts
-from python_backends.launcher.places import Place
 from python_backends.launcher.run_files import RunFiles
-from python_backends.linux.large_pages import with_large_pages
 from python_backends.linux.pauses import Silence
-from python_backends.linux.process_group import end_group, start_group
-from python_backends.settings import ROOT, Settings
-from python_backends.watching.board import VARIABLE, Board, instance_name
+from python_backends.settings import Settings
+from python_backends.watching.board import Board, instance_name
 from python_backends.watching.instance_state import InstanceRecord, State
 
 log = logging.getLogger("gapless")
@@ -27,25 +22,18 @@ END_S = 3.0  # time to end after SIGTERM
 
 
 class InstanceProcess:
-    def __init__(
-        self,
-        settings: Settings,
-        files: RunFiles,
-        board: Board,
-        number: int,
-        place: Place,
-    ) -> None:
+    """Decides when the process is started and ended; `child` does both."""
+
+    def __init__(self, settings: Settings, files: RunFiles, board: Board, number: int, child: Child) -> None:
         self.number = number
         self.name = f"instance {number}"
         self._process_name = instance_name(number)
         self._files = files
-        self._board = board
         self._settings = settings
-        self._place = place
-        self._command = [sys.executable, "-m", "python_backends.instance", str(files.directory), str(number)]
+        self._child = child
         self._record = InstanceRecord(board, number)
         self._failed_starts = FailedStarts(self.name)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._is_on = False
         self._silence = Silence()
         self._killed_at_s = math.inf  # when it must have ended; inf: it may run
 
@@ -56,25 +44,19 @@ class InstanceProcess:
     @property
     def is_off(self) -> bool:
         """Whether it was not started, or has ended as it was asked to."""
-        return self._process is None
+        return not self._is_on
 
     def start(self) -> None:
         self._files.keep()
         self._record.write_starting()
-        # the user's PYTHONPATH may name further places of libraries
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = with_large_pages(
-            {
-                **os.environ,
-                **self._place.environment,
-                "PYTHONPATH": os.pathsep.join(paths),
-                VARIABLE: str(self._board.fd),
-            }
-        )
-        self._process = start_group(
-            self._command, environment, self._place.processors, cwd=ROOT, pass_fds=[self._board.fd]
-        )
+        self._child.start()
+        self._is_on = True
         self._silence = Silence()
+
+    def look(self) -> None:
+        """Brings up to date what is known of it. To be called several times a second."""
+        if self._is_on:
+            self._child.look()
 
     def heal(self) -> None:
         """Starts it if it is off; starts it again if it has ended or no longer beats. Raises GiveUpError."""
@@ -94,7 +76,7 @@ class InstanceProcess:
 
     def end(self) -> None:
         """Sends SIGTERM at the first call, and SIGKILL if it has not ended after END_S. Doesn't wait."""
-        if self._process is None:
+        if self.is_off:
             return
         now_s = time.monotonic()
         if self._killed_at_s == math.inf:
@@ -103,19 +85,19 @@ class InstanceProcess:
             self.ask_to_end()
         elif self.has_ended() or now_s >= self._killed_at_s:
             self.stop(0)
-            self._process, self._killed_at_s = None, math.inf
+            self._is_on, self._killed_at_s = False, math.inf
             self._failed_starts = FailedStarts(self.name)
 
     def ask_to_end(self) -> None:
-        if self._process is not None:
-            self._process.terminate()
+        if self._is_on:
+            self._child.ask_to_end()
 
     def stop(self, wait_s: float) -> None:
-        if self._process is not None:
-            end_group(self._process, wait_s)
+        if self._is_on:
+            self._child.stop(wait_s)
 
     def has_ended(self) -> bool:
-        return self._process is not None and self._process.poll() is not None
+        return self._is_on and self._child.how_it_ended() is not None
 
     def _looks_stalled(self) -> bool:
         """Returns whether its record has not changed for too long. It beats when it is ready."""
@@ -124,6 +106,4 @@ class InstanceProcess:
         return self._silence.look(self._record.sign()) > longest_s
 
     def _what_happened(self) -> str:
-        assert self._process is not None
-        code = self._process.poll()
-        return "sent no heartbeat in time" if code is None else f"ended with {code}"
+        return self._child.how_it_ended() or "sent no heartbeat in time"

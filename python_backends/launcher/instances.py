@@ -8,11 +8,10 @@ The scheduler model writes to its status file which instances should run; before
 from __future__ import annotations
 
 import logging
-import os
 
+from python_backends.launcher.fleets.fleet import fleet_of
 from python_backends.launcher.health import GiveUpError
 from python_backends.launcher.instance_process import InstanceProcess
-from python_backends.launcher.places import places, visible_gpus
 from python_backends.launcher.run_files import RunFiles
 from python_backends.settings import Settings
 from python_backends.watching.board import Board
@@ -29,11 +28,13 @@ class InstanceProcesses:
     def __init__(
         self, settings: Settings, files: RunFiles, board: Board, processors: frozenset[int] | None
     ) -> None:
-        """As many as `settings.cluster` allows. They share `processors` (None: those of the launcher)."""
-        gpus = visible_gpus(os.environ) if settings.model.device.startswith("cuda") else []
-        found = places(settings.cluster.most_instances, processors, gpus)
+        """As many as `settings.cluster` allows. Those on this host share `processors` (None: those of the
+        launcher). Raises SettingsError if there is no place for them.
+        """
+        self._fleet = fleet_of(settings, files, board, processors)
         self._processes = [
-            InstanceProcess(settings, files, board, number, place) for number, place in enumerate(found)
+            InstanceProcess(settings, files, board, number, self._fleet.child(number))
+            for number in range(settings.cluster.most_instances)
         ]
         self._status = ClusterStatus(files.directory)
         self._wanted = frozenset(range(settings.cluster.instances))
@@ -48,11 +49,17 @@ class InstanceProcesses:
         for process in self._running:
             process.start()
 
+    def look(self) -> None:
+        """Brings up to date what is known of them. `heal` does so, too."""
+        for process in self._processes:
+            process.look()
+
     def heal(self) -> None:
         """Starts the instances that should run but have ended, no longer beat or were not started. Ends those
         that should not run. Raises GiveUpError if no instance can be kept running.
         """
         self._follow()
+        self.look()
         for process in self._processes:
             if process.number not in self._wanted:
                 process.end()
@@ -68,6 +75,7 @@ class InstanceProcesses:
             process.ask_to_end()
         for process in self._processes:
             process.stop(wait_s)
+        self._fleet.close()
 
     @property
     def _running(self) -> list[InstanceProcess]:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 PREFIX = "gapless-"
 MARK = "launcher"  # a file in every run directory; a directory without it is not a run directory
+OF_KEEPER = "keeper"  # what is in that file if a keeper and not a launcher made the directory
 # bytes: Linux takes 107 for the name of a socket
 LONGEST_PATH = 107 - len(f"/{PREFIX}12345678/scheduler.sock")
 
@@ -37,15 +38,15 @@ def parent() -> Path:
 
 
 @contextlib.contextmanager
-def held(parent: Path) -> Iterator[Path]:
+def held(parent: Path, mark: str = "") -> Iterator[Path]:
     """Makes a new run directory in `parent`, with mode 0700. The lock keeps other launchers from sweeping it.
-    Removes it at the end.
+    Removes it at the end. `mark`: empty, or OF_KEEPER.
     """
     run_directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     lock = _opened(run_directory)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        (run_directory / MARK).touch()  # from now on, without the lock, it counts as left over
+        (run_directory / MARK).write_text(mark)  # from now on, without the lock, it counts as left over
         yield run_directory
     finally:
         shutil.rmtree(run_directory, ignore_errors=True)
@@ -99,7 +100,8 @@ def _is_in_use(path: Path) -> bool:
         return False
     try:
         mark = os.stat(MARK, dir_fd=lock, follow_symlinks=False)
-        if os.fstat(lock).st_uid != os.geteuid() or not stat.S_ISREG(mark.st_mode):
+        is_of_launcher = stat.S_ISREG(mark.st_mode) and mark.st_size == 0
+        if os.fstat(lock).st_uid != os.geteuid() or not is_of_launcher:
             return False
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return False

@@ -42,6 +42,11 @@ class RunFiles:
         self.restarts = RestartCounts(directory, (*instances, "tritonserver", *STUBS, PREDICTOR))
         self._kept_s = time.monotonic()
 
+    def put(self, name: str, content: bytes) -> None:
+        """Writes a further file, which is kept from now on. Raises OSError."""
+        self._kept[name] = content
+        self._restore(self.directory / name, content)
+
     def keep_if_due(self) -> None:
         if time.monotonic() - self._kept_s >= KEEP_EVERY_S:
             self.keep()

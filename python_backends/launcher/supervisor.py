@@ -113,6 +113,7 @@ class Supervisor:
             time.sleep(0.05)
 
     def _check_first_start(self) -> None:
+        self._instances.look()
         if self._instances.has_ended():
             raise GiveUpError("no instance started; their messages are in the log above")
         if self._server.was_started and not self._server.is_running:

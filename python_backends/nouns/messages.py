@@ -66,7 +66,7 @@ class Hello(Noun, frozen=True):
     """
 
     limits: ModelLimits | None = None
-    host: str = ""  # of an instance: names the machine's boot
+    host: str = ""  # of an instance: the name of its host
     blocks_at: str = ""  # of an instance: ZeroMQ endpoint that takes KV blocks; empty: it takes none
     kv_format: str = ""  # of an instance: how KV blocks are written; only equal ones are exchanged
 
@@ -139,6 +139,19 @@ class Failed(Noun, frozen=True):
     request_epoch: int = ANY_EPOCH  # only this life of it
 
 
+JOB_STATUSES = ("queued", "running", "succeeded", "failed", "cancelled")
+
+
+class TrainingLoad(Noun, frozen=True):
+    """What an instance has trained since its last heartbeat."""
+
+    tokens: int = 0  # of whole optimiser steps
+    wasted_tokens: int = 0  # that an instance trained before it died, after its last checkpoint
+    steps: int = 0
+    loss: float = 0.0  # of the latest step, in nats a token; 0 before the first
+    jobs: tuple[int, ...] = ()  # of the job directory, by JOB_STATUSES
+
+
 class Load(Noun, frozen=True):
     """Heartbeat of an instance, and what it carries at the moment."""
 
@@ -163,6 +176,7 @@ class Load(Noun, frozen=True):
     step_s: float = 0.0  # what a step takes at present; 0: not known yet
     moved_bytes: int = 0  # of KV blocks, sent to other instances since the last heartbeat
     num_adapters: int = 0  # LoRA adapters in the engine's memory
+    training: TrainingLoad | None = None  # None: there are no jobs
 
 
 ToInstance = Hello | Submit | Predicted | Cancel | Pace | Reserve | MoveOut | AbortMove | Resume

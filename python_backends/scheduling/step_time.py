@@ -21,16 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from python_backends.nouns.step import StepPlan
+from python_backends.scheduling.least_squares import WARM, LeastSquares
 
 FEATURES = ("constant", "decode row", "KV token", "prefill token", "prefill KV token")
-MEMORY = 2000  # steps: the weight of a step falls by 1 / MEMORY with each later one
-WARM = 64  # the first steps: learned from one by one, all with full weight
 BATCH = 16  # later steps are learned from in groups of this size
-FAR = 4.0  # times the usual error: a step further off was interrupted, not slow, and gets less weight
-NEW = 1.0  # a step with a larger leverage is unlike all steps so far
 NUM_ERRORS = 256  # latest errors that quantiles are taken of
 QUICK = 0.05  # share of the steps that may take less than `least_s`
-STAY = 1e-6  # weight that keeps a coefficient at its value when steps have no information about it
 
 Array = NDArray[np.float64]
 
@@ -57,23 +53,25 @@ class _Kind:
 class StepTime:
     """`coefficients` are seconds for one of each of `FEATURES`, none of them negative; `observe` and `learn`
     change them.
-
-    Keeps the normal equations Σ w·x·xᵀ·c = Σ w·x·t, in which old steps lose weight.
     """
 
     def __init__(self) -> None:
-        self.coefficients = [0.0] * len(FEATURES)
+        self._fit = LeastSquares(len(FEATURES))
         self.errors: deque[float] = deque(maxlen=NUM_ERRORS)  # measured / expected of the latest steps
-        self._products: Array = np.zeros((len(FEATURES), len(FEATURES)))  # Σ w·x·xᵀ
-        self._times: Array = np.zeros(len(FEATURES))  # Σ w·x·t
         # steps without prompts, and those with prompts, which have less certain times
         self._kinds = (_Kind(), _Kind())
-        self._usual_error_s = 0.0
-        self._count = 0
         # loads and seconds of steps that are not yet learned from
         self._observed: list[tuple[float, ...]] = []
         self._run = -1  # run number of the latest plan
         self._first_kv_tokens = 0  # the sum of `first_starts` over its decode rows
+
+    @property
+    def coefficients(self) -> list[float]:
+        return self._fit.coefficients
+
+    @coefficients.setter
+    def coefficients(self, coefficients: list[float]) -> None:
+        self._fit.coefficients = coefficients
 
     def seconds(
         self, decode_rows: float, kv_tokens: float, prefill: float = 0, prefill_kv: float = 0
@@ -128,66 +126,17 @@ class StepTime:
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
         self._observed.append((*self.loads(plan), seconds))
-        if self._count < WARM or len(self._observed) == BATCH:
+        if self._fit.count < WARM or len(self._observed) == BATCH:
             observed, self._observed = np.array(self._observed, np.float64), []
             self.learn(observed[:, :-1], observed[:, -1])
 
     def learn(self, loads: Array, seconds: Array) -> None:
         """`loads` [n, 4]: the arguments of `seconds` for steps that took `seconds` [n]."""
-        features = np.column_stack([np.ones(len(loads)), loads])  # [n, features]
-        expected_s = features @ self.coefficients
-        if self._count:
-            errors, with_prompts = seconds / np.maximum(expected_s, 1e-9), loads[:, 2] > 0
-            self.errors.extend(errors.tolist())
-            for kind, chosen in zip(self._kinds, (~with_prompts, with_prompts), strict=True):
-                kind.learn(errors[chosen])
-        weights = self._weights(features, np.abs(seconds - expected_s))
-        fading = (1.0 - 1.0 / MEMORY) ** len(loads)
-        self._products = self._products * fading + (features.T * weights) @ features
-        self._times = self._times * fading + (features.T * weights) @ seconds
-        self._solve()
-
-    def _weights(self, features: Array, errors_s: Array) -> Array:
-        """[n] the weights of these steps. Steps far off, which were interrupted, get less weight. A step
-        unlike all steps before keeps weight 1, however far off it is: its expected time means little.
-        """
-        self._count += len(errors_s)
-        weights = np.ones(len(errors_s))
-        if self._count > WARM and self._usual_error_s > 0:
-            weights = np.minimum(1.0, FAR * self._usual_error_s / np.maximum(errors_s, 1e-9))
-        share = max(1.0 - 0.98 ** len(errors_s), len(errors_s) / self._count)
-        self._usual_error_s += (float((weights * errors_s).mean()) - self._usual_error_s) * share
-        return np.where(self._leverages(features) > NEW, 1.0, weights)
-
-    def _leverages(self, features: Array) -> Array:
-        """[n] the leverage of these steps: about 1 / m for a step that is like m earlier ones."""
-        products, scale = self._scaled()
-        scaled = features / scale
-        leverages: Array = (scaled * np.linalg.solve(products, scaled.T).T).sum(axis=1)
-        return leverages
-
-    def _solve(self) -> None:
-        """Solves the least squares; a coefficient that would be negative is set
-        to 0, and the others are solved for again.
-        """
-        products, scale = self._scaled()
-        times, used = (
-            self._times / scale + STAY * np.array(self.coefficients) * scale,
-            np.ones(len(FEATURES), bool),
-        )
-        while True:
-            found = np.linalg.solve(products[np.ix_(used, used)], times[used])
-            if (found >= 0).all():
-                break
-            used[np.flatnonzero(used)[found.argmin()]] = False
-        coefficients = np.zeros(len(FEATURES))
-        coefficients[used] = found / scale[used]
-        self.coefficients = coefficients.tolist()
-
-    def _scaled(self) -> tuple[Array, Array]:
-        """The products scaled to a diagonal of 1 + STAY, and the divisor of each feature. Without that, sizes
-        of features differ by 10^8.
-        """
-        scale = np.sqrt(np.diag(self._products))
-        scale[scale == 0] = 1.0
-        return self._products / np.outer(scale, scale) + STAY * np.eye(len(FEATURES)), scale
+        is_first = not self._fit.count
+        expected_s = self._fit.learn(np.column_stack([np.ones(len(loads)), loads]), seconds)
+        if is_first:
+            return
+        errors, with_prompts = seconds / np.maximum(expected_s, 1e-9), loads[:, 2] > 0
+        self.errors.extend(errors.tolist())
+        for kind, chosen in zip(self._kinds, (~with_prompts, with_prompts), strict=True):
+            kind.learn(errors[chosen])

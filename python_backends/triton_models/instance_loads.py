@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from python_backends.cluster.router import Router
-from python_backends.nouns.messages import Load
+from python_backends.nouns.messages import JOB_STATUSES, Load, TrainingLoad
 from python_backends.nouns.request import ModelLimits, WaitReason
 from python_backends.watching.metrics import Metrics
 
@@ -50,6 +50,7 @@ class InstanceLoads:
         self._clock = clock
         self._counted_s = clock()  # instance seconds, until then
         self._loads: dict[int, Load] = {}  # of instances that are ready
+        self._hosts: dict[int, str] = {}  # where each instance was when it got ready
         self._wanted = frozenset({0})  # instances that should run
         self._seen: set[int] = set()  # of these, the ones that have been ready
         self._shown: set[int] = set()  # instances that have gauges of their own
@@ -73,7 +74,7 @@ class InstanceLoads:
         """By instance: why requests wait there."""
         return {instance: load.wait_reason for instance, load in self._loads.items()}
 
-    def ready(self, instance: int, limits: ModelLimits) -> None:
+    def ready(self, instance: int, limits: ModelLimits, host: str = "") -> None:
         if self._fingerprint not in ("", limits.fingerprint):
             log.warning(
                 "instance %d has another model or other settings than before; open requests go on with it",
@@ -82,6 +83,7 @@ class InstanceLoads:
         self._fingerprint = limits.fingerprint
         self._seen.add(instance)
         self._shown.add(instance)
+        self._hosts[instance] = host
         self._loads[instance] = Load(num_slots=limits.num_slots, num_blocks=limits.num_blocks)
         if self._router is not None:
             self._router.ready(instance, limits)
@@ -91,8 +93,20 @@ class InstanceLoads:
         self._metrics.histograms["gapless_token_gap_seconds"].add(load.gap_counts, load.gap_sum_s)
         if load.moved_bytes:
             self._metrics.count("gapless_migration_bytes_total", load.moved_bytes)
+        if load.training is not None:
+            self._count_training(load.training)
         if self._router is not None:
             self._router.heard(instance, load)
+
+    def _count_training(self, training: TrainingLoad) -> None:
+        count = self._metrics.count
+        count("gapless_finetuning_tokens_total", training.tokens)
+        count("gapless_finetuning_wasted_tokens_total", training.wasted_tokens)
+        count("gapless_finetuning_steps_total", training.steps)
+        if training.steps:
+            self._metrics.gauge("gapless_finetuning_loss", training.loss)
+        for status, number in zip(JOB_STATUSES, training.jobs, strict=True):
+            self._metrics.gauge("gapless_finetuning_jobs", number, (("status", status),))
 
     def lost(self, instance: int) -> None:
         self._loads.pop(instance, None)
@@ -134,6 +148,7 @@ class InstanceLoads:
         freeness = router.freeness(number)
         return {
             "number": number,
+            "host": self._hosts.get(number, ""),
             "state": state,
             "slots_busy": load.num_running,
             "slots": load.num_slots,

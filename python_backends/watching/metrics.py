@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from python_backends.nouns.messages import JOB_STATUSES
 from python_backends.nouns.request import Finish, WaitReason
 
 EXPORT_EVERY_S = 1.0  # each number that has changed is a round trip to the server
@@ -40,6 +41,8 @@ GAUGES = {
     "gapless_instance_waiting": "Requests that wait for a slot, by instance",
     "gapless_instance_freeness_tokens": "KV tokens that each request may still grow by, by instance",
     "gapless_instance_step_seconds": "Time of a step at present, by instance",
+    "gapless_finetuning_loss": "Loss of the latest optimiser step of a job, in nats a token",
+    "gapless_finetuning_jobs": "Jobs of the job directory by status (docs/finetuning.md)",
     "gapless_predictor_version": "Version of the forest that predicted last; 0: no forest has",
     "gapless_coalescing_seconds": "Time for which tokens are held, to be sent together",
     "gapless_start_time_seconds": "When the launcher was started, in Unix time",
@@ -58,12 +61,18 @@ COUNTERS = {
     "gapless_dispatches_total": "Requests sent to an instance, by instance",
     "gapless_migrations_total": "Requests that were to go to another instance, by reason and outcome",
     "gapless_migration_bytes_total": "Bytes of KV blocks sent from one instance to another",
+    "gapless_finetuning_tokens_total": "Tokens of optimiser steps that instances have computed",
+    "gapless_finetuning_wasted_tokens_total": (
+        "Of these: computed again, because an instance died after its last checkpoint"
+    ),
+    "gapless_finetuning_steps_total": "Optimiser steps",
     "gapless_restarts_total": "Times that the launcher started a process again, by process",
 }
 TIMESTAMP = "gapless_metrics_timestamp_seconds"
 OUTCOMES = (*(finish.reason for finish in Finish if finish != Finish.RUNNING), "refused")
 LABELLED = (
     "gapless_adapter_requests_total",
+    "gapless_finetuning_jobs",
     "gapless_waiting",
     "gapless_instances",
     "gapless_instance_slots_busy",
@@ -144,6 +153,7 @@ class Metrics:
             (name, ()): 0.0 for name in GAUGES if name not in LABELLED
         }
         self.gauges |= {("gapless_waiting", (("reason", reason.value),)): 0.0 for reason in WaitReason}
+        self.gauges |= {("gapless_finetuning_jobs", (("status", each),)): 0.0 for each in JOB_STATUSES}
         self.counters: dict[tuple[str, Labels], float] = {
             (name, ()): 0.0 for name in COUNTERS if name not in LABELLED
         }

@@ -17,7 +17,7 @@ import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import zmq
@@ -25,10 +25,8 @@ from numpy.typing import NDArray
 
 from python_backends.nouns.messages import BadMessageError, BetweenInstances, pack, reader
 from python_backends.nouns.moves import Ack, Blocks, Last, Nak
+from python_backends.wires.network import CurveKeys, only_own_key, secure_client, secure_server
 from python_backends.wires.sockets import Wake, address, open_socket, poller_of
-
-if TYPE_CHECKING:
-    from zmq.auth.thread import ThreadAuthenticator
 
 log = logging.getLogger("gapless.instance")
 
@@ -38,15 +36,6 @@ NO_BYTES = memoryview(b"")
 WRONG_SIZE = "its size is not that of its blocks"
 
 Payload = memoryview | NDArray[np.uint8]
-
-
-class CurveKeys(NamedTuple):
-    """The one pair of keys that all instances of a cluster have, each 40 characters of Z85 (CurveZMQ,
-    https://rfc.zeromq.org/spec/26/).
-    """
-
-    public: bytes
-    secret: bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,11 +76,10 @@ class BlocksWire:
         self._kv_format, self._block_bytes = kv_format, block_bytes
         self.dropped = DroppedFrames()
         self._context = zmq.Context()
-        self._authenticator = None if keys is None else _only_own_key(self._context, keys)
+        self._authenticator = None if keys is None else only_own_key(self._context, keys)
         self._router = open_socket(self._context, zmq.ROUTER)
         if keys is not None:
-            self._router.curve_server = True
-            self._router.curve_publickey, self._router.curve_secretkey = keys
+            secure_server(self._router, keys)
         self._router.bind(endpoint)
         self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         self._dealers: dict[str, zmq.Socket[Any]] = {}
@@ -154,8 +142,7 @@ class BlocksWire:
     def _connect(self, to: str) -> None:
         dealer = open_socket(self._context, zmq.DEALER)
         if self._keys is not None:
-            dealer.curve_serverkey = self._keys.public
-            dealer.curve_publickey, dealer.curve_secretkey = self._keys
+            secure_client(dealer, self._keys)
         dealer.connect(to)
         self._poller.register(dealer, zmq.POLLIN)
         self._dealers[to] = dealer
@@ -206,23 +193,3 @@ class BlocksWire:
             socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
             self.dropped.drop("it can't be sent", f": {error}")
-
-
-class _OwnKey:
-    """Accepts only connections that have the cluster's keys."""
-
-    def __init__(self, keys: CurveKeys) -> None:
-        self._public = keys.public
-
-    def callback(self, _domain: str, key: bytes) -> bool:
-        return key == self._public
-
-
-def _only_own_key(context: zmq.Context[Any], keys: CurveKeys) -> ThreadAuthenticator:
-    """Knowing the public key of a ROUTER does not suffice to connect to it."""
-    from zmq.auth.thread import ThreadAuthenticator  # brings asyncio, which nothing else here needs
-
-    authenticator = ThreadAuthenticator(context)
-    authenticator.start()
-    authenticator.configure_curve_callback("*", _OwnKey(keys))
-    return authenticator

@@ -8,6 +8,7 @@ only asleep forgets what it had.
 from __future__ import annotations
 
 import math
+import platform
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from python_backends.nouns.messages import (
 )
 from python_backends.nouns.moves import Adopted, Held, MoveEnded, Refused, Reserved
 from python_backends.nouns.request import Feedback, Idle, ModelLimits
+from python_backends.wires.network import Network, only_own_key, read_network, secure_client, secure_server
 from python_backends.wires.sockets import Wake, address, open_socket, poller_of, received
 
 FROM_INSTANCE = reader(tuple[str, str, tuple[FromInstance, ...]])
@@ -112,10 +114,17 @@ class SchedulerEnd:
     """
 
     def __init__(self, run_directory: Path, dead_after_s: float) -> None:
+        """Instances connect to a socket in `run_directory`, or by TCP if a file there says so
+        (`wires.network`).
+        """
         self._context = zmq.Context()
+        network = read_network(run_directory)
+        self._authenticator = None if network is None else only_own_key(self._context, network.keys)
         self._instances = open_socket(self._context, zmq.ROUTER)
         self._instances.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a restarted instance takes its name over
-        self._instances.bind(address(run_directory, "scheduler"))
+        if network is not None:
+            secure_server(self._instances, network.keys)
+        self._instances.bind(_scheduler_at(run_directory, network))
         self._feedback = open_socket(self._context, zmq.PULL)
         self._feedback.bind(address(run_directory, "feedback"))
         self._wake = Wake()
@@ -157,6 +166,8 @@ class SchedulerEnd:
             self.send(instance, messages)
 
     def close(self) -> None:
+        if self._authenticator is not None:
+            self._authenticator.stop()
         self._context.destroy(linger=0)
         self._wake.close()
 
@@ -192,6 +203,10 @@ class SchedulerEnd:
             return  # it is gone; its silence or its successor's hello will tell
 
 
+def _scheduler_at(run_directory: Path, network: Network | None) -> str:
+    return network.scheduler if network is not None else address(run_directory, "scheduler")
+
+
 def _labelled(instance: int, message: Any) -> Any:
     if isinstance(message, Load):
         return InstanceLoad(instance, message)
@@ -212,12 +227,15 @@ class InstanceEnd:
         self._context = zmq.Context()
         self._socket = open_socket(self._context, zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, name.encode())
-        self._socket.connect(address(run_directory, "scheduler"))
+        network = read_network(run_directory)
+        if network is not None:
+            secure_client(self._socket, network.keys)
+        self._socket.connect(_scheduler_at(run_directory, network))
         self._wake = Wake()
         self._poller = poller_of(self._socket, self._wake.fd)
         self._incarnation = new_incarnation()
         self._session = NOBODY
-        self._hello = Hello(limits, blocks_at=blocks_at, kv_format=kv_format)
+        self._hello = Hello(limits, platform.node(), blocks_at, kv_format)
         self._send([self._hello])
 
     def receive(self, timeout_s: float) -> list[Any]:

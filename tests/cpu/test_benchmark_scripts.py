@@ -85,5 +85,13 @@ def test_a_long_script_runs_with_quick_and_prints_its_table_last(script: str, tm
     assert text.splitlines()[-1].startswith(("| ", "└"))
 
 
+@pytest.mark.parametrize("words", [("--scaling",), ("--check",)])
+def test_the_other_measurements_of_a_cluster_run(words: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    text = said("benchmarks/cluster.py", "--quick", "--json", str(path), *words)
+    assert text.splitlines()[-1].startswith("| ")
+    assert json.loads(path.read_text())["rows"]
+
+
 def test_every_script_is_run_by_a_test() -> None:
     assert {*SHORT, *LONG, *NEEDS_MORE} == MEASURED.keys()

@@ -17,7 +17,7 @@ from python_backends.engine.model.weights import describe, take_layers
 from python_backends.engine.torch.decoder import rotary_tables
 from python_backends.engine.torch.operators import norm_operator
 from python_backends.engine.torch.training.adapter import Adapter
-from python_backends.engine.torch.training.model import TrainedModel
+from python_backends.engine.torch.training.model import TrainedModel, trained_model
 from python_backends.engine.torch.training.small_operators import SmallOperators, softcapped
 from python_backends.finetuning.cursor import PackCursor
 from python_backends.finetuning.datasets import Example
@@ -51,7 +51,7 @@ def transformed(name: str, dtype: torch.dtype) -> Any:
 
 def trained(name: str, dtype: torch.dtype, shape: AdapterShape | None = None) -> tuple[TrainedModel, Adapter]:
     """A tiny model and an adapter of all modules whose B is not zero."""
-    model = TrainedModel(transformed(name, dtype), 384)
+    model = trained_model(transformed(name, dtype), 384)
     modules = tuple(part.name for parts in model.modules.values() for part in parts)
     adapter = model.new_adapter(shape or AdapterShape(3, 6.0, modules))
     adapter.draw(5)

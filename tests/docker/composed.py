@@ -59,17 +59,21 @@ def compose_command() -> list[str]:
 
 
 class Composed:
-    def __init__(self, project: str, model: Path, arguments: str = "") -> None:
+    def __init__(self, project: str, model: Path, arguments: str = "", cluster: bool = False) -> None:
+        """`cluster`: the two containers of that profile, not the one that `docker compose up` starts."""
         self.project = project
         self.model = model
+        self.service = "gapless-cluster" if cluster else "gapless"
+        self._services = [self.service, "gapless-host"] if cluster else []
+        prefix = "GAPLESS_CLUSTER" if cluster else "GAPLESS"
         self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
         self._environment = {
             "GAPLESS_MODEL": str(model),
             # two that wait for each other are slow on a busy machine
             "GAPLESS_ARGS": f"--set engine.threads=1 --set model.dtype=float32 {arguments}",
-            "GAPLESS_HTTP_PORT": str(self.http_port),
-            "GAPLESS_GRPC_PORT": str(self.grpc_port),
-            "GAPLESS_METRICS_PORT": str(self.metrics_port),
+            f"{prefix}_HTTP_PORT": str(self.http_port),
+            f"{prefix}_GRPC_PORT": str(self.grpc_port),
+            f"{prefix}_METRICS_PORT": str(self.metrics_port),
         }
         self.cold_start_s = 0.0
         self._command = [*compose_command(), "--project-name", project]
@@ -81,14 +85,14 @@ class Composed:
         """Starts everything, and waits for a first answer."""
         started_s = time.monotonic()
         self.__dict__.pop("container", None)  # another one after `down`
-        self.compose("up", "--detach")
+        self.compose("up", "--detach", *self._services)
         wait_for(self.answers, 300)
         self.cold_start_s = time.monotonic() - started_s
 
     @cached_property
     def container(self) -> str:
         """Its id, which stays the same when it is restarted."""
-        return self.compose("ps", "-q", "gapless").strip()
+        return self.compose("ps", "-q", self.service).strip()
 
     def inspect(self, path: str) -> str:
         """One field of the container, as `docker inspect --format` writes it."""

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from python_backends.nouns.messages import pack
 from python_backends.nouns.moves import Ack, Blocks, Last, Nak
 from python_backends.nouns.request import Ids
-from python_backends.wires.blocks import BlocksWire, CurveKeys
+from python_backends.wires.blocks import BlocksWire
 from python_backends.wires.copier import Copier
 from python_backends.wires.copies import CREDITS, Came, Copied, HandedOver, LetGo, Written
+from python_backends.wires.network import CurveKeys
 
 BLOCK_BYTES = 64
 FORMAT = "test 64"
@@ -317,7 +318,7 @@ def test_frames_from_a_dead_connection_do_no_harm_to_the_next_move(tmp_path: Pat
 
 
 def keys() -> CurveKeys:
-    return CurveKeys(*zmq.curve_keypair())
+    return CurveKeys.new()
 
 
 def test_tcp_without_a_key_is_refused(tmp_path: Path) -> None:

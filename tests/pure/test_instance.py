@@ -124,6 +124,39 @@ def test_a_fault_in_the_engine_thread_comes_out_of_collect() -> None:
         engine.collect()
 
 
+class AlwaysTraining:
+    """Training that stands before every step."""
+
+    has_work, tpot_s, idle_s, patience_s = True, 1.0, 1.0, 0.0
+
+    def __init__(self) -> None:
+        self.given: list[tuple[float, bool]] = []  # slack and whether the loop was idle
+
+    def work(self, slack_s: float, is_idle: bool) -> bool:
+        self.given.append((slack_s, is_idle))
+        return True
+
+    def take_report(self) -> None: ...
+
+
+def test_training_before_a_step_is_no_gap_between_steps() -> None:
+    """And it gets no time before a step with a prompt."""
+    engine = EngineSettings(kind="toy", slots=3, block_tokens=4, token_budget=16, steps_ahead=0)
+    scheduler, running = build(
+        Settings(model=ModelSettings(directory=str(ROOT / "models/bundled")), engine=engine)
+    )
+    link = Link([[], [submit(0, 9, max_tokens=20), submit(1, 5, max_tokens=30)]])
+    instance, training = Instance(scheduler, running, link, lambda: None), AlwaysTraining()
+    instance.train(training)  # type: ignore[arg-type]
+    while link.num_ended < 2:
+        instance.turn()
+    running.close()
+    assert training.given[0] == (1.0, True)
+    assert training.given[1] == (0.0, False)
+    assert all(0 < slack_s < 1.0 for slack_s, _ in training.given[2:])
+    assert all(not any(load.gap_counts) for load in link.loads)
+
+
 def test_an_engine_that_can_not_be_made_says_why() -> None:
     def make() -> Any:
         raise ValueError("no such model")

@@ -28,7 +28,7 @@ class Launcher:
         self.directory, self.board = directory, Board()
         self.instances = InstanceProcesses(settings, RunFiles(directory, settings), self.board, None)
         for each in self.instances._processes:
-            each._command = command or ["sleep", "600"]
+            each._child._command = command or ["sleep", "600"]
         self.instances.start()
 
     def want(self, *numbers: int) -> None:
@@ -40,7 +40,7 @@ class Launcher:
         return [
             each.number
             for each in self.instances._processes
-            if each._process is not None and each._process.poll() is None
+            if each._child._process is not None and each._child._process.poll() is None
         ]
 
     def await_running(self, *numbers: int) -> None:
@@ -93,7 +93,7 @@ def test_one_that_is_not_wanted_is_not_started_again(launcher: Launcher) -> None
     launcher.want(0, 1)
     launcher.await_running(0, 1)
     launcher.want(0)
-    process = launcher.instances._processes[1]._process
+    process = launcher.instances._processes[1]._child._process
     assert process is not None
     process.kill()
     launcher.await_running(0)
@@ -103,7 +103,7 @@ def test_one_that_is_not_wanted_is_not_started_again(launcher: Launcher) -> None
 
 
 def test_one_that_dies_while_it_is_wanted_is_started_again(launcher: Launcher) -> None:
-    process = launcher.instances._processes[0]._process
+    process = launcher.instances._processes[0]._child._process
     assert process is not None
     process.kill()
     process.wait()
@@ -140,18 +140,18 @@ def test_one_that_never_gets_ready_is_given_up_and_gets_another_chance_when_it_i
     tmp_path: Path,
 ) -> None:
     launcher = Launcher(tmp_path, instances=1, max_instances=2)
-    launcher.instances._processes[1]._command = ["false"]
+    launcher.instances._processes[1]._child._command = ["false"]
     launcher.want(0, 1)
     wait_for(lambda: launcher.running() and launcher.instances._given_up, 30)
     launcher.want(0)
     launcher.await_running(0)
-    launcher.instances._processes[1]._command = ["sleep", "600"]
+    launcher.instances._processes[1]._child._command = ["sleep", "600"]
     launcher.want(0, 1)
     launcher.await_running(0, 1)
-    launcher.instances._processes[0]._command = launcher.instances._processes[1]._command = ["false"]
     for each in launcher.instances._processes:
-        assert each._process is not None
-        each._process.kill()
+        each._child._command = ["false"]
+        assert each._child._process is not None
+        each._child._process.kill()
     with pytest.raises(GiveUpError, match="was started 5 times and never got ready"):
         wait_for(lambda: launcher.running() is None, 30)
     launcher.instances.stop(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from python_backends.launcher.places import VISIBLE, Place, places, visible_gpus
+from python_backends.launcher.fleets.places import VISIBLE, Place, places, visible_gpus
 
 
 def test_a_single_instance_has_all_processors() -> None:

@@ -16,7 +16,15 @@ from pathlib import Path
 import pytest
 
 from python_backends.launcher import run_directories
-from python_backends.launcher.run_directories import MARK, held, parent, remove_shared_memory, sweep
+from python_backends.launcher.run_directories import (
+    MARK,
+    OF_KEEPER,
+    held,
+    in_use,
+    parent,
+    remove_shared_memory,
+    sweep,
+)
 
 
 @pytest.fixture
@@ -159,3 +167,11 @@ def test_a_place_whose_name_is_too_long_for_sockets_is_not_taken(
 def test_files_get_the_present_time(tmp_path: Path) -> None:
     with held(tmp_path) as mine:
         assert abs((mine / MARK).stat().st_mtime - time.time()) < 60
+
+
+def test_only_directories_that_a_launcher_holds_are_servers(tmp_path: Path) -> None:
+    with held(tmp_path) as mine, held(tmp_path, OF_KEEPER) as of_keeper:
+        assert in_use(tmp_path) == [mine]
+        sweep(tmp_path)
+        assert of_keeper.is_dir()
+    assert in_use(tmp_path) == []

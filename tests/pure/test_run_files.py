@@ -60,14 +60,16 @@ from python_backends.watching.board import Board
 from python_backends.settings import load
 from python_backends.watching.instance_state import InstanceRecord, State
 from python_backends.launcher.instance_process import InstanceProcess
-from python_backends.launcher.places import Place
+from python_backends.launcher.fleets.local import LocalFleet
 from python_backends.launcher.run_files import RunFiles
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
 directory = Path(sys.argv[1])
 files, board = RunFiles(directory, load(Path("gapless.toml"))), Board()
 InstanceRecord(board, 0).write(State.READY)
-instance = InstanceProcess(load(Path("gapless.toml")), files, board, 0, Place())
-instance._command = ["true"]  # it ends at once
+settings = load(Path("gapless.toml"))
+child = LocalFleet(settings, directory, board, None).child(0)
+child._command = ["true"]  # it ends at once
+instance = InstanceProcess(settings, files, board, 0, child)
 instance.start()
 while not instance.has_ended():
     time.sleep(0.01)

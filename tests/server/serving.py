@@ -98,6 +98,15 @@ class Gapless:
                 lines[process.pid] = process.cmdline()
         return lines
 
+    @property
+    def run_directory(self) -> Path:
+        """By the path of the stub programs."""
+        for words in self.command_lines().values():
+            for word in words:
+                if word.endswith("/backends/python/triton_python_backend_stub"):
+                    return Path(word).parents[2]
+        raise AssertionError("no stub runs")
+
     def instance_pid(self, number: int = 0) -> int:
         return self._pid(lambda line: f"gapless-instance-{number}" in line)
 

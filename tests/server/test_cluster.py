@@ -17,7 +17,6 @@ import pytest
 from tests.server.expected import PROMPT, Expected
 from tests.server.serving import ROOT, Gapless, wait_for
 from tests.server.test_recovery import check_that_only_the_poisonous_request_fails
-from tests.server.test_shortages import run_directory
 
 # the tests in which requests move at random go on until so many have moved
 NUM_MOVES = int(os.environ.get("GAPLESS_MOVES", "50"))
@@ -166,7 +165,7 @@ def kill_instances(shuffled: Gapless, expected: Expected) -> None:
 
 def control(cluster: Gapless, *command: str) -> subprocess.CompletedProcess[str]:
     call = [sys.executable, "-m", "python_backends.launcher.control"]
-    call += ["--run-directory", str(run_directory(cluster))]
+    call += ["--run-directory", str(cluster.run_directory)]
     return subprocess.run(
         [*call, *command], check=False, cwd=ROOT, capture_output=True, text=True, timeout=120
     )

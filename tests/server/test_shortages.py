@@ -21,15 +21,6 @@ SMALL_SHM = f'mount -t tmpfs -o size={SHM_BYTES} tmpfs /dev/shm && exec "$0" "$@
 NAMESPACE = ("unshare", "--mount", *(() if os.getuid() == 0 else ("--map-root-user",)), "sh", "-c", SMALL_SHM)
 
 
-def run_directory(gapless: Gapless) -> Path:
-    """By the path of the stub programs."""
-    for words in gapless.command_lines().values():
-        for word in words:
-            if word.endswith("/backends/python/triton_python_backend_stub"):
-                return Path(word).parents[2]
-    raise AssertionError("no stub runs")
-
-
 @contextmanager
 def filled(directory: Path) -> Iterator[None]:
     """No space is left on its file system."""
@@ -68,7 +59,7 @@ def test_a_full_dev_shm_ends_at_most_the_request_that_needs_more_of_it(
 
 def test_a_lost_file_of_restart_counts_ends_no_stream(gapless: Gapless, expected: Expected) -> None:
     client, answers = sixteen_streams(gapless)
-    path = run_directory(gapless) / "restarts.json"
+    path = gapless.run_directory / "restarts.json"
     content = path.read_text()
     path.unlink()
     try:

@@ -7,6 +7,7 @@ tests/cpu. Knows nothing of slots or sampling. Called by the torch engine.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -84,7 +85,14 @@ class Block:
         )
         self._shares_norm = layer.feed_forward_norm is None
         self.residual_scale = layer.residual_scale
+        self._is_parallel = layer.parallel
         self.forward = self._parallel if layer.parallel else self._sequential
+
+    def twin(self) -> Block:
+        """The same weights and operators in a block of its own."""
+        twin = copy.copy(self)
+        twin.forward = twin._parallel if self._is_parallel else twin._sequential
+        return twin
 
     def replace(
         self,
@@ -144,6 +152,12 @@ class Decoder:
         self._scale_embedding = scale_operator(model.embedding_scale)
         self._scale_logits = scale_operator(model.logit_scale)
         self._cap_logits = softcap_operator(model.logit_softcap)
+
+    def twin(self) -> Decoder:
+        """The same weights in blocks that may be changed by `Block.replace`, while this one serves."""
+        twin = copy.copy(self)
+        twin.blocks = [block.twin() for block in self.blocks]
+        return twin
 
     def forward(self, batch: StepBatch, cache: KVCache) -> Tensor:
         """Runs all tokens of a step; the logits [sampled, vocabulary] of

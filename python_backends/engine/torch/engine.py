@@ -13,6 +13,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -43,13 +44,17 @@ from python_backends.engine.slots.slot_state import SlotState
 from python_backends.engine.step_timer import Seconds, StepTimer, cuda_timer
 from python_backends.engine.torch.adapters import peft_files
 from python_backends.engine.torch.adapters.factors import adapted_model
-from python_backends.engine.torch.adapters.slot_adapters import SlotAdapters
+from python_backends.engine.torch.adapters.slot_adapters import SlotAdapters, Weights
 from python_backends.engine.torch.attention_spans import chunk_rows
 from python_backends.engine.torch.decode_step import DecodeSteps
 from python_backends.engine.torch.decoder import Decoder
 from python_backends.engine.torch.kernel_trial import kernel_obstacle
 from python_backends.engine.torch.step_batch import StepBatcher
+from python_backends.engine.torch.training.model import TrainedModel
+from python_backends.engine.torch.training.session import TrainingSession
+from python_backends.engine.torch.training.trainable import Trainable
 from python_backends.nouns.step import StepOutput, StepPlan
+from python_backends.nouns.training import AdapterShape
 from python_backends.settings import Settings, SettingsError
 
 log = logging.getLogger("gapless.instance")
@@ -89,7 +94,9 @@ class TorchEngine:
         model = load_model(settings, config, self.device)
         self._adapted_model = adapted_model(model, settings.adapters.max_rank, self.device)
         description = describe(model, declared_tokens(settings, config))
-        layers = quantise_if_asked(take_layers(model), settings.model.weights)
+        self._trainable = Trainable(model, description) if _can_train(settings, self.device) else None
+        watch = iter if self._trainable is None else self._trainable.watch
+        layers = quantise_if_asked(watch(take_layers(model)), settings.model.weights)
         self.decoder = Decoder(description, layers, self.limits.max_model_tokens, fused)
         del model, description, layers
         shape = block_shape(settings, config)
@@ -97,8 +104,6 @@ class TorchEngine:
         captures = settings.engine.cuda_graphs == "auto" and self.device.type == "cuda" and self._kernels
         has_fixed_shapes = captures or settings.engine.cuda_graphs == "eager"
         stop_ids = most_stop_ids(settings) if has_fixed_shapes else None
-        self._adapters = SlotAdapters(self.device)
-        self.install_adapter, self.drop_adapter = self._adapters.install, self._adapters.drop
         self._launched: deque[_Launched] = deque()
         self._decode_steps: DecodeSteps | None = None
         self._make_state(shape, rows, stop_ids)
@@ -124,6 +129,7 @@ class TorchEngine:
             raise SettingsError(
                 f"engine.kv_memory_gib or kv_blocks: {blocks} blocks of {shape.num_bytes} bytes: {error}"
             ) from error
+        self._adapters = SlotAdapters(self.device)
         self.state = SlotState(self.limits, self.device, self._kernels, stop_ids)
         self._batcher = StepBatcher(
             self.state, self.cache, self.decoder.windows, self._kernels, chunk_rows, self._adapters
@@ -223,8 +229,27 @@ class TorchEngine:
         adapter = peft_files.read(directory, root)
         return ReadAdapter(adapter.digest, self._adapted_model.factors(adapter))
 
+    def install_adapter(self, digest: str, weights: Weights) -> None:
+        self._adapters.install(digest, weights)
+
+    def drop_adapter(self, digest: str) -> None:
+        self._adapters.drop(digest)
+
+    def start_training(self) -> Callable[[AdapterShape, int], TrainingSession]:
+        """See `Trains`."""
+        if self._trainable is None:
+            raise SettingsError(
+                "a server trains only on a CPU (model.device), with plain weights (model.weights = 'same')"
+                " and finetuning.enabled = true"
+            )
+        return partial(TrainingSession, TrainedModel(self._trainable, self.decoder.twin()))
+
     def close(self) -> None:
         self._launched.clear()
+
+
+def _can_train(settings: Settings, device: torch.device) -> bool:
+    return settings.finetuning.enabled and device.type == "cpu" and settings.model.weights == "same"
 
 
 def _block_copies(cache: KVCache) -> BlockBytes | DeviceBlocks:

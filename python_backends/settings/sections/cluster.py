@@ -25,6 +25,14 @@ class ClusterSettings:
     instances: int = setting(
         1, "instances, each with the whole model; the processors are divided among them", 1, 64
     )
+    engine: str = setting(
+        "local",
+        "where instances run: local (on this host) | ray (on the hosts of a Ray cluster; docs/llumnix.md)",
+        choices=("local", "ray"),
+    )
+    address: str = setting(
+        "", "HOST:PORT of the Ray cluster, with cluster.engine = ray; empty: one is started on this host"
+    )
     policy: str = setting(
         "ours",
         "which instance gets a request, and which requests move (docs/llumnix.md): ours | llumnix |"

@@ -9,6 +9,22 @@ from python_backends.settings.setting import setting
 
 @dataclass(frozen=True, slots=True)
 class FinetuningSettings:
+    enabled: bool = setting(
+        True,
+        "whether a server with the torch engine on a CPU trains the jobs that it finds, in the time that"
+        " serving leaves; while it does, the layers' weights are in memory twice",
+    )
+    tpot_ms: float = setting(
+        100.0,
+        "milliseconds that a step and the training before it may take while requests decode: the time per"
+        " output token that readers accept",
+        1.0,
+        10_000.0,
+    )
+    idle_ms: float = setting(
+        25.0, "milliseconds that a request waits at most for training when the server was idle", 1.0, 10_000.0
+    )
+    max_jobs: int = setting(2, "jobs that an instance trains at the same time, in turn", 1, 64)
     directory: str = setting(
         "run/finetuning",
         "the jobs, in one directory for each checkpoint; relative to this folder",

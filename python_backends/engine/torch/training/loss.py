@@ -9,20 +9,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from python_backends.engine.model.description import Model
-from python_backends.engine.torch.operators import norm_operator
+from python_backends.engine.torch.operators import Operator
 from python_backends.engine.torch.projection import Projection
+from python_backends.engine.torch.training.projection import Transposed
 from python_backends.engine.torch.training.small_operators import softcapped, vjp
 from python_backends.nouns.training import NO_LABEL
 
 
 class Loss:
-    """The last norm, the head and the cross entropy of a described model; `head` is the decoder's."""
+    """The last norm, the head and the cross entropy of a model; `head` is its decoder's."""
 
-    def __init__(self, model: Model, head: Projection) -> None:
-        self._norm = norm_operator(model.norm, model.embedding.dtype)
-        self._head, self._back = head, Projection(model.head.weight.T.contiguous())
-        self._scale, self._softcap = model.logit_scale, model.logit_softcap
+    def __init__(self, norm: Operator, head: Projection, scale: float, softcap: float | None) -> None:
+        self._norm, self._scale, self._softcap = norm, scale, softcap
+        self._head, self._back = head, Transposed(head)
 
     def of(self, x: Tensor, labels: Tensor, num_labels: int) -> tuple[Tensor, Tensor]:
         """x [tokens, hidden] is the residual stream after the last layer, `labels` [tokens] the tokens to

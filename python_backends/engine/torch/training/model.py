@@ -7,8 +7,7 @@ pack is computed at a time. Called by the trainer, which decides what comes when
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,19 +17,17 @@ from torch import Tensor
 from python_backends.engine.device import take_device
 from python_backends.engine.kv.kv_cache import BlockShape, KVCache
 from python_backends.engine.model.checkpoint import declared_tokens, load_model, read_config
-from python_backends.engine.model.description import Layer, Model
 from python_backends.engine.model.weights import describe, take_layers
 from python_backends.engine.slots.slot_state import SlotState
-from python_backends.engine.torch.adapters.modules import Modules, modules_of, prefix_of
+from python_backends.engine.torch.adapters.modules import Modules
 from python_backends.engine.torch.decoder import Decoder
 from python_backends.engine.torch.projection import Projection
 from python_backends.engine.torch.step_batch import StepBatcher
 from python_backends.engine.torch.training.activations import Activations, LayerRecorder, Recorder
 from python_backends.engine.torch.training.adapter import Adapter
 from python_backends.engine.torch.training.layer_backward import LayerParts, PackState, backward
-from python_backends.engine.torch.training.loss import Loss
 from python_backends.engine.torch.training.projection import AdaptedProjection, Factors
-from python_backends.engine.torch.training.small_operators import SmallOperators
+from python_backends.engine.torch.training.trainable import Trainable
 from python_backends.nouns.request import Ids, ModelLimits, Sampling
 from python_backends.nouns.step import Admit, SpanKind, StepPlan
 from python_backends.nouns.training import PROJECTIONS, AdapterShape, LayerFacts, LayerPlan, Pack, Tile
@@ -40,28 +37,23 @@ BLOCK_TOKENS = 16
 
 
 class TrainedModel:
-    """transformers' `model` is used up. Weights must be plain: int8 has no products in the other direction.
-
-    `declared` is the longest sequence, in tokens.
+    """`decoder` gets recorders and adapters; it may share its weights with one that serves (`Decoder.twin`).
+    Weights must be plain: int8 has no products in the other direction.
     """
 
     @torch.no_grad()
-    def __init__(self, model: Any, declared: int) -> None:
-        self.modules: Modules = modules_of(model)
-        self.prefix = prefix_of(model)
-        description = describe(model, declared)
-        self.dtype, self.device = description.embedding.dtype, description.embedding.device
-        self.modules = _on(self.modules, self.device)
-        self.max_tokens = declared
-        small: list[SmallOperators] = []
-        layers = _watched(take_layers(model), description, small, self.dtype)
-        self.decoder = Decoder(description, layers, declared)
-        self.facts: tuple[LayerFacts, ...] = tuple(each.facts for each in small)
+    def __init__(self, trainable: Trainable, decoder: Decoder) -> None:
+        """Raises SettingsError if the weights are not plain."""
+        self.modules: Modules = trainable.modules
+        self.prefix = trainable.prefix
+        self.dtype, self.device = trainable.dtype, trainable.device
+        self.decoder = decoder
+        self._small = trainable.small
+        self.facts: tuple[LayerFacts, ...] = tuple(each.facts for each in self._small)
         self._recorder = Recorder()
-        self._small = small
-        self._projections = [self._adapted(layer) for layer in range(len(small))]
-        self._loss = Loss(description, _plain(self.decoder.head))
-        self._heads = description.heads
+        self._projections = [self._adapted(layer) for layer in range(len(self._small))]
+        self._loss = trainable.loss(_plain(decoder.head))
+        self._heads = trainable.heads
         self._adapter: Adapter | None = None
         self._factors: list[dict[str, Factors]] = []
         self._parts: list[LayerParts] = []
@@ -212,24 +204,14 @@ def load_trained_model(settings: Settings) -> TrainedModel:
     config = read_config(settings)
     device = take_device(settings.model.device)
     with torch.no_grad():
-        model = load_model(settings, config, device)
-    return TrainedModel(model, declared_tokens(settings, config))
+        return trained_model(load_model(settings, config, device), declared_tokens(settings, config))
 
 
-def _watched(
-    layers: Iterable[Layer], model: Model, found: list[SmallOperators], dtype: torch.dtype
-) -> Iterator[Layer]:
-    """The layers; on their way their small operators are made."""
-    for layer in layers:
-        found.append(SmallOperators(layer, model.heads, dtype))
-        yield layer
-
-
-def _on(modules: Modules, device: torch.device) -> Modules:
-    return {
-        name: tuple(replace(part, rows=part.rows.to(device)) for part in parts)
-        for name, parts in modules.items()
-    }
+def trained_model(model: Any, declared: int) -> TrainedModel:
+    """transformers' `model` is used up. `declared` is the longest sequence, in tokens."""
+    description = describe(model, declared)
+    trainable = Trainable(model, description)
+    return TrainedModel(trainable, Decoder(description, trainable.watch(take_layers(model)), declared))
 
 
 def _plain(projection: Any) -> Projection:

@@ -27,17 +27,19 @@ class Optimiser:
         self._adapter = adapter
         self.num_steps = 0
 
-    def step(self, gradients: Mapping[str, Tensor], learning_rate: float, max_norm: float) -> float:
-        """One update by `gradients` of every weight; returns their global norm before clipping."""
+    def begin(self, gradients: Mapping[str, Tensor], max_norm: float) -> float:
+        """Takes the gradients of every weight, and clips them; returns their global norm before that."""
         for key, weight in self._adapter.weights.items():
             weight.grad = gradients[key]
-        norm = float(torch.nn.utils.clip_grad_norm_(self._adapter.weights.values(), max_norm))
-        for optimiser in self._layers:
-            optimiser.param_groups[0]["lr"] = learning_rate
-            optimiser.step()
-            optimiser.zero_grad()
-        self.num_steps += 1
-        return norm
+        return float(torch.nn.utils.clip_grad_norm_(self._adapter.weights.values(), max_norm))
+
+    def step(self, layer: int, learning_rate: float) -> None:
+        """Updates the weights of one layer. The last layer ends a step."""
+        optimiser = self._layers[layer]
+        optimiser.param_groups[0]["lr"] = learning_rate
+        optimiser.step()
+        optimiser.zero_grad()
+        self.num_steps += layer == len(self._layers) - 1
 
     @property
     def moments(self) -> dict[str, Tensor]:

@@ -1,17 +1,37 @@
 """A frozen product with an adapter beside it: y = x·Wᵀ + b + (x·Aᵀ)·Bᵀ, forward and backward.
 
 Backward needs W in the other direction, packed a second time (measured: up to 5 times faster than through the
-first): as many bytes again as the layers' weights, only while a model is trained.
+first): as many bytes again as the layers' weights, only while a model is trained. It is packed at its first
+use, so that a server which begins to train does not stand still for all layers at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
+from torch.nn import functional
 
+from python_backends.engine.kv.padding import padded
 from python_backends.engine.torch.projection import Projection
+
+
+class Transposed:
+    """y = x·W for the weight [out, in] of `frozen`."""
+
+    def __init__(self, frozen: Projection) -> None:
+        self._frozen = frozen
+
+    @cached_property
+    def _back(self) -> Projection:
+        return Projection(self._frozen.weight.T.contiguous())
+
+    def forward(self, x: Tensor) -> Tensor:  # [rows, out] → [rows, in]
+        """With rows of padding, so that there are few sizes of products."""
+        count = len(x)
+        return self._back.forward(functional.pad(x, (0, 0, 0, padded(count) - count)))[:count]
 
 
 @dataclass(slots=True, eq=False)
@@ -37,7 +57,7 @@ class AdaptedProjection:
 
     def __init__(self, frozen: Projection) -> None:
         self._frozen = frozen
-        self._back = Projection(frozen.weight.T.contiguous())
+        self._back = Transposed(frozen)
         self._factors: Factors | None = None
         self._watch: Callable[[Tensor], None] | None = None
 

@@ -56,9 +56,15 @@ class TrainingSession:
     def tile(self, tile: Tile) -> None:
         self._model.tile(tile)
 
-    def update(self, learning_rate: float, max_norm: float) -> float:
-        """Ends the mini-batch: one step of AdamW. Returns the norm of the gradients before clipping."""
-        return self._optimiser.step(self._model.gradients(), learning_rate, max_norm)
+    def clip(self, max_norm: float) -> float:
+        """Ends the mini-batch: its gradients are those of the updates that follow, one for each layer in
+        order. Returns their norm before clipping.
+        """
+        return self._optimiser.begin(self._model.gradients(), max_norm)
+
+    def update(self, layer: int, learning_rate: float) -> None:
+        """A step of AdamW for the adapters of one layer."""
+        self._optimiser.step(layer, learning_rate)
 
     @property
     def weights(self) -> Arrays:

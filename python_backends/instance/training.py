@@ -1,0 +1,236 @@
+"""Trains adapters in the time that serving leaves, piece by piece, between two steps of the loop.
+
+Owns the jobs that this instance has taken, and the times of their pieces. The loop calls `work`; the thread
+that finds jobs (`job_watch`) offers them. Files are written by a thread of their own. A job that fails ends
+alone; one whose instance dies goes on after its last checkpoint in the next instance that takes it.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from python_backends.engine.protocol import Session, Trains
+from python_backends.finetuning.jobs import Job, JobError
+from python_backends.finetuning.trainer import Kind, Piece, Pieces, Progress, Trainer
+from python_backends.nouns.messages import TrainingLoad
+from python_backends.nouns.request import ModelLimits
+from python_backends.nouns.training import AdapterShape
+from python_backends.scheduling.piece_time import NOTHING, PieceTime, loads
+from python_backends.scheduling.training_budget import LEAST, tile, window
+from python_backends.settings import FinetuningSettings
+
+log = logging.getLogger("gapless.instance")
+
+WAIT_S = 0.005  # while all jobs wait for their files
+# A piece that never fits is tried after so long nevertheless, since its time may have been measured wrongly;
+# each time after twice as long.
+RETRY_S, MOST_RETRY_S = 2.0, 128.0
+
+
+@dataclass(slots=True)
+class _Running:
+    job: Job
+    lock: ExitStack
+    trainer: Trainer
+    pieces: Pieces
+    piece: Piece
+    tokens: int  # trained in this instance, and what the others had when it came
+
+
+class Training:
+    """`limits` are the engine's. One thread uses it, but `offer` and `count_jobs` are another's."""
+
+    def __init__(
+        self,
+        engine: Trains,
+        limits: ModelLimits,
+        settings: FinetuningSettings,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`clock` returns monotonic seconds."""
+        self._engine, self._limits, self._settings, self._clock = engine, limits, settings, clock
+        self.tpot_s, self.idle_s = settings.tpot_ms / 1000, settings.idle_ms / 1000
+        self._writer = ThreadPoolExecutor(1, "finetuning-files")
+        self._offered: deque[tuple[Job, ExitStack]] = deque()
+        self._running: list[_Running] = []
+        self._current: _Running | None = None  # its mini-batch is computed
+        self._new_session: Callable[[AdapterShape, int], Session] | None = None
+        self._times: dict[Kind, PieceTime] = defaultdict(PieceTime)
+        self._retry_s, self._stuck_s = RETRY_S, clock()
+        self._report = TrainingLoad()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._offered or self._running)
+
+    @property
+    def takes_jobs(self) -> bool:
+        """Whether there are fewer than `finetuning.max_jobs`."""
+        return len(self._offered) + len(self._running) < self._settings.max_jobs
+
+    @property
+    def patience_s(self) -> float:
+        """How long an idle loop may wait for messages before the next piece."""
+        is_waiting = not self._offered and all(each.piece.kind == Kind.WAIT for each in self._running)
+        return WAIT_S if is_waiting else 0.0
+
+    def offer(self, job: Job, lock: ExitStack) -> None:
+        """`lock` is released when the job has ended here."""
+        self._offered.append((job, lock))
+
+    def count_jobs(self, counts: tuple[int, ...]) -> None:
+        """Of the job directory, in the order of JOB_STATUSES."""
+        self._report = self._report.changed(jobs=counts)
+
+    def work(self, slack_s: float, is_idle: bool) -> bool:
+        """Trains for `slack_s`, if a piece fits; at least one piece where the server is idle. Whether it
+        did.
+        """
+        until_s, has_worked = self._clock() + slack_s, False
+        self._take_offered()
+        for each in [each for each in self._running if each.piece.kind == Kind.WAIT]:
+            self._go_on(each, 0)
+        while (current := self._choose()) is not None:
+            must = is_idle and not has_worked
+            tokens = self._tokens(current.piece, until_s - self._clock(), must or self._is_stuck(slack_s))
+            if not tokens:
+                break
+            self._compute(current, tokens)
+            has_worked = True
+        return has_worked
+
+    def take_report(self) -> TrainingLoad | None:
+        """What was trained since the last report; None while there is nothing to tell."""
+        report = self._report
+        self._report = TrainingLoad(loss=report.loss, jobs=report.jobs)
+        return report if any(report.jobs) else None
+
+    def close(self) -> None:
+        """Writes a checkpoint of every job, for the next instance."""
+        for each in self._running:
+            each.trainer.save()
+        self._writer.shutdown()
+        for job_lock in [*(each.lock for each in self._running), *(lock for _, lock in self._offered)]:
+            job_lock.close()
+
+    # --- jobs begin and end
+
+    def _take_offered(self) -> None:
+        while self._offered:
+            job, lock = self._offered.popleft()
+            try:
+                self._begin(job, lock)
+            except Exception as error:
+                self._fail(job, error)
+                lock.close()
+
+    def _begin(self, job: Job, lock: ExitStack) -> None:
+        if self._new_session is None:
+            self._new_session = self._engine.start_training()
+        self._check(job)
+        options = job.options
+        shape = AdapterShape(options["rank"], options["alpha"], tuple(options["targets"]))
+        session = self._new_session(shape, int(job.fields["seed"]))
+        trainer = Trainer(job, session, self._settings, self._writer, self._learned)
+        pieces = trainer.pieces()
+        tokens = min((each.tokens for each in self._running), default=0)
+        running = _Running(job, lock, trainer, pieces, Piece(Kind.WAIT), tokens)
+        self._running.append(running)
+        log.info("%s: training begins", job.id)
+        self._go_on(running, None)
+        self._report = self._report.changed(
+            wasted_tokens=self._report.wasted_tokens + trainer.num_wasted_tokens
+        )
+
+    def _check(self, job: Job) -> None:
+        """What the submitter has checked with its own settings may not fit here."""
+        most, vocabulary = self._limits.max_model_tokens, self._limits.vocab_size
+        for number, example in enumerate(job.examples, 1):
+            if len(example.ids) > most:
+                raise JobError(
+                    f"example {number} has {len(example.ids)} tokens; the server takes {most}"
+                    " (model.max_model_tokens)"
+                )
+            if not 0 <= example.ids.min() <= example.ids.max() < vocabulary:
+                raise JobError(f"example {number} has tokens outside of the vocabulary of {vocabulary}")
+
+    def _fail(self, job: Job, error: Exception) -> None:
+        if not isinstance(error, ValueError):
+            log.exception("%s: training failed", job.id)
+        try:
+            job.fail("invalid_job" if isinstance(error, ValueError) else "server_error", str(error))
+        except OSError as full:
+            log.error("%s: failed, and that can't be written: %s", job.id, full)
+
+    def _end(self, running: _Running) -> None:
+        running.lock.close()
+        self._running.remove(running)
+        log.info("%s: training has ended", running.job.id)
+        if self._current is running:
+            self._current = None
+        if not self.has_work:
+            self._new_session = None
+            gc.collect()  # the second copy of the weights
+
+    def _learned(self, progress: Progress) -> None:
+        assert self._current is not None
+        self._current.tokens += progress.tokens
+        report = self._report
+        self._report = report.changed(
+            tokens=report.tokens + progress.tokens, steps=report.steps + 1, loss=progress.loss
+        )
+
+    # --- pieces
+
+    def _choose(self) -> _Running | None:
+        """The job whose mini-batch is computed; between two mini-batches the one that has trained least."""
+        if self._current is None or self._current.piece.kind in (Kind.BEGIN, Kind.WAIT):
+            ready = [each for each in self._running if each.piece.kind != Kind.WAIT]
+            self._current = min(ready, key=lambda each: each.tokens, default=None)
+        return self._current
+
+    def _tokens(self, piece: Piece, seconds: float, must: bool) -> int:
+        """How many tokens `piece` has if it is to end within `seconds`, and 1 for one without tokens; 0: it
+        does not fit. If it `must` be computed, it is as small as can be.
+        """
+        times, pack = self._times[piece.kind], piece.pack
+        if pack is None:
+            return int(must or times.seconds(NOTHING) <= seconds)
+        fits = window if piece.kind == Kind.WINDOW else tile
+        return fits(seconds, times, pack, piece.place) or (LEAST if must else 0)
+
+    def _is_stuck(self, slack_s: float) -> bool:
+        return slack_s > 0 and self._clock() - self._stuck_s > self._retry_s
+
+    def _compute(self, running: _Running, tokens: int) -> None:
+        piece, began_s = running.piece, self._clock()
+        is_retry = began_s - self._stuck_s > self._retry_s
+        self._retry_s = min(MOST_RETRY_S, 2 * self._retry_s) if is_retry else RETRY_S
+        self._go_on(running, tokens)
+        self._stuck_s = self._clock()
+        self._times[piece.kind].observe(_loads(piece, tokens), self._stuck_s - began_s)
+
+    def _go_on(self, running: _Running, tokens: int | None) -> None:
+        """The next piece of a job; None: its first one."""
+        try:
+            running.piece = next(running.pieces) if tokens is None else running.pieces.send(tokens)
+        except StopIteration:
+            self._end(running)
+        except Exception as error:
+            self._fail(running.job, error)
+            self._end(running)
+
+
+def _loads(piece: Piece, tokens: int) -> tuple[int, int, float]:
+    if piece.pack is None:
+        return NOTHING
+    if piece.kind == Kind.WINDOW:
+        return loads(piece.pack, piece.place, min(len(piece.pack.tokens), piece.place + tokens))
+    return loads(piece.pack, max(0, piece.place - tokens), piece.place)

@@ -1,0 +1,81 @@
+"""Instances as children of the process that calls this: of the launcher, or of a keeper."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from python_backends.launcher.fleets.places import Place, places, visible_gpus
+from python_backends.linux.large_pages import with_large_pages
+from python_backends.linux.process_group import end_group, start_group
+from python_backends.settings import ROOT, Settings
+from python_backends.watching.board import VARIABLE, Board
+
+
+class LocalFleet:
+    """All instances run on this host, and share its processors and GPUs."""
+
+    def __init__(
+        self, settings: Settings, run_directory: Path, board: Board, processors: frozenset[int] | None
+    ) -> None:
+        """As many as `settings.cluster` allows. They share `processors` (None: those of the launcher)."""
+        self._run_directory = run_directory
+        self._board = board
+        self._places = places(settings.cluster.most_instances, processors, gpus_of(settings))
+
+    def child(self, number: int) -> LocalChild:
+        return LocalChild(self._run_directory, self._board, number, self._places[number], os.environ)
+
+    def close(self) -> None:
+        pass
+
+
+class LocalChild:
+    """The process of one instance, in a group of its own that ends with this process."""
+
+    def __init__(
+        self, run_directory: Path, board: Board, number: int, place: Place, environment: Mapping[str, str]
+    ) -> None:
+        self._command = [sys.executable, "-m", "python_backends.instance", str(run_directory), str(number)]
+        self._board = board
+        self._place = place
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        # the user's PYTHONPATH may name further places of libraries
+        paths = [str(ROOT), *filter(None, [self._environment.get("PYTHONPATH")])]
+        environment = with_large_pages(
+            {
+                **self._environment,
+                **self._place.environment,
+                "PYTHONPATH": os.pathsep.join(paths),
+                VARIABLE: str(self._board.fd),
+            }
+        )
+        self._process = start_group(
+            self._command, environment, self._place.processors, cwd=ROOT, pass_fds=[self._board.fd]
+        )
+
+    def look(self) -> None:
+        pass
+
+    def how_it_ended(self) -> str | None:
+        code = None if self._process is None else self._process.poll()
+        return None if code is None else f"ended with {code}"
+
+    def ask_to_end(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+
+    def stop(self, wait_s: float) -> None:
+        if self._process is not None:
+            end_group(self._process, wait_s)
+
+
+def gpus_of(settings: Settings) -> list[str]:
+    """The GPUs of this host that instances may use, if the model runs on GPUs."""
+    return visible_gpus(os.environ) if settings.model.device.startswith("cuda") else []

@@ -1,0 +1,219 @@
+"""Instances on the hosts of a Ray cluster: Ray starts a keeper for each, and says when one is lost.
+
+This is the only file that knows Ray. Nothing of a request passes through it: the instances talk to the
+scheduler model and to each other by TCP. The launcher's main thread calls it; no call waits for a host,
+except at the end.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when Ray is imported
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from python_backends.launcher.fleets.keeper import THREADS, Keeper, Seen, Share
+from python_backends.launcher.health import GiveUpError
+from python_backends.launcher.run_files import RunFiles
+from python_backends.settings import ROOT, Settings, SettingsError
+from python_backends.watching.board import Board, instance_name
+from python_backends.wires.network import NETWORK, CurveKeys, Network, network_as_bytes
+
+log = logging.getLogger("gapless")
+
+OBJECT_STORE_BYTES = 80 << 20  # the least that Ray takes; nothing is stored in it
+AVOIDED_S = 20.0  # about as long as Ray takes to notice that a host is lost
+PLACES = 3  # keepers that are started again because Ray has put them on another host
+ANSWER_S = 2.0  # for a keeper to answer, besides what it waits for
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A host of the Ray cluster that can run instances."""
+
+    node: str  # Ray's name of it
+    address: str
+
+
+class HostedKeeper(Keeper):
+    """The actor that Ray runs."""
+
+    def node(self) -> str:
+        """Ray's name of its host."""
+        return str(ray.get_runtime_context().get_node_id())
+
+
+class RayFleet:
+    def __init__(self, settings: Settings, files: RunFiles, board: Board) -> None:
+        """Joins the Ray cluster of `cluster.address`, or starts one on this host. Raises SettingsError if
+        that fails.
+        """
+        self._settings = settings
+        self._board = board
+        self._needs_gpu = settings.model.device.startswith("cuda")
+        _join(settings, files)
+        address = ray.util.get_node_ip_address()
+        self._network = Network(f"tcp://{address}:{_free_port(address)}", address, CurveKeys.new())
+        files.put(NETWORK, network_as_bytes(self._network))
+        self._nodes: dict[int, str] = {}  # by instance: where it runs, or where Ray was asked to run it
+        self._avoided_until_s: dict[str, float] = {}  # by node
+        hosts = self._hosts()
+        if not hosts:
+            raise SettingsError("cluster.engine = ray: no host of the Ray cluster has a GPU (model.device)")
+        self._num_parts = -(-settings.cluster.most_instances // len(hosts))  # of each host
+        names = ", ".join(host.address for host in hosts)
+        log.info("Ray runs on %s; each host is shared by at most %d instances", names, self._num_parts)
+
+    def child(self, number: int) -> RayChild:
+        return RayChild(self, self._board, number)
+
+    def close(self) -> None:
+        ray.shutdown()
+
+    def new_keeper(self, number: int) -> Any:
+        """An actor for this instance, on the host that has the fewest; it may still have to be started. Ray
+        runs it on another one if that is gone, or has joined a moment ago. Raises GiveUpError.
+        """
+        self._nodes.pop(number, None)
+        hosts = self._hosts()
+        if not hosts:
+            raise GiveUpError("no host of the Ray cluster can run an instance")
+        taken = list(self._nodes.values())
+        node = min(hosts, key=lambda each: (self._is_avoided(each.node), taken.count(each.node))).node
+        share = Share(taken.count(node) % self._num_parts, self._num_parts)
+        self._nodes[number] = node
+        actor = ray.remote(HostedKeeper).options(
+            num_cpus=0,
+            num_gpus=int(self._needs_gpu),
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
+            runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}},
+        )
+        return actor.remote(self._settings, number, self._network, share, os.environ.get(THREADS))
+
+    def takes(self, number: int, node: str) -> bool:
+        """Its keeper has said where it runs: whether that is where it was asked to, or that one is gone."""
+        asked, self._nodes[number] = self._nodes[number], node
+        return node == asked or asked not in {host.node for host in self._hosts()}
+
+    def lost_keeper(self, number: int) -> None:
+        """Its host may be lost, too; Ray finds that out later. Another one is preferred for a while."""
+        if (node := self._nodes.get(number)) is not None:
+            self._avoided_until_s[node] = time.monotonic() + AVOIDED_S
+
+    def _is_avoided(self, node: str) -> bool:
+        return time.monotonic() < self._avoided_until_s.get(node, 0.0)
+
+    def _hosts(self) -> list[Host]:
+        return [
+            Host(node["NodeID"], node["NodeManagerAddress"])
+            for node in ray.nodes()
+            if node["Alive"] and (not self._needs_gpu or node["Resources"].get("GPU"))
+        ]
+
+
+class RayChild:
+    """An instance and its keeper. Copies what the keeper says to the launcher's board."""
+
+    def __init__(self, fleet: RayFleet, board: Board, number: int) -> None:
+        self._fleet = fleet
+        self._board = board
+        self._number = number
+        self._name = instance_name(number)
+        self._keeper: Any = None
+        self._places_left = 0  # how often it may still be started on another host than asked for
+        self._node: Any = None  # the answer that says where it runs is waited for
+        self._answer: Any = None  # else this one is
+        self._seen = Seen(0, b"", None)
+
+    def start(self) -> None:
+        self._seen = Seen(0, b"", None)
+        self._places_left = PLACES
+        self._place()
+
+    def look(self) -> None:
+        if self._keeper is None or self._seen.how_it_ended is not None:
+            return
+        try:
+            if self._node is not None:
+                self._look_at_place()
+            elif _is_answered(self._answer):
+                self._take(ray.get(self._answer))
+                self._answer = self._keeper.look.remote()
+        except RayError as error:
+            log.warning("the keeper of instance %d: %s", self._number, str(error).partition("\n")[0])
+            self._fleet.lost_keeper(self._number)
+            self._seen = replace(self._seen, how_it_ended="was lost with its keeper")
+
+    def how_it_ended(self) -> str | None:
+        return self._seen.how_it_ended
+
+    def ask_to_end(self) -> None:
+        if self._keeper is not None:
+            self._keeper.ask_to_end.remote()
+
+    def stop(self, wait_s: float) -> None:
+        if self._keeper is None:
+            return
+        with suppress(GetTimeoutError, RayError):
+            if wait_s and self._seen.how_it_ended is None:
+                ray.get(self._keeper.stop.remote(wait_s), timeout=wait_s + ANSWER_S)
+        ray.kill(self._keeper)
+        self._keeper = None
+
+    def _place(self) -> None:
+        """Has a keeper, which has no instance yet."""
+        self._keeper = self._fleet.new_keeper(self._number)
+        self._node = self._keeper.node.remote()
+
+    def _look_at_place(self) -> None:
+        if not _is_answered(self._node):
+            return
+        if self._fleet.takes(self._number, ray.get(self._node)) or self._places_left == 0:
+            self._node = None
+            self._answer = self._keeper.start.remote()
+            return
+        self._places_left -= 1
+        ray.kill(self._keeper)
+        self._place()
+
+    def _take(self, seen: Seen) -> None:
+        if seen.record != self._seen.record:
+            self._board.write(self._name, seen.record)
+        elif seen.sign != self._seen.sign:
+            self._board.beat(self._name)
+        self._seen = seen
+
+
+def _is_answered(answer: Any) -> bool:
+    return bool(ray.wait([answer], timeout=0)[0])
+
+
+def _join(settings: Settings, files: RunFiles) -> None:
+    """Raises SettingsError."""
+    address = settings.cluster.address
+    started: dict[str, Any] = {"address": address}
+    if not address:
+        started = {
+            "include_dashboard": False,
+            "object_store_memory": OBJECT_STORE_BYTES,
+            "_temp_dir": str(files.directory / "ray"),
+        }
+    try:
+        ray.init(logging_level=logging.WARNING, **started)
+    except (RayError, ConnectionError, OSError, RuntimeError, ValueError) as error:
+        raise SettingsError(f"cluster.address = {address!r}: Ray can't be joined: {error}") from error
+
+
+def _free_port(address: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,66 @@
+"""How long a piece of training takes: a window (forward, all layers), a tile (backward, one layer), or
+anything that is always about as long.
+
+A constant, plus a time for each sequence, token and KV token of the piece. Learned while training, as the
+times of steps are. Owned by what trains in an instance.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from python_backends.nouns.training import Pack
+from python_backends.scheduling.least_squares import WARM, Array, LeastSquares
+from python_backends.scheduling.step_time import chunk_kv_tokens
+
+FEATURES = ("constant", "sequence", "token", "KV token")
+BATCH = 16  # pieces that are learned from at once, after the first ones
+NUM_ERRORS = 128  # latest errors that the margin is taken of
+SURE = 0.95  # share of the pieces that are done within the expected time and the margin
+
+Loads = tuple[int, int, float]  # sequences, tokens, KV tokens
+NOTHING: Loads = (0, 0, 0.0)
+
+
+def loads(pack: Pack, first: int, last: int) -> Loads:
+    """Of tokens [first, last) of a pack."""
+    pieces = pack.pieces(first, last)
+    attended = sum(chunk_kv_tokens(begin - pack.bounds[index], end - begin) for index, begin, end in pieces)
+    return len(pieces), last - first, float(attended)
+
+
+class PieceTime:
+    """Of one kind of pieces. `observe` changes it."""
+
+    def __init__(self) -> None:
+        self._fit = LeastSquares(len(FEATURES))
+        self._errors: deque[float] = deque(maxlen=NUM_ERRORS)  # measured / expected
+        self._margin = 1.0
+        self._observed: list[tuple[float, ...]] = []  # not yet learned from
+        self.most_tokens = 0  # of a piece so far
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        """Seconds for one of each of FEATURES."""
+        return tuple(self._fit.coefficients)
+
+    def seconds(self, loads: Loads) -> float:
+        """Within which such a piece is nearly always done; 0 before any was seen."""
+        expected_s = sum(one * load for one, load in zip(self._fit.coefficients, (1, *loads), strict=True))
+        return self._margin * float(expected_s)
+
+    def observe(self, loads: Loads, seconds: float) -> None:
+        self.most_tokens = max(self.most_tokens, loads[1])
+        self._observed.append((1.0, *loads, seconds))
+        if self._fit.count < WARM or len(self._observed) >= BATCH:
+            observed, self._observed = np.array(self._observed, np.float64), []
+            self._learn(observed[:, :-1], observed[:, -1])
+
+    def _learn(self, features: Array, seconds: Array) -> None:
+        is_first = not self._fit.count
+        expected_s = self._fit.learn(features, seconds)
+        if not is_first:
+            self._errors.extend((seconds / np.maximum(expected_s, 1e-9)).tolist())
+            self._margin = max(1.0, float(np.quantile(self._errors, SURE)))

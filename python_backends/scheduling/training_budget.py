@@ -1,0 +1,63 @@
+"""How much training fits between two steps of serving, so that those who wait for tokens do not notice.
+
+Prefills and decodes go first. Where sequences decode, a step and the training before it take no longer than
+the time per output token that the settings allow (FlexLLM, NSDI 2026: the most training tokens for which the
+expected time stays within the objective). Where the server is idle, a new request waits at most so long.
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from python_backends.nouns.step import StepPlan
+from python_backends.nouns.training import Pack
+from python_backends.scheduling.piece_time import Loads, PieceTime, loads
+from python_backends.scheduling.step_time import StepTime
+
+SURE = 0.99  # share of the steps that shall be done in time
+LEAST, MOST = 16, 512  # tokens of a piece, if its pack has as many
+GROWTH = 2  # a piece has at most so many times the tokens of the largest one whose time was measured
+
+
+def slack_s(plan: StepPlan | None, times: StepTime, tpot_s: float, idle_s: float) -> float:
+    """Seconds for training before `plan` is launched; `plan` is None where there is nothing to compute. None
+    before a step with prompts, whose first tokens are waited for.
+    """
+    if plan is None:
+        return idle_s
+    if len(plan.tokens):
+        return 0.0
+    return max(0.0, tpot_s / max(1.0, times.error_quantile(SURE)) - times.expected_s(plan))
+
+
+def window(seconds: float, times: PieceTime, pack: Pack, first: int) -> int:
+    """How many tokens from `first` on are computed forward within `seconds`; 0: not even the least piece."""
+    left = len(pack.tokens) - first
+    return _most(seconds, times, left, lambda tokens: loads(pack, first, first + tokens))
+
+
+def tile(seconds: float, times: PieceTime, pack: Pack, last: int) -> int:
+    """How many tokens before `last` are computed backward in one layer within `seconds`; 0: not even the
+    least piece.
+    """
+    return _most(seconds, times, last, lambda tokens: loads(pack, last - tokens, last))
+
+
+def _most(seconds: float, times: PieceTime, left: int, loads_of: Callable[[int], Loads]) -> int:
+    """The largest of few sizes: for every new one the libraries of a CPU generate code."""
+    known = max(LEAST, GROWTH * times.most_tokens)
+    for tokens in _sizes(left):
+        is_least = tokens == min(LEAST, left)
+        if (tokens <= known or is_least) and times.seconds(loads_of(tokens)) <= seconds:
+            return tokens
+    return 0
+
+
+def _sizes(left: int) -> list[int]:
+    """All that is left, then smaller powers of two."""
+    found, size = [min(left, MOST)], MOST
+    while size >= LEAST:
+        found += [size] if size < left else []
+        size //= 2
+    return list(dict.fromkeys(found))

@@ -1,0 +1,337 @@
+"""An instance trains in the time that serving leaves: the losses are those of a job alone, and the tokens of
+requests are those of a server without a job.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from python_backends.engine.protocol import Trains
+from python_backends.engine.torch.training.session import TrainingSession
+from python_backends.finetuning.alone import train
+from python_backends.finetuning.jobs import Job, JobError
+from python_backends.instance.build import build, build_training, watch_jobs
+from python_backends.instance.job_watch import JobWatch
+from python_backends.instance.loop import Instance
+from python_backends.instance.training import Training
+from python_backends.nouns.messages import Load, Submit, TrainingLoad
+from python_backends.nouns.request import Request, Sampling
+from python_backends.nouns.step import Tokens
+from python_backends.settings import ROOT, EngineSettings, FinetuningSettings, ModelSettings, Settings
+from tests.cpu.test_finetuning import new_job, weights
+from tests.cpu.tiny_models import VOCABULARY, TinyModel
+
+NUM_REQUESTS = 12
+WAIT_S = 120
+
+
+class Link:
+    """Keeps what the loop publishes; gives it the requests that come next."""
+
+    def __init__(self) -> None:
+        self.inbox: list[Any] = []
+        self.answers: dict[int, list[int]] = {}
+        self.loads: list[Load] = []
+        self.num_ended = 0
+
+    def receive(self, timeout_s: float) -> list[Any]:
+        inbox, self.inbox = self.inbox, []
+        return inbox
+
+    def publish(self, messages: Sequence[Any]) -> None:
+        self.loads += [message for message in messages if isinstance(message, Load)]
+        for tokens in [message for message in messages if isinstance(message, Tokens)]:
+            for request_id, token in zip(tokens.request_ids.tolist(), tokens.tokens.tolist(), strict=True):
+                self.answers.setdefault(request_id, []).append(token)
+            self.num_ended += int(np.count_nonzero(tokens.finishes))
+
+
+class Server:
+    """One instance without its process; `turn` also looks for jobs in `directory`."""
+
+    def __init__(self, tiny: TinyModel, directory: Path, **finetuning: Any) -> None:
+        self.settings = settings(tiny, **finetuning)
+        self.scheduler, self.engine = build(self.settings)
+        self.link = Link()
+        self.instance = Instance(self.scheduler, self.engine, self.link, lambda: None)
+        training = build_training(self.settings, self.engine, self.scheduler.limits)
+        assert training is not None
+        self.training: Training = training
+        self.instance.train(training)
+        self.watch = JobWatch(directory, training, "", lambda: None)
+
+    def turn_until(self, is_done: Callable[[], bool]) -> None:
+        until_s = time.monotonic() + WAIT_S
+        while not is_done():
+            assert time.monotonic() < until_s
+            self.watch.look()
+            self.instance.turn()
+
+    def train(self, *jobs: Job) -> None:
+        self.turn_until(lambda: not self.training.has_work and all(ended(job) for job in jobs))
+
+    def close(self) -> None:
+        self.training.close()
+        self.engine.close()
+
+
+def settings(tiny: TinyModel, **finetuning: Any) -> Settings:
+    given = {"pack_tokens": 48, "tpot_ms": 200.0, **finetuning}
+    return replace(tiny.settings(), finetuning=FinetuningSettings(**given))
+
+
+def ended(job: Job) -> bool:
+    return Job(job.directory).status in ("succeeded", "failed", "cancelled")
+
+
+def requests() -> list[Submit]:
+    generator = np.random.default_rng(8)
+    lengths = generator.integers(4, 90, NUM_REQUESTS)
+    return [
+        Submit(
+            Request(number, generator.integers(0, VOCABULARY, length).astype(np.int32), Sampling(40)),
+            np.zeros(0, np.int32),
+            0,
+        )
+        for number, length in enumerate(lengths.tolist())
+    ]
+
+
+def served(server: Server) -> dict[int, list[int]]:
+    """Requests come a few at a time, while others decode."""
+    coming = requests()
+    while coming:
+        server.link.inbox += [coming.pop(0)]
+        for _ in range(5):
+            server.watch.look()
+            server.instance.turn()
+    server.turn_until(lambda: server.link.num_ended == NUM_REQUESTS)
+    return server.link.answers
+
+
+def assert_like(job: Job, undisturbed: Job) -> None:
+    """Losses without a gap or a double, and the same adapter, within 1e-4. Other cuts round otherwise, and
+    AdamW makes a whole step of a gradient that is all rounding: 5 numbers in 10,000 may differ more.
+    """
+    found, expected = job.losses, undisturbed.losses
+    assert [line["step"] for line in found] == [line["step"] for line in expected]
+    assert [line["loss"] for line in found] == pytest.approx([line["loss"] for line in expected], rel=1e-4)
+    ours, theirs = (
+        torch.cat([each.flatten() for each in weights(one).values()]) for one in (job, undisturbed)
+    )
+    apart = (ours - theirs).abs()
+    assert float((apart > 1e-4).float().mean()) <= 5e-4
+    assert float(apart.max()) < 5e-3
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tiny: Callable[[str], TinyModel], tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A job of 12 steps, trained alone."""
+    job, one = new_job(tmp_path_factory.mktemp("alone"), steps=12), tiny("llama_grouped")
+    train(job, settings(one))
+    return job
+
+
+def test_a_job_that_is_trained_while_serving_has_the_losses_of_one_alone_and_texts_stay_the_same(
+    one: TinyModel, undisturbed: Job, tmp_path: Path
+) -> None:
+    idle = Server(one, tmp_path / "none")
+    expected = served(idle)
+    idle.close()
+    server, job = Server(one, tmp_path), new_job(tmp_path, steps=12)
+    assert served(server) == expected
+    assert len(job.losses) > 0, "it was trained while requests decoded"
+    server.train(job)
+    server.close()
+    assert Job(job.directory).status == "succeeded"
+    assert_like(job, undisturbed)
+    assert (job.directory / "adapter" / "adapter_model.safetensors").exists()
+    assert [event["message"] for event in job.events] == ["started", "succeeded"]
+
+
+def test_two_jobs_share_what_there_is_and_more_wait(one: TinyModel, tmp_path: Path) -> None:
+    server = Server(one, tmp_path, max_jobs=2)
+    jobs = [new_job(tmp_path, steps=9) for _ in range(3)]
+    server.turn_until(lambda: len(jobs[0].losses) + len(jobs[1].losses) + len(jobs[2].losses) >= 10)
+    counts = sorted(len(job.losses) for job in jobs)
+    assert counts[0] == 0, "it waits for a place"
+    assert counts[2] - counts[1] <= 2
+    server.train(*jobs)
+    server.close()
+    assert [line["loss"] for line in jobs[0].losses] == pytest.approx(
+        [line["loss"] for line in jobs[2].losses], rel=1e-4
+    )
+
+
+def test_a_bad_job_fails_alone(one: TinyModel, tmp_path: Path) -> None:
+    bad, good = new_job(tmp_path, steps=5), new_job(tmp_path, steps=5)
+    bad.change(gapless=bad.options | {"targets": ["w_proj"]})
+    server = Server(one, tmp_path)
+    answers = served(server)
+    server.train(bad, good)
+    server.close()
+    assert len(answers) == NUM_REQUESTS
+    error = Job(bad.directory).fields["error"]
+    assert (error["code"], "w_proj" in error["message"]) == ("invalid_job", True)
+    assert Job(good.directory).status == "succeeded"
+
+
+def test_an_example_that_is_longer_than_the_server_takes_is_refused_by_number(
+    one: TinyModel, tmp_path: Path
+) -> None:
+    job = new_job(tmp_path, steps=5)
+    longest = max(len(example.ids) for example in job.examples)
+    short = replace(one.settings(max_model_tokens=longest - 1), finetuning=FinetuningSettings())
+    scheduler, engine = build(short)
+    training = build_training(short, engine, scheduler.limits)
+    assert training is not None
+    JobWatch(tmp_path, training, "", lambda: None).look()
+    training.work(1.0, True)
+    training.close()
+    message = Job(job.directory).fields["error"]["message"]
+    assert f"has {longest} tokens; the server takes {longest - 1}" in message
+
+
+def test_a_fault_in_one_job_fails_it_with_its_message(
+    one: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(session: TrainingSession, tile: Any) -> None:
+        raise RuntimeError("no memory for a tile")
+
+    monkeypatch.setattr(TrainingSession, "tile", broken)
+    server, job = Server(one, tmp_path), new_job(tmp_path, steps=5)
+    assert len(served(server)) == NUM_REQUESTS
+    server.train(job)
+    server.close()
+    assert Job(job.directory).fields["error"]["message"] == "no memory for a tile"
+
+
+def test_a_job_can_be_cancelled_while_it_is_trained(one: TinyModel, tmp_path: Path) -> None:
+    server, job = Server(one, tmp_path), new_job(tmp_path, steps=100_000)
+    server.turn_until(lambda: len(job.losses) > 2)
+    Job(job.directory).cancel()
+    server.train(job)
+    server.close()
+    assert Job(job.directory).status == "cancelled"
+
+
+def test_a_job_goes_on_in_the_next_instance_where_the_drained_one_has_stopped(
+    one: TinyModel, undisturbed: Job, tmp_path: Path
+) -> None:
+    first, job = Server(one, tmp_path), new_job(tmp_path, steps=12)
+    first.turn_until(lambda: len(job.losses) >= 5)
+    first.close()
+    trained = len(job.losses)
+    second = Server(one, tmp_path)
+    second.train(job)
+    second.close()
+    assert f"goes on after step {trained}" in [event["message"] for event in job.events]
+    assert_like(job, undisturbed)
+    assert sum(report.wasted_tokens for report in reports(second)) == 0
+
+
+def test_a_job_whose_instance_dies_goes_on_after_the_last_checkpoint_and_the_loss_is_counted(
+    one: TinyModel, undisturbed: Job, tmp_path: Path
+) -> None:
+    first, job = Server(one, tmp_path), new_job(tmp_path, steps=12)
+    first.turn_until(lambda: len(job.losses) >= 5)
+    for each in first.training._running:
+        each.lock.close()  # as the kernel does for a process that dies
+    second = Server(one, tmp_path)
+    second.train(job)
+    second.close()
+    assert_like(job, undisturbed)
+    counted = reports(second)
+    tokens = sum(line["tokens"] for line in job.losses)
+    wasted = sum(report.wasted_tokens for report in counted)
+    assert sum(report.tokens for report in counted) <= tokens
+    assert 0 < wasted < tokens
+
+
+def reports(server: Server) -> list[TrainingLoad]:
+    server.turn_until(lambda: len(server.link.loads) > 3)
+    return [load.training for load in server.link.loads if load.training is not None]
+
+
+def test_a_job_that_every_process_dies_of_fails_in_the_end(one: TinyModel, tmp_path: Path) -> None:
+    job = new_job(tmp_path, steps=5)
+    for _ in range(3):
+        server = Server(one, tmp_path)
+        server.turn_until(lambda current=server: current.training.has_work and bool(job.events))  # type: ignore[misc]
+        server.training.work(0.0, False)
+        for each in server.training._running:
+            each.lock.close()
+    last = Server(one, tmp_path)
+    last.train(job)
+    last.close()
+    assert "3 processes died after step 0" in Job(job.directory).fields["error"]["message"]
+
+
+def test_exactly_one_of_two_instances_trains_a_job(one: TinyModel, tmp_path: Path) -> None:
+    servers, job = [Server(one, tmp_path) for _ in range(2)], new_job(tmp_path, steps=6)
+    for server in servers:
+        server.watch.look()
+    assert [server.training.has_work for server in servers] == [True, False]
+    for server in servers:
+        server.train(job)
+        server.close()
+    assert [event["message"] for event in job.events] == ["started", "succeeded"]
+
+
+def test_a_job_of_submit_alone_is_left_alone(one: TinyModel, tmp_path: Path) -> None:
+    job, server = new_job(tmp_path, steps=5), Server(one, tmp_path)
+    job.change(gapless=job.options | {"alone": True})
+    server.watch.look()
+    assert not server.training.has_work
+    server.close()
+
+
+def test_an_engine_that_does_not_train_refuses_jobs_by_name(tmp_path: Path) -> None:
+    job = new_job(tmp_path, steps=5)
+    own = Settings(
+        model=ModelSettings(directory=str(ROOT / "models/bundled")),
+        engine=EngineSettings(kind="toy"),
+        finetuning=FinetuningSettings(directory=str(tmp_path)),
+    )
+    scheduler, engine = build(own)
+    assert not isinstance(engine, Trains)
+    assert build_training(own, engine, scheduler.limits) is None
+    watch = watch_jobs(own, None, lambda: None)
+    assert watch is not None
+    watch.close()
+    JobWatch(tmp_path, None, watch._refusal, lambda: None).look()
+    assert "engine.kind = 'toy'" in Job(job.directory).fields["error"]["message"]
+
+
+def test_without_a_job_nothing_is_made_for_training(one: TinyModel, tmp_path: Path) -> None:
+    """And where training is switched off, the loop and its engine know nothing of it."""
+    server = Server(one, tmp_path)
+    served(server)
+    assert server.training._new_session is None
+    assert all(load.training is None for load in server.link.loads)
+    server.close()
+    off = settings(one, enabled=False)
+    scheduler, engine = build(off)
+    assert build_training(off, engine, scheduler.limits) is None
+    assert watch_jobs(off, None, lambda: None) is None
+    assert engine._trainable is None  # type: ignore[attr-defined]
+    engine.close()
+
+
+def test_an_offered_job_keeps_its_lock_until_it_has_ended(one: TinyModel, tmp_path: Path) -> None:
+    server, job = Server(one, tmp_path), new_job(tmp_path, steps=3)
+    server.watch.look()
+    with pytest.raises(JobError, match="another process"), ExitStack() as stack:
+        stack.enter_context(job.locked())
+    server.train(job)
+    with job.locked():
+        server.close()

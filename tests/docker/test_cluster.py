@@ -1,0 +1,77 @@
+"""The two containers of the profile `cluster`: each is a host with one instance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.docker.composed import Composed, GrpcOnlooker, HttpOnlooker, run
+from tests.server.serving import wait_for
+
+pytestmark = pytest.mark.timeout(900)
+
+LONG = {"text_input": "def read(", "max_tokens": 600, "min_tokens": 600}
+
+
+@pytest.fixture(scope="module")
+def cluster(composed: Composed) -> Iterator[Composed]:
+    """Both containers, each with an instance that is ready."""
+    clustered = Composed(f"{composed.project}-cluster", composed.model, cluster=True)
+    clustered.compose("build", clustered.service, timeout_s=3000)
+    try:
+        clustered.up()
+        wait_for(lambda: states(clustered) == ["ready", "ready"], 120)
+        yield clustered
+    finally:
+        clustered.compose("down", "--volumes", "--remove-orphans")
+
+
+def status(cluster: Composed) -> list[dict[str, object]]:
+    """Of each instance, as `control status --json` says it."""
+    said = json.loads(cluster.inside(".venv/bin/python -m python_backends.launcher.control status --json"))
+    return list(said["instances"])
+
+
+def states(cluster: Composed) -> list[object]:
+    return [each["state"] for each in status(cluster)]
+
+
+def test_each_container_has_an_instance_and_streams_move_between_them(cluster: Composed) -> None:
+    assert len({each["host"] for each in status(cluster)}) == 2
+    streams = open_streams(cluster)
+    control = ".venv/bin/python -m python_backends.launcher.control"
+    cluster.inside(f"{control} drain 0 && {control} restore 0")
+    check_equal(streams)
+
+
+def test_streams_survive_the_death_of_a_container(cluster: Composed) -> None:
+    streams = open_streams(cluster)
+    other = cluster.compose("ps", "-q", "gapless-host").strip()
+    run("docker", "kill", other)
+    check_equal(streams)
+    wait_for(lambda: states(cluster) == ["ready", "ready"], 180)
+    run("docker", "start", other)
+
+
+def open_streams(cluster: Composed) -> list[HttpOnlooker]:
+    streams = [onlooker(cluster, **LONG) for _ in range(4) for onlooker in (http, grpc)]
+    for stream in streams:
+        stream.wait_for_text()
+    return streams
+
+
+def http(cluster: Composed, **inputs: object) -> HttpOnlooker:
+    return HttpOnlooker(cluster.http_port, inputs)
+
+
+def grpc(cluster: Composed, **inputs: object) -> HttpOnlooker:
+    return GrpcOnlooker(cluster.grpc_port, inputs)
+
+
+def check_equal(streams: list[HttpOnlooker]) -> None:
+    for stream in streams:
+        stream.join()
+        assert (stream.saw, stream.closed) == ("the whole answer", "")
+    assert len({stream.answer.text for stream in streams}) == 1

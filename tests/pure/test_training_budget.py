@@ -1,0 +1,129 @@
+"""Training gets what serving leaves, and no piece of it is longer than that."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from python_backends.finetuning.cursor import PackCursor
+from python_backends.nouns.request import Ids
+from python_backends.nouns.step import SpanKind, StepPlan
+from python_backends.nouns.training import Pack
+from python_backends.scheduling.piece_time import NOTHING, PieceTime, loads
+from python_backends.scheduling.step_time import StepTime
+from python_backends.scheduling.training_budget import LEAST, slack_s, tile, window
+
+
+def zeros(count: int) -> Ids:
+    return np.zeros(count, np.int32)
+
+
+def decodes(rows: int, kv_tokens: int, prompt: int = 0) -> StepPlan:
+    """A step in which `rows` decode, each with its part of the KV tokens; with a chunk of `prompt` tokens."""
+    chunks = int(prompt > 0)
+    starts = np.array([*[kv_tokens // rows - 1] * rows, *[0] * chunks], np.int32)
+    lengths = np.array([*[1] * rows, *[prompt] * chunks], np.int32)
+    kinds = np.array([*[SpanKind.DECODE] * rows, *[SpanKind.PREFILL] * chunks], np.uint8)
+    slots = np.arange(rows + chunks, dtype=np.int32)
+    return StepPlan(0, (), slots, zeros(rows + chunks), starts, lengths, kinds, kinds == 0, zeros(prompt))
+
+
+def step_time() -> StepTime:
+    times = StepTime()
+    times.coefficients = [0.010, 0.0005, 0.000001, 0.001, 0.0]
+    times.errors.extend([1.1] * 100)
+    return times
+
+
+def piece_time(constant_s: float, token_s: float, most_tokens: int = 512) -> PieceTime:
+    times = PieceTime()
+    for tokens in (*range(1, 40), most_tokens):
+        times.observe((1, tokens, 0.0), constant_s + token_s * tokens)
+    return times
+
+
+def pack(*lengths: int) -> Pack:
+    bounds = (0, *np.cumsum(lengths).tolist())
+    return Pack(zeros(bounds[-1]), zeros(bounds[-1]), bounds)
+
+
+def test_a_step_and_the_training_before_it_take_no_longer_than_the_objective() -> None:
+    plan = decodes(16, 4096)
+    slack = slack_s(plan, step_time(), 0.045, 0.025)
+    assert slack == pytest.approx(0.045 / 1.1 - 0.022096, rel=1e-6)
+    assert slack_s(decodes(64, 32768), step_time(), 0.045, 0.025) == 0
+
+
+def test_an_idle_server_trains_for_as_long_as_a_new_request_may_wait() -> None:
+    assert slack_s(None, step_time(), 0.045, 0.025) == 0.025
+
+
+def test_prompts_go_first() -> None:
+    assert slack_s(decodes(2, 20, prompt=5), step_time(), 10.0, 0.025) == 0
+
+
+def test_windows_and_tiles_are_the_largest_that_fit() -> None:
+    """The numbers of docs/finetuning.md: 18.8 ms are left of an objective of 45 ms."""
+    slack = slack_s(decodes(16, 4096), step_time(), 0.045, 0.025)
+    assert window(slack, piece_time(0.0, 0.00025), pack(400), 0) == 64
+    assert window(0.025, piece_time(0.010, 0.00025), pack(400), 0) == 32
+    tiles, backward, cursor = [], piece_time(0.0, 0.00005), PackCursor(100, 8)
+    cursor.take_window(100)
+    while (tokens := tile(slack, backward, pack(100), cursor.open_tokens)) > 0:
+        tiles.append(cursor.take_tile(tokens))
+        slack -= tokens * 0.00005
+    assert [(each.layer, each.last - each.first) for each in tiles][:4] == [
+        (7, 100),
+        (6, 100),
+        (5, 100),
+        (4, 64),
+    ]
+
+
+@pytest.mark.parametrize("left", [1, 3, 15, 16, 17, 100, 511, 512, 513, 4000])
+@pytest.mark.parametrize("milliseconds", [0.0, 0.5, 1.0, 3.0, 8.0, 21.0, 400.0])
+def test_no_piece_takes_longer_than_there_is_time(left: int, milliseconds: float) -> None:
+    times, whole = piece_time(0.0005, 0.0001), pack(left)
+    for tokens, first in (
+        (window(milliseconds / 1000, times, whole, 0), 0),
+        (tile(milliseconds / 1000, times, whole, left), left),
+    ):
+        assert 0 <= tokens <= left
+        if tokens:
+            begin = first - tokens if first else 0
+            assert times.seconds(loads(whole, begin, begin + tokens)) <= milliseconds / 1000
+        else:
+            least = min(LEAST, left)
+            assert times.seconds((1, least, 0.0)) > milliseconds / 1000
+
+
+def test_pieces_grow_only_as_their_times_are_known() -> None:
+    times, whole = PieceTime(), pack(4000)
+    sizes = []
+    for _ in range(8):
+        tokens = window(10.0, times, whole, 0)
+        times.observe(loads(whole, 0, tokens), 0.0001 * tokens)
+        sizes.append(tokens)
+    assert sizes == [16, 32, 64, 128, 256, 512, 512, 512]
+
+
+def test_the_times_of_pieces_are_learned() -> None:
+    """Of tokens that attend to many others as well, with a margin for those that take longer."""
+    random, times = np.random.default_rng(1), PieceTime()
+    for _ in range(400):
+        load = (int(random.integers(1, 5)), int(random.integers(1, 300)), float(random.integers(0, 90_000)))
+        truth = 0.001 + 0.0002 * load[0] + 0.00005 * load[1] + 1e-7 * load[2]
+        times.observe(load, truth * random.uniform(0.9, 1.1))
+    assert times.coefficients == pytest.approx([0.001, 0.0002, 0.00005, 1e-7], rel=0.3)
+    assert 1.0 < times.seconds((2, 100, 10_000)) / 0.0074 < 1.15
+
+
+def test_what_is_always_as_long_has_no_loads() -> None:
+    times = PieceTime()
+    for _ in range(100):
+        times.observe(NOTHING, 0.004)
+    assert times.seconds(NOTHING) == pytest.approx(0.004, rel=1e-3)
+
+
+def test_the_loads_of_a_piece_count_the_tokens_that_are_attended_to() -> None:
+    assert loads(pack(10, 20), 5, 14) == (2, 9, 5 * (5 + 2.5) + 4 * 2)
