@@ -35,6 +35,7 @@ from tensorrt_checks.model import write_adapter, write_model
 from tensorrt_checks.serving import Serving
 
 from python_backends.settings import (
+    AdapterSettings,
     EngineSettings,
     ModelSettings,
     Settings,
@@ -76,9 +77,14 @@ def other_settings(settings: Settings, asked: argparse.Namespace, directory: Pat
     if not asked.model:
         with contextlib.suppress(ImportError):
             adapters = str(write_adapter(directory / "adapters" / "random").parent)
-    chosen = replace(settings.tensorrt_llm, capacity="max_utilization", abort="drain", adapters=adapters)
+    chosen = replace(settings.tensorrt_llm, capacity="max_utilization", abort="drain")
     few = settings.engine.slots * 320 // BLOCK_TOKENS  # so that KV blocks are scarce, not slots
-    return replace(settings, engine=replace(settings.engine, kv_blocks=few), tensorrt_llm=chosen)
+    return replace(
+        settings,
+        engine=replace(settings.engine, kv_blocks=few),
+        tensorrt_llm=chosen,
+        adapters=AdapterSettings(adapters),
+    )
 
 
 def run_checks(settings: Settings, checks: Sequence[Check]) -> bool:

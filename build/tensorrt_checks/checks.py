@@ -237,7 +237,7 @@ def adapters(serving: Serving) -> Iterator[Verdict]:
         yield None, "LoRA was not checked: safetensors is missing, or --model was given"
         return
     plain = serving.answer(prompt(30), max_tokens=30)
-    adapted = serving.answer(prompt(30), adapter=serving.engine.limits.adapters[0], max_tokens=30)
+    adapted = serving.answer(prompt(30), adapter=serving.engine.limits.adapters[0].name, max_tokens=30)
     yield len(adapted.tokens) == 30, f"a request with an adapter is answered {adapted.error}"
     yield (
         None,

@@ -12,7 +12,7 @@ import numpy as np
 from python_backends.instance.build import build
 from python_backends.instance.loop import Instance
 from python_backends.nouns.messages import Cancel, Failed, Predicted, Submit
-from python_backends.nouns.request import Finish, LengthPrediction, Request, Sampling
+from python_backends.nouns.request import AdapterVersion, Finish, LengthPrediction, Request, Sampling
 from python_backends.nouns.step import Tokens
 from python_backends.settings import Settings
 
@@ -95,7 +95,9 @@ class Serving:
         """`likely`: a predicted length that comes along."""
         asked = Asked(len(self.requests) + 1)
         self.requests[asked.number] = asked
-        request = Request(asked.number, np.array(prompt, np.int32), Sampling(**sampling), adapter=adapter)
+        request = Request(
+            asked.number, np.array(prompt, np.int32), Sampling(**sampling), adapter=AdapterVersion(adapter)
+        )
         self._inbox.append(Submit(request, np.array(delivered, np.int32), 0))
         if likely:
             self._inbox.append(

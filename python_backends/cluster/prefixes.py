@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from python_backends.nouns.request import Ids
+from python_backends.nouns.request import Request
 from python_backends.scheduling.state.blocks import add_keys
 
 
@@ -20,10 +20,11 @@ class SentPrefixes:
         self._num_blocks = num_blocks
         self._keys: dict[int, OrderedDict[bytes, None]] = {}  # by instance; oldest first
 
-    def keys(self, prompt: Ids) -> list[bytes]:
-        """Of the full blocks of `prompt` [tokens], but not of its last token, which is always computed."""
+    def keys(self, request: Request) -> list[bytes]:
+        """Of the full blocks of its prompt, but not of the last token, which is always computed."""
         keys: list[bytes] = []
-        add_keys(keys, prompt, max(0, len(prompt) - 1) // self._block_tokens, self._block_tokens)
+        prompt, size = request.prompt, self._block_tokens
+        add_keys(keys, prompt, max(0, len(prompt) - 1) // size, size, request.adapter.root_key)
         return keys
 
     def num_found_tokens(self, instance: int, keys: list[bytes]) -> int:

@@ -124,7 +124,7 @@ class Router:
         return _num_tokens(stream) - found
 
     def _keys(self, stream: Stream) -> list[bytes]:
-        return self._prefixes.keys(stream.request.prompt) if self._prefixes is not None else []
+        return self._prefixes.keys(stream.request) if self._prefixes is not None else []
 
 
 def _num_tokens(stream: Stream) -> int:

@@ -2,7 +2,8 @@
 
 The OpenVINO engine is the fastest of ours on a CPU (docs/log.md), and computes all families but those with
 soft-capped scores. bfloat16 is taken if the checkpoint has it and the processor multiplies it: it halves the
-bytes that a step reads. Owns nothing and imports no engine: the launcher calls it before it starts anything.
+bytes that a step reads. Owns nothing and imports no engine's library: the launcher calls it before it starts
+anything.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from python_backends.engine.kinds import KINDS, kind_of
 from python_backends.linux.processor import processor_flags
-from python_backends.settings import Settings
+from python_backends.settings import Settings, SettingsError
 
 AUTO = "auto"
 OPENVINO_BLOCK_TOKENS = 32
@@ -32,13 +34,21 @@ class Choice:
 
 
 def choose(settings: Settings, flags: Collection[str] | None = None) -> Choice:
-    """`flags`: of the processor; None: of this one. What the settings name stays as it is."""
+    """`flags`: of the processor; None: of this one. What the settings name stays as it is.
+
+    Raises SettingsError if there are to be adapters and the engine named has none.
+    """
     config = _config(settings.model_directory)
     reasons = []
     if settings.engine.kind == AUTO:
         kind, why = _kind(settings, config)
         settings = replace(settings, engine=replace(settings.engine, kind=kind))
         reasons.append(f"engine.kind = {kind}: {why}")
+    if settings.adapters.directory and not kind_of(settings).takes_adapters:
+        raise SettingsError(
+            f"adapters.directory = {settings.adapters.directory!r}: engine.kind = {settings.engine.kind}"
+            f" has no adapters; {', '.join(name for name, kind in KINDS.items() if kind.takes_adapters)} have"
+        )
     if settings.model.dtype == AUTO:
         dtype, why = _dtype(settings, config, processor_flags() if flags is None else flags)
         settings = replace(settings, model=replace(settings.model, dtype=dtype))
@@ -50,6 +60,8 @@ def _kind(settings: Settings, config: dict[str, Any]) -> tuple[str, str]:
     """And why."""
     if settings.model.device != "cpu":
         return "torch", "it computes on a GPU"
+    if settings.adapters.directory:
+        return "torch", "OpenVINO has no adapters (adapters.directory)"
     if config.get("attn_logit_softcapping") is not None:
         return "torch", "OpenVINO's attention has no soft-capped scores"
     if settings.engine.block_tokens != OPENVINO_BLOCK_TOKENS:

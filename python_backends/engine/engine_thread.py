@@ -15,7 +15,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from python_backends.engine.launched_steps import LaunchedSteps
-from python_backends.engine.protocol import Engine, ExportsBlocks
+from python_backends.engine.protocol import Engine, ExportsBlocks, TakesAdapters
 from python_backends.engine.step_end import StepEnd
 from python_backends.nouns.request import Ids
 from python_backends.nouns.step import StepOutput, StepPlan
@@ -40,6 +40,10 @@ class EngineThread:
             self._exporting: ExportsBlocks = engine
             self.kv_format, self.block_bytes = engine.kv_format, engine.block_bytes
             self.export_blocks, self.import_blocks = engine.export_blocks, self._import_blocks
+
+        if isinstance(engine, TakesAdapters):
+            self.read_adapter, self.install_adapter = engine.read_adapter, engine.install_adapter
+            self.drop_adapter = engine.drop_adapter
 
     def launch(self, plan: StepPlan) -> None:
         self._steps.launched()

@@ -54,14 +54,15 @@ class EngineKind:
     gives_way: bool = False  # its threads yield their processor while they wait for each other
     blocks_on: tuple[str, ...] = ()  # devices on which `launch` returns only after the step
     warms_up: bool = True  # it takes its first steps before the instance is ready
+    takes_adapters: bool = False
     # whether it has fused layers for these settings here, of which only a trial tells if they are faster
     tries_layers: Callable[[Settings], bool] = lambda _: False
 
 
 KINDS: dict[str, EngineKind] = {
-    "torch": EngineKind(_torch_engine, blocks_on=("cpu",)),
+    "torch": EngineKind(_torch_engine, blocks_on=("cpu",), takes_adapters=True),
     "openvino": EngineKind(_openvino_engine, gives_way=True, tries_layers=_has_fused_layers),
-    "tensorrt_llm": EngineKind(_tensorrt_llm_engine, warms_up=False),
+    "tensorrt_llm": EngineKind(_tensorrt_llm_engine, warms_up=False, takes_adapters=True),
     "toy": EngineKind(_toy_engine, warms_up=False),
 }
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,10 @@ from numpy.typing import NDArray
 from python_backends.nouns.request import Ids, ModelLimits
 from python_backends.nouns.step import StepOutput, StepPlan
 from python_backends.nouns.training import AdapterShape, LayerFacts, LayerPlan, Pack, Tile
+
+
+class BadAdapterError(ValueError):
+    """An adapter that is not served. The message names the file, the field or the tensor."""
 
 
 class Engine(Protocol):
@@ -44,6 +49,32 @@ class Announcing(Protocol):
 
     def on_done(self, tell: Callable[[], None]) -> None:
         """`tell` is called by some thread."""
+
+
+class ReadAdapter(NamedTuple):
+    """An adapter as it was read."""
+
+    digest: str  # of its content
+    weights: Any  # as its engine keeps them, on the device
+
+
+@runtime_checkable
+class TakesAdapters(Protocol):
+    """An engine that computes sequences with LoRA adapters, different ones in the same step.
+
+    A sequence whose adapter has a digest is admitted only between `install_adapter` and `drop_adapter` of
+    that digest. The loop calls these two between its calls of `launch`, and drops an adapter only when no
+    launched step has to admit a sequence with it. `read_adapter` may be called by another thread.
+    """
+
+    def read_adapter(self, directory: Path, root: Path) -> ReadAdapter:
+        """Reads and checks the adapter in `directory`. Links lead nowhere outside of `root`. Raises
+        BadAdapterError, which names what is wrong.
+        """
+
+    def install_adapter(self, digest: str, weights: Any) -> None: ...
+
+    def drop_adapter(self, digest: str) -> None: ...
 
 
 class Session(Protocol):

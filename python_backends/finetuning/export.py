@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from safetensors.numpy import save_file
-
+from python_backends.engine.torch.adapters import peft_files
 from python_backends.finetuning import checkpoints
 from python_backends.finetuning.files import write_directory
 from python_backends.finetuning.jobs import Job, JobError
+from python_backends.nouns.training import AdapterShape
 
 
 def export_once(job: Job) -> None:
@@ -30,25 +29,10 @@ def export(job: Job, directory: Path) -> int:
     place, state = found
     weights = {key: each for key, each in state.items() if key.endswith(".weight")}
     options = job.options
-    config = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": job.fields["model"],
-        "r": options["rank"],
-        "lora_alpha": options["alpha"],
-        "lora_dropout": 0.0,
-        "target_modules": options["targets"],
-        "bias": "none",
-        "fan_in_fan_out": False,
-        "use_rslora": False,
-        "use_dora": False,
-        "modules_to_save": None,
-        "inference_mode": True,
-    }
+    shape = AdapterShape(options["rank"], options["alpha"], tuple(options["targets"]))
 
     def write(path: Path) -> None:
-        save_file(weights, path / "adapter_model.safetensors", {"format": "pt"})
-        (path / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+        peft_files.write(path, weights, shape, job.fields["model"])
 
     write_directory(directory, write)
     return place.step

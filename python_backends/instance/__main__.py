@@ -18,10 +18,18 @@ import setproctitle
 
 from python_backends.engine.kinds import kind_of
 from python_backends.engine.protocol import Announcing
-from python_backends.instance.build import build, build_copier, build_training, start_moves, watch_jobs
+from python_backends.instance.build import (
+    build,
+    build_copier,
+    build_training,
+    start_adapters,
+    start_moves,
+    watch_jobs,
+)
 from python_backends.instance.loop import Instance
 from python_backends.linux.loop_processor import LoopProcessor
 from python_backends.linux.time_slice import take_usual_turns
+from python_backends.nouns.request import AdapterVersion, ModelLimits
 from python_backends.settings import Settings, SettingsError, read_settings
 from python_backends.text.checkpoint import CheckpointError, read_checkpoint
 from python_backends.text.detokenize.detokenizer import Detokenizer
@@ -59,6 +67,11 @@ def _beat(state: InstanceRecord, processor: LoopProcessor | None) -> None:
         processor.keep()
 
 
+def _show(state: InstanceRecord, limits: ModelLimits, adapters: tuple[AdapterVersion, ...]) -> None:
+    """The door lets these adapters through from now on."""
+    state.write_limits(limits.changed(adapters=adapters))
+
+
 def main(run_directory: Path, number: int) -> None:
     setproctitle.setproctitle(f"gapless-instance-{number}")
     take_usual_turns()  # this process computes
@@ -76,26 +89,29 @@ def main(run_directory: Path, number: int) -> None:
     copier = build_copier(settings, engine, run_directory, number)
     address = copier.address if copier is not None else ("", "")
     link = InstanceEnd(run_directory, f"instance-{number}", scheduler.limits, *address)
-    state.write(State.READY, scheduler.limits)
     if isinstance(engine, Announcing):
         engine.on_done(link.wake)  # the loop wakes as soon as a step is done, even before its expected time
     processor = LoopProcessor() if kind_of(settings).gives_way else None
     moves = start_moves(settings, scheduler, copier, link.wake)
+    show = partial(_show, state, scheduler.limits)
+    adapters = start_adapters(settings, scheduler, engine, link.wake, show)
     instance = Instance(
         scheduler, engine, link, partial(_beat, state, processor), settings.steps_ahead, moves
     )
+    instance.serve_adapters(adapters)
     training = build_training(settings, engine, scheduler)
     if training is not None:
         instance.train(training)
     watch = watch_jobs(settings, training, link.wake)
+    state.write_on(State.READY)
     while not stopping:
         instance.turn()
         if traces:
             traces.clear()
             _trace(instance, settings.engine.trace_steps)
-    state.write(State.DRAINING, scheduler.limits)
+    state.write_on(State.DRAINING)
     # the copier uses the engine's memory, and all may call link.wake until they are closed
-    for part in (watch, training, copier, engine, link):
+    for part in (watch, training, adapters, copier, engine, link):
         if part is not None:
             part.close()
 

@@ -13,13 +13,17 @@ from pathlib import Path
 from python_backends.engine.choice import choose
 from python_backends.engine.engine_thread import EngineThread
 from python_backends.engine.kinds import kind_of
-from python_backends.engine.protocol import Engine, ExportsBlocks, Trains
+from python_backends.engine.protocol import Engine, ExportsBlocks, TakesAdapters, Trains
 from python_backends.finetuning.jobs import jobs_directory
 from python_backends.handover.moves import Moves
+from python_backends.instance.adapter_files import AdapterFiles
+from python_backends.instance.adapter_thread import AdapterThread
+from python_backends.instance.adapters import InstanceAdapters
 from python_backends.instance.job_watch import JobWatch
 from python_backends.instance.layer_trial import with_faster_layers
 from python_backends.instance.training import Training
 from python_backends.instance.warm_up import warm_up
+from python_backends.nouns.request import AdapterVersion
 from python_backends.scheduling.policies.fcfs import reserve_max_tokens
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.self_planned import SelfPlannedScheduler, reserve_likely
@@ -92,7 +96,6 @@ def watch_jobs(settings: Settings, training: Training | None, wake: Callable[[],
     if not settings.finetuning.enabled:
         return None
     kind = choose(settings).settings.engine.kind
-    kind = choose(settings).settings.engine.kind
     refusal = (
         f"engine.kind = '{kind}', engine.steps_ahead = {settings.steps_ahead}: a server trains with the torch"
         " engine on a CPU and no steps ahead; submit --alone trains without a server"
@@ -100,6 +103,25 @@ def watch_jobs(settings: Settings, training: Training | None, wake: Callable[[],
     watch = JobWatch(jobs_directory(settings), training, refusal, wake)
     watch.start()
     return watch
+
+
+def start_adapters(
+    settings: Settings,
+    scheduler: SlotScheduler,
+    engine: Engine,
+    wake: Callable[[], None],
+    show: Callable[[tuple[AdapterVersion, ...]], None],
+) -> InstanceAdapters | None:
+    """The adapters of this instance, found and checked; None if there are to be none, or the engine keeps
+    them by itself. `wake`: what wakes the loop; `show` gets the list.
+    """
+    directory = settings.adapters_directory
+    if directory is None or not isinstance(engine, TakesAdapters):
+        show(scheduler.limits.adapters)
+        return None
+    files = AdapterFiles(directory, engine.read_adapter)
+    thread = AdapterThread(files, settings.adapters.watch_s, wake)
+    return InstanceAdapters(scheduler, engine, thread, settings.adapters.max_loaded, show)
 
 
 def start_moves(

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from python_backends.engine.protocol import Engine
 from python_backends.handover.moves import Moves
+from python_backends.instance.adapters import InstanceAdapters
 from python_backends.instance.heartbeat import HEARTBEAT_S, Heartbeat
 from python_backends.instance.held_tokens import HeldTokens
 from python_backends.instance.training import Training
@@ -63,6 +64,7 @@ class Instance:
         self.engine = engine
         self.link = link
         self._moves = moves
+        self._adapters: InstanceAdapters | None = None
         self._training: Training | None = None
         self._heartbeat = Heartbeat(beat)
         self._steps_ahead = 0 if engine.plans_steps else steps_ahead
@@ -76,12 +78,18 @@ class Instance:
         self._last_submit = 0  # the number of the last Submit in this session
         self._step_time = scheduler.outlook.step_time
 
+    def serve_adapters(self, adapters: InstanceAdapters | None) -> None:
+        """Before the first turn. None: there are none, or the engine keeps them by itself."""
+        self._adapters = adapters
+
     def train(self, training: Training) -> None:
         """From now on, the jobs of `training` are trained in the time that serving leaves."""
         self._training = training
 
     def turn(self) -> None:
         self._take_inbox()
+        if self._adapters is not None:
+            self._publish_if_any(self._adapters.step())
         plan = self.scheduler.plan()
         if self._training is not None and self._training.has_work:
             self._train(self._training, plan)
@@ -144,13 +152,13 @@ class Instance:
             news = self.link.receive(wait_s)
             for message in news:
                 self._take(message)
-            is_woken = self._moves is not None and self._moves.has_news
+            is_woken = any(part is not None and part.has_news for part in (self._moves, self._adapters))
             if not wait_s or not (news or is_woken):
                 return
             self._num_empty_turns = 0
 
     def _patience_s(self) -> float:
-        if self.scheduler.is_idle or self._only_moves:
+        if self.scheduler.is_idle or self._only_waits:
             self._was_idle = True
             training = self._training
             return training.patience_s if training is not None and training.has_work else HEARTBEAT_S
@@ -164,13 +172,14 @@ class Instance:
         return self._training is not None and self._training.has_work
 
     @property
-    def _only_moves(self) -> bool:
+    def _only_waits(self) -> bool:
         """Whether there is nothing to compute for the requests that are here, or about to come, until a move
-        has gone on.
+        has gone on or an adapter is loaded.
         """
         is_moving = self._moves is not None and self._moves.is_active
+        is_loading = self._adapters is not None and self._adapters.is_loading
         # a single empty turn may be one in which a sequence was evicted
-        return is_moving and not self._launched and self._num_empty_turns > 1
+        return (is_moving or is_loading) and not self._launched and self._num_empty_turns > 1
 
     def _next_tokens_s(self, plan: StepPlan | None) -> float:
         """When the next tokens are expected if `plan` is launched now."""

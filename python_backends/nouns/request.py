@@ -11,7 +11,7 @@ from enum import IntEnum, StrEnum
 from typing import Any, Self
 
 import numpy as np
-from msgspec import Struct, structs
+from msgspec import Struct, convert, structs, to_builtins
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int32]  # token ids, one dimension
@@ -29,8 +29,14 @@ class Noun(Struct, frozen=True, array_like=True, tag=True):
         """The same, with other values in some fields."""
         return structs.replace(self, **fields)
 
-    def as_dict(self) -> dict[str, Any]:
-        return structs.asdict(self)
+    def plain(self) -> Any:
+        """The same as lists, texts and numbers, for JSON. Only of nouns without arrays."""
+        return to_builtins(self)
+
+    @classmethod
+    def from_plain(cls, plain: Any) -> Self:
+        """What `plain` gave."""
+        return convert(plain, cls)
 
 
 class RefusedError(ValueError):
@@ -88,6 +94,26 @@ class Sampling(Noun, frozen=True):
         return self.penalizes or bool(self.bad_words)
 
 
+class AdapterVersion(Noun, frozen=True):
+    """A LoRA adapter as it was when a request asked for it; without a name, the model alone."""
+
+    name: str = ""
+    version: str = ""  # empty where an engine knows no versions
+    digest: str = ""  # of the content, hexadecimal; empty where the engine keeps adapters by itself
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.name}@{self.version}" if self.version else self.name
+
+    @property
+    def root_key(self) -> bytes:
+        """What the keys of KV blocks begin with: adapters of other content share no blocks."""
+        return bytes.fromhex(self.digest)
+
+
+BASE = AdapterVersion()
+
+
 class Subject(Noun, frozen=True):
     """What a request is about, for the prediction of its answer's
     length; texts are cut to what is read of them.
@@ -114,7 +140,7 @@ class Request(Noun, frozen=True, eq=False):
     deadline_ns: int = 0  # same clock; 0 is none
     priority: int = 0  # larger first
     subject: Subject | None = None  # stays with the scheduler model; None: lengths aren't predicted
-    adapter: str = ""  # name of a LoRA adapter; none
+    adapter: AdapterVersion = BASE  # stays the same through evictions, moves and restarts
 
     @property
     def max_total_tokens(self) -> int:
@@ -185,6 +211,7 @@ class WaitReason(StrEnum):
     TRIAL = "trial"  # an instance has crashed twice under some requests: each of these runs alone for a while
     STEP = "step"  # it gets its slot with the next step
     SLOT = "slot"  # all slots are taken
+    ADAPTER = "adapter"  # its LoRA adapter is not loaded yet
     MEMORY = "memory"  # a slot is free, and KV blocks don't suffice, now or as foreseen
 
 
@@ -219,7 +246,7 @@ class ModelLimits(Noun, frozen=True):
     fingerprint: str = ""  # which weights and settings make the tokens
     max_bad_word_tokens: int = MAX_BAD_WORD_TOKENS
     unsupported: tuple[str, ...] = ()  # fields of a request that this engine can't follow
-    adapters: tuple[str, ...] = ()  # names of LoRA adapters
+    adapters: tuple[AdapterVersion, ...] = ()  # that can be asked for; of a name, the newest is the last
 
     @property
     def kv_tokens(self) -> int:

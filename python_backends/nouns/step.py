@@ -18,7 +18,7 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from python_backends.nouns.request import Ids, LogProbs, Noun, Sampling
+from python_backends.nouns.request import BASE, AdapterVersion, Ids, LogProbs, Noun, Sampling
 
 _RUNS = count()  # of this process: no two schedulers over one engine give a number twice
 
@@ -48,7 +48,7 @@ class Admit:
     num_output_tokens: int
     blocks: Ids  # [n] the first n entries of the slot's block table row
     tokens: Ids = field(default_factory=lambda: np.zeros(0, np.int32))  # [prompt + output]
-    adapter: str = ""  # name of the LoRA adapter; none
+    adapter: AdapterVersion = BASE
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from python_backends.nouns.request import Ids, Request
+from python_backends.scheduling.adapters import LoadedAdapters
 from python_backends.scheduling.plan_writer import PlanWriter
 from python_backends.scheduling.state.allocator import Allocator
 from python_backends.scheduling.state.sequence import Sequence, Status
@@ -33,6 +34,8 @@ class RefusedMove(Exception):  # noqa: N818 (nothing is wrong: it is an answer)
 
 class Requests(Protocol):
     """The slot scheduler, which owns the sequences, as far as a hand-over needs it."""
+
+    adapters: LoadedAdapters
 
     def find(self, request_id: int) -> Sequence | None:
         """The sequence of a request that waits or runs here."""
@@ -157,6 +160,9 @@ class Handover:
             raise RefusedMove("model") from error
         if num_tokens >= self._allocator.limit(sequence):
             raise RefusedMove("model")
+        if not self._requests.adapters.is_loaded(request.adapter):
+            self._requests.adapters.want(request.adapter)
+            raise RefusedMove("adapter")
         if not self._slots.num_free:
             raise RefusedMove("slots")
         if not self._requests.fits(sequence) or not self._allocator.reserve(sequence, num_tokens):

@@ -19,6 +19,7 @@ import numpy as np
 from python_backends.nouns.messages import ANY_EPOCH, Failed, Load
 from python_backends.nouns.request import (
     QUANTILE_LEVELS,
+    AdapterVersion,
     Ids,
     LengthPrediction,
     ModelLimits,
@@ -26,6 +27,7 @@ from python_backends.nouns.request import (
     WaitReason,
 )
 from python_backends.nouns.step import Started, StepOutput, StepPlan, Tokens
+from python_backends.scheduling.adapters import LoadedAdapters
 from python_backends.scheduling.booking import Booking
 from python_backends.scheduling.contention import Contention, contention_of
 from python_backends.scheduling.handover import Handover
@@ -102,6 +104,7 @@ class SlotScheduler:
         self._waiting = WaitingList(
             bound, bound_clock, self.policy.by_priority, self.outlook.order, limits.block_tokens
         )
+        self.adapters = LoadedAdapters(self.slots, self._waiting)
         self._roster = Roster()
         self._last_leave = 0  # number of the first step after the last time that a slot was given up
         self._in_flight = 0
@@ -119,6 +122,11 @@ class SlotScheduler:
     def num_steps(self) -> int:
         """Planned so far."""
         return self._plans.num_steps
+
+    @property
+    def first_running(self) -> int:
+        """The number of the oldest step that was planned and not applied, or of the next one."""
+        return self._plans.num_steps - self._in_flight
 
     @property
     def peak_blocks(self) -> int:
@@ -144,6 +152,8 @@ class SlotScheduler:
             return None
         if not self.slots.num_free:
             return WaitReason.SLOT
+        if self.adapters.wanted is not None:
+            return WaitReason.ADAPTER
         return WaitReason.MEMORY if self._lacks_memory else WaitReason.STEP
 
     def load(self) -> Load:
@@ -165,6 +175,7 @@ class SlotScheduler:
             waiting_blocks=self._waiting.num_blocks,
             head_blocks=self._waiting.num_head_blocks,
             step_s=self.outlook.step_s,
+            num_adapters=self.adapters.num_loaded,
         )
 
     @property
@@ -224,6 +235,18 @@ class SlotScheduler:
         else:
             self._leave(sequence, Status.FINISHED)
         return True
+
+    def adapter_loaded(self, digest: str) -> None:
+        """Sequences with this adapter may get a slot."""
+        self.adapters.add(digest)
+        self._may_admit = True
+
+    def fail_waiting(self, adapter: AdapterVersion, error: str) -> list[Failed]:
+        """Ends all that wait for this adapter; returns what the scheduler model is told."""
+        sequences = self.adapters.failed(adapter)
+        for sequence in sequences:
+            self.cancel(sequence.request_id)
+        return [Failed(sequence.request_id, error, sequence.request_epoch) for sequence in sequences]
 
     def cancel_all(self) -> None:
         for request_id in self._roster.request_ids():
@@ -300,6 +323,8 @@ class SlotScheduler:
                 f"one more token than {num_tokens} doesn't fit into {self.limits.max_model_tokens}"
             )
         check_ids(request, delivered, self.limits.vocab_size)
+        if request.adapter.digest and not self.adapters.is_served:
+            raise ValueError(f"lora_name = {request.adapter.full_name!r}: this instance has no adapters")
         return Sequence(request, delivered, 0, request_epoch, self._clock() - age_s)
 
     def fits(self, sequence: Sequence) -> bool:
@@ -315,6 +340,7 @@ class SlotScheduler:
         """
         self.cancel(sequence.request_id)
         self._roster.enter(sequence)
+        self.adapters.used(sequence)
         self.outlook.seated(sequence, num_shared)
 
     def freed(self) -> None:
@@ -359,8 +385,9 @@ class SlotScheduler:
     def _admit(self) -> None:
         if not self._is_admission_due():
             return
-        for sequence in self.policy.select(self._waiting.in_order(), self._view()):
+        for sequence in self.policy.select(self.adapters.seatable(), self._view()):
             self._waiting.take(sequence)
+            self.adapters.used(sequence)
             self.outlook.seated(sequence, self._allocator.seat(sequence))
         self._may_admit = not self.policy.looks_ahead  # with look-ahead: after the next change or refresh
         self._lacks_memory = bool(self._waiting) and self.slots.num_free > 0
@@ -397,6 +424,7 @@ class SlotScheduler:
     def _leave(self, sequence: Sequence, status: Status) -> None:
         self.outlook.left(sequence.slot)
         self._allocator.unseat(sequence)
+        self.adapters.left(sequence, self._plans.num_steps)
         sequence.status = status
         self._may_admit = True
         self._last_leave = self._plans.num_steps

@@ -5,6 +5,7 @@ Any room may read them; they do not change after the start.
 
 from python_backends.settings.all_settings import ROOT, Settings
 from python_backends.settings.reading import dump, load, read_settings
+from python_backends.settings.sections.adapters import AdapterSettings
 from python_backends.settings.sections.cluster import ClusterSettings
 from python_backends.settings.sections.engine import EngineSettings
 from python_backends.settings.sections.finetuning import FinetuningSettings
@@ -21,6 +22,7 @@ from python_backends.settings.setting import SettingsError
 __all__ = [
     "PREDICTED_POLICIES",
     "ROOT",
+    "AdapterSettings",
     "ClusterSettings",
     "EngineSettings",
     "FinetuningSettings",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from python_backends.settings.sections.adapters import AdapterSettings
 from python_backends.settings.sections.cluster import ClusterSettings
 from python_backends.settings.sections.engine import EngineSettings
 from python_backends.settings.sections.finetuning import FinetuningSettings
@@ -35,6 +36,7 @@ class Settings:
     scheduling: SchedulingSettings = field(default_factory=SchedulingSettings)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     prediction: PredictionSettings = field(default_factory=PredictionSettings)
+    adapters: AdapterSettings = field(default_factory=AdapterSettings)
     finetuning: FinetuningSettings = field(default_factory=FinetuningSettings)
     streams: StreamSettings = field(default_factory=StreamSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
@@ -53,5 +55,9 @@ class Settings:
 
     @property
     def model_directory(self) -> Path:
-        path = Path(self.model.directory)
-        return path if path.is_absolute() else ROOT / path
+        return ROOT / self.model.directory
+
+    @property
+    def adapters_directory(self) -> Path | None:
+        """None: there are no adapters."""
+        return ROOT / self.adapters.directory if self.adapters.directory else None

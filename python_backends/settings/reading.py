@@ -20,7 +20,12 @@ from typing import Any
 from python_backends.settings.all_settings import Settings
 from python_backends.settings.setting import SettingsError, allowed
 
-RENAMED = {"engine.toy_step_ms": "toy.step_ms", "engine.toy_poison_token": "toy.poison_token"}
+RENAMED = {
+    "engine.toy_step_ms": "toy.step_ms",
+    "engine.toy_poison_token": "toy.poison_token",
+    "tensorrt_llm.adapters": "adapters.directory",
+    "tensorrt_llm.max_adapter_rank": "adapters.max_rank",
+}
 VARIABLE = re.compile(r"GAPLESS_([A-Z_]+?)__([A-Z_0-9]+)")
 
 

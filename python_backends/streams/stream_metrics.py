@@ -19,6 +19,9 @@ class StreamMetrics:
 
     def accepted(self, stream: Stream) -> None:
         self._metrics.count("gapless_prompt_tokens_total", len(stream.request.prompt))
+        adapter = stream.request.adapter.full_name
+        if adapter:
+            self._metrics.count("gapless_adapter_requests_total", labels=(("adapter", adapter),))
 
     def started(self, num_prefix_hit_tokens: int) -> None:
         self._metrics.count("gapless_prefix_hit_tokens_total", num_prefix_hit_tokens)

@@ -29,6 +29,7 @@ SUMS = {  # gauges of the whole server, and the field of Load that is summed for
     "gapless_kv_blocks_total": "num_blocks",
     "gapless_admission_peak_blocks": "peak_blocks",
     "gapless_evictions": "num_evictions",
+    "gapless_adapters_loaded": "num_adapters",
 }
 BY_INSTANCE = {
     "gapless_instance_slots_busy": "num_running",

@@ -19,7 +19,7 @@ from python_backends.text.door.fields import of_parameters
 from python_backends.triton_models.life import Life, watched
 from python_backends.triton_models.tensors import Blobs, effective_settings, failure, run_directory
 from python_backends.watching.board import Board
-from python_backends.watching.instance_state import DRAINING, limits_of_any
+from python_backends.watching.instance_state import DRAINING, AdapterList, limits_of_any
 
 
 class TritonPythonModel:
@@ -30,6 +30,11 @@ class TritonPythonModel:
         self._draining = run_directory() / DRAINING
         checkpoint, predicts = read_checkpoint(settings.model_directory), settings.predicts_lengths
         self._door = open_door(checkpoint, settings.limits, engine.max_model_tokens, engine, predicts)
+        # adapters come and go while the server runs, if there is a directory
+        has_adapters = bool(settings.adapters.directory)
+        self._adapters = (
+            AdapterList(Board.inherited(), settings.cluster.most_instances) if has_adapters else None
+        )
         self.life = Life("tokenizer")
 
     @watched
@@ -39,6 +44,8 @@ class TritonPythonModel:
                 failure("the server is shutting down and takes no new requests", "UNAVAILABLE")
                 for _ in requests
             ]
+        if self._adapters is not None:
+            self._door = self._door.with_adapters(self._adapters.read())
         return [self._response(self._admitted(request)) for request in requests]
 
     def _admitted(self, request: Any) -> Request | RefusedError:

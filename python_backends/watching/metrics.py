@@ -21,7 +21,9 @@ Labels = tuple[tuple[str, str], ...]
 GAUGES = {
     "gapless_requests_running": "Requests that hold a slot",
     "gapless_requests_waiting": "Requests accepted that hold no slot",
-    "gapless_waiting": "The same by the reason: no_instance, trial, step, slot, memory (docs/operations.md)",
+    "gapless_waiting": (
+        "The same by the reason: no_instance, trial, step, slot, adapter, memory (docs/operations.md)"
+    ),
     "gapless_queued_tokens": "Prompt tokens of requests that wait for a slot",
     "gapless_slots_busy": "Slots in use",
     "gapless_slots_total": "Slots of the decode batch",
@@ -31,6 +33,7 @@ GAUGES = {
     "gapless_admission_peak_blocks": (
         "Most KV blocks in use in the coming steps, estimated by admission from predicted lengths"
     ),
+    "gapless_adapters_loaded": "LoRA adapters in the memory of engines, summed over all instances",
     "gapless_evictions": "Sequences evicted by the present instance because no KV blocks were free",
     "gapless_instances": "Instances by state: starting, ready, draining, lost",
     "gapless_instance_slots_busy": "Slots in use, by instance",
@@ -48,6 +51,7 @@ GAUGES = {
 COUNTERS = {
     "gapless_generated_tokens_total": "Output tokens",
     "gapless_prompt_tokens_total": "Prompt tokens of accepted requests",
+    "gapless_adapter_requests_total": "Requests accepted with a LoRA adapter, by adapter and version",
     "gapless_prefix_hit_tokens_total": "Prompt tokens found in kept KV blocks",
     "gapless_requests_total": "Requests ended, by outcome",
     "gapless_responses_total": "Responses sent to the detokenizer",
@@ -68,6 +72,7 @@ COUNTERS = {
 TIMESTAMP = "gapless_metrics_timestamp_seconds"
 OUTCOMES = (*(finish.reason for finish in Finish if finish != Finish.RUNNING), "refused")
 LABELLED = (
+    "gapless_adapter_requests_total",
     "gapless_finetuning_jobs",
     "gapless_waiting",
     "gapless_instances",

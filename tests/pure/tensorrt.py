@@ -15,8 +15,9 @@ from python_backends.engine.toy.engine import toy_answer
 from python_backends.instance.build import build
 from python_backends.instance.loop import Instance
 from python_backends.nouns.messages import Failed, Submit
-from python_backends.nouns.request import Finish, Request, Sampling
+from python_backends.nouns.request import AdapterVersion, Finish, Request, Sampling
 from python_backends.settings import (
+    AdapterSettings,
     EngineSettings,
     ModelSettings,
     SchedulingSettings,
@@ -36,7 +37,9 @@ def write_model(directory: Path, **values: Any) -> Path:
     return directory
 
 
-def make_settings(directory: Path, scheduling: SchedulingSettings | None = None, **values: Any) -> Settings:
+def make_settings(
+    directory: Path, scheduling: SchedulingSettings | None = None, adapters: str = "", **values: Any
+) -> Settings:
     """`values` are of the engine where it has them, else of TensorRT-LLM."""
     engine = EngineSettings(kind="tensorrt_llm", slots=3, block_tokens=4, kv_blocks=96)
     ours = {name: value for name, value in values.items() if hasattr(engine, name)}
@@ -45,6 +48,7 @@ def make_settings(directory: Path, scheduling: SchedulingSettings | None = None,
         model=ModelSettings(directory=str(directory), device="cuda"),
         engine=replace(engine, **ours),
         tensorrt_llm=TensorRTLLMSettings(**theirs),
+        adapters=AdapterSettings(adapters),
         scheduling=scheduling or SchedulingSettings(),
     )
 
@@ -116,7 +120,9 @@ def submit(
     prompt = np.arange(number, number + length, dtype=np.int32)
     prompt[-1] = last or prompt[-1]
     return Submit(
-        Request(number, prompt, Sampling(**sampling), adapter=adapter), np.array(delivered, np.int32), 0
+        Request(number, prompt, Sampling(**sampling), adapter=AdapterVersion(adapter)),
+        np.array(delivered, np.int32),
+        0,
     )
 
 

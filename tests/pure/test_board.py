@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from python_backends.linux.process_group import end_group, start_group
-from python_backends.nouns.request import ModelLimits
+from python_backends.nouns.request import AdapterVersion, ModelLimits
 from python_backends.watching.board import LEAST_FD, RECORD_BYTES, VARIABLE, Board
-from python_backends.watching.instance_state import InstanceRecord, State
+from python_backends.watching.instance_state import AdapterList, InstanceRecord, State
 
-LIMITS = ModelLimits(100, 50, 4, 20, 16, "x", adapters=("a", "b"))
+LIMITS = ModelLimits(100, 50, 4, 20, 16, "x", adapters=(AdapterVersion("a"), AdapterVersion("b", "2", "0f")))
 CHILD = """
 from python_backends.watching.board import Board
-from python_backends.watching.instance_state import InstanceRecord, State
+from python_backends.watching.instance_state import AdapterList, InstanceRecord, State
 InstanceRecord(Board.inherited(), 0).write(State.READY)
 Board.inherited().beat("tokenizer")
 """
@@ -91,3 +91,21 @@ def test_a_process_that_no_launcher_started_has_a_board_of_its_own(value: str | 
         [sys.executable, "-c", CHILD], env=environment, cwd=root, capture_output=True, check=True, timeout=60
     )
     assert (done.stdout, done.stderr) == (b"", b"")
+
+
+def test_the_adapters_are_those_of_an_instance_that_is_ready_and_stay_while_it_starts_again(
+    board: Board,
+) -> None:
+    listed = AdapterList(board, 2)
+    assert listed.read() == ()
+    first, second = InstanceRecord(board, 0), InstanceRecord(board, 1)
+    first.write(State.READY, LIMITS)
+    assert listed.read() == LIMITS.adapters
+    first.write_starting()
+    assert listed.read() == LIMITS.adapters
+    newer = (AdapterVersion("c", "1", "0c"),)
+    second.write(State.READY, LIMITS.changed(adapters=newer))
+    assert listed.read() == newer
+    second.write_limits(LIMITS.changed(adapters=()))
+    assert second.read()[0] is State.READY
+    assert listed.read() == ()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from python_backends.engine.choice import choose
-from python_backends.settings import EngineSettings, ModelSettings, Settings
+from python_backends.settings import AdapterSettings, EngineSettings, ModelSettings, Settings, SettingsError
 
 AMX = {"avx512_bf16", "amx_bf16"}
 
@@ -17,7 +17,10 @@ AMX = {"avx512_bf16", "amx_bf16"}
 def chosen(tmp_path: Path, flags: set[str], config: dict[str, Any], **settings: Any) -> tuple[str, str]:
     (tmp_path / "config.json").write_text(json.dumps(config))
     engine = {name: settings.pop(name) for name in ("kind", "block_tokens") if name in settings}
-    given = Settings(model=ModelSettings(str(tmp_path), **settings), engine=EngineSettings(**engine))
+    adapters = AdapterSettings(settings.pop("adapters", ""))
+    given = Settings(
+        model=ModelSettings(str(tmp_path), **settings), engine=EngineSettings(**engine), adapters=adapters
+    )
     choice = choose(given, flags)
     assert len(choice.reasons) == (given.engine.kind == "auto") + (given.model.dtype == "auto")
     return choice.settings.engine.kind, choice.settings.model.dtype
@@ -42,6 +45,7 @@ BF16, F16, F32 = ({"dtype": name} for name in ("bfloat16", "float16", "float32")
         (set(), BF16, {"device": "cuda"}, ("torch", "bfloat16")),
         (set(), F16, {"device": "cuda:1"}, ("torch", "bfloat16")),
         (set(), F32, {"device": "cuda"}, ("torch", "float32")),
+        (AMX, BF16, {"adapters": "run/adapters"}, ("torch", "bfloat16")),
         (AMX, BF16, {"kind": "torch"}, ("torch", "bfloat16")),
         (AMX, BF16, {"kind": "toy"}, ("toy", "float32")),
         (AMX, BF16, {"dtype": "float32"}, ("openvino", "float32")),
@@ -61,3 +65,11 @@ def test_the_fastest_that_computes_the_checkpoint_is_chosen(
 def test_a_checkpoint_that_cannot_be_read_is_left_to_the_engine(tmp_path: Path) -> None:
     settings = choose(Settings(model=ModelSettings(str(tmp_path / "nothing")))).settings
     assert (settings.engine.kind, settings.model.dtype) == ("openvino", "float32")
+
+
+@pytest.mark.parametrize("kind", ["openvino", "toy"])
+def test_adapters_are_refused_where_the_engine_named_has_none(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(
+        SettingsError, match=rf"engine\.kind = {kind} has no adapters; torch, tensorrt_llm have"
+    ):
+        chosen(tmp_path, AMX, BF16, kind=kind, adapters="law")

@@ -11,7 +11,7 @@ from python_backends.cluster.prefixes import SentPrefixes
 from python_backends.cluster.router import Router
 from python_backends.cluster.views import Demand, InstanceView
 from python_backends.nouns.messages import Load
-from python_backends.nouns.request import ModelLimits, Request, Sampling
+from python_backends.nouns.request import BASE, AdapterVersion, ModelLimits, Request, Sampling
 from python_backends.settings import ClusterSettings
 from python_backends.settings.sections.cluster import CLUSTER_POLICIES
 from python_backends.streams.stream import Stream
@@ -152,8 +152,8 @@ def test_only_allowed_and_ready_instances_are_chosen() -> None:
 
 def test_as_many_prefix_blocks_are_remembered_as_an_instance_has() -> None:
     sent = SentPrefixes(SIZE, num_blocks=4)
-    prompts = [np.full(3 * SIZE + 1, number, np.int32) for number in range(2)]
-    keys = [sent.keys(prompt) for prompt in prompts]
+    prompt, law = np.zeros(3 * SIZE + 1, np.int32), AdapterVersion("law", "1", "01")
+    keys = [sent.keys(Request(1, prompt, Sampling(1), adapter=adapter)) for adapter in (BASE, law)]
     sent.sent(0, keys[0])
     assert sent.num_found_tokens(0, keys[0]) == 3 * SIZE
     assert sent.num_found_tokens(1, keys[0]) == 0

@@ -14,7 +14,7 @@ from tensorrt_llm.manners import manners
 from python_backends.engine.tensorrt_llm.request_loop import EngineDeadError
 from python_backends.engine.toy.engine import toy_log_probs
 from python_backends.nouns.messages import Cancel
-from python_backends.nouns.request import Finish, Sampling
+from python_backends.nouns.request import AdapterVersion, Finish, Sampling
 from python_backends.nouns.step import Admit
 from tests.pure.tensorrt import MAX_MODEL_TOKENS, VOCAB_SIZE, Serving, answer_of, make_settings, submit
 
@@ -114,7 +114,7 @@ def test_an_adapter_changes_the_answers_of_its_requests_alone(model: Path, tmp_p
         [[plain, submit(1, 8, adapter="law", max_tokens=10), submit(2, 8, adapter="poems", max_tokens=10)]],
     ) as serving:
         answers = serving.run()
-        assert serving.engine.limits.adapters == ("law", "poems")
+        assert serving.engine.limits.adapters == (AdapterVersion("law"), AdapterVersion("poems"))
         assert answers[0] == answer_of(plain)
         firsts = [answer_of(submit(number, 8, max_tokens=10))[0] for number in (1, 2)]
         assert [answers[1][0], answers[2][0]] == [firsts[0] + 1, firsts[1] + 2]

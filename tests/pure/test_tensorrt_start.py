@@ -136,7 +136,7 @@ def test_the_number_of_blocks_follows_from_memory_and_shape(tmp_path: Path) -> N
         ({"arguments": "[]"}, "must be a JSON object"),
         ({"arguments": '{"max_batchsize": 4}'}, "max_batchsize: extra inputs are not permitted"),
         ({"arguments": '{"max_batch_size": 4}'}, "max_batch_size"),
-        ({"adapters": "/nowhere"}, "tensorrt_llm.adapters = '/nowhere': there is no"),
+        ({"adapters": "/nowhere"}, "adapters.directory = '/nowhere': there is no"),
         ({"refuse": "seed, min-p"}, "min-p must be one of"),
         ({"kv_blocks": 0}, "config.json has no num_attention_heads: set engine.kv_blocks"),
     ],

@@ -61,7 +61,7 @@ def gapless(toy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     adapters = tmp_path_factory.mktemp("adapters")
     (adapters / "law").mkdir()
     (adapters / "law" / "adapter_config.json").write_text("{}")
-    served = serve(toy_model, {"tensorrt_llm.adapters": adapters}, STANDIN_REFUSED_TOKEN=REFUSED)
+    served = serve(toy_model, {"adapters.directory": adapters}, STANDIN_REFUSED_TOKEN=REFUSED)
     yield served
     assert served.stop() == 0, served.log
 

@@ -89,7 +89,7 @@ class TensorRTLLMEngine:
             return self._llm.generate_async(
                 inputs=admit.tokens.tolist(),
                 sampling_params=self._sampling_params(admit),
-                lora_request=self._lora_request(admit.adapter),
+                lora_request=self._lora_request(admit.adapter.name),
                 streaming=True,
             )
         except ValueError as error:
@@ -262,7 +262,7 @@ def _load(settings: Settings, max_model_tokens: int, num_blocks: int, adapters: 
             stream_interval=1,
             enable_iter_perf_stats=not hasattr(LLM, "get_kv_cache_capacity"),
             enable_lora=bool(adapters),
-            lora_config=_lora_config(adapters, chosen.max_adapter_rank) if adapters else None,
+            lora_config=_lora_config(adapters, settings.adapters.max_rank) if adapters else None,
             **_more_arguments(chosen.arguments),
         )
     except (TypeError, ValueError) as error:
@@ -292,7 +292,7 @@ def _first_of(modules: Sequence[str], name: str) -> Any:
             return getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError):
             continue
-    raise SettingsError(f"tensorrt_llm.adapters: this TensorRT-LLM has no {name} in {', '.join(modules)}")
+    raise SettingsError(f"adapters.directory: this TensorRT-LLM has no {name} in {', '.join(modules)}")
 
 
 def _more_arguments(text: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from python_backends.nouns.request import ModelLimits
+from python_backends.nouns.request import AdapterVersion, ModelLimits
 from python_backends.settings import Settings, SettingsError
 
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -52,18 +52,18 @@ def model_limits(settings: Settings) -> ModelLimits:
         fingerprint=_fingerprint(settings),
         max_bad_word_tokens=MAX_BAD_WORD_TOKENS,
         unsupported=_refused(settings.tensorrt_llm.refuse),
-        adapters=tuple(adapter_paths(settings)),
+        adapters=tuple(AdapterVersion(name) for name in adapter_paths(settings)),
     )
 
 
 def adapter_paths(settings: Settings) -> dict[str, str]:
-    """Path by name: the subdirectories of `tensorrt_llm.adapters`. Raises SettingsError."""
-    if not settings.tensorrt_llm.adapters:
+    """Path by name: the subdirectories of `adapters.directory`. Raises SettingsError."""
+    directory = settings.adapters_directory
+    if directory is None:
         return {}
-    directory = Path(settings.tensorrt_llm.adapters)
     found = {path.parent.name: str(path.parent) for path in sorted(directory.glob("*/adapter_config.json"))}
     if not found:
-        raise SettingsError(f"tensorrt_llm.adapters = {str(directory)!r}: there is no */adapter_config.json")
+        raise SettingsError(f"adapters.directory = {str(directory)!r}: there is no */adapter_config.json")
     return found
 
 

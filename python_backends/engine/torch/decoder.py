@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from python_backends.engine.kv.kv_cache import KVCache
 from python_backends.engine.model.description import Heads, Layer, Linear, Model, Rotary
+from python_backends.engine.torch.adapters.rows import add_adapters
 from python_backends.engine.torch.attention import LayerAttention, attend, score_operator
 from python_backends.engine.torch.operators import (
     ACTIVATIONS,
@@ -106,25 +107,30 @@ class Block:
     def _sequential(self, x: Tensor, added: Tensor | None, step: StepInputs) -> Tensor:
         normed = self.norm.after(x, added, self.residual_scale)
         attended = self._attention_output_norm(self._attend(normed, step))
-        fed = self._feed_forward(self.feed_forward_norm.after(x, attended, self.residual_scale))
+        fed = self._feed_forward(self.feed_forward_norm.after(x, attended, self.residual_scale), step)
         return self._feed_forward_output_norm(fed)
 
     def _parallel(self, x: Tensor, added: Tensor | None, step: StepInputs) -> Tensor:
         normed = self.norm.after(x, added, self.residual_scale)
         attended = self._attend(normed, step)
-        fed = self._feed_forward(normed if self._shares_norm else self.feed_forward_norm.of(x))
+        fed = self._feed_forward(normed if self._shares_norm else self.feed_forward_norm.of(x), step)
         return attended.add_(fed)
 
     def _attend(self, normed: Tensor, step: StepInputs) -> Tensor:
-        qkv = self.projections["qkv"].forward(normed)
+        qkv = self._project("qkv", normed, step)
         self._head_norm(qkv)
         rotation = None if self._rotary is None else step.rotations[self._rotary]
         self._place(qkv, rotation, step.batch.write, self._attention.index, step.cache, self.heads)
         attended = attend(qkv, step.batch.spans[self.window], self._attention, step.cache)
-        return self.projections["o"].forward(attended)
+        return self._project("o", attended, step)
 
-    def _feed_forward(self, normed: Tensor) -> Tensor:
-        return self.projections["down"].forward(self._activate(self.projections["up"].forward(normed)))
+    def _feed_forward(self, normed: Tensor, step: StepInputs) -> Tensor:
+        return self._project("down", self._activate(self._project("up", normed, step)), step)
+
+    def _project(self, name: str, x: Tensor, step: StepInputs) -> Tensor:
+        y = self.projections[name].forward(x)
+        adapters = step.batch.adapters
+        return add_adapters(y, x, self._attention.index, name, adapters) if adapters else y
 
 
 class Decoder:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -36,10 +37,14 @@ from python_backends.engine.model.checkpoint import (
 )
 from python_backends.engine.model.quantised import quantise_if_asked
 from python_backends.engine.model.weights import describe, take_layers
+from python_backends.engine.protocol import ReadAdapter
 from python_backends.engine.slots.log_probs import log_probs, row_log_probs
 from python_backends.engine.slots.sampler import sample
 from python_backends.engine.slots.slot_state import SlotState
 from python_backends.engine.step_timer import Seconds, StepTimer, cuda_timer
+from python_backends.engine.torch.adapters import peft_files
+from python_backends.engine.torch.adapters.factors import adapted_model
+from python_backends.engine.torch.adapters.slot_adapters import SlotAdapters, Weights
 from python_backends.engine.torch.attention_spans import chunk_rows
 from python_backends.engine.torch.decode_step import DecodeSteps
 from python_backends.engine.torch.decoder import Decoder
@@ -87,6 +92,7 @@ class TorchEngine:
         self._kernels = uses_kernels(settings.engine.cuda_graphs, self.device)
         fused = self._kernels and settings.engine.fused_layers != "off"
         model = load_model(settings, config, self.device)
+        self._adapted_model = adapted_model(model, settings.adapters.max_rank, self.device)
         description = describe(model, declared_tokens(settings, config))
         self._trainable = Trainable(model, description) if _can_train(settings, self.device) else None
         watch = iter if self._trainable is None else self._trainable.watch
@@ -123,8 +129,11 @@ class TorchEngine:
             raise SettingsError(
                 f"engine.kv_memory_gib or kv_blocks: {blocks} blocks of {shape.num_bytes} bytes: {error}"
             ) from error
+        self._adapters = SlotAdapters(self.device)
         self.state = SlotState(self.limits, self.device, self._kernels, stop_ids)
-        self._batcher = StepBatcher(self.state, self.cache, self.decoder.windows, self._kernels, chunk_rows)
+        self._batcher = StepBatcher(
+            self.state, self.cache, self.decoder.windows, self._kernels, chunk_rows, self._adapters
+        )
         self._timer = StepTimer()
 
     def _measured_blocks(self, memory: DeviceMemory, shape: BlockShape, token_budget: int) -> int:
@@ -164,6 +173,7 @@ class TorchEngine:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
         self.state.apply(plan.operations)
+        self._adapters.apply(plan.operations)
         if not len(plan.slots):
             nothing = np.zeros(0, np.intp)
             tokens = torch.zeros((2, 0), dtype=torch.int64)
@@ -171,11 +181,9 @@ class TorchEngine:
                 _Launched(plan.number, nothing, tokens, None, nothing, None, lambda: (0.0, 0.0))
             )
             return
-        step = (
-            self._flat(plan)
-            if self._decode_steps is None or len(plan.tokens)
-            else self._decode(plan, self._decode_steps)
-        )
+        steps = self._decode_steps
+        is_flat = steps is None or len(plan.tokens) or self._adapters.is_used(plan.slots)
+        step = self._flat(plan) if steps is None or is_flat else self._decode(plan, steps)
         self._launched.append(step if self.device.type == "cpu" else _sent(step))
 
     def _flat(self, plan: StepPlan) -> _Launched:
@@ -216,6 +224,16 @@ class TorchEngine:
         return StepOutput(
             step.number, result[0].astype(np.int32), result[1].astype(np.uint8), scores, *step.times()
         )
+
+    def read_adapter(self, directory: Path, root: Path) -> ReadAdapter:
+        adapter = peft_files.read(directory, root)
+        return ReadAdapter(adapter.digest, self._adapted_model.factors(adapter))
+
+    def install_adapter(self, digest: str, weights: Weights) -> None:
+        self._adapters.install(digest, weights)
+
+    def drop_adapter(self, digest: str) -> None:
+        self._adapters.drop(digest)
 
     def start_training(self) -> Callable[[AdapterShape, int], TrainingSession]:
         """See `Trains`."""

@@ -21,6 +21,8 @@ from python_backends.engine.device import to_device
 from python_backends.engine.kv.kv_cache import KVCache
 from python_backends.engine.kv.padding import padded
 from python_backends.engine.slots.slot_state import SlotState
+from python_backends.engine.torch.adapters.rows import AdapterRows
+from python_backends.engine.torch.adapters.slot_adapters import SlotAdapters
 from python_backends.engine.torch.attention_spans import (
     AttentionSpans,
     DecodeGroup,
@@ -43,6 +45,7 @@ class StepBatch:
     sampling_rows: Tensor | None  # [sampled] of the batch; None: all rows
     sampling_slots: Tensor  # [sampled]
     order: NDArray[np.intp]  # [sampled] sampled row i is the plan's order[i]-th span that samples
+    adapters: tuple[AdapterRows, ...] = ()  # of the rows that have one
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +70,13 @@ class StepBatcher:
         windows: tuple[int | None, ...] = (None,),
         is_paged: bool = False,
         chunk_rows: int = 0,
+        adapters: SlotAdapters | None = None,
     ) -> None:
         self._state = state
         self._cache = cache
         self._windows = windows
         self._block_tokens = cache.shape.block_tokens
+        self._adapters = adapters
         self._is_paged, self._chunk_rows = is_paged, chunk_rows
         self._host_slots: Ids = np.zeros(0, np.int32)
         self._slots = self._put(self._host_slots)
@@ -92,12 +97,20 @@ class StepBatcher:
             sampling_rows, slots = self._sampling(plan, count, slots)
         spans = self._spans(plan, table, positions, plan.starts[order], num_padding)
         write = self._cache.write_rows(rows.blocks, rows.positions % self._block_tokens)
+        adapters = self._adapter_rows(plan, order)
         order = np.concatenate([order, np.arange(count, np.count_nonzero(plan.samples))])
-        return StepBatch(rows.tokens, rows.positions, write, spans, sampling_rows, slots, order)
+        return StepBatch(rows.tokens, rows.positions, write, spans, sampling_rows, slots, order, adapters)
+
+    def _adapter_rows(self, plan: StepPlan, order: NDArray[np.intp]) -> tuple[AdapterRows, ...]:
+        if self._adapters is None or not self._adapters.is_used(plan.slots):
+            return ()
+        count = len(order)
+        chunks = np.repeat(plan.slots[count:], plan.lengths[count:])
+        return self._adapters.groups(np.concatenate([plan.slots[order], chunks]))
 
     def decodes(self, slots: Tensor, longest: int) -> StepBatch:
-        """A step in which all `slots` [rows] decode, none of them longer than `longest` tokens: of the same
-        shape for the same two.
+        """A step in which all `slots` [rows] decode, none of them longer than `longest` tokens or with an
+        adapter: of the same shape for the same two.
 
         Where rows are read straight from their blocks `longest` doesn't matter, and nothing at all comes from
         the host.

@@ -92,7 +92,7 @@ class Allocator:
         """
         sequence = self._sequence(slot)
         first = sequence.num_published
-        found = self.blocks.match(sequence.tokens[:-1], sequence.keys, first)
+        found = self.blocks.match(sequence.tokens[:-1], sequence.keys, first, sequence.root_key)
         if not found:
             return
         last, size = first + len(found), self._limits.block_tokens
@@ -250,7 +250,7 @@ class Allocator:
         """Kept blocks of its prefix. At least one token is computed
         again, so that there is a row to sample from.
         """
-        return self.blocks.match(sequence.tokens[:-1], sequence.keys)
+        return self.blocks.match(sequence.tokens[:-1], sequence.keys, root_key=sequence.root_key)
 
     def _first_blocks(self, sequence: Sequence, reserved: int) -> int:
         return min(
@@ -308,7 +308,7 @@ class Allocator:
         """The keys of its leading full blocks, at least the first
         `count`; `tokens` are its leading tokens.
         """
-        add_keys(sequence.keys, tokens, count, self._limits.block_tokens)
+        add_keys(sequence.keys, tokens, count, self._limits.block_tokens, sequence.root_key)
         return sequence.keys
 
     def _sequence(self, slot: int) -> Sequence:

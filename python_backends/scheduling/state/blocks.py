@@ -72,16 +72,16 @@ class BlockPool:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_tokens)
 
-    def match(self, tokens: Ids, keys: list[bytes], first: int = 0) -> list[int]:
+    def match(self, tokens: Ids, keys: list[bytes], first: int = 0, root_key: bytes = ROOT_KEY) -> list[int]:
         """The kept blocks of `tokens` from the full block number `first` on, up to the first that is not
         kept. Takes no references.
 
         `keys` are those of the leading blocks of `tokens`; missing ones are added as far as they are
-        needed.
+        needed. `root_key`: blocks are found only under the one that they were published with.
         """
         blocks: list[int] = []
         for index in range(first, len(tokens) // self.block_tokens):
-            add_keys(keys, tokens, index + 1, self.block_tokens)
+            add_keys(keys, tokens, index + 1, self.block_tokens, root_key)
             block = self._by_key.get(keys[index])
             if block is None:
                 break
@@ -208,10 +208,14 @@ class BlockPool:
         return block
 
 
-def add_keys(keys: list[bytes], tokens: Ids, count: int, block_tokens: int) -> None:
-    """Adds to `keys` those of the leading blocks of `tokens` that are missing of the first `count`."""
+def add_keys(
+    keys: list[bytes], tokens: Ids, count: int, block_tokens: int, root_key: bytes = ROOT_KEY
+) -> None:
+    """Adds to `keys` those of the leading blocks of `tokens` that are missing of the first `count`.
+    `root_key` stands before the first block: what else than the tokens decides what blocks hold.
+    """
     for index in range(len(keys), count):
-        prefix = keys[-1] if keys else ROOT_KEY
+        prefix = keys[-1] if keys else root_key
         keys.append(block_key(prefix, tokens[index * block_tokens : (index + 1) * block_tokens]))
 
 

@@ -63,6 +63,11 @@ class Sequence:
         return self.request.request_id
 
     @property
+    def root_key(self) -> bytes:
+        """What the keys of its blocks begin with."""
+        return self.request.adapter.root_key
+
+    @property
     def num_prompt_tokens(self) -> int:
         return len(self.request.prompt)
 

@@ -28,10 +28,6 @@ class TensorRTLLMSettings:
         0.1,
         86_400.0,
     )
-    adapters: str = setting(
-        "", "a directory of LoRA adapters, one in each subdirectory, asked for by lora_name; empty: none"
-    )
-    max_adapter_rank: int = setting(64, "the largest rank of these adapters", 1, 4096)
     refuse: str = setting(
         "", 'fields to refuse because this version of TensorRT-LLM ignores them, such as "seed,min_p"'
     )

@@ -11,12 +11,20 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenizers import Encoding
 
-from python_backends.nouns.request import Ids, ModelLimits, RefusedError, Request, Sampling, Subject
+from python_backends.nouns.request import (
+    AdapterVersion,
+    Ids,
+    ModelLimits,
+    RefusedError,
+    Request,
+    Sampling,
+    Subject,
+)
 from python_backends.settings import LimitSettings
 from python_backends.text.checkpoint import Checkpoint, CheckpointError
 from python_backends.text.door.chat_template import ChatTemplate
@@ -24,6 +32,7 @@ from python_backends.text.door.encoder import PromptEncoder
 from python_backends.text.door.fields import (
     FieldReader,
     Values,
+    adapter_of,
     bounds,
     refuse_what_the_engine_lacks,
     stop_ids,
@@ -49,6 +58,12 @@ class Door:
     engine: ModelLimits
     clock: Callable[[], int] = time.monotonic_ns
     names_subjects: bool = False  # requests need a subject, from which the length is predicted
+
+    def with_adapters(self, adapters: tuple[AdapterVersion, ...]) -> Door:
+        """This door, if these are the adapters that it knows, else one that does."""
+        if adapters == self.engine.adapters:
+            return self
+        return replace(self, engine=self.engine.changed(adapters=adapters))
 
     def admit(self, batch: Iterable[Mapping[str, Any]]) -> list[Request | RefusedError]:
         """Returns one result for each request's fields, in order."""
@@ -100,7 +115,7 @@ class Door:
             deadline_ns=arrival_ns + timeout_us * 1000 if timeout_us else 0,
             priority=values["request_priority"],
             subject=self._subject(values, prompt, encoding) if self.names_subjects else None,
-            adapter=values["lora_name"],
+            adapter=adapter_of(values, self.engine.adapters),
         )
 
     def _subject(self, values: Values, prompt: str, encoding: Encoding) -> Subject:

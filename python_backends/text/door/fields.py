@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from python_backends.nouns.request import ModelLimits, RefusedError
+from python_backends.nouns.request import BASE, AdapterVersion, ModelLimits, RefusedError
 from python_backends.settings import LimitSettings
 from python_backends.text.door.table import (
     FIELDS,
     KNOWN,
     LAST_TOKEN,
     NEUTRAL,
-    REFUSED,
     SUPPORTED,
     TIMEOUT,
     TOP_LOG_PROBS,
@@ -41,6 +40,7 @@ from python_backends.text.door.values import (
 # templates write the role between special tokens: no other words are allowed
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_NAME_BYTES = 256
+MAX_NAMED = 16  # adapters in a refusal
 BYTES_PER_TOKEN = 32  # limit of a prompt's average: ten times the usual number
 JSON_BYTES = 8  # for each byte of messages: JSON may write six for one, and has names and braces
 # Triton's own parameters: ignored here
@@ -149,20 +149,36 @@ def stop_ids(values: Values) -> tuple[int, ...]:
 
 
 def refuse_what_the_engine_lacks(values: Values, engine: ModelLimits) -> None:
-    """Raises RefusedError if the request needs a field or an adapter that the engine doesn't have."""
+    """Raises RefusedError if the request needs a field that the engine doesn't have."""
     for name in engine.unsupported:
         if values[name] != FIELDS[name].default:
             raise RefusedError(
                 f"{name} = {shown(values[name])}: the engine of this server can't follow it; leave it out"
             )
-    adapter = values["lora_name"]
-    if adapter and adapter not in engine.adapters:
-        allowed = (
-            f"one of {', '.join(engine.adapters)}, or absent"
-            if engine.adapters
-            else "absent: this server has no adapters"
+
+
+def adapter_of(values: Values, adapters: Sequence[AdapterVersion]) -> AdapterVersion:
+    """The adapter that the request names, its newest version if it names none. Raises RefusedError."""
+    name, number = values["lora_name"], values["lora_task_id"]
+    if name and number is not None:
+        raise RefusedError(
+            f"lora_name = {shown(name)}, lora_task_id = {number}: at most one of them may be given"
         )
-        raise RefusedError(f"lora_name = {shown(adapter)}: must be {allowed}")
+    field, wanted = ("lora_name", name) if number is None else ("lora_task_id", str(number))
+    if not wanted:
+        return BASE
+    for adapter in reversed(adapters):
+        if wanted in (adapter.name, adapter.full_name):
+            return adapter
+    raise RefusedError(f"{field} = {shown(wanted if number is None else number)}: {_allowed(adapters)}")
+
+
+def _allowed(adapters: Sequence[AdapterVersion]) -> str:
+    if not adapters:
+        return "must be absent: this server has no adapters"
+    names = list(dict.fromkeys(adapter.name for adapter in adapters))
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return f"must be one of {', '.join(names[:MAX_NAMED])}{more}, or absent"
 
 
 def of_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -269,8 +285,3 @@ def _refuse_unsupported(fields: Fields) -> None:
     for name, neutral in NEUTRAL.items():
         if name in fields and (value := plain(name, fields[name])) != neutral:
             raise RefusedError(f"{name} = {shown(value)}: not supported yet, must be {neutral!r} or absent")
-    for name in REFUSED:
-        if name in fields:
-            raise RefusedError(
-                f"{name} = {shown(plain(name, fields[name]))}: not supported yet, must be absent"
-            )

@@ -89,8 +89,8 @@ FIELDS: dict[str, Field] = {
     "return_num_input_tokens": Field("BOOL", "adds the length of the prompt, in tokens", False),
     "return_num_output_tokens": Field("BOOL", "adds the number of tokens of each response", False),
     # which adapter is used, and the priority
-    "lora_name": Field("STRING", "the adapter to answer with", "", most=256),
-    "lora_task_id": Field("UINT64", "the same by number, as TensorRT-LLM's clients say it"),
+    "lora_name": Field("STRING", "the adapter to answer with, or name@version", "", most=256),
+    "lora_task_id": Field("UINT64", "the same, of an adapter whose name is a number", most=(1 << 64) - 1),
     "request_priority": Field("INT32", "larger goes first", 0, -MAX_INT, MAX_INT),
 }
 # not a tensor: Triton's own parameter
@@ -98,5 +98,4 @@ TIMEOUT = Field("", "microseconds; the answer ends with what there is", 0, 0, 10
 KNOWN = frozenset((*FIELDS, "timeout"))
 # fields of TensorRT-LLM's clients: refused with any other value
 NEUTRAL: dict[str, float | str] = {"beam_width": 1}
-REFUSED = ("lora_task_id",)  # fields of these clients: refused with any value
-SUPPORTED = tuple(name for name in (*FIELDS, "timeout") if name not in NEUTRAL and name not in REFUSED)
+SUPPORTED = tuple(name for name in (*FIELDS, "timeout") if name not in NEUTRAL)

@@ -295,7 +295,7 @@ def test_pauses_are_drawn_from_their_upper_half() -> None:
         ("Request for unknown model: 'ensemble' has no available versions", UnavailableError),
         ("'tools': there is no such field", RefusedError),
         ("top_k has the shape [2]: exactly one value is allowed", RefusedError),
-        ("lora_task_id = 3: not supported yet, must be absent", RefusedError),
+        ("lora_task_id = 3: must be absent: this server has no adapters", RefusedError),
         ("the scheduler failed inside", FailedError),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from python_backends.nouns.request import ModelLimits, RefusedError, Request
+from python_backends.nouns.request import AdapterVersion, ModelLimits, RefusedError, Request
 from python_backends.settings import LimitSettings
 from python_backends.text.checkpoint import CheckpointError
 from python_backends.text.door.door import open_door
@@ -339,7 +339,8 @@ REFUSALS: list[tuple[str, Any, str]] = [
     ),
     ("lora_name", "mine", "lora_name = 'mine': must be absent: this server has no adapters"),
     ("lora_name", 7, "lora_name = 7: must be a string"),
-    ("lora_task_id", 0, "lora_task_id = 0: not supported yet, must be absent"),
+    ("lora_task_id", 0, "lora_task_id = 0: must be absent: this server has no adapters"),
+    ("lora_task_id", -1, "lora_task_id = -1: must be a whole number between 0 and 18446744073709551615"),
     ("tempreature", 1.0, "'tempreature': there is no such field; did you mean temperature?"),
     ("zzz", 1.0, "'zzz': there is no such field"),
     *[
@@ -445,7 +446,12 @@ ENGINE = ModelLimits(
     16,
     max_bad_word_tokens=1,
     unsupported=("seed", "min_p", "return_log_probs"),
-    adapters=("law", "poems"),
+    adapters=(
+        AdapterVersion("law", "1", "01"),
+        AdapterVersion("poems", "7", "02"),
+        AdapterVersion("law", "2", "03"),
+        AdapterVersion("7", "1", "04"),
+    ),
 )
 
 
@@ -458,7 +464,13 @@ ENGINE = ModelLimits(
             {"return_log_probs": True},
             "return_log_probs = True: the engine of this server can't follow it; leave it out",
         ),
-        ({"lora_name": "jokes"}, "lora_name = 'jokes': must be one of law, poems, or absent"),
+        ({"lora_name": "jokes"}, "lora_name = 'jokes': must be one of law, poems, 7, or absent"),
+        ({"lora_name": "law@3"}, "lora_name = 'law@3': must be one of law, poems, 7, or absent"),
+        ({"lora_task_id": 8}, "lora_task_id = 8: must be one of law, poems, 7, or absent"),
+        (
+            {"lora_task_id": 7, "lora_name": "law"},
+            "lora_name = 'law', lora_task_id = 7: at most one of them may be given",
+        ),
         ({"bad_words": ["ab"]}, "bad_words[0] = 2 tokens: must have 1 to 1, also after a space"),
     ],
 )
@@ -471,4 +483,22 @@ def test_an_engine_that_lacks_something_takes_requests_that_ask_for_nothing_of_i
     fields = {"text_input": "hello", "min_p": 0.0, "return_log_probs": False, "lora_name": "law"}
     (answer,) = open_door(byte_level(), LIMITS, engine=ENGINE).admit([fields])
     assert isinstance(answer, Request)
-    assert answer.adapter == "law"
+    assert answer.adapter == AdapterVersion("law", "2", "03")
+
+
+@pytest.mark.parametrize(
+    ("fields", "full_name"),
+    [
+        ({}, ""),
+        ({"lora_name": ""}, ""),
+        ({"lora_name": "law"}, "law@2"),
+        ({"lora_name": "law@1"}, "law@1"),
+        ({"lora_task_id": 7}, "7@1"),
+    ],
+)
+def test_an_adapter_without_a_version_is_the_newest_of_its_name(
+    fields: dict[str, Any], full_name: str
+) -> None:
+    (answer,) = open_door(byte_level(), LIMITS, engine=ENGINE).admit([{"text_input": "hello", **fields}])
+    assert isinstance(answer, Request)
+    assert answer.adapter.full_name == full_name

@@ -13,7 +13,7 @@ from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 from client.parameters import TABLE
 from client.parameters import TIMEOUT as CLIENTS_TIMEOUT
 from python_backends.nouns.request import Sampling
-from python_backends.text.door.table import FIELDS, KNOWN, NEUTRAL, REFUSED
+from python_backends.text.door.table import FIELDS, KNOWN, NEUTRAL
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = (ROOT / "docs/parameters.md").read_text()
@@ -52,7 +52,7 @@ def test_the_clients_parameters_are_fields_of_the_same_type() -> None:
 def test_the_docs_have_a_row_with_the_type_of_every_field() -> None:
     rows = [line.split("|")[1:3] for line in DOCS.splitlines() if line.startswith("| `")]
     types = {name: kind.strip() for names, kind in rows for name in re.findall(r"`(\w+)`", names)}
-    for name in KNOWN - NEUTRAL.keys() - {*REFUSED, "timeout", "lora_name", "pad_id"}:
+    for name in KNOWN - NEUTRAL.keys() - {"timeout", "pad_id"}:
         field = FIELDS[name]
         assert types[name].startswith(f"{field.dtype} list" if field.is_list else field.dtype), name
 

@@ -9,58 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from python_backends.engine.model import families
-from python_backends.engine.model.weights import dimension_order, qkv_rows
+from python_backends.engine.torch.adapters.modules import Module, Modules, key_of, names_of
 from python_backends.engine.torch.training.projection import Factors
 from python_backends.nouns.training import AdapterShape
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Module:
-    """A linear module of the checkpoint, a part of one product."""
-
-    name: str  # "q_proj"
-    path: str  # "self_attn.q_proj"
-    rows: Tensor  # [out] where its rows are in the product
-    num_inputs: int
-
-
-Modules = Mapping[str, tuple[Module, ...]]  # of each product of a layer
-
-
-def modules_of(model: Any) -> Modules:
-    """Of transformers' causal language model, whose layers are alike."""
-    config, layer = model.config, model.base_model.layers[0]
-    family = families.family_of(config)
-    attention = getattr(layer, family.attention)
-    order = qkv_rows(config, dimension_order(model)).argsort()
-    places = {
-        "qkv": (family.attention, attention, family.qkv, order),
-        "o": (family.attention, attention, (family.output,), None),
-        "up": ("mlp", layer.mlp, family.up, None),
-        "down": ("mlp", layer.mlp, (family.down,), None),
-    }
-    return {name: _modules(*place) for name, place in places.items()}
-
-
-def _modules(path: str, parent: Any, names: tuple[str, ...], order: Tensor | None) -> tuple[Module, ...]:
-    found, first = [], 0
-    for name in names:
-        num_outputs, num_inputs = getattr(parent, name).weight.shape
-        rows = torch.arange(first, first + num_outputs)
-        found.append(Module(name, f"{path}.{name}", rows if order is None else order[rows], num_inputs))
-        first += num_outputs
-    return tuple(found)
-
-
-def names_of(modules: Modules) -> tuple[str, ...]:
-    return tuple(module.name for parts in modules.values() for module in parts)
 
 
 def targets_of(modules: Modules, shape: AdapterShape) -> frozenset[str]:
@@ -104,7 +59,7 @@ class Adapter:
         return found
 
     def _key(self, layer: int, part: Module, side: str) -> str:
-        return f"{self._prefix}.{layer}.{part.path}.lora_{side}.weight"
+        return key_of(self._prefix, layer, part, side)
 
     @property
     def weights(self) -> dict[str, Tensor]:

@@ -20,11 +20,12 @@ from python_backends.engine.kv.kv_cache import BlockShape, KVCache
 from python_backends.engine.model.checkpoint import declared_tokens, load_model, read_config
 from python_backends.engine.model.weights import describe, take_layers
 from python_backends.engine.slots.slot_state import SlotState
+from python_backends.engine.torch.adapters.modules import Modules
 from python_backends.engine.torch.decoder import Decoder
 from python_backends.engine.torch.projection import Projection
 from python_backends.engine.torch.step_batch import StepBatcher
 from python_backends.engine.torch.training.activations import Activations, LayerRecorder, Recorder, num_blocks
-from python_backends.engine.torch.training.adapter import Adapter, Modules
+from python_backends.engine.torch.training.adapter import Adapter
 from python_backends.engine.torch.training.layer_backward import LayerParts, PackState, backward
 from python_backends.engine.torch.training.projection import AdaptedProjection, Factors
 from python_backends.engine.torch.training.trainable import Trainable

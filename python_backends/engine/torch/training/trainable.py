@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from python_backends.engine.model.description import Layer, Model
+from python_backends.engine.torch.adapters.modules import Modules, modules_of, prefix_of
 from python_backends.engine.torch.operators import norm_operator
 from python_backends.engine.torch.projection import Projection
-from python_backends.engine.torch.training.adapter import Modules, modules_of
 from python_backends.engine.torch.training.loss import Loss
 from python_backends.engine.torch.training.small_operators import SmallOperators
 
@@ -26,7 +26,7 @@ class Trainable:
     def __init__(self, model: Any, description: Model) -> None:
         device = description.embedding.device
         self.modules: Modules = _on(modules_of(model), device)
-        self.prefix = f"base_model.model.{model.base_model_prefix}.layers"  # of PEFT's keys
+        self.prefix = prefix_of(model)  # of PEFT's keys
         self.heads, self.dtype, self.device = description.heads, description.embedding.dtype, device
         self.small: list[SmallOperators] = []
         self._norm = norm_operator(description.norm, self.dtype)

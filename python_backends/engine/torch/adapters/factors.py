@@ -1,0 +1,104 @@
+"""The weights of an adapter as the products of the torch engine need them: y += (x·Aᵀ)·Bᵀ, the scale in B.
+
+A product of several modules (q, k and v; gate and up) has one A, in which theirs stand one after the other,
+and a B that is zero where a row is not a module's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from python_backends.engine.protocol import BadAdapterError
+from python_backends.engine.torch.adapters.modules import Module, Modules, key_of, modules_of, prefix_of
+from python_backends.engine.torch.adapters.peft_files import PeftAdapter
+
+
+class Factors(NamedTuple):
+    """Of one product."""
+
+    a: Tensor  # [rank, in]
+    b: Tensor  # [out, rank]
+
+
+LayerFactors = Mapping[str, Factors]  # by product; one that the adapter does not change is absent
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdaptedModel:
+    """What an adapter may change, and how much of it."""
+
+    modules: Modules
+    prefix: str  # of PEFT's keys
+    num_layers: int
+    max_rank: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @torch.no_grad()
+    def factors(self, adapter: PeftAdapter) -> list[LayerFactors]:
+        """Of each layer. Raises BadAdapterError if a tensor belongs to no module, or has another shape."""
+        missing = set(adapter.tensors) - set(self._keys())
+        if missing:
+            raise BadAdapterError(f"{min(missing):.200}: this model has no such module")
+        return [self._layer(adapter, layer) for layer in range(self.num_layers)]
+
+    def _keys(self) -> Iterator[str]:
+        for layer in range(self.num_layers):
+            for part in (part for parts in self.modules.values() for part in parts):
+                for side in "AB":
+                    yield key_of(self.prefix, layer, part, side)
+
+    def _layer(self, adapter: PeftAdapter, layer: int) -> LayerFactors:
+        made = {name: self._product(adapter, layer, parts) for name, parts in self.modules.items()}
+        return {name: factors for name, factors in made.items() if factors is not None}
+
+    def _product(self, adapter: PeftAdapter, layer: int, parts: Sequence[Module]) -> Factors | None:
+        found = [(part, *self._pair(adapter, layer, part)) for part in parts]
+        adapted = [(part, a, b) for part, a, b in found if a is not None and b is not None]
+        if not adapted:
+            return None
+        a = torch.cat([a for _, a, _ in adapted])
+        b = torch.zeros((sum(len(part.rows) for part in parts), len(a)))
+        first = 0
+        for part, _, own in adapted:
+            b[part.rows.cpu(), first : first + own.shape[1]] = own
+            first += own.shape[1]
+        return Factors(*(each.to(self.device, self.dtype).contiguous() for each in (a, b)))
+
+    def _pair(
+        self, adapter: PeftAdapter, layer: int, part: Module
+    ) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """A [rank, in] and scaled B [out, rank] of a module, in float32."""
+        keys = [key_of(self.prefix, layer, part, side) for side in "AB"]
+        if not any(key in adapter.tensors for key in keys):
+            return None, None
+        path = keys[0].removeprefix("base_model.model.").rsplit(".lora_", 1)[0]
+        rank = adapter.rank(path)
+        if rank > self.max_rank:
+            raise BadAdapterError(
+                f"rank {rank} of {path:.200}: must be at most {self.max_rank} (adapters.max_rank)"
+            )
+        a, b = (
+            self._tensor(adapter, key, shape)
+            for key, shape in zip(keys, ([rank, part.num_inputs], [len(part.rows), rank]), strict=True)
+        )
+        return a, b * adapter.scale(path)
+
+    def _tensor(self, adapter: PeftAdapter, key: str, shape: list[int]) -> Tensor:
+        tensor = adapter.tensors.get(key)
+        if tensor is None or list(tensor.shape) != shape:
+            has = "it is missing" if tensor is None else f"its shape is {list(tensor.shape)}"
+            raise BadAdapterError(f"{key}: {has}, must be {shape}")
+        return tensor.float()
+
+
+def adapted_model(model: Any, max_rank: int, device: torch.device) -> AdaptedModel:
+    """Of transformers' causal language model, which is not kept."""
+    parameter = model.get_input_embeddings().weight
+    num_layers = len(model.base_model.layers)
+    return AdaptedModel(modules_of(model), prefix_of(model), num_layers, max_rank, parameter.dtype, device)

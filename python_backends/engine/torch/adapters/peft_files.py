@@ -1,0 +1,181 @@
+"""Reads and writes the directory of an adapter as PEFT has it: adapter_config.json and
+adapter_model.safetensors.
+
+Whatever would change the model's answers and is not computed here is refused by name, never left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import save
+from safetensors.torch import load
+from torch import Tensor
+
+from python_backends.engine.protocol import BadAdapterError
+from python_backends.nouns.training import AdapterShape
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+MAX_CONFIG_BYTES = 1 << 20
+# fields of the configuration that are read here, or change nothing once the adapter is trained
+KNOWN = frozenset(
+    (
+        *("alpha_pattern", "lora_alpha", "r", "rank_pattern", "target_modules", "use_rslora"),
+        *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "peft_version"),
+        *("revision", "task_type", "exclude_modules", "layers_pattern", "layers_to_transform"),
+        *("lora_dropout", "init_lora_weights", "megatron_core", "ensure_weight_tying"),
+        *("corda_config", "eva_config", "loftq_config", "lora_ga_config", "velora_config"),
+        *("qalora_group_size", "runtime_config"),
+    )
+)
+NEUTRAL = {"bias": "none"}  # of the other fields: what is as good as nothing
+# the others change the weights of the model that the adapter is made for
+INITIALISATIONS = (True, False, None, "gaussian", "orthogonal", "eva")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PeftAdapter:
+    """What a directory has, checked as far as that needs no model."""
+
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+    digest: str  # of its content: 32 hexadecimal digits
+
+    def rank(self, module: str) -> int:
+        """Of the module with this path in the base model."""
+        return int(self._of_module("rank_pattern", "r", module))
+
+    def scale(self, module: str) -> float:
+        """What B·A is multiplied with: alpha / rank, or alpha / √rank (rsLoRA)."""
+        rank, alpha = self.rank(module), float(self._of_module("alpha_pattern", "lora_alpha", module))
+        return alpha / math.sqrt(rank) if self.config.get("use_rslora") else alpha / rank
+
+    def _of_module(self, patterns: str, field: str, module: str) -> Any:
+        """As PEFT chooses: by the first pattern that the end of the path matches."""
+        for pattern, value in (self.config.get(patterns) or {}).items():
+            if re.match(rf"(.*\.)?({pattern})$", module):
+                return value
+        return self.config[field]
+
+
+def read(directory: Path, root: Path) -> PeftAdapter:
+    """Raises BadAdapterError. Nothing outside of `root` is read, wherever links lead."""
+    written = _content(directory / CONFIG, root, MAX_CONFIG_BYTES)
+    config = _checked(written)
+    content = _content(directory / WEIGHTS, root)
+    try:
+        tensors = load(content)
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise BadAdapterError(f"{WEIGHTS}: {error}") from error
+    for key, tensor in tensors.items():
+        if not tensor.is_floating_point() or not tensor.isfinite().all():
+            raise BadAdapterError(f"{WEIGHTS}: {key}: all values must be finite numbers of a float type")
+    _check_targets(config, tensors)
+    digest = hashlib.blake2b(len(written).to_bytes(8, "little") + written + content, digest_size=16)
+    return PeftAdapter(config, tensors, digest.hexdigest())
+
+
+def write(
+    directory: Path, weights: Mapping[str, NDArray[np.float32]], shape: AdapterShape, base_model: str
+) -> None:
+    """Writes an adapter of all layers to `directory`, which exists. `weights` are named and shaped as PEFT
+    has them, and scaled by nothing.
+    """
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_model,
+        "r": shape.rank,
+        "lora_alpha": shape.alpha,
+        "lora_dropout": 0.0,
+        "target_modules": list(shape.modules),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "use_rslora": False,
+        "use_dora": False,
+        "modules_to_save": None,
+        "inference_mode": True,
+    }
+    (directory / WEIGHTS).write_bytes(save(dict(weights), {"format": "pt"}))
+    (directory / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _content(path: Path, root: Path, most: int | None = None) -> bytes:
+    if path.name == WEIGHTS and not path.exists() and (path.parent / "adapter_model.bin").exists():
+        raise BadAdapterError("adapter_model.bin: only adapter_model.safetensors is read")
+    try:
+        where = path.resolve(strict=True)
+        if not where.is_relative_to(root.resolve()):
+            raise BadAdapterError(f"{path.name}: it leads out of {root}")
+        if not where.is_file():
+            raise BadAdapterError(f"{path.name}: it is no file")
+        if most is not None and where.stat().st_size > most:
+            raise BadAdapterError(f"{path.name}: must have at most {most} bytes")
+        return where.read_bytes()
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+        raise BadAdapterError(f"{path.name}: {error}") from error
+
+
+def _checked(written: bytes) -> dict[str, Any]:
+    try:
+        config = json.loads(written)
+    except (ValueError, RecursionError) as error:
+        raise BadAdapterError(f"{CONFIG}: must be JSON ({error})") from error
+    if not isinstance(config, dict):
+        raise BadAdapterError(f"{CONFIG}: must be a JSON object")
+    if config.get("peft_type") != "LORA" or config.get("task_type") not in ("CAUSAL_LM", None):
+        found = f"{config.get('peft_type')!r}, task_type = {config.get('task_type')!r}"
+        raise BadAdapterError(f"peft_type = {found}: must be 'LORA' and 'CAUSAL_LM'")
+    for name, value in config.items():
+        if name not in KNOWN and value and value != NEUTRAL.get(name):
+            raise BadAdapterError(f"{name} = {value!r:.100}: not supported, must be absent")
+    if config.get("init_lora_weights") not in INITIALISATIONS:
+        raise BadAdapterError(
+            f"init_lora_weights = {config['init_lora_weights']!r:.100}: it changes the weights of the model;"
+            " convert the adapter with PEFT when it is saved"
+        )
+    _check_numbers(config)
+    return config
+
+
+def _check_numbers(config: dict[str, Any]) -> None:
+    for field, patterns in (("r", "rank_pattern"), ("lora_alpha", "alpha_pattern")):
+        by_pattern = config.get(patterns) or {}
+        if not isinstance(by_pattern, dict):
+            raise BadAdapterError(f"{patterns} = {by_pattern!r:.100}: must be a JSON object")
+        least = 1 if field == "r" else -math.inf
+        for name, value in ((field, config.get(field)), *by_pattern.items()):
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not math.isfinite(value) or value < least or (least == 1 and value % 1):
+                allowed = "a whole number of at least 1" if least == 1 else "a finite number"
+                raise BadAdapterError(f"{name} = {value!r:.100}: must be {allowed}")
+        _check_patterns(patterns, by_pattern)
+
+
+def _check_patterns(name: str, patterns: dict[str, Any]) -> None:
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise BadAdapterError(f"{name}: {pattern!r:.100}: {error}") from error
+
+
+def _check_targets(config: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """A module that the configuration names has tensors."""
+    targets = config.get("target_modules")
+    modules = {key.rsplit(".lora_", 1)[0] for key in tensors}
+    if not modules:
+        raise BadAdapterError(f"{WEIGHTS}: it has no tensors")
+    for target in targets if isinstance(targets, list) else ():
+        if not any(module.endswith(f".{target}") for module in modules):
+            raise BadAdapterError(f"target_modules: {target!r:.100}: {WEIGHTS} has no tensors of it")

@@ -1,0 +1,23 @@
+"""[adapters]: where LoRA adapters lie, and how many are loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from python_backends.settings.setting import setting
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterSettings:
+    directory: str = setting(
+        "",
+        "a directory of LoRA adapters (PEFT), asked for by lora_name (docs/adapters.md); relative to this"
+        " folder; empty: none. Engines torch and tensorrt_llm have adapters",
+    )
+    max_loaded: int = setting(
+        8, "torch: adapters in the device's memory at the same time; a request waits for its own", 1, 4096
+    )
+    max_rank: int = setting(64, "the largest rank of an adapter", 1, 4096)
+    watch_s: float = setting(
+        1.0, "torch: how often the directory is searched for new adapters and versions", 0.05, 86_400.0
+    )

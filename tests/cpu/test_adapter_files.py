@@ -1,0 +1,169 @@
+"""Directories of LoRA adapters: what PEFT writes is read for every family, what we write PEFT reads, and
+what is not computed is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+
+from python_backends.engine.model.weights import describe, take_layers
+from python_backends.engine.protocol import BadAdapterError
+from python_backends.engine.torch.adapters import peft_files
+from python_backends.engine.torch.adapters.factors import AdaptedModel, adapted_model
+from python_backends.engine.torch.adapters.modules import modules_of, names_of
+from python_backends.nouns.training import AdapterShape
+from tests.cpu.peft_adapters import save_adapter
+from tests.cpu.tiny_models import RELATIVES, TINY, build
+
+Tensors = dict[str, torch.Tensor]
+# PEFT asks transformers by an older name
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
+
+def transformed(name: str) -> Any:
+    """transformers' model, as it is after it was saved and loaded."""
+    model = build(name)
+    model.config.architectures = [type(model).__name__]
+    return model
+
+
+def adapted(model: Any) -> AdaptedModel:
+    return adapted_model(model, 64, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", sorted(TINY | RELATIVES))
+def test_the_products_of_what_peft_writes_are_those_of_peft(name: str, tmp_path: Path) -> None:
+    """Merged by PEFT, the weights of every product differ from the model's by B·A, in our order of rows."""
+    model = transformed(name)
+    directory = save_adapter(model, tmp_path, rank=4, patterns=True)
+    factors = adapted(model).factors(peft_files.read(directory, tmp_path))
+    plain, merged = transformed(name), transformed(name)
+    merged = PeftModel.from_pretrained(merged, directory).merge_and_unload()
+    describe(plain, 384)
+    for ours, before, after in zip(factors, take_layers(plain), take_layers(merged), strict=True):
+        products = {
+            "qkv": (before.attention.qkv, after.attention.qkv),
+            "o": (before.attention.output, after.attention.output),
+            "up": (before.feed_forward.up, after.feed_forward.up),
+            "down": (before.feed_forward.down, after.feed_forward.down),
+        }
+        assert ours.keys() == products.keys()
+        for product, (old, new) in products.items():
+            change = new.weight - old.weight
+            assert change.abs().max() > 1e-3
+            assert torch.allclose(ours[product].b @ ours[product].a, change, atol=1e-5)
+
+
+def test_peft_reads_what_is_written(tmp_path: Path) -> None:
+    model = transformed("llama_grouped")
+    first = save_adapter(model, tmp_path / "theirs", rank=4)
+    tensors = load_file(first / peft_files.WEIGHTS)
+    shape = AdapterShape(4, 8.0, names_of(modules_of(model)))
+    (tmp_path / "ours").mkdir()
+    weights = {key: tensor.numpy().astype(np.float32) for key, tensor in tensors.items()}
+    peft_files.write(tmp_path / "ours", weights, shape, "tiny")
+    read = PeftModel.from_pretrained(model, tmp_path / "ours").state_dict()
+    for key, tensor in tensors.items():
+        assert torch.equal(read[key.replace(".weight", ".default.weight")], tensor)
+    ours, theirs = (peft_files.read(each, tmp_path) for each in (tmp_path / "ours", first))
+    for one, other in zip(adapted(model).factors(ours), adapted(model).factors(theirs), strict=True):
+        assert all(torch.equal(one[name].b, other[name].b) for name in one)
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_adapter(transformed("llama_grouped"), tmp_path_factory.mktemp("adapters"), rank=4)
+
+
+def _config(**changes: Any) -> Callable[[Path], None]:
+    def change(directory: Path) -> None:
+        path = directory / peft_files.CONFIG
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return change
+
+
+def _tensors(change: Callable[[Tensors, str], Tensors]) -> Callable[[Path], None]:
+    """`change` gets all tensors, and the key of the first B of q; it returns those that are written."""
+
+    def write(directory: Path) -> None:
+        tensors = load_file(directory / peft_files.WEIGHTS)
+        tensors = change(tensors, next(key for key in sorted(tensors) if "q_proj.lora_B" in key))
+        save_file({key: each.clone() for key, each in tensors.items()}, directory / peft_files.WEIGHTS)
+
+    return write
+
+
+BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "no configuration": (lambda d: (d / peft_files.CONFIG).unlink(), "adapter_config.json"),
+    "no JSON": (lambda d: (d / peft_files.CONFIG).write_text("{"), "must be JSON"),
+    "pickle": (
+        lambda d: (d / peft_files.WEIGHTS).rename(d / "adapter_model.bin"),
+        "adapter_model.bin: only adapter_model.safetensors is read",
+    ),
+    "cut": (lambda d: (d / peft_files.WEIGHTS).write_bytes(b"\0" * 20), "adapter_model.safetensors: "),
+    "another method": (_config(peft_type="IA3"), "peft_type = 'IA3'"),
+    "DoRA": (_config(use_dora=True), "use_dora = True: not supported"),
+    "bias": (_config(bias="all"), "bias = 'all': not supported"),
+    "bias of B": (_config(lora_bias=True), "lora_bias = True"),
+    "saved modules": (_config(modules_to_save=["lm_head"]), "modules_to_save = ['lm_head']"),
+    "turned weights": (_config(fan_in_fan_out=True), "fan_in_fan_out = True"),
+    "new tokens": (_config(trainable_token_indices=[1]), "trainable_token_indices = [1]"),
+    "aLoRA": (_config(alora_invocation_tokens=[1]), "alora_invocation_tokens = [1]"),
+    "a field of the future": (_config(use_something=True), "use_something = True: not supported"),
+    "another start": (_config(init_lora_weights="pissa"), "init_lora_weights = 'pissa'"),
+    "no rank": (_config(r=0), "r = 0: must be a whole number of at least 1"),
+    "another rank": (_config(r=5), "must be [5, 64]"),
+    "too large a rank": (_config(r=100), "rank 100 of model.layers.0.self_attn.q_proj: must be at most 64"),
+    "a broken pattern": (_config(rank_pattern={"(": 3}), "rank_pattern: '('"),
+    "a target without tensors": (_config(target_modules=["lm_head"]), "target_modules: 'lm_head'"),
+    "an unknown module": (
+        _tensors(lambda t, key: {**t, "base_model.model.lm_head.lora_A.weight": t[key]}),
+        "base_model.model.lm_head.lora_A.weight: this model has no such module",
+    ),
+    "half a pair": (
+        _tensors(lambda t, key: {each: t[each] for each in t if each != key}),
+        "lora_B.weight: it is missing",
+    ),
+    "another shape": (_tensors(lambda t, key: {**t, key: t[key][1:]}), "its shape is [63, 4]"),
+    "not a number": (_tensors(lambda t, key: {**t, key: t[key] / 0}), "all values must be finite"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_what_is_not_computed_is_refused_by_name(what: str, good: Path, tmp_path: Path) -> None:
+    change, says = BAD[what]
+    directory = tmp_path / "law"
+    shutil.copytree(good, directory)
+    change(directory)
+    with pytest.raises(BadAdapterError) as refused:
+        adapted(transformed("llama_grouped")).factors(peft_files.read(directory, tmp_path))
+    assert says in str(refused.value)
+
+
+def test_links_lead_to_nothing_outside(good: Path, tmp_path: Path) -> None:
+    (tmp_path / "root" / "law").mkdir(parents=True)
+    (tmp_path / "root" / "poems").symlink_to(good)
+    for file in good.iterdir():
+        (tmp_path / "root" / "law" / file.name).symlink_to(file)
+    for name in ("law", "poems"):
+        with pytest.raises(BadAdapterError, match="leads out of"):
+            peft_files.read(tmp_path / "root" / name, tmp_path / "root")
+
+
+def test_the_digest_is_of_the_content(good: Path, tmp_path: Path) -> None:
+    shutil.copytree(good, tmp_path / "copy")
+    same = peft_files.read(tmp_path / "copy", tmp_path).digest
+    assert same == peft_files.read(good, good.parent).digest
+    _config(lora_alpha=9)(tmp_path / "copy")
+    assert peft_files.read(tmp_path / "copy", tmp_path).digest != same

@@ -1,0 +1,235 @@
+"""Sequences with LoRA adapters give PEFT's tokens, whatever is computed beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from python_backends.engine.engine_thread import EngineThread
+from python_backends.engine.protocol import Engine
+from python_backends.instance.adapter_files import AdapterFiles
+from python_backends.instance.adapter_thread import AdapterThread
+from python_backends.instance.adapters import InstanceAdapters
+from python_backends.nouns.messages import Failed
+from python_backends.nouns.request import BASE, AdapterVersion, Request, Sampling
+from python_backends.scheduling.policies.fcfs import reserve_max_tokens
+from python_backends.scheduling.state.view import Reserve
+from tests.cpu.peft_adapters import adapted_model
+from tests.cpu.tiny_models import (
+    RELATIVES,
+    TIE_GAP,
+    TINY,
+    VOCABULARY,
+    Serving,
+    TinyModel,
+    generate,
+    random_requests,
+)
+
+# PEFT asks transformers by an older name
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
+RANKS = {"law": 4, "poems": 8, "jokes": 32}
+
+
+class AdaptedServing(Serving):
+    """With the adapters of a directory, of which at most `max_loaded` are in the engine."""
+
+    def __init__(
+        self, engine: Any, root: Path, max_loaded: int = 8, reserve: Reserve = reserve_max_tokens
+    ) -> None:
+        super().__init__(engine, reserve=reserve)
+        self.listed: tuple[AdapterVersion, ...] = ()
+        self.failed: list[Failed] = []
+        self.most_loaded = 0
+        self._thread = AdapterThread(AdapterFiles(root, engine.read_adapter), 3600, lambda: None)
+        self.adapters = InstanceAdapters(self.scheduler, engine, self._thread, max_loaded, self._show)
+
+    def _show(self, listed: tuple[AdapterVersion, ...]) -> None:
+        self.listed = listed
+
+    def version(self, name: str) -> AdapterVersion:
+        return next(each for each in self.listed if name in (each.name, each.full_name))
+
+    def step(self) -> None:
+        self.failed += self.adapters.step()
+        self.most_loaded = max(self.most_loaded, self.scheduler.adapters.num_loaded)
+        super().step()
+
+    def close(self) -> None:
+        self.adapters.close()
+
+
+class Peft:
+    """PEFT's models over one tiny model, and where they are saved."""
+
+    def __init__(self, tiny: TinyModel, root: Path, ranks: dict[str, int]) -> None:
+        self.root = root
+        self._tiny = tiny
+        self._models: dict[str, Any] = {}
+        for seed, (name, rank) in enumerate(ranks.items()):
+            tiny.model.config.architectures = [type(tiny.model).__name__]
+            self._models[name] = adapted_model(tiny.model, rank, seed)
+            self._models[name].save_pretrained(root / name)
+
+    def check(self, request: Request, answer: list[int]) -> None:
+        model = self._models.get(request.adapter.name, self._tiny.model)
+        expected, gaps = generate(model, request.prompt, request.sampling.max_tokens)
+        differing = [
+            index for index, pair in enumerate(zip(answer, expected, strict=True)) if len(set(pair)) > 1
+        ]
+        assert not differing or gaps[differing[0]] < TIE_GAP, (request.adapter, differing[0])
+
+
+@pytest.fixture(scope="module")
+def peft(tiny: Callable[[str], TinyModel], tmp_path_factory: pytest.TempPathFactory) -> Peft:
+    return Peft(tiny("llama_grouped"), tmp_path_factory.mktemp("adapters"), RANKS)
+
+
+@pytest.fixture
+def serve(peft: Peft) -> Iterator[Callable[..., AdaptedServing]]:
+    made: list[AdaptedServing] = []
+
+    def make(engine: Engine, **options: Any) -> AdaptedServing:
+        made.append(AdaptedServing(engine, peft.root, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def mixed(serving: AdaptedServing, requests: Iterable[Request]) -> list[Request]:
+    """Every fourth of them without an adapter, the others with one each."""
+    adapters = [BASE, *(serving.version(name) for name in RANKS)]
+    return [request.changed(adapter=adapters[request.request_id % 4]) for request in requests]
+
+
+def test_16_requests_over_the_base_and_three_adapters_give_the_tokens_of_peft(
+    peft: Peft, one: TinyModel, serve: Callable[..., AdaptedServing]
+) -> None:
+    """Other ranks in the same step; prompts that are alike under different adapters; some are cancelled."""
+    serving = serve(one.engine(slots=16))
+    requests = mixed(serving, random_requests(16))
+    serving.run(requests)
+    alike = [
+        request.changed(request_id=100 + index, prompt=requests[0].prompt)
+        for index, request in enumerate(requests[:8])
+    ]
+    cancelled = [request.changed(request_id=200 + index) for index, request in enumerate(requests[:6])]
+    for request in cancelled:
+        serving.submit(request)
+    for _ in range(5):
+        serving.step()
+    for request in cancelled:
+        serving.scheduler.cancel(request.request_id)
+    again = [request.changed(request_id=300 + index) for index, request in enumerate(requests)]
+    answers = serving.run([*alike, *again])
+    for request in [*requests, *alike, *again]:
+        peft.check(request, answers[request.request_id])
+    started = [answers[request.request_id] for request in alike[:4]]
+    assert len({tuple(answer) for answer in started}) == 4, "each adapter answers otherwise"
+
+
+@pytest.mark.parametrize("max_loaded", [1, 2])
+def test_adapters_make_place_for_each_other_while_sequences_are_evicted(
+    max_loaded: int, peft: Peft, one: TinyModel, serve: Callable[..., AdaptedServing]
+) -> None:
+    serving = serve(
+        one.engine(slots=5, kv_blocks=26),
+        max_loaded=max_loaded,
+        reserve=lambda sequence: len(sequence.tokens) + 1,
+    )
+    requests = mixed(serving, random_requests(16, seed=4))
+    answers = serving.run(requests)
+    for request in requests:
+        peft.check(request, answers[request.request_id])
+    assert serving.scheduler.num_evictions > 0
+    assert serving.most_loaded == max_loaded
+
+
+def test_blocks_are_found_under_the_same_adapter_alone(
+    one: TinyModel, serve: Callable[..., AdaptedServing]
+) -> None:
+    serving = serve(one.engine())
+    prompt = np.arange(50, dtype=np.int32)
+    hits = {}
+    for number, name in enumerate(("", "law", "poems", "law", "")):
+        adapter = serving.version(name) if name else BASE
+        serving.run([Request(number, prompt, Sampling(4), adapter=adapter)])
+        hits[number] = sum(each.num_prefix_hit_tokens for each in serving.scheduler.take_started())
+    assert [hits[number] for number in range(5)] == [0, 0, 0, 48, 48]
+
+
+@pytest.mark.parametrize("way", ["fixed shapes", "a thread"])
+def test_steps_of_fixed_shape_and_of_a_thread_compute_adapters(
+    way: str, peft: Peft, one: TinyModel, serve: Callable[..., AdaptedServing]
+) -> None:
+    """Where decode steps have a fixed shape, those with adapters are computed in the other way."""
+    engine = one.engine(cuda_graphs="eager") if way == "fixed shapes" else EngineThread(one.engine)
+    with closing(engine):
+        serving = serve(engine, max_loaded=1)
+        requests = mixed(serving, random_requests(8, seed=2))
+        answers = serving.run(requests)
+    for request in requests:
+        peft.check(request, answers[request.request_id])
+
+
+def test_steps_without_adapters_are_as_if_there_were_none(
+    one: TinyModel, serve: Callable[..., AdaptedServing], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving = serve(one.engine())
+    serving.run([random_requests(1)[0].changed(adapter=serving.version("law"))])
+
+    def fail(*_: Any) -> None:
+        raise AssertionError("a step without adapters looks for some")
+
+    monkeypatch.setattr("python_backends.engine.torch.decoder.add_adapters", fail)
+    requests = [request.changed(request_id=9 + request.request_id) for request in random_requests(3)]
+    answers = serving.run(requests)
+    for request in requests:
+        one.check(request, answers[request.request_id])
+
+
+def test_an_adapter_that_cannot_be_loaded_costs_no_other_request_anything(
+    peft: Peft, one: TinyModel, serve: Callable[..., AdaptedServing]
+) -> None:
+    serving = serve(one.engine())
+    requests = mixed(serving, random_requests(4))
+    gone = requests[1].changed(request_id=7, adapter=AdapterVersion("gone", "1", "00" * 16))
+    other = requests[1].changed(request_id=8, adapter=AdapterVersion("law", "1", "00" * 16))
+    answers = serving.run([gone, other, *requests])
+    errors = {failed.request_id: failed.error for failed in serving.failed}
+    assert "lora_name = 'gone@1': adapter_config.json" in errors[7]
+    assert errors[8] == "lora_name = 'law@1': its files have been replaced by others"
+    for request in requests:
+        peft.check(request, answers[request.request_id])
+
+
+def test_an_instance_without_adapters_refuses_a_request_with_one(one: TinyModel) -> None:
+    serving = Serving(one.engine())
+    with pytest.raises(ValueError, match="lora_name = 'law@1': this instance has no adapters"):
+        serving.submit(random_requests(1)[0].changed(adapter=AdapterVersion("law", "1", "00" * 16)))
+
+
+@pytest.mark.parametrize("name", sorted(TINY | RELATIVES))
+def test_every_family_gives_the_tokens_of_peft(
+    name: str, tiny: Callable[[str], TinyModel], tmp_path: Path
+) -> None:
+    """In chunks, beside sequences of the base."""
+    peft = Peft(tiny(name), tmp_path, {"law": 4})
+    with closing(AdaptedServing(tiny(name).engine(), tmp_path)) as serving:
+        prompts = np.random.default_rng(1).integers(0, VOCABULARY, (3, 30)).astype(np.int32)
+        adapters = [serving.version("law"), BASE, serving.version("law")]
+        requests = [
+            Request(number, prompt, Sampling(12), adapter=adapter)
+            for number, (prompt, adapter) in enumerate(zip(prompts, adapters, strict=True))
+        ]
+        answers = serving.run(requests)
+    for request in requests:
+        peft.check(request, answers[request.request_id])

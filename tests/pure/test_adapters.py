@@ -1,0 +1,307 @@
+"""Adapters of an instance without an engine: what a directory has, who gets a slot, and which adapter makes
+place for another.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from python_backends.engine.protocol import BadAdapterError, ReadAdapter
+from python_backends.instance.adapter_files import AdapterFiles
+from python_backends.instance.adapter_thread import AdapterThread, Listed, Loaded, NotLoaded
+from python_backends.instance.adapters import InstanceAdapters
+from python_backends.nouns.request import BASE, AdapterVersion, ModelLimits, Request, Sampling, WaitReason
+from python_backends.nouns.step import Admit, Release, SlotOperation, StepOutput
+from python_backends.scheduling.handover import RefusedMove
+from python_backends.scheduling.scheduler import SlotScheduler
+from tests.server.serving import wait_for
+
+A, B, C = (AdapterVersion(name, "1", digest * 16) for name, digest in (("a", "0a"), ("b", "0b"), ("c", "0c")))
+
+
+def write(directory: Path, content: str) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "adapter_config.json").write_text(content)
+
+
+def read(directory: Path, root: Path) -> ReadAdapter:
+    """The content is the digest; "bad" is refused."""
+    content = (directory / "adapter_config.json").read_text()
+    if content == "bad":
+        raise BadAdapterError("use_dora = True: not supported")
+    return ReadAdapter(content, f"weights of {content}")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write(tmp_path / "law" / "1", "0a0a0a0a0a")
+    write(tmp_path / "law" / "10", "0b0b0b0b0b")
+    write(tmp_path / "law" / "9", "0c0c0c0c0c")
+    write(tmp_path / "law" / "next", "0d0d0d0d0d")
+    write(tmp_path / "flat", "0e0e0e0e0e")
+    write(tmp_path / "broken", "bad")
+    write(tmp_path / "no name", "0f0f0f0f0f")
+    return tmp_path
+
+
+def test_a_directory_has_numbered_versions_or_is_an_adapter_itself(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = AdapterFiles(root, read)
+    found = [(each.full_name, each.digest) for each in files.search()]
+    assert found == [
+        ("flat@0e0e0e0e", "0e0e0e0e0e"),
+        ("law@1", "0a0a0a0a0a"),
+        ("law@9", "0c0c0c0c0c"),
+        ("law@10", "0b0b0b0b0b"),
+    ]
+    assert "adapter broken is not served: use_dora = True: not supported" in caplog.text
+    assert "adapter 'no name' is not served: its name is not valid" in caplog.text
+    caplog.clear()
+    files.search()
+    assert not caplog.text, "what was said once is not said again"
+
+
+def test_what_changes_is_read_again(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    files = AdapterFiles(root, read)
+    files.search()
+    caplog.clear()
+    write(root / "flat", "1e1e1e1e1e1e")
+    write(root / "law" / "11", "bad")
+    found = [each.full_name for each in files.search()]
+    assert found == ["flat@1e1e1e1e", "law@1", "law@9", "law@10"]
+    assert len(caplog.messages) == 2
+
+
+def test_a_root_that_is_not_there_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = AdapterFiles(tmp_path / "nothing", read)
+    assert files.search() == files.search() == ()
+    assert len(caplog.messages) == 1
+    assert "nothing" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("adapter", "says"),
+    [
+        (AdapterVersion("law", "1", "0b"), "replaced by others"),
+        (AdapterVersion("../law", "1", "0a"), "no valid name"),
+        (AdapterVersion("broken", "1", "0a"), "use_dora"),
+    ],
+)
+def test_only_the_content_that_was_asked_for_is_loaded(
+    root: Path, adapter: AdapterVersion, says: str
+) -> None:
+    files = AdapterFiles(root, read)
+    assert files.load(AdapterVersion("law", "9", "0c0c0c0c0c")).weights == "weights of 0c0c0c0c0c"
+    assert files.load(AdapterVersion("flat", "0e0e0e0e", "0e0e0e0e0e")).digest == "0e0e0e0e0e"
+    with pytest.raises(BadAdapterError, match=says):
+        files.load(adapter)
+
+
+def test_the_thread_says_what_is_new_and_what_was_loaded(root: Path) -> None:
+    woken: list[None] = []
+    thread = AdapterThread(AdapterFiles(root, read), 0.05, lambda: woken.append(None))
+    try:
+        law, bad = thread.listed[1], AdapterVersion("broken", "1", "0a")
+        thread.load(law)
+        thread.load(bad)
+        wait_for(lambda: len(woken) == 2, 30)
+        first, second = thread.take(), thread.take()
+        assert isinstance(first, Loaded)
+        assert (first.adapter, first.weights) == (law, "weights of 0a0a0a0a0a")
+        assert second == NotLoaded(bad, "use_dora = True: not supported")
+        write(root / "new", "ff00000000")
+        wait_for(lambda: thread.has_news, 30)
+        listed = thread.take()
+        assert isinstance(listed, Listed)
+        assert "new@ff000000" in [each.full_name for each in listed.adapters]
+    finally:
+        thread.close()
+
+
+class Adapters:
+    """Engine and thread of a test: what is wanted is loaded when the test says so."""
+
+    def __init__(self) -> None:
+        self.listed: tuple[AdapterVersion, ...] = ()
+        self.ordered: list[AdapterVersion] = []
+        self.news: list[Any] = []
+        self.installed: list[str] = []
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self.news)
+
+    def take(self) -> Any:
+        return self.news.pop(0)
+
+    def load(self, adapter: AdapterVersion) -> None:
+        self.ordered.append(adapter)
+
+    def load_all(self) -> None:
+        self.news += [Loaded(adapter, None) for adapter in self.ordered]
+        self.ordered.clear()
+
+    def install_adapter(self, digest: str, weights: Any) -> None:
+        self.installed.append(digest)
+
+    def drop_adapter(self, digest: str) -> None:
+        self.installed.remove(digest)
+
+    def read_adapter(self, directory: Path, root: Path) -> ReadAdapter:
+        raise AssertionError("the thread reads")
+
+
+class Served:
+    """A slot scheduler whose steps are computed by hand: every token is 1."""
+
+    def __init__(self, max_loaded: int, num_slots: int = 4) -> None:
+        self.now_s = 0.0
+        self.scheduler = SlotScheduler(ModelLimits(64, 100, num_slots, 64, 4), clock=lambda: self.now_s)
+        self.parts = Adapters()
+        self.adapters = InstanceAdapters(
+            self.scheduler,
+            self.parts,
+            self.parts,
+            max_loaded,
+            lambda listed: None,  # type: ignore[arg-type]
+        )
+        self.operations: list[SlotOperation] = []
+
+    def submit(self, number: int, adapter: AdapterVersion, max_tokens: int = 20) -> None:
+        prompt = np.arange(9, dtype=np.int32)
+        request = Request(number, prompt, Sampling(max_tokens), adapter=adapter)
+        self.scheduler.submit(request, np.zeros(0, np.int32))
+
+    def turn(self) -> list[Any]:
+        failed = self.adapters.step()
+        plan = self.scheduler.plan()
+        if plan is not None:
+            self.operations += plan.operations
+            count = int(plan.samples.sum())
+            running = np.zeros(count, np.uint8)
+            self.scheduler.apply(plan, StepOutput(plan.number, np.ones(count, np.int32), running))
+        self.scheduler.check_integrity()
+        return failed
+
+    def turns(self, count: int = 3) -> None:
+        for _ in range(count):
+            self.parts.load_all()
+            self.turn()
+
+    @property
+    def admitted(self) -> list[str]:
+        return [each.adapter.name for each in self.operations if isinstance(each, Admit)]
+
+
+def test_a_sequence_gets_a_slot_only_when_its_adapter_is_loaded_and_others_pass() -> None:
+    served = Served(max_loaded=2)
+    served.submit(1, A)
+    served.submit(2, BASE)
+    for _ in range(3):
+        served.turn()
+    assert served.admitted == [""]
+    assert served.parts.ordered == [A], "it is asked for once"
+    assert served.scheduler.wait_reason is WaitReason.ADAPTER
+    served.turns()
+    assert served.admitted == ["", "a"]
+    assert served.scheduler.wait_reason is None
+    assert served.scheduler.load().num_adapters == 1
+
+
+def test_the_adapter_that_was_used_longest_ago_makes_place_and_one_in_use_does_not() -> None:
+    served = Served(max_loaded=2)
+    served.submit(1, A)
+    served.submit(2, B)
+    served.turns(4)
+    served.submit(3, C)
+    served.turns(4)
+    assert served.parts.installed == [A.digest, B.digest], "both are in use"
+    assert "c" not in served.admitted
+    served.scheduler.cancel(2)
+    served.turns(4)
+    assert served.parts.installed == [A.digest, C.digest]
+    assert served.admitted == ["a", "b", "c"]
+
+
+def test_an_adapter_stays_until_the_steps_launched_with_it_are_read() -> None:
+    served = Served(max_loaded=1)
+    served.submit(1, A)
+    served.turns(3)
+    plan = served.scheduler.plan()
+    assert plan is not None
+    served.scheduler.cancel(1)
+    served.submit(2, B)
+    assert served.scheduler.plan() is None
+    served.turns(3)
+    assert served.parts.installed == [A.digest]
+    served.scheduler.apply(plan, StepOutput(plan.number, np.ones(1, np.int32), np.zeros(1, np.uint8)))
+    served.turns(3)
+    assert served.parts.installed == [B.digest]
+
+
+def test_a_sequence_that_was_passed_over_for_too_long_lets_none_go_before_it() -> None:
+    served = Served(max_loaded=1, num_slots=2)
+    served.submit(1, A)
+    served.turns(2)
+    served.submit(2, B)
+    served.turns(1)
+    served.submit(3, A)
+    served.turns(1)
+    assert served.admitted == ["a", "a"], "another one passes"
+    served.now_s = 100.0
+    served.scheduler.cancel(1)
+    served.submit(4, A)
+    served.turns(3)
+    assert served.scheduler.slots.num_free == 1
+    assert served.admitted == ["a", "a"], "its adapter is loaded, and it waits"
+    served.scheduler.cancel(3)
+    served.turns(4)
+    assert served.admitted == ["a", "a", "b"]
+
+
+def test_what_cannot_be_loaded_ends_the_requests_that_wait_for_it() -> None:
+    served = Served(max_loaded=1)
+    for number, adapter in enumerate((A, A, B, BASE)):
+        served.submit(number, adapter)
+    served.turn()
+    served.turn()
+    served.parts.news = [NotLoaded(A, "it has gone")]
+    failed = served.turn()
+    assert [(each.request_id, each.error) for each in failed] == [
+        (0, "lora_name = 'a@1': it has gone"),
+        (1, "lora_name = 'a@1': it has gone"),
+    ]
+    served.parts.ordered.clear()
+    served.turns(4)
+    assert served.admitted == ["", "b"]
+
+
+def test_a_request_moves_only_to_an_instance_that_has_loaded_its_adapter() -> None:
+    served = Served(max_loaded=1)
+    request = Request(1, np.arange(9, dtype=np.int32), Sampling(20), adapter=A)
+    with pytest.raises(RefusedMove) as refused:
+        served.scheduler.handover.reserve(1, request, 9, 0)
+    assert refused.value.why == "adapter"
+    served.turns(3)
+    assert served.parts.installed == [A.digest], "it is loaded meanwhile"
+    served.scheduler.handover.reserve(1, request, 9, 0)
+    served.submit(2, B)
+    served.turns(3)
+    assert served.parts.installed == [A.digest], "the request that is about to come has it"
+
+
+def test_blocks_of_other_adapters_are_not_found() -> None:
+    served = Served(max_loaded=2)
+    for number, adapter in enumerate((A, B, BASE, A)):
+        served.submit(number, adapter, max_tokens=2)
+        served.turns(5)
+    hits = [started.num_prefix_hit_tokens for started in served.scheduler.take_started()]
+    assert hits == [0, 0, 0, 8]
+    assert sum(isinstance(each, Release) for each in served.operations) == 3
