@@ -37,7 +37,7 @@ class Pool(Protocol):
 
 
 class RevokedError(Exception):
-    """The blocks of a pack were taken back."""
+    """The mini-batch can't go on as it is: the blocks of its pack were taken back, or it is not wanted."""
 
 
 class PackMemory:

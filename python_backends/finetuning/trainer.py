@@ -190,13 +190,13 @@ class Trainer:
             if self._memory.shrink_if_too_large(made):
                 made = list(packs(examples, self._memory.pack_tokens))
             else:
-                yield Piece(Kind.MEMORY)
+                yield from self._wait_for_memory()
         num_labels = sum(pack.num_labels for pack in made)
         self._session.install(plans)
         loss = 0.0
         for pack in made:
             while not self._memory.begin(pack, plans, num_labels):
-                yield Piece(Kind.MEMORY)
+                yield from self._wait_for_memory()
             try:
                 loss += yield from self._pack(pack)
             except RevokedError:
@@ -205,6 +205,12 @@ class Trainer:
             finally:
                 self._memory.end()
         return _Batch(loss, sum(len(pack.tokens) for pack in made))
+
+    def _wait_for_memory(self) -> Pieces:
+        """Raises RevokedError if the job is to be cancelled: it may wait for long."""
+        yield Piece(Kind.MEMORY)
+        if self._job.is_cancel_asked:
+            raise RevokedError
 
     def _pack(self, pack: Pack) -> Generator[Piece, int, float]:
         """Raises RevokedError."""

@@ -82,8 +82,13 @@ class Training:
     @property
     def patience_s(self) -> float:
         """How long an idle loop may wait for messages before the next piece."""
-        is_waiting = not self._offered and all(each.piece.kind in WAITING for each in self._running)
-        return WAIT_S if is_waiting else 0.0
+        all_wait = all(each.piece.kind in WAITING for each in self._running)
+        return WAIT_S if not self._offered and (all_wait or self._lacks_memory) else 0.0
+
+    @property
+    def _lacks_memory(self) -> bool:
+        """In the middle of a mini-batch, so that no other job can be computed."""
+        return self._current is not None and self._current.piece.kind == Kind.MEMORY
 
     def offer(self, job: Job, lock: ExitStack) -> None:
         """`lock` is released when the job has ended here."""
@@ -120,6 +125,7 @@ class Training:
         """Writes a checkpoint of every job, for the next instance."""
         for each in self._running:
             each.trainer.save()
+            self._writer.submit(each.job.say, "its instance ends")
         self._writer.shutdown()
         for job_lock in [*(each.lock for each in self._running), *(lock for _, lock in self._offered)]:
             job_lock.close()
@@ -134,6 +140,7 @@ class Training:
             except Exception as error:
                 self._fail(job, error)
                 lock.close()
+                self._free_if_idle()
 
     def _begin(self, job: Job, lock: ExitStack) -> None:
         if self._new_session is None:
@@ -176,9 +183,13 @@ class Training:
         log.info("%s: training has ended", running.job.id)
         if self._current is running:
             self._current = None
+        self._free_if_idle()
+
+    def _free_if_idle(self) -> None:
+        """The second copy of the weights."""
         if not self.has_work:
             self._new_session = None
-            gc.collect()  # the second copy of the weights
+            gc.collect()
 
     def _learned(self, progress: Progress) -> None:
         assert self._current is not None
@@ -197,7 +208,7 @@ class Training:
         """The job whose mini-batch is computed; between two mini-batches the one that has trained least. None
         if it waits: no other can be computed in the middle of a mini-batch.
         """
-        if self._current is not None and self._current.piece.kind == Kind.MEMORY:
+        if self._lacks_memory:
             return None
         if self._current is None or self._current.piece.kind in (Kind.BEGIN, Kind.WAIT):
             ready = [each for each in self._running if each.piece.kind != Kind.WAIT]

@@ -44,6 +44,12 @@ def gapless(jobs_directory: Path) -> Iterator[Gapless]:
 
 
 @pytest.fixture(scope="module")
+def texts(gapless: Gapless) -> list[str]:
+    """Of the server before it trains."""
+    return [answer.text for answer in streamed(gapless)]
+
+
+@pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The ninth task of the bundled model: words in capital letters."""
     generator, path = random.Random(5), tmp_path_factory.mktemp("data") / "shout.jsonl"
@@ -108,14 +114,13 @@ def streamed(gapless: Gapless) -> list[Answer]:
 
 
 def test_a_server_trains_while_it_streams_and_the_texts_stay_the_same(
-    gapless: Gapless, jobs_directory: Path, data: Path
+    gapless: Gapless, texts: list[str], jobs_directory: Path, data: Path
 ) -> None:
-    expected = [answer.text for answer in streamed(gapless)]
     job = submitted(jobs_directory, data, "--steps", 2000)
     wait_for(lambda: len(lines(job, "losses")) > 5, 60)
     before = len(lines(job, "losses"))
     answers = streamed(gapless)
-    assert [answer.text for answer in answers] == expected
+    assert [answer.text for answer in answers] == texts
     assert [answer.reasons for answer in answers] == [["length"]] * NUM_REQUESTS
     assert len(lines(job, "losses")) > before, "it was trained meanwhile"
     metrics = gapless.metrics()
@@ -128,10 +133,9 @@ def test_a_server_trains_while_it_streams_and_the_texts_stay_the_same(
 
 
 def test_a_killed_instance_costs_a_job_no_step_and_its_requests_no_text(
-    gapless: Gapless, jobs_directory: Path, data: Path, tmp_path: Path
+    gapless: Gapless, texts: list[str], jobs_directory: Path, data: Path, tmp_path: Path
 ) -> None:
     steps = 50
-    expected = [answer.text for answer in streamed(gapless)]
     job = submitted(jobs_directory, data, "--steps", steps)
     wait_for(lambda: list(job.glob("checkpoints/step-*[0-9]")), 60)
     client = gapless.grpc()
@@ -142,7 +146,7 @@ def test_a_killed_instance_costs_a_job_no_step_and_its_requests_no_text(
     gapless.kill(gapless.instance_pid(), signal.SIGKILL)
     client.finish(300)
     client.close()
-    assert [answer.text for answer in client.answers.values()] == expected
+    assert [answer.text for answer in client.answers.values()] == texts
     wait_for(lambda: status(job) == "succeeded", 300)
     assert any(line["message"].startswith("goes on after step") for line in lines(job, "events"))
     alone = finetune(tmp_path, "submit", data, "--alone", "--name", "shout", *SUBMIT, "--steps", steps)
