@@ -20,7 +20,7 @@ from python_backends.finetuning import jobs
 from python_backends.finetuning.alone import AtOnce
 from python_backends.finetuning.datasets import Example
 from python_backends.finetuning.packs import mini_batch, packed
-from python_backends.finetuning.trainer import CLIP, Trainer
+from python_backends.finetuning.trainer import CLIP, Files, Trainer
 from python_backends.nouns.training import NO_LABEL, AdapterShape
 from python_backends.settings import FinetuningSettings
 
@@ -93,7 +93,7 @@ class OurTrainer:
         }
         with tempfile.TemporaryDirectory() as directory:
             job = jobs.create(Path(directory), examples, fields)
-            Trainer(job, self._session, self._settings, AtOnce(), lambda progress: watch()).run()
+            Trainer(job, self._session, self._settings, Files(AtOnce()), lambda progress: watch()).run()
 
 
 class PeftTrainer:

@@ -43,6 +43,8 @@ def _submit(asked: argparse.Namespace, settings: Settings) -> None:
     elif not asked.detach:
         job = _watched(job)
     print(f"{job.id}: {job.status}")
+    if adapter := job.options.get("adapter"):
+        print(f'it is served as lora_name = "{adapter}"')
     if job.status == "failed":
         raise jobs.JobError(job.fields["error"]["message"])
 

@@ -9,11 +9,12 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
+from python_backends.engine.adapter_directory import NAME
 from python_backends.finetuning import jobs
 from python_backends.finetuning.datasets import Example, read_examples
 from python_backends.finetuning.packs import steps_a_pass
 from python_backends.finetuning.progress import Bar, plot
-from python_backends.finetuning.trainer import Trainer
+from python_backends.finetuning.trainer import Files, Trainer
 from python_backends.nouns.training import AdapterShape
 from python_backends.settings import Settings
 from python_backends.text.checkpoint import read_checkpoint
@@ -39,6 +40,11 @@ def new_job(settings: Settings, data: Path, asked: argparse.Namespace) -> jobs.J
             raise ValueError(f"{name} = {getattr(asked, name)}: must be between {least} and {most}")
     if not 0 < asked.learning_rate <= 1:
         raise ValueError(f"learning_rate = {asked.learning_rate}: must be above 0 and at most 1")
+    if not NAME.fullmatch(asked.name):
+        raise ValueError(f"name = {asked.name!r}: must be {NAME.pattern}")
+    if settings.adapters.directory and asked.rank > settings.adapters.max_rank:
+        most = settings.adapters.max_rank
+        raise ValueError(f"rank = {asked.rank}: must be at most adapters.max_rank = {most}")
     if asked.steps is not None and asked.steps < 1:
         raise ValueError(f"steps = {asked.steps}: must be at least 1")
     examples = read_data(settings, data)
@@ -84,7 +90,8 @@ def train(job: jobs.Job, settings: Settings) -> None:
     with job.locked():
         session = _session(job, settings)
         with Bar(job) as bar:
-            Trainer(job, session, settings.finetuning, AtOnce(), bar.show).run()
+            files = Files(AtOnce(), settings.adapters_directory)
+            Trainer(job, session, settings.finetuning, files, bar.show).run()
         plot(job)
 
 

@@ -13,15 +13,16 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from python_backends.engine.protocol import Session
 from python_backends.finetuning import checkpoints
 from python_backends.finetuning.cursor import PackCursor
-from python_backends.finetuning.export import export_once
 from python_backends.finetuning.jobs import Job
 from python_backends.finetuning.pack_memory import PackMemory, Pool, RevokedError
 from python_backends.finetuning.packs import mini_batch, packs, steps_a_pass
 from python_backends.finetuning.pruning import first_layer
+from python_backends.finetuning.publish import finish
 from python_backends.nouns.training import Pack
 from python_backends.settings import FinetuningSettings
 
@@ -72,9 +73,17 @@ class _Batch:
     tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Where a job's files are written, in order."""
+
+    writer: Executor
+    adapters: Path | None = None  # where its adapter is published
+
+
 class Trainer:
-    """`session` trains what `job` asks for. `watch` sees every step; `writer` writes files, in order. Packs
-    borrow blocks of `pool`; None: they have memory of their own.
+    """`session` trains what `job` asks for. `watch` sees every step; `files` writes files. Packs borrow
+    blocks of `pool`; None: they have memory of their own.
     """
 
     def __init__(
@@ -82,12 +91,12 @@ class Trainer:
         job: Job,
         session: Session,
         settings: FinetuningSettings,
-        writer: Executor,
+        files: Files,
         watch: Callable[[Progress], None] = lambda progress: None,
         pool: Pool | None = None,
     ) -> None:
         self._job, self._session, self._settings, self._watch = job, session, settings, watch
-        self._writer, self._written = writer, _done()
+        self._writer, self._adapters, self._written = files.writer, files.adapters, _done()
         self._examples = job.examples
         self._batch_size = int(job.fields["hyperparameters"]["batch_size"])
         self._seed = int(job.fields["seed"])
@@ -131,11 +140,13 @@ class Trainer:
                 yield Piece(Kind.SAVE)
                 self.save()
         yield from self._await_writer()  # OSError if the last checkpoint could not be written
-        self._written = self._writer.submit(export_once, self._job)
-        yield from self._await_writer()
+        finished = self._writer.submit(finish, self._job, self._adapters)
+        while not finished.done():
+            yield Piece(Kind.WAIT)
         fields = self._job.fields
         name = f"ft:{fields['model']}:{self._job.options['suffix']}:{self._job.id}"
-        yield from self._end("succeeded", "succeeded", fine_tuned_model=name)
+        options = {**self._job.options, "adapter": finished.result()}
+        yield from self._end("succeeded", "succeeded", fine_tuned_model=name, gapless=options)
 
     def save(self) -> None:
         """A checkpoint after the last whole step, if there is none yet. One that can't be written is an event

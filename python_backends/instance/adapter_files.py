@@ -1,18 +1,17 @@
 """The directory of adapters: which names and versions there are, and which of them can be served.
 
-`<name>/<number>/` is a version; the largest number is the newest. `<name>/` may also be an adapter itself,
-whose version is the beginning of its digest. Everything new is read once, so that what can't be served is
-refused when it appears, by name. Used by the adapters' thread.
+An adapter without a number has the beginning of its digest as its version. Everything new is read once, so
+that what can't be served is refused when it appears, by name. Used by the adapters' thread.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from python_backends.engine.adapter_directory import CONFIG, NAME, NUMBER, numbered
 from python_backends.engine.protocol import BadAdapterError, ReadAdapter
 from python_backends.nouns.request import AdapterVersion
 
@@ -20,9 +19,6 @@ log = logging.getLogger("gapless.instance")
 
 Read = Callable[[Path, Path], ReadAdapter]  # of an adapter's directory and the root; raises BadAdapterError
 
-CONFIG = "adapter_config.json"
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
-NUMBER = re.compile(r"[1-9][0-9]{0,17}")
 FLAT_DIGITS = 8  # of the digest
 
 Stamp = tuple[tuple[int, int, int], ...]
@@ -79,7 +75,7 @@ class AdapterFiles:
             elif (directory / CONFIG).exists():
                 yield directory.name, "", directory
             else:
-                yield from ((directory.name, place.name, place) for place in _numbered(directory))
+                yield from ((directory.name, place.name, place) for place in numbered(directory))
 
     def _check(self, place: Path) -> _Checked:
         stamp = _stamp(place)
@@ -99,15 +95,6 @@ class AdapterFiles:
         if about not in self._warned:
             self._warned.add(about)
             log.warning("%s", text)
-
-
-def _numbered(directory: Path) -> list[Path]:
-    """Its versions, the oldest first."""
-    try:
-        found = [path for path in directory.iterdir() if NUMBER.fullmatch(path.name) and path.is_dir()]
-    except OSError:
-        return []  # it has gone since, or can't be read
-    return sorted(found, key=lambda path: int(path.name))
 
 
 def _stamp(place: Path) -> Stamp:

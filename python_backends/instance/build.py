@@ -88,7 +88,8 @@ def build_training(settings: Settings, engine: Engine, scheduler: SlotScheduler)
     """What trains adapters beside serving; None where the engine can't, or shall not."""
     if not (settings.finetuning.enabled and isinstance(engine, Trains)):
         return None
-    return Training(engine, scheduler.limits, scheduler.blocks, settings.finetuning)
+    adapters = settings.adapters_directory
+    return Training(engine, scheduler.limits, scheduler.blocks, settings.finetuning, adapters)
 
 
 def watch_jobs(settings: Settings, training: Training | None, wake: Callable[[], None]) -> JobWatch | None:

@@ -15,11 +15,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 from python_backends.engine.protocol import Session, Trains
 from python_backends.finetuning.jobs import Job, JobError
 from python_backends.finetuning.pack_memory import Pool
-from python_backends.finetuning.trainer import Kind, Piece, Pieces, Progress, Trainer
+from python_backends.finetuning.trainer import Files, Kind, Piece, Pieces, Progress, Trainer
 from python_backends.nouns.messages import TrainingLoad
 from python_backends.nouns.request import ModelLimits
 from python_backends.nouns.training import AdapterShape
@@ -55,13 +56,16 @@ class Training:
         limits: ModelLimits,
         pool: Pool,
         settings: FinetuningSettings,
+        adapters: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Packs borrow KV blocks of `pool`. `clock` returns monotonic seconds."""
+        """Packs borrow KV blocks of `pool`. Trained adapters are published in `adapters`. `clock` returns
+        monotonic seconds.
+        """
         self._engine, self._limits, self._settings, self._clock = engine, limits, settings, clock
         self._pool = pool
         self.tpot_s, self.idle_s = settings.tpot_ms / 1000, settings.idle_ms / 1000
-        self._writer = ThreadPoolExecutor(1, "finetuning-files")
+        self._files = Files(ThreadPoolExecutor(1, "finetuning-files"), adapters)
         self._offered: deque[tuple[Job, ExitStack]] = deque()
         self._running: list[_Running] = []
         self._current: _Running | None = None  # its mini-batch is computed
@@ -125,8 +129,8 @@ class Training:
         """Writes a checkpoint of every job, for the next instance."""
         for each in self._running:
             each.trainer.save()
-            self._writer.submit(each.job.say, "its instance ends")
-        self._writer.shutdown()
+            self._files.writer.submit(each.job.say, "its instance ends")
+        self._files.writer.shutdown()
         for job_lock in [*(each.lock for each in self._running), *(lock for _, lock in self._offered)]:
             job_lock.close()
 
@@ -149,7 +153,7 @@ class Training:
         options = job.options
         shape = AdapterShape(options["rank"], options["alpha"], tuple(options["targets"]))
         session = self._new_session(shape, int(job.fields["seed"]))
-        trainer = Trainer(job, session, self._settings, self._writer, self._learned, self._pool)
+        trainer = Trainer(job, session, self._settings, self._files, self._learned, self._pool)
         pieces = trainer.pieces()
         tokens = min((each.tokens for each in self._running), default=0)
         running = _Running(job, lock, trainer, pieces, Piece(Kind.WAIT), tokens)

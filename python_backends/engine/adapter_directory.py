@@ -1,0 +1,22 @@
+"""The layout of `adapters.directory`: `<name>/<number>/` is a version of an adapter, and the largest number
+is the newest. `<name>/` may also be an adapter itself. All of them are PEFT directories.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+NUMBER = re.compile(r"[1-9][0-9]{0,17}")
+
+
+def numbered(directory: Path) -> list[Path]:
+    """The versions of an adapter, the oldest first."""
+    try:
+        found = [path for path in directory.iterdir() if NUMBER.fullmatch(path.name) and path.is_dir()]
+    except OSError:
+        return []  # it is not there, or can't be read
+    return sorted(found, key=lambda path: int(path.name))
