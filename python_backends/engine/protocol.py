@@ -95,8 +95,16 @@ class Session(Protocol):
     def install(self, plans: tuple[LayerPlan, ...]) -> None:
         """Begins a mini-batch with the weights as they are now."""
 
-    def begin(self, pack: Pack, num_labels: int) -> None:
-        """`num_labels`: of the whole mini-batch."""
+    def num_blocks(self, pack: Pack, plans: tuple[LayerPlan, ...]) -> int:
+        """How many KV blocks to borrow for a pack; 0: it has memory of its own. ValueError if blocks are too
+        small for it.
+        """
+
+    def begin(self, pack: Pack, num_labels: int, borrowed: Ids | None) -> None:
+        """`num_labels`: of the whole mini-batch. `borrowed`: KV blocks for it, until `end`."""
+
+    def end(self) -> None:
+        """Of the pack. From now on nothing borrowed is touched; if it has ended, nothing happens."""
 
     def window(self, first: int, last: int) -> float:
         """The forward pass of tokens [first, last); their part of the mini-batch's loss."""

@@ -19,9 +19,10 @@ from python_backends.finetuning import checkpoints
 from python_backends.finetuning.cursor import PackCursor
 from python_backends.finetuning.export import export_once
 from python_backends.finetuning.jobs import Job
+from python_backends.finetuning.pack_memory import PackMemory, Pool, RevokedError
 from python_backends.finetuning.packs import mini_batch, packs, steps_a_pass
-from python_backends.finetuning.pruning import first_layer, plans
-from python_backends.nouns.training import Keep, Pack
+from python_backends.finetuning.pruning import first_layer
+from python_backends.nouns.training import Pack
 from python_backends.settings import FinetuningSettings
 
 CLIP = 1.0  # the largest global norm of the gradients
@@ -37,6 +38,7 @@ class Kind(StrEnum):
     UPDATE = "update"
     SAVE = "save"
     WAIT = "wait"  # for files that are written meanwhile
+    MEMORY = "memory"  # waits for KV blocks that requests hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,7 @@ class Progress:
     num_steps: int
     loss: float
     tokens: int  # of this step, with a forward and a backward pass
+    wasted_tokens: int = 0  # whose forward pass was computed since the last step, and will be again
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,9 @@ class _Batch:
 
 
 class Trainer:
-    """`session` trains what `job` asks for. `watch` sees every step; `writer` writes files, in order."""
+    """`session` trains what `job` asks for. `watch` sees every step; `writer` writes files, in order. Packs
+    borrow blocks of `pool`; None: they have memory of their own.
+    """
 
     def __init__(
         self,
@@ -79,6 +84,7 @@ class Trainer:
         settings: FinetuningSettings,
         writer: Executor,
         watch: Callable[[Progress], None] = lambda progress: None,
+        pool: Pool | None = None,
     ) -> None:
         self._job, self._session, self._settings, self._watch = job, session, settings, watch
         self._writer, self._written = writer, _done()
@@ -88,9 +94,9 @@ class Trainer:
         self._learning_rate = float(job.options["learning_rate"])
         self.num_steps = int(job.options["steps"])
         self._checkpoints = job.directory / "checkpoints"
-        self._plans = plans(session.facts, session.targets, Keep(settings.keep))
+        self._memory = PackMemory(session, settings, pool)
         self._step = self._trained_tokens = self._saved_step = 0
-        self.num_wasted_tokens = 0  # trained by a process that was killed, and again by this one
+        self._wasted_tokens = 0  # since the last step
         self._is_updating = False
         self._began_s = self._saved_s = time.monotonic()
         self._began_step = 0
@@ -113,7 +119,10 @@ class Trainer:
                 yield from self._end("cancelled", "cancelled")
                 return
             yield Piece(Kind.BEGIN)
-            batch = yield from self._mini_batch()
+            try:
+                batch = yield from self._mini_batch()
+            except RevokedError:
+                continue
             if not math.isfinite(batch.loss):
                 yield from self._diverged(batch.loss)
                 return
@@ -163,7 +172,7 @@ class Trainer:
             self._step, self._trained_tokens = place.step, place.trained_tokens
             self._saved_step = self._began_step = place.step
             message = f"goes on after step {place.step}"
-        self.num_wasted_tokens = self._job.mend(self._step)
+        self._wasted_tokens = self._job.mend(self._step)
         if [event["message"] for event in self._job.events[-MOST_DEATHS:]] == [message] * MOST_DEATHS:
             text = f"{MOST_DEATHS} processes died after step {self._step}, before a later checkpoint"
             self._job.fail("server_error", text)
@@ -173,24 +182,47 @@ class Trainer:
         return True
 
     def _mini_batch(self) -> Generator[Piece, int, _Batch]:
+        """Raises RevokedError."""
         chosen = mini_batch(len(self._examples), self._batch_size, self._seed, self._step)
-        made = list(packs([self._examples[int(index)] for index in chosen], self._settings.pack_tokens))
+        examples = [self._examples[int(index)] for index in chosen]
+        made = list(packs(examples, self._memory.pack_tokens))
+        while (plans := self._memory.plans_for(made)) is None:
+            if self._memory.shrink_if_too_large(made):
+                made = list(packs(examples, self._memory.pack_tokens))
+            else:
+                yield from self._wait_for_memory()
         num_labels = sum(pack.num_labels for pack in made)
-        self._session.install(self._plans)
+        self._session.install(plans)
         loss = 0.0
         for pack in made:
-            loss += yield from self._pack(pack, num_labels)
+            while not self._memory.begin(pack, plans, num_labels):
+                yield from self._wait_for_memory()
+            try:
+                loss += yield from self._pack(pack)
+            except RevokedError:
+                self._wasted_tokens += sum(len(each.tokens) for each in made[: made.index(pack) + 1])
+                raise
+            finally:
+                self._memory.end()
         return _Batch(loss, sum(len(pack.tokens) for pack in made))
 
-    def _pack(self, pack: Pack, num_labels: int) -> Generator[Piece, int, float]:
-        self._session.begin(pack, num_labels)
-        cursor = PackCursor(len(pack.tokens), len(self._plans), first_layer(self._session.targets))
+    def _wait_for_memory(self) -> Pieces:
+        """Raises RevokedError if the job is to be cancelled: it may wait for long."""
+        yield Piece(Kind.MEMORY)
+        if self._job.is_cancel_asked:
+            raise RevokedError
+
+    def _pack(self, pack: Pack) -> Generator[Piece, int, float]:
+        """Raises RevokedError."""
+        cursor = PackCursor(len(pack.tokens), self._num_layers, first_layer(self._session.targets))
         loss = 0.0
         while not cursor.is_computed:
             most = yield Piece(Kind.WINDOW, pack, cursor.computed_tokens)
+            self._memory.check()
             loss += self._session.window(*cursor.take_window(most))
         while not cursor.is_done:
             most = yield Piece(Kind.TILE, pack, cursor.open_tokens)
+            self._memory.check()
             self._session.tile(cursor.take_tile(most))
         return loss
 
@@ -198,7 +230,7 @@ class Trainer:
         """The weights change layer by layer."""
         yield Piece(Kind.CLIP)
         norm = self._session.clip(CLIP)
-        for layer in range(len(self._plans)):
+        for layer in range(self._num_layers):
             yield Piece(Kind.UPDATE)
             self._is_updating = True
             self._session.update(layer, self._learning_rate)
@@ -209,7 +241,12 @@ class Trainer:
         self._job.add_loss(
             step=self._step, loss=batch.loss, tokens=batch.tokens, learning_rate=rate, grad_norm=norm
         )
-        self._watch(Progress(self._step, self.num_steps, batch.loss, batch.tokens))
+        wasted, self._wasted_tokens = self._wasted_tokens, 0
+        self._watch(Progress(self._step, self.num_steps, batch.loss, batch.tokens, wasted))
+
+    @property
+    def _num_layers(self) -> int:
+        return len(self._session.facts)
 
     @property
     def _ends_pass(self) -> bool:

@@ -99,7 +99,7 @@ def main(run_directory: Path, number: int) -> None:
         scheduler, engine, link, partial(_beat, state, processor), settings.steps_ahead, moves
     )
     instance.serve_adapters(adapters)
-    training = build_training(settings, engine, scheduler.limits)
+    training = build_training(settings, engine, scheduler)
     if training is not None:
         instance.train(training)
     watch = watch_jobs(settings, training, link.wake)

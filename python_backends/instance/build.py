@@ -23,7 +23,7 @@ from python_backends.instance.job_watch import JobWatch
 from python_backends.instance.layer_trial import with_faster_layers
 from python_backends.instance.training import Training
 from python_backends.instance.warm_up import warm_up
-from python_backends.nouns.request import AdapterVersion, ModelLimits
+from python_backends.nouns.request import AdapterVersion
 from python_backends.scheduling.policies.fcfs import reserve_max_tokens
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.self_planned import SelfPlannedScheduler, reserve_likely
@@ -84,11 +84,11 @@ def build_copier(settings: Settings, engine: Engine, run_directory: Path, number
     return Copier(wire, engine, cluster.copy_share)
 
 
-def build_training(settings: Settings, engine: Engine, limits: ModelLimits) -> Training | None:
+def build_training(settings: Settings, engine: Engine, scheduler: SlotScheduler) -> Training | None:
     """What trains adapters beside serving; None where the engine can't, or shall not."""
     if not (settings.finetuning.enabled and isinstance(engine, Trains)):
         return None
-    return Training(engine, limits, settings.finetuning)
+    return Training(engine, scheduler.limits, scheduler.blocks, settings.finetuning)
 
 
 def watch_jobs(settings: Settings, training: Training | None, wake: Callable[[], None]) -> JobWatch | None:

@@ -53,11 +53,14 @@ class JobWatch:
             self._training.count_jobs(tuple(counts[status] for status in JOB_STATUSES))
 
     def _watch(self) -> None:
+        last = ""
         while not self._closed.is_set():
             try:
                 self.look()
-            except Exception:
-                log.exception("the jobs in %s can't be read; this is tried again", self._directory)
+            except Exception as error:
+                if str(error) != last:  # it is tried again every second
+                    log.warning("the jobs in %s can't be taken: %s", self._directory, error)
+                last = str(error)
             self._closed.wait(EVERY_S)
 
     def _jobs(self) -> list[Job]:

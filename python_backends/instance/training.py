@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from python_backends.engine.protocol import Session, Trains
 from python_backends.finetuning.jobs import Job, JobError
+from python_backends.finetuning.pack_memory import Pool
 from python_backends.finetuning.trainer import Kind, Piece, Pieces, Progress, Trainer
 from python_backends.nouns.messages import TrainingLoad
 from python_backends.nouns.request import ModelLimits
@@ -28,7 +29,8 @@ from python_backends.settings import FinetuningSettings
 
 log = logging.getLogger("gapless.instance")
 
-WAIT_S = 0.005  # while all jobs wait for their files
+WAITING = (Kind.WAIT, Kind.MEMORY)
+WAIT_S = 0.005  # while all jobs wait
 # A piece that never fits is tried after so long nevertheless, since its time may have been measured wrongly;
 # each time after twice as long.
 RETRY_S, MOST_RETRY_S = 2.0, 128.0
@@ -51,11 +53,13 @@ class Training:
         self,
         engine: Trains,
         limits: ModelLimits,
+        pool: Pool,
         settings: FinetuningSettings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock` returns monotonic seconds."""
+        """Packs borrow KV blocks of `pool`. `clock` returns monotonic seconds."""
         self._engine, self._limits, self._settings, self._clock = engine, limits, settings, clock
+        self._pool = pool
         self.tpot_s, self.idle_s = settings.tpot_ms / 1000, settings.idle_ms / 1000
         self._writer = ThreadPoolExecutor(1, "finetuning-files")
         self._offered: deque[tuple[Job, ExitStack]] = deque()
@@ -78,8 +82,13 @@ class Training:
     @property
     def patience_s(self) -> float:
         """How long an idle loop may wait for messages before the next piece."""
-        is_waiting = not self._offered and all(each.piece.kind == Kind.WAIT for each in self._running)
-        return WAIT_S if is_waiting else 0.0
+        all_wait = all(each.piece.kind in WAITING for each in self._running)
+        return WAIT_S if not self._offered and (all_wait or self._lacks_memory) else 0.0
+
+    @property
+    def _lacks_memory(self) -> bool:
+        """In the middle of a mini-batch, so that no other job can be computed."""
+        return self._current is not None and self._current.piece.kind == Kind.MEMORY
 
     def offer(self, job: Job, lock: ExitStack) -> None:
         """`lock` is released when the job has ended here."""
@@ -95,7 +104,7 @@ class Training:
         """
         until_s, has_worked = self._clock() + slack_s, False
         self._take_offered()
-        for each in [each for each in self._running if each.piece.kind == Kind.WAIT]:
+        for each in [each for each in self._running if each.piece.kind in WAITING]:
             self._go_on(each, 0)
         while (current := self._choose()) is not None:
             must = is_idle and not has_worked
@@ -116,6 +125,7 @@ class Training:
         """Writes a checkpoint of every job, for the next instance."""
         for each in self._running:
             each.trainer.save()
+            self._writer.submit(each.job.say, "its instance ends")
         self._writer.shutdown()
         for job_lock in [*(each.lock for each in self._running), *(lock for _, lock in self._offered)]:
             job_lock.close()
@@ -130,6 +140,7 @@ class Training:
             except Exception as error:
                 self._fail(job, error)
                 lock.close()
+                self._free_if_idle()
 
     def _begin(self, job: Job, lock: ExitStack) -> None:
         if self._new_session is None:
@@ -138,16 +149,13 @@ class Training:
         options = job.options
         shape = AdapterShape(options["rank"], options["alpha"], tuple(options["targets"]))
         session = self._new_session(shape, int(job.fields["seed"]))
-        trainer = Trainer(job, session, self._settings, self._writer, self._learned)
+        trainer = Trainer(job, session, self._settings, self._writer, self._learned, self._pool)
         pieces = trainer.pieces()
         tokens = min((each.tokens for each in self._running), default=0)
         running = _Running(job, lock, trainer, pieces, Piece(Kind.WAIT), tokens)
         self._running.append(running)
         log.info("%s: training begins", job.id)
         self._go_on(running, None)
-        self._report = self._report.changed(
-            wasted_tokens=self._report.wasted_tokens + trainer.num_wasted_tokens
-        )
 
     def _check(self, job: Job) -> None:
         """What the submitter has checked with its own settings may not fit here."""
@@ -175,22 +183,33 @@ class Training:
         log.info("%s: training has ended", running.job.id)
         if self._current is running:
             self._current = None
+        self._free_if_idle()
+
+    def _free_if_idle(self) -> None:
+        """The second copy of the weights."""
         if not self.has_work:
             self._new_session = None
-            gc.collect()  # the second copy of the weights
+            gc.collect()
 
     def _learned(self, progress: Progress) -> None:
         assert self._current is not None
         self._current.tokens += progress.tokens
         report = self._report
         self._report = report.changed(
-            tokens=report.tokens + progress.tokens, steps=report.steps + 1, loss=progress.loss
+            tokens=report.tokens + progress.tokens,
+            wasted_tokens=report.wasted_tokens + progress.wasted_tokens,
+            steps=report.steps + 1,
+            loss=progress.loss,
         )
 
     # --- pieces
 
     def _choose(self) -> _Running | None:
-        """The job whose mini-batch is computed; between two mini-batches the one that has trained least."""
+        """The job whose mini-batch is computed; between two mini-batches the one that has trained least. None
+        if it waits: no other can be computed in the middle of a mini-batch.
+        """
+        if self._lacks_memory:
+            return None
         if self._current is None or self._current.piece.kind in (Kind.BEGIN, Kind.WAIT):
             ready = [each for each in self._running if each.piece.kind != Kind.WAIT]
             self._current = min(ready, key=lambda each: each.tokens, default=None)

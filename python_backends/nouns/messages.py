@@ -176,6 +176,7 @@ class Load(Noun, frozen=True):
     step_s: float = 0.0  # what a step takes at present; 0: not known yet
     moved_bytes: int = 0  # of KV blocks, sent to other instances since the last heartbeat
     num_adapters: int = 0  # LoRA adapters in the engine's memory
+    num_borrowed_blocks: int = 0  # KV blocks that training uses; they count as free
     training: TrainingLoad | None = None  # None: there are no jobs
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-MEMORY = 2000  # observations: the weight of one falls by 1 / MEMORY with each later one
-WARM = 64  # the first observations: all have full weight
+MEMORY = 2000  # observations: the weight of one falls by 1 / MEMORY with each later one; also `memory`
+WARM = 64  # the first observations: all have full weight; also `warm`
 FAR = 4.0  # times the usual error: work further off was interrupted, not slow, and gets less weight
 NEW = 1.0  # an observation with a larger leverage is unlike all so far
 STAY = 1e-6  # weight that keeps a coefficient at its value when observations have no information about it
@@ -24,7 +24,8 @@ class LeastSquares:
     Keeps the normal equations Σ w·x·xᵀ·c = Σ w·x·t, in which old observations lose weight.
     """
 
-    def __init__(self, num_features: int) -> None:
+    def __init__(self, num_features: int, memory: int = MEMORY, warm: int = WARM) -> None:
+        self._memory, self._warm = memory, warm
         self.coefficients = [0.0] * num_features
         self.count = 0  # observations
         self._products: Array = np.zeros((num_features, num_features))  # Σ w·x·xᵀ
@@ -35,7 +36,7 @@ class LeastSquares:
         """`features` [n, features] of work that took `seconds` [n]. Returns what was expected of it [n]."""
         expected_s: Array = features @ np.array(self.coefficients)
         weights = self._weights(features, np.abs(seconds - expected_s))
-        fading = (1.0 - 1.0 / MEMORY) ** len(features)
+        fading = (1.0 - 1.0 / self._memory) ** len(features)
         self._products = self._products * fading + (features.T * weights) @ features
         self._times = self._times * fading + (features.T * weights) @ seconds
         self._solve()
@@ -47,7 +48,7 @@ class LeastSquares:
         """
         self.count += len(errors_s)
         weights = np.ones(len(errors_s))
-        if self.count > WARM and self._usual_error_s > 0:
+        if self.count > self._warm and self._usual_error_s > 0:
             weights = np.minimum(1.0, FAR * self._usual_error_s / np.maximum(errors_s, 1e-9))
         share = max(1.0 - 0.98 ** len(errors_s), len(errors_s) / self.count)
         self._usual_error_s += (float((weights * errors_s).mean()) - self._usual_error_s) * share

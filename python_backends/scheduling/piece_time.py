@@ -12,13 +12,17 @@ from collections import deque
 import numpy as np
 
 from python_backends.nouns.training import Pack
-from python_backends.scheduling.least_squares import WARM, Array, LeastSquares
+from python_backends.scheduling.least_squares import Array, LeastSquares
 from python_backends.scheduling.step_time import chunk_kv_tokens
 
 FEATURES = ("constant", "sequence", "token", "KV token")
-BATCH = 16  # pieces that are learned from at once, after the first ones
-NUM_ERRORS = 128  # latest errors that the margin is taken of
+WARM = 8  # the first pieces: all count the same, and later ones that are far off count less
+MEMORY = 500  # pieces: the weight of one falls by 1 / MEMORY with each later one
+BATCH = 8  # pieces that are learned from at once, after the first ones
+NUM_ERRORS = 64  # latest errors that the margin is taken of
 SURE = 0.95  # share of the pieces that are done within the expected time and the margin
+
+MOST_MARGIN = 2.0  # what takes longer was interrupted
 
 Loads = tuple[int, int, float]  # sequences, tokens, KV tokens
 NOTHING: Loads = (0, 0, 0.0)
@@ -35,7 +39,8 @@ class PieceTime:
     """Of one kind of pieces. `observe` changes it."""
 
     def __init__(self) -> None:
-        self._fit = LeastSquares(len(FEATURES))
+        self._fit = LeastSquares(len(FEATURES), MEMORY, WARM)
+        self._sizes: set[int] = set()  # tokens of the pieces so far
         self._errors: deque[float] = deque(maxlen=NUM_ERRORS)  # measured / expected
         self._margin = 1.0
         self._observed: list[tuple[float, ...]] = []  # not yet learned from
@@ -52,7 +57,11 @@ class PieceTime:
         return self._margin * float(expected_s)
 
     def observe(self, loads: Loads, seconds: float) -> None:
+        """The first piece of a size is not learned from: libraries generate code for it."""
         self.most_tokens = max(self.most_tokens, loads[1])
+        if loads[1] not in self._sizes:
+            self._sizes.add(loads[1])
+            return
         self._observed.append((1.0, *loads, seconds))
         if self._fit.count < WARM or len(self._observed) >= BATCH:
             observed, self._observed = np.array(self._observed, np.float64), []
@@ -63,4 +72,4 @@ class PieceTime:
         expected_s = self._fit.learn(features, seconds)
         if not is_first:
             self._errors.extend((seconds / np.maximum(expected_s, 1e-9)).tolist())
-            self._margin = max(1.0, float(np.quantile(self._errors, SURE)))
+            self._margin = min(MOST_MARGIN, max(1.0, float(np.quantile(self._errors, SURE))))

@@ -164,6 +164,7 @@ class SlotScheduler:
             num_slots=self.limits.num_slots,
             num_used_blocks=self.blocks.num_used,
             num_retained_blocks=self.blocks.num_retained,
+            num_borrowed_blocks=self.blocks.num_borrowed,
             num_blocks=self.limits.num_blocks,
             num_evictions=self.num_evictions,
             peak_blocks=self.peak_blocks,

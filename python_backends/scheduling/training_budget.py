@@ -16,6 +16,8 @@ from python_backends.scheduling.piece_time import Loads, PieceTime, loads
 from python_backends.scheduling.step_time import StepTime
 
 SURE = 0.99  # share of the steps that shall be done in time
+# times the expected time of a step: what takes longer was interrupted, which less training would not avoid
+MOST_ERROR = 2.0
 LEAST, MOST = 16, 512  # tokens of a piece, if its pack has as many
 GROWTH = 2  # a piece has at most so many times the tokens of the largest one whose time was measured
 
@@ -28,7 +30,8 @@ def slack_s(plan: StepPlan | None, times: StepTime, tpot_s: float, idle_s: float
         return idle_s
     if len(plan.tokens):
         return 0.0
-    return max(0.0, tpot_s / max(1.0, times.error_quantile(SURE)) - times.expected_s(plan))
+    error = min(MOST_ERROR, max(1.0, times.error_quantile(SURE)))
+    return max(0.0, tpot_s / error - times.expected_s(plan))
 
 
 def window(seconds: float, times: PieceTime, pack: Pack, first: int) -> int:

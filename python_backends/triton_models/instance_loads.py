@@ -25,6 +25,7 @@ SUMS = {  # gauges of the whole server, and the field of Load that is summed for
     "gapless_slots_total": "num_slots",
     "gapless_kv_blocks_used": "num_used_blocks",
     "gapless_kv_blocks_retained": "num_retained_blocks",
+    "gapless_finetuning_lent_blocks": "num_borrowed_blocks",
     "gapless_kv_blocks_total": "num_blocks",
     "gapless_admission_peak_blocks": "peak_blocks",
     "gapless_evictions": "num_evictions",

@@ -1,5 +1,5 @@
 """The block pool against plain lists: blocks are taken, shared,
-published, dropped, revived and recycled in any order.
+published, dropped, revived, recycled and borrowed in any order.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class BlockStates(RuleBasedStateMachine):
         self.rows: list[Row] = []
         self.free = list(range(BLOCKS))  # the next to be taken first
         self.retained: list[int] = []  # oldest first
+        self.borrowed: list[int] = []
+        self.num_revocations = 0
         self.written: dict[int, Prefix] = {}  # what lies in a block: all tokens up to its end
         self.published: dict[Prefix, int] = {}
 
@@ -109,12 +111,31 @@ class BlockStates(RuleBasedStateMachine):
         while self.retained:
             self.free.append(self.recycle())
 
+    @precondition(lambda self: (self.free or self.retained) and not self.borrowed)
+    @rule(data=st.data())
+    def borrow(self, data: Any) -> None:
+        """As training does, whose blocks others may take at any time."""
+        count = data.draw(st.integers(1, len(self.free) + len(self.retained)))
+        self.borrowed = [self.free.pop() if self.free else self.recycle() for _ in range(count)]
+        assert self.pool.borrow(count, self.revoke).tolist() == self.borrowed
+
+    @rule()
+    def return_borrowed(self) -> None:
+        self.pool.return_borrowed()
+        self.free, self.borrowed = [*self.free, *self.borrowed], []
+
+    def revoke(self) -> None:
+        assert self.pool.num_borrowed, "the blocks are still those of training while it is told"
+        self.num_revocations += 1
+
     @invariant()
     def every_block_is_in_one_place(self) -> None:
         used = {block for row in self.rows for block in row.blocks}
-        assert sorted([*self.free, *self.retained, *used]) == list(range(BLOCKS))
+        assert sorted([*self.free, *self.retained, *self.borrowed, *used]) == list(range(BLOCKS))
         assert (self.pool.num_used, self.pool.num_retained) == (len(used), len(self.retained))
-        assert self.pool.num_available == len(self.free) + len(self.retained)
+        assert self.pool.num_available == len(self.free) + len(self.retained) + len(self.borrowed)
+        assert self.pool.num_borrowed == len(self.borrowed)
+        assert self.pool.num_borrowable == len(self.free) + len(self.retained)
         self.pool.check_integrity([row.blocks for row in self.rows])
 
     @invariant()
@@ -138,11 +159,19 @@ class BlockStates(RuleBasedStateMachine):
         return blocks, keys[: len(blocks)]
 
     def take(self, count: int) -> list[int]:
-        expected = [self.free.pop(0) if self.free else self.recycle() for _ in range(count)]
+        before, expected = self.num_revocations, [self.next_block() for _ in range(count)]
+        revoked, self.num_revocations = self.num_revocations - before, before
         assert self.pool.take(count) == expected, (
-            "what nobody wants is given out first, then what was wanted longest ago"
+            "free blocks are given out first, then what was wanted longest ago, then what is borrowed"
         )
+        assert self.num_revocations == before + revoked, "training was told that its blocks are taken"
         return expected
+
+    def next_block(self) -> int:
+        if not self.free and not self.retained:
+            self.free, self.borrowed = self.borrowed, []
+            self.num_revocations += 1
+        return self.free.pop(0) if self.free else self.recycle()
 
     def recycle(self) -> int:
         block = self.retained.pop(0)

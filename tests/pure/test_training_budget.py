@@ -37,7 +37,7 @@ def step_time() -> StepTime:
 
 def piece_time(constant_s: float, token_s: float, most_tokens: int = 512) -> PieceTime:
     times = PieceTime()
-    for tokens in (*range(1, 40), most_tokens):
+    for tokens in 2 * (*range(1, 40), most_tokens):
         times.observe((1, tokens, 0.0), constant_s + token_s * tokens)
     return times
 
@@ -52,6 +52,12 @@ def test_a_step_and_the_training_before_it_take_no_longer_than_the_objective() -
     slack = slack_s(plan, step_time(), 0.045, 0.025)
     assert slack == pytest.approx(0.045 / 1.1 - 0.022096, rel=1e-6)
     assert slack_s(decodes(64, 32768), step_time(), 0.045, 0.025) == 0
+
+
+def test_steps_that_were_interrupted_do_not_end_training() -> None:
+    times = step_time()
+    times.errors.extend([30.0] * 200)
+    assert slack_s(decodes(16, 4096), times, 0.1, 0.025) == pytest.approx(0.1 / 2 - 0.022096)
 
 
 def test_an_idle_server_trains_for_as_long_as_a_new_request_may_wait() -> None:
@@ -102,7 +108,8 @@ def test_pieces_grow_only_as_their_times_are_known() -> None:
     sizes = []
     for _ in range(8):
         tokens = window(10.0, times, whole, 0)
-        times.observe(loads(whole, 0, tokens), 0.0001 * tokens)
+        for _ in range(2):
+            times.observe(loads(whole, 0, tokens), 0.0001 * tokens)
         sizes.append(tokens)
     assert sizes == [16, 32, 64, 128, 256, 512, 512, 512]
 
@@ -110,12 +117,22 @@ def test_pieces_grow_only_as_their_times_are_known() -> None:
 def test_the_times_of_pieces_are_learned() -> None:
     """Of tokens that attend to many others as well, with a margin for those that take longer."""
     random, times = np.random.default_rng(1), PieceTime()
-    for _ in range(400):
+    for _ in range(3000):
         load = (int(random.integers(1, 5)), int(random.integers(1, 300)), float(random.integers(0, 90_000)))
         truth = 0.001 + 0.0002 * load[0] + 0.00005 * load[1] + 1e-7 * load[2]
         times.observe(load, truth * random.uniform(0.9, 1.1))
     assert times.coefficients == pytest.approx([0.001, 0.0002, 0.00005, 1e-7], rel=0.3)
     assert 1.0 < times.seconds((2, 100, 10_000)) / 0.0074 < 1.15
+
+
+def test_the_first_piece_of_a_size_tells_nothing() -> None:
+    """A library generates code for it, and weights are packed."""
+    times = PieceTime()
+    for tokens in (16, 32, 64):
+        times.observe((1, tokens, 0.0), 5.0)
+        for _ in range(3):
+            times.observe((1, tokens, 0.0), 0.001 * tokens)
+    assert 0.06 < times.seconds((1, 64, 0.0)) < 0.14
 
 
 def test_what_is_always_as_long_has_no_loads() -> None:

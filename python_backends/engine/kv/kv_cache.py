@@ -9,6 +9,7 @@ decoder (write) and attention (gather).
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -58,6 +59,14 @@ class KVCache:
         self._tokens = [row.view(-1, shape.head_dim) for row in self._head_rows]
         self._heads = torch.arange(2 * shape.num_kv_heads, device=device).view(2, shape.num_kv_heads)
         self._gathered = head_rows.new_empty(0)
+
+    def twin(self) -> KVCache:
+        """The same blocks, with a buffer for gathering of its own: this one's is an inference tensor, which
+        nothing outside of inference may write.
+        """
+        twin = copy.copy(self)
+        twin._gathered = self.blocks.new_empty(0)
+        return twin
 
     def write_rows(self, blocks: Tensor, offsets: Tensor) -> Tensor:
         """Where tokens at `offsets` [tokens] of `blocks` [tokens] are written: [tokens, 2, kv_heads]."""

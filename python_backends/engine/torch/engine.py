@@ -242,7 +242,7 @@ class TorchEngine:
                 "a server trains only on a CPU (model.device), with plain weights (model.weights = 'same')"
                 " and finetuning.enabled = true"
             )
-        return partial(TrainingSession, TrainedModel(self._trainable, self.decoder.twin()))
+        return partial(TrainingSession, TrainedModel(self._trainable, self.decoder.twin(), self.cache.twin()))
 
     def close(self) -> None:
         self._launched.clear()

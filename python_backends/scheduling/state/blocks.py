@@ -2,7 +2,8 @@
 
 A block is free, retained (no sequence holds it, its content is kept for a later prompt with the same prefix)
 or used (one holder or more, prefixes are shared). Blocks are keyed by the whole token prefix up to their end.
-A block that is lent is read by a copy to another instance: it counts as used until it is given back.
+A block that is lent is read by a copy to another instance: it counts as used until it is given back. A block
+that is borrowed is memory of training: it counts as free, and is taken back when no other block is left.
 Called by the slot scheduler alone.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -34,10 +35,20 @@ class BlockPool:
         self._keys: list[bytes | None] = [None] * num_blocks
         self._by_key: dict[bytes, int] = {}
         self._retained: OrderedDict[int, None] = OrderedDict()  # oldest first
+        self._borrowed: list[int] = []
+        self._on_revoke: Callable[[], None] = lambda: None
 
     @property
     def num_available(self) -> int:
+        return len(self._free) + len(self._retained) + len(self._borrowed)
+
+    @property
+    def num_borrowable(self) -> int:
         return len(self._free) + len(self._retained)
+
+    @property
+    def num_borrowed(self) -> int:
+        return len(self._borrowed)
 
     @property
     def num_used(self) -> int:
@@ -116,9 +127,25 @@ class BlockPool:
         self._num_lent -= len(blocks)
         self.drop(blocks)
 
+    def borrow(self, count: int, on_revoke: Callable[[], None]) -> Ids:
+        """`count` blocks, first free ones, then the oldest retained ones, until `return_borrowed`; nothing is
+        borrowed yet. All are taken back at once when a sequence needs one, after `on_revoke`, which must see
+        to it that they are not touched any more.
+        """
+        assert not self._borrowed, "blocks are borrowed twice"
+        assert count <= self.num_borrowable, "blocks are borrowed that sequences hold"
+        self._borrowed = [self._free.pop() if self._free else self._evict_oldest() for _ in range(count)]
+        self._on_revoke = on_revoke
+        return np.array(self._borrowed, np.int32)
+
+    def return_borrowed(self) -> None:
+        """Nothing happens if they were taken back."""
+        self._free.extend(self._borrowed)
+        self._borrowed = []
+
     def take(self, count: int) -> list[int]:
-        """`count` fresh blocks: first free ones, then the oldest retained
-        ones. The caller has checked `num_available`.
+        """`count` fresh blocks: first free ones, then the oldest retained ones, then those that are borrowed.
+        The caller has checked `num_available`.
         """
         return [self._take_one() for _ in range(count)]
 
@@ -154,16 +181,20 @@ class BlockPool:
         held = np.array([block for row in holders for block in row], np.int64)
         counts = np.bincount(held, minlength=self.num_blocks) + self._lent
         assert np.array_equal(counts, self._references), "block references differ from what the slots hold"
-        idle = sorted([*self._free, *self._retained])
+        idle = sorted([*self._free, *self._retained, *self._borrowed])
         assert idle == [block for block in range(self.num_blocks) if counts[block] == 0], (
             "free and retained blocks are off"
         )
-        assert all(self._keys[block] is None for block in self._free), "a free block still has a key"
+        keyless = [*self._free, *self._borrowed]
+        assert all(self._keys[block] is None for block in keyless), "a free block still has a key"
         assert all(self._keys[block] == key for key, block in self._by_key.items()), (
             "a key leads to another block"
         )
 
     def _take_one(self) -> int:
+        if not self._free and not self._retained:
+            self._on_revoke()
+            self.return_borrowed()
         block = self._free.popleft() if self._free else self._evict_oldest()
         self._references[block] = 1
         return block

@@ -30,16 +30,19 @@ class FinetuningSettings:
         "the jobs, in one directory for each checkpoint; relative to this folder",
     )
     keep: str = setting(
-        "products",
+        "auto",
         "what a forward pass keeps for the backward pass: products is fastest; attention computes gate and up"
-        " again, inputs whole layers, for less memory",
-        choices=("products", "attention", "inputs"),
+        " again, inputs whole layers, for less memory; auto: as much as fits",
+        choices=("auto", "products", "attention", "inputs"),
     )
     pack_tokens: int = setting(
         1024,
         "tokens whose activations are kept at a time; a longer example is computed by itself",
         16,
         1 << 20,
+    )
+    memory_share: float = setting(
+        0.5, "share of the KV blocks without a request that training may borrow for a pack", 0.01, 1.0
     )
     checkpoint_every_s: float = setting(
         60.0, "seconds from one checkpoint of a job to the next", 0.0, 86400.0

@@ -6,7 +6,8 @@ says before the block changes it in place. Without a pack it copies nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -26,38 +27,129 @@ class Activations:
     """
 
     def __init__(
-        self, plans: Sequence[LayerPlan], num_tokens: int, dtype: torch.dtype, device: torch.device
+        self,
+        plans: Sequence[LayerPlan],
+        num_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        borrowed: Sequence[Tensor] | None = None,
     ) -> None:
-        self._rows: list[dict[str, Tensor]] = []
-        self._up_widths = [0] * len(plans)
-        for plan in plans:
-            rows = {}
-            for name, width in plan.kept.items():
-                if name != IN_CACHE:
-                    kind, count = (dtype, int(width)) if not _is_bits(name, plan) else _bytes(width)
-                    rows[name] = torch.zeros((num_tokens, count), dtype=kind, device=device)
-            self._rows.append(rows)
+        """`borrowed`: blocks [values] to use, as many as `num_blocks` says; None: memory of its own."""
+        memory = borrowed
+        if memory is None:
+            memory = [torch.empty(num_tokens * sum(_row_values(plans, dtype)), dtype=dtype, device=device)]
+        places = _places(plans, num_tokens, dtype, len(memory[0]) if memory else 0)
+        self._rows = [
+            {name: Rows(next(places), memory, width) for name, width in _widths(plan).items()}
+            for plan in plans
+        ]
 
     @property
     def num_bytes(self) -> int:
         """Without keys and values."""
-        return sum(rows.nbytes for layer in self._rows for rows in layer.values())
+        return sum(rows.num_bytes for layer in self._rows for rows in layer.values())
 
     def keep(self, layer: int, name: str, first: int, values: Tensor) -> None:
         """Copies `values` [tokens, width], those of the pack from token `first` on, if they are kept."""
         rows = self._rows[layer].get(name)
         if rows is not None:
-            is_bits = rows.dtype == torch.uint8
-            rows[first : first + len(values)] = _signs(values) if is_bits else values
+            rows.write(first, _signs(values) if rows.is_bytes else values)
 
     def of(self, layer: int, name: str, first: int, last: int) -> Tensor | None:
         """What was kept of tokens [first, last): [tokens, width]. Of signs: 1 where the value was positive,
         else 0; enough for the gradient of RELU. None: it was not kept.
         """
         rows = self._rows[layer].get(name)
-        if rows is None:
-            return None
-        return rows[first:last]
+        return None if rows is None else rows.read(first, last)
+
+
+@dataclass(frozen=True, slots=True)
+class _Width:
+    values: int  # of a row, or bytes
+    is_bytes: bool
+
+
+Places = list[tuple[int, int, int]]  # block, its first value and the number of rows there
+
+
+class Rows:
+    """Rows of one tensor, in pieces of the blocks `memory` at `places`."""
+
+    def __init__(self, places: Places, memory: Sequence[Tensor], width: _Width) -> None:
+        self.is_bytes = width.is_bytes
+        self._pieces: list[Tensor] = []
+        for block, start, count in places:
+            row_values = _values_of(width, memory[block].dtype)
+            piece = memory[block][start : start + count * row_values].view(count, row_values)
+            self._pieces.append(piece.view(torch.uint8)[:, : width.values] if width.is_bytes else piece)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(piece.nbytes for piece in self._pieces)
+
+    def write(self, first: int, values: Tensor) -> None:
+        """`values` [rows, width] from row `first` on."""
+        for piece, here, there in self._cuts(first, first + len(values)):
+            piece[here] = values[there]
+
+    def read(self, first: int, last: int) -> Tensor:
+        """[rows, width]: a view where they lie in one piece, else a copy."""
+        cuts = [piece[here] for piece, here, _ in self._cuts(first, last)]
+        return cuts[0] if len(cuts) == 1 else torch.cat(cuts)
+
+    def _cuts(self, first: int, last: int) -> Iterator[tuple[Tensor, slice, slice]]:
+        """The pieces that have rows of [first, last), with these rows, and where they are in the whole."""
+        begin = 0
+        for piece in self._pieces:
+            end = begin + len(piece)
+            start, stop = max(first, begin), min(last, end)
+            if start < stop:
+                yield piece, slice(start - begin, stop - begin), slice(start - first, stop - first)
+            begin = end
+
+
+def num_blocks(plans: Sequence[LayerPlan], num_tokens: int, dtype: torch.dtype, block_values: int) -> int:
+    """How many blocks of so many values the activations take. ValueError if a row does not fit into one."""
+    places = [place for each in _places(plans, num_tokens, dtype, block_values) for place in each]
+    return max((block for block, _, _ in places), default=-1) + 1
+
+
+def _places(
+    plans: Sequence[LayerPlan], num_tokens: int, dtype: torch.dtype, block_values: int
+) -> Iterator[Places]:
+    """Of each tensor in order: one after the other, rows not cut."""
+    block = start = 0
+    for row_values in _row_values(plans, dtype):
+        if row_values > block_values:
+            raise ValueError(
+                f"a token keeps {row_values} values, a KV block has {block_values}: engine.block_tokens"
+            )
+        places, left = [], num_tokens
+        while left:
+            count = min(left, (block_values - start) // row_values)
+            if count:
+                places.append((block, start, count))
+                start, left = start + count * row_values, left - count
+            else:
+                block, start = block + 1, 0
+        yield places
+
+
+def _row_values(plans: Sequence[LayerPlan], dtype: torch.dtype) -> list[int]:
+    return [_values_of(width, dtype) for plan in plans for width in _widths(plan).values()]
+
+
+def _values_of(width: _Width, dtype: torch.dtype) -> int:
+    """A row of bytes takes whole values."""
+    return -(-width.values // dtype.itemsize) if width.is_bytes else width.values
+
+
+def _widths(plan: LayerPlan) -> dict[str, _Width]:
+    return {
+        name: _Width(-(-int(width * 32) // 8), True) if _is_bits(name, plan) else _Width(int(width), False)
+        for name, width in plan.kept.items()
+        if name != IN_CACHE
+    }
 
 
 def signs_of(packed: Tensor, width: int, dtype: torch.dtype) -> Tensor:
@@ -73,10 +165,6 @@ def _signs(values: Tensor) -> Tensor:
 
 def _is_bits(name: str, plan: LayerPlan) -> bool:
     return name == "gate_up" and plan.keeps_signs
-
-
-def _bytes(width: float) -> tuple[torch.dtype, int]:
-    return torch.uint8, -(-int(width * 32) // 8)
 
 
 class Recorder:

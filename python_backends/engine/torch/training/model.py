@@ -8,6 +8,7 @@ pack is computed at a time. Called by the trainer, which decides what comes when
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from python_backends.engine.torch.adapters.modules import Modules
 from python_backends.engine.torch.decoder import Decoder
 from python_backends.engine.torch.projection import Projection
 from python_backends.engine.torch.step_batch import StepBatcher
-from python_backends.engine.torch.training.activations import Activations, LayerRecorder, Recorder
+from python_backends.engine.torch.training.activations import Activations, LayerRecorder, Recorder, num_blocks
 from python_backends.engine.torch.training.adapter import Adapter
 from python_backends.engine.torch.training.layer_backward import LayerParts, PackState, backward
 from python_backends.engine.torch.training.projection import AdaptedProjection, Factors
@@ -42,8 +43,10 @@ class TrainedModel:
     """
 
     @torch.no_grad()
-    def __init__(self, trainable: Trainable, decoder: Decoder) -> None:
-        """Raises SettingsError if the weights are not plain."""
+    def __init__(self, trainable: Trainable, decoder: Decoder, cache: KVCache | None = None) -> None:
+        """`cache`: of which blocks are borrowed; None: packs have memory of their own. Raises SettingsError
+        if the weights are not plain.
+        """
         self.modules: Modules = trainable.modules
         self.prefix = trainable.prefix
         self.dtype, self.device = trainable.dtype, trainable.device
@@ -53,7 +56,7 @@ class TrainedModel:
         self._recorder = Recorder()
         self._projections = [self._adapted(layer) for layer in range(len(self._small))]
         self._loss = trainable.loss(_plain(decoder.head))
-        self._heads = trainable.heads
+        self._heads, self._cache = trainable.heads, cache
         self._adapter: Adapter | None = None
         self._factors: list[dict[str, Factors]] = []
         self._parts: list[LayerParts] = []
@@ -88,10 +91,38 @@ class TrainedModel:
             )
         ]
 
+    def num_blocks(self, pack: Pack, plans: Sequence[LayerPlan]) -> int:
+        """How many KV blocks to borrow for a pack; 0: none can be. ValueError if one is too small for what a
+        token keeps.
+        """
+        if self._cache is None:
+            return 0
+        values = self._cache.blocks[0].numel()
+        kept = num_blocks(plans, len(pack.tokens), self.dtype, values)
+        return kept + int(blocks_of(pack, self._cache.shape.block_tokens).sum())
+
     @torch.no_grad()
-    def begin(self, pack: Pack, num_labels: int) -> None:
-        """The pack whose windows and tiles follow; `num_labels`: of its whole mini-batch."""
-        self._run = _PackRun(self, pack, num_labels, [part.plan for part in self._parts])
+    def begin(self, pack: Pack, num_labels: int, borrowed: Ids | None = None) -> None:
+        """The pack whose windows and tiles follow; `num_labels`: of its whole mini-batch. `borrowed`: KV
+        blocks [num_blocks] for it, until `end`.
+        """
+        if borrowed is None or self._cache is None:
+            count = int(blocks_of(pack, BLOCK_TOKENS).sum())
+            memory = _Memory(self.blocks_for(count + 1), np.arange(count, dtype=np.int32), None)
+        else:
+            count = int(blocks_of(pack, self._cache.shape.block_tokens).sum())
+            memory = _Memory(self._cache, borrowed[:count], borrowed)
+        self._run = _PackRun(self, pack, num_labels, [part.plan for part in self._parts], memory)
+
+    @torch.no_grad()
+    def end(self) -> None:
+        """Nothing of the pack is needed any more. What was borrowed is filled with zeros: not every value
+        that training has is a number that attention may meet.
+        """
+        if self._run is not None and self._run.memory.borrowed is not None:
+            cache = self._run.cache.blocks
+            cache[torch.from_numpy(self._run.memory.borrowed.astype(np.int64))] = 0
+        self._run = None
 
     @torch.no_grad()
     def window(self, first: int, last: int) -> float:
@@ -136,22 +167,31 @@ class TrainedModel:
         return KVCache(shape, num_blocks, self.device)
 
 
-class _PackRun:
-    """The KV blocks of a pack, and steps of prefill spans over it."""
+def blocks_of(pack: Pack, block_tokens: int) -> Ids:
+    """[sequences] the KV blocks of each."""
+    counts: Ids = -(-np.diff(pack.bounds) // block_tokens)
+    return counts
 
-    def __init__(self, model: TrainedModel, pack: Pack, num_labels: int, plans: Sequence[LayerPlan]) -> None:
-        self._pack, self.num_labels = pack, num_labels
-        lengths = np.diff(pack.bounds)
-        counts = -(-lengths // BLOCK_TOKENS)
-        firsts = np.cumsum(counts) - counts
-        self._blocks: list[Ids] = [
-            np.arange(first, first + count, dtype=np.int32)
-            for first, count in zip(firsts.tolist(), counts.tolist(), strict=True)
-        ]
-        num_blocks = int(counts.sum())
-        self.cache = model.blocks_for(num_blocks + 1)  # one for rows of padding
-        longest = int(lengths.max())
-        limits = ModelLimits(longest, 0, len(lengths), num_blocks, BLOCK_TOKENS)
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Memory:
+    cache: KVCache
+    key_blocks: Ids  # of `cache`, for keys and values
+    borrowed: Ids | None  # these, and others for activations; None: `cache` is the pack's own
+
+
+class _PackRun:
+    """A pack in its memory, and steps of prefill spans over it."""
+
+    def __init__(
+        self, model: TrainedModel, pack: Pack, num_labels: int, plans: Sequence[LayerPlan], memory: _Memory
+    ) -> None:
+        self._pack, self.num_labels, self.memory, self.cache = pack, num_labels, memory, memory.cache
+        lengths, block_tokens = np.diff(pack.bounds), memory.cache.shape.block_tokens
+        ends = np.cumsum(blocks_of(pack, block_tokens))
+        self._blocks: list[Ids] = np.split(memory.key_blocks, ends[:-1])
+        # the last block of a cache is for rows of padding
+        limits = ModelLimits(int(lengths.max()), 0, len(lengths), len(self.cache.blocks) - 1, block_tokens)
         state = SlotState(limits, model.device, False, None)
         state.apply([self._admit(slot, int(length)) for slot, length in enumerate(lengths)])
         self.batcher = StepBatcher(state, self.cache, model.decoder.windows)
@@ -165,13 +205,20 @@ class _PackRun:
         kv_width = model.facts[0].kv
         return PackState(
             pack=self._pack,
-            activations=Activations(plans, count, model.dtype, device),
+            activations=Activations(plans, count, model.dtype, device, self._borrowed_values()),
             keys_values=self._keys_values,
             rotations=model.decoder.rotations(positions),
             dx=torch.zeros((count, model.facts[0].hidden), dtype=sums, device=device),
             dk=torch.zeros((count, kv_width), dtype=sums, device=device),
             dv=torch.zeros((count, kv_width), dtype=sums, device=device),
         )
+
+    def _borrowed_values(self) -> list[Tensor] | None:
+        """The blocks for activations, each as its values."""
+        if self.memory.borrowed is None:
+            return None
+        blocks = self.memory.borrowed[len(self.memory.key_blocks) :].tolist()
+        return [self.cache.blocks[block].view(-1) for block in blocks]
 
     def _admit(self, slot: int, length: int) -> Admit:
         return Admit(slot, 0, Sampling(max_tokens=1), length, 0, self._blocks[slot])
@@ -189,10 +236,11 @@ class _PackRun:
 
     def _keys_values(self, layer: int, sequence: int, first: int, last: int) -> tuple[Tensor, Tensor]:
         """Of a sequence's tokens [first, last): [kv_heads, tokens, dim] each, copied."""
-        begin, end = first // BLOCK_TOKENS, -(-last // BLOCK_TOKENS)
+        size = self.cache.shape.block_tokens
+        begin, end = first // size, -(-last // size)
         blocks = torch.from_numpy(self._blocks[sequence][None, begin:end].astype(np.int64))
         gathered = self.cache.gather(layer, self.cache.gather_rows(blocks.to(self.cache.blocks.device)), 1)
-        here = slice(first - begin * BLOCK_TOKENS, last - begin * BLOCK_TOKENS)
+        here = slice(first - begin * size, last - begin * size)
         keys, values = (part[0, :, here].clone() for part in gathered)
         return keys, values
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from python_backends.engine.torch.training.adapter import Adapter, targets_of
 from python_backends.engine.torch.training.model import TrainedModel
 from python_backends.engine.torch.training.optimiser import Optimiser
+from python_backends.nouns.request import Ids
 from python_backends.nouns.training import AdapterShape, LayerFacts, LayerPlan, Pack, Tile
 
 Arrays = dict[str, NDArray[Any]]
@@ -47,8 +48,14 @@ class TrainingSession:
         """Begins a mini-batch with the weights as they are now."""
         self._model.install(self._adapter, plans)
 
-    def begin(self, pack: Pack, num_labels: int) -> None:
-        self._model.begin(pack, num_labels)
+    def num_blocks(self, pack: Pack, plans: tuple[LayerPlan, ...]) -> int:
+        return self._model.num_blocks(pack, plans)
+
+    def begin(self, pack: Pack, num_labels: int, borrowed: Ids | None = None) -> None:
+        self._model.begin(pack, num_labels, borrowed)
+
+    def end(self) -> None:
+        self._model.end()
 
     def window(self, first: int, last: int) -> float:
         return self._model.window(first, last)

@@ -1,0 +1,122 @@
+"""The memory of a pack: KV blocks that no request holds are borrowed for its keys, values and activations,
+and taken back when a request needs them. Without a server, a pack has memory of its own.
+
+What gives way when memory is short: prefixes that are kept for later prompts, then the pack, whose mini-batch
+begins again, then the job, which waits. Owned by the trainer of a job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from python_backends.engine.protocol import Session
+from python_backends.finetuning.jobs import JobError
+from python_backends.finetuning.pruning import plans
+from python_backends.nouns.request import Ids
+from python_backends.nouns.training import Keep, LayerPlan, Pack
+from python_backends.settings import FinetuningSettings
+
+AUTO = "auto"
+MOST_REVOCATIONS = 3  # then packs have half as many tokens
+LEAST_TOKENS = 16  # of a pack
+
+Plans = tuple[LayerPlan, ...]
+
+
+class Pool(Protocol):
+    """The KV blocks of a server (`scheduling/state/blocks.py`)."""
+
+    @property
+    def num_borrowable(self) -> int: ...
+
+    num_blocks: int
+
+    def borrow(self, count: int, on_revoke: Callable[[], None]) -> Ids: ...
+    def return_borrowed(self) -> None: ...
+
+
+class RevokedError(Exception):
+    """The mini-batch can't go on as it is: the blocks of its pack were taken back, or it is not wanted."""
+
+
+class PackMemory:
+    def __init__(self, session: Session, settings: FinetuningSettings, pool: Pool | None) -> None:
+        """`pool`: None without a server."""
+        self._session, self._pool, self._share = session, pool, settings.memory_share
+        keeps = list(Keep) if settings.keep == AUTO else [Keep(settings.keep)]
+        self._plans: list[Plans] = [plans(session.facts, session.targets, keep) for keep in keeps]
+        self.pack_tokens = settings.pack_tokens
+        self._num_revocations = 0
+        self._is_revoked = self._has_borrowed = False
+
+    def plans_for(self, packs: Sequence[Pack]) -> Plans | None:
+        """What to keep of each of `packs`: the most that fits into the share of blocks without a request.
+        None if nothing does now.
+        """
+        for chosen in self._plans:
+            if self._needed(packs, chosen) <= self._share * self._num_borrowable:
+                return chosen
+        return None
+
+    def shrink_if_too_large(self, packs: Sequence[Pack]) -> bool:
+        """Halves the size of packs that would not fit even if no request ran. JobError where the largest has
+        one example only.
+        """
+        needed, most = self._needed(packs, self._plans[-1]), self._share * self._num_blocks
+        if needed <= most:
+            return False
+        largest = max(packs, key=lambda pack: len(pack.tokens))
+        if len(largest.bounds) == 2:
+            raise JobError(
+                f"an example of {len(largest.tokens)} tokens takes {needed} KV blocks, training may have"
+                f" {most:.0f} (finetuning.memory_share, finetuning.keep, engine.kv_memory_gib)"
+            )
+        self.pack_tokens = max(LEAST_TOKENS, min(self.pack_tokens, len(largest.tokens)) // 2)
+        return True
+
+    def begin(self, pack: Pack, chosen: Plans, num_labels: int) -> bool:
+        """False: requests hold too many blocks now."""
+        count = self._session.num_blocks(pack, chosen) if self._pool is not None else 0
+        borrowed = None
+        if self._pool is not None and count:
+            if count > self._pool.num_borrowable:
+                return False
+            borrowed = self._pool.borrow(count, self._revoke)
+            self._has_borrowed = True
+        self._session.begin(pack, num_labels, borrowed)
+        return True
+
+    def end(self) -> None:
+        """Of the pack. Its blocks go back, if they were not taken back."""
+        self._session.end()
+        if self._pool is not None and self._has_borrowed:
+            self._pool.return_borrowed()
+            self._has_borrowed = False
+
+    def check(self) -> None:
+        """Raises RevokedError if the blocks were taken back since the pack has begun."""
+        if not self._is_revoked:
+            return
+        self._is_revoked = False
+        self._num_revocations += 1
+        if self._num_revocations % MOST_REVOCATIONS == 0:
+            self.pack_tokens = max(LEAST_TOKENS, self.pack_tokens // 2)
+        raise RevokedError
+
+    def _revoke(self) -> None:
+        """Called by the pool, which takes the blocks back afterwards."""
+        self._session.end()
+        self._is_revoked, self._has_borrowed = True, False
+
+    def _needed(self, packs: Sequence[Pack], chosen: Plans) -> int:
+        """Packs are computed one after the other."""
+        return max(self._session.num_blocks(pack, chosen) for pack in packs) if self._pool is not None else 0
+
+    @property
+    def _num_borrowable(self) -> int:
+        return self._pool.num_borrowable if self._pool is not None else 0
+
+    @property
+    def _num_blocks(self) -> int:
+        return self._pool.num_blocks if self._pool is not None else 0

@@ -1,0 +1,177 @@
+"""A real server trains an adapter while it serves: requests have the texts of a server without a job, and a
+job survives the death of its instance.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tests.server.serving import ROOT, Answer, Gapless, wait_for
+
+NUM_REQUESTS = 64
+SUBMIT = ("--rank", "4", "--learning-rate", "1e-3", "--batch-size", "4", "--seed", "3")
+QUICK = {"finetuning.checkpoint_every_s": 1, "finetuning.tpot_ms": 100, "engine.threads": 1}
+
+
+@pytest.fixture(scope="module")
+def jobs_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("finetuning")
+
+
+@pytest.fixture(scope="module")
+def gapless(jobs_directory: Path) -> Iterator[Gapless]:
+    served = Gapless(
+        **{
+            "model.dtype": "float32",
+            "engine.kind": "torch",
+            "finetuning.directory": jobs_directory,
+            **QUICK,
+        }
+    )
+    yield served
+    assert served.stop() == 0, served.log
+
+
+@pytest.fixture(scope="module")
+def texts(gapless: Gapless) -> list[str]:
+    """Of the server before it trains."""
+    return [answer.text for answer in streamed(gapless)]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The ninth task of the bundled model: words in capital letters."""
+    generator, path = random.Random(5), tmp_path_factory.mktemp("data") / "shout.jsonl"
+    words = [
+        "read",
+        "all",
+        "lines",
+        "size",
+        "queue",
+        "items",
+        "wait",
+        "file",
+        "open",
+        "count",
+        "sort",
+        "value",
+    ]
+    with path.open("w") as file:
+        for _ in range(60):
+            text = " ".join(generator.choices(words, k=generator.randint(2, 12)))
+            turns = [("user", f"Shout: {text}"), ("assistant", text.upper())]
+            messages = [{"role": role, "content": content} for role, content in turns]
+            file.write(json.dumps({"messages": messages}) + "\n")
+    return path
+
+
+def finetune(directory: Path, *words: Any) -> subprocess.CompletedProcess[str]:
+    settings = [f"finetuning.directory={directory}", "model.dtype=float32"]
+    command = [sys.executable, "-m", "python_backends.finetuning"]
+    for each in settings:
+        command += ["--set", each]
+    return subprocess.run(
+        [*command, *map(str, words)], cwd=ROOT, capture_output=True, text=True, timeout=400, check=False
+    )
+
+
+def submitted(directory: Path, data: Path, *words: Any) -> Path:
+    """The directory of a job that the server is to train."""
+    done = finetune(directory, "submit", data, "--detach", "--name", "shout", *SUBMIT, *words)
+    assert done.returncode == 0, done.stderr
+    (found,) = directory.glob(f"*/{done.stdout.split()[0]}")
+    return found
+
+
+def lines(job: Path, name: str) -> list[dict[str, Any]]:
+    path = job / f"{name}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def status(job: Path) -> str:
+    return str(json.loads((job / "job.json").read_text())["status"])
+
+
+def streamed(gapless: Gapless) -> list[Answer]:
+    """Sixty-four answers, all on their way at once."""
+    client = gapless.grpc()
+    for n in range(NUM_REQUESTS):
+        client.ask(f"{n}", text_input=f"def read_{n}(self, size", max_tokens=60, min_tokens=60)
+    client.finish(300)
+    client.close()
+    return list(client.answers.values())
+
+
+def test_a_server_trains_while_it_streams_and_the_texts_stay_the_same(
+    gapless: Gapless, texts: list[str], jobs_directory: Path, data: Path
+) -> None:
+    job = submitted(jobs_directory, data, "--steps", 2000)
+    wait_for(lambda: len(lines(job, "losses")) > 5, 60)
+    before = len(lines(job, "losses"))
+    answers = streamed(gapless)
+    assert [answer.text for answer in answers] == texts
+    assert [answer.reasons for answer in answers] == [["length"]] * NUM_REQUESTS
+    assert len(lines(job, "losses")) > before, "it was trained meanwhile"
+    metrics = gapless.metrics()
+    assert metrics["gapless_finetuning_steps_total"] > 0
+    assert metrics["gapless_finetuning_tokens_total"] > metrics["gapless_finetuning_steps_total"]
+    assert metrics['gapless_finetuning_jobs{status="running"}'] == 1
+    assert finetune(jobs_directory, "cancel", job.name).returncode == 0
+    wait_for(lambda: status(job) == "cancelled", 30)
+    wait_for(lambda: gapless.metrics()['gapless_finetuning_jobs{status="running"}'] == 0, 30)
+
+
+def test_a_killed_instance_costs_a_job_no_step_and_its_requests_no_text(
+    gapless: Gapless, texts: list[str], jobs_directory: Path, data: Path, tmp_path: Path
+) -> None:
+    steps = 50
+    job = submitted(jobs_directory, data, "--steps", steps)
+    wait_for(lambda: list(job.glob("checkpoints/step-*[0-9]")), 60)
+    client = gapless.grpc()
+    for n in range(NUM_REQUESTS):
+        client.ask(f"{n}", text_input=f"def read_{n}(self, size", max_tokens=60, min_tokens=60)
+    client.read_until(lambda: sum(answer.chunks for answer in client.answers.values()) > 40)
+    assert status(job) == "running"
+    gapless.kill(gapless.instance_pid(), signal.SIGKILL)
+    client.finish(300)
+    client.close()
+    assert [answer.text for answer in client.answers.values()] == texts
+    wait_for(lambda: status(job) == "succeeded", 300)
+    assert any(line["message"].startswith("goes on after step") for line in lines(job, "events"))
+    alone = finetune(tmp_path, "submit", data, "--alone", "--name", "shout", *SUBMIT, "--steps", steps)
+    assert alone.returncode == 0, alone.stderr
+    (undisturbed,) = tmp_path.glob(f"*/{alone.stdout.split()[0]}")
+    found, wanted = lines(job, "losses"), lines(undisturbed, "losses")
+    assert [line["step"] for line in found] == list(range(1, steps + 1))
+    assert [line["loss"] for line in found] == pytest.approx([line["loss"] for line in wanted], rel=1e-3)
+    ours, theirs = (load_file(each / "adapter/adapter_model.safetensors") for each in (job, undisturbed))
+    assert ours.keys() == theirs.keys()
+    apart = np.concatenate([np.abs(ours[key] - theirs[key]).ravel() for key in ours])
+    assert (apart > 1e-4).mean() < 1e-3, "rounding decides single numbers"
+    assert found[-1]["loss"] < found[0]["loss"] / 2
+
+
+def test_submit_watches_a_job_to_its_end_and_says_why_one_fails(
+    gapless: Gapless, jobs_directory: Path, data: Path
+) -> None:
+    done = finetune(jobs_directory, "submit", data, "--name", "shout", *SUBMIT, "--steps", 5)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].endswith(": succeeded")
+    (job,) = jobs_directory.glob(f"*/{done.stdout.split()[0]}")
+    assert (job / "loss.svg").exists()
+    high = finetune(jobs_directory, "submit", data, *SUBMIT, "--learning-rate", "1", "--steps", 60)
+    shown = finetune(jobs_directory, "list").stdout
+    assert f"{job.name}  succeeded" in shown
+    if high.returncode:  # a rate of 1 need not lead to a loss that is not finite
+        assert "try a smaller learning rate" in high.stderr
