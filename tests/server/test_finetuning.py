@@ -30,12 +30,19 @@ def jobs_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def gapless(jobs_directory: Path) -> Iterator[Gapless]:
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("adapters")
+
+
+@pytest.fixture(scope="module")
+def gapless(jobs_directory: Path, adapters: Path) -> Iterator[Gapless]:
     served = Gapless(
         **{
             "model.dtype": "float32",
             "engine.kind": "torch",
             "finetuning.directory": jobs_directory,
+            "adapters.directory": adapters,
+            "adapters.watch_s": 0.2,
             **QUICK,
         }
     )
@@ -160,6 +167,23 @@ def test_a_killed_instance_costs_a_job_no_step_and_its_requests_no_text(
     apart = np.concatenate([np.abs(ours[key] - theirs[key]).ravel() for key in ours])
     assert (apart > 1e-4).mean() < 1e-3, "rounding decides single numbers"
     assert found[-1]["loss"] < found[0]["loss"] / 2
+
+
+def test_a_trained_adapter_is_served_at_once_as_the_newest_version_of_its_name(
+    gapless: Gapless, jobs_directory: Path, data: Path, adapters: Path
+) -> None:
+    asked = {"text_input": "Shout: read all lines", "max_tokens": 20, "min_tokens": 20}
+    before = len(list((adapters / "shout").glob("*")))
+    base = gapless.generate(**asked)["text_output"]
+    for number in (before + 1, before + 2):
+        job = submitted(jobs_directory, data, "--steps", 10 * number)
+        wait_for(lambda: status(job) == "succeeded", 120)
+        assert json.loads((job / "job.json").read_text())["gapless"]["adapter"] == f"shout@{number}"
+        wait_for(lambda: "error" not in gapless.generate(**asked, lora_name=f"shout@{number}"), 30)
+    newest = gapless.generate(**asked, lora_name="shout")["text_output"]
+    assert newest == gapless.generate(**asked, lora_name=f"shout@{before + 2}")["text_output"]
+    assert newest != base
+    assert gapless.generate(**asked)["text_output"] == base
 
 
 def test_submit_watches_a_job_to_its_end_and_says_why_one_fails(

@@ -1,0 +1,51 @@
+"""A trained adapter in the directory of adapters: once, as the newest version, and never instead of another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from python_backends.finetuning import publish
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """With an adapter that was exported before."""
+    made = SimpleNamespace(directory=tmp_path / "job", options={"suffix": "law"}, events=[])
+    made.say = lambda message, level: made.events.append((level, message))
+    write(made.directory / "adapter", b"trained")
+    monkeypatch.setattr(publish, "export_once", lambda job: None)
+    return made
+
+
+def write(directory: Path, weights: bytes) -> None:
+    directory.mkdir(parents=True)
+    (directory / "adapter_config.json").write_text("{}")
+    (directory / "adapter_model.safetensors").write_bytes(weights)
+
+
+def test_it_is_the_newest_version_and_is_published_once(job: Any, tmp_path: Path) -> None:
+    adapters = tmp_path / "adapters"
+    assert publish.finish(job, adapters) == "law@1"
+    assert publish.finish(job, adapters) == "law@1", "after a crash before the job ended"
+    write(adapters / "law" / "9", b"of others")
+    (job.directory / "adapter" / "adapter_model.safetensors").write_bytes(b"trained again")
+    assert publish.finish(job, adapters) == "law@10"
+    assert (adapters / "law" / "10" / "adapter_model.safetensors").read_bytes() == b"trained again"
+    assert job.events == []
+
+
+def test_without_a_directory_nothing_is_published(job: Any) -> None:
+    assert publish.finish(job, None) == ""
+
+
+def test_an_adapter_without_versions_is_not_replaced_and_the_job_says_so(job: Any, tmp_path: Path) -> None:
+    write(tmp_path / "adapters" / "law", b"of others")
+    assert publish.finish(job, tmp_path / "adapters") == ""
+    assert job.events == [
+        ("warn", f"the adapter is not served: {tmp_path}/adapters/law is an adapter without versions")
+    ]
+    assert (tmp_path / "adapters/law/adapter_model.safetensors").read_bytes() == b"of others"
