@@ -169,6 +169,16 @@ def test_a_killed_instance_costs_a_job_no_step_and_its_requests_no_text(
     assert found[-1]["loss"] < found[0]["loss"] / 2
 
 
+def trained_adapter(job: Path) -> str:
+    """The version that the server has published, when the job has succeeded."""
+    wait_for(lambda: status(job) == "succeeded", 120)
+    return str(json.loads((job / "job.json").read_text())["gapless"]["adapter"])
+
+
+def await_adapter(gapless: Gapless, name: str) -> None:
+    wait_for(lambda: "error" not in gapless.generate(text_input="a", max_tokens=1, lora_name=name), 30)
+
+
 def test_a_trained_adapter_is_served_at_once_as_the_newest_version_of_its_name(
     gapless: Gapless, jobs_directory: Path, data: Path, adapters: Path
 ) -> None:
@@ -176,10 +186,9 @@ def test_a_trained_adapter_is_served_at_once_as_the_newest_version_of_its_name(
     before = len(list((adapters / "shout").glob("*")))
     base = gapless.generate(**asked)["text_output"]
     for number in (before + 1, before + 2):
-        job = submitted(jobs_directory, data, "--steps", 10 * number)
-        wait_for(lambda: status(job) == "succeeded", 120)
-        assert json.loads((job / "job.json").read_text())["gapless"]["adapter"] == f"shout@{number}"
-        wait_for(lambda: "error" not in gapless.generate(**asked, lora_name=f"shout@{number}"), 30)
+        asked_for = trained_adapter(submitted(jobs_directory, data, "--steps", 10 * number))
+        assert asked_for == f"shout@{number}"
+        await_adapter(gapless, asked_for)
     newest = gapless.generate(**asked, lora_name="shout")["text_output"]
     assert newest == gapless.generate(**asked, lora_name=f"shout@{before + 2}")["text_output"]
     assert newest != base
@@ -191,7 +200,9 @@ def test_submit_watches_a_job_to_its_end_and_says_why_one_fails(
 ) -> None:
     done = finetune(jobs_directory, "submit", data, "--name", "shout", *SUBMIT, "--steps", 5)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].endswith(": succeeded")
+    *_, ended, adapter = done.stdout.splitlines()
+    assert ended.endswith(": succeeded")
+    assert adapter.startswith('it is served as lora_name = "shout@')
     (job,) = jobs_directory.glob(f"*/{done.stdout.split()[0]}")
     assert (job / "loss.svg").exists()
     high = finetune(jobs_directory, "submit", data, *SUBMIT, "--learning-rate", "1", "--steps", 60)

@@ -1,4 +1,4 @@
-"""A trained adapter in the directory of adapters: once, as the newest version, and never instead of another."""
+"""A trained adapter comes into the directory of adapters once, as the newest version, and replaces none."""
 
 from __future__ import annotations
 
