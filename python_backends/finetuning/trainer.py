@@ -106,7 +106,7 @@ class Trainer:
         self._memory = PackMemory(session, settings, pool)
         self._step = self._trained_tokens = self._saved_step = 0
         self._wasted_tokens = 0  # since the last step
-        self._is_updating = False
+        self.is_updating = False  # the weights are between two steps
         self._began_s = self._saved_s = time.monotonic()
         self._began_step = 0
 
@@ -152,7 +152,7 @@ class Trainer:
         """A checkpoint after the last whole step, if there is none yet. One that can't be written is an event
         of the job; the next one is tried when it is due.
         """
-        if self._is_updating or self._step == self._saved_step:
+        if self.is_updating or self._step == self._saved_step:
             return
         ends_pass = self._ends_pass
         place = checkpoints.Place(self._step, self._trained_tokens, ends_pass)
@@ -243,9 +243,9 @@ class Trainer:
         norm = self._session.clip(CLIP)
         for layer in range(self._num_layers):
             yield Piece(Kind.UPDATE)
-            self._is_updating = True
+            self.is_updating = True
             self._session.update(layer, self._learning_rate)
-        self._is_updating = False
+        self.is_updating = False
         self._step += 1
         self._trained_tokens += batch.tokens
         rate = self._learning_rate

@@ -126,7 +126,9 @@ class Training:
         return report if any(report.jobs) else None
 
     def close(self) -> None:
-        """Writes a checkpoint of every job, for the next instance."""
+        """Writes a checkpoint of every job after its last step, for the next instance."""
+        while self._current is not None and self._current.trainer.is_updating:
+            self._go_on(self._current, 1)
         for each in self._running:
             each.trainer.save()
             self._files.writer.submit(each.job.say, "its instance ends")

@@ -184,8 +184,8 @@ def test_requests_take_the_memory_of_a_pack_and_no_text_or_loss_changes(
     server.scheduler.check_integrity()
     wasted = sum(report.wasted_tokens for report in reports(server))
     server.close()
-    assert max(borrowed) > 50
-    assert borrowed[-1] == 0
+    assert max(borrowed) > 0
+    assert server.scheduler.blocks.num_borrowed == 0
     assert wasted > 0, "a pack had to give way"
     assert_like(job, undisturbed)
 
