@@ -89,7 +89,14 @@ class OurTrainer:
             "model": "random",
             "hyperparameters": {"batch_size": batch_size},
             "seed": SEED,
-            "gapless": {"suffix": "benchmark", "learning_rate": LEARNING_RATE, "steps": steps},
+            "gapless": {
+                "suffix": "benchmark",
+                "rank": RANK,
+                "alpha": ALPHA,
+                "targets": list(MODULES),
+                "learning_rate": LEARNING_RATE,
+                "steps": steps,
+            },
         }
         with tempfile.TemporaryDirectory() as directory:
             job = jobs.create(Path(directory), examples, fields)
