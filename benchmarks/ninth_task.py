@@ -36,7 +36,7 @@ from python_backends.finetuning.jobs import ENDED, Job
 from tests.server.serving import Gapless
 
 DATA = ROOT / "docs" / "examples" / "remove_comments.jsonl"
-OPTIONS = ("--rank", "8", "--learning-rate", "1e-3", "--batch-size", "8", "--seed", "0")
+OPTIONS = ("--rank", "8", "--learning-rate", "1e-3", "--batch-size", "16", "--seed", "0")
 NAME = "no_comments"
 MAX_TOKENS = 400
 LOOK_EVERY_S = 0.5
@@ -44,15 +44,15 @@ LOOK_EVERY_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is asked: prompts a task, streams at the same time, passes over the data."""
+    """How much is asked: prompts a task, streams at the same time, optimiser steps."""
 
     prompts: int
     held_out: int
     streams: int
-    passes: int
+    steps: int
 
 
-FULL, QUICK = Scale(8, 100, 4, 6), Scale(1, 4, 2, 1)
+FULL, QUICK = Scale(8, 100, 4, 48), Scale(1, 2, 2, 2)
 
 
 class Asker:
@@ -104,8 +104,8 @@ class Server:
     def url(self) -> str:
         return f"127.0.0.1:{self._served.grpc_port}"
 
-    def submit(self, passes: int) -> Job:
-        words = ("submit", DATA, "--detach", "--name", NAME, "--epochs", passes, *OPTIONS)
+    def submit(self, steps: int) -> Job:
+        words = ("submit", DATA, "--detach", "--name", NAME, "--steps", steps, *OPTIONS)
         (path,) = self._jobs.glob(f"*/{self.run(*words).split()[0]}")
         return Job(path)
 
@@ -128,7 +128,7 @@ class Trained:
 
 async def train(server: Server, asker: Asker, eight: Sequence[Exercise], scale: Scale) -> Trained:
     """Submits the job, and asks the prompts again and again until it has ended and each was asked once."""
-    job, began_s = server.submit(scale.passes), time.monotonic()
+    job, began_s = server.submit(scale.steps), time.monotonic()
     texts: list[list[str]] = [[] for _ in eight]
     ended_s = 0.0
 
@@ -244,7 +244,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="a few prompts, one pass: does it run at all?")
+    parser.add_argument("--quick", action="store_true", help="a few prompts, two steps: does it run at all?")
     parser.add_argument("--json", type=Path, help="also write the results here")
     parser.add_argument("--plot", type=Path, help="draw loss and exact match by step here")
     asked = parser.parse_args()

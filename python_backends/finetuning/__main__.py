@@ -44,7 +44,7 @@ def _submit(asked: argparse.Namespace, settings: Settings) -> None:
     job = new_job(settings, asked.data, asked) if asked.resume is None else jobs.find(directory, asked.resume)
     print(job.id, flush=True, file=sys.stderr if asked.json else sys.stdout)
     if asked.alone:
-        train(job, settings)
+        _train(job, settings)
     elif not asked.detach:
         job = _watched(job)
     if asked.json:
@@ -76,6 +76,14 @@ def _say_how(job: jobs.Job) -> None:
         print("it is not served: a server with adapters.directory serves it; `export` puts it there")
 
 
+def _train(job: jobs.Job, settings: Settings) -> None:
+    try:
+        train(job, settings)
+    except KeyboardInterrupt:
+        print(f"it goes on after its last checkpoint with: submit --alone --resume {job.id}", file=sys.stderr)
+        raise
+
+
 def _watched(job: jobs.Job) -> jobs.Job:
     try:
         ended = watch(job)
@@ -95,6 +103,8 @@ def _list(asked: argparse.Namespace, settings: Settings) -> None:
     if asked.json:
         print(json.dumps({"object": "list", "data": [job.fields for job in found], "has_more": False}))
         return
+    if not found:
+        print(f"no job in {jobs.jobs_directory(settings)}", file=sys.stderr)
     for job in found:
         name = job.fields["fine_tuned_model"] or job.options["suffix"]
         print(f"{job.id}  {job.status:10s}  {len(job.losses):6d} of {job.options['steps']} steps  {name}")
@@ -193,9 +203,18 @@ def main() -> int:
         overrides = dict(item.partition("=")[::2] for item in asked.overrides)
         asked.verb(asked, load(asked.settings, overrides))
     except (SettingsError, CheckpointError, ValueError, OSError) as error:
-        print(error, file=sys.stderr)
+        print(_message(error), file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("ended by Ctrl-C", file=sys.stderr)
+        return 130
     return 0
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 if __name__ == "__main__":
