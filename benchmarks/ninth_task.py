@@ -218,7 +218,7 @@ async def by_step(
 ) -> dict[str, Any]:
     """Exact match of the checkpoint after `step`, exported and served as a user would."""
     name = f"{NAME}-{step}"
-    server.run("export", job.id, server.adapters / name, "--step", step)
+    server.run("export", job.id, server.adapters / name / "1", "--step", step)
     await asker.until_served(name, exercises[0])
     texts = await asker.texts(exercises, name, f"the ninth task, after step {step}")
     return {"step": step, "exact_match": exact(texts, exercises)}
