@@ -1,8 +1,8 @@
 """Trains LoRA adapters: gives jobs to a server, which trains them in the time that serving leaves, or trains
 them in this process.
 
-    python -m python_backends.finetuning submit train.jsonl --name pascal [--rank 8 …]
-    python -m python_backends.finetuning submit train.jsonl --alone --name pascal [--rank 8 …]
+    python -m python_backends.finetuning submit train.jsonl --name law [--rank 8 …]
+    python -m python_backends.finetuning submit train.jsonl --alone --name law [--rank 8 …]
     python -m python_backends.finetuning submit --alone --resume ftjob-…
     python -m python_backends.finetuning list | show JOB | events JOB | cancel JOB | tokens FILE
     python -m python_backends.finetuning export JOB DIRECTORY [--step 40]
@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shlex
 import sys
 from collections.abc import Callable
 from datetime import datetime
@@ -44,9 +46,9 @@ def _submit(asked: argparse.Namespace, settings: Settings) -> None:
     job = new_job(settings, asked.data, asked) if asked.resume is None else jobs.find(directory, asked.resume)
     print(job.id, flush=True, file=sys.stderr if asked.json else sys.stdout)
     if asked.alone:
-        _train(job, settings)
+        _train(job, settings, asked)
     elif not asked.detach:
-        job = _watched(job)
+        job = _watched(job, asked)
     if asked.json:
         print(json.dumps(job.fields))
     else:
@@ -76,26 +78,31 @@ def _say_how(job: jobs.Job) -> None:
         print("it is not served: a server with adapters.directory serves it; `export` puts it there")
 
 
-def _train(job: jobs.Job, settings: Settings) -> None:
+def _train(job: jobs.Job, settings: Settings, asked: argparse.Namespace) -> None:
     try:
         train(job, settings)
     except KeyboardInterrupt:
-        print(f"it goes on after its last checkpoint with: submit --alone --resume {job.id}", file=sys.stderr)
+        command = _command(asked, "submit", "--alone", "--resume", job.id)
+        print(f"to go on after the last checkpoint: {command}", file=sys.stderr)
         raise
 
 
-def _watched(job: jobs.Job) -> jobs.Job:
+def _watched(job: jobs.Job, asked: argparse.Namespace) -> jobs.Job:
     try:
         ended = watch(job)
     except KeyboardInterrupt:
-        print(
-            f"{job.id} goes on in the server. To end it: {Path(sys.executable).name} -m"
-            f" python_backends.finetuning cancel {job.id}",
-            file=sys.stderr,
-        )
+        command = _command(asked, "cancel", job.id)
+        print(f"{job.id} goes on in the server; to end it: {command}", file=sys.stderr)
         return jobs.Job(job.directory)
     plot(ended)
     return ended
+
+
+def _command(asked: argparse.Namespace, *words: str) -> str:
+    """This command line with another verb and the same settings."""
+    overrides = [word for each in asked.overrides for word in ("--set", each)]
+    python = os.path.relpath(sys.executable) if Path(sys.executable).is_relative_to(ROOT) else sys.executable
+    return shlex.join([python, "-m", "python_backends.finetuning", *overrides, *words])
 
 
 def _list(asked: argparse.Namespace, settings: Settings) -> None:
