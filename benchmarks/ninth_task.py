@@ -36,7 +36,7 @@ from python_backends.finetuning.jobs import ENDED, Job
 from tests.server.serving import Gapless
 
 DATA = ROOT / "docs" / "examples" / "remove_comments.jsonl"
-OPTIONS = ("--rank", "8", "--learning-rate", "1e-3", "--batch-size", "16", "--seed", "0")
+OPTIONS = ("--rank", "8", "--learning-rate", "1e-3", "--seed", "0")
 NAME = "no_comments"
 MAX_TOKENS = 400
 LOOK_EVERY_S = 0.5
@@ -44,15 +44,16 @@ LOOK_EVERY_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is asked: prompts a task, streams at the same time, optimiser steps."""
+    """How much is asked: prompts a task, streams at the same time, optimiser steps, examples each."""
 
     prompts: int
     held_out: int
     streams: int
     steps: int
+    batch_size: int
 
 
-FULL, QUICK = Scale(8, 100, 4, 48), Scale(1, 2, 2, 2)
+FULL, QUICK = Scale(8, 100, 4, 48, 16), Scale(1, 2, 2, 2, 2)
 
 
 class Asker:
@@ -104,8 +105,9 @@ class Server:
     def url(self) -> str:
         return f"127.0.0.1:{self._served.grpc_port}"
 
-    def submit(self, steps: int) -> Job:
-        words = ("submit", DATA, "--detach", "--name", NAME, "--steps", steps, *OPTIONS)
+    def submit(self, scale: Scale) -> Job:
+        size = ("--steps", scale.steps, "--batch-size", scale.batch_size)
+        words = ("submit", DATA, "--detach", "--name", NAME, *size, *OPTIONS)
         (path,) = self._jobs.glob(f"*/{self.run(*words).split()[0]}")
         return Job(path)
 
@@ -128,7 +130,7 @@ class Trained:
 
 async def train(server: Server, asker: Asker, eight: Sequence[Exercise], scale: Scale) -> Trained:
     """Submits the job, and asks the prompts again and again until it has ended and each was asked once."""
-    job, began_s = server.submit(scale.steps), time.monotonic()
+    job, began_s = server.submit(scale), time.monotonic()
     texts: list[list[str]] = [[] for _ in eight]
     ended_s = 0.0
 
