@@ -397,11 +397,12 @@ class SlotScheduler:
         return bool(self._waiting) and self.slots.num_free > 0 and self._may_admit
 
     def _view(self) -> View:
-        view = self._allocator.view()
+        view = replace(self._allocator.view(), is_overdue=self._waiting.is_overdue)
         if not self.policy.looks_ahead:
             return view
-        try_reserve = self.outlook.trial(self.blocks.num_available, self._allocator.seating)
-        return replace(view, try_reserve=try_reserve, is_overdue=self._waiting.is_overdue)
+        return replace(
+            view, try_reserve=self.outlook.trial(self.blocks.num_available, self._allocator.seating)
+        )
 
     def _head(self) -> list[Sequence]:
         return list(islice(self._waiting.in_order(), HEAD + self.slots.num_free))

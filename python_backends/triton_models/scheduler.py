@@ -299,7 +299,7 @@ class TritonPythonModel:
             self._tell_at_s = now_s + COMPLAIN_EVERY_S
             reasons = ", ".join(f"{count} {reason}" for reason, count in waiting.items() if count)
             log.info(
-                "%d requests wait for a slot: %s (docs/operations.md, Why a request waits)",
+                "%d requests wait for a slot: %s (docs/waiting.md)",
                 sum(waiting.values()),
                 reasons,
             )
