@@ -1,4 +1,4 @@
-"""Marks tests by what they need, so that `-m "not server"` or `-m "not docker and not slow"` leaves them out."""
+"""Marks tests by what they need, for `-m "not server"` and `-m "not docker and not slow"`."""
 
 from __future__ import annotations
 
