@@ -289,8 +289,8 @@ def set_threads(threads: int) -> None:
     """Once, at the start: torch takes no other number later.
 
     Each function of torch's vector library is called by one thread first: where two are the first, some
-    values may be wrong by 1e-4 (docs/notebook/answers.md), and rotary embeddings would not be the same after a
-    restart.
+    values may be wrong by 1e-4 (docs/notebook/answers.md), and rotary embeddings would not be the same after
+    a restart.
     """
     torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
     for function in (torch.cos, torch.sin, torch.tanh, torch.exp):
