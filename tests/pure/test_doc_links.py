@@ -1,12 +1,17 @@
-"""Relative links of all pages lead to files that are there, and their anchors to headings."""
+"""Links of all pages lead to files and headings that are there, and files, settings and commands that pages
+name exist.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from python_backends.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
@@ -82,3 +87,46 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
         "# Here\n[h](#here) [t](#there) [x](https://x.y)\n"
     )
     assert broken(page) == ["c.md", "b.md#no-heading", "#there"]
+
+
+# --- what pages name in code
+
+
+SECTIONS = {section.name: type(getattr(Settings(), section.name)) for section in dataclasses.fields(Settings)}
+EXAMPLES = {
+    "engine/echo/engine.py",
+    "scheduling/policies/first_fit.py",
+    "tests/pure/test_echo.py",
+}  # of how-tos
+NAMES = [str(path.relative_to(ROOT)) for path in tracked("*")]
+TODAYS = [page for page in PAGES if "notebook" not in page.parts and page.name != "CHANGELOG.md"]
+
+
+@pytest.mark.parametrize("page", TODAYS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_settings_and_commands_that_a_page_names_exist(page: Path) -> None:
+    """The notebook and the changelog name old ones as well."""
+    assert unknown(page.read_text()) == []
+
+
+def is_file(name: str) -> bool:
+    """From the root, or the end of a path."""
+    return any(path == name or path.endswith(f"/{name}") for path in NAMES)
+
+
+def unknown(text: str) -> list[str]:
+    """Files with a folder, settings and targets of `make` that are not there."""
+    files = re.findall(r"`([\w.-]+/[\w./-]+\.(?:py|md|toml|json|yml|pbtxt|cpp))", text)
+    missing = [name for name in files if name not in EXAMPLES and not is_file(name)]
+    settings = re.findall(
+        rf"\b({'|'.join(SECTIONS)})\.(?!py\b|png\b|json\b|toml\b)([a-z_]+)(?:`| = |=)", text
+    )
+    known = {name: {field.name for field in dataclasses.fields(kind)} for name, kind in SECTIONS.items()}
+    missing += [f"{section}.{name}" for section, name in settings if name not in known[section]]
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = re.findall(r"(?:`|^)make ([a-z-]+)", text, re.MULTILINE)
+    return missing + [f"make {name}" for name in named if name not in targets]
+
+
+def test_what_is_not_there_is_found() -> None:
+    text = "`streams.max_open` `streams.most_open` `engine/kinds.py` `engine/sorts.py`\nmake test\nmake best"
+    assert unknown(text) == ["engine/sorts.py", "streams.most_open", "make best"]
