@@ -53,6 +53,7 @@ MEASURED = {  # by script: what its results depend on, in addition to the script
     "drift.py": PREDICTED,
     "finetuning_memory.py": FINETUNED,
     "finetuning_speed.py": FINETUNED,
+    "fused_windows.py": (*FINETUNED, "python_backends/scheduling"),
     "gpu.py": (*SERVED, "benchmarks/gpu*.py"),
     "host_time.py": ("python_backends", "benchmarks/host_time_loop.py"),
     "lengths.py": PREDICTED,

@@ -43,7 +43,7 @@ class Link(Protocol):
 
 class Instance:
     """The loop. `turn` is one round of it: take, plan, launch, collect, apply, publish. Where adapters are
-    trained, a piece of training stands before the launch.
+    trained, pieces of training stand before the launch, and a window of it may be in the step.
 
     `steps_ahead` steps are launched before the oldest is read, so the engine has the next plan when it has
     done with one. The next plan is made as late as that allows: what comes in while a step runs is in the one
@@ -92,21 +92,30 @@ class Instance:
             self._publish_if_any(self._adapters.step())
         plan = self.scheduler.plan()
         if self._training is not None and self._training.has_work:
-            self._train(self._training, plan)
+            plan = self._train(self._training, plan)
         self._num_empty_turns = 0 if plan or self._launched else self._num_empty_turns + 1
         self._launch(plan)
         if self._is_output_due(plan):
             plan, output = self._collect()
             tokens = self.scheduler.apply(plan, output)
             self._publish([*([tokens] if len(tokens.tokens) else []), *self.scheduler.take_failed()])
+            if self._training is not None and plan.window is not None:
+                self._training.computed(plan.window)
         self._beat_if_due()
 
-    def _train(self, training: Training, plan: StepPlan | None) -> None:
-        """Before `plan` is launched, for as long as those who wait for tokens do not notice."""
+    def _train(self, training: Training, plan: StepPlan | None) -> StepPlan | None:
+        """Before `plan` is launched, for as long as those who wait for tokens do not notice. Returns the
+        plan, with a window if one comes next and fits.
+        """
         seconds = slack_s(plan, self._step_time, training.tpot_s, training.idle_s)
         self._publish([], self._next_tokens_s(plan) + seconds)
-        if training.work(seconds, plan is None) and plan is not None:
+        has_worked = training.work(seconds, plan)
+        if plan is None:
+            return None
+        if has_worked:
             self._first_after_idle, self._was_idle = plan.number, False
+        window = training.window(plan)
+        return plan if window is None else plan.with_window(window)
 
     def _launch(self, plan: StepPlan | None) -> None:
         """Publishes which requests got a slot, in case that the launch ends this process, and launches

@@ -32,6 +32,7 @@ LONG = {  # ten seconds to a minute each; what they make for themselves is made 
     "agreement.py": (),
     "finetuning_memory.py": (),
     "finetuning_speed.py": (),
+    "fused_windows.py": (),
     "magnus.py": ("--simulate", "20,0.05,0.2"),
     "many_streams.py": (),
     "migration.py": (),

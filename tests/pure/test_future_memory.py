@@ -16,9 +16,10 @@ from python_backends.nouns.request import QUANTILE_LEVELS, LengthPrediction, Mod
 from python_backends.nouns.step import StepOutput
 from python_backends.scheduling.lengths.belief import FEWEST, WEIGHTS, Array, Lengths, rest
 from python_backends.scheduling.lengths.future_memory import Curve, blocks_in_use, none_alive, points
+from python_backends.scheduling.piece_time import chunk_kv_tokens
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.state.sequence import Sequence
-from python_backends.scheduling.step_time import StepTime, chunk_kv_tokens
+from python_backends.scheduling.step_time import StepTime
 from python_backends.settings import SchedulingSettings
 from tests.pure.examples import examples
 
