@@ -18,7 +18,7 @@ serve:          ## serve the bundled model; MODEL=<checkpoint directory> DEVICE=
 cluster:        ## serve with two instances; the same variables as serve
 	@$(MAKE) --no-print-directory serve SET="cluster.instances=2 $(SET)"
 
-finetune:       ## train an adapter in a running server with SET=engine.kind=torch; DATA=train.jsonl NAME=shout ARGS="--rank 8 --epochs 2"; MODEL=, SET= as for serve
+finetune:       ## train an adapter in a running server with SET=adapters.directory=adapters; DATA=docs/examples/remove_comments.jsonl NAME=no_comments ARGS="--rank 8 --epochs 2"; MODEL=, SET= as for serve
 	@build/set-up
 	@$(PY) -m python_backends.finetuning $(SETTINGS) submit $(DATA) $(if $(NAME),--name $(NAME)) $(ARGS)
 

@@ -65,6 +65,7 @@ MEASURED = {  # by script: what its results depend on, in addition to the script
     ),
     "many_streams.py": (*SERVED, "benchmarks/triton_cost.py"),
     "migration.py": ("python_backends", "benchmarks/migration_*.py", "benchmarks/peer_models.py"),
+    "ninth_task.py": (*SERVED, "models/bundled", "build/bundled", "docs/examples/remove_comments.jsonl"),
     "peers.py": (*SERVED, "benchmarks/peer*", "benchmarks/environments", "benchmarks/workload.json"),
     "scheduling.py": (
         "python_backends",

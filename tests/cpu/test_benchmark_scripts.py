@@ -36,6 +36,7 @@ LONG = {  # ten seconds to a minute each; what they make for themselves is made 
     "magnus.py": ("--simulate", "20,0.05,0.2"),
     "many_streams.py": (),
     "migration.py": (),
+    "ninth_task.py": (),
     "triton_cost.py": (),
 }
 NEEDS_MORE = {"peers.py", "gpu.py"}  # other engines; a GPU (tests/cpu/test_gpu_script.py runs it on a CPU)

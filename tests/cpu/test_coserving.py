@@ -18,7 +18,8 @@ import torch
 from python_backends.engine.protocol import Trains
 from python_backends.engine.torch.training.session import TrainingSession
 from python_backends.finetuning.alone import train
-from python_backends.finetuning.jobs import Job, JobError
+from python_backends.finetuning.jobs import Job, JobError, jobs_directory
+from python_backends.finetuning.watchers import announced, refusals
 from python_backends.instance.build import build, build_training, watch_jobs
 from python_backends.instance.job_watch import JobWatch
 from python_backends.instance.loop import Instance
@@ -390,8 +391,16 @@ def test_an_engine_that_does_not_train_refuses_jobs_by_name(tmp_path: Path) -> N
     assert build_training(own, engine, scheduler) is None
     watch = watch_jobs(own, None, lambda: None)
     assert watch is not None
+    until_s = time.monotonic() + WAIT_S
+    while not (said := refusals(jobs_directory(own))):
+        assert time.monotonic() < until_s
     watch.close()
-    JobWatch(tmp_path, None, watch._refusal, lambda: None).look()
+    assert 'make serve SET="engine.kind=torch' in said[0]
+    refusing = JobWatch(tmp_path, None, said[0], lambda: None)
+    with announced(tmp_path, ""):
+        refusing.look()
+        assert Job(job.directory).status == "queued", "another instance trains it"
+    refusing.look()
     assert "engine.kind = 'toy'" in Job(job.directory).fields["error"]["message"]
 
 
