@@ -13,8 +13,9 @@ time. A request of 256, 1,024 or 4,096 tokens moves back and forth, in three way
 downtime: the gap between its last token of the source and its first of the destination, less its median gap:
 what its client notices of the move. No way finds blocks that an earlier move has left. step: the median gap,
 to compare it with. Then the speed of the short requests at both instances with one move a second of a request
-of 1,024 tokens, and with none, in turn. At the end every answer that has moved is asked for again, without a
-move: one other token, and the script fails. `--engine toy` computes nothing: it shows what messages and
+of 1,024 tokens, and with none, in turn. Then one instance after the other is killed: the longest gaps of the
+other one's requests. At the end every answer that has moved or lost its instance is asked for again, without
+a move: one other token, and the script fails. `--engine toy` computes nothing: it shows what messages and
 copies take by themselves.
 """
 
@@ -36,6 +37,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.migration_front import INSTANCES, Answer, Front, Moved
+from benchmarks.migration_losses import losses
 from benchmarks.migration_report import Trial, draw, say, summary
 from benchmarks.peer_models import SHAPES, VOCABULARY, make_tokenizer
 from benchmarks.results_file import write_result
@@ -71,14 +73,15 @@ class Amount:
     num_moves: int  # of each length, with blocks and blocking; a third of that by recomputing
     rounds: int  # with and without moves
     window_s: int  # of each half of a round
+    losses: int  # instances that are killed
 
 
-FULL = Amount((256, 1024, 4096), 30, 5, 12)
-QUICK = Amount((64, 256), 6, 2, 2)
+FULL = Amount((256, 1024, 4096), 30, 5, 12, 4)
+QUICK = Amount((64, 256), 6, 2, 2, 1)
 
 
 class Answers:
-    """Of requests that have moved, to be checked."""
+    """Of requests that have moved or lost their instance, to be checked."""
 
     def __init__(self, front: Front) -> None:
         self._front = front
@@ -107,7 +110,7 @@ class Answers:
                 self._front.until(each.has_ended, most_s=600)
             for moved, undisturbed in zip(some, again, strict=True):
                 if moved.stream.tokens != undisturbed.stream.tokens:
-                    sys.exit("a request that has moved has got other tokens than without a move")
+                    sys.exit("a request has got other tokens than without a move or a death")
         return sum(len(each.stream.tokens) for each in self._all)
 
 
@@ -220,8 +223,9 @@ def measure(engine: str, shape: dict[str, int], amount: Amount) -> dict[str, Any
             warm_up(front, amount.lengths[0])
             trials = list(downtimes(front, amount, answers))
             rounds = neighbours(front, amount, answers)
+            killed = list(losses(front, amount.losses, answers.end))
             num_tokens = answers.check()
-    found = summary(trials, rounds)
+    found = {**summary(trials, rounds), "losses": killed}
     return {**found, "checked": {"answers": len(answers), "tokens": num_tokens, "differ": 0}}
 
 

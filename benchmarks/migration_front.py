@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -87,7 +88,8 @@ class OneOfTwo(Router):
         self.places: dict[int, int] = {}  # by request id
 
     def choose(self, stream: Stream, allowed: Sequence[int]) -> int | None:
-        return self.places[stream.request_id]
+        place = self.places[stream.request_id]
+        return place if place in allowed else None
 
 
 class PatientMoves(Moves):
@@ -129,25 +131,29 @@ class Front:
             InstanceLoad: lambda news: self._router.heard(news.instance, news.load),
             InstanceMove: self._on_move,
             InstanceReady: self._on_ready,
-            InstanceLost: _give_up,
+            InstanceLost: self._on_lost,
             Failed: _give_up,
         }
         self._link = SchedulerEnd(directory, SILENT_S)
-        self._processes = [
-            start_group(
-                [sys.executable, "-m", "benchmarks.migration_instance", str(directory), str(number)],
-                with_large_pages(os.environ),
-                place.processors,
-                cwd=ROOT,
-            )
-            for number, place in zip(INSTANCES, places(len(INSTANCES), None, []), strict=True)
-        ]
-        self.until(lambda: len(self._router.views) == len(INSTANCES), settings.server.ready_s)
+        self._directory, self._ready_s = directory, settings.server.ready_s
+        self._killed: set[int] = set()  # instances that are not back yet
+        self._processes = {number: self._start(number) for number in INSTANCES}
+        self.until(lambda: len(self._router.views) == len(INSTANCES), self._ready_s)
 
     def close(self) -> None:
-        for process in self._processes:
+        for process in self._processes.values():
             end_group(process, wait_s=10)
         self._link.close()
+
+    def kill(self, instance: int) -> None:
+        """Ends its process by SIGKILL, and starts another one in its place."""
+        self._killed.add(instance)
+        end_group(self._processes[instance], wait_s=0)
+        self._processes[instance] = self._start(instance)
+
+    def until_back(self) -> None:
+        """Until the instance that was killed is ready again."""
+        self.until(lambda: not self._killed, self._ready_s)
 
     @property
     def outcomes(self) -> Counter[str]:
@@ -190,8 +196,8 @@ class Front:
     def until(self, condition: Callable[[], bool], most_s: float = 120.0) -> None:
         end_s = time.monotonic() + most_s
         while not condition():
-            if time.monotonic() > end_s:
-                raise TimeoutError("the instances do not get on")
+            if time.monotonic() > end_s or any(each.poll() for each in self._processes.values()):
+                raise TimeoutError("the instances do not get on, or have ended")
             self.turn()
 
     def move(self, answer: Answer, way: str) -> Moved:
@@ -232,6 +238,11 @@ class Front:
         self._fill_background()
 
     # --- inside
+
+    def _start(self, instance: int) -> subprocess.Popen[Any]:
+        command = [sys.executable, "-m", "benchmarks.migration_instance", str(self._directory), str(instance)]
+        processors = places(len(INSTANCES), None, [])[instance].processors
+        return start_group(command, with_large_pages(os.environ), processors, cwd=ROOT)
 
     def _fill_background(self) -> None:
         running = [each for each in self._background if not each.has_ended()]
@@ -274,6 +285,14 @@ class Front:
         self._router.ready(ready.instance, ready.limits)
         self._table.instance_ready(ready.instance)
         self._moves.instance_ready(ready.instance, ready.hello)
+        self._killed.discard(ready.instance)
+
+    def _on_lost(self, lost: InstanceLost) -> None:
+        if lost.instance not in self._killed:
+            _give_up(lost)
+        self._router.lost(lost.instance)
+        self._table.instance_lost(lost.instance)
+        self._moves.instance_lost(lost.instance)
 
 
 def _give_up(news: Any) -> None:

@@ -137,6 +137,11 @@ def say(result: dict[str, Any]) -> None:
         f"others with one move a second: slower by {slowdown['median']:.1%}"
         f" ({slowdown['least']:.1%} to {slowdown['most']:.1%})"
     )
+    for killed in result["losses"]:
+        print(
+            f"an instance is killed: the others' longest gap is {killed['longest_after_ms']} ms in the second"
+            f" after it, {killed['longest_before_ms']} ms in the one before; a step {killed['step_ms']} ms"
+        )
     print(f"outcomes: {result['outcomes']}")
-    print(f"{checked['answers']} answers that moved have the same {checked['tokens']} tokens without moves")
+    print(f"{checked['answers']} answers have the same {checked['tokens']} tokens without moves and deaths")
     print(table(result["rows"]))
