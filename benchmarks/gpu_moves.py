@@ -53,7 +53,7 @@ def moves(measured: Measured) -> Iterator[Figure]:
 
 def settings_of(measured: Measured) -> Settings:
     made = measured.settings(SLOTS, MAX_MODEL_TOKENS, TOKEN_BUDGET)
-    engine = replace(made.engine, kv_memory_gib=min(KV_GIB, measured.kv_gib))
+    engine = replace(made.engine, kind="torch", kv_memory_gib=min(KV_GIB, measured.kv_gib))
     cluster = ClusterSettings(instances=len(INSTANCES), copy_share=COPY_SHARE)
     return replace(made, engine=engine, cluster=cluster)
 

@@ -156,6 +156,11 @@ class Front:
         self.until(lambda: not self._killed, self._ready_s)
 
     @property
+    def pids(self) -> list[int]:
+        """Of the instances."""
+        return [each.pid for each in self._processes.values()]
+
+    @property
     def outcomes(self) -> Counter[str]:
         """Of all moves with blocks so far."""
         return Counter(self._metrics.sums("gapless_migrations_total", "outcome"))
@@ -196,8 +201,10 @@ class Front:
     def until(self, condition: Callable[[], bool], most_s: float = 120.0) -> None:
         end_s = time.monotonic() + most_s
         while not condition():
-            if time.monotonic() > end_s or any(each.poll() for each in self._processes.values()):
-                raise TimeoutError("the instances do not get on, or have ended")
+            if any(each.poll() is not None for each in self._processes.values()):
+                raise RuntimeError("an instance has ended")
+            if time.monotonic() > end_s:
+                raise TimeoutError("the instances do not get on")
             self.turn()
 
     def move(self, answer: Answer, way: str) -> Moved:
@@ -241,8 +248,8 @@ class Front:
 
     def _start(self, instance: int) -> subprocess.Popen[Any]:
         command = [sys.executable, "-m", "benchmarks.migration_instance", str(self._directory), str(instance)]
-        processors = places(len(INSTANCES), None, [])[instance].processors
-        return start_group(command, with_large_pages(os.environ), processors, cwd=ROOT)
+        place = places(len(INSTANCES), None, [])[instance]
+        return start_group(command, with_large_pages(os.environ), place.processors, cwd=ROOT)
 
     def _fill_background(self) -> None:
         running = [each for each in self._background if not each.has_ended()]

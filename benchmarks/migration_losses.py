@@ -48,9 +48,13 @@ def losses(front: Front, num_rounds: int, end: Callable[[Answer], None]) -> Iter
 
 
 def _grow(front: Front, answers: list[Answer]) -> None:
-    """Until each has some tokens more."""
+    """Until each has some tokens more, or has ended."""
     wanted = [len(each.times_s) + MORE_TOKENS for each in answers]
-    front.until(lambda: all(len(each.times_s) >= count for each, count in zip(answers, wanted, strict=True)))
+    front.until(lambda: all(map(_has, answers, wanted)))
+
+
+def _has(answer: Answer, num_tokens: int) -> bool:
+    return len(answer.times_s) >= num_tokens or answer.has_ended()
 
 
 def _wait(front: Front, seconds: float) -> float:

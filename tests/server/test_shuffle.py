@@ -80,7 +80,10 @@ def kill_instances(shuffled: Gapless, expected: Expected, rng: random.Random) ->
         shuffled.kill(shuffled.instance_pid(instance), signal.Signals[f"SIG{number}"])
         losses += 1
         wait_for(lambda most=losses: shuffled.metrics()["gapless_instance_losses_total"] >= most, 60)
+        moves = migrations(shuffled, "shuffle")
         wait_for(lambda: shuffled.metrics()['gapless_instances{state="ready"}'] == 2, 60)
+        # requests move only when none is suspected: one that is alone in a crash would be failed
+        wait_for(lambda most=moves: migrations(shuffled, "shuffle") > most or shuffled.is_idle(), 120)
     client.finish(180)
     client.drain(0.2)  # no answer ends twice
     client.close()
