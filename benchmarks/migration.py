@@ -3,7 +3,7 @@
     python benchmarks/migration.py --json benchmarks/results/migration.json
 
 Two instance processes, each with half of the processors, and the scheduler model's own parts in this process,
-without Triton. Shape S with random weights (see peers.py), float32, 4 short requests at each instance all the
+without Triton. Shape S with random weights (see peers.py), float32, 4 other requests at each instance all the
 time. A request of 256, 1,024 or 4,096 tokens moves back and forth, in three ways in turn:
 
   blocks     its KV blocks are copied while it decodes on; it is held for the last of them only
@@ -38,7 +38,8 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.migration_front import INSTANCES, Answer, Front, Moved
+from benchmarks.migration_answers import Answer, Moved
+from benchmarks.migration_front import INSTANCES, Front
 from benchmarks.migration_losses import losses
 from benchmarks.migration_report import Trial, draw, say, summary
 from benchmarks.peer_models import SHAPES, VOCABULARY, make_tokenizer
@@ -79,7 +80,7 @@ class Amount:
     losses: int  # instances that are killed
 
 
-FULL = Amount((256, 1024, 4096), 30, 5, 8, 2)
+FULL = Amount((256, 1024, 4096), 30, 10, 4, 2)
 QUICK = Amount((64, 256), 6, 2, 2, 1)
 
 

@@ -9,16 +9,16 @@ import math
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from benchmarks.migration_answers import Answer, Moved
 from benchmarks.migration_instance import BLOCKING
 from python_backends.cluster.move import Move, MoveReason
 from python_backends.cluster.moves import Moves
@@ -28,7 +28,7 @@ from python_backends.linux.large_pages import with_large_pages
 from python_backends.linux.process_group import end_group, start_group
 from python_backends.nouns.messages import Failed, Flush
 from python_backends.nouns.moves import Adopted, Held
-from python_backends.nouns.request import Feedback, Finish, Ids, Request, Sampling
+from python_backends.nouns.request import Feedback, Ids, Request, Sampling
 from python_backends.nouns.step import Started, Tokens
 from python_backends.settings import ROOT, ClusterSettings, Settings, StreamSettings, dump
 from python_backends.streams.stream import Stream
@@ -38,46 +38,7 @@ from python_backends.wires import InstanceLoad, InstanceLost, InstanceMove, Inst
 
 INSTANCES = (0, 1)
 SILENT_S = 60.0  # an instance that has said nothing for so long has died
-BACKGROUND_PROMPT, BACKGROUND_ANSWER = 32, 400  # tokens
-
-
-@dataclass(slots=True, eq=False)
-class Answer:
-    """One request as the benchmark sees it."""
-
-    stream: Stream
-    times_s: list[float] = field(default_factory=list)  # when each token came
-
-    @property
-    def gaps_s(self) -> NDArray[np.float64]:
-        return np.diff(self.times_s)
-
-    def has_ended(self) -> bool:
-        return self.stream.finish != Finish.RUNNING
-
-    @property
-    def num_tokens(self) -> int:
-        """Of prompt and output."""
-        return len(self.stream.request.prompt) + len(self.stream.tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """One attempt to move a request. All times are seconds of one clock; those that there are not are NaN."""
-
-    way: str
-    num_tokens: int  # that the request had when it began
-    outcome: str
-    place: int  # of the gap at the move, among the gaps of its answer
-    began_s: float
-    last_s: float  # when its last token of the source came
-    held_s: float
-    adopted_s: float
-    next_s: float  # when its first token of the destination came
-
-    @property
-    def gap_s(self) -> float:
-        return self.next_s - self.last_s
+BACKGROUND_PROMPT, BACKGROUND_ANSWER = 32, 2000  # tokens; few steps have a prompt of theirs
 
 
 class OneOfTwo(Router):
@@ -146,10 +107,11 @@ class Front:
         self._link.close()
 
     def kill(self, instance: int) -> None:
-        """Ends its process by SIGKILL, and starts another one in its place."""
+        """Ends its process by SIGKILL, and starts another one in its place; in a thread, because this takes
+        time that the scheduler model does not spend.
+        """
         self._killed.add(instance)
-        end_group(self._processes[instance], wait_s=0)
-        self._processes[instance] = self._start(instance)
+        threading.Thread(target=self._replace, args=(instance,)).start()
 
     def until_back(self) -> None:
         """Until the instance that was killed is ready again."""
@@ -201,7 +163,7 @@ class Front:
     def until(self, condition: Callable[[], bool], most_s: float = 120.0) -> None:
         end_s = time.monotonic() + most_s
         while not condition():
-            if any(each.poll() is not None for each in self._processes.values()):
+            if any(self._processes[each].poll() is not None for each in {*INSTANCES} - self._killed):
                 raise RuntimeError("an instance has ended")
             if time.monotonic() > end_s:
                 raise TimeoutError("the instances do not get on")
@@ -250,6 +212,10 @@ class Front:
         command = [sys.executable, "-m", "benchmarks.migration_instance", str(self._directory), str(instance)]
         place = places(len(INSTANCES), None, [])[instance]
         return start_group(command, with_large_pages(os.environ), place.processors, cwd=ROOT)
+
+    def _replace(self, instance: int) -> None:
+        end_group(self._processes[instance], wait_s=0)
+        self._processes[instance] = self._start(instance)
 
     def _fill_background(self) -> None:
         running = [each for each in self._background if not each.has_ended()]

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.migration_front import INSTANCES, Answer, Front
+from benchmarks.migration_answers import Answer
+from benchmarks.migration_front import INSTANCES, Front
 
 STREAMS = 4  # of each instance
 PROMPT_TOKENS, MOST_TOKENS = 32, 4000

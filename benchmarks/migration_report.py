@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.migration_front import Moved
+from benchmarks.migration_answers import Moved
 from benchmarks.results_file import table
 
 WAYS = ("blocks", "blocking", "recompute")
