@@ -7,8 +7,8 @@ Called by the streams thread. All times are seconds of one monotonic clock.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator
-from itertools import groupby
 
 from python_backends.cluster.move import Move, MoveOutcome, MoveReason
 from python_backends.cluster.moves import Moves
@@ -50,13 +50,13 @@ class Balancer:
         if not self._submissions.quarantine.is_calm(streams):
             return
         self._sent_s = {number: at_s for number, at_s in self._sent_s.items() if now_s - at_s < STAYS_S}
-        open_streams = [stream for stream in streams if stream.finish == Finish.RUNNING]
-        at = _by_instance(open_streams)
+        at = _by_instance(streams)
         for view in self._router.views:
-            waiting = [stream for stream in at.get(view.number, []) if not stream.seated]
-            self._send_waiting(view, waiting, now_s)
+            is_draining = view.number in self._router.draining
+            if is_draining or (view.load.num_waiting and self._router.moves_requests):
+                self._send_waiting(view, is_draining, at[view.number], now_s)
         for pair in [*self._drains(at), *self._router.find_pairs()]:
-            self._move_one(pair, at.get(pair.source.number, []), now_s)
+            self._move_one(pair, at[pair.source.number], now_s)
 
     def move(self, stream: Stream, instance: int, reason: MoveReason, now_s: float) -> Move | None:
         """Moves a stream that can leave its instance. Returns the move if its KV blocks are copied; else it
@@ -77,11 +77,12 @@ class Balancer:
 
     # --- requests without a slot
 
-    def _send_waiting(self, view: InstanceView, waiting: list[Stream], now_s: float) -> None:
-        is_draining = view.number in self._router.draining
-        if not is_draining and (not view.load.num_waiting or not self._router.moves_requests):
-            return
-        for stream in waiting:
+    def _send_waiting(
+        self, view: InstanceView, is_draining: bool, streams: list[Stream], now_s: float
+    ) -> None:
+        for stream in streams:
+            if stream.seated:
+                continue
             if not is_draining and (view.unseen or stream.request_id in self._sent_s):
                 return  # it may just have come, or have been sent here
             if not is_draining and stream.tokens:
@@ -101,19 +102,19 @@ class Balancer:
 
     def _drains(self, at: dict[int, list[Stream]]) -> Iterator[Pair]:
         """From each instance that is to be empty to the freest one, several times."""
-        for source in self._router.views:
-            takers = self._router.takers
-            if source.number in self._router.draining and at.get(source.number) and takers:
+        takers = self._router.takers
+        for source in self._router.views if self._router.draining and takers else []:
+            if source.number in self._router.draining and at[source.number]:
                 freest = max(takers, key=self._router.freeness_of)
                 yield from [Pair(source, freest, MoveReason.DRAIN)] * DRAINING_MOVES
 
     def _move_one(self, pair: Pair, streams: list[Stream], now_s: float) -> None:
         source, destination = pair.source.number, pair.destination.number
-        counts = self._moves.counts()
         most = self._settings.max_moves
         if pair.reason is MoveReason.DRAIN:
             most = max(most, DRAINING_MOVES)
-        if counts[source] >= most or counts[destination] >= most or not self._can_move(pair):
+        num_moves = max(self._moves.count(source), self._moves.count(destination))
+        if num_moves >= most or not self._can_move(pair):
             return
         stream = self._choose(pair, streams)
         if stream is not None:
@@ -145,12 +146,13 @@ class Balancer:
         return is_freer_afterwards(pair, num_tokens, self._settings.priority_headroom_tokens)
 
 
-def _by_instance(streams: list[Stream]) -> dict[int, list[Stream]]:
-    """Streams that an instance has; in each the ones that came first are first."""
-    placed = sorted(
-        (each for each in streams if each.instance != NO_INSTANCE), key=lambda each: each.instance
-    )
-    return {instance: list(group) for instance, group in groupby(placed, key=lambda each: each.instance)}
+def _by_instance(streams: Collection[Stream]) -> defaultdict[int, list[Stream]]:
+    """Open streams that an instance has, in the order in which they came."""
+    at: defaultdict[int, list[Stream]] = defaultdict(list)
+    for stream in streams:
+        if stream.instance != NO_INSTANCE and stream.finish == Finish.RUNNING:
+            at[stream.instance].append(stream)
+    return at
 
 
 def _starts_at_once(view: InstanceView, stream: Stream) -> bool:

@@ -51,7 +51,7 @@ def freeness_at_peak(view: InstanceView, headroom_tokens: int | None) -> float:
     the most memory, as admission there predicts it.
     """
     now = freeness_of(view, headroom_tokens)
-    peak_tokens = view.load.peak_blocks * view.limits.block_tokens
+    peak_tokens = view.load.future_blocks * view.limits.block_tokens
     if now <= 0 or peak_tokens <= view.used_tokens:
         return now
     return min(now, freeness(float(view.limits.kv_tokens), [float(peak_tokens)], view.num_requests))

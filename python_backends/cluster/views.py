@@ -60,10 +60,16 @@ class InstanceView:
         return self.limits.kv_tokens - self.used_tokens - self.waiting_tokens
 
     @property
+    def growth_tokens(self) -> int:
+        """By which the memory in use will grow until it is the most, as predicted."""
+        return max(0, self.load.future_blocks - self.load.num_used_blocks) * self.limits.block_tokens
+
+    @property
     def tokens_to_compute(self) -> int:
         """Before a new request's turn comes, as far as known."""
         unseen = sum(demand.num_new_tokens for demand in self.unseen.values())
-        return self.load.waiting_blocks * self.limits.block_tokens + unseen
+        waiting = self.load.waiting_blocks * self.limits.block_tokens
+        return self.load.num_prefill_tokens + waiting + unseen
 
     @property
     def num_high_priority(self) -> int:

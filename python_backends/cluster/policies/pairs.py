@@ -7,27 +7,32 @@ source was, so a request does not go back and forth.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from python_backends.cluster.freeness import freeness, freeness_at_peak, freeness_of
+import numpy as np
+
+from python_backends.cluster.columns import Doubles, Figures
+from python_backends.cluster.freeness import freeness, freeness_of
 from python_backends.cluster.move import MoveReason
 from python_backends.cluster.policies.policy import Pair, Thresholds
 from python_backends.cluster.views import InstanceView
 
-Freeness = Callable[[InstanceView, int | None], float]
+
+def pairs_by_freeness(views: Sequence[InstanceView], figures: Figures, thresholds: Thresholds) -> list[Pair]:
+    return _pairs(views, figures.freeness, thresholds)
 
 
-def pairs_by_freeness(views: Sequence[InstanceView], thresholds: Thresholds) -> list[Pair]:
-    return _pairs(views, thresholds, freeness_of, thresholds.priority_headroom_tokens)
-
-
-def pairs_by_freeness_base(views: Sequence[InstanceView], thresholds: Thresholds) -> list[Pair]:
+def pairs_by_freeness_base(
+    views: Sequence[InstanceView], figures: Figures, thresholds: Thresholds
+) -> list[Pair]:
     """Requests of high priority count as all others."""
-    return _pairs(views, thresholds, freeness_of, None)
+    return _pairs(views, figures.freeness_base, thresholds)
 
 
-def pairs_by_freeness_at_peak(views: Sequence[InstanceView], thresholds: Thresholds) -> list[Pair]:
-    return _pairs(views, thresholds, freeness_at_peak, thresholds.priority_headroom_tokens)
+def pairs_by_freeness_at_peak(
+    views: Sequence[InstanceView], figures: Figures, thresholds: Thresholds
+) -> list[Pair]:
+    return _pairs(views, figures.freeness_at_peak, thresholds)
 
 
 def is_freer_afterwards(pair: Pair, num_tokens: int, headroom_tokens: int) -> bool:
@@ -37,16 +42,14 @@ def is_freer_afterwards(pair: Pair, num_tokens: int, headroom_tokens: int) -> bo
     return freeness(left, [], view.num_requests + 1) > freeness_of(pair.source, headroom_tokens)
 
 
-def _pairs(
-    views: Sequence[InstanceView], thresholds: Thresholds, measure: Freeness, headroom_tokens: int | None
-) -> list[Pair]:
+def _pairs(views: Sequence[InstanceView], measured: Doubles, thresholds: Thresholds) -> list[Pair]:
     """The least free with the freest, and so on."""
-    measured = sorted((measure(view, headroom_tokens), view.number, view) for view in views)
-    low = [each for each in measured if each[0] < thresholds.low_tokens]
-    high = [each for each in reversed(measured) if each[0] > thresholds.low_tokens]
+    order = np.argsort(measured, kind="stable")
+    low = order[measured[order] < thresholds.low_tokens]
+    high = order[measured[order] > thresholds.low_tokens][::-1]
     return [
-        Pair(source, destination, _reason(source, thresholds))
-        for (_, _, source), (_, _, destination) in zip(low, high, strict=False)
+        Pair(views[source], views[destination], _reason(views[source], thresholds))
+        for source, destination in zip(low.tolist(), high.tolist(), strict=False)
     ]
 
 
