@@ -10,6 +10,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 
+from python_backends.cluster.gathering import (
+    first_waiting,
+    lacking,
+    missing_tokens,
+    most_spare,
+    spare_tokens,
+)
 from python_backends.cluster.move import Move, MoveOutcome, MoveReason
 from python_backends.cluster.moves import Moves
 from python_backends.cluster.policies.pairs import is_freer_afterwards
@@ -55,6 +62,8 @@ class Balancer:
             is_draining = view.number in self._router.draining
             if is_draining or (view.load.num_waiting and self._router.moves_requests):
                 self._send_waiting(view, is_draining, at[view.number], now_s)
+        if self._router.gathers:
+            self._gather(at, now_s)
         for pair in [*self._drains(at), *self._router.find_pairs()]:
             self._move_one(pair, at[pair.source.number], now_s)
 
@@ -100,6 +109,35 @@ class Balancer:
 
     # --- requests with a slot
 
+    def _gather(self, at: defaultdict[int, list[Stream]], now_s: float) -> None:
+        """Of each instance where a request waits for memory one leaves whose memory suffices."""
+        views = self._router.takers
+        firsts = {view.number: first_waiting(at[view.number]) if view.num_waiting else None for view in views}
+        for source in lacking(views, firsts):
+            calm = [view for view in views if not self._moves.count(view.number)]
+            destination = most_spare(source, calm, firsts)
+            if destination is None or self._moves.count(source.number):
+                continue
+            pair = Pair(source, destination, MoveReason.DEFRAGMENT)
+            stream = self._choose_for(source, destination, at[source.number])
+            if stream is not None and self._can_move(pair):
+                self.move(stream, destination.number, pair.reason, now_s)
+
+    def _choose_for(
+        self, source: InstanceView, destination: InstanceView, streams: list[Stream]
+    ) -> Stream | None:
+        """The smallest of ordinary priority that fits and leaves enough memory."""
+        missing, spare = missing_tokens(source), spare_tokens(destination)
+        fitting = [
+            stream
+            for stream in streams
+            if _num_tokens(stream) >= missing
+            and _demand(stream) <= spare
+            and stream.request.priority <= 0
+            and self._moves.can_leave(stream)
+        ]
+        return min(fitting, key=_num_tokens, default=None)
+
     def _drains(self, at: dict[int, list[Stream]]) -> Iterator[Pair]:
         """From each instance that is to be empty to the freest one, several times."""
         takers = self._router.takers
@@ -143,7 +181,7 @@ class Balancer:
             return False
         if pair.reason is MoveReason.PRIORITY:
             return stream.request.priority == 0
-        return is_freer_afterwards(pair, num_tokens, self._settings.priority_headroom_tokens)
+        return is_freer_afterwards(pair, num_tokens, self._router.headroom_tokens)
 
 
 def _by_instance(streams: Collection[Stream]) -> defaultdict[int, list[Stream]]:

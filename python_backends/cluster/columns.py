@@ -23,18 +23,18 @@ class Figures(NamedTuple):
     num_requests: Doubles  # that run or wait
     num_free_slots: Doubles  # after all requests that wait have got one
     free_tokens: Doubles  # after all requests that wait have what they need
-    future_free_tokens: Doubles  # the same when those that run use the most, as predicted
+    unused_tokens: Doubles  # that nothing uses now; requests that wait may need them
     tokens_to_compute: Doubles  # before the turn of a new request comes
     freeness: Doubles  # tokens per request, with headroom for requests of high priority
     freeness_base: Doubles  # without
-    freeness_at_peak: Doubles  # the smaller of `freeness` and of that at the predicted peak of memory
+    freeness_at_peak: Doubles  # the smaller of `freeness_base` and of that at the predicted peak of memory
 
 
 class Columns:
     """Owns the figures of each instance."""
 
-    def __init__(self, headroom_tokens: int) -> None:
-        """`headroom_tokens`: see `freeness.headroom`."""
+    def __init__(self, headroom_tokens: int | None) -> None:
+        """`headroom_tokens`: see `freeness_of`."""
         self._headroom_tokens = headroom_tokens
         self._places: dict[int, int] = {}  # by instance
         self._figures = np.zeros((len(Figures._fields), 0))
@@ -55,11 +55,11 @@ class Columns:
             view.num_requests,
             view.num_free_slots,
             view.free_tokens,
-            view.free_tokens - view.growth_tokens,
+            view.unused_tokens,
             view.tokens_to_compute,
             freeness_of(view, self._headroom_tokens),
             freeness_of(view, None),
-            freeness_at_peak(view, self._headroom_tokens),
+            freeness_at_peak(view),
         )
 
     def places(self, instances: Sequence[int]) -> Places:

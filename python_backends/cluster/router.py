@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from python_backends.cluster.columns import Columns
 from python_backends.cluster.freeness import freeness_of
 from python_backends.cluster.policies import POLICIES
-from python_backends.cluster.policies.policy import Candidates, Pair, Thresholds
+from python_backends.cluster.policies.policy import Candidates, Pair
 from python_backends.cluster.prefixes import SentPrefixes
 from python_backends.cluster.views import Demand, InstanceView
 from python_backends.nouns.messages import Load
@@ -27,11 +27,11 @@ class Router:
         self._num_dispatched = 0  # to all of them
         self.policy = settings.policy
         self._policy = POLICIES[settings.policy]
-        self._headroom_tokens = settings.priority_headroom_tokens
-        self._thresholds = Thresholds(settings.low_tokens, settings.priority_headroom_tokens)
+        self.headroom_tokens = settings.priority_headroom_tokens if self._policy.keeps_headroom else None
+        self._low_tokens = settings.low_tokens
         self.draining: frozenset[int] = frozenset()  # instances that get no request
         self._views: dict[int, InstanceView] = {}
-        self._columns = Columns(settings.priority_headroom_tokens)
+        self._columns = Columns(self.headroom_tokens)
         self._prefixes: SentPrefixes | None = None  # no instance has been ready yet
 
     def ready(self, instance: int, limits: ModelLimits) -> None:
@@ -69,6 +69,11 @@ class Router:
         return self._policy.find_pairs is not None
 
     @property
+    def gathers(self) -> bool:
+        """Whether running requests leave memory to one that waits for memory."""
+        return self._policy.gathers
+
+    @property
     def spares_ending(self) -> bool:
         """Whether requests that are about to end stay where they are."""
         return self._policy.spares_ending
@@ -80,7 +85,7 @@ class Router:
         if find is None or not takers:
             return []
         figures = self._columns.figures(self._columns.places([view.number for view in takers]))
-        return find(takers, figures, self._thresholds)
+        return find(takers, figures, self._low_tokens)
 
     def freeness(self, instance: int) -> float:
         """Tokens per request; 0 of an instance that is not ready."""
@@ -91,7 +96,7 @@ class Router:
         """Tokens per request; of an instance that is to be empty, none at all."""
         if view.number in self.draining:
             return -math.inf
-        return freeness_of(view, self._headroom_tokens)
+        return freeness_of(view, self.headroom_tokens)
 
     def step_s(self, instance: int) -> float:
         """What a step takes there at present; 0: not known."""
@@ -109,7 +114,9 @@ class Router:
         num_found = self._num_found_tokens(self._keys(stream))
         num_new_tokens = num_tokens - self._columns.of_instances(num_found, places)
         figures = self._columns.figures(places)
-        candidates = Candidates(figures, num_new_tokens, num_tokens, self._num_dispatched)
+        candidates = Candidates(
+            figures, num_new_tokens, num_tokens, stream.request.priority, self._num_dispatched
+        )
         return self._columns.number(int(places[self._policy.choose(candidates)]))
 
     def submitted(self, stream: Stream, instance: int, number: int) -> None:

@@ -49,6 +49,10 @@ class InstanceView:
         return self.load.num_used_blocks * self.limits.block_tokens
 
     @property
+    def unused_tokens(self) -> int:
+        return self.limits.kv_tokens - self.used_tokens
+
+    @property
     def waiting_tokens(self) -> int:
         """That the requests which wait there need for their tokens so far."""
         unseen = sum(demand.num_tokens for demand in self.unseen.values())
@@ -57,12 +61,7 @@ class InstanceView:
     @property
     def free_tokens(self) -> int:
         """That are left after all requests that wait there have what they need."""
-        return self.limits.kv_tokens - self.used_tokens - self.waiting_tokens
-
-    @property
-    def growth_tokens(self) -> int:
-        """By which the memory in use will grow until it is the most, as predicted."""
-        return max(0, self.load.future_blocks - self.load.num_used_blocks) * self.limits.block_tokens
+        return self.unused_tokens - self.waiting_tokens
 
     @property
     def tokens_to_compute(self) -> int:

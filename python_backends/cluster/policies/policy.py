@@ -20,15 +20,8 @@ class Candidates:
     figures: Figures
     num_new_tokens: Doubles  # [n] of the request, that would have to be computed there
     num_tokens: int  # of the request: prompt and answer so far
+    priority: int
     num_dispatches: int  # of requests before
-
-
-@dataclass(frozen=True, slots=True)
-class Thresholds:
-    """In tokens; see the settings of the same names."""
-
-    low_tokens: int
-    priority_headroom_tokens: int
 
 
 class Pair(NamedTuple):
@@ -41,12 +34,15 @@ class Pair(NamedTuple):
 
 # the place of one of the candidates
 Choose = Callable[[Candidates], int]
-# pairs of these n instances, whose figures are [n]; each is in one pair at most
-FindPairs = Callable[[Sequence[InstanceView], Figures, Thresholds], list[Pair]]
+# pairs of these n instances, whose figures are [n]; each is in one pair at most. The last argument: requests
+# leave an instance whose freeness is below this, in tokens per request
+FindPairs = Callable[[Sequence[InstanceView], Figures, int], list[Pair]]
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterPolicy:
     choose: Choose
     find_pairs: FindPairs | None = None  # None: no request moves
+    keeps_headroom: bool = False  # for requests of high priority
+    gathers: bool = False  # running requests leave memory to one that waits for memory
     spares_ending: bool = False  # a request that is predicted to end soon does not move

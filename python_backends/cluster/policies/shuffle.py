@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from python_backends.cluster.columns import Figures
 from python_backends.cluster.move import MoveReason
-from python_backends.cluster.policies.policy import Candidates, Pair, Thresholds
+from python_backends.cluster.policies.policy import Candidates, Pair
 from python_backends.cluster.views import InstanceView
 
 
@@ -15,7 +15,7 @@ def shuffle(candidates: Candidates) -> int:
     return random.randrange(len(candidates.num_new_tokens))
 
 
-def shuffled_pairs(views: Sequence[InstanceView], figures: Figures, thresholds: Thresholds) -> list[Pair]:
+def shuffled_pairs(views: Sequence[InstanceView], figures: Figures, low_tokens: int) -> list[Pair]:
     """Two of the instances."""
     if len(views) < 2:
         return []
