@@ -8,18 +8,19 @@ Called by the streams thread. All times are seconds of one monotonic clock.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from python_backends.cluster.gathering import (
+    by_spare,
+    destination_for,
     first_waiting,
     lacking,
     missing_tokens,
-    most_spare,
     spare_tokens,
 )
 from python_backends.cluster.move import Move, MoveOutcome, MoveReason
 from python_backends.cluster.moves import Moves
-from python_backends.cluster.policies.pairs import is_freer_afterwards
+from python_backends.cluster.policies.pairs import freer_afterwards
 from python_backends.cluster.policies.policy import Pair
 from python_backends.cluster.router import Router
 from python_backends.cluster.views import InstanceView
@@ -113,15 +114,17 @@ class Balancer:
         """Of each instance where a request waits for memory one leaves whose memory suffices."""
         views = self._router.takers
         firsts = {view.number: first_waiting(at[view.number]) if view.num_waiting else None for view in views}
-        for source in lacking(views, firsts):
-            calm = [view for view in views if not self._moves.count(view.number)]
-            destination = most_spare(source, calm, firsts)
+        calm = [view for view in views if not self._moves.count(view.number)]
+        ordered = by_spare(calm)
+        for source in lacking(calm, firsts):
+            destination = destination_for(source, ordered, firsts)
             if destination is None or self._moves.count(source.number):
                 continue
             pair = Pair(source, destination, MoveReason.DEFRAGMENT)
             stream = self._choose_for(source, destination, at[source.number])
             if stream is not None and self._can_move(pair):
                 self.move(stream, destination.number, pair.reason, now_s)
+                ordered = [view for view in ordered if view not in (source, destination)]
 
     def _choose_for(
         self, source: InstanceView, destination: InstanceView, streams: list[Stream]
@@ -165,23 +168,32 @@ class Balancer:
 
     def _choose(self, pair: Pair, streams: list[Stream]) -> Stream | None:
         """Of those that can leave and fit: the one of lowest priority, and then the shortest."""
+        view = pair.destination
+        if view.num_free_slots <= 0:
+            return None
+        free_tokens, is_worth_it = view.free_tokens, self._worth(pair)
         fitting = [
-            stream for stream in streams if self._moves.can_leave(stream) and self._is_worth_it(pair, stream)
+            stream
+            for stream in streams
+            if _demand(stream) <= free_tokens and is_worth_it(stream) and self._moves.can_leave(stream)
         ]
         return min(fitting, key=lambda each: (each.request.priority, _num_tokens(each)), default=None)
 
-    def _is_worth_it(self, pair: Pair, stream: Stream) -> bool:
-        num_tokens = _num_tokens(stream)
-        view = pair.destination
-        if view.num_free_slots <= 0 or view.free_tokens < _demand(stream):
-            return False
+    def _worth(self, pair: Pair) -> Callable[[Stream], bool]:
+        """Says of a stream whether its move is worth its cost."""
         if pair.reason in (MoveReason.DRAIN, MoveReason.SHUFFLE):
-            return True
-        if self._router.spares_ending and _is_about_to_end(stream, view.limits.block_tokens):
-            return False
-        if pair.reason is MoveReason.PRIORITY:
-            return stream.request.priority == 0
-        return is_freer_afterwards(pair, num_tokens, self._router.headroom_tokens)
+            return lambda stream: True
+        is_freer = freer_afterwards(pair, self._router.headroom_tokens)
+        stays_within = pair.destination.limits.block_tokens if self._router.spares_ending else 0
+
+        def is_worth_it(stream: Stream) -> bool:
+            if stays_within and _is_about_to_end(stream, stays_within):
+                return False
+            if pair.reason is MoveReason.PRIORITY:
+                return stream.request.priority == 0
+            return is_freer(_num_tokens(stream))
+
+        return is_worth_it
 
 
 def _by_instance(streams: Collection[Stream]) -> defaultdict[int, list[Stream]]:

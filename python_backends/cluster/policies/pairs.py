@@ -32,11 +32,13 @@ def pairs_by_freeness_at_peak(views: Sequence[InstanceView], figures: Figures, l
     return _pairs(views, figures.freeness_at_peak, low_tokens, _reason_base)
 
 
-def is_freer_afterwards(pair: Pair, num_tokens: int, headroom_tokens: int | None) -> bool:
-    """Whether the destination would be freer with one more request of `num_tokens` than the source is now."""
-    view = pair.destination
-    left = view.free_tokens - num_tokens
-    return freeness(left, [], view.num_requests + 1) > freeness_of(pair.source, headroom_tokens)
+def freer_afterwards(pair: Pair, headroom_tokens: int | None) -> Callable[[int], bool]:
+    """Says whether the destination would be freer with one more request of so many tokens than the source is
+    now.
+    """
+    free_tokens, num_requests = pair.destination.free_tokens, pair.destination.num_requests + 1
+    now = freeness_of(pair.source, headroom_tokens)
+    return lambda num_tokens: freeness(free_tokens - num_tokens, [], num_requests) > now
 
 
 def _pairs(
