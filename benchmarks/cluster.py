@@ -93,7 +93,7 @@ class Point:
 
 
 def run_or_read(point: Point, runs: Path | None, commit: str) -> tuple[Served, str]:
-    """The results, and the commit of the code that made them. `runs`: the folder where runs are kept, if any."""
+    """The results, and the commit of the code that made them. `runs`: the folder of runs that are kept."""
     words = json.dumps(asdict(point), sort_keys=True)
     path = runs / f"{hashlib.sha256(words.encode()).hexdigest()[:24]}.npz" if runs else None
     return kept(path, commit, lambda: run(point))
