@@ -10,11 +10,10 @@ copied at --bandwidth; a request continues to decode meanwhile, and stops for it
 time.
 
 Lengths of prompts and of answers have a power law from 8 to 6,144 tokens with the mean --tokens. The gaps
-between arrivals have a Gamma distribution. Capacity is the throughput of the cluster under `ours` when
+between arrivals have a Gamma distribution. Capacity is the throughput of the cluster under `llumnix` when
 requests always wait. At the start about as many requests run as at that load; they don't count. Every policy
-gets the same requests at the same times, and figures are of all --seeds runs together. A run ends when each
-request has its first token. The time per token includes waits after an eviction; it is that of answers with
-at least 8 tokens at the end of the run.
+gets the same requests at the same times. A run ends when each request has its first token. The time per token
+includes waits after an eviction; it is that of answers with at least 8 tokens at the end of the run.
 
 Admission `as_needed` is vLLM's: first come first served, blocks are taken when tokens need them, and the
 youngest request is evicted when no block is free. Other names are those of scheduling.policy; `ours` gets
@@ -30,11 +29,13 @@ is not measured there.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +43,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tqdm import tqdm
 
-from benchmarks import cluster_scaling
+from benchmarks import cluster_router, cluster_scaling
 from benchmarks.cluster_check import check
 from benchmarks.cluster_hosts import AS_NEEDED, Machine
+from benchmarks.cluster_kept import kept
 from benchmarks.cluster_report import Row, by_load, draw, row_of
 from benchmarks.cluster_requests import Load, draw_work
 from benchmarks.cluster_runs import Capacity, Served, Simulation, measure_capacity
-from benchmarks.results_file import table, write_result
+from benchmarks.results_file import COMMIT, table, write_result
 from python_backends.scheduling.policies import POLICIES as ADMISSIONS
 from python_backends.scheduling.step_time import FEATURES
 from python_backends.settings import ClusterSettings
@@ -90,6 +92,13 @@ class Point:
     capacity: Capacity
 
 
+def run_or_read(point: Point, runs: Path | None, commit: str) -> tuple[Served, str]:
+    """The results, and the commit of the code that made them. `runs`: the folder of runs that are kept."""
+    words = json.dumps(asdict(point), sort_keys=True)
+    path = runs / f"{hashlib.sha256(words.encode()).hexdigest()[:24]}.npz" if runs else None
+    return kept(path, commit, lambda: run(point))
+
+
 def run(point: Point) -> Served:
     case, capacity = point.case, point.capacity
     load = Load(
@@ -109,6 +118,7 @@ class Bench:
     def __init__(self, asked: argparse.Namespace) -> None:
         self.asked = asked
         self.capacities: dict[tuple[float, str], Capacity] = {}
+        self.commits: set[str] = set()  # whose code made the runs
 
     def machine(self, admission: str) -> Machine:
         asked = self.asked
@@ -134,8 +144,9 @@ class Bench:
         if asked.quick:
             return []
         bursts = Case(0.9, 4.0, asked.tokens, admission=asked.admission)
-        high = [replace(bursts, load=load, high_share=HIGH_SHARE) for load in (0.7, 0.9)]
-        arrivals = [replace(bursts, cv=cv) for cv in (2.0, 8.0)]
+        mixed = replace(bursts, cv=8.0, mean_tokens=128.0, high_share=HIGH_SHARE)
+        high = [replace(mixed, load=load) for load in (0.7, 0.9, 1.0)]
+        arrivals = [replace(bursts, cv=2.0)]
         lengths = [replace(bursts, mean_tokens=mean) for mean in (128.0, 512.0)]
         return [*high, *arrivals, *lengths, replace(bursts, admission=asked.other_admission)]
 
@@ -158,7 +169,7 @@ class Bench:
         ]
 
     def measure_capacities(self, cases: list[Case]) -> None:
-        settings = ClusterSettings(instances=self.asked.instances, policy="ours")
+        settings = ClusterSettings(instances=self.asked.instances, policy="llumnix")
         kinds = dict.fromkeys((case.mean_tokens, case.admission) for case in cases)
         for mean, admission in tqdm(kinds, desc="capacity"):
             found = measure_capacity(self.machine(admission), settings, mean)
@@ -169,8 +180,10 @@ class Bench:
         points = self.points(cases)
         with ProcessPoolExecutor(self.asked.jobs) as pool:
             made: list[Served] = []
-            for point, served in zip(points, tqdm(pool.map(run, points), "runs", len(points)), strict=True):
+            found = pool.map(partial(run_or_read, runs=self.asked.runs, commit=COMMIT["commit"]), points)
+            for point, (served, commit) in zip(points, tqdm(found, "runs", len(points)), strict=True):
                 made.append(served)
+                self.commits.add(commit)
                 if point.seed == self.asked.seeds:
                     row, made = row_of(point.policy, point.case.name, made), []
                     tqdm.write(f"{row.case}: {row.policy}: P99 first token {row.p99_ttft_s} s")
@@ -190,11 +203,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--cvs",
         type=numbers,
-        default=[1.0, 4.0],
+        default=[1.0, 4.0, 8.0],
         help="coefficients of variation of the gaps between arrivals",
     )
-    parser.add_argument("--requests", type=int, default=800, help="in one run")
-    parser.add_argument("--seeds", type=int, default=2, help="number of runs, each with different requests")
+    parser.add_argument("--requests", type=int, default=400, help="in one run")
+    parser.add_argument("--seeds", type=int, default=5, help="number of runs, each with different requests")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument("--instances", type=int, default=16)
     parser.add_argument("--tokens", type=float, default=256.0, help="mean of prompts, and of answers")
@@ -218,6 +231,12 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--scaling", action="store_true", help="only: the number of instances follows the load"
+    )
+    parser.add_argument(
+        "--router", action="store_true", help="only: the time of the router for up to 1,024 instances"
+    )
+    parser.add_argument(
+        "--runs", type=Path, help="folder in which each run is kept: one that is there is not repeated"
     )
     parser.add_argument("--json", type=Path, help="also write the results here")
     parser.add_argument("--plot", type=Path, help="P99 time to first token over load or instances")
@@ -253,6 +272,11 @@ def main() -> None:
     if asked.check:
         _check(asked)
         return
+    if asked.router:
+        rows = cluster_router.measure(asked.quick)
+        if asked.json:
+            write_result(asked.json, {"rows": [asdict(row) for row in rows]})
+        return
     bench = Bench(asked)
     if asked.scaling:
         _scaling(asked, bench)
@@ -267,6 +291,7 @@ def main() -> None:
         },
         "simulated_machine": asdict(bench.machine(asked.admission)),
         "step_time_s": dict(zip(FEATURES, asked.step_time, strict=True)),
+        "commits_of_runs": sorted(bench.commits),
         "requests": asked.requests,
         "seeds": asked.seeds,
         "instances": asked.instances,

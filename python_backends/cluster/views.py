@@ -49,6 +49,10 @@ class InstanceView:
         return self.load.num_used_blocks * self.limits.block_tokens
 
     @property
+    def unused_tokens(self) -> int:
+        return self.limits.kv_tokens - self.used_tokens
+
+    @property
     def waiting_tokens(self) -> int:
         """That the requests which wait there need for their tokens so far."""
         unseen = sum(demand.num_tokens for demand in self.unseen.values())
@@ -57,13 +61,14 @@ class InstanceView:
     @property
     def free_tokens(self) -> int:
         """That are left after all requests that wait there have what they need."""
-        return self.limits.kv_tokens - self.used_tokens - self.waiting_tokens
+        return self.unused_tokens - self.waiting_tokens
 
     @property
     def tokens_to_compute(self) -> int:
         """Before a new request's turn comes, as far as known."""
         unseen = sum(demand.num_new_tokens for demand in self.unseen.values())
-        return self.load.waiting_blocks * self.limits.block_tokens + unseen
+        waiting = self.load.waiting_blocks * self.limits.block_tokens
+        return self.load.num_prefill_tokens + waiting + unseen
 
     @property
     def num_high_priority(self) -> int:

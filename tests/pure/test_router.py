@@ -155,8 +155,7 @@ def test_as_many_prefix_blocks_are_remembered_as_an_instance_has() -> None:
     prompt, law = np.zeros(3 * SIZE + 1, np.int32), AdapterVersion("law", "1", "01")
     keys = [sent.keys(Request(1, prompt, Sampling(1), adapter=adapter)) for adapter in (BASE, law)]
     sent.sent(0, keys[0])
-    assert sent.num_found_tokens(0, keys[0]) == 3 * SIZE
-    assert sent.num_found_tokens(1, keys[0]) == 0
+    assert sent.num_found_tokens(keys[0]) == {0: 3 * SIZE}
     sent.sent(0, keys[1])
-    assert sent.num_found_tokens(0, keys[1]) == 3 * SIZE
-    assert sent.num_found_tokens(0, keys[0]) == 0, "its first blocks were the oldest"
+    assert sent.num_found_tokens(keys[1]) == {0: 3 * SIZE}
+    assert sent.num_found_tokens(keys[0]) == {}, "its first blocks were the oldest"
