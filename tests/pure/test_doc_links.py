@@ -116,6 +116,7 @@ def is_file(name: str) -> bool:
 def unknown(text: str) -> list[str]:
     """Files with a folder, settings and targets of `make` that are not there."""
     files = re.findall(r"`([\w.-]+/[\w./-]+\.(?:py|md|toml|json|yml|pbtxt|cpp))", text)
+    files += re.findall(r"(?<![\w/`])((?:tests|benchmarks|build|client)/[\w/]+\.py)", text)  # in commands
     missing = [name for name in files if name not in EXAMPLES and not is_file(name)]
     settings = re.findall(
         rf"\b({'|'.join(SECTIONS)})\.(?!py\b|png\b|json\b|toml\b)([a-z_]+)(?:`| = |=)", text
