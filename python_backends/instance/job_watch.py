@@ -58,7 +58,8 @@ class JobWatch:
             with announced(self._directory, self._refusal):
                 self._look_again_and_again()
         except OSError as error:
-            log.info("no fine-tuning jobs are taken (finetuning.directory): %s", error)
+            if self._training is not None:
+                log.info("no fine-tuning jobs are taken (finetuning.directory): %s", error)
 
     def _look_again_and_again(self) -> None:
         last = ""

@@ -23,6 +23,7 @@ NUM_ERRORS = 64  # latest errors that the margin is taken of
 SURE = 0.95  # share of the pieces that are done within the expected time and the margin
 
 MOST_MARGIN = 2.0  # what takes longer was interrupted
+FAR_BELOW = 2.0  # times less than expected: what was learned from was interrupted
 
 NOTHING: Loads = (0, 0, 0.0)
 
@@ -78,10 +79,20 @@ class PieceTime:
             self._sizes.add(size)
             return False
         self._observed.append((1.0, *loads, seconds))
+        if FAR_BELOW * seconds * self._margin < self.seconds(loads):
+            self._begin_again(loads[1])
         if self._fit.count < WARM or len(self._observed) >= BATCH:
             observed, self._observed = np.array(self._observed, np.float64), []
             self._learn(observed[:, :-1], observed[:, -1])
         return True
+
+    def _begin_again(self, tokens: int) -> None:
+        """With the latest observation, of a piece of so many tokens. A piece may take longer than it needs,
+        but not less. Without this, pieces that seem not to fit are tried too rarely to correct it.
+        """
+        self._fit = LeastSquares(len(FEATURES), MEMORY, WARM)
+        self._errors.clear()
+        self._margin, self._observed, self.most_tokens = 1.0, self._observed[-1:], tokens
 
     def _learn(self, features: Array, seconds: Array) -> None:
         is_first = not self._fit.count

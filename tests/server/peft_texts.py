@@ -22,4 +22,4 @@ def text_of_peft(adapter: Path, prompt: str, num_tokens: int) -> str:
     lengths = {"min_new_tokens": num_tokens, "max_new_tokens": num_tokens}
     with torch.inference_mode():
         tokens = model.generate(**ids, do_sample=False, **lengths)[0, ids["input_ids"].shape[1] :]
-    return str(tokenizer.decode(tokens))
+    return str(tokenizer.decode(tokens, skip_special_tokens=True))
