@@ -510,3 +510,17 @@ def test_who_waited_only_for_one_that_is_cancelled_is_admitted_with_the_next_pla
     assert instance.scheduler.cancel(1)
     instance.turn()
     assert instance.answers[3]
+
+
+@pytest.mark.parametrize(("policy", "first"), [("fcfs", 2), ("orca", 1)])
+def test_the_prompt_of_highest_priority_is_computed_first(model: Path, policy: str, first: int) -> None:
+    """Unless the policy knows no priorities. Of 200 tokens of prompts a step computes 64."""
+    instance = Instance(model, policy=policy, token_budget=64)
+    scheduler = instance.scheduler
+    for number, priority in ((1, 0), (2, 1)):
+        ids = np.full(100, number, np.int32)
+        scheduler.submit(Request(number, ids, Sampling(max_tokens=4), priority=priority), NO_TOKENS)
+    plan = scheduler.plan()
+    assert plan is not None
+    assert scheduler.load().num_prefill_tokens == 200 - len(plan.tokens)
+    assert scheduler.slots.request_ids[plan.slots[0]] == first
