@@ -47,7 +47,7 @@ from benchmarks import cluster_router, cluster_scaling
 from benchmarks.cluster_check import check
 from benchmarks.cluster_hosts import AS_NEEDED, Machine
 from benchmarks.cluster_kept import kept
-from benchmarks.cluster_report import Row, by_load, draw, row_of
+from benchmarks.cluster_report import Row, by_load, compare, draw, row_of
 from benchmarks.cluster_requests import Load, draw_work
 from benchmarks.cluster_runs import Capacity, Served, Simulation, measure_capacity
 from benchmarks.results_file import COMMIT, table, write_result
@@ -119,6 +119,7 @@ class Bench:
         self.asked = asked
         self.capacities: dict[tuple[float, str], Capacity] = {}
         self.commits: set[str] = set()  # whose code made the runs
+        self.served: dict[str, dict[str, list[Served]]] = {}  # by case and policy
 
     def machine(self, admission: str) -> Machine:
         asked = self.asked
@@ -179,13 +180,13 @@ class Bench:
         """Yields a row for each case and policy."""
         points = self.points(cases)
         with ProcessPoolExecutor(self.asked.jobs) as pool:
-            made: list[Served] = []
             found = pool.map(partial(run_or_read, runs=self.asked.runs, commit=COMMIT["commit"]), points)
             for point, (served, commit) in zip(points, tqdm(found, "runs", len(points)), strict=True):
-                made.append(served)
                 self.commits.add(commit)
+                runs = self.served.setdefault(point.case.name, {}).setdefault(point.policy, [])
+                runs.append(served)
                 if point.seed == self.asked.seeds:
-                    row, made = row_of(point.policy, point.case.name, made), []
+                    row = row_of(point.policy, point.case.name, runs)
                     tqdm.write(f"{row.case}: {row.policy}: P99 first token {row.p99_ttft_s} s")
                     yield row
 
@@ -297,11 +298,18 @@ def main() -> None:
         "instances": asked.instances,
     }
     keys = [(case.load, case.cv, case.name) for case in grid]
+    compared = [each for case, runs in bench.served.items() for each in compare(case, runs)]
     if asked.json:
-        write_result(asked.json, told | by_load(rows, keys) | {"rows": [asdict(row) for row in rows]})
+        more = {"compared": [asdict(each) for each in compared], "rows": [asdict(row) for row in rows]}
+        write_result(asked.json, told | by_load(rows, keys) | more)
     if asked.plot:
         draw(asked.plot, rows, keys)
     print(json.dumps(told))
+    for each in compared:
+        print(
+            f"{each.case}: {each.policy} compared with {each.other}: P99 first token {each.p99_ttft} times better,"
+            f" in {each.wins} runs; {each.evictions} times the evictions"
+        )
     print(table([asdict(row) for row in rows]))
 
 
