@@ -307,8 +307,8 @@ def main() -> None:
     print(json.dumps(told))
     for each in compared:
         print(
-            f"{each.case}: {each.policy} compared with {each.other}: P99 first token {each.p99_ttft} times better,"
-            f" in {each.wins} runs; {each.evictions} times the evictions"
+            f"{each.case}: {each.policy} compared with {each.other}: P99 first token {each.p99_ttft} times"
+            f" better, in {each.wins} runs; {each.evictions} times the evictions"
         )
     print(table([asdict(row) for row in rows]))
 
