@@ -256,6 +256,12 @@ def _check(asked: argparse.Namespace) -> None:
         write_result(asked.json, {"rows": [asdict(row) for row in rows]})
 
 
+def _router(asked: argparse.Namespace) -> None:
+    rows = cluster_router.measure(asked.quick)
+    if asked.json:
+        write_result(asked.json, {"rows": [asdict(row) for row in rows]})
+
+
 def _scaling(asked: argparse.Namespace, bench: Bench) -> None:
     case = Case(0.0, 0.0, asked.tokens, admission=asked.admission)
     bench.measure_capacities([case])
@@ -274,9 +280,7 @@ def main() -> None:
         _check(asked)
         return
     if asked.router:
-        rows = cluster_router.measure(asked.quick)
-        if asked.json:
-            write_result(asked.json, {"rows": [asdict(row) for row in rows]})
+        _router(asked)
         return
     bench = Bench(asked)
     if asked.scaling:

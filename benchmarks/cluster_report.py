@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ class Comparison:
     by_seed_p99_ttft: str
 
 
-def compare(case: str, runs: dict[str, Sequence[Served]]) -> list[Comparison]:
+def compare(case: str, runs: Mapping[str, Sequence[Served]]) -> list[Comparison]:
     """Compares each two policies; `runs` are those of each policy, by seed."""
     names = list(runs)
     return [
