@@ -29,7 +29,6 @@ is not measured there.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import sys
 from collections.abc import Iterator
@@ -46,7 +45,7 @@ from tqdm import tqdm
 from benchmarks import cluster_router, cluster_scaling
 from benchmarks.cluster_check import check
 from benchmarks.cluster_hosts import AS_NEEDED, Machine
-from benchmarks.cluster_kept import kept
+from benchmarks.cluster_kept import file_of, kept, kept_capacity
 from benchmarks.cluster_report import Row, by_load, compare, draw, row_of
 from benchmarks.cluster_requests import Load, draw_work
 from benchmarks.cluster_runs import Capacity, Served, Simulation, measure_capacity
@@ -80,6 +79,15 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
+class Overload:
+    """What the capacity is measured with."""
+
+    machine: Machine
+    mean_tokens: float
+    instances: int
+
+
+@dataclass(frozen=True, slots=True)
 class Point:
     """One run."""
 
@@ -94,9 +102,7 @@ class Point:
 
 def run_or_read(point: Point, runs: Path | None, commit: str) -> tuple[Served, str]:
     """The results, and the commit of the code that made them. `runs`: the folder of runs that are kept."""
-    words = json.dumps(asdict(point), sort_keys=True)
-    path = runs / f"{hashlib.sha256(words.encode()).hexdigest()[:24]}.npz" if runs else None
-    return kept(path, commit, lambda: run(point))
+    return kept(file_of(runs, point, "npz"), commit, lambda: run(point))
 
 
 def run(point: Point) -> Served:
@@ -140,9 +146,9 @@ class Bench:
         return [replace(first, load=load, cv=cv) for cv in asked.cvs for load in asked.loads]
 
     def others(self) -> list[Case]:
-        """Returns the cases that are not in the curves over load; none with --quick."""
+        """Returns the cases that are not in the curves over load; none with --quick or --curves."""
         asked = self.asked
-        if asked.quick:
+        if asked.quick or asked.curves:
             return []
         bursts = Case(0.9, 4.0, asked.tokens, admission=asked.admission)
         mixed = replace(bursts, cv=8.0, mean_tokens=128.0, high_share=HIGH_SHARE)
@@ -173,8 +179,10 @@ class Bench:
         settings = ClusterSettings(instances=self.asked.instances, policy="llumnix")
         kinds = dict.fromkeys((case.mean_tokens, case.admission) for case in cases)
         for mean, admission in tqdm(kinds, desc="capacity"):
-            found = measure_capacity(self.machine(admission), settings, mean)
-            self.capacities[mean, admission] = found
+            machine = self.machine(admission)
+            path = file_of(self.asked.runs, Overload(machine, mean, self.asked.instances), "json")
+            measured = partial(measure_capacity, machine, settings, mean)
+            self.capacities[mean, admission] = kept_capacity(path, measured)
 
     def rows(self, cases: list[Case]) -> Iterator[Row]:
         """Yields a row for each case and policy."""
@@ -236,6 +244,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--router", action="store_true", help="only: the time of the router for up to 1,024 instances"
     )
+    parser.add_argument("--curves", action="store_true", help="only the curves over load")
     parser.add_argument(
         "--runs", type=Path, help="folder in which each run is kept: one that is there is not repeated"
     )
