@@ -143,7 +143,8 @@ class Bench:
     def grid(self) -> list[Case]:
         asked = self.asked
         first = Case(0.0, 0.0, asked.tokens, admission=asked.admission)
-        return [replace(first, load=load, cv=cv) for cv in asked.cvs for load in asked.loads]
+        cells = asked.cells or [(load, cv) for cv in asked.cvs for load in asked.loads]
+        return [replace(first, load=load, cv=cv) for load, cv in cells]
 
     def others(self) -> list[Case]:
         """Returns the cases that are not in the curves over load; none with --quick or --curves."""
@@ -204,6 +205,7 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     numbers = lambda text: [float(each) for each in text.split(",")]  # noqa: E731
+    pairs = lambda text: [tuple(map(float, each.split(":"))) for each in text.split(",")]  # noqa: E731
     parser.add_argument("--quick", action="store_true", help="few requests at one load: does it run at all?")
     parser.add_argument("--policies", type=lambda text: text.split(","), default=list(POLICIES))
     parser.add_argument(
@@ -243,6 +245,12 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--router", action="store_true", help="only: the time of the router for up to 1,024 instances"
+    )
+    parser.add_argument(
+        "--cells",
+        type=pairs,
+        metavar="LOAD:CV,...",
+        help="instead of --loads and --cvs",
     )
     parser.add_argument("--curves", action="store_true", help="only the curves over load")
     parser.add_argument(
