@@ -29,7 +29,6 @@ is not measured there.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import sys
 from collections.abc import Iterator
@@ -46,8 +45,8 @@ from tqdm import tqdm
 from benchmarks import cluster_router, cluster_scaling
 from benchmarks.cluster_check import check
 from benchmarks.cluster_hosts import AS_NEEDED, Machine
-from benchmarks.cluster_kept import kept
-from benchmarks.cluster_report import Row, by_load, draw, row_of
+from benchmarks.cluster_kept import file_of, kept, kept_capacity
+from benchmarks.cluster_report import Row, by_load, compare, draw, row_of
 from benchmarks.cluster_requests import Load, draw_work
 from benchmarks.cluster_runs import Capacity, Served, Simulation, measure_capacity
 from benchmarks.results_file import COMMIT, table, write_result
@@ -80,6 +79,15 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
+class Overload:
+    """What the capacity is measured with."""
+
+    machine: Machine
+    mean_tokens: float
+    instances: int
+
+
+@dataclass(frozen=True, slots=True)
 class Point:
     """One run."""
 
@@ -94,9 +102,7 @@ class Point:
 
 def run_or_read(point: Point, runs: Path | None, commit: str) -> tuple[Served, str]:
     """The results, and the commit of the code that made them. `runs`: the folder of runs that are kept."""
-    words = json.dumps(asdict(point), sort_keys=True)
-    path = runs / f"{hashlib.sha256(words.encode()).hexdigest()[:24]}.npz" if runs else None
-    return kept(path, commit, lambda: run(point))
+    return kept(file_of(runs, point, "npz"), commit, lambda: run(point))
 
 
 def run(point: Point) -> Served:
@@ -119,6 +125,7 @@ class Bench:
         self.asked = asked
         self.capacities: dict[tuple[float, str], Capacity] = {}
         self.commits: set[str] = set()  # whose code made the runs
+        self.served: dict[str, dict[str, list[Served]]] = {}  # by case and policy
 
     def machine(self, admission: str) -> Machine:
         asked = self.asked
@@ -136,12 +143,13 @@ class Bench:
     def grid(self) -> list[Case]:
         asked = self.asked
         first = Case(0.0, 0.0, asked.tokens, admission=asked.admission)
-        return [replace(first, load=load, cv=cv) for cv in asked.cvs for load in asked.loads]
+        cells = asked.cells or [(load, cv) for cv in asked.cvs for load in asked.loads]
+        return [replace(first, load=load, cv=cv) for load, cv in cells]
 
     def others(self) -> list[Case]:
-        """Returns the cases that are not in the curves over load; none with --quick."""
+        """Returns the cases that are not in the curves over load; none with --quick or --curves."""
         asked = self.asked
-        if asked.quick:
+        if asked.quick or asked.curves:
             return []
         bursts = Case(0.9, 4.0, asked.tokens, admission=asked.admission)
         mixed = replace(bursts, cv=8.0, mean_tokens=128.0, high_share=HIGH_SHARE)
@@ -172,20 +180,22 @@ class Bench:
         settings = ClusterSettings(instances=self.asked.instances, policy="llumnix")
         kinds = dict.fromkeys((case.mean_tokens, case.admission) for case in cases)
         for mean, admission in tqdm(kinds, desc="capacity"):
-            found = measure_capacity(self.machine(admission), settings, mean)
-            self.capacities[mean, admission] = found
+            machine = self.machine(admission)
+            path = file_of(self.asked.runs, Overload(machine, mean, self.asked.instances), "json")
+            measured = partial(measure_capacity, machine, settings, mean)
+            self.capacities[mean, admission] = kept_capacity(path, measured)
 
     def rows(self, cases: list[Case]) -> Iterator[Row]:
         """Yields a row for each case and policy."""
         points = self.points(cases)
         with ProcessPoolExecutor(self.asked.jobs) as pool:
-            made: list[Served] = []
             found = pool.map(partial(run_or_read, runs=self.asked.runs, commit=COMMIT["commit"]), points)
             for point, (served, commit) in zip(points, tqdm(found, "runs", len(points)), strict=True):
-                made.append(served)
                 self.commits.add(commit)
+                runs = self.served.setdefault(point.case.name, {}).setdefault(point.policy, [])
+                runs.append(served)
                 if point.seed == self.asked.seeds:
-                    row, made = row_of(point.policy, point.case.name, made), []
+                    row = row_of(point.policy, point.case.name, runs)
                     tqdm.write(f"{row.case}: {row.policy}: P99 first token {row.p99_ttft_s} s")
                     yield row
 
@@ -195,6 +205,7 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     numbers = lambda text: [float(each) for each in text.split(",")]  # noqa: E731
+    pairs = lambda text: [tuple(map(float, each.split(":"))) for each in text.split(",")]  # noqa: E731
     parser.add_argument("--quick", action="store_true", help="few requests at one load: does it run at all?")
     parser.add_argument("--policies", type=lambda text: text.split(","), default=list(POLICIES))
     parser.add_argument(
@@ -236,6 +247,13 @@ def arguments() -> argparse.Namespace:
         "--router", action="store_true", help="only: the time of the router for up to 1,024 instances"
     )
     parser.add_argument(
+        "--cells",
+        type=pairs,
+        metavar="LOAD:CV,...",
+        help="instead of --loads and --cvs",
+    )
+    parser.add_argument("--curves", action="store_true", help="only the curves over load")
+    parser.add_argument(
         "--runs", type=Path, help="folder in which each run is kept: one that is there is not repeated"
     )
     parser.add_argument("--json", type=Path, help="also write the results here")
@@ -251,6 +269,12 @@ def arguments() -> argparse.Namespace:
 
 def _check(asked: argparse.Namespace) -> None:
     rows = check(40, 1, ("infaas",)) if asked.quick else check(400, 3)
+    if asked.json:
+        write_result(asked.json, {"rows": [asdict(row) for row in rows]})
+
+
+def _router(asked: argparse.Namespace) -> None:
+    rows = cluster_router.measure(asked.quick)
     if asked.json:
         write_result(asked.json, {"rows": [asdict(row) for row in rows]})
 
@@ -273,9 +297,7 @@ def main() -> None:
         _check(asked)
         return
     if asked.router:
-        rows = cluster_router.measure(asked.quick)
-        if asked.json:
-            write_result(asked.json, {"rows": [asdict(row) for row in rows]})
+        _router(asked)
         return
     bench = Bench(asked)
     if asked.scaling:
@@ -297,11 +319,18 @@ def main() -> None:
         "instances": asked.instances,
     }
     keys = [(case.load, case.cv, case.name) for case in grid]
+    compared = [each for case, runs in bench.served.items() for each in compare(case, runs)]
     if asked.json:
-        write_result(asked.json, told | by_load(rows, keys) | {"rows": [asdict(row) for row in rows]})
+        more = {"compared": [asdict(each) for each in compared], "rows": [asdict(row) for row in rows]}
+        write_result(asked.json, told | by_load(rows, keys) | more)
     if asked.plot:
         draw(asked.plot, rows, keys)
     print(json.dumps(told))
+    for each in compared:
+        print(
+            f"{each.case}: {each.policy} compared with {each.other}: P99 first token {each.p99_ttft} times"
+            f" better, in {each.wins} runs; {each.evictions} times the evictions"
+        )
     print(table([asdict(row) for row in rows]))
 
 

@@ -6,14 +6,16 @@ Each file says of which commit its code was.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.cluster_runs import Served
+from benchmarks.cluster_runs import Capacity, Served
 
 
 def kept(path: Path | None, commit: str, run: Callable[[], Served]) -> tuple[Served, str]:
@@ -37,6 +39,25 @@ def kept(path: Path | None, commit: str, run: Callable[[], Served]) -> tuple[Ser
             told["num_copied"],
         )
     return served, told["commit"]
+
+
+def kept_capacity(path: Path | None, measure: Callable[[], Capacity]) -> Capacity:
+    """The capacity in the file `path`, or that of `measure`, which is written there."""
+    if path is None or not path.exists():
+        capacity = measure()
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(asdict(capacity)))
+        return capacity
+    return Capacity(**json.loads(path.read_text()))
+
+
+def file_of(runs: Path | None, what: object, ending: str) -> Path | None:
+    """Where `what` is kept in the folder `runs`; None: nothing is kept. `what` is a dataclass."""
+    if runs is None:
+        return None
+    words = json.dumps(asdict(what), sort_keys=True)  # type: ignore[call-overload]
+    return runs / f"{hashlib.sha256(words.encode()).hexdigest()[:24]}.{ending}"
 
 
 def _write(path: Path, commit: str, served: Served) -> None:

@@ -9,8 +9,9 @@ all requests: which of them move is found and moves begin, but no message is sen
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import numpy as np
 from tqdm import tqdm
@@ -109,26 +110,20 @@ def _row(policy: str, count: int, share: float) -> Row:
     front = _Front(policy, count)
     router = front.router
 
-    def dispatch(stream: Stream) -> Callable[[], None]:
-        def run() -> None:
-            instance = router.choose(stream, front.instances)
-            if instance is not None:
-                router.submitted(stream, instance, 1 << 61)
+    def dispatch(stream: Stream) -> None:
+        instance = router.choose(stream, front.instances)
+        if instance is not None:
+            router.submitted(stream, instance, 1 << 61)
 
-        return run
-
-    dispatches = [dispatch(new_stream(-1 - number)) for number in range(round(NUM_DISPATCHES * share))]
-    dispatch_s = _seconds(dispatches)
-    heartbeats = [
-        (lambda instance=instance: router.heard(instance, front.loads[instance]))
-        for instance in front.instances
-    ]
-    heartbeat_s = _seconds(heartbeats)
-    rounds: list[Callable[[], None]] = [
-        lambda number=number: front.balancer.balance(front.streams, float(number))
+    new = [new_stream(-1 - number) for number in range(round(NUM_DISPATCHES * share))]
+    dispatch_s = _seconds(partial(dispatch, stream) for stream in new)
+    heartbeat_s = _seconds(
+        partial(router.heard, instance, front.loads[instance]) for instance in front.instances
+    )
+    round_s = _seconds(
+        partial(front.balancer.balance, front.streams, float(number))
         for number in range(round(NUM_ROUNDS * share))
-    ]
-    round_s = _seconds(rounds)
+    )
     return Row(
         policy,
         count,
@@ -141,7 +136,7 @@ def _row(policy: str, count: int, share: float) -> Row:
     )
 
 
-def _seconds(actions: Sequence[Callable[[], None]]) -> list[float]:
+def _seconds(actions: Iterable[Callable[[], object]]) -> list[float]:
     """What each of them takes."""
     taken = []
     for action in actions:

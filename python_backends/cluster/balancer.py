@@ -207,8 +207,7 @@ def _by_instance(streams: Collection[Stream]) -> defaultdict[int, list[Stream]]:
 
 def _starts_at_once(view: InstanceView, stream: Stream) -> bool:
     """Whether the request would get a slot and memory there now, as admission there predicts it."""
-    peak_tokens = max(view.used_tokens, view.load.peak_blocks * view.limits.block_tokens)
-    free_tokens = view.limits.kv_tokens - peak_tokens - view.waiting_tokens
+    free_tokens = view.unpromised_tokens - view.waiting_tokens
     has_none_waiting = not view.load.num_waiting and view.num_free_slots > 0
     return has_none_waiting and free_tokens >= _demand(stream)
 

@@ -23,7 +23,7 @@ class Figures(NamedTuple):
     num_requests: Doubles  # that run or wait
     num_free_slots: Doubles  # after all requests that wait have got one
     free_tokens: Doubles  # after all requests that wait have what they need
-    unused_tokens: Doubles  # that nothing uses now; requests that wait may need them
+    unpromised_tokens: Doubles  # see `InstanceView`
     tokens_to_compute: Doubles  # before the turn of a new request comes
     freeness: Doubles  # tokens per request, with headroom for requests of high priority
     freeness_base: Doubles  # without
@@ -55,7 +55,7 @@ class Columns:
             view.num_requests,
             view.num_free_slots,
             view.free_tokens,
-            view.unused_tokens,
+            view.unpromised_tokens,
             view.tokens_to_compute,
             freeness_of(view, self._headroom_tokens),
             freeness_of(view, None),

@@ -49,8 +49,10 @@ class InstanceView:
         return self.load.num_used_blocks * self.limits.block_tokens
 
     @property
-    def unused_tokens(self) -> int:
-        return self.limits.kv_tokens - self.used_tokens
+    def unpromised_tokens(self) -> int:
+        """That no request uses or will use, as admission there predicts it. Those that wait may need them."""
+        promised = self.load.peak_blocks * self.limits.block_tokens
+        return self.limits.kv_tokens - max(self.used_tokens, promised)
 
     @property
     def waiting_tokens(self) -> int:
@@ -61,7 +63,7 @@ class InstanceView:
     @property
     def free_tokens(self) -> int:
         """That are left after all requests that wait there have what they need."""
-        return self.unused_tokens - self.waiting_tokens
+        return self.limits.kv_tokens - self.used_tokens - self.waiting_tokens
 
     @property
     def tokens_to_compute(self) -> int:

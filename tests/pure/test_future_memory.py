@@ -114,6 +114,18 @@ def test_a_prefix_that_two_hold_counts_once_until_both_have_ended_and_growth_cou
     assert drawn(scheduler, []).total()[0].tolist() == [6, 11], "all that is left is held by 0 alone"
 
 
+def test_the_peak_of_those_that_run_is_that_of_the_drawn_curve_and_nothing_is_drawn_for_it() -> None:
+    scheduler = seated([[1] * 9, [1] * 9, [2] * 4], [30, 12, 60])
+    future = scheduler.outlook.future
+    asked = (scheduler.blocks.num_used, scheduler._allocator.shared_blocks)
+    before = future.is_drawn
+    peak = future.peak_of_running(*asked)
+    assert future.is_drawn == before
+    future.draw(*asked, [])
+    assert peak == future.peak_blocks
+    assert scheduler.load().future_blocks == round(peak)
+
+
 def test_one_that_waits_counts_what_it_would_add_and_keeps_what_it_shares() -> None:
     """It has 12 tokens, 8 of them in the 2 blocks that 0 and 1 hold, and 20 to
     come: 2 blocks of its own, 4, and 6 in the end.

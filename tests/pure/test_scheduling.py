@@ -529,3 +529,17 @@ def test_every_policy_sees_which_sequences_are_overdue(model: Path, policy: str)
     instance.submit(request(1, [3, 5, 8]))
     instance.turn()
     assert seen == [False]
+
+
+@pytest.mark.parametrize(("policy", "first"), [("fcfs", 2), ("orca", 1)])
+def test_the_prompt_of_highest_priority_is_computed_first(model: Path, policy: str, first: int) -> None:
+    """Unless the policy knows no priorities. Of 200 tokens of prompts a step computes 64."""
+    instance = Instance(model, policy=policy, token_budget=64)
+    scheduler = instance.scheduler
+    for number, priority in ((1, 0), (2, 1)):
+        ids = np.full(100, number, np.int32)
+        scheduler.submit(Request(number, ids, Sampling(max_tokens=4), priority=priority), NO_TOKENS)
+    plan = scheduler.plan()
+    assert plan is not None
+    assert scheduler.load().num_prefill_tokens == 200 - len(plan.tokens)
+    assert scheduler.slots.request_ids[plan.slots[0]] == first

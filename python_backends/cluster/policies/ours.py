@@ -2,7 +2,7 @@
 the fewest prompt tokens have to be computed before it. Among equal ones the highest freeness decides.
 
 A request of high priority goes before all that wait, and its prompt before the others: for it the memory
-counts that nothing uses now, and then the freeness.
+counts that no running request has or will need, and then the freeness.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def ours(candidates: Candidates) -> int:
     """What the request waits for decides in the order of what takes longest."""
     figures, is_high = candidates.figures, candidates.priority > 0
     num_before = np.maximum(0, 1 - figures.num_free_slots)  # requests that get a slot before it
-    free_tokens = figures.unused_tokens if is_high else figures.free_tokens
+    free_tokens = figures.unpromised_tokens if is_high else figures.free_tokens
     lacks = np.maximum(0, candidates.num_tokens - free_tokens)  # tokens for which there is no memory
     if is_high:
         return least(num_before, lacks, -figures.freeness_base)
