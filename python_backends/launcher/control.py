@@ -70,6 +70,10 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
         command.add_argument(
             "--timeout", type=float, default=600.0, metavar="SECONDS", help="how long to wait; default: 600"
         )
+    for command in commands.choices.values():  # it may stand after the command as well
+        command.add_argument(
+            "--run-directory", type=Path, metavar="PATH", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
     return parser.parse_args(given)
 
 

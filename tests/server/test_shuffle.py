@@ -9,6 +9,7 @@ import os
 import random
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,18 @@ def shuffled(toy_model: Path) -> Iterator[Gapless]:
 def test_requests_move_while_they_are_answered_and_no_text_changes(
     shuffled: Gapless, expected: Expected
 ) -> None:
+    """A tenth of the clients come by HTTP."""
     while migrations(shuffled, "shuffle") < NUM_MOVES:
         client = shuffled.grpc()
-        answers = {n: client.ask(f"{n}", text_input=f"{PROMPT} {n}", **LONG) for n in range(100)}
-        client.finish(180)
+        answers = {n: client.ask(f"{n}", text_input=f"{PROMPT} {n}", **LONG) for n in range(90)}
+        with ThreadPoolExecutor(10) as threads:
+            by_http = {
+                n: threads.submit(shuffled.generate_stream, text_input=f"{PROMPT} {n}", **LONG)
+                for n in range(90, 100)
+            }
+            client.finish(180)
         client.close()
+        answers |= {n: answer.result() for n, answer in by_http.items()}
         assert migrations(shuffled, "shuffle") >= 50
         for n, answer in answers.items():
             assert answer.error == ""
