@@ -141,6 +141,7 @@ def test_an_instance_is_emptied_while_its_requests_are_answered(cluster: Gapless
     assert (last.returncode, last.stdout) == (1, "")
     assert "the last one that gets requests" in last.stderr
     assert control(cluster, "restore", "1").returncode == 0
+    assert json.loads(control(cluster, "status", "--json").stdout)["instances"][1]["state"] != "draining"
     wait_for(lambda: cluster.metrics()['gapless_instances{state="ready"}'] == 2, 60)
     assert "there is no instance 7; there are 0, 1" in control(cluster, "drain", "7").stderr
 
@@ -157,6 +158,7 @@ def drain_and_kill(cluster: Gapless) -> None:
     print(drained.stdout)
     status = json.loads(control(cluster, "status", "--json").stdout)
     assert [each["state"] for each in status["instances"]] == ["ready", "draining"]
+    assert [each["pid"] for each in status["instances"]] == [cluster.instance_pid(n) for n in range(2)]
     assert status["instances"][1]["slots_busy"] == status["instances"][1]["waiting"] == 0
     cluster.kill(cluster.instance_pid(1))
 
