@@ -161,13 +161,13 @@ class Instance:
             news = self.link.receive(wait_s)
             for message in news:
                 self._take(message)
-            is_woken = any(part is not None and part.has_news for part in (self._moves, self._adapters))
-            if not wait_s or not (news or is_woken):
+            if not wait_s or not (news or self._is_woken):
                 return
             self._num_empty_turns = 0
 
     def _patience_s(self) -> float:
-        if self.scheduler.is_idle or self._only_waits:
+        # a single empty turn may be one in which a sequence was evicted
+        if self.scheduler.is_idle or (self._num_empty_turns > 1 and self._only_waits):
             self._was_idle = True
             training = self._training
             return training.patience_s if training is not None and training.has_work else HEARTBEAT_S
@@ -175,6 +175,11 @@ class Instance:
             return 0.0
         least_s = self._step_time.least_s(self._launched[0]) - EARLY_S
         return max(0.0, self._running_since_s + least_s - time.monotonic())
+
+    @property
+    def _is_woken(self) -> bool:
+        """Whether a move or an adapter has news for the loop."""
+        return any(part is not None and part.has_news for part in (self._moves, self._adapters))
 
     @property
     def _is_training(self) -> bool:
@@ -187,8 +192,7 @@ class Instance:
         """
         is_moving = self._moves is not None and self._moves.is_active
         is_loading = self._adapters is not None and self._adapters.is_loading
-        # a single empty turn may be one in which a sequence was evicted
-        return (is_moving or is_loading) and not self._launched and self._num_empty_turns > 1
+        return (is_moving or is_loading) and not self._launched
 
     def _next_tokens_s(self, plan: StepPlan | None) -> float:
         """When the next tokens are expected if `plan` is launched now."""

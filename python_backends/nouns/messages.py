@@ -69,6 +69,7 @@ class Hello(Noun, frozen=True):
     host: str = ""  # of an instance: the name of its host
     blocks_at: str = ""  # of an instance: ZeroMQ endpoint that takes KV blocks; empty: it takes none
     kv_format: str = ""  # of an instance: how KV blocks are written; only equal ones are exchanged
+    pid: int = 0  # of an instance, on its host
 
 
 class Submit(Noun, frozen=True, eq=False):

@@ -76,7 +76,7 @@ class StepTime:
         """Of a step with this many rows that decode, tokens that these attend to, tokens of prompts, and
         tokens that each of these attends to, added up; 0 before any step was seen.
         """
-        constant, row, kv, token, attended = self.coefficients
+        constant, row, kv, token, attended = self._fit.coefficients
         return constant + row * decode_rows + kv * kv_tokens + token * prefill + attended * prefill_kv
 
     def chunk_s(self, start: int, length: int) -> float:

@@ -132,15 +132,22 @@ def test_an_instance_is_emptied_while_its_requests_are_answered(cluster: Gapless
     assert migrations(cluster, "drain") >= 8 + before.get(
         'gapless_migrations_total{outcome="done",reason="drain"}', 0.0
     )
-    hits = "gapless_prefix_hit_tokens_total"
-    assert cluster.metrics()[hits] == before[hits], "no request was submitted a second time"
+    after = cluster.metrics()
+    assert after["gapless_prefix_hit_tokens_total"] == before["gapless_prefix_hit_tokens_total"]
+    submitted = [_num_submitted(metrics) for metrics in (before, after)]
+    assert submitted[1] - submitted[0] == 16, "no prompt was computed a second time"
     wait_for(lambda: cluster.metrics()['gapless_instances{state="draining"}'] == 1, 60)
     last = control(cluster, "drain", "0")
     assert (last.returncode, last.stdout) == (1, "")
     assert "the last one that gets requests" in last.stderr
     assert control(cluster, "restore", "1").returncode == 0
+    assert json.loads(control(cluster, "status", "--json").stdout)["instances"][1]["state"] != "draining"
     wait_for(lambda: cluster.metrics()['gapless_instances{state="ready"}'] == 2, 60)
     assert "there is no instance 7; there are 0, 1" in control(cluster, "drain", "7").stderr
+
+
+def _num_submitted(metrics: dict[str, float]) -> float:
+    return sum(count for name, count in metrics.items() if name.startswith("gapless_dispatches_total"))
 
 
 def drain_and_kill(cluster: Gapless) -> None:
@@ -151,6 +158,7 @@ def drain_and_kill(cluster: Gapless) -> None:
     print(drained.stdout)
     status = json.loads(control(cluster, "status", "--json").stdout)
     assert [each["state"] for each in status["instances"]] == ["ready", "draining"]
+    assert [each["pid"] for each in status["instances"]] == [cluster.instance_pid(n) for n in range(2)]
     assert status["instances"][1]["slots_busy"] == status["instances"][1]["waiting"] == 0
     cluster.kill(cluster.instance_pid(1))
 

@@ -9,6 +9,7 @@ import os
 import random
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,18 @@ def shuffled(toy_model: Path) -> Iterator[Gapless]:
 def test_requests_move_while_they_are_answered_and_no_text_changes(
     shuffled: Gapless, expected: Expected
 ) -> None:
+    """A tenth of the clients come by HTTP."""
     while migrations(shuffled, "shuffle") < NUM_MOVES:
         client = shuffled.grpc()
-        answers = {n: client.ask(f"{n}", text_input=f"{PROMPT} {n}", **LONG) for n in range(100)}
-        client.finish(180)
+        answers = {n: client.ask(f"{n}", text_input=f"{PROMPT} {n}", **LONG) for n in range(90)}
+        with ThreadPoolExecutor(10) as threads:
+            by_http = {
+                n: threads.submit(shuffled.generate_stream, text_input=f"{PROMPT} {n}", **LONG)
+                for n in range(90, 100)
+            }
+            client.finish(180)
         client.close()
+        answers |= {n: answer.result() for n, answer in by_http.items()}
         assert migrations(shuffled, "shuffle") >= 50
         for n, answer in answers.items():
             assert answer.error == ""
@@ -56,12 +64,20 @@ def test_instances_are_killed_while_requests_move_and_every_text_is_whole(
 ) -> None:
     """Each of them twice, once by SIGSTOP, in random order; clients go away meanwhile."""
     rng, moves, rounds = random.Random(1), migrations(shuffled, "shuffle"), 0
+    ended = num_ended(shuffled)
     while migrations(shuffled, "shuffle") < moves + NUM_MOVES:
         kill_instances(shuffled, expected, rng)
         rounds += 1
     check_nothing_is_kept(shuffled)
+    assert num_ended(shuffled) - ended == rounds * (NUM_STAYING + NUM_LEAVING), "each has ended once"
     done = migrations(shuffled, "shuffle") - moves
     print(f"{done:.0f} moves; {rounds} times 4 instances were killed and {NUM_LEAVING} requests cancelled")
+
+
+def num_ended(served: Gapless) -> float:
+    """Requests that have ended in whatever way."""
+    counts = served.metrics().items()
+    return sum(count for name, count in counts if name.startswith("gapless_requests_total"))
 
 
 def kill_instances(shuffled: Gapless, expected: Expected, rng: random.Random) -> None:
@@ -76,7 +92,9 @@ def kill_instances(shuffled: Gapless, expected: Expected, rng: random.Random) ->
     for instance, number in rng.sample([(0, "KILL"), (1, "KILL"), (0, "STOP"), (1, "STOP")], 4):
         client.drain(rng.uniform(0.5, 1.5))  # requests move meanwhile
         for _ in range(NUM_LEAVING // 4):
-            leaving.pop().cancel()
+            gone = leaving.pop()
+            gone.cancel()
+            gone.close()
         shuffled.kill(shuffled.instance_pid(instance), signal.Signals[f"SIG{number}"])
         losses += 1
         wait_for(lambda most=losses: shuffled.metrics()["gapless_instance_losses_total"] >= most, 60)
