@@ -79,7 +79,8 @@ class PieceTime:
             self._sizes.add(size)
             return False
         self._observed.append((1.0, *loads, seconds))
-        if FAR_BELOW * seconds * self._margin < self.seconds(loads):
+        is_far_below = FAR_BELOW * seconds < self.expected_s(loads)
+        if is_far_below and not self._fit.is_new(np.array((1.0, *loads))):
             self._begin_again(loads[1])
         if self._fit.count < WARM or len(self._observed) >= BATCH:
             observed, self._observed = np.array(self._observed, np.float64), []
