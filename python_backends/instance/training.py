@@ -141,7 +141,7 @@ class Training:
         """A step has computed `window`, and its tokens are published."""
         assert self._current is not None
         self._go_on(self._current, window.last - window.first)
-        self._has_worked(self._until_s - self._slack_s)
+        self._note_progress(self._until_s - self._slack_s)
 
     def take_report(self) -> TrainingLoad | None:
         """What was trained since the last report; None while there is nothing to tell."""
@@ -273,10 +273,10 @@ class Training:
     def _compute(self, running: _Running, tokens: int) -> None:
         piece, began_s = running.piece, time.monotonic()
         self._go_on(running, tokens)
-        self._has_worked(began_s)
+        self._note_progress(began_s)
         self._times[piece.kind].observe(_loads(piece, tokens), self._stuck_s - began_s)
 
-    def _has_worked(self, began_s: float) -> None:
+    def _note_progress(self, began_s: float) -> None:
         is_retry = began_s - self._stuck_s > self._retry_s
         self._retry_s = min(MOST_RETRY_S, 2 * self._retry_s) if is_retry else RETRY_S
         self._stuck_s = time.monotonic()
