@@ -248,8 +248,12 @@ class Training:
 
     def _is_fused(self, piece: Piece, plan: StepPlan | None) -> bool:
         """Whether `piece` is a window that is to be in a step, and that of `plan` can have one."""
-        can_be = piece.kind == Kind.WINDOW and plan is not None and not len(plan.tokens)
-        return can_be and self._settings.windows == "fused"
+        if piece.kind != Kind.WINDOW or piece.pack is None or plan is None or len(plan.tokens):
+            return False
+        if self._settings.windows != "auto":
+            return self._settings.windows == "fused"
+        seconds, times = self._until_s - time.monotonic(), self._times[Kind.WINDOW]
+        return training_budget.is_short(seconds, times, piece.pack, piece.place)
 
     def _tokens(self, piece: Piece, must: bool) -> int:
         """How many tokens `piece` has if it is to end in time, and 1 for one without tokens; 0: it does not
