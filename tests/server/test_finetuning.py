@@ -20,6 +20,9 @@ from safetensors.numpy import load_file
 from tests.server.peft_texts import text_of_peft
 from tests.server.serving import ROOT, Answer, Gapless, wait_for
 
+# PEFT asks transformers by an older name
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
+
 NUM_REQUESTS = 64
 SUBMIT = ("--rank", "4", "--learning-rate", "1e-3", "--batch-size", "4", "--seed", "3")
 QUICK = {
