@@ -26,32 +26,60 @@ from python_backends.engine.torch.decoder import Decoder
 from python_backends.engine.torch.step_batch import StepBatcher
 from python_backends.nouns.request import Ids
 
+Step = Callable[[], Tensor]
+
 
 @dataclass(slots=True)
 class Bucket:
     slots: Tensor  # [rows] on the device; what pads it is the dead slot
     host: Ids = field(default_factory=lambda: np.zeros(0, np.int32))  # those that are not padding
-    forward: Callable[[], Tensor] | None = None  # captured
-    greedy: Callable[[], Tensor] | None = None  # captured, with `logits`
+    forward: Step | None = None  # captured
+    greedy: Step | None = None  # captured, with `logits`
     logits: Tensor | None = None  # [rows, vocabulary] of the last step
 
 
+class Graphs:
+    """Captures steps of one device as CUDA graphs, which share a pool of memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._pool = device, torch.cuda.graph_pool_handle()
+
+    def __call__(self, step: Step) -> Step:
+        """`step` as a graph: what it returns is always the same memory, overwritten by each step."""
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self._device)
+        with torch.cuda.graph(graph, pool=self._pool):
+            out = step()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return out
+
+        return replay
+
+
 class DecodeSteps:
-    """Steps over 1, 2, 4 … and all slots. `captures`: as CUDA graphs, now."""
+    """Steps over 1, 2, 4 … and all slots. `capture` makes of each one what replays it, now; None: they are
+    launched one kernel after the other.
+    """
 
     def __init__(
-        self, decoder: Decoder, state: SlotState, cache: KVCache, batcher: StepBatcher, captures: bool
+        self,
+        decoder: Decoder,
+        state: SlotState,
+        cache: KVCache,
+        batcher: StepBatcher,
+        capture: Callable[[Step], Step] | None,
     ) -> None:
         self._decoder, self._state, self._cache, self._batcher = decoder, state, cache, batcher
         sizes = bucket_sizes(state.dead_slot)
         self._buckets = {
             size: Bucket(torch.full((size,), state.dead_slot, device=state.device)) for size in sizes
         }
-        self._pool = torch.cuda.graph_pool_handle() if captures else None
-        if captures:
+        if capture is not None:
             largest_first = sizes[::-1]  # the others fit into its memory
             for size in tqdm(largest_first, "capturing decode steps"):
-                self._capture(self._buckets[size])
+                self._capture(self._buckets[size], capture)
 
     def bucket(self, slots: Ids) -> Bucket:
         """The smallest bucket that holds `slots`, filled with them;
@@ -86,26 +114,13 @@ class DecodeSteps:
     def _greedy(self, slots: Tensor, logits: Tensor) -> Tensor:
         return torch.stack(self._state.append_greedy(slots, sample(logits, GREEDY)))
 
-    def _capture(self, bucket: Bucket) -> None:
+    def _capture(self, bucket: Bucket, capture: Callable[[Step], Step]) -> None:
         bucket.logits = self._forward(bucket.slots, 1)  # compiles kernels and makes the libraries' own memory
-        bucket.forward = self._captured(lambda: self._forward(bucket.slots, 1))
+        bucket.forward = capture(lambda: self._forward(bucket.slots, 1))
         bucket.logits = bucket.forward()
         logits = bucket.logits
         self._greedy(bucket.slots, logits)
-        bucket.greedy = self._captured(lambda: self._greedy(bucket.slots, logits))
-
-    def _captured(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """`step` as a graph: what it returns is always the same memory, overwritten by each step."""
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize(self._state.device)
-        with torch.cuda.graph(graph, pool=self._pool):
-            out = step()
-
-        def replay() -> Tensor:
-            graph.replay()
-            return out
-
-        return replay
+        bucket.greedy = capture(lambda: self._greedy(bucket.slots, logits))
 
 
 def bucket_sizes(num_slots: int) -> list[int]:
