@@ -7,6 +7,7 @@ the bandwidth of a plain copy (bytes read and written).
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -49,7 +50,10 @@ def steps(measured: Measured) -> Iterator[Figure]:
         step_s = float(np.median([output.busy_s + output.gap_s for _, output in decodes]))
         tokens = float(np.mean([plan.starts.mean() for plan, _ in decodes]))
         floor_s = (weights + slots * tokens * measured.kv_token_bytes) / bandwidth
-        note = f"{step_s * 1e3:.3f} ms; floor {floor_s * 1e3:.3f} ms; {slots / step_s:.0f} tokens/s"
+        note = (
+            f"{step_s * 1e3:.3f} ms; floor {floor_s * 1e3:.3f} ms; {slots / step_s:.0f} tokens/s;"
+            f" {prediction(measured, slots, round(tokens), bandwidth, floor_s)}"
+        )
         wanted = "" if measured.quick else MOST_OVER_FLOOR.get(slots, "")
         yield Figure(
             "steps", f"decode step of {slots} slots over its floor", step_s / floor_s, "", wanted, note
@@ -57,6 +61,16 @@ def steps(measured: Measured) -> Iterator[Figure]:
     yield Figure(
         "steps", "prefill", pace_of(prefills), "tokens/s", note=f"steps of {prefills[0][0].num_tokens} tokens"
     )
+
+
+def prediction(measured: Measured, slots: int, tokens: int, bandwidth: float, floor_s: float) -> str:
+    """What `gpu_floor.py` predicts for this step over its floor, with the bandwidth as it was measured."""
+    if importlib.util.find_spec("triton") is None:
+        return "predicted only where the package triton is installed"
+    from benchmarks.gpu_floor import Gpu, predicted
+
+    better_s, worse_s = predicted(measured.shape, slots, tokens, Gpu(measured.device, bandwidth))
+    return f"predicted {better_s / floor_s:.2f} to {worse_s / floor_s:.2f} with fused layers"
 
 
 def unfused(measured: Measured) -> Iterator[Figure]:
