@@ -18,15 +18,15 @@ from benchmarks.gpu_report import Figure
 from python_backends.engine.kv.kv_cache import BlockShape, KVCache
 from python_backends.engine.model.description import Activation, Heads, Norm, NormKind
 from python_backends.engine.slots.sampler import Restrictions, probabilities, restricted
+from python_backends.engine.slots.sampling_state import Column
 from python_backends.engine.slots.slot_state import SlotState
 from python_backends.engine.torch.attention import LayerAttention, attend, score_operator
-from python_backends.engine.torch.attention_spans import PagedRows, chunk_rows
 from python_backends.engine.torch.engine import TorchEngine
 from python_backends.engine.torch.kernel_trial import runs_kernels
-from python_backends.engine.torch.operators import ResidualNorm, gate_operator, place_operator
+from python_backends.engine.torch.operators import ResidualNorm, gate_operator
 from python_backends.engine.torch.step_batch import StepBatcher
 from python_backends.nouns.request import ModelLimits, Sampling
-from python_backends.nouns.step import Admit, Grow, Release, StepPlan
+from python_backends.nouns.step import Admit, Grow, Release, SpanKind, StepPlan
 from tests.cpu.tiny_models import TINY, Agreement, Serving, TinyModel, build, random_requests
 
 WINDOWS_AND_CAPS = tuple(itertools.product((None, 16), (None, 8.0)))
@@ -38,16 +38,15 @@ def tokens(measured: Measured) -> Iterator[Figure]:
     if runs_kernels(torch.device(measured.device)):
         for dtype, allowed in ((torch.float32, 1e-4), (torch.bfloat16, 0.02)):
             heads = Heads(32, 8, 128, 128**-0.5)
-            for rows, error_of in (("decode rows", kernel_error), ("chunks", chunk_error)):
-                error = max(error_of(heads, *case, dtype, measured.device) for case in WINDOWS_AND_CAPS)
-                yield Figure(
-                    "tokens",
-                    f"attention of {rows} beside torch's, {dtype}, largest error",
-                    error,
-                    "",
-                    f"<= {allowed}",
-                )
-            error = max(case() for case in fused_errors(heads, 4096, dtype, measured.device))
+            error = max(attention_error(heads, *case, dtype, measured.device) for case in WINDOWS_AND_CAPS)
+            yield Figure(
+                "tokens",
+                f"attention of our kernels beside torch's, {dtype}, largest error",
+                error,
+                "",
+                f"<= {allowed}",
+            )
+            error = max(case() for case in fused_errors(4096, dtype, measured.device))
             yield Figure(
                 "tokens",
                 f"kernels between products beside torch's, {dtype}, largest error",
@@ -57,7 +56,7 @@ def tokens(measured: Measured) -> Iterator[Figure]:
             )
         unlike = slots_written_otherwise(measured.device)
         yield Figure(
-            "tokens", "tensors of the slot state written otherwise by the kernel", unlike, "", "<= 0", "of 4"
+            "tokens", "tensors of the slot state written otherwise by the kernel", unlike, "", "<= 0", "of 5"
         )
         unlike = rows_kept_otherwise(128_256, measured.device)
         yield Figure(
@@ -81,7 +80,7 @@ def capture(measured: Measured) -> Iterator[Figure]:
 
 
 def kind_of_step(measured: Measured) -> str:
-    return f"cuda_graphs = {measured.cuda_graphs}{', fused layers' * measured.fused_layers}"
+    return f"cuda_graphs = {measured.cuda_graphs}"
 
 
 def parity(name: str, measured: Measured, count: int) -> Figure:
@@ -124,87 +123,82 @@ def _engine(tiny: TinyModel, measured: Measured) -> TorchEngine:
     return tiny.engine(
         device=measured.device,
         cuda_graphs=measured.cuda_graphs,
-        fused_layers="on" if measured.fused_layers else "off",
     )
 
 
-def kernel_error(
+DECODED = np.array([0, 4, 63, 76, 199], np.int32)  # where decode rows start: with one part and with several
+CHUNKS = np.array([[0, 0, 37, 90], [1, 70, 131, 40]], np.int32)  # starts and lengths
+
+
+def attention_error(
     heads: Heads,
     window: int | None,
     softcap: float | None,
     dtype: torch.dtype,
     device: str,
-    num_rows: int = 5,
+    num_decodes: int = len(DECODED),
 ) -> float:
-    """Returns the largest difference between the kernel's attention over scattered blocks and that of torch's
-    operators over gathered blocks in float32.
+    """Returns the largest difference between the kernels' attention over scattered blocks and that of torch's
+    operators in float32, in its results and in what both write to the cache.
 
-    For `num_rows` rows, at most 5.
+    For `num_decodes` rows that decode, and chunks: whole prompts and ends of prompts, with fewer and more
+    rows than a tile.
     """
-    from python_backends.engine.torch.paged_attention import paged_attention  # needs the Triton language
+    from python_backends.engine.torch.paged_attention import attend_paged  # needs the Triton language
+    from python_backends.engine.torch.paged_batch import PagedBatcher
 
     torch.manual_seed(0)
-    lengths = [1, 5, 64, 77, 200][:num_rows]
-    blocks = torch.randn((130, 3, 2, heads.num_kv_heads, 8, heads.head_dim), dtype=dtype, device=device)[:, 1]
-    table = torch.randperm(130)[: 25 * num_rows].view(num_rows, 25).to(device)
-    positions = torch.tensor(lengths, device=device) - 1
-    q = torch.randn((num_rows, heads.query_width + 8), dtype=dtype, device=device)[
-        :, : heads.query_width
-    ]  # rows with a gap between them
-    found = paged_attention(q, blocks, PagedRows(0, num_rows, table, positions, window), heads, softcap)
-    keys, values = (
-        blocks[table]
-        .permute(2, 0, 3, 1, 4, 5)
-        .reshape(2, num_rows, heads.num_kv_heads, -1, heads.head_dim)
-        .float()
-    )
-    token = torch.arange(keys.shape[2], device=device)
-    hidden = token > positions[:, None]
-    if window is not None:
-        hidden |= token <= positions[:, None] - window
-    mask = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, float("-inf"))[:, None, None]
-    rows = q.reshape(num_rows, heads.num_kv_heads, heads.group, heads.head_dim).float()
-    wanted = score_operator(softcap)(rows, keys, values, attn_mask=mask, scale=heads.scale).reshape(
-        num_rows, -1
-    )
-    return float((found.float() - wanted).abs().max())
-
-
-def chunk_error(
-    heads: Heads, window: int | None, softcap: float | None, dtype: torch.dtype, device: str
-) -> float:
-    """Like `kernel_error`, for chunks: whole prompts and ends of prompts, with fewer and more rows than a
-    tile.
-    """
-    torch.manual_seed(0)
-    starts, lengths = np.array([0, 0, 37, 90], np.int32), np.array([1, 70, 131, 40], np.int32)
-    count, four, limits = int(lengths.sum()), np.arange(4, dtype=np.int32), ModelLimits(256, 100, 4, 128, 8)
-    nothing = np.zeros(4, np.bool_)
-    plan = StepPlan(
-        0, (), four, four, starts, lengths, np.zeros(4, np.uint8), nothing, np.zeros(count, np.int32)
-    )
-    state = SlotState(limits, torch.device(device))
-    state.table[:4] = torch.randperm(128).view(4, 32).to(device)
+    plan = _plan_of(num_decodes)
+    count, state = plan.num_tokens, _state_of(plan, device)
     layer = LayerAttention(1, heads, score_operator(softcap), softcap)
-    caches = [
-        KVCache(BlockShape(3, 8, heads.num_kv_heads, heads.head_dim, kind), 129, state.device)
+    ours, exact = (
+        KVCache(BlockShape(3, 8, heads.num_kv_heads, heads.head_dim, kind), 300, state.device)
         for kind in (dtype, torch.float32)
-    ]
-    caches[0].blocks.normal_()
-    caches[1].blocks.copy_(caches[0].blocks)
-    outs = []
-    for cache, most_rows in zip(caches, (chunk_rows(dtype), 0), strict=True):
-        batch = StepBatcher(state, cache, (window,), chunk_rows=most_rows).batch(plan)
-        torch.manual_seed(1)
-        qkv = torch.randn(
-            (len(batch.tokens), heads.query_width + 2 * heads.kv_width), dtype=dtype, device=device
-        ).to(cache.shape.dtype)
-        place_operator(fused=False)(qkv, None, batch.write, 1, cache, heads)
-        outs.append(attend(qkv, batch.spans[window], layer, cache)[:count].float())
-    return float((outs[0] - outs[1]).abs().max())
+    )
+    ours.blocks.normal_()
+    exact.blocks.copy_(ours.blocks)
+    angles = torch.randn((300, heads.head_dim // 2), device=device)
+    cos, sin = (torch.cat(parts, 1).to(dtype) for parts in _tables(angles))
+    batch = PagedBatcher(state, ours, heads, (window,)).batch(plan)
+    wanted = StepBatcher(state, exact, (window,)).batch(plan)
+    assert torch.equal(batch.positions, wanted.positions)
+    width = heads.query_width + 2 * heads.kv_width
+    qkv = torch.randn((len(batch.tokens), width), dtype=dtype, device=device)
+    rotation = (cos[batch.positions, None].float(), sin[batch.positions, None].float())
+    given = qkv.to(torch.float32, copy=True)
+    expected = attend(given, rotation, wanted.spans[window], layer, exact)
+    spans = batch.spans[window]
+    found = [attend_paged(qkv.clone(), (cos, sin), spans, layer, ours) for _ in range(2)]
+    assert torch.equal(found[0][:count], found[1][:count])  # nothing of the first is left for the second
+    return max(_error(found[0][:count], expected[:count]), _error(ours.blocks[:299], exact.blocks[:299]))
 
 
-def fused_errors(heads: Heads, width: int, dtype: torch.dtype, device: str) -> list[Callable[[], float]]:
+def _tables(angles: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """cos and sin as `rotary_tables` has them."""
+    return (angles.cos(), angles.cos()), (-angles.sin(), angles.sin())
+
+
+def _plan_of(num_decodes: int) -> StepPlan:
+    decoded = DECODED[len(DECODED) - num_decodes :]
+    starts = np.concatenate([decoded, CHUNKS[0]])
+    lengths = np.concatenate([np.ones_like(decoded), CHUNKS[1]])
+    slots = np.arange(len(starts), dtype=np.int32)
+    kinds = np.array([SpanKind.DECODE] * num_decodes + [SpanKind.PREFILL] * len(CHUNKS[0]), np.uint8)
+    tokens = np.zeros(int(CHUNKS[1].sum()), np.int32)
+    return StepPlan(0, (), slots, slots, starts, lengths, kinds, np.ones(len(slots), np.bool_), tokens)
+
+
+def _state_of(plan: StepPlan, device: str) -> SlotState:
+    """Every slot has blocks of its own, scattered; each sequence is as long as `plan` says."""
+    state = SlotState(ModelLimits(256, 100, len(plan.slots), 299, 8), torch.device(device), kernels=True)
+    blocks = torch.randperm(len(plan.slots) * 32).view(-1, 32).to(device)
+    state.table[: len(plan.slots)] = blocks
+    ends = torch.from_numpy((plan.starts + plan.lengths).astype(np.int64)).to(device)
+    state._counts[: len(plan.slots), Column.LENGTH] = ends
+    return state
+
+
+def fused_errors(width: int, dtype: torch.dtype, device: str) -> list[Callable[[], float]]:
     """Returns functions, each of which returns the largest difference between a fused kernel and torch's
     operators in float32; relative for values above 1.
     """
@@ -231,27 +225,6 @@ def fused_errors(heads: Heads, width: int, dtype: torch.dtype, device: str) -> l
             gate_operator(activation, fused=True)(up), gate_operator(activation, fused=False)(up.float())
         )
 
-    def place(turns: bool) -> float:
-        shape = BlockShape(3, 8, heads.num_kv_heads, heads.head_dim, dtype)
-        ours, exact = (
-            KVCache(replace(shape, dtype=kind), 12, torch.device(device)) for kind in (dtype, torch.float32)
-        )
-        rows = exact.write_rows(
-            torch.tensor([7, 0, 11, 11, 3], device=device), torch.tensor([0, 7, 1, 2, 3], device=device)
-        )
-        qkv = drawn(5, heads.query_width + 2 * heads.kv_width)
-        wanted, half = qkv.to(torch.float32, copy=True), drawn(5, 1, heads.head_dim // 2)
-        rotation = (
-            (torch.cat((half.cos(), half.cos()), -1), torch.cat((-half.sin(), half.sin()), -1))
-            if turns
-            else None
-        )
-        place_operator(fused=False)(
-            wanted, rotation and (rotation[0].float(), rotation[1].float()), rows, 1, exact, heads
-        )
-        place_operator(fused=True)(qkv, rotation, rows, 1, ours, heads)
-        return max(_error(qkv, wanted), _error(ours.blocks, exact.blocks))
-
     torch.manual_seed(0)
     kinds = ((NormKind.RMS, None), (NormKind.LAYER, None), (NormKind.LAYER, drawn(width)))
     weights = (drawn(width), drawn(width, dtype=torch.float32))
@@ -259,19 +232,19 @@ def fused_errors(heads: Heads, width: int, dtype: torch.dtype, device: str) -> l
     return [
         *norms,
         *(partial(gate, activation) for activation in Activation),
-        *(partial(place, turns) for turns in (True, False)),
     ]
 
 
 def slots_written_otherwise(device: str) -> int:
-    """Returns in how many tensors the slot state of the kernel differs from that of torch after the same
-    admissions, growth and releases.
+    """Returns in how many tensors the slot state of the kernels differs from that of torch after the same
+    admissions, growth, releases and appended tokens, among them what is known of the tokens.
     """
     states = [
         SlotState(ModelLimits(640, 100, 9, 400, 4), torch.device(device), kernels)
         for kernels in (True, False)
     ]
     generator = np.random.default_rng(0)
+    found: list[list[Tensor]] = [[], []]
     for _ in range(30):
         slot, prompt = int(generator.integers(9)), int(generator.integers(1, 400))
         stop_ids = tuple(int(token) for token in generator.integers(0, 100, generator.integers(0, 7)))
@@ -280,9 +253,22 @@ def slots_written_otherwise(device: str) -> int:
         )
         blocks = generator.integers(0, 400, -(-prompt // 4)).astype(np.int32)
         grown = Grow(slot, 1, len(blocks), generator.integers(0, 400, 3).astype(np.int32))
-        for state in states:
+        rows = torch.from_numpy(np.append(generator.permutation(9)[:5], [9, 9])).to(device)  # the dead slot
+        for state, kept in zip(states, found, strict=True):
             state.apply([Admit(slot, 1, sampling, prompt, 0, blocks), grown, Release((slot + 1) % 9, 1)])
-    ours, wanted = ([state.table, state._counts, state.stop_ids, state._sampling.shares] for state in states)
+            for token in (3, *stop_ids[:1]):
+                kept.append(state.append(rows, torch.full_like(rows, token)))
+            kept += state.decode_inputs(rows)
+    ours, wanted = (
+        [
+            state.table,
+            state._counts,
+            state.stop_ids,
+            state._sampling.shares,
+            torch.cat([*map(torch.flatten, kept)]),
+        ]
+        for state, kept in zip(states, found, strict=True)
+    )
     return sum(not torch.equal(one, other) for one, other in zip(ours, wanted, strict=True))
 
 

@@ -27,11 +27,9 @@ from python_backends.engine.model.weights import describe, take_layers
 from python_backends.engine.slots.slot_state import SlotState
 from python_backends.engine.step_timer import StepTimer
 from python_backends.engine.torch.adapters.slot_adapters import SlotAdapters
-from python_backends.engine.torch.attention_spans import chunk_rows
 from python_backends.engine.torch.decode_step import Step
 from python_backends.engine.torch.decoder import Decoder
-from python_backends.engine.torch.step_batch import StepBatcher
-from python_backends.engine.torch.step_launcher import StepLauncher
+from python_backends.engine.torch.step_launcher import StepLauncher, batcher_of
 from python_backends.nouns.request import ModelLimits, Sampling
 from python_backends.nouns.step import Admit, SpanKind, StepPlan
 from python_backends.settings import ModelSettings, Settings
@@ -50,7 +48,10 @@ READS_ROWS = ("embedding", "index", "index_select", "gather")
 WRITES_ROWS = ("index_put_", "index_copy_", "scatter_", "_index_put_impl_")
 PRODUCTS = ("mm", "addmm", "linear", "bmm")
 # arguments of our kernels that are tables or pools, of which a launch reads some rows
-POOLS = ("blocks", "table", "cache", "counts", "stop_ids", "shares", "first", "second", "third", "fourth")
+POOLS = (
+    *("blocks", "table", "cos", "sin", "weighted_parts", "maxima", "sums", "counts", "stop_ids", "shares"),
+    *("first", "second", "third", "fourth"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +113,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             width = arguments["out"].shape[1]
             return sum(rows * (tile + 1) for tile in range(tiles)), 4 * pairs * width
         if name == "_attend_part":
-            rows = len(arguments["out"] if "out" in arguments else arguments["q"])
-            return rows * self._context_tokens, 0
+            return len(arguments["arrived"]) * self._context_tokens, 0
         return 0, 0
 
     def _add(self, launch: Launch) -> None:
@@ -204,7 +204,7 @@ class CountedModel:
         with recording(self._recorder):
             model = load_model(settings, config, META)
             description = describe(model, max_model_tokens)
-            decoder = Decoder(description, take_layers(model), max_model_tokens, fused=True)
+            decoder = Decoder(description, take_layers(model), max_model_tokens, kernels=True)
             self._launcher = self._made(decoder, config, max_model_tokens)
             self._launcher.fix_shapes(self._recorder.capture)
         self.decoder = decoder
@@ -219,7 +219,7 @@ class CountedModel:
         cache = KVCache(shape, blocks + 1, META)
         state = SlotState(limits, META, kernels=True, most_stop_ids=STOP_IDS)
         adapters = SlotAdapters(META)
-        batcher = StepBatcher(state, cache, decoder.windows, True, chunk_rows(dtype), adapters)
+        batcher = batcher_of(state, cache, decoder, adapters, kernels=True)
         launcher = StepLauncher(decoder, state, cache, batcher, adapters)
         launcher.timer = StepTimer(self._recorder.mark, lambda later, earlier: 0.0)
         return launcher

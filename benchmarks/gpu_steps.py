@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu_clients import Clients, jobs_of
 from benchmarks.gpu_model import Measured
-from benchmarks.gpu_report import Figure, LeftOutError
+from benchmarks.gpu_report import Figure
 from benchmarks.recorded_engine import RecordedEngine
 from python_backends.engine.torch.engine import TorchEngine
 from python_backends.instance.build import build
@@ -27,7 +26,7 @@ from python_backends.nouns.request import Request, Sampling
 from python_backends.nouns.step import StepOutput, StepPlan
 from python_backends.scheduling.scheduler import SlotScheduler
 
-SLOTS, UNFUSED_SLOTS, QUICK_SLOTS = (1, 16, 64, 256), (1, 64), (1, 4)
+SLOTS, QUICK_SLOTS = (1, 16, 64, 256), (1, 4)
 MOST_OVER_FLOOR = {1: "<= 1.2", 16: "<= 1.2", 64: "<= 1.2"}
 CONTEXT_TOKENS, QUICK_CONTEXT = 512, 48
 NUM_STEPS, QUICK_STEPS = 100, 8
@@ -70,22 +69,7 @@ def prediction(measured: Measured, slots: int, tokens: int, bandwidth: float, fl
     from benchmarks.gpu_floor import Gpu, predicted
 
     better_s, worse_s = predicted(measured.shape, slots, tokens, Gpu(measured.device, bandwidth))
-    return f"predicted {better_s / floor_s:.2f} to {worse_s / floor_s:.2f} with fused layers"
-
-
-def unfused(measured: Measured) -> Iterator[Figure]:
-    """Measures the same steps with torch's operators instead of Gapless's kernels between the products of a
-    layer.
-    """
-    if not measured.fused_layers:
-        raise LeftOutError("the steps above were without fused layers already")
-    sizes = QUICK_SLOTS if measured.quick else UNFUSED_SLOTS
-    engine = engine_of(replace(measured, fused_layers=False), sizes[-1])
-    for slots in sizes:
-        prefills, decodes = run_steps(measured, engine, slots)
-        step_s = float(np.median([output.busy_s + output.gap_s for _, output in decodes]))
-        yield Figure("unfused", f"decode step of {slots} slots without fused layers", step_s * 1e3, "ms")
-    yield Figure("unfused", "prefill without fused layers", pace_of(prefills), "tokens/s")
+    return f"predicted {better_s / floor_s:.2f} to {worse_s / floor_s:.2f}"
 
 
 def gap(measured: Measured) -> Iterator[Figure]:

@@ -62,7 +62,7 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     if rows.banned is not None:
         logits = logits.masked_fill(_marked(rows.banned, logits.shape[1]), float("-inf"))
     if rows.draws is None:
-        return _best(logits.float())
+        return _best(logits)
     return _draw(logits.float(), rows.draws)
 
 
@@ -111,7 +111,9 @@ def _best(logits: Tensor) -> Tensor:
     """Lowest id of the greatest logit. On a CPU by numpy, which takes 0.03 ms
     for 16 rows of 32,000 where torch takes 0.4.
     """
-    return torch.as_tensor(logits.numpy().argmax(-1)) if logits.device.type == "cpu" else logits.argmax(-1)
+    if logits.device.type != "cpu":
+        return logits.argmax(-1)
+    return torch.as_tensor(logits.float().numpy().argmax(-1))
 
 
 _GOLDEN = -0x61C8864680B583EB  # splitmix64's constants, as signed numbers

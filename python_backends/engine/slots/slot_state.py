@@ -70,6 +70,7 @@ class SlotState:
         self._stop_ids = torch.full((slots, most_stop_ids or 1), NO_STOP_ID, dtype=torch.int64, device=device)
         self._sampling = SamplingState(limits, device, kernels)
         self._writes = SlotWrites(kernels)
+        self._kernels = kernels
         self._run: _Run | None = None
         self._appended = -1  # run of the last plain step
 
@@ -135,8 +136,20 @@ class SlotState:
         writes is the KV that belongs there, in blocks that are still its own.
         """
         self._book_run()
+        if self._kernels:
+            tokens, positions = torch.empty_like(slots), torch.empty_like(slots)
+            self.fill_decode_inputs(slots, tokens, positions, len(slots))
+            return tokens, positions
         counts = self._counts[slots]
         return counts[:, Column.LAST_TOKEN], counts[:, Column.LENGTH] - 1
+
+    def fill_decode_inputs(self, slots: Tensor, tokens: Tensor, positions: Tensor, count: int) -> None:
+        """The same where kernels run, for the first `count` of `slots` [rows], into the first of `tokens` and
+        `positions` [rows].
+        """
+        from python_backends.engine.slots.token_kernels import last_tokens  # brings Triton's language
+
+        last_tokens(self._counts, slots, tokens, positions, count)
 
     def sampling_rows(
         self, slots: Tensor, plan: StepPlan, order: NDArray[np.intp] | None = None
@@ -155,9 +168,9 @@ class SlotState:
         lengths = lengths if order is None else lengths[order]
         return self._sampling.rows(Batch(slots, host, lengths, self._counts, self._stop_ids))
 
-    def append(self, slots: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Appends `tokens` [sampled] to `slots` and ends those that are done. Tokens
-        and finishes; 0, RUNNING where a row had ended.
+    def append(self, slots: Tensor, tokens: Tensor) -> Tensor:
+        """Appends `tokens` [sampled] to `slots` and ends those that are done. [2, sampled] tokens and
+        finishes; 0, RUNNING where a row had ended.
         """
         self._book_run()
         history = self._sampling.history
@@ -165,14 +178,19 @@ class SlotState:
             history.append(slots, self._counts[slots, Column.LENGTH], tokens)
         return self.append_greedy(slots, tokens)
 
-    def append_greedy(self, slots: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def append_greedy(self, slots: Tensor, tokens: Tensor) -> Tensor:
         """The same for slots none of which looks back."""
+        if self._kernels:
+            from python_backends.engine.slots.token_kernels import append  # brings Triton's language
+
+            out = torch.empty((2, len(slots)), dtype=torch.int64, device=self.device)
+            append(self._counts, self._stop_ids, slots, tokens, out)
+            return out
         tensors = (self._counts, self._stop_ids, slots, tokens)
         # by numpy, in the same memory: a small operation of torch takes as long as ten of these
         if self.device.type == "cpu":
-            appended, finishes = _append(*(tensor.numpy() for tensor in tensors))
-            return torch.as_tensor(appended), torch.as_tensor(finishes)
-        return _append(*tensors)
+            return torch.from_numpy(np.stack(_append(*(tensor.numpy() for tensor in tensors))))
+        return torch.stack(_append(*tensors))
 
     def append_plain(
         self, number: int, slots: Tensor, tokens: NDArray[np.int64]

@@ -23,7 +23,7 @@ from python_backends.engine.kv.kv_cache import KVCache
 from python_backends.engine.slots.sampler import GREEDY, sample
 from python_backends.engine.slots.slot_state import SlotState
 from python_backends.engine.torch.decoder import Decoder
-from python_backends.engine.torch.step_batch import StepBatcher
+from python_backends.engine.torch.step_batch import Batcher
 from python_backends.nouns.request import Ids
 
 Step = Callable[[], Tensor]
@@ -68,7 +68,7 @@ class DecodeSteps:
         decoder: Decoder,
         state: SlotState,
         cache: KVCache,
-        batcher: StepBatcher,
+        batcher: Batcher,
         capture: Callable[[Step], Step] | None,
     ) -> None:
         self._decoder, self._state, self._cache, self._batcher = decoder, state, cache, batcher
@@ -112,7 +112,7 @@ class DecodeSteps:
         return self._decoder.forward(self._batcher.decodes(slots, width), self._cache)
 
     def _greedy(self, slots: Tensor, logits: Tensor) -> Tensor:
-        return torch.stack(self._state.append_greedy(slots, sample(logits, GREEDY)))
+        return self._state.append_greedy(slots, sample(logits, GREEDY))
 
     def _capture(self, bucket: Bucket, capture: Callable[[Step], Step]) -> None:
         bucket.logits = self._forward(bucket.slots, 1)  # compiles kernels and makes the libraries' own memory

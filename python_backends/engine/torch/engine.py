@@ -43,12 +43,10 @@ from python_backends.engine.step_timer import cuda_timer
 from python_backends.engine.torch.adapters import peft_files
 from python_backends.engine.torch.adapters.factors import adapted_model
 from python_backends.engine.torch.adapters.slot_adapters import SlotAdapters, Weights
-from python_backends.engine.torch.attention_spans import chunk_rows
 from python_backends.engine.torch.decode_step import Graphs
 from python_backends.engine.torch.decoder import Decoder
 from python_backends.engine.torch.kernel_trial import kernel_obstacle
-from python_backends.engine.torch.step_batch import StepBatcher
-from python_backends.engine.torch.step_launcher import LaunchedStep, StepLauncher
+from python_backends.engine.torch.step_launcher import LaunchedStep, StepLauncher, batcher_of
 from python_backends.engine.torch.training.model import TrainedModel
 from python_backends.engine.torch.training.session import TrainingSession
 from python_backends.engine.torch.training.trainable import Trainable
@@ -78,26 +76,24 @@ class TorchEngine:
                 max_model_tokens=declared_tokens(settings, config), num_blocks=1
             )
         self._kernels = uses_kernels(settings.engine.cuda_graphs, self.device)
-        fused = self._kernels and settings.engine.fused_layers != "off"
         model = load_model(settings, config, self.device)
         self._adapted_model = adapted_model(model, settings.adapters.max_rank, self.device)
         description = describe(model, declared_tokens(settings, config))
         self._trainable = Trainable(model, description) if _can_train(settings, self.device) else None
         watch = iter if self._trainable is None else self._trainable.watch
         layers = quantise_if_asked(watch(take_layers(model)), settings.model.weights)
-        self.decoder = Decoder(description, layers, self.limits.max_model_tokens, fused)
+        self.decoder = Decoder(description, layers, self.limits.max_model_tokens, self._kernels)
         del model, description, layers
         shape = block_shape(settings, config)
-        rows = chunk_rows(shape.dtype) * fused
         captures = settings.engine.cuda_graphs == "auto" and self.device.type == "cuda" and self._kernels
         has_fixed_shapes = captures or settings.engine.cuda_graphs == "eager"
         stop_ids = most_stop_ids(settings) if has_fixed_shapes else None
         self._launched: deque[LaunchedStep] = deque()
-        self._make_state(shape, rows, stop_ids)
+        self._make_state(shape, stop_ids)
         if memory is not None and is_measured:
             num_blocks = self._measured_blocks(memory, shape, settings.engine.token_budget)
             self.limits = model_limits(settings, config, num_blocks)
-            self._make_state(shape, rows, stop_ids)
+            self._make_state(shape, stop_ids)
         if has_fixed_shapes:
             self._launcher.fix_shapes(Graphs(self.device) if captures else None)
         if memory is not None:
@@ -108,7 +104,7 @@ class TorchEngine:
         if self.device.type == "cuda":
             self._launcher.timer = cuda_timer(self.device)
 
-    def _make_state(self, shape: BlockShape, chunk_rows: int, stop_ids: int | None) -> None:
+    def _make_state(self, shape: BlockShape, stop_ids: int | None) -> None:
         """KV cache and slot state for `limits`."""
         blocks = self.limits.num_blocks + 1  # one for rows of padding
         try:
@@ -119,9 +115,7 @@ class TorchEngine:
             ) from error
         self._adapters = SlotAdapters(self.device)
         self.state = SlotState(self.limits, self.device, self._kernels, stop_ids)
-        batcher = StepBatcher(
-            self.state, self.cache, self.decoder.windows, self._kernels, chunk_rows, self._adapters
-        )
+        batcher = batcher_of(self.state, self.cache, self.decoder, self._adapters, self._kernels)
         self._launcher = StepLauncher(self.decoder, self.state, self.cache, batcher, self._adapters)
 
     def _measured_blocks(self, memory: DeviceMemory, shape: BlockShape, token_budget: int) -> int:

@@ -23,7 +23,7 @@ from python_backends.engine.step_timer import Seconds, StepTimer
 from python_backends.engine.torch.adapters.slot_adapters import SlotAdapters
 from python_backends.engine.torch.decode_step import DecodeSteps, Step
 from python_backends.engine.torch.decoder import Decoder
-from python_backends.engine.torch.step_batch import StepBatcher
+from python_backends.engine.torch.step_batch import Batcher, StepBatcher
 from python_backends.nouns.step import StepPlan
 
 
@@ -44,7 +44,7 @@ class StepLauncher:
         decoder: Decoder,
         state: SlotState,
         cache: KVCache,
-        batcher: StepBatcher,
+        batcher: Batcher,
         adapters: SlotAdapters,
     ) -> None:
         self._decoder, self._state, self._cache = decoder, state, cache
@@ -92,6 +92,16 @@ class StepLauncher:
         chosen = sample(logits, rows)
         times = self.timer.end()
         scores = log_probs(logits, chosen, rows.asks) if rows.asks is not None else None
-        tokens, finishes = self._state.append(slots, chosen)
+        result = self._state.append(slots, chosen)
         asking = order[rows.asks.host_rows] if rows.asks is not None else order[:0]
-        return LaunchedStep(plan.number, order, torch.stack((tokens, finishes)), scores, asking, times)
+        return LaunchedStep(plan.number, order, result, scores, asking, times)
+
+
+def batcher_of(
+    state: SlotState, cache: KVCache, decoder: Decoder, adapters: SlotAdapters, kernels: bool
+) -> Batcher:
+    if kernels:
+        from python_backends.engine.torch.paged_batch import PagedBatcher  # brings Triton's language
+
+        return PagedBatcher(state, cache, decoder.heads, decoder.windows, adapters)
+    return StepBatcher(state, cache, decoder.windows, adapters)
