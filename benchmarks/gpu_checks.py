@@ -17,10 +17,11 @@ from benchmarks.gpu_model import Measured
 from benchmarks.gpu_report import Figure
 from python_backends.engine.kv.kv_cache import BlockShape, KVCache
 from python_backends.engine.model.description import Activation, Heads, Norm, NormKind
-from python_backends.engine.slots.sampler import Restrictions, probabilities, restricted
-from python_backends.engine.slots.sampling_state import Column
+from python_backends.engine.slots.columns import Column, Share
+from python_backends.engine.slots.sampler import Draws, Restrictions, SamplingRows, sample
 from python_backends.engine.slots.slot_state import SlotState
-from python_backends.engine.torch.attention import LayerAttention, attend, score_operator
+from python_backends.engine.torch.attention import attend, score_operator
+from python_backends.engine.torch.attention_spans import AttentionSpans, LayerAttention, PagedSpans
 from python_backends.engine.torch.engine import TorchEngine
 from python_backends.engine.torch.kernel_trial import runs_kernels
 from python_backends.engine.torch.operators import ResidualNorm, gate_operator
@@ -58,15 +59,8 @@ def tokens(measured: Measured) -> Iterator[Figure]:
         yield Figure(
             "tokens", "tensors of the slot state written otherwise by the kernel", unlike, "", "<= 0", "of 5"
         )
-        unlike = rows_kept_otherwise(128_256, measured.device)
-        yield Figure(
-            "tokens",
-            "rows of which top_k, top_p, min_p keep others by the kernel",
-            unlike,
-            "",
-            "<= 0",
-            "of 27",
-        )
+        unlike = tokens_drawn_otherwise(128_256, measured.device)
+        yield Figure("tokens", "tokens drawn otherwise by the kernel", unlike, "", "<= 0", "of 240")
     names, count = (QUICK, 4) if measured.quick else (tuple(sorted(TINY)), 16)
     for name in names:
         yield parity(name, measured, count)
@@ -126,6 +120,18 @@ def _engine(tiny: TinyModel, measured: Measured) -> TorchEngine:
     )
 
 
+LIMITS = (  # temperature, top_k, top_p, min_p
+    (1, 1, 1, 0),
+    (1, 40, 1, 0),
+    (0.7, 700, 1, 0),
+    (1, 0, 1, 0),
+    (1, 0, 0.3, 0),
+    (2, 0, 0.99, 0.001),
+    (1, 50, 0.9, 0.01),
+    (0.5, 999, 0.999, 0),
+    (1, 0, 1, 0.1),
+    (0, 5, 0.5, 0),
+)
 DECODED = np.array([0, 4, 63, 76, 199], np.int32)  # where decode rows start: with one part and with several
 CHUNKS = np.array([[0, 0, 37, 90], [1, 70, 131, 40]], np.int32)  # starts and lengths
 
@@ -166,8 +172,10 @@ def attention_error(
     qkv = torch.randn((len(batch.tokens), width), dtype=dtype, device=device)
     rotation = (cos[batch.positions, None].float(), sin[batch.positions, None].float())
     given = qkv.to(torch.float32, copy=True)
-    expected = attend(given, rotation, wanted.spans[window], layer, exact)
-    spans = batch.spans[window]
+    gathered, spans = wanted.spans[window], batch.spans[window]
+    assert isinstance(gathered, AttentionSpans)
+    assert isinstance(spans, PagedSpans)
+    expected = attend(given, rotation, gathered, layer, exact)
     found = [attend_paged(qkv.clone(), (cos, sin), spans, layer, ours) for _ in range(2)]
     assert torch.equal(found[0][:count], found[1][:count])  # nothing of the first is left for the second
     return max(_error(found[0][:count], expected[:count]), _error(ours.blocks[:299], exact.blocks[:299]))
@@ -272,31 +280,37 @@ def slots_written_otherwise(device: str) -> int:
     return sum(not torch.equal(one, other) for one, other in zip(ours, wanted, strict=True))
 
 
-def rows_kept_otherwise(vocabulary: int, device: str) -> int:
-    """Returns in how many rows, flat and steep ones, the kernel keeps other tokens than torch's operators."""
-    limits = (
-        (1, 1, 0),
-        (40, 1, 0),
-        (700, 1, 0),
-        (0, 0, 0),
-        (0, 0.3, 0),
-        (0, 0.99, 0.001),
-        (50, 0.9, 0.01),
-        (999, 0.999, 0),
-        (0, 1, 0.1),
-    )
-    top_k, top_p, min_p = torch.tensor(limits, dtype=torch.float32, device=device).unbind(1)
-    restrictions = Restrictions(top_k.long(), top_p, min_p)
+def tokens_drawn_otherwise(vocabulary: int, device: str) -> int:
+    """Returns how many tokens of 240 the kernel draws otherwise than torch's operators, for flat and steep
+    rows and several limits.
+    """
+    from python_backends.engine.slots.draw_kernel import draw  # needs the Triton language
+
     torch.manual_seed(0)
-    count = 0
+    generator, seeds = np.random.default_rng(0), 8
+    limits = np.repeat(np.array(LIMITS, np.float32), seeds, 0)
+    rows = len(limits)
+    counts = torch.zeros((rows, len(Column)), dtype=torch.int64)
+    shares = torch.ones((rows, len(Share)))
+    counts[:, Column.SEED] = torch.from_numpy(generator.integers(-(2**63), 2**63 - 1, rows))
+    counts[:, Column.OUTPUTS] = torch.from_numpy(generator.integers(0, 5000, rows))
+    counts[:, Column.TOP_K] = torch.from_numpy(limits[:, 1].astype(np.int64))
+    for share, column in ((Share.TEMPERATURE, 0), (Share.TOP_P, 2), (Share.MIN_P, 3)):
+        shares[:, share] = torch.from_numpy(limits[:, column].copy())
+    counts, shares, slots = counts.to(device), shares.to(device), torch.arange(rows, device=device)
+    parts = (shares[:, share] for share in (Share.TOP_P, Share.MIN_P))
+    draws = Draws(
+        shares[:, Share.TEMPERATURE],
+        counts[:, Column.SEED],
+        counts[:, Column.OUTPUTS],
+        Restrictions(counts[:, Column.TOP_K], *parts),
+    )
+    unlike = 0
     for steepness in (0.01, 1.0, 6.0):
-        logits = torch.randn((len(limits), vocabulary), device=device) * steepness
-        probs = probabilities(logits, torch.ones(len(limits), device=device))
-        ours, wanted = (
-            restricted(probs, replace(restrictions, by_kernel=by_kernel)) for by_kernel in (True, False)
-        )
-        count += int((ours != wanted).any(1).sum())
-    return count
+        logits = torch.randn((rows, vocabulary), device=device) * steepness
+        wanted = sample(logits, SamplingRows(draws, banned=None))
+        unlike += int((draw(logits, slots, counts, shares) != wanted).sum())
+    return unlike
 
 
 def _error(found: Tensor, wanted: Tensor) -> float:

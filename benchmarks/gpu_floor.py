@@ -64,12 +64,13 @@ class Costs:
     ours_s: float  # of the host, for a kernel of ours
     copy_s: float  # of the host, for a copy out of pinned memory
     graph_s: float  # of the host, for a captured graph
+    draw_s: float  # of the device, for the kernel that draws: 15 to 65 passes over a row of 128,256 logits
 
 
 COPY_SHARE = 0.9  # of the data sheet's bandwidth that a copy reaches: assumed
 GPUS = (Gpu("H100", COPY_SHARE * 3.35e12), Gpu("H200", COPY_SHARE * 4.8e12))
-BETTER = Costs(1.5e-6, 0.92, 0.7, 5e-6, 10e-6, 8e-6, 10e-6)
-WORSE = Costs(2.5e-6, 0.85, 0.5, 8e-6, 15e-6, 15e-6, 20e-6)
+BETTER = Costs(1.5e-6, 0.92, 0.7, 5e-6, 10e-6, 8e-6, 10e-6, 40e-6)
+WORSE = Costs(2.5e-6, 0.85, 0.5, 8e-6, 15e-6, 15e-6, 20e-6, 200e-6)
 BOTH = (BETTER, WORSE)
 
 
@@ -80,7 +81,8 @@ def device_s(launches: tuple[Launch, ...], gpu: Gpu, costs: Costs) -> float:
 def _kernel_s(launch: Launch, gpu: Gpu, costs: Costs) -> float:
     share = costs.product_share if launch.name in PRODUCTS else 1.0
     reading_s = launch.num_bytes / (share * gpu.bandwidth)
-    return costs.kernel_s + max(reading_s, launch.num_flops / (costs.flops_share * gpu.peak_flops))
+    fixed_s = costs.kernel_s + costs.draw_s * (launch.name == "_draw")
+    return fixed_s + max(reading_s, launch.num_flops / (costs.flops_share * gpu.peak_flops))
 
 
 def host_s(counted: Counted, costs: Costs) -> float:

@@ -34,11 +34,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from python_backends.engine.model.description import Activation
-from python_backends.engine.slots import sampling_kernel, token_kernels, write_kernel
-from python_backends.engine.slots.sampling_state import Column
+from python_backends.engine.slots import draw_kernel, token_kernels, write_kernel
+from python_backends.engine.slots.columns import Column, Share
 from python_backends.engine.torch import fused_kernels, paged_attention, paged_parts
 from python_backends.engine.torch.attention_spans import chunk_rows
-from python_backends.nouns.request import Finish
+from python_backends.nouns.request import LEAST_TEMPERATURE, Finish
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 SHARED_BYTES = {90: 232_448, 80: 166_912, 89: 101_376}  # of a program, by compute capability
@@ -80,13 +80,6 @@ class Compiled:
 def variants(is_quick: bool) -> Iterator[Variant]:
     yield from _attention(is_quick)
     yield from _between_products(is_quick)
-    names = ("probs", "top_k", "top_p", "min_p", "least", "width", "stride")
-    types = dict(zip(names, ("*fp32", "*i64", "*fp32", "*fp32", "*fp32", "i32", "i32"), strict=True))
-    limits = frozenset(("top_k", "top_p", "min_p"))
-    tile = {"TILE": sampling_kernel.TILE}
-    yield Variant(
-        "least_kept", "fp32", sampling_kernel._least_kept, types, tile, limits, sampling_kernel.WARPS
-    )
     types = {
         "writes": "*i64",
         "first": "*i64",
@@ -99,25 +92,40 @@ def variants(is_quick: bool) -> Iterator[Variant]:
         "write", "", write_kernel._write, types, {"TILE": write_kernel.WRITES}, frozenset(("count",))
     )
     yield from _of_rows()
+    yield from _draws()
 
 
 def _of_rows() -> Iterator[Variant]:
     """Kernels that take a number for each row."""
-    columns = len(Column)
+    width = {"WIDTH": len(Column)}
     types = dict.fromkeys(("counts", "slots", "tokens", "positions"), "*i64") | {"count": "i32"}
-    sizes = {"WIDTH": columns, "LAST_TOKEN": int(Column.LAST_TOKEN), "LENGTH": int(Column.LENGTH)}
-    constants = sizes | {"TILE": token_kernels.ROWS}
+    columns = {"LAST_TOKEN": int(Column.LAST_TOKEN), "LENGTH": int(Column.LENGTH), "TILE": token_kernels.ROWS}
+    constants: dict[str, Any] = width | columns
     yield Variant("last_tokens", "", token_kernels._last_tokens, types, constants, frozenset(("count",)))
     types = dict.fromkeys(("counts", "stop_ids", "slots", "tokens", "out"), "*i64")
     appended = tuple(int(column) for column in token_kernels.APPENDED)
-    ends = {"STOPPED": int(Finish.STOP), "FULL": int(Finish.LENGTH)}
-    constants = {"WIDTH": columns, "STOPS": 20, "PADDED": 32, "COLUMNS": appended, **ends}
-    yield Variant("append", "", token_kernels._append, types, constants)
+    ends = {"STOPPED": int(Finish.STOP), "FULL": int(Finish.LENGTH), "STOPS": 20, "PADDED": 32}
+    yield Variant("append", "", token_kernels._append, types, {**width, "COLUMNS": appended, **ends})
     types = {"positions": "*i64", "items": "*i32", "arrived": "*i32"}
     types |= dict.fromkeys(("count", "num_items", "extra", "window"), "i32")
     constants = {"ROWS": 512, "KV_HEADS": 8, "PART": paged_parts.PART_TOKENS, "HAS_WINDOW": True}
     unaligned = frozenset(("count", "num_items", "extra"))
     yield Variant("divide", "512 rows", paged_parts._divide, types, constants, unaligned)
+
+
+def _draws() -> Iterator[Variant]:
+    tables = {"slots": "*i64", "counts": "*i64", "shares": "*fp32", "tokens": "*i64"}
+    constants = {
+        "COUNTS": len(Column),
+        "SHARES": len(Share),
+        "COLUMNS": tuple(map(int, draw_kernel.COLUMNS)),
+        "FRACTIONS": tuple(map(int, draw_kernel.FRACTIONS)),
+        "LEAST": LEAST_TEMPERATURE,
+        "TILE": draw_kernel.TILE,
+    }
+    for dtype in DTYPES:
+        types = {"logits": f"*{dtype}", **tables, "width": "i32", "stride": "i32"}
+        yield Variant("draw", dtype, draw_kernel._draw, types, constants, warps=draw_kernel.WARPS)
 
 
 def _attention(is_quick: bool) -> Iterator[Variant]:

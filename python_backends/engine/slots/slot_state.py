@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from python_backends.engine.slots.sampler import GREEDY, SamplingRows
-from python_backends.engine.slots.sampling_state import Batch, Column, SamplingState
+from python_backends.engine.slots.columns import Column
+from python_backends.engine.slots.sampler import GREEDY, SamplingRows, SlotDraws, sample
+from python_backends.engine.slots.sampling_state import Batch, SamplingState
 from python_backends.engine.slots.slot_writes import SlotWrites, Target
 from python_backends.nouns.request import Finish, Ids, ModelLimits
 from python_backends.nouns.step import Admit, Grow, Release, SlotOperation, StepPlan
 
 NO_STOP_ID = -1
+
+
+class Choice(Enum):
+    """What a step asks of the sampler, if nothing else is asked: the host need not know the tokens."""
+
+    GREEDY = auto()
+    DRAWN = auto()  # by temperature, top_k, top_p and min_p, where kernels run
 
 
 @dataclass(slots=True)
@@ -86,9 +95,18 @@ class SlotState:
         """[slots, most stop ids]"""
         return self._stop_ids
 
-    def is_greedy(self, slots: Ids) -> bool:
-        """Whether all of `slots` take the most probable token and nothing else is asked of them."""
-        return not self._sampling.is_asked(slots)
+    def choice(self, slots: Ids) -> Choice | None:
+        """How the tokens of all `slots` are chosen; None: some need more than that, or ask the host."""
+        if not self._sampling.is_asked(slots):
+            return Choice.GREEDY
+        return Choice.DRAWN if self._kernels and self._sampling.only_draws(slots) else None
+
+    def choose(self, logits: Tensor, slots: Tensor, choice: Choice) -> Tensor:
+        """Chooses the next tokens of `slots` [rows] for `logits` [rows, vocabulary] and appends them; as
+        `append`.
+        """
+        draws = SlotDraws(slots, self._counts, self._sampling.shares) if choice is Choice.DRAWN else None
+        return self.append_greedy(slots, sample(logits, SamplingRows(draws, banned=None)))
 
     @property
     def last_tokens(self) -> NDArray[np.int64]:

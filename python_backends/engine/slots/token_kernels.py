@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from python_backends.engine.slots.sampling_state import Column
+from python_backends.engine.slots.columns import Column
 from python_backends.nouns.request import Finish
 
 ROWS = 128  # in a program

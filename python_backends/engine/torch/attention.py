@@ -10,7 +10,6 @@ repeated without copying (prefill). Called by the decoder.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,19 +18,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from python_backends.engine.kv.kv_cache import KVCache
-from python_backends.engine.model.description import Heads
-from python_backends.engine.torch.attention_spans import AttentionSpans, DecodeGroup, PrefillSpan
-from python_backends.engine.torch.operators import Rotation, place
+from python_backends.engine.torch.attention_spans import (
+    AttentionSpans,
+    DecodeGroup,
+    LayerAttention,
+    PrefillSpan,
+    Rotation,
+)
+from python_backends.engine.torch.operators import place
 
 AttendOperator = Callable[..., Tensor]  # with the arguments of `attend`
-
-
-@dataclass(frozen=True, slots=True)
-class LayerAttention:
-    index: int
-    heads: Heads
-    scores: Callable[..., Tensor]  # with the arguments of scaled_dot_product_attention
-    softcap: float | None = None  # what `scores` caps, for those that compute them otherwise
 
 
 def decode_attention(q: Tensor, group: DecodeGroup, layer: LayerAttention, cache: KVCache) -> Tensor:

@@ -4,10 +4,15 @@ step batch, read by the attention of every layer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from python_backends.engine.model.description import Heads
+
+Rotation = tuple[Tensor, Tensor]  # cos and sin [tokens, 1, dim]; for kernels the tables [positions, dim]
 
 
 def chunk_rows(dtype: torch.dtype) -> int:
@@ -15,6 +20,14 @@ def chunk_rows(dtype: torch.dtype) -> int:
     holds in registers without spilling them.
     """
     return 16 if dtype == torch.float32 else 64
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAttention:
+    index: int
+    heads: Heads
+    scores: Callable[..., Tensor]  # with the arguments of scaled_dot_product_attention
+    softcap: float | None = None  # what `scores` caps, for those that compute them otherwise
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,9 @@ list of slots.
 
 Everything else a step needs lies in the slot state: tokens, positions and blocks are gathered inside, the
 most probable tokens appended inside. On CUDA each bucket's step is captured once, at the start, as two graphs
-that share one pool of memory: the forward pass to the logits, and the choice and append of greedy rows; rows
-that ask for more have theirs chosen after the first by the engine. The same functions run uncaptured in the
+that share one pool of memory: the forward pass to the logits, and the choice and append of tokens, one graph
+for greedy rows and one for rows that draw; rows that ask for more have theirs chosen after the first by the
+engine. The same functions run uncaptured in the
 tests (`engine.cuda_graphs = "eager"`). Called by the torch engine.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,8 +22,7 @@ from tqdm import tqdm
 
 from python_backends.engine.device import to_device
 from python_backends.engine.kv.kv_cache import KVCache
-from python_backends.engine.slots.sampler import GREEDY, sample
-from python_backends.engine.slots.slot_state import SlotState
+from python_backends.engine.slots.slot_state import Choice, SlotState
 from python_backends.engine.torch.decoder import Decoder
 from python_backends.engine.torch.step_batch import Batcher
 from python_backends.nouns.request import Ids
@@ -34,7 +35,8 @@ class Bucket:
     slots: Tensor  # [rows] on the device; what pads it is the dead slot
     host: Ids = field(default_factory=lambda: np.zeros(0, np.int32))  # those that are not padding
     forward: Step | None = None  # captured
-    greedy: Step | None = None  # captured, with `logits`
+    # captured, with `logits`
+    choices: dict[Choice, Step] = field(default_factory=dict)
     logits: Tensor | None = None  # [rows, vocabulary] of the last step
 
 
@@ -100,27 +102,24 @@ class DecodeSteps:
         )
         return bucket.logits
 
-    def greedy(self, bucket: Bucket) -> Tensor:
-        """Chooses and appends the most probable tokens after `forward`: [2, rows] tokens and finishes."""
+    def choose(self, bucket: Bucket, choice: Choice) -> Tensor:
+        """Chooses and appends tokens after `forward`: [2, rows] tokens and finishes."""
         assert bucket.logits is not None
-        if bucket.greedy is None:
-            return self._greedy(bucket.slots, bucket.logits)
-        return bucket.greedy()
+        captured = bucket.choices.get(choice)
+        return captured() if captured else self._state.choose(bucket.logits, bucket.slots, choice)
 
     def _forward(self, slots: Tensor, longest: int) -> Tensor:
         width = 1 << (longest - 1).bit_length()  # a few shapes only
         return self._decoder.forward(self._batcher.decodes(slots, width), self._cache)
 
-    def _greedy(self, slots: Tensor, logits: Tensor) -> Tensor:
-        return self._state.append_greedy(slots, sample(logits, GREEDY))
-
     def _capture(self, bucket: Bucket, capture: Callable[[Step], Step]) -> None:
         bucket.logits = self._forward(bucket.slots, 1)  # compiles kernels and makes the libraries' own memory
         bucket.forward = capture(lambda: self._forward(bucket.slots, 1))
         bucket.logits = bucket.forward()
-        logits = bucket.logits
-        self._greedy(bucket.slots, logits)
-        bucket.greedy = capture(lambda: self._greedy(bucket.slots, logits))
+        for choice in Choice:
+            step = partial(self._state.choose, bucket.logits, bucket.slots, choice)
+            step()
+            bucket.choices[choice] = capture(step)
 
 
 def bucket_sizes(num_slots: int) -> list[int]:

@@ -19,11 +19,11 @@ from torch.nn import functional
 from python_backends.engine.kv.kv_cache import KVCache
 from python_backends.engine.model.description import Heads, Layer, Linear, Model, Rotary
 from python_backends.engine.torch.adapters.rows import add_adapters
-from python_backends.engine.torch.attention import LayerAttention, attend_operator, score_operator
+from python_backends.engine.torch.attention import attend_operator, score_operator
+from python_backends.engine.torch.attention_spans import LayerAttention, Rotation
 from python_backends.engine.torch.operators import (
     ACTIVATIONS,
     ResidualNorm,
-    Rotation,
     gate_operator,
     head_norm_operator,
     norm_operator,

@@ -14,8 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from python_backends.engine.model.description import Activation, Heads, Norm, NormKind
-from python_backends.engine.torch.attention_spans import PagedSpans
-from python_backends.engine.torch.operators import Rotation
+from python_backends.engine.torch.attention_spans import PagedSpans, Rotation
 
 HEADS = 16  # of a token in a program
 TILE = 1024  # of a gate's columns in a program

@@ -17,9 +17,9 @@ from torch.nn import functional
 
 from python_backends.engine.kv.kv_cache import KVCache
 from python_backends.engine.model.description import Activation, Attention, Heads, Norm, NormKind
+from python_backends.engine.torch.attention_spans import Rotation
 
 Operator = Callable[[Tensor], Tensor]
-Rotation = tuple[Tensor, Tensor]  # cos and sin [tokens, 1, dim]; for kernels the tables [positions, dim]
 
 
 def unchanged(x: Tensor) -> Tensor:

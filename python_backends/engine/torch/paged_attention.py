@@ -18,10 +18,14 @@ import triton.language as tl
 from torch import Tensor
 
 from python_backends.engine.kv.kv_cache import KVCache
-from python_backends.engine.torch.attention import LayerAttention
-from python_backends.engine.torch.attention_spans import PagedSpans, Parts, chunk_rows
+from python_backends.engine.torch.attention_spans import (
+    LayerAttention,
+    PagedSpans,
+    Parts,
+    Rotation,
+    chunk_rows,
+)
 from python_backends.engine.torch.fused_kernels import place
-from python_backends.engine.torch.operators import Rotation
 
 TILE_TOKENS = 64  # of keys and values
 LEAST_ROWS = 16  # of a product; fewer query heads are padded
@@ -277,7 +281,7 @@ def _turned(at, other, mask, cos, sin, turns, TURNS: tl.constexpr):  # type: ign
     return values
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _capped(scores, softcap):  # type: ignore[no-untyped-def]
     """softcap · tanh(scores / softcap)"""
     return softcap * (2.0 / (1.0 + tl.exp(-2.0 * scores / softcap)) - 1.0)

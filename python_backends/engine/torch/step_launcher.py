@@ -79,9 +79,10 @@ class StepLauncher:
         bucket = steps.bucket(plan.slots)
         self.timer.begin()
         logits = steps.forward(bucket, int(plan.starts.max()) + 1)
-        if not self._state.is_greedy(plan.slots):
+        choice = self._state.choice(plan.slots)
+        if choice is None:
             return self._choose(plan, logits[:count], bucket.slots[:count], order)
-        result = steps.greedy(bucket)[:, :count]
+        result = steps.choose(bucket, choice)[:, :count]
         return LaunchedStep(plan.number, order, result, None, order[:0], self.timer.end())
 
     def _choose(self, plan: StepPlan, logits: Tensor, slots: Tensor, order: NDArray[np.intp]) -> LaunchedStep:
