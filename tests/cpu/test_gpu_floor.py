@@ -77,10 +77,13 @@ def test_it_counts_the_kernels_that_the_engine_launches() -> None:
     assert ours(CountedModel(gpu_floor.config_of(shape), 1, 1024, 20).mixed()).keys() == prompts.keys()
 
 
-def test_each_further_layer_has_the_same_launches_and_all_of_a_greedy_step_is_captured() -> None:
-    counted = [model(layers).decode(drawn=False) for layers in (2, 3, 4)]
+@pytest.mark.parametrize("drawn", [False, True])
+def test_a_layer_has_eight_launches_and_all_of_a_decode_step_is_captured(drawn: bool) -> None:
+    """Four products, two norms, the gate and one kernel for all of attention."""
+    counted = [model(layers).decode(drawn=drawn) for layers in (2, 3, 4)]
     first, second, third = (len(each.launches) for each in counted)
-    assert second - first == third - second > 0
+    assert second - first == third - second == 8
+    assert any(launch.name == "_draw" for launch in counted[0].launches) == drawn
     assert all(launch.is_captured for each in counted for launch in each.launches)
     assert all(each.num_before == each.num_after == 0 for each in counted)
 

@@ -17,6 +17,7 @@ import torch
 from benchmarks import gpu_checks
 from benchmarks.gpu_checks import WINDOWS_AND_CAPS
 from python_backends.engine.model.description import Heads
+from python_backends.engine.torch.paged_parts import divided, extra_parts
 
 for number, (window, softcap) in enumerate(WINDOWS_AND_CAPS):
     heads = (Heads(4, 2, 16, 0.25), Heads(6, 1, 24, 0.2))[number % 2]
@@ -26,6 +27,23 @@ for width in (64, 1100):
     for dtype, allowed in ((torch.float32, 1e-5), (torch.bfloat16, 0.02)):  # the interpreter truncates
         errors = [case() for case in gpu_checks.fused_errors(width, dtype, "cpu")]
         assert max(errors) < allowed, (width, dtype, errors)
+for lengths in ([1], [7, 64, 65], [40_000] + [200] * 63, [100] * 256):
+    positions = torch.tensor(lengths) - 1
+    for window, seen in ((None, lengths), (128, [min(length, 128) for length in lengths])):
+        parts = divided(positions, len(lengths), 257, window, Heads(8, 4, 16, 0.25))
+        extra = extra_parts(len(lengths), 4)
+        most = -(-sum(seen) // extra // 64) * 64 + 64
+        used = [item for item in parts.items.tolist() if item[4]]
+        assert len(parts.items) == len(lengths) + extra
+        for row, (length, count) in enumerate(zip(lengths, seen)):
+            mine = [item for item in used if item[0] == row]
+            ends = [item[2] for item in mine]
+            assert [item[1] for item in mine] == [length - count, *ends[:-1]]
+            assert ends[-1] == length and all(0 < item[2] - item[1] <= most for item in mine)
+            assert {(item[3], item[4]) for item in mine} == {(used.index(mine[0]), len(mine))}
+        assert not parts.arrived.any()
+        if lengths[0] == 40_000 and window is None:  # a long row is divided in a batch of any size
+            assert used[0][4] > 100 and used[-1][4] == 1
 assert gpu_checks.tokens_drawn_otherwise(1000, "cpu") == 0
 assert gpu_checks.slots_written_otherwise("cpu") == 0
 print("equal")
