@@ -36,7 +36,7 @@ from triton.compiler import ASTSource
 from python_backends.engine.model.description import Activation
 from python_backends.engine.slots import draw_kernel, token_kernels, write_kernel
 from python_backends.engine.slots.columns import Column, Share
-from python_backends.engine.torch import fused_kernels, paged_attention, paged_parts
+from python_backends.engine.torch import fused_kernels, paged_attention, paged_chunks, paged_parts
 from python_backends.engine.torch.attention_spans import chunk_rows
 from python_backends.nouns.request import LEAST_TEMPERATURE, Finish
 
@@ -157,7 +157,7 @@ def _chunk(dtype: str, dim: int, group: int, window: bool, cap: bool) -> Variant
     signature |= {"row_stride": "i32", **_rest_of_attention()}
     constants = {**_constants(dtype, dim, group, cap, decodes=False), "HAS_WINDOW": window}
     what = _named(dtype, dim, group, window, cap)
-    return Variant("attend_chunk", what, paged_attention._attend_chunk, signature, constants)
+    return Variant("attend_chunk", what, paged_chunks._attend_chunk, signature, constants)
 
 
 def _rest_of_attention() -> dict[str, str]:
@@ -166,8 +166,8 @@ def _rest_of_attention() -> dict[str, str]:
 
 
 def _constants(dtype: str, dim: int, group: int, cap: bool, decodes: bool) -> dict[str, Any]:
-    tile = paged_attention.tile_tokens(DTYPES[dtype], decodes)
-    rows = triton.next_power_of_2(max(group, paged_attention.LEAST_ROWS))
+    tile = paged_chunks.tile_tokens(DTYPES[dtype], decodes)
+    rows = triton.next_power_of_2(max(group, paged_chunks.LEAST_ROWS))
     rows = rows if decodes else chunk_rows(DTYPES[dtype])
     sizes = {"GROUP": group, "ROWS": rows, "DIM": dim, "PADDED": triton.next_power_of_2(dim), "TILE": tile}
     return {**sizes, "BLOCK_TOKENS": BLOCK_TOKENS, "HAS_SOFTCAP": cap}

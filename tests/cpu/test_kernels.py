@@ -14,18 +14,18 @@ ROOT = Path(__file__).resolve().parents[2]
 WITHOUT = "the package triton is not installed: build/set-up dev kernels brings it (700 MB)"
 CASES = """
 import torch
-from benchmarks import gpu_checks
-from benchmarks.gpu_checks import WINDOWS_AND_CAPS
+from benchmarks import gpu_kernels
+from benchmarks.gpu_kernels import WINDOWS_AND_CAPS
 from python_backends.engine.model.description import Heads
 from python_backends.engine.torch.paged_parts import divided, extra_parts
 
 for number, (window, softcap) in enumerate(WINDOWS_AND_CAPS):
     heads = (Heads(4, 2, 16, 0.25), Heads(6, 1, 24, 0.2))[number % 2]
-    error = gpu_checks.attention_error(heads, window, softcap, torch.float32, "cpu")
+    error = gpu_kernels.attention_error(heads, window, softcap, torch.float32, "cpu")
     assert error < 1e-5, (heads, window, softcap, error)
 for width in (64, 1100):
     for dtype, allowed in ((torch.float32, 1e-5), (torch.bfloat16, 0.02)):  # the interpreter truncates
-        errors = [case() for case in gpu_checks.fused_errors(width, dtype, "cpu")]
+        errors = [case() for case in gpu_kernels.fused_errors(width, dtype, "cpu")]
         assert max(errors) < allowed, (width, dtype, errors)
 for lengths in ([1], [7, 64, 65], [40_000] + [200] * 63, [100] * 256):
     positions = torch.tensor(lengths) - 1
@@ -44,8 +44,8 @@ for lengths in ([1], [7, 64, 65], [40_000] + [200] * 63, [100] * 256):
         assert not parts.arrived.any()
         if lengths[0] == 40_000 and window is None:  # a long row is divided in a batch of any size
             assert used[0][4] > 100 and used[-1][4] == 1
-assert gpu_checks.tokens_drawn_otherwise(1000, "cpu") == 0
-assert gpu_checks.slots_written_otherwise("cpu") == 0
+assert gpu_kernels.tokens_drawn_otherwise(1000, "cpu") == 0
+assert gpu_kernels.slots_written_otherwise("cpu") == 0
 print("equal")
 """
 ENGINE = """
@@ -77,7 +77,7 @@ FIRST_STEPS = """
 import tempfile
 from pathlib import Path
 from triton.runtime import interpreter
-from python_backends.engine.torch import fused_kernels, paged_attention, paged_parts
+from python_backends.engine.torch import fused_kernels, paged_attention, paged_chunks, paged_parts
 from python_backends.engine.slots import draw_kernel, token_kernels, write_kernel
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.instance.warm_up import warm_up
@@ -90,9 +90,9 @@ with tempfile.TemporaryDirectory() as directory:
     model.model.save_pretrained(model.directory)
     engine = model.engine(slots=2, cuda_graphs="eager")
     warm_up(engine, SlotScheduler(engine.limits))
-modules = (fused_kernels, paged_attention, paged_parts, draw_kernel, token_kernels, write_kernel)
+modules = (fused_kernels, paged_attention, paged_chunks, paged_parts, draw_kernel, token_kernels, write_kernel)
 defined = {name for each in modules for name, value in vars(each).items() if isinstance(value, interpreter.InterpretedFunction)}
-parts = {"_turned", "_capped", "_joined"}  # of others
+parts = {"_turned", "capped", "_joined"}  # of others
 parts |= {"_greatest", "_weights", "_mass", "_least", "_reached", "_uniform", "_mixed"}
 assert names == defined - parts, (names, defined)
 print("all")
@@ -105,7 +105,7 @@ from pathlib import Path
 from triton.backends.compiler import BaseBackend
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction, create_function_from_signature
-from benchmarks import gpu_checks
+from benchmarks import gpu_kernels
 from python_backends.engine.model.description import Heads
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.instance.warm_up import warm_up
@@ -137,7 +137,7 @@ with tempfile.TemporaryDirectory() as directory:
 heads = Heads(3, 1, 12, 0.3)
 variants.clear()
 for rows in range(1, 6):
-    gpu_checks.attention_error(heads, None, None, torch.float32, "cpu", rows)
+    gpu_kernels.attention_error(heads, None, None, torch.float32, "cpu", rows)
 names = [each[0] for each in variants]
 assert {"_attend_part", "_attend_chunk", "_place", "_last_tokens"} < set(names)
 assert len(names) == len(set(names)) + 1, variants  # _divide: as many rows as there are slots

@@ -10,9 +10,7 @@ launched before its end was read does no harm. Called by the engines.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from python_backends.engine.slots.appending import PlainRun, appended
 from python_backends.engine.slots.columns import Column
 from python_backends.engine.slots.sampler import GREEDY, SamplingRows, SlotDraws, sample
 from python_backends.engine.slots.sampling_state import Batch, SamplingState
@@ -35,23 +34,6 @@ class Choice(Enum):
 
     GREEDY = auto()
     DRAWN = auto()  # by temperature, top_k, top_p and min_p, where kernels run
-
-
-@dataclass(slots=True)
-class _Run:
-    """Plain greedy rows of one run, all alive: what they appended is booked when something else happens."""
-
-    number: int
-    slots: Tensor  # [rows]
-    stop_ids: NDArray[np.int64] | None  # [rows, most]; None: they have none
-    left: int  # steps before the first one is full
-    running: NDArray[np.int64]  # [rows] RUNNING
-    tokens: NDArray[np.int64] | None = None  # [rows] the last ones
-    num_steps: int = 0  # not booked
-
-    def takes(self, number: int, tokens: NDArray[np.int64]) -> bool:
-        stops = self.stop_ids is not None and bool((self.stop_ids == tokens[:, None]).any())
-        return number == self.number and self.left > self.num_steps and not stops
 
 
 class SlotState:
@@ -80,7 +62,7 @@ class SlotState:
         self._sampling = SamplingState(limits, device, kernels)
         self._writes = SlotWrites(kernels)
         self._kernels = kernels
-        self._run: _Run | None = None
+        self._run: PlainRun | None = None
         self._appended = -1  # run of the last plain step
 
     @property
@@ -207,8 +189,8 @@ class SlotState:
         tensors = (self._counts, self._stop_ids, slots, tokens)
         # by numpy, in the same memory: a small operation of torch takes as long as ten of these
         if self.device.type == "cpu":
-            return torch.from_numpy(np.stack(_append(*(tensor.numpy() for tensor in tensors))))
-        return torch.stack(_append(*tensors))
+            return torch.from_numpy(np.stack(appended(*(tensor.numpy() for tensor in tensors))))
+        return torch.stack(appended(*tensors))
 
     def append_plain(
         self, number: int, slots: Tensor, tokens: NDArray[np.int64]
@@ -223,18 +205,18 @@ class SlotState:
             return tokens, run.running
         self._book_run()
         arrays = (self._counts.numpy(), self._stop_ids.numpy(), slots.numpy(), tokens)
-        result: tuple[NDArray[np.int64], NDArray[np.int64]] = _append(*arrays)
+        result: tuple[NDArray[np.int64], NDArray[np.int64]] = appended(*arrays)
         if number == self._appended:
             self._run = self._run_of(number, slots)
         self._appended = number
         return result
 
-    def _run_of(self, number: int, slots: Tensor) -> _Run | None:
+    def _run_of(self, number: int, slots: Tensor) -> PlainRun | None:
         counts, stop_ids = self._counts.numpy()[slots.numpy()], self._stop_ids.numpy()[slots.numpy()]
         if counts[:, Column.ENDED].any():
             return None
         left = int((counts[:, Column.MAX_LENGTH] - counts[:, Column.LENGTH]).min()) - 1
-        return _Run(
+        return PlainRun(
             number,
             slots,
             stop_ids if (stop_ids != NO_STOP_ID).any() else None,
@@ -308,22 +290,6 @@ class SlotState:
         ]
         if entries:
             self._writes.add(Target.TABLE, *np.concatenate(entries, axis=1))
-
-
-def _append(table: Any, stop_ids: Any, slots: Any, tokens: Any) -> tuple[Any, Any]:
-    """Works on tensors and on numpy arrays."""
-    counts = table[slots]
-    live = 1 - counts[:, Column.ENDED]
-    stops = (stop_ids[slots] == tokens[:, None]).any(1) & (
-        counts[:, Column.OUTPUTS] >= counts[:, Column.MIN_TOKENS]
-    )
-    full = (counts[:, Column.LENGTH] + 1 >= counts[:, Column.MAX_LENGTH]) & ~stops
-    finishes = (stops * int(Finish.STOP) + full * int(Finish.LENGTH)) * live
-    counts[:, Column.LAST_TOKEN] += (tokens - counts[:, Column.LAST_TOKEN]) * live
-    counts[:, Column.LENGTH : Column.OUTPUTS + 1] += live[:, None]
-    counts[:, Column.ENDED] |= finishes != Finish.RUNNING
-    table[slots] = counts
-    return tokens * live, finishes
 
 
 def _as_int64(seed: int) -> int:

@@ -5,8 +5,8 @@ for the query heads that share a KV head: it rotates them, and the last part of 
 and writes it and the new value to the cache. Where a row has several parts, the program that is done last
 puts them together by their maxima and sums, in the order of the parts: results do not depend on who was last.
 Lengths are read on the device, so a captured graph holds for all of them. The chunks of a step take two
-kernels, however many they are: one that rotates and writes to the cache, and one that computes a head of a
-tile in each program. Owns nothing; imported only where it runs (`runs_kernels` of `kernel_trial`), and called
+kernels, however many they are: one that rotates and writes to the cache (`place`), and one that attends
+(`paged_chunks`). Owns nothing; imported only where it runs (`runs_kernels` of `kernel_trial`), and called
 by the decoder.
 """
 
@@ -23,12 +23,9 @@ from python_backends.engine.torch.attention_spans import (
     PagedSpans,
     Parts,
     Rotation,
-    chunk_rows,
 )
 from python_backends.engine.torch.fused_kernels import place
-
-TILE_TOKENS = 64  # of keys and values
-LEAST_ROWS = 16  # of a product; fewer query heads are padded
+from python_backends.engine.torch.paged_chunks import LEAST_ROWS, attend_chunks, capped, tile_tokens
 
 
 def attend_paged(
@@ -43,7 +40,7 @@ def attend_paged(
         _decodes(qkv, rotation, spans, spans.parts, layer, blocks, out)
     if spans.tiles is not None:
         place(qkv, rotation, spans, blocks, layer.heads)
-        _chunks(qkv, spans, spans.tiles, layer, blocks, out)
+        attend_chunks(qkv, spans, spans.tiles, layer, blocks, out)
     return out
 
 
@@ -86,41 +83,6 @@ def _decodes(  # noqa: PLR0913
         TURNS=rotation is not None,
         HAS_SOFTCAP=layer.softcap is not None,
     )
-
-
-def _chunks(
-    qkv: Tensor, spans: PagedSpans, tiles: Tensor, layer: LayerAttention, blocks: Tensor, out: Tensor
-) -> None:
-    heads = layer.heads
-    _attend_chunk[(heads.num_query_heads, len(tiles))](
-        qkv,
-        blocks,
-        spans.table,
-        tiles,
-        out,
-        qkv.stride(0),
-        spans.table.stride(0),
-        blocks.stride(0),
-        blocks.stride(1),
-        heads.scale,
-        spans.window or 0,
-        layer.softcap or 0.0,
-        GROUP=heads.group,
-        ROWS=chunk_rows(qkv.dtype),
-        DIM=heads.head_dim,
-        PADDED=triton.next_power_of_2(max(heads.head_dim, LEAST_ROWS)),
-        BLOCK_TOKENS=blocks.shape[3],
-        TILE=tile_tokens(qkv.dtype, decodes=False),
-        HAS_WINDOW=spans.window is not None,
-        HAS_SOFTCAP=layer.softcap is not None,
-    )
-
-
-def tile_tokens(dtype: torch.dtype, decodes: bool) -> int:
-    """In float32 as many as a program holds in registers without spilling them."""
-    if dtype == torch.float32:
-        return TILE_TOKENS // 4 if decodes else TILE_TOKENS // 2
-    return TILE_TOKENS
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -190,7 +152,7 @@ def _attend_part(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0915
     tl.store(here + values_offset, value, mask=is_dim & is_last)
     score = tl.sum(queries.to(tl.float32) * key.to(tl.float32)[None, :], 1) * scale
     if HAS_SOFTCAP:
-        score = _capped(score, softcap)
+        score = capped(score, softcap)
     largest = tl.where(is_last, score, float("-inf"))
     total = tl.where(is_last, 1.0, tl.zeros((ROWS,), tl.float32))
     weighted = tl.where(is_last, value.to(tl.float32)[None, :], tl.zeros((ROWS, PADDED), tl.float32))
@@ -204,7 +166,7 @@ def _attend_part(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0915
         keys = tl.load(keys_at[None, :] + dims[:, None], mask=seen[None, :] & is_dim[:, None], other=0.0)
         scores = tl.dot(queries, keys, input_precision="ieee") * scale
         if HAS_SOFTCAP:
-            scores = _capped(scores, softcap)
+            scores = capped(scores, softcap)
         scores = tl.where(seen[None, :], scores, float("-inf"))
         larger = tl.maximum(largest, tl.max(scores, 1))
         weights, kept = tl.exp(scores - larger[:, None]), tl.exp(largest - larger)
@@ -279,83 +241,3 @@ def _turned(at, other, mask, cos, sin, turns, TURNS: tl.constexpr):  # type: ign
         rolled = tl.load(at + other, mask=mask, other=0.0).to(tl.float32)
         values = (values.to(tl.float32) * c + rolled * s).to(values.dtype)
     return values
-
-
-@triton.jit
-def _capped(scores, softcap):  # type: ignore[no-untyped-def]
-    """softcap · tanh(scores / softcap)"""
-    return softcap * (2.0 / (1.0 + tl.exp(-2.0 * scores / softcap)) - 1.0)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _attend_chunk(  # type: ignore[no-untyped-def]  # noqa: PLR0913
-    qkv,
-    blocks,
-    table,
-    tiles,
-    out,
-    row_stride,
-    table_stride,
-    block_stride,
-    values_offset,
-    scale,
-    window,
-    softcap,
-    GROUP: tl.constexpr,  # noqa: N803
-    ROWS: tl.constexpr,  # noqa: N803
-    DIM: tl.constexpr,  # noqa: N803
-    PADDED: tl.constexpr,  # noqa: N803
-    BLOCK_TOKENS: tl.constexpr,  # noqa: N803
-    TILE: tl.constexpr,  # noqa: N803
-    HAS_WINDOW: tl.constexpr,  # noqa: N803
-    HAS_SOFTCAP: tl.constexpr,  # noqa: N803
-):
-    """One query head of one tile. A row that has seen nothing yet, before its window, has the maximum
-    −inf.
-    """
-    head, tile = tl.program_id(0), tiles + tl.program_id(1) * 4
-    first_row, count, start, slot = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
-    row, dims = tl.arange(0, ROWS), tl.arange(0, PADDED)
-    is_here = (row < count)[:, None] & (dims < DIM)
-    position = start + row
-    queries = tl.load(
-        qkv + (first_row + row)[:, None] * row_stride + head * DIM + dims, mask=is_here, other=0.0
-    )
-    end = start + count
-    begin = tl.maximum(start - window + 1, 0) if HAS_WINDOW else start * 0
-    largest = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    weighted = tl.zeros((ROWS, PADDED), tl.float32)
-    for first in range(begin, end, TILE):
-        token = first + tl.arange(0, TILE)
-        block = tl.load(table + slot * table_stride + token // BLOCK_TOKENS, mask=token < end, other=0)
-        # [TILE]
-        key = blocks + block * block_stride + (head // GROUP * BLOCK_TOKENS + token % BLOCK_TOKENS) * DIM
-        # [PADDED, TILE]
-        keys = tl.load(
-            key[None, :] + dims[:, None], mask=(token < end)[None, :] & (dims < DIM)[:, None], other=0.0
-        )
-        scores = tl.dot(queries, keys, input_precision="ieee") * scale
-        if HAS_SOFTCAP:
-            scores = _capped(scores, softcap)
-        seen = token[None, :] <= position[:, None]
-        if HAS_WINDOW:
-            seen &= token[None, :] > position[:, None] - window
-        scores = tl.where(seen, scores, float("-inf"))
-        larger = tl.maximum(largest, tl.max(scores, 1))
-        base = tl.where(larger == float("-inf"), 0.0, larger)
-        weights, kept = tl.exp(scores - base[:, None]), tl.exp(largest - base)
-        values = tl.load(
-            key[:, None] + values_offset + dims[None, :],
-            mask=(token < end)[:, None] & (dims < DIM)[None, :],
-            other=0.0,
-        )
-        weighted = weighted * kept[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
-        total = total * kept + tl.sum(weights, 1)
-        largest = larger
-    joined = (weighted / total[:, None]).to(out.dtype.element_ty)
-    tl.store(
-        out + (first_row + row)[:, None] * (tl.num_programs(0) * DIM) + head * DIM + dims,
-        joined,
-        mask=is_here,
-    )
