@@ -42,8 +42,7 @@ from python_backends.nouns.request import LEAST_TEMPERATURE, Finish
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 SHARED_BYTES = {90: 232_448, 80: 166_912, 89: 101_376}  # of a program, by compute capability
-# bytes per thread: chunks of heads of 256 in bfloat16 take 644 to 900, all others at most 16
-MOST_SPILLS = 1024
+MOST_SPILLS = 16  # bytes per thread: what chunks of heads of 80 in float32 with a window take
 BLOCK_TOKENS = 32
 GROUPS = (1, 4)  # query heads that share a KV head
 DIMS = (64, 80, 128, 256)  # of a head
@@ -157,7 +156,8 @@ def _chunk(dtype: str, dim: int, group: int, window: bool, cap: bool) -> Variant
     signature |= {"row_stride": "i32", **_rest_of_attention()}
     constants = {**_constants(dtype, dim, group, cap, decodes=False), "HAS_WINDOW": window}
     what = _named(dtype, dim, group, window, cap)
-    return Variant("attend_chunk", what, paged_chunks._attend_chunk, signature, constants)
+    warps = paged_chunks.chunk_warps(DTYPES[dtype], dim)
+    return Variant("attend_chunk", what, paged_chunks._attend_chunk, signature, constants, warps=warps)
 
 
 def _rest_of_attention() -> dict[str, str]:

@@ -46,7 +46,15 @@ def attend_chunks(
         TILE=tile_tokens(qkv.dtype, decodes=False),
         HAS_WINDOW=spans.window is not None,
         HAS_SOFTCAP=layer.softcap is not None,
+        num_warps=chunk_warps(qkv.dtype, heads.head_dim),
     )
+
+
+def chunk_warps(dtype: torch.dtype, head_dim: int) -> int:
+    """Of a program for chunks: tiles of 64 rows of heads of more than 128 do not fit into the registers of
+    four.
+    """
+    return 8 if head_dim > 128 and dtype != torch.float32 else 4
 
 
 def tile_tokens(dtype: torch.dtype, decodes: bool) -> int:
