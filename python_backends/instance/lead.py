@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 
-import numpy as np
-
 SPARE_S = 0.001  # for a loop that wakes up late
 FIRST_S = 0.001  # before any launch was measured
 NUM_LATEST = 64
@@ -37,4 +35,5 @@ class Lead:
         self._latest[kind].append(seconds)
         self._num_observed[kind] += 1
         if self._num_observed[kind] < BATCH or self._num_observed[kind] % BATCH == 0:
-            self._levels[kind] = float(np.quantile(self._latest[kind], LEVEL))
+            latest = sorted(self._latest[kind])
+            self._levels[kind] = latest[int(LEVEL * (len(latest) - 1))]
