@@ -21,6 +21,7 @@ from python_backends.engine.slots.slot_state import SlotState
 from python_backends.engine.torch.attention import attend, score_operator
 from python_backends.engine.torch.attention_spans import AttentionSpans, LayerAttention, PagedSpans
 from python_backends.engine.torch.operators import ResidualNorm, gate_operator
+from python_backends.engine.torch.projection import MOST_KERNEL_ROWS, Int8Projection
 from python_backends.engine.torch.step_batch import StepBatcher
 from python_backends.nouns.request import ModelLimits, Sampling
 from python_backends.nouns.step import Admit, Grow, Release, SpanKind, StepPlan
@@ -61,6 +62,8 @@ def kernels(device: str) -> Iterator[Figure]:
             "",
             f"<= {allowed}",
         )
+        error = max(int8_errors(dtype, device))
+        yield Figure("tokens", f"product with int8, {dtype}, largest error", error, "", f"<= {allowed}")
     unlike = slots_written_otherwise(device)
     yield Figure(
         "tokens", "tensors of the slot state written otherwise by the kernel", unlike, "", "<= 0", "of 5"
@@ -174,6 +177,21 @@ def fused_errors(width: int, dtype: torch.dtype, device: str) -> list[Callable[[
         *norms,
         *(partial(gate, activation) for activation in Activation),
     ]
+
+
+def int8_errors(dtype: torch.dtype, device: str) -> list[float]:
+    """Returns the largest differences between the product with int8 by the kernel and by torch in float32,
+    compared with the largest value, for one row, few, and as many as the kernel takes.
+    """
+    errors = []
+    for rows, outputs, inputs in ((1, 96, 64), (5, 70, 300), (MOST_KERNEL_ROWS, 33, 128)):
+        weight = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8, device=device)
+        scale = torch.rand(outputs, device=device).to(dtype)
+        x, bias = (torch.randn(shape, device=device).to(dtype) for shape in ((rows, inputs), (outputs,)))
+        found = Int8Projection(weight, scale, bias, kernels=True).forward(x).float()
+        exact = (x.float() @ weight.float().T) * scale.float() + bias.float()
+        errors.append(float((found - exact).abs().max() / exact.abs().max()))
+    return errors
 
 
 def slots_written_otherwise(device: str) -> int:

@@ -36,8 +36,15 @@ from triton.compiler import ASTSource
 from python_backends.engine.model.description import Activation
 from python_backends.engine.slots import draw_kernel, token_kernels, write_kernel
 from python_backends.engine.slots.columns import Column, Share
-from python_backends.engine.torch import fused_kernels, paged_attention, paged_chunks, paged_parts
+from python_backends.engine.torch import (
+    fused_kernels,
+    int8_kernel,
+    paged_attention,
+    paged_chunks,
+    paged_parts,
+)
 from python_backends.engine.torch.attention_spans import chunk_rows
+from python_backends.engine.torch.projection import MOST_KERNEL_ROWS
 from python_backends.nouns.request import LEAST_TEMPERATURE, Finish
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -92,6 +99,7 @@ def variants(is_quick: bool) -> Iterator[Variant]:
     )
     yield from _of_rows()
     yield from _draws()
+    yield from _int8()
 
 
 def _of_rows() -> Iterator[Variant]:
@@ -110,6 +118,17 @@ def _of_rows() -> Iterator[Variant]:
     constants = {"ROWS": 512, "KV_HEADS": 8, "PART": paged_parts.PART_TOKENS, "HAS_WINDOW": True}
     unaligned = frozenset(("count", "num_items", "extra"))
     yield Variant("divide", "512 rows", paged_parts._divide, types, constants, unaligned)
+
+
+def _int8() -> Iterator[Variant]:
+    tile = {"ROWS": MOST_KERNEL_ROWS, "OUTPUTS": int8_kernel.OUTPUTS}
+    sizes = dict.fromkeys(("num_rows", "num_outputs", "num_inputs", "x_stride"), "i32")
+    for dtype in DTYPES:
+        pointer = f"*{dtype}"
+        types = {"x": pointer, "weight": "*i8", "scale": pointer, "out": pointer, **sizes}
+        product, unaligned = int8_kernel._int8_product, frozenset(("num_rows",))
+        constants = tile | {"INPUTS": int8_kernel.inputs_of(DTYPES[dtype])}
+        yield Variant("int8_product", dtype, product, types, constants, unaligned)
 
 
 def _draws() -> Iterator[Variant]:

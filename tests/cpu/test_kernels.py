@@ -37,6 +37,7 @@ InterpreterBuilder.create_dot = lambda self, a, b, *rest: dot(self, widened(a), 
 assert gpu_kernels.attention_error(Heads(4, 2, 16, 0.25), 16, 8.0, torch.bfloat16, "cpu") < 0.02
 for width in (64, 1100):
     for dtype, allowed in ((torch.float32, 1e-5), (torch.bfloat16, 0.02)):  # the interpreter truncates
+        assert max(gpu_kernels.int8_errors(dtype, "cpu")) < allowed, dtype
         errors = [case() for case in gpu_kernels.fused_errors(width, dtype, "cpu")]
         assert max(errors) < allowed, (width, dtype, errors)
 for lengths in ([1], [7, 64, 65], [40_000] + [200] * 63, [100] * 256):
@@ -190,6 +191,7 @@ def test_every_kernel_compiles_for_a_gpu_that_is_not_here_and_spills_are_found(t
         "divide",
         "last_tokens",
         "append",
+        "int8_product",
         "place",
         "gated",
         "add_and_norm",

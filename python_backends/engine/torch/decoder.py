@@ -64,10 +64,10 @@ class Block:
         self.heads = heads
         self.window = attention.window
         self.projections: dict[str, AnyProjection] = {
-            "qkv": _projection(attention.qkv),
-            "o": _projection(attention.output),
-            "up": _projection(feed_forward.up),
-            "down": _projection(feed_forward.down),
+            "qkv": _projection(attention.qkv, kernels),
+            "o": _projection(attention.output, kernels),
+            "up": _projection(feed_forward.up, kernels),
+            "down": _projection(feed_forward.down, kernels),
         }
         self._attention = LayerAttention(index, heads, score_operator(attention.softcap), attention.softcap)
         self._rotary = attention.rotary
@@ -143,7 +143,7 @@ class Decoder:
         self.embedding, self.heads = model.embedding, model.heads
         dtype = self.embedding.dtype
         self.tables = [rotary_tables(rotary, num_positions, dtype) for rotary in model.rotaries]
-        self.head = _projection(model.head)
+        self.head = _projection(model.head, kernels)
         self.blocks = [Block(layer, index, model.heads, dtype, kernels) for index, layer in enumerate(layers)]
         self._kernels = kernels
         self.windows = tuple(dict.fromkeys(block.window for block in self.blocks))
@@ -197,7 +197,7 @@ def rotary_tables(rotary: Rotary, num_positions: int, dtype: torch.dtype) -> tup
     return torch.cat((cos, cos), 1).to(dtype), torch.cat((-sin, sin), 1).to(dtype)
 
 
-def _projection(linear: Linear) -> Projection | Int8Projection:
+def _projection(linear: Linear, kernels: bool) -> Projection | Int8Projection:
     if linear.scale is None:
         return Projection(linear.weight, linear.bias)
-    return Int8Projection(linear.weight, linear.scale, linear.bias)
+    return Int8Projection(linear.weight, linear.scale, linear.bias, kernels)
