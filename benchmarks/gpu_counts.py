@@ -34,6 +34,8 @@ from python_backends.nouns.request import ModelLimits, Sampling
 from python_backends.nouns.step import Admit, SpanKind, StepPlan
 from python_backends.settings import ModelSettings, Settings
 
+Watch = Callable[..., object]  # with a kernel and the arguments of its launch
+
 META = torch.device("meta")
 BLOCK_TOKENS = 32
 STOP_IDS = 20  # a row, as the engine has them with its default limits
@@ -164,11 +166,13 @@ def _bytes(tensor: Tensor) -> int:
 
 
 @contextmanager
-def recording(recorder: Recorder) -> Iterator[None]:
-    """Inside, kernels of ours are counted and not run."""
+def recording(recorder: Recorder, watch: Watch | None = None) -> Iterator[None]:
+    """Inside, kernels of ours are counted and not run. `watch` is called with each."""
     from triton.runtime.jit import JITFunction
 
     def launched(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        if watch is not None:
+            watch(self, *args, grid=grid, **options)
         recorder.kernel(self.fn.__name__, dict(zip(self.arg_names, args, strict=False)) | options)
 
     def pinned(tensor: Tensor) -> Tensor:  # the first half of each copy to the device
@@ -197,11 +201,18 @@ class Counted:
 class CountedModel:
     """The torch engine's own steps for a model of `config` (transformers'), bfloat16, without memory."""
 
-    def __init__(self, config: Any, slots: int, max_model_tokens: int, context_tokens: int) -> None:
-        self._slots, self._context = slots, context_tokens
+    def __init__(
+        self,
+        config: Any,
+        slots: int,
+        max_model_tokens: int,
+        context_tokens: int,
+        watch: Watch | None = None,
+    ) -> None:
+        self._slots, self._context, self._watch = slots, context_tokens, watch
         self._recorder = Recorder(context_tokens)
         settings = Settings(model=ModelSettings(dtype="bfloat16", random_weights=True))
-        with recording(self._recorder):
+        with recording(self._recorder, watch):
             model = load_model(settings, config, META)
             description = describe(model, max_model_tokens)
             decoder = Decoder(description, take_layers(model), max_model_tokens, kernels=True)
@@ -252,7 +263,7 @@ class CountedModel:
     def _steady(self, plan: Callable[[int], StepPlan]) -> Counted:
         """The third step: the first two send what later ones find on the device."""
         recorder = self._recorder
-        with recording(recorder):
+        with recording(recorder, self._watch):
             for number in range(3):
                 recorder.forget()
                 self._launcher.launch(plan(number))

@@ -157,6 +157,37 @@ assert len(names) == len(set(names)) + 1, variants  # _divide: as many rows as t
 print("none")
 """
 
+COMPILED = """
+import collections, tempfile
+import torch
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+from benchmarks.gpu_counts import CountedModel
+from benchmarks.gpu_floor import config_of
+from benchmarks.gpu_model import TINY
+
+class Hopper:
+    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
+    get_current_device = get_current_stream = staticmethod(lambda *_: 0)
+
+driver.set_active(Hopper())
+run, made = JITFunction.run, collections.defaultdict(set)
+
+def compiled(kernel, *args, grid, **options):
+    made[kernel.fn.__name__].add(run(kernel, *args, grid=grid, warmup=True, **options).hash)
+
+with tempfile.TemporaryDirectory() as directory, knobs.cache.scope():
+    knobs.cache.dir = directory
+    model = CountedModel(config_of(TINY | {"vocab_size": 4000}), 24, 2048, 512, compiled)
+    for drawn in (False, True):
+        model.decode(drawn)
+    model.mixed()
+assert len(made) == 10, made
+print({len(each) for each in made.values()})
+"""
+
 
 @pytest.mark.parametrize(
     "code", [CASES, ENGINE], ids=["beside torch's operators", "in the engine beside transformers"]
@@ -207,6 +238,18 @@ def test_every_kernel_compiles_for_a_gpu_that_is_not_here_and_spills_are_found(t
     refused = compiled("--quick", "--most-spills", "-1")
     assert refused.returncode == 1
     assert "FAIL: spills more than -1 bytes" in refused.stdout
+
+
+def test_steps_of_any_number_of_rows_compile_one_variant_of_each_kernel_for_a_gpu() -> None:
+    """By the way of a launch itself, for a GPU that is not here: six buckets, steps that draw, and mixed ones."""
+    pytest.importorskip("triton.language", reason=WITHOUT)
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", COMPILED]
+    said = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=280, check=False
+    )
+    assert said.returncode == 0, said.stderr
+    assert said.stdout == "{1}\n"
 
 
 def compiled(*asked: str) -> subprocess.CompletedProcess[str]:
