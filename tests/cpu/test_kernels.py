@@ -149,7 +149,7 @@ with tempfile.TemporaryDirectory() as directory:
 # kernels whose number of rows or first row changes from step to step, for numbers of heads that divide nothing by 16
 heads = Heads(3, 1, 12, 0.3)
 variants.clear()
-for rows in range(1, 6):
+for rows in (1, 2, 5):
     gpu_kernels.attention_error(heads, None, None, torch.float32, "cpu", rows)
 names = [each[0] for each in variants]
 assert {"_attend_part", "_attend_chunk", "_place", "_last_tokens"} < set(names)

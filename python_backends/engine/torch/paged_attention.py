@@ -36,10 +36,11 @@ def attend_paged(
     """
     out = torch.empty((len(qkv), layer.heads.query_width), dtype=qkv.dtype, device=qkv.device)
     blocks = cache.blocks[:, layer.index]
+    if spans.tiles is not None:
+        place(qkv, rotation, spans, blocks, layer.heads)
     if spans.parts is not None:
         _decodes(qkv, rotation, spans, spans.parts, layer, blocks, out)
     if spans.tiles is not None:
-        place(qkv, rotation, spans, blocks, layer.heads)
         attend_chunks(qkv, spans, spans.tiles, layer, blocks, out)
     return out
 
