@@ -11,6 +11,7 @@ The parts, each in its own process with a time limit, so that a failure does not
 * the token gap with requests waiting;
 * copies in steady steps, and launches that wait for the device;
 * the online work of TensorRT-LLM's table through Gapless's loop in process and through real Triton;
+* the pause of requests that move between two instances on the device, and their tokens;
 * transformers' continuous batching.
 
 Prints one figure a line when it is measured, and a table at the end; exit code 1 if one is not as wanted.
@@ -44,7 +45,7 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 import torch
 import transformers  # noqa: F401
 
-from benchmarks import gpu_checks, gpu_online, gpu_steps
+from benchmarks import gpu_checks, gpu_moves, gpu_online, gpu_steps
 from benchmarks.gpu_model import Measured
 from benchmarks.gpu_report import Ended, Figure, LeftOutError, table, write_json
 
@@ -57,6 +58,7 @@ PARTS: dict[str, tuple[Part, float]] = {  # and the seconds that it may take
     "copies": (gpu_steps.copies, 40),
     "online": (gpu_online.online, 150),
     "triton": (gpu_online.triton, 200),
+    "moves": (gpu_moves.moves, 60),
     "transformers": (gpu_online.transformers, 60),
 }
 # or spawn, slower: if something has touched the device before the parts do

@@ -25,6 +25,7 @@ from python_backends.engine.kv.block_bytes import BlockBytes
 from python_backends.engine.kv.device_blocks import DeviceBlocks
 from python_backends.engine.kv.kv_cache import BlockShape, KVCache, rows_of_bytes
 from python_backends.engine.kv.kv_memory import Measured, block_cost
+from python_backends.engine.kv.padding import padded
 from python_backends.engine.largest_steps import largest_steps
 from python_backends.engine.model.checkpoint import (
     block_shape,
@@ -186,7 +187,15 @@ class TorchEngine:
                 "a server trains only on a CPU (model.device), with plain weights (model.weights = 'same')"
                 " and finetuning.enabled = true"
             )
-        return partial(TrainingSession, TrainedModel(self._trainable, self.decoder.twin(), self.cache.twin()))
+        trained = TrainedModel(self._trainable, self.decoder.twin(), self.cache.twin())
+        self._launcher.trained = trained
+        return partial(TrainingSession, trained)
+
+    def padded(self, num_rows: int) -> int:
+        return padded(num_rows)
+
+    def end_training(self) -> None:
+        self._launcher.trained = None
 
     def close(self) -> None:
         self._launched.clear()
@@ -233,7 +242,8 @@ def set_threads(threads: int) -> None:
     """Once, at the start: torch takes no other number later.
 
     Each function of torch's vector library is called by one thread first: where two are the first, some
-    values may be wrong by 1e-4 (docs/log.md), and rotary embeddings would not be the same after a restart.
+    values may be wrong by 1e-4 (docs/notebook/answers.md), and rotary embeddings would not be the same after
+    a restart.
     """
     torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
     for function in (torch.cos, torch.sin, torch.tanh, torch.exp):

@@ -6,6 +6,7 @@ fixed shape (`decode_step`). Owns the timer. Called by the torch engine, which r
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +24,12 @@ from python_backends.engine.step_timer import Seconds, StepTimer
 from python_backends.engine.torch.adapters.slot_adapters import SlotAdapters
 from python_backends.engine.torch.decode_step import DecodeSteps, Step
 from python_backends.engine.torch.decoder import Decoder
-from python_backends.engine.torch.step_batch import Batcher, StepBatcher
+from python_backends.engine.torch.step_batch import Batcher, StepBatch, StepBatcher
+from python_backends.engine.torch.training.model import TrainedModel
 from python_backends.nouns.step import StepPlan
+from python_backends.nouns.training import Window
+
+log = logging.getLogger("gapless.instance")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,7 @@ class StepLauncher:
         self.batcher, self._adapters = batcher, adapters
         self.decode_steps: DecodeSteps | None = None
         self.timer = StepTimer()
+        self.trained: TrainedModel | None = None  # while adapters are trained
 
     def fix_shapes(self, capture: Callable[[Step], Step] | None) -> None:
         """From now on, steps in which all rows decode have a fixed shape. `capture`: see `DecodeSteps`."""
@@ -64,15 +70,24 @@ class StepLauncher:
             tokens = torch.zeros((2, 0), dtype=torch.int64)
             return LaunchedStep(plan.number, nothing, tokens, None, nothing, lambda: (0.0, 0.0))
         steps = self.decode_steps
-        if steps is None or len(plan.tokens) or self._adapters.is_used(plan.slots):
+        if steps is None or len(plan.tokens) or plan.window or self._adapters.is_used(plan.slots):
             return self._flat(plan)
         return self._decode(plan, steps)
 
     def _flat(self, plan: StepPlan) -> LaunchedStep:
         batch = self.batcher.batch(plan)
         self.timer.begin()
-        logits = self._decoder.forward(batch, self._cache)  # [sampled, vocabulary]
+        logits = self._forward(batch, plan.window)  # [sampled, vocabulary]
         return self._choose(plan, logits, batch.sampling_slots, batch.order)
+
+    def _forward(self, batch: StepBatch, window: Window | None) -> Tensor:
+        trained = self.trained
+        if window is not None and trained is not None and trained.is_in_blocks:
+            try:
+                return trained.step(batch, window, self._cache)
+            except Exception:
+                log.exception("a step is computed without the window of a job")
+        return self._decoder.forward(batch, self._cache)
 
     def _decode(self, plan: StepPlan, steps: DecodeSteps) -> LaunchedStep:
         count, order = len(plan.slots), np.arange(len(plan.slots))
