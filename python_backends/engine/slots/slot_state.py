@@ -189,7 +189,7 @@ class SlotState:
         tensors = (self._counts, self._stop_ids, slots, tokens)
         # by numpy, in the same memory: a small operation of torch takes as long as ten of these
         if self.device.type == "cpu":
-            return torch.from_numpy(np.stack(appended(*(tensor.numpy() for tensor in tensors))))
+            return torch.as_tensor(np.stack(appended(*(tensor.numpy() for tensor in tensors))))
         return torch.stack(appended(*tensors))
 
     def append_plain(
