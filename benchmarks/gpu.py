@@ -12,12 +12,13 @@ The parts, each in its own process with a time limit, so that a failure does not
 * copies in steady steps, and launches that wait for the device;
 * the online work of TensorRT-LLM's table through Gapless's loop in process and through real Triton;
 * decode steps without fused layers, if they were with them;
+* LoRA training: ours and PEFT's alone, ours in the slack of decodes, and decodes with adapters;
 * transformers' continuous batching.
 
 Prints one figure a line when it is measured, and a table at the end; exit code 1 if one is not as wanted.
 Needs torch, transformers, tokenizers, msgspec, sortedcontainers, pyzmq and setproctitle, for Triton
-nvidia-pytriton and psutil, and no network (README.md explains how to install them). `--device cpu --quick`
-tries the script itself.
+nvidia-pytriton and psutil, for the figures of PEFT peft, and no network (README.md explains how to install
+them). `--device cpu --quick` tries the script itself.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 import torch
 import transformers  # noqa: F401
 
-from benchmarks import gpu_checks, gpu_online, gpu_steps
+from benchmarks import gpu_checks, gpu_finetuning, gpu_online, gpu_steps
 from benchmarks.gpu_model import Measured
 from benchmarks.gpu_report import Ended, Figure, LeftOutError, table, write_json
 
@@ -59,6 +60,7 @@ PARTS: dict[str, tuple[Part, float]] = {  # and the seconds that it may take
     "online": (gpu_online.online, 150),
     "triton": (gpu_online.triton, 200),
     "unfused": (gpu_steps.unfused, 60),
+    "finetune": (gpu_finetuning.finetune, 100),
     "transformers": (gpu_online.transformers, 60),
 }
 # or spawn, slower: if something has touched the device before the parts do

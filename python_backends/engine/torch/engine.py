@@ -59,6 +59,8 @@ from python_backends.settings import Settings, SettingsError
 
 log = logging.getLogger("gapless.instance")
 
+TRAINS_ON = ("cpu", "cuda")
+
 
 @dataclass(frozen=True, slots=True)
 class _Launched:
@@ -239,8 +241,8 @@ class TorchEngine:
         """See `Trains`."""
         if self._trainable is None:
             raise SettingsError(
-                "a server trains only on a CPU (model.device), with plain weights (model.weights = 'same')"
-                " and finetuning.enabled = true"
+                "a server trains on a CPU or a CUDA device (model.device), with plain weights"
+                " (model.weights = 'same') and finetuning.enabled = true"
             )
         return partial(TrainingSession, TrainedModel(self._trainable, self.decoder.twin(), self.cache.twin()))
 
@@ -249,7 +251,7 @@ class TorchEngine:
 
 
 def _can_train(settings: Settings, device: torch.device) -> bool:
-    return settings.finetuning.enabled and device.type == "cpu" and settings.model.weights == "same"
+    return settings.finetuning.enabled and device.type in TRAINS_ON and settings.model.weights == "same"
 
 
 def _block_copies(cache: KVCache) -> BlockBytes | DeviceBlocks:
