@@ -27,8 +27,8 @@ Seconds = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds of a run: of training before the first requests come; of requests before the measured window, of
-    the window, and at most after it.
+    """Seconds of a run: of training before the first requests come; of requests before the measured window,
+    of the window, and at most after it.
     """
 
     warm_up_s: float

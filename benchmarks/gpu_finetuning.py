@@ -114,8 +114,8 @@ class Part:
             next(pieces)
             for seconds in (self.amount.alone_s / 4, self.amount.alone_s):  # the first is the warm-up
                 self._counts.take()
-                began_s = time.perf_counter()
-                while time.perf_counter() < began_s + seconds:
+                began_s, before = time.perf_counter(), len(job.losses)
+                while time.perf_counter() < began_s + seconds or len(job.losses) == before:
                     pieces.send(self.pack_tokens)
                 self._synchronize()
                 rate = self._counts.take().rates(began_s, time.perf_counter())[1]
