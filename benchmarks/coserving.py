@@ -21,8 +21,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,7 @@ LOADS = {"light": 0.2, "heavy": 0.6}
 REFERENCES = ("serve_only", "train_only", "train_only_peft")
 SLO_TIMES = 3
 BURST = 16
+Save = Callable[[], None]
 QUICK_MODES = [*REFERENCES, "temporal_64", "spatial", "coserving"]
 
 
@@ -55,7 +58,7 @@ class Amount:
     triton_rounds: int
 
 
-FULL = Amount((4.0, 8.0), Times(4.0, 5.0, 20.0, 30.0), 5, 2)
+FULL = Amount((3.0, 8.0), Times(4.0, 4.0, 12.0, 20.0), 5, 2)
 QUICK = Amount((0.5, 0.5), Times(0.5, 0.3, 1.0, 5.0), 1, 1)
 
 
@@ -121,15 +124,13 @@ def bursts(processes: Processes, basis: Basis, times: Times, count: int) -> list
 
 
 class Measurement:
-    """Of one shape. `found` is the result so far, which may have rounds of an earlier call."""
+    """Of one shape. `found` is the result so far, which may have rounds of an earlier call; `save` is called
+    whenever there is more of it.
+    """
 
-    def __init__(self, shape: str, asked: argparse.Namespace, found: dict[str, Any]) -> None:
-        self._shape, self._asked, self.found = shape, asked, found
+    def __init__(self, shape: str, asked: argparse.Namespace, found: dict[str, Any], save: Save) -> None:
+        self._shape, self._asked, self._found, self._save = shape, asked, found, save
         self._amount = QUICK if asked.quick else FULL
-
-    @property
-    def _basis(self) -> Basis:
-        return Basis(**self.found["basis"])
 
     def run(self) -> None:
         asked = self._asked
@@ -138,34 +139,66 @@ class Measurement:
             make_model(self._shape, asked.dtype, directory)
             make_tokenizer(directory)
             model = Model(self._shape, directory, asked.dtype, SHAPES[self._shape]["num_hidden_layers"])
-            if {"rounds", "burst"} & set(asked.parts) or "basis" not in self.found:
+            if {"rounds", "burst"} & set(asked.parts) or "basis" not in self._found:
                 with contextlib.closing(Processes(model, asked.modes)) as processes:
                     self._in_processes(processes)
             if "triton" in asked.parts:
                 self._through_triton(model)
 
+    @property
+    def _basis(self) -> Basis:
+        return Basis(**self._found["basis"])
+
     def _in_processes(self, processes: Processes) -> None:
-        self.found["peft_settings"] = processes.chosen["peft"]
-        if "basis" not in self.found:
-            self.found["basis"] = asdict(measure_basis(processes, self._amount))
-        if "rounds" in self._asked.parts:
-            for _ in range(self._asked.rounds):
-                for load in self._asked.loads:
-                    self._round(processes, load)
+        self._found["peft_settings"] = processes.chosen["peft"]
+        if "basis" not in self._found:
+            self._found["basis"] = asdict(measure_basis(processes, self._amount))
+        for _ in range(self._asked.rounds if "rounds" in self._asked.parts else 0):
+            for load in self._asked.loads:
+                self._round(processes, load)
         if "burst" in self._asked.parts:
-            times = self._amount.times
-            self.found["burst"] = bursts(processes, self._basis, times, self._amount.bursts)
+            times, count = self._amount.times, self._amount.bursts
+            self._found["burst"] = bursts(processes, self._basis, times, count)
+            self._save()
 
     def _round(self, processes: Processes, load: str) -> None:
-        rounds = self.found.setdefault("rounds", {}).setdefault(load, [])
+        rounds = self._found.setdefault("rounds", {}).setdefault(load, [])
         names = self._asked.modes
         rounds.append(one_round(processes, load, names, self._basis, self._amount.times, len(rounds)))
+        self._save()
 
     def _through_triton(self, model: Model) -> None:
         amount, basis = self._amount, self._basis
         loads = {load: LOADS[load] * basis.capacity_tok_s for load in self._asked.loads}
         rows = through_triton(model, loads, basis.slo_s, amount.times, amount.triton_rounds)
-        self.found.setdefault("triton", []).extend(rows)
+        self._found.setdefault("triton", []).extend(rows)
+        self._save()
+
+
+class Result:
+    """All shapes, and what of them is written to the JSON file."""
+
+    def __init__(self, asked: argparse.Namespace) -> None:
+        self._asked = asked
+        before = json.loads(asked.json.read_text()) if asked.add else {}
+        self.shapes: dict[str, Any] = before.get("shapes", {})
+        self._load_averages = [*before.get("load_averages", []), round(os.getloadavg()[0], 2)]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [
+            {"shape": shape} | row
+            for shape, found in self.shapes.items()
+            for load, rounds in found.get("rounds", {}).items()
+            for row in medians(load, rounds, found["basis"]["slo_s"])
+        ]
+
+    def write(self) -> None:
+        """`load_averages`: what else ran on the machine when each call began."""
+        if self._asked.json:
+            about = {"dtype": self._asked.dtype, "slots": SLOTS, "loads": LOADS}
+            about |= {"load_averages": self._load_averages, "rows": self.rows, "shapes": self.shapes}
+            write_result(self._asked.json, about)
 
 
 def main() -> None:
@@ -185,24 +218,15 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.quick:
         asked.shapes, asked.loads, asked.rounds = "tiny", "heavy", 1
-    wanted = {*MODES} if asked.modes == "all" else {*REFERENCES, *asked.modes.split(",")}
+    wanted = {*MODES} if asked.modes == "all" else {*REFERENCES, "coserving", *asked.modes.split(",")}
     asked.modes = [each for each in (QUICK_MODES if asked.quick else MODES) if each in wanted]
     asked.loads, asked.parts = asked.loads.split(","), asked.parts.split(",")
-    shapes = json.loads(asked.json.read_text())["shapes"] if asked.add else {}
+    result = Result(asked)
     for shape in asked.shapes.split(","):
-        Measurement(shape, asked, shapes.setdefault(shape, {})).run()
-    rows = [
-        {"shape": shape} | row
-        for shape, found in shapes.items()
-        for load, rounds in found["rounds"].items()
-        for row in medians(load, rounds, found["basis"]["slo_s"])
-    ]
-    if asked.json:
-        about = {"dtype": asked.dtype, "slots": SLOTS, "loads": LOADS}
-        write_result(asked.json, {**about, "rows": rows, "shapes": shapes})
+        Measurement(shape, asked, result.shapes.setdefault(shape, {}), result.write).run()
     if asked.plot:
-        draw(asked.plot, [row for row in rows if row["shape"] == rows[0]["shape"]])
-    print(table([shown(row) for row in rows]))
+        draw(asked.plot, [row for row in result.rows if row["shape"] == result.rows[0]["shape"]])
+    print(table([shown(row) for row in result.rows]))
 
 
 if __name__ == "__main__":

@@ -18,10 +18,12 @@ from benchmarks.coserving_requests import NONE, Arrivals, OpenLoop, Seen, Times,
 from benchmarks.coserving_specs import Model, Spec, endless_job, settings_of
 from benchmarks.coserving_temporal import Temporal
 from benchmarks.peer_models import VOCABULARY
-from python_backends.instance.build import build
+from python_backends.engine.protocol import Trains
+from python_backends.finetuning.jobs import Job
+from python_backends.instance.build import build, build_training
 from python_backends.instance.loop import Instance
 from python_backends.instance.training import Training
-from python_backends.settings import FinetuningSettings
+from python_backends.settings import Settings
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,22 +100,24 @@ class Server:
     def _begin_training(self, slo_s: float, warm_up_s: float) -> None:
         if self._training is None and self._spec.training:
             directory = Path(self._closed_last.enter_context(tempfile.TemporaryDirectory()))
-            settings = settings_of(self._model, self._spec, slo_s).finetuning
-            self._training = self._training_in(directory, settings)
+            settings = settings_of(self._model, self._spec, slo_s)
+            self._training = self._training_of(endless_job(directory), settings)
             self._train_for(warm_up_s)
 
-    def _training_in(self, directory: Path, settings: FinetuningSettings) -> Training | Temporal:
-        job, (mode, _, steps) = endless_job(directory), self._spec.training.partition("_")
-        engine, scheduler = self._engine, self._scheduler
+    def _training_of(self, job: Job, settings: Settings) -> Training | Temporal:
+        mode, _, steps = self._spec.training.partition("_")
+        finetuning = settings.finetuning
         if mode == "temporal" and steps.isdigit():
-            return Temporal(engine, scheduler.blocks, settings, job, int(steps))  # type: ignore[arg-type]
-        if mode == "temporal" and "windows" in {field.name for field in fields(settings)}:
+            assert isinstance(self._engine, Trains)
+            return Temporal(self._engine, self._scheduler.blocks, finetuning, job, int(steps))
+        if mode == "temporal" and "windows" in {field.name for field in fields(finetuning)}:
             separate: dict[str, Any] = {"windows": "separate"}
-            settings = replace(settings, **separate)
-        training = Training(engine, scheduler.limits, scheduler.blocks, settings)  # type: ignore[arg-type]
-        lock = ExitStack()
+            settings = replace(settings, finetuning=replace(finetuning, **separate))
+        training = build_training(settings, self._engine, self._scheduler)
+        assert training is not None
+        lock = self._closed_last.enter_context(ExitStack())
         lock.enter_context(job.locked())
-        training.offer(job, self._closed_last.enter_context(lock))
+        training.offer(job, lock)
         return training
 
     def _train_for(self, seconds: float) -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from python_backends.engine.model.checkpoint import load_model, read_config
 from python_backends.engine.torch.adapters import peft_files
 from python_backends.engine.torch.engine import TorchEngine
 from python_backends.finetuning.trainer import Files, Trainer
+from python_backends.instance.build import build_training
 from python_backends.instance.loop import Instance
 from python_backends.instance.training import Training
 from python_backends.nouns.request import AdapterVersion, Request, Sampling
@@ -156,13 +158,14 @@ class Part:
         self, scheduler: SlotScheduler, directory: Path, slo_ms: float, stack: ExitStack
     ) -> Training:
         job = endless_job(directory, self.amount.lengths, self._measured.vocabulary)
-        settings = FinetuningSettings(
+        finetuning = FinetuningSettings(
             tpot_ms=slo_ms, idle_ms=slo_ms, pack_tokens=self.pack_tokens, memory_share=MEMORY_SHARE
         )
-        training = Training(self._engine, scheduler.limits, scheduler.blocks, settings)
-        lock = ExitStack()
+        training = build_training(replace(self._settings, finetuning=finetuning), self._engine, scheduler)
+        assert training is not None
+        lock = stack.enter_context(ExitStack())
         lock.enter_context(job.locked())
-        training.offer(job, stack.enter_context(lock))
+        training.offer(job, lock)
         return training
 
     def _turn(self, scheduler: SlotScheduler, training: Training, clients: Clients, until_s: float) -> None:
