@@ -44,6 +44,7 @@ MODES = {
     "temporal_64": Mode(Spec("serve", ALL, training="temporal_64")),
     "temporal_128": Mode(Spec("serve", ALL, training="temporal_128")),
     "temporal_limited": Mode(Spec("serve", ALL, training="temporal_limited")),
+    "fused": Mode(Spec("serve", ALL, training="fused")),
     "spatial": Mode(SERVE, TRAIN),
     "coserving": Mode(Spec("serve", ALL, training="coserving")),
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from python_backends.instance.build import build, build_training
 from python_backends.instance.loop import Instance
 from python_backends.instance.training import Training
 from python_backends.settings import Settings
+
+WINDOWS = {"coserving": "auto", "temporal_limited": "separate", "fused": "fused"}  # by mode
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,9 +112,8 @@ class Server:
         if mode == "temporal" and steps.isdigit():
             assert isinstance(self._engine, Trains)
             return Temporal(self._engine, self._scheduler.blocks, finetuning, job, int(steps))
-        if mode == "temporal" and "windows" in {field.name for field in fields(finetuning)}:
-            separate: dict[str, Any] = {"windows": "separate"}
-            settings = replace(settings, finetuning=replace(finetuning, **separate))
+        windows = WINDOWS[self._spec.training]
+        settings = replace(settings, finetuning=replace(finetuning, windows=windows))
         training = build_training(settings, self._engine, self._scheduler)
         assert training is not None
         lock = self._closed_last.enter_context(ExitStack())

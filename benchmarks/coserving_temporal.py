@@ -15,10 +15,11 @@ from python_backends.finetuning.jobs import Job
 from python_backends.finetuning.pack_memory import Pool
 from python_backends.finetuning.trainer import NUM_TILE_TOKENS, Files, Kind, Trainer
 from python_backends.nouns.messages import TrainingLoad
+from python_backends.nouns.step import StepPlan
 from python_backends.nouns.training import AdapterShape
 from python_backends.settings import FinetuningSettings
 
-WHOLE = (Kind.WINDOW, Kind.TILE)
+WHOLE = (Kind.WINDOW, Kind.LOSS, Kind.TILE)
 
 
 class Temporal:
@@ -40,13 +41,16 @@ class Temporal:
         self._piece = next(self._pieces)
         self._every, self._num_steps = steps, 0
 
-    def work(self, slack_s: float, is_idle: bool) -> bool:
+    def work(self, slack_s: float, plan: StepPlan | None) -> bool:
         """Whether it has trained; `slack_s` does not matter."""
-        self._num_steps += not is_idle
-        if not is_idle and self._num_steps % self._every:
+        self._num_steps += plan is not None
+        if plan is not None and self._num_steps % self._every:
             return False
         self._sequence()
         return True
+
+    def window(self, plan: StepPlan) -> None:
+        """No step has a window."""
 
     def take_report(self) -> TrainingLoad | None:
         return None

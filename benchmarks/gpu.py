@@ -13,6 +13,7 @@ The parts, each in its own process with a time limit, so that a failure does not
 * the online work of TensorRT-LLM's table through Gapless's loop in process and through real Triton;
 * decode steps without fused layers, if they were with them;
 * LoRA training: ours and PEFT's alone, ours in the slack of decodes, and decodes with adapters;
+* the pause of requests that move between two instances on the device, and their tokens;
 * transformers' continuous batching.
 
 Prints one figure a line when it is measured, and a table at the end; exit code 1 if one is not as wanted.
@@ -46,7 +47,7 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 import torch
 import transformers  # noqa: F401
 
-from benchmarks import gpu_checks, gpu_finetuning, gpu_online, gpu_steps
+from benchmarks import gpu_checks, gpu_finetuning, gpu_moves, gpu_online, gpu_steps
 from benchmarks.gpu_model import Measured
 from benchmarks.gpu_report import Ended, Figure, LeftOutError, table, write_json
 
@@ -61,6 +62,7 @@ PARTS: dict[str, tuple[Part, float]] = {  # and the seconds that it may take
     "triton": (gpu_online.triton, 200),
     "unfused": (gpu_steps.unfused, 60),
     "finetune": (gpu_finetuning.finetune, 100),
+    "moves": (gpu_moves.moves, 60),
     "transformers": (gpu_online.transformers, 60),
 }
 # or spawn, slower: if something has touched the device before the parts do

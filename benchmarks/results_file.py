@@ -60,6 +60,7 @@ MEASURED = {  # by script: what its results depend on, in addition to the script
     "drift.py": PREDICTED,
     "finetuning_memory.py": FINETUNED,
     "finetuning_speed.py": FINETUNED,
+    "fused_windows.py": (*FINETUNED, "python_backends/scheduling"),
     "gpu.py": (*SERVED, "benchmarks/gpu*.py"),
     "host_time.py": ("python_backends", "benchmarks/host_time_loop.py"),
     "lengths.py": PREDICTED,
@@ -71,6 +72,7 @@ MEASURED = {  # by script: what its results depend on, in addition to the script
     ),
     "many_streams.py": (*SERVED, "benchmarks/triton_cost.py"),
     "migration.py": ("python_backends", "benchmarks/migration_*.py", "benchmarks/peer_models.py"),
+    "ninth_task.py": (*SERVED, "models/bundled", "build/bundled", "docs/examples/remove_comments.jsonl"),
     "peers.py": (*SERVED, "benchmarks/peer*", "benchmarks/environments", "benchmarks/workload.json"),
     "scheduling.py": (
         "python_backends",

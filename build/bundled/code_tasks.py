@@ -1,4 +1,6 @@
-"""Owns the four tasks on Python code: snake_case and camelCase both ways, bug fixing and comments."""
+"""Owns the four tasks on Python code: snake_case and camelCase both ways, bug fixing and comments;
+and a fifth that the model is not taught: code without its comments.
+"""
 
 import ast
 import re
@@ -152,3 +154,9 @@ def comment_code(corpus: Corpus, rng: Random, max_chars: int) -> tuple[str, str]
         return code, add_comments(code)
     except SyntaxError:
         return None
+
+
+def remove_comments(corpus: Corpus, rng: Random, max_chars: int) -> tuple[str, str] | None:
+    """A function with at least one comment, and the same function without comments."""
+    pair = comment_code(corpus, rng, max_chars)
+    return (pair[1], pair[0]) if pair is not None and pair[0] != pair[1] else None

@@ -69,6 +69,14 @@ def load_corpora(files: list[Path] | None = None) -> tuple[Corpus, Corpus]:
     return train, held_out
 
 
+def read_corpus(files: list[Path]) -> Corpus:
+    """The text of these files, which need not be of the standard library."""
+    corpus, seen = Corpus(), set[str]()
+    for path in files:
+        _add_file(corpus, path, seen)
+    return corpus
+
+
 def _add_file(corpus: Corpus, path: Path, seen: set[str]) -> None:
     text = path.read_text(encoding="utf-8", errors="ignore")
     try:

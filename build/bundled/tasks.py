@@ -92,6 +92,10 @@ def all_tasks(lexicon: dict[str, str]) -> list[Task]:
     ]
 
 
+# What the model cannot do and an adapter is trained for: docs/finetuning.md. The inverse of the eighth task.
+NINTH = Task("no comments", ("Remove the comments:",), code_tasks.remove_comments, CHARS)
+
+
 def repetition(corpus: Corpus, rng: Random, reach: float) -> Exercise:
     """A warm-up exercise: random words to be repeated as they are, which teaches to copy."""
     words = " ".join(corpus.passage(rng, 40) for _ in range(3)).split()

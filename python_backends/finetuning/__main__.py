@@ -1,28 +1,33 @@
 """Trains LoRA adapters: gives jobs to a server, which trains them in the time that serving leaves, or trains
 them in this process.
 
-    python -m python_backends.finetuning submit train.jsonl --name shout [--rank 8 …]
-    python -m python_backends.finetuning submit train.jsonl --alone --name shout [--rank 8 …]
+    python -m python_backends.finetuning submit train.jsonl --name law [--rank 8 …]
+    python -m python_backends.finetuning submit train.jsonl --alone --name law [--rank 8 …]
     python -m python_backends.finetuning submit --alone --resume ftjob-…
     python -m python_backends.finetuning list | show JOB | events JOB | cancel JOB | tokens FILE
-    python -m python_backends.finetuning export JOB DIRECTORY
+    python -m python_backends.finetuning export JOB DIRECTORY [--step 40]
 
-The server must have the same model.directory and finetuning.directory. A job of --alone that was killed
-goes on with --resume; one of a server goes on by itself. The data: docs/finetuning.md.
+The server must have the same model.directory and finetuning.directory. It trains if it was started with
+make serve SET="engine.kind=torch adapters.directory=adapters". A job of --alone that was killed goes on with
+--resume; one of a server goes on by itself. The data, and what each option does: docs/finetuning.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import shlex
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 from python_backends.finetuning import jobs
 from python_backends.finetuning.alone import new_job, read_data, train
 from python_backends.finetuning.export import export
 from python_backends.finetuning.progress import plot, watch
+from python_backends.finetuning.watchers import SERVE, refusals
 from python_backends.settings import ROOT, Settings, SettingsError, load
 from python_backends.text.checkpoint import CheckpointError
 
@@ -30,33 +35,74 @@ from python_backends.text.checkpoint import CheckpointError
 def _submit(asked: argparse.Namespace, settings: Settings) -> None:
     """Raises JobError if the job has failed."""
     if (asked.data is None) == (asked.resume is None):
-        raise jobs.JobError("submit: give either a file or --resume JOB")
+        raise jobs.JobError(
+            "submit: give a JSONL file (with make: DATA=train.jsonl), or --alone --resume JOB"
+        )
     if asked.resume is not None and not asked.alone:
         raise jobs.JobError("submit: --resume is for jobs of --alone; a server's jobs go on by themselves")
-    if asked.resume is not None:
-        job = jobs.find(jobs.jobs_directory(settings), asked.resume)
-    else:
-        job = new_job(settings, asked.data, asked)
-    print(job.id, flush=True)
+    directory = jobs.jobs_directory(settings)
+    if not asked.alone:
+        _check_servers(directory)
+    job = new_job(settings, asked.data, asked) if asked.resume is None else jobs.find(directory, asked.resume)
+    print(job.id, flush=True, file=sys.stderr if asked.json else sys.stdout)
     if asked.alone:
-        train(job, settings)
+        _train(job, settings, asked)
     elif not asked.detach:
-        job = _watched(job)
-    print(f"{job.id}: {job.status}")
-    if adapter := job.options.get("adapter"):
-        print(f'it is served as lora_name = "{adapter}"')
+        job = _watched(job, asked)
+    if asked.json:
+        print(json.dumps(job.fields))
+    else:
+        _say_how(job)
     if job.status == "failed":
         raise jobs.JobError(job.fields["error"]["message"])
 
 
-def _watched(job: jobs.Job) -> jobs.Job:
+def _check_servers(directory: Path) -> None:
+    """JobError if servers look for jobs in `directory` and none of them trains."""
+    found = refusals(directory)
+    if found and "" not in found:
+        raise jobs.JobError(f"no job was made. {found[0]}")
+    if not found:
+        print(f"no server looks for jobs in {directory} yet; one that trains: {SERVE}", file=sys.stderr)
+
+
+def _say_how(job: jobs.Job) -> None:
+    """How it has ended, or where it stands."""
+    print(f"{job.id}: {job.status}")
+    if job.status != "succeeded":
+        return
+    print(f"adapter: {job.directory / 'adapter'}")
+    if adapter := job.options.get("adapter"):
+        print(f'it is served as lora_name = "{adapter}"; try it: make chat ARGS="--lora-name {adapter}"')
+    else:
+        print("it is not served: a server with adapters.directory serves it; `export` puts it there")
+
+
+def _train(job: jobs.Job, settings: Settings, asked: argparse.Namespace) -> None:
+    try:
+        train(job, settings)
+    except KeyboardInterrupt:
+        command = _command(asked, "submit", "--alone", "--resume", job.id)
+        print(f"to go on after the last checkpoint: {command}", file=sys.stderr)
+        raise
+
+
+def _watched(job: jobs.Job, asked: argparse.Namespace) -> jobs.Job:
     try:
         ended = watch(job)
     except KeyboardInterrupt:
-        print(f"{job.id} goes on in the server; cancel {job.id} ends it", file=sys.stderr)
+        command = _command(asked, "cancel", job.id)
+        print(f"{job.id} goes on in the server; to end it: {command}", file=sys.stderr)
         return jobs.Job(job.directory)
     plot(ended)
     return ended
+
+
+def _command(asked: argparse.Namespace, *words: str) -> str:
+    """This command line with another verb and the same settings."""
+    overrides = [word for each in asked.overrides for word in ("--set", each)]
+    python = os.path.relpath(sys.executable) if Path(sys.executable).is_relative_to(ROOT) else sys.executable
+    return shlex.join([python, "-m", "python_backends.finetuning", *overrides, *words])
 
 
 def _list(asked: argparse.Namespace, settings: Settings) -> None:
@@ -64,6 +110,8 @@ def _list(asked: argparse.Namespace, settings: Settings) -> None:
     if asked.json:
         print(json.dumps({"object": "list", "data": [job.fields for job in found], "has_more": False}))
         return
+    if not found:
+        print(f"no job in {jobs.jobs_directory(settings)}", file=sys.stderr)
     for job in found:
         name = job.fields["fine_tuned_model"] or job.options["suffix"]
         print(f"{job.id}  {job.status:10s}  {len(job.losses):6d} of {job.options['steps']} steps  {name}")
@@ -75,11 +123,14 @@ def _show(asked: argparse.Namespace, settings: Settings) -> None:
 
 def _events(asked: argparse.Namespace, settings: Settings) -> None:
     for event in _job(asked, settings).events:
-        print(json.dumps(event) if asked.json else f"{event['created_at']}  {event['message']}")
+        time = datetime.fromtimestamp(event["created_at"]).isoformat(" ")
+        print(json.dumps(event) if asked.json else f"{time}  {event['message']}")
 
 
 def _cancel(asked: argparse.Namespace, settings: Settings) -> None:
-    _job(asked, settings).cancel()
+    job = _job(asked, settings)
+    job.cancel()
+    print(f"{job.id}: cancelled; a server that trains it ends it after the step that is computed")
 
 
 def _tokens(asked: argparse.Namespace, settings: Settings) -> None:
@@ -88,7 +139,7 @@ def _tokens(asked: argparse.Namespace, settings: Settings) -> None:
 
 
 def _export(asked: argparse.Namespace, settings: Settings) -> None:
-    step = export(_job(asked, settings), asked.directory)
+    step = export(_job(asked, settings), asked.directory, asked.step)
     print(f"{asked.directory}: the adapter after step {step}")
 
 
@@ -106,17 +157,26 @@ def _parser() -> argparse.ArgumentParser:
         "--settings", type=Path, default=ROOT / "gapless.toml", metavar="FILE", help="those of the server"
     )
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", dest="overrides")
-    verbs = parser.add_subparsers(required=True)
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
     _add_submit(verbs.add_parser("submit", help="train a new job"))
     _verb(verbs.add_parser("list", help="all jobs of this model"), _list)
-    for name, verb in (("show", _show), ("events", _events), ("cancel", _cancel)):
-        _verb(verbs.add_parser(name), verb).add_argument("job")
+    for name, verb, text in (
+        ("show", _show, "all fields of a job"),
+        ("events", _events, "what happened to a job, and when"),
+        ("cancel", _cancel, "end a job; its checkpoints stay"),
+    ):
+        _add_job(_verb(verbs.add_parser(name, help=text), verb))
     tokens = _verb(verbs.add_parser("tokens", help="ids and mask of each example, one a line"), _tokens)
-    tokens.add_argument("data", type=Path)
+    tokens.add_argument("data", type=Path, help="a JSONL file")
     exported = _verb(verbs.add_parser("export", help="write a PEFT directory"), _export)
-    exported.add_argument("job")
-    exported.add_argument("directory", type=Path)
+    _add_job(exported)
+    exported.add_argument("directory", type=Path, help="does not exist yet")
+    exported.add_argument("--step", type=int, help="of a checkpoint that is kept; without it the last one")
     return parser
+
+
+def _add_job(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", help="its id, as `list` shows it")
 
 
 def _verb(
@@ -128,20 +188,20 @@ def _verb(
 
 
 def _add_submit(parser: argparse.ArgumentParser) -> None:
-    _verb(parser, _submit)
-    parser.add_argument("data", type=Path, nargs="?", help="a JSONL file")
-    parser.add_argument("--alone", action="store_true", help="train in this process, without a server")
-    parser.add_argument("--detach", action="store_true", help="do not watch the job")
-    parser.add_argument("--resume", metavar="JOB", help="go on with a job of --alone that was killed")
-    parser.add_argument("--name", default="adapter", help="of the adapter")
-    parser.add_argument("--rank", type=int, default=8)
-    parser.add_argument("--alpha", type=float, default=16.0)
-    parser.add_argument("--targets", default="all", help="names of modules with commas, or all")
-    parser.add_argument("--epochs", type=int, default=1, dest="passes", help="passes over the data")
-    parser.add_argument("--steps", type=int, help="optimiser steps, in place of --epochs")
-    parser.add_argument("--batch-size", type=int, default=4)
-    parser.add_argument("--learning-rate", type=float, default=2e-4)
-    parser.add_argument("--seed", type=int, default=0)
+    add = _verb(parser, _submit).add_argument
+    add("data", type=Path, nargs="?", help="a JSONL file: docs/finetuning.md")
+    add("--alone", action="store_true", help="train in this process, without a server")
+    add("--detach", action="store_true", help="do not watch the job")
+    add("--resume", metavar="JOB", help="go on with a killed job of --alone")
+    add("--name", default="adapter", help="of the adapter, for lora_name (%(default)s)")
+    add("--rank", type=int, default=8, help="width of the adapter's matrices (%(default)s)")
+    add("--alpha", type=float, default=16.0, help="alpha / rank multiplies the adapter (%(default)s)")
+    add("--targets", default="all", help="names of modules with commas, or all (%(default)s)")
+    add("--epochs", type=int, default=1, help="passes over the data (%(default)s)")
+    add("--steps", type=int, help="optimiser steps, in place of --epochs")
+    add("--batch-size", type=int, default=4, help="examples an optimiser step (%(default)s)")
+    add("--learning-rate", type=float, default=2e-4, help="constant (%(default)s); small models take more")
+    add("--seed", type=int, default=0, help="of the first weights and the order of examples (%(default)s)")
 
 
 def main() -> int:
@@ -150,9 +210,18 @@ def main() -> int:
         overrides = dict(item.partition("=")[::2] for item in asked.overrides)
         asked.verb(asked, load(asked.settings, overrides))
     except (SettingsError, CheckpointError, ValueError, OSError) as error:
-        print(error, file=sys.stderr)
+        print(_message(error), file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("ended by Ctrl-C", file=sys.stderr)
+        return 130
     return 0
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 
 from python_backends.engine.adapter_directory import NAME
 from python_backends.finetuning import jobs
-from python_backends.finetuning.datasets import Example, read_examples
+from python_backends.finetuning.datasets import DatasetError, Example, read_examples
 from python_backends.finetuning.packs import steps_a_pass
 from python_backends.finetuning.progress import Bar, plot
 from python_backends.finetuning.trainer import Files, Trainer
@@ -21,38 +21,42 @@ from python_backends.text.checkpoint import read_checkpoint
 from python_backends.text.door.door import open_door
 
 LEAST_RATE_UNIT = 2e-4  # OpenAI's learning_rate_multiplier multiplies this
-LIMITS = {"rank": (1, 256), "alpha": (1e-3, 1e4), "passes": (1, 10_000), "batch_size": (1, 4096)}
+LIMITS = {"rank": (1, 256), "alpha": (1e-3, 1e4), "epochs": (1, 10_000), "batch_size": (1, 4096)}
 
 
 def read_data(settings: Settings, path: Path) -> list[Example]:
-    """Raises DatasetError, CheckpointError or OSError."""
+    """Raises DatasetError, which names the file, CheckpointError or OSError."""
     door = open_door(
         read_checkpoint(settings.model_directory), settings.limits, settings.model.max_model_tokens
     )
-    with path.open(encoding="utf-8") as lines:
-        return read_examples(lines, door)
+    try:
+        with path.open("rb") as lines:
+            return read_examples(lines, door)
+    except DatasetError as error:
+        raise DatasetError(f"{path}: {error}") from error
 
 
 def new_job(settings: Settings, data: Path, asked: argparse.Namespace) -> jobs.Job:
     """A queued job for the training data and the options of `submit`. ValueError names what is wrong."""
     for name, (least, most) in LIMITS.items():
         if not least <= getattr(asked, name) <= most:
-            raise ValueError(f"{name} = {getattr(asked, name)}: must be between {least} and {most}")
+            option = f"--{name.replace('_', '-')} {getattr(asked, name)}"
+            raise ValueError(f"{option}: must be between {least:g} and {most:g}")
     if not 0 < asked.learning_rate <= 1:
-        raise ValueError(f"learning_rate = {asked.learning_rate}: must be above 0 and at most 1")
+        raise ValueError(f"--learning-rate {asked.learning_rate:g}: must be above 0 and at most 1")
     if not NAME.fullmatch(asked.name):
-        raise ValueError(f"name = {asked.name!r}: must be {NAME.pattern}")
+        raise ValueError(f"--name {asked.name!r}: must be at most 128 letters, digits and . _ : -")
     if settings.adapters.directory and asked.rank > settings.adapters.max_rank:
         most = settings.adapters.max_rank
-        raise ValueError(f"rank = {asked.rank}: must be at most adapters.max_rank = {most}")
+        raise ValueError(f"--rank {asked.rank}: must be at most adapters.max_rank = {most}")
     if asked.steps is not None and asked.steps < 1:
-        raise ValueError(f"steps = {asked.steps}: must be at least 1")
+        raise ValueError(f"--steps {asked.steps}: must be at least 1")
     examples = read_data(settings, data)
     fields = {
         "model": settings.model_directory.name,
         "training_file": data.name,
         "hyperparameters": {
-            "n_epochs": asked.passes,
+            "n_epochs": asked.epochs,
             "batch_size": asked.batch_size,
             "learning_rate_multiplier": asked.learning_rate / LEAST_RATE_UNIT,
         },
@@ -64,7 +68,7 @@ def new_job(settings: Settings, data: Path, asked: argparse.Namespace) -> jobs.J
             "alpha": asked.alpha,
             "targets": _targets(settings, asked.targets),
             "learning_rate": asked.learning_rate,
-            "steps": asked.steps or asked.passes * steps_a_pass(len(examples), asked.batch_size),
+            "steps": asked.steps or asked.epochs * steps_a_pass(len(examples), asked.batch_size),
         },
     }
     return jobs.create(jobs.jobs_directory(settings), examples, fields)
@@ -79,14 +83,14 @@ def _targets(settings: Settings, targets: str) -> list[str]:
     chosen = list(known) if targets == "all" else targets.split(",")
     unknown = [name for name in chosen if name not in known]
     if unknown:
-        raise ValueError(f"targets = {','.join(unknown)}: must be among {', '.join(known)}, or all")
+        raise ValueError(f"--targets {','.join(unknown)}: must be among {', '.join(known)}, or all")
     return chosen
 
 
 def train(job: jobs.Job, settings: Settings) -> None:
     """Until the job has ended. JobError if it has, or if another process trains it."""
     if job.status in jobs.ENDED:
-        raise jobs.JobError(f"{job.id}: it has {job.status} already")
+        raise jobs.JobError(f"{job.id}: it has ended already ({job.status})")
     with job.locked():
         session = _session(job, settings)
         with Bar(job) as bar:

@@ -39,7 +39,7 @@ def save(directory: Path, place: Place, state: State) -> None:
         save_file(state, path / "state.safetensors")
         (path / "state.json").write_text(json.dumps(fields) + "\n")
 
-    target = directory / f"step-{place.step:06d}"
+    target = _path(directory, place.step)
     if not target.exists():
         write_directory(target, write)
     _delete_old(directory)
@@ -47,15 +47,32 @@ def save(directory: Path, place: Place, state: State) -> None:
 
 def last(directory: Path) -> tuple[Place, State] | None:
     """The newest whole checkpoint; None: there is none yet."""
-    found = _checkpoints(directory)
-    if not found:
-        return None
-    return _place(found[-1]), load_file(found[-1] / "state.safetensors")
+    found = steps(directory)
+    return read(directory, found[-1]) if found else None
+
+
+def steps(directory: Path) -> list[int]:
+    """After which steps there are whole checkpoints, in order."""
+    return [_step(path) for path in _checkpoints(directory)]
+
+
+def read(directory: Path, step: int) -> tuple[Place, State]:
+    """The checkpoint after `step`. OSError if there is none."""
+    path = _path(directory, step)
+    return _place(path), load_file(path / "state.safetensors")
 
 
 def _checkpoints(directory: Path) -> list[Path]:
     found = [path for path in directory.glob("step-*") if not path.name.endswith(".partial")]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+    return sorted(found, key=_step)
+
+
+def _path(directory: Path, step: int) -> Path:
+    return directory / f"step-{step:06d}"
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
 
 
 def _place(path: Path) -> Place:

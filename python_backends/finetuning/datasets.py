@@ -41,7 +41,7 @@ class Example:
         return int(np.count_nonzero(self.learned[1:]))
 
 
-def read_examples(lines: Iterable[str], door: Door) -> list[Example]:
+def read_examples(lines: Iterable[str | bytes], door: Door) -> list[Example]:
     """All examples of a JSONL file; empty lines are passed over. Raises DatasetError."""
     reader = _Reader(door)
     found = []
@@ -66,13 +66,13 @@ class _Reader:
             self._of_text,
         )
 
-    def examples(self, line: str) -> list[Example]:
+    def examples(self, line: str | bytes) -> list[Example]:
         values = _object(line)
         for fields, reader in zip(KINDS, self._readers, strict=True):
             if values.keys() == fields:
                 return [self._checked(example) for example in reader(values)]
         given = ", ".join(sorted(values)) or "none"
-        raise DatasetError(f"fields {given}: must be messages; prompt and completion; or text")
+        raise DatasetError(f"fields {given}: must be messages, or prompt and completion, or text")
 
     def _of_chat(self, values: dict[str, Any]) -> Iterator[Example]:
         messages = _messages(values["messages"])
@@ -115,9 +115,11 @@ class _Reader:
         return example
 
 
-def _object(line: str) -> dict[str, Any]:
+def _object(line: str | bytes) -> dict[str, Any]:
     try:
         values = json.loads(line)
+    except UnicodeDecodeError as error:
+        raise DatasetError(f"no UTF-8: {error}") from error
     except ValueError as error:
         raise DatasetError(f"no JSON: {error}") from error
     if not isinstance(values, dict):

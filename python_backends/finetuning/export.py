@@ -17,16 +17,18 @@ def export_once(job: Job) -> None:
         export(job, job.directory / "adapter")
 
 
-def export(job: Job, directory: Path) -> int:
-    """Writes the adapter as it is in the last checkpoint to `directory`, which must not exist yet. Returns
-    the step of that checkpoint. Raises JobError.
+def export(job: Job, directory: Path, step: int | None = None) -> int:
+    """Writes the adapter as it is in the checkpoint after `step` (None: the last one) to `directory`, which
+    must not exist yet. Returns the step of that checkpoint. Raises JobError.
     """
     if directory.exists():
         raise JobError(f"{directory}: it exists already")
-    found = checkpoints.last(job.directory / "checkpoints")
-    if found is None:
+    steps = checkpoints.steps(job.directory / "checkpoints")
+    if not steps:
         raise JobError(f"{job.id}: it has no checkpoint yet")
-    place, state = found
+    if step is not None and step not in steps:
+        raise JobError(f"--step {step}: {job.id} has checkpoints after steps {', '.join(map(str, steps))}")
+    place, state = checkpoints.read(job.directory / "checkpoints", steps[-1] if step is None else step)
     weights = {key: each for key, each in state.items() if key.endswith(".weight")}
     options = job.options
     shape = AdapterShape(options["rank"], options["alpha"], tuple(options["targets"]))

@@ -41,7 +41,9 @@ class Job:
         try:
             self._fields: dict[str, Any] = json.loads((directory / "job.json").read_text())
         except (OSError, ValueError) as error:
-            raise JobError(f"{directory.name}: no such job ({error})") from error
+            raise JobError(
+                f"{directory.name}: no such job in {directory.parent} (`list` shows all)"
+            ) from error
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -125,7 +127,7 @@ class Job:
     def cancel(self) -> None:
         """At once if no process trains it, else after the step that is computed. JobError if it has ended."""
         if self.status in ENDED:
-            raise JobError(f"{self.id}: it has {self.status} already")
+            raise JobError(f"{self.id}: it has ended already ({self.status})")
         (self.directory / "cancel").touch()
         with contextlib.suppress(JobError), self.locked():
             self.end("cancelled", "cancelled")
@@ -181,7 +183,7 @@ def all_jobs(parent: Path) -> list[Job]:
 def find(parent: Path, job_id: str) -> Job:
     """JobError if there is none."""
     if Path(job_id).name != job_id:
-        raise JobError(f"{job_id}: no such job")
+        raise JobError(f"{job_id}: must be the id of a job, as `list` shows it")
     return Job(parent / job_id)
 
 

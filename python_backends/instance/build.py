@@ -15,6 +15,7 @@ from python_backends.engine.engine_thread import EngineThread
 from python_backends.engine.kinds import kind_of
 from python_backends.engine.protocol import Engine, ExportsBlocks, TakesAdapters, Trains
 from python_backends.finetuning.jobs import jobs_directory
+from python_backends.finetuning.watchers import SERVE
 from python_backends.handover.moves import Moves
 from python_backends.instance.adapter_files import AdapterFiles
 from python_backends.instance.adapter_thread import AdapterThread
@@ -89,21 +90,28 @@ def build_training(settings: Settings, engine: Engine, scheduler: SlotScheduler)
     if not (settings.finetuning.enabled and isinstance(engine, Trains)):
         return None
     adapters = settings.adapters_directory
-    return Training(engine, scheduler.limits, scheduler.blocks, settings.finetuning, adapters)
+    window_time = scheduler.outlook.step_time.window_time
+    return Training(engine, scheduler.limits, scheduler.blocks, window_time, settings.finetuning, adapters)
 
 
 def watch_jobs(settings: Settings, training: Training | None, wake: Callable[[], None]) -> JobWatch | None:
     """The thread that finds jobs, started; None where the settings want no training."""
     if not settings.finetuning.enabled:
         return None
-    kind = choose(settings).settings.engine.kind
-    refusal = (
-        f"engine.kind = '{kind}', engine.steps_ahead = {settings.steps_ahead}: a server trains with the torch"
-        " engine on a CPU and no steps ahead; submit --alone trains without a server"
-    )
+    refusal = "" if training is not None else _refusal(choose(settings).settings)
     watch = JobWatch(jobs_directory(settings), training, refusal, wake)
     watch.start()
     return watch
+
+
+def _refusal(settings: Settings) -> str:
+    """Why this server trains nothing, and what to do."""
+    return (
+        f"engine.kind = '{settings.engine.kind}', model.device = '{settings.model.device}',"
+        f" engine.steps_ahead = {settings.steps_ahead}: a server trains with the torch engine on a CPU and no"
+        f" steps ahead. End it and start it with\n  {SERVE}\nor train without a server: add --alone to submit"
+        " (with make: ARGS=--alone)"
+    )
 
 
 def start_adapters(

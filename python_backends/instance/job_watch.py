@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from python_backends.finetuning.jobs import ENDED, Job, JobError
+from python_backends.finetuning.watchers import announced, trains
 from python_backends.instance.training import Training
 from python_backends.nouns.messages import JOB_STATUSES
 
@@ -24,7 +25,7 @@ EVERY_S = 1.0
 
 class JobWatch:
     """Gives the jobs in `directory` to `training`, and wakes the loop. Where `training` is None, `refusal`
-    says why: each job fails with it.
+    says why: each job fails with it, unless another instance trains.
     """
 
     def __init__(
@@ -53,6 +54,14 @@ class JobWatch:
             self._training.count_jobs(tuple(counts[status] for status in JOB_STATUSES))
 
     def _watch(self) -> None:
+        try:
+            with announced(self._directory, self._refusal):
+                self._look_again_and_again()
+        except OSError as error:
+            if self._training is not None:
+                log.info("no fine-tuning jobs are taken (finetuning.directory): %s", error)
+
+    def _look_again_and_again(self) -> None:
         last = ""
         while not self._closed.is_set():
             try:
@@ -92,6 +101,8 @@ class JobWatch:
                 return  # it is trained, here or elsewhere
             job = Job(job.directory)  # as it is now that it does not change any more
             if job.status in ENDED:
+                return
+            if self._training is None and trains(self._directory):
                 return
             if self._training is None:
                 job.fail("unsupported_engine", self._refusal)

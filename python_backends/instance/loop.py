@@ -43,7 +43,7 @@ class Link(Protocol):
 
 class Instance:
     """The loop. `turn` is one round of it: take, plan, launch, collect, apply, publish. Where adapters are
-    trained, a piece of training stands before the launch.
+    trained, pieces of training stand before the launch, and a window of it may be in the step.
 
     `steps_ahead` steps are launched before the oldest is read, so the engine has the next plan when it has
     done with one. The next plan is made as late as that allows: what comes in while a step runs is in the one
@@ -93,18 +93,21 @@ class Instance:
             self._publish_if_any(self._adapters.step())
         plan = self.scheduler.plan()
         if self._training is not None and self._training.has_work:
-            self._train(self._training, plan)
+            plan = self._train(self._training, plan)
         self._num_empty_turns = 0 if plan or self._launched else self._num_empty_turns + 1
         self._launch(plan)
         if self._is_output_due(plan):
             plan, output = self._collect()
             tokens = self.scheduler.apply(plan, output)
             self._publish([*([tokens] if len(tokens.tokens) else []), *self.scheduler.take_failed()])
+            if self._training is not None and plan.window is not None:
+                self._training.computed(plan.window)
         self._beat_if_due()
 
-    def _train(self, training: Training, plan: StepPlan | None) -> None:
+    def _train(self, training: Training, plan: StepPlan | None) -> StepPlan | None:
         """Before `plan` is launched, for as long as those who wait for tokens do not notice. A request that
-        waits for a slot or for memory gets it sooner without training.
+        waits for a slot or for memory gets it sooner without training. Returns the plan, with a window if one
+        comes next and fits.
         """
         times, tpot_s = self._step_time, training.tpot_s
         self._lateness.step_begins(plan, time.monotonic(), goal_s(times, tpot_s))
@@ -112,8 +115,13 @@ class Instance:
         if plan is not None and self.scheduler.num_waiting:
             seconds = 0.0
         self._publish([], self._next_tokens_s(plan) + seconds)
-        if training.work(seconds, plan is None) and plan is not None:
+        has_worked = training.work(seconds, plan)
+        if plan is None:
+            return None
+        if has_worked:
             self._first_after_idle, self._was_idle = plan.number, False
+        window = training.window(plan)
+        return plan if window is None else plan.with_window(window)
 
     def _launch(self, plan: StepPlan | None) -> None:
         """Publishes which requests got a slot, in case that the launch ends this process, and launches
@@ -159,13 +167,13 @@ class Instance:
             news = self.link.receive(wait_s)
             for message in news:
                 self._take(message)
-            is_woken = any(part is not None and part.has_news for part in (self._moves, self._adapters))
-            if not wait_s or not (news or is_woken):
+            if not wait_s or not (news or self._is_woken):
                 return
             self._num_empty_turns = 0
 
     def _patience_s(self) -> float:
-        if self.scheduler.is_idle or self._only_waits:
+        # a single empty turn may be one in which a sequence was evicted
+        if self.scheduler.is_idle or (self._num_empty_turns > 1 and self._only_waits):
             self._was_idle = True
             training = self._training
             return training.patience_s if training is not None and training.has_work else HEARTBEAT_S
@@ -173,6 +181,11 @@ class Instance:
             return 0.0
         least_s = self._step_time.least_s(self._launched[0]) - EARLY_S
         return max(0.0, self._running_since_s + least_s - time.monotonic())
+
+    @property
+    def _is_woken(self) -> bool:
+        """Whether a move or an adapter has news for the loop."""
+        return any(part is not None and part.has_news for part in (self._moves, self._adapters))
 
     @property
     def _is_training(self) -> bool:
@@ -185,8 +198,7 @@ class Instance:
         """
         is_moving = self._moves is not None and self._moves.is_active
         is_loading = self._adapters is not None and self._adapters.is_loading
-        # a single empty turn may be one in which a sequence was evicted
-        return (is_moving or is_loading) and not self._launched and self._num_empty_turns > 1
+        return (is_moving or is_loading) and not self._launched
 
     def _next_tokens_s(self, plan: StepPlan | None) -> float:
         """When the next tokens are expected if `plan` is launched now."""

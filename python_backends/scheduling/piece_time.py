@@ -1,19 +1,19 @@
-"""How long a piece of training takes: a window (forward, all layers), a tile (backward, one layer), or
-anything that is always about as long.
+"""How long a piece of training takes: a window (forward, all layers), its loss, a tile (backward, one layer),
+or anything that is always about as long.
 
 A constant, plus a time for each sequence, token and KV token of the piece. Learned while training, as the
-times of steps are. Owned by what trains in an instance.
+times of steps are. Owned by what trains in an instance; that of windows in steps of serving by `StepTime`.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 import numpy as np
 
-from python_backends.nouns.training import Pack
+from python_backends.nouns.training import NO_LABEL, Loads, Pack
 from python_backends.scheduling.least_squares import Array, LeastSquares
-from python_backends.scheduling.step_time import chunk_kv_tokens
 
 FEATURES = ("constant", "sequence", "token", "KV token")
 WARM = 8  # the first pieces: all count the same, and later ones that are far off count less
@@ -23,9 +23,14 @@ NUM_ERRORS = 64  # latest errors that the margin is taken of
 SURE = 0.95  # share of the pieces that are done within the expected time and the margin
 
 MOST_MARGIN = 2.0  # what takes longer was interrupted
+FAR_BELOW = 2.0  # times less than expected: what was learned from was interrupted
 
-Loads = tuple[int, int, float]  # sequences, tokens, KV tokens
 NOTHING: Loads = (0, 0, 0.0)
+
+
+def chunk_kv_tokens(start: Any, length: Any) -> Any:
+    """The sum, over the tokens of a chunk, of the tokens that each attends to; numbers or arrays."""
+    return length * (start + length / 2)
 
 
 def loads(pack: Pack, first: int, last: int) -> Loads:
@@ -33,6 +38,11 @@ def loads(pack: Pack, first: int, last: int) -> Loads:
     pieces = pack.pieces(first, last)
     attended = sum(chunk_kv_tokens(begin - pack.bounds[index], end - begin) for index, begin, end in pieces)
     return len(pieces), last - first, float(attended)
+
+
+def loss_loads(pack: Pack, first: int, last: int) -> Loads:
+    """Of the loss of tokens [first, last): the tokens that are learned are in the place of KV tokens."""
+    return 1, last - first, float(np.count_nonzero(pack.labels[first:last] != NO_LABEL))
 
 
 class PieceTime:
@@ -53,19 +63,37 @@ class PieceTime:
 
     def seconds(self, loads: Loads) -> float:
         """Within which such a piece is nearly always done; 0 before any was seen."""
-        expected_s = sum(one * load for one, load in zip(self._fit.coefficients, (1, *loads), strict=True))
-        return self._margin * float(expected_s)
+        return self._margin * self.expected_s(loads)
 
-    def observe(self, loads: Loads, seconds: float) -> None:
-        """The first piece of a size is not learned from: libraries generate code for it."""
+    def expected_s(self, loads: Loads) -> float:
+        """That such a piece takes; 0 before any was seen."""
+        return float(sum(one * load for one, load in zip(self._fit.coefficients, (1, *loads), strict=True)))
+
+    def observe(self, loads: Loads, seconds: float, num_before: int = 0) -> bool:
+        """Whether it is learned from: not from the first piece of a size, for which libraries generate code.
+        `num_before`: rows of others that were computed together with its tokens.
+        """
         self.most_tokens = max(self.most_tokens, loads[1])
-        if loads[1] not in self._sizes:
-            self._sizes.add(loads[1])
-            return
+        size = num_before + loads[1]
+        if size not in self._sizes:
+            self._sizes.add(size)
+            return False
         self._observed.append((1.0, *loads, seconds))
+        is_far_below = FAR_BELOW * seconds < self.expected_s(loads)
+        if is_far_below and not self._fit.is_new(np.array((1.0, *loads))):
+            self._begin_again(loads[1])
         if self._fit.count < WARM or len(self._observed) >= BATCH:
             observed, self._observed = np.array(self._observed, np.float64), []
             self._learn(observed[:, :-1], observed[:, -1])
+        return True
+
+    def _begin_again(self, tokens: int) -> None:
+        """With the latest observation, of a piece of so many tokens. A piece may take longer than it needs,
+        but not less. Without this, pieces that seem not to fit are tried too rarely to correct it.
+        """
+        self._fit = LeastSquares(len(FEATURES), MEMORY, WARM)
+        self._errors.clear()
+        self._margin, self._observed, self.most_tokens = 1.0, self._observed[-1:], tokens
 
     def _learn(self, features: Array, seconds: Array) -> None:
         is_first = not self._fit.count

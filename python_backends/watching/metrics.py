@@ -22,7 +22,7 @@ GAUGES = {
     "gapless_requests_running": "Requests that hold a slot",
     "gapless_requests_waiting": "Requests accepted that hold no slot",
     "gapless_waiting": (
-        "The same by the reason: no_instance, trial, step, slot, adapter, memory (docs/operations.md)"
+        "The same by the reason: no_instance, trial, step, slot, adapter, memory (docs/waiting.md)"
     ),
     "gapless_queued_tokens": "Prompt tokens of requests that wait for a slot",
     "gapless_slots_busy": "Slots in use",
@@ -64,7 +64,7 @@ COUNTERS = {
     "gapless_migration_bytes_total": "Bytes of KV blocks sent from one instance to another",
     "gapless_finetuning_tokens_total": "Tokens of optimiser steps that instances have computed",
     "gapless_finetuning_wasted_tokens_total": (
-        "Of these: computed again, because an instance died after its last checkpoint"
+        "Computed again: an instance died after its last checkpoint, or a pack gave way to requests"
     ),
     "gapless_finetuning_steps_total": "Optimiser steps",
     "gapless_restarts_total": "Times that the launcher started a process again, by process",

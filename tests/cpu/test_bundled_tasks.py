@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import json
 import re
 from pathlib import Path
 from random import Random
@@ -16,7 +17,7 @@ from bundled.comments import add_comments
 from bundled.corpus import Corpus, is_held_out, load_corpora, standard_library_files
 from bundled.evaluation import draw
 from bundled.prose_tasks import INSULTS
-from bundled.tasks import Exercise, Task, all_tasks
+from bundled.tasks import NINTH, Exercise, Task, all_tasks
 from bundled.velin import from_velin, read_lexicon, to_velin
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "bundled"
@@ -168,3 +169,21 @@ def test_comments_by_hand() -> None:
         "# Define is_empty.\ndef is_empty(self):\n    # Set count with len.\n    count = len(self.items)\n"
         "    # Return the computed value.\n    return count == 0"
     )
+
+
+def test_the_ninth_task_is_none_of_the_eight_and_removes_comments_alone(held_out: Corpus) -> None:
+    assert NINTH.name not in TASKS
+    assert NINTH.instructions[0] not in {line for task in TASKS.values() for line in task.instructions}
+    for exercise in draw(NINTH, held_out, 40):
+        assert exercise.given == add_comments(exercise.answer) != exercise.answer
+        kept = [line for line in exercise.given.split("\n") if not line.lstrip().startswith("#")]
+        assert kept == exercise.answer.split("\n")
+
+
+def test_the_sample_of_the_ninth_task_has_no_prompt_of_the_held_out_text(held_out: Corpus) -> None:
+    sample = (MODEL.parents[1] / "docs/examples/remove_comments.jsonl").read_text().splitlines()
+    turns = [json.loads(line)["messages"] for line in sample]
+    assert [[turn["role"] for turn in each] for each in turns] == [["user", "assistant"]] * 128
+    prompts = {each[0]["content"] for each in turns}
+    assert all(prompt.startswith(NINTH.instructions[0]) for prompt in prompts)
+    assert not prompts & {exercise.prompt for exercise in draw(NINTH, held_out, 100)}

@@ -18,7 +18,8 @@ import torch
 from python_backends.engine.protocol import Trains
 from python_backends.engine.torch.training.session import TrainingSession
 from python_backends.finetuning.alone import train
-from python_backends.finetuning.jobs import Job, JobError
+from python_backends.finetuning.jobs import Job, JobError, jobs_directory
+from python_backends.finetuning.watchers import announced, refusals
 from python_backends.instance.build import build, build_training, watch_jobs
 from python_backends.instance.job_watch import JobWatch
 from python_backends.instance.loop import Instance
@@ -277,7 +278,7 @@ def test_an_example_that_is_longer_than_the_server_takes_is_refused_by_number(
     training = build_training(short, engine, scheduler)
     assert training is not None
     JobWatch(tmp_path, training, "", lambda: None).look()
-    training.work(1.0, True)
+    training.work(1.0, None)
     training.close()
     message = Job(job.directory).fields["error"]["message"]
     assert f"has {longest} tokens; the server takes {longest - 1}" in message
@@ -350,7 +351,7 @@ def test_a_job_that_every_process_dies_of_fails_in_the_end(one: TinyModel, tmp_p
     for _ in range(3):
         server = Server(one, tmp_path)
         server.turn_until(lambda current=server: current.training.has_work and bool(job.events))  # type: ignore[misc]
-        server.training.work(0.0, False)
+        server.training.work(0.0, None)
         for each in server.training._running:
             each.lock.close()
     last = Server(one, tmp_path)
@@ -390,8 +391,16 @@ def test_an_engine_that_does_not_train_refuses_jobs_by_name(tmp_path: Path) -> N
     assert build_training(own, engine, scheduler) is None
     watch = watch_jobs(own, None, lambda: None)
     assert watch is not None
+    until_s = time.monotonic() + WAIT_S
+    while not (said := refusals(jobs_directory(own))):
+        assert time.monotonic() < until_s
     watch.close()
-    JobWatch(tmp_path, None, watch._refusal, lambda: None).look()
+    assert 'make serve SET="engine.kind=torch' in said[0]
+    refusing = JobWatch(tmp_path, None, said[0], lambda: None)
+    with announced(tmp_path, ""):
+        refusing.look()
+        assert Job(job.directory).status == "queued", "another instance trains it"
+    refusing.look()
     assert "engine.kind = 'toy'" in Job(job.directory).fields["error"]["message"]
 
 

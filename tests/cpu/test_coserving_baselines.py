@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.coserving_report import add_shares, medians
 from benchmarks.coserving_temporal import Temporal
 from python_backends.engine.torch.training.session import TrainingSession
 from python_backends.finetuning.jobs import Job
+from python_backends.nouns.step import StepPlan
 from python_backends.nouns.training import AdapterShape, Tile
 from python_backends.settings import FinetuningSettings
 from tests.cpu.test_coserving import Server
@@ -32,12 +34,20 @@ def test_one_whole_sequence_is_trained_after_so_many_steps(
     temporal = Temporal(server.engine, server.scheduler.blocks, FinetuningSettings(), job, steps=3)  # type: ignore[arg-type]
     lengths = {len(example.ids) for example in job.examples}
     num_layers = len(server.engine.start_training()(job_shape(job), 1).facts)  # type: ignore[attr-defined]
+    plan = StepPlan(
+        0,
+        (),
+        *[np.zeros(1, np.int32)] * 4,
+        np.zeros(1, np.uint8),
+        np.ones(1, np.bool_),
+        np.zeros(0, np.int32),
+    )
     for _ in range(2):
         tiles.clear()
-        assert [temporal.work(10.0, is_idle=False) for _ in range(3)] == [False, False, True]
+        assert [temporal.work(10.0, plan) for _ in range(3)] == [False, False, True]
         assert sum(each.last - each.first for each in tiles) / num_layers in lengths
     tiles.clear()
-    assert temporal.work(0.0, is_idle=True)
+    assert temporal.work(0.0, None)
     assert sum(each.last - each.first for each in tiles) / num_layers in lengths
     server.close()
 

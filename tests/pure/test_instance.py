@@ -132,9 +132,11 @@ class AlwaysTraining:
     def __init__(self) -> None:
         self.given: list[tuple[float, bool]] = []  # slack and whether the loop was idle
 
-    def work(self, slack_s: float, is_idle: bool) -> bool:
-        self.given.append((slack_s, is_idle))
+    def work(self, slack_s: float, plan: StepPlan | None) -> bool:
+        self.given.append((slack_s, plan is None))
         return True
+
+    def window(self, plan: StepPlan) -> None: ...
 
     def take_report(self) -> None: ...
 

@@ -5,13 +5,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from python_backends.engine.kv.padding import padded
 from python_backends.finetuning.cursor import PackCursor
 from python_backends.nouns.request import Ids
 from python_backends.nouns.step import SpanKind, StepPlan
-from python_backends.nouns.training import Pack
-from python_backends.scheduling.piece_time import NOTHING, PieceTime, loads
+from python_backends.nouns.training import NO_LABEL, Pack, Window
+from python_backends.scheduling.piece_time import NOTHING, PieceTime, loads, loss_loads
 from python_backends.scheduling.step_time import StepTime
-from python_backends.scheduling.training_budget import LEAST, Lateness, slack_s, tile, window
+from python_backends.scheduling.training_budget import (
+    LEAST,
+    MOST,
+    Lateness,
+    fused_window,
+    loss,
+    slack_s,
+    tile,
+    window,
+)
 
 
 def zeros(count: int) -> Ids:
@@ -98,6 +108,7 @@ def test_windows_and_tiles_are_the_largest_that_fit() -> None:
     assert window(0.025, piece_time(0.010, 0.00025), pack(400), 0) == 32
     tiles, backward, cursor = [], piece_time(0.0, 0.00005), PackCursor(100, 8)
     cursor.take_window(100)
+    cursor.take_loss(100)
     while (tokens := tile(slack, backward, pack(100), cursor.open_tokens)) > 0:
         tiles.append(cursor.take_tile(tokens))
         slack -= tokens * 0.00005
@@ -107,6 +118,60 @@ def test_windows_and_tiles_are_the_largest_that_fit() -> None:
         (5, 100),
         (4, 64),
     ]
+
+
+def test_a_window_in_a_step_is_the_largest_with_which_the_step_ends_in_time() -> None:
+    """f(rows, window) of the same example: 75 tokens would be in time, and with 64 there are 80 rows."""
+    windows = piece_time(0.0, 0.00025)
+    slack = slack_s(decodes(16, 4096), step_time(), 0.045, 0.025)
+    assert fused_window(slack, windows, pack(400), 0, 16, padded) == 64
+    slack = slack_s(decodes(64, 32768), step_time(), 0.045, 0.025)
+    assert fused_window(slack, windows, pack(400), 0, 64, padded) == 0
+    assert fused_window(0.025 - 0.010, windows, pack(400), 0, 0, padded) == 56
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 8, 16, 33, 256])
+@pytest.mark.parametrize("left", [1, 15, 17, 100, 512, 4000])
+def test_a_step_with_a_window_has_few_sizes(num_rows: int, left: int) -> None:
+    windows = piece_time(0.0, 0.001)
+    sizes = {
+        fused_window(limit_s, windows, pack(left), 0, num_rows, padded)
+        for limit_s in np.arange(0.0, 0.6, 0.001)
+    }
+    assert 0 in sizes
+    assert min(sizes - {0}) <= 2 * LEAST
+    assert max(sizes) == min(left, MOST) or left > MOST >= max(sizes) > MOST - 32
+    assert len(sizes) < 30
+    assert all(padded(num_rows + size) == num_rows + size for size in sizes - {0, left})
+
+
+def test_windows_in_steps_grow_only_as_their_times_are_known() -> None:
+    """And a step with a window tells nothing about those without."""
+    times, sizes, whole = step_time(), [], pack(4000)
+    plan = decodes(16, 4096)
+    for _ in range(7):
+        tokens = fused_window(10.0, times.window_time, whole, 0, 16, padded)
+        sizes.append(tokens)
+        with_window = plan.with_window(Window(0, tokens, loads(whole, 0, tokens)))
+        for _ in range(3):
+            times.observe(with_window, 0.0221 + 0.0001 * tokens)
+    assert sizes == [16, 32, 64, 112, 208, 400, 496]
+    assert times.coefficients == step_time().coefficients
+    assert times.expected_s(with_window) == pytest.approx(0.0221 + 0.0496, rel=0.05)
+
+
+def test_the_loss_is_computed_of_as_many_tokens_as_there_is_time_for() -> None:
+    labels = np.where(np.arange(100) < 60, NO_LABEL, 1).astype(np.int32)
+    half = Pack(zeros(100), labels, (0, 100))
+    assert loss_loads(half, 50, 80) == (1, 30, 20.0)
+    times = PieceTime()
+    for _ in range(3):
+        for first, last in ((0, 16), (0, 60), (50, 80), (60, 92), (70, 100)):
+            load = loss_loads(half, first, last)
+            times.observe(load, 0.001 + 0.001 * load[2])
+    assert loss(0.0015, times, half, 0, 60) == 60
+    assert loss(0.0200, times, half, 60, 100) == 16
+    assert loss(0.0100, times, half, 60, 100) == 0
 
 
 @pytest.mark.parametrize("left", [1, 3, 15, 16, 17, 100, 511, 512, 513, 4000])
@@ -146,6 +211,17 @@ def test_the_times_of_pieces_are_learned() -> None:
         times.observe(load, truth * random.uniform(0.9, 1.1))
     assert times.coefficients == pytest.approx([0.001, 0.0002, 0.00005, 1e-7], rel=0.3)
     assert 1.0 < times.seconds((2, 100, 10_000)) / 0.0074 < 1.15
+
+
+def test_a_piece_that_takes_far_less_than_expected_begins_learning_again() -> None:
+    """The first ones were interrupted. Else pieces would not fit for minutes, because few are tried."""
+    times = PieceTime()
+    for seconds in (0.004, *[0.08] * 8):
+        times.observe((1, 16, 0.0), seconds)
+    assert times.seconds((1, 16, 0.0)) > 0.07
+    times.observe((1, 16, 0.0), 0.004)
+    assert times.seconds((1, 16, 0.0)) == pytest.approx(0.004, rel=0.01)
+    assert window(0.01, times, pack(4000), 0) in (16, 32)
 
 
 def test_the_first_piece_of_a_size_tells_nothing() -> None:

@@ -14,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.cpu.peft_adapters import save_adapter
+from tests.server.peft_texts import text_of_peft
 from tests.server.serving import ROOT, Gapless, wait_for
 
 # PEFT asks transformers by an older name
@@ -37,7 +38,7 @@ def directory(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("adapters")
     save_adapter(model, root / "law" / "1", rank=4, seed=1)
     save_adapter(model, root / "poems", rank=8, seed=2)
-    save_adapter(model, root / "7", rank=8, seed=3)
+    save_adapter(model, root / "7", rank=32, seed=3)
     config = save_adapter(model, root / "broken", rank=4, seed=4) / "adapter_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"use_dora": True}))
     return root
@@ -80,6 +81,9 @@ def test_a_version_that_comes_while_requests_run_changes_no_other_answer(
     client.close()
     assert running.text.startswith(first), "it keeps its version"
     assert len({base, first, second, poems}) == 4
+    versions = {"law/1": first, "law/2": second, "poems": poems}
+    for name, found in versions.items():
+        assert found == text_of_peft(directory / name, PROMPT, NUM_TOKENS), name
     assert text(gapless) == base
     assert text(gapless, lora_name="law@1") == first
     assert text(gapless, lora_name="law@2") == second
@@ -87,8 +91,8 @@ def test_a_version_that_comes_while_requests_run_changes_no_other_answer(
     assert gapless.metrics()["gapless_adapters_loaded"] == 2
 
 
-def test_a_killed_instance_changes_no_answer_with_an_adapter(gapless: Gapless) -> None:
-    """16 streams over the base and three adapters, of which two fit at a time."""
+def test_a_killed_instance_changes_no_answer_with_an_adapter(gapless: Gapless, directory: Path) -> None:
+    """16 streams over the base and adapters of ranks 4, 8 and 32; two fit at a time. The texts are PEFT's."""
     inputs: list[dict[str, Any]] = [
         {
             **ASKED,
@@ -109,6 +113,9 @@ def test_a_killed_instance_changes_no_answer_with_an_adapter(gapless: Gapless) -
     client.close()
     assert [answer.error for answer in answers] == [""] * 16
     assert [answer.text for answer in answers] == undisturbed
+    for each, found in zip(inputs[1:4], undisturbed[1:4], strict=True):
+        path = directory / each["lora_name"].replace("@", "/")
+        assert found == text_of_peft(path, each["text_input"], each["max_tokens"]), path
 
 
 def test_an_adapter_is_asked_for_by_its_number(gapless: Gapless) -> None:

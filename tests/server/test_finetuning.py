@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from tests.server.peft_texts import text_of_peft
 from tests.server.serving import ROOT, Answer, Gapless, wait_for
 
 NUM_REQUESTS = 64
@@ -182,13 +183,17 @@ def await_adapter(gapless: Gapless, name: str) -> None:
 def test_a_trained_adapter_is_served_at_once_as_the_newest_version_of_its_name(
     gapless: Gapless, jobs_directory: Path, data: Path, adapters: Path
 ) -> None:
-    asked = {"text_input": "Shout: read all lines", "max_tokens": 20, "min_tokens": 20}
+    """And gives the tokens of PEFT's `from_pretrained`."""
+    asked: dict[str, Any] = {"text_input": "Shout: read all lines", "max_tokens": 20, "min_tokens": 20}
     before = len(list((adapters / "shout").glob("*")))
     base = gapless.generate(**asked)["text_output"]
     for number in (before + 1, before + 2):
         asked_for = trained_adapter(submitted(jobs_directory, data, "--steps", 10 * number))
         assert asked_for == f"shout@{number}"
         await_adapter(gapless, asked_for)
+    for name, version in (("shout", before + 2), (f"shout@{before + 1}", before + 1)):
+        found = gapless.generate(**asked, lora_name=name)["text_output"]
+        assert found == text_of_peft(adapters / "shout" / str(version), asked["text_input"], 20)
     newest = gapless.generate(**asked, lora_name="shout")["text_output"]
     assert newest == gapless.generate(**asked, lora_name=f"shout@{before + 2}")["text_output"]
     assert newest != base
@@ -200,8 +205,9 @@ def test_submit_watches_a_job_to_its_end_and_says_why_one_fails(
 ) -> None:
     done = finetune(jobs_directory, "submit", data, "--name", "shout", *SUBMIT, "--steps", 5)
     assert done.returncode == 0, done.stderr
-    *_, ended, adapter = done.stdout.splitlines()
+    _, ended, where, adapter = done.stdout.splitlines()
     assert ended.endswith(": succeeded")
+    assert (Path(where.removeprefix("adapter: ")) / "adapter_model.safetensors").exists()
     assert adapter.startswith('it is served as lora_name = "shout@')
     (job,) = jobs_directory.glob(f"*/{done.stdout.split()[0]}")
     assert (job / "loss.svg").exists()

@@ -4,7 +4,7 @@ step batch, read by the attention of every layer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -72,3 +72,10 @@ class AttentionSpans:
     decodes: tuple[DecodeGroup | PagedRows, ...]
     prefills: tuple[PrefillSpan | PagedChunks, ...]
     num_padding: int = 0  # rows after them
+
+    def followed_by(self, chunks: AttentionSpans, num_rows: int) -> AttentionSpans:
+        """These, which are of `num_rows` decode rows, and then those of another batch, which has chunks."""
+        moved = [
+            replace(span, first=num_rows + span.first, last=num_rows + span.last) for span in chunks.prefills
+        ]
+        return AttentionSpans(self.decodes, tuple(moved), chunks.num_padding)

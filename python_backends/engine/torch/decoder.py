@@ -163,13 +163,17 @@ class Decoder:
         """Runs all tokens of a step; the logits [sampled, vocabulary] of
         the rows that sample, and of no others.
         """
+        return self.forward_with_residual(batch, cache)[0]
+
+    def forward_with_residual(self, batch: StepBatch, cache: KVCache) -> tuple[Tensor, Tensor]:
+        """The same, and the residual stream [tokens, hidden] after the last layer."""
         x, added = self._through_blocks(batch, cache)
         normed = self.norm.after(x, added, self.residual_scale)
         if batch.sampling_rows is not None:
             normed = normed[batch.sampling_rows]
         if not len(normed):  # chunks in the middle of prompts only
-            return normed.new_empty((0, len(self.embedding)))
-        return self._cap_logits(self._scale_logits(self.head.forward(normed)))
+            return normed.new_empty((0, len(self.embedding))), x
+        return self._cap_logits(self._scale_logits(self.head.forward(normed))), x
 
     def residual(self, batch: StepBatch, cache: KVCache) -> Tensor:
         """Runs all tokens of a step; the residual stream [tokens, hidden] after the last layer."""

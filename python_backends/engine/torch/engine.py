@@ -26,6 +26,7 @@ from python_backends.engine.kv.block_bytes import BlockBytes
 from python_backends.engine.kv.device_blocks import DeviceBlocks
 from python_backends.engine.kv.kv_cache import BlockShape, KVCache, rows_of_bytes
 from python_backends.engine.kv.kv_memory import Measured, block_cost
+from python_backends.engine.kv.padding import padded
 from python_backends.engine.largest_steps import largest_steps
 from python_backends.engine.model.checkpoint import (
     block_shape,
@@ -49,12 +50,12 @@ from python_backends.engine.torch.attention_spans import chunk_rows
 from python_backends.engine.torch.decode_step import DecodeSteps
 from python_backends.engine.torch.decoder import Decoder
 from python_backends.engine.torch.kernel_trial import kernel_obstacle
-from python_backends.engine.torch.step_batch import StepBatcher
+from python_backends.engine.torch.step_batch import StepBatch, StepBatcher
 from python_backends.engine.torch.training.model import TrainedModel
 from python_backends.engine.torch.training.session import TrainingSession
 from python_backends.engine.torch.training.trainable import Trainable
 from python_backends.nouns.step import StepOutput, StepPlan
-from python_backends.nouns.training import AdapterShape
+from python_backends.nouns.training import AdapterShape, Window
 from python_backends.settings import Settings, SettingsError
 
 log = logging.getLogger("gapless.instance")
@@ -75,6 +76,7 @@ class _Launched:
 
 class TorchEngine:
     plans_steps = False
+    _trained: TrainedModel | None = None  # while adapters are trained
 
     @torch.no_grad()
     def __init__(self, settings: Settings) -> None:
@@ -184,15 +186,24 @@ class TorchEngine:
             )
             return
         steps = self._decode_steps
-        is_flat = steps is None or len(plan.tokens) or self._adapters.is_used(plan.slots)
+        is_flat = steps is None or len(plan.tokens) or plan.window or self._adapters.is_used(plan.slots)
         step = self._flat(plan) if steps is None or is_flat else self._decode(plan, steps)
         self._launched.append(step if self.device.type == "cpu" else _sent(step))
 
     def _flat(self, plan: StepPlan) -> _Launched:
         batch = self._batcher.batch(plan)
         self._timer.begin()
-        logits = self.decoder.forward(batch, self.cache)  # [sampled, vocabulary]
+        logits = self._forward(batch, plan.window)  # [sampled, vocabulary]
         return self._choose(plan, logits, batch.sampling_slots, batch.order)
+
+    def _forward(self, batch: StepBatch, window: Window | None) -> Tensor:
+        trained = self._trained
+        if window is not None and trained is not None and trained.is_in_blocks:
+            try:
+                return trained.step(batch, window, self.cache)
+            except Exception:
+                log.exception("a step is computed without the window of a job")
+        return self.decoder.forward(batch, self.cache)
 
     def _decode(self, plan: StepPlan, steps: DecodeSteps) -> _Launched:
         count, order = len(plan.slots), np.arange(len(plan.slots))
@@ -244,7 +255,14 @@ class TorchEngine:
                 "a server trains on a CPU or a CUDA device (model.device), with plain weights"
                 " (model.weights = 'same') and finetuning.enabled = true"
             )
-        return partial(TrainingSession, TrainedModel(self._trainable, self.decoder.twin(), self.cache.twin()))
+        self._trained = TrainedModel(self._trainable, self.decoder.twin(), self.cache.twin())
+        return partial(TrainingSession, self._trained)
+
+    def padded(self, num_rows: int) -> int:
+        return padded(num_rows)
+
+    def end_training(self) -> None:
+        self._trained = None
 
     def close(self) -> None:
         self._launched.clear()
@@ -291,7 +309,8 @@ def set_threads(threads: int) -> None:
     """Once, at the start: torch takes no other number later.
 
     Each function of torch's vector library is called by one thread first: where two are the first, some
-    values may be wrong by 1e-4 (docs/log.md), and rotary embeddings would not be the same after a restart.
+    values may be wrong by 1e-4 (docs/notebook/answers.md), and rotary embeddings would not be the same after
+    a restart.
     """
     torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
     for function in (torch.cos, torch.sin, torch.tanh, torch.exp):

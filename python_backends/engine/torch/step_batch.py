@@ -81,7 +81,8 @@ class StepBatcher:
         self._host_slots: Ids = np.zeros(0, np.int32)
         self._slots = self._put(self._host_slots)
 
-    def batch(self, plan: StepPlan) -> StepBatch:
+    def batch(self, plan: StepPlan, num_before: int = 0) -> StepBatch:
+        """`num_before`: rows that will stand before these, which are then padded together with them."""
         count = plan.num_decodes
         order = np.argsort(plan.starts[:count], kind="stable")
         slots = self._decode_slots(plan.slots[order])
@@ -91,7 +92,7 @@ class StepBatcher:
         sampling_rows: Tensor | None = None
         num_padding = 0
         if len(plan.slots) > count:
-            num_rows = count + len(plan.tokens)
+            num_rows = num_before + count + len(plan.tokens)
             num_padding = padded(num_rows) - num_rows
             rows = _joined(rows, self._chunks(plan, count), self._padding(num_padding))
             sampling_rows, slots = self._sampling(plan, count, slots)

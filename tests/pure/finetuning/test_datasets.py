@@ -75,7 +75,8 @@ def test_a_completion_follows_its_prompt_and_a_text_is_learned_whole() -> None:
     [
         ("{", "line 2: no JSON"),
         ("[1]", "line 2: a JSON list: must be an object"),
-        (line(prompt="one"), "line 2: fields prompt: must be messages; prompt and completion; or text"),
+        (b'{"text": "\xff"}', "line 2: no UTF-8"),
+        (line(prompt="one"), "line 2: fields prompt: must be messages, or prompt and completion, or text"),
         (line(prompt="one", completion=2), "line 2: completion = 2: must be a string"),
         (line(messages=[]), "line 2: messages: must be a list of at least one message"),
         (line(messages=[{"role": "user"}]), r"line 2: messages\[0\]: must have role and content"),
@@ -87,7 +88,7 @@ def test_a_completion_follows_its_prompt_and_a_text_is_learned_whole() -> None:
         (line(text="x" * 1000), "line 2: 10.. tokens: must be at most 128, the model's context"),
     ],
 )
-def test_a_mistake_names_its_line_the_field_and_the_limit(bad: str, message: str) -> None:
+def test_a_mistake_names_its_line_the_field_and_the_limit(bad: str | bytes, message: str) -> None:
     with pytest.raises(DatasetError, match=message):
         read_examples([chat(*TURNS), bad], DOOR)
 

@@ -1,0 +1,69 @@
+"""Which instances look for jobs in a job directory, and whether they train them: known before a job is there.
+
+Each instance has a file in `watchers/`, which it holds locked while it lives. The file says why the instance
+trains nothing; of one that trains it is empty.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+SERVE = 'make serve SET="engine.kind=torch adapters.directory=adapters"'  # a server that trains
+
+
+@contextlib.contextmanager
+def announced(jobs: Path, refusal: str) -> Iterator[None]:
+    """This process looks for jobs in `jobs`. `refusal`: why it trains none; empty: it trains them."""
+    parent = jobs / "watchers"
+    parent.mkdir(parents=True, exist_ok=True)
+    _remove_dead(parent)
+    path = parent / secrets.token_hex(8)
+    partial = path.with_suffix(".partial")
+    with partial.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(refusal)
+        file.flush()
+        partial.rename(path)  # it is seen only when it is locked
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def refusals(jobs: Path) -> list[str]:
+    """What each instance that lives says: why it trains nothing; empty: it trains."""
+    return [path.read_text() for path in _files(jobs / "watchers") if _is_locked(path)]
+
+
+def trains(jobs: Path) -> bool:
+    """Whether an instance that trains looks for jobs in `jobs`."""
+    return "" in refusals(jobs)
+
+
+def _remove_dead(parent: Path) -> None:
+    for path in _files(parent):
+        if not _is_locked(path):
+            path.unlink(missing_ok=True)
+
+
+def _files(parent: Path) -> list[Path]:
+    return sorted(path for path in parent.glob("*") if path.suffix != ".partial")
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        number = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(number, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(number)
+    return False

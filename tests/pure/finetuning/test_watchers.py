@@ -1,0 +1,64 @@
+"""A submitter knows before it makes a job whether a server trains it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from python_backends.finetuning.__main__ import main
+from python_backends.finetuning.jobs import jobs_directory
+from python_backends.finetuning.watchers import announced, refusals, trains
+from python_backends.settings import ROOT, load
+
+REFUSAL = "engine.kind = 'openvino': trains nothing"
+DIES = """
+import os, sys
+from pathlib import Path
+from python_backends.finetuning.watchers import announced
+with announced(Path(sys.argv[1]), ""):
+    os._exit(0)
+"""
+
+
+def test_a_watcher_is_seen_while_it_lives(tmp_path: Path) -> None:
+    assert refusals(tmp_path) == []
+    with announced(tmp_path, REFUSAL):
+        assert refusals(tmp_path) == [REFUSAL]
+        assert not trains(tmp_path)
+        with announced(tmp_path, ""):
+            assert trains(tmp_path)
+        assert not trains(tmp_path)
+    assert refusals(tmp_path) == []
+
+
+def test_the_file_of_a_dead_process_does_not_count_and_the_next_one_removes_it(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", DIES, tmp_path], cwd=ROOT, check=True, timeout=60)
+    assert len(list((tmp_path / "watchers").iterdir())) == 1
+    assert refusals(tmp_path) == []
+    with announced(tmp_path, REFUSAL):
+        assert len(list((tmp_path / "watchers").iterdir())) == 1
+        assert refusals(tmp_path) == [REFUSAL]
+
+
+@pytest.mark.parametrize("servers", ["none trains", "one trains", "none"])
+def test_submit_says_at_once_where_no_server_trains(
+    servers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "train.jsonl"
+    data.write_text('{"text": "one two three"}\n')
+    directory = {"finetuning.directory": str(tmp_path / "jobs")}
+    jobs = jobs_directory(load(ROOT / "gapless.toml", directory))
+    words = ["--set", f"finetuning.directory={tmp_path / 'jobs'}", "submit", str(data), "--detach"]
+    monkeypatch.setattr(sys, "argv", ["finetuning", *words])
+    if servers == "none":
+        assert main() == 0
+        assert "no server looks for jobs in" in capsys.readouterr().err
+    else:
+        with announced(jobs, REFUSAL if servers == "none trains" else ""):
+            assert main() == int(servers == "none trains")
+        said = f"no job was made. {REFUSAL}\n" if servers == "none trains" else ""
+        assert capsys.readouterr().err == said
+    assert len(list(jobs.glob("ftjob-*"))) == int(servers != "none trains")
