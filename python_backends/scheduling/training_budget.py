@@ -19,7 +19,9 @@ SURE = 0.99  # share of the steps that shall be done in time
 # times the expected time of a step: what takes longer was interrupted, which less training would not avoid
 MOST_ERROR = 2.0
 LEAST, MOST = 16, 512  # tokens of a piece, if its pack has as many
-GROWTH = 2  # a piece has at most so many times the tokens of the largest one whose time was measured
+GROWTH = (
+    2  # a piece has at most so many times the tokens of the largest one so far; LEAST until a time is known
+)
 
 Padded = Callable[[int], int]  # rows of a step → the rows that are computed
 
@@ -103,7 +105,7 @@ def tile(seconds: float, times: PieceTime, pack: Pack, last: int) -> int:
 
 def _most(seconds: float, times: PieceTime, sizes: list[int], loads_of: Callable[[int], Loads]) -> int:
     """The largest of few sizes: for every new one the libraries of a CPU generate code."""
-    known = max(LEAST, GROWTH * times.most_tokens)
+    known = max(LEAST, GROWTH * times.most_tokens) if times.is_learned else LEAST
     for tokens in sizes:
         is_known = tokens <= known or tokens == sizes[-1]
         if is_known and times.seconds(loads_of(tokens)) <= seconds:

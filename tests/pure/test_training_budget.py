@@ -202,6 +202,14 @@ def test_pieces_grow_only_as_their_times_are_known() -> None:
     assert sizes == [16, 32, 64, 128, 256, 512, 512, 512]
 
 
+def test_before_any_time_is_known_pieces_are_the_least() -> None:
+    """The first piece of a size is not learned from; without times all sizes would seem to fit."""
+    times, whole = PieceTime(), pack(4000)
+    for expected in (16, 16, 32):
+        assert window(0.025, times, whole, 0) == expected
+        times.observe(loads(whole, 0, 16), 0.002)
+
+
 def test_the_times_of_pieces_are_learned() -> None:
     """Of tokens that attend to many others as well, with a margin for those that take longer."""
     random, times = np.random.default_rng(1), PieceTime()
