@@ -11,13 +11,14 @@ The parts, each in its own process with a time limit, so that a failure does not
 * the token gap with requests waiting;
 * copies in steady steps, and launches that wait for the device;
 * the online work of TensorRT-LLM's table through Gapless's loop in process and through real Triton;
+* LoRA training: ours and PEFT's alone, ours in the slack of decodes, and decodes with adapters;
 * the pause of requests that move between two instances on the device, and their tokens;
 * transformers' continuous batching.
 
 Prints one figure a line when it is measured, and a table at the end; exit code 1 if one is not as wanted.
 Needs torch, transformers, tokenizers, msgspec, sortedcontainers, pyzmq and setproctitle, for Triton
-nvidia-pytriton and psutil, and no network (README.md explains how to install them). `--device cpu --quick`
-tries the script itself.
+nvidia-pytriton and psutil, for the figures of PEFT peft, and no network (README.md explains how to install
+them). `--device cpu --quick` tries the script itself.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 import torch
 import transformers  # noqa: F401
 
-from benchmarks import gpu_checks, gpu_moves, gpu_online, gpu_steps
+from benchmarks import gpu_checks, gpu_finetuning, gpu_moves, gpu_online, gpu_steps
 from benchmarks.gpu_model import Measured
 from benchmarks.gpu_report import Ended, Figure, LeftOutError, table, write_json
 
@@ -58,6 +59,7 @@ PARTS: dict[str, tuple[Part, float]] = {  # and the seconds that it may take
     "copies": (gpu_steps.copies, 40),
     "online": (gpu_online.online, 150),
     "triton": (gpu_online.triton, 200),
+    "finetune": (gpu_finetuning.finetune, 100),
     "moves": (gpu_moves.moves, 60),
     "transformers": (gpu_online.transformers, 60),
 }

@@ -50,6 +50,13 @@ MEASURED = {  # by script: what its results depend on, in addition to the script
         "benchmarks/bundled_prompts.py",
     ),
     "cluster.py": ("python_backends", "benchmarks/cluster_*.py"),
+    "coserving.py": (
+        "python_backends",
+        "benchmarks/coserving_*.py",
+        "benchmarks/finetuning_trainers.py",
+        "benchmarks/peer_models.py",
+        "benchmarks/http_streams.py",
+    ),
     "drift.py": PREDICTED,
     "finetuning_memory.py": FINETUNED,
     "finetuning_speed.py": FINETUNED,

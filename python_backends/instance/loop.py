@@ -24,7 +24,7 @@ from python_backends.nouns.messages import Cancel, Failed, FromInstance, Pace, P
 from python_backends.nouns.moves import AbortMove, MoveOut, Reserve, Resume
 from python_backends.nouns.step import StepOutput, StepPlan
 from python_backends.scheduling.scheduler import SlotScheduler
-from python_backends.scheduling.training_budget import slack_s
+from python_backends.scheduling.training_budget import Lateness, goal_s, slack_s
 from python_backends.wires import NewSession
 
 log = logging.getLogger("gapless.instance")
@@ -65,6 +65,7 @@ class Instance:
         self._moves = moves
         self._adapters: InstanceAdapters | None = None
         self._training: Training | None = None
+        self._lateness = Lateness()
         self._heartbeat = Heartbeat(beat)
         self._steps_ahead = 0 if engine.plans_steps else steps_ahead
         self._launched: deque[StepPlan] = deque()
@@ -106,10 +107,15 @@ class Instance:
         self._beat_if_due()
 
     def _train(self, training: Training, plan: StepPlan | None) -> StepPlan | None:
-        """Before `plan` is launched, for as long as those who wait for tokens do not notice. Returns the
-        plan, with a window if one comes next and fits.
+        """Before `plan` is launched, for as long as those who wait for tokens do not notice. A request that
+        waits for a slot or for memory gets it sooner without training. Returns the plan, with a window if one
+        comes next and fits.
         """
-        seconds = slack_s(plan, self._step_time, training.tpot_s, training.idle_s)
+        times, tpot_s = self._step_time, training.tpot_s
+        self._lateness.step_begins(plan, time.monotonic(), goal_s(times, tpot_s))
+        seconds = slack_s(plan, times, tpot_s, training.idle_s, self._lateness.seconds)
+        if plan is not None and self.scheduler.num_waiting:
+            seconds = 0.0
         self._publish([], self._next_tokens_s(plan) + seconds)
         has_worked = training.work(seconds, plan)
         if plan is None:

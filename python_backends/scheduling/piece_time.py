@@ -61,6 +61,11 @@ class PieceTime:
         """Seconds for one of each of FEATURES."""
         return tuple(self._fit.coefficients)
 
+    @property
+    def is_learned(self) -> bool:
+        """Whether the time of any piece is known."""
+        return self._fit.count > 0
+
     def seconds(self, loads: Loads) -> float:
         """Within which such a piece is nearly always done; 0 before any was seen."""
         return self._margin * self.expected_s(loads)

@@ -21,21 +21,51 @@ MOST_ERROR = 2.0
 LEAST, MOST = 16, 512  # tokens of a piece, if its pack has as many
 # of a window in a step, unless all are to be: longer ones take as long between two steps (docs/finetuning.md)
 MOST_FUSED = 64
-GROWTH = 2  # a piece has at most so many times the tokens of the largest one whose time was measured
+# a piece has at most so many times the tokens of the largest one so far; LEAST until a time is known
+GROWTH = 2
 
 Padded = Callable[[int], int]  # rows of a step → the rows that are computed
 
 
-def slack_s(plan: StepPlan | None, times: StepTime, tpot_s: float, idle_s: float) -> float:
+class Lateness:
+    """How much later than the objective the requests that run have their tokens: a step with prompts may take
+    longer than it. `step_begins` changes it.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._last_s: float | None = None  # when a step began in which sequences decode
+
+    def step_begins(self, plan: StepPlan | None, now_s: float, goal_s: float) -> None:
+        """With the training before it. `plan` is None where there is nothing to compute; `goal_s` is what a
+        step and the training before it may take.
+        """
+        if plan is None:
+            self.seconds = 0.0
+        elif self._last_s is not None:
+            self.seconds = max(0.0, self.seconds + now_s - self._last_s - goal_s)
+        self._last_s = now_s if plan is not None and plan.num_decodes else None
+
+
+def goal_s(times: StepTime, tpot_s: float) -> float:
+    """Seconds that a step and the training before it may be expected to take, so that nearly all are done
+    within `tpot_s`.
+    """
+    return tpot_s / min(MOST_ERROR, max(1.0, times.error_quantile(SURE)))
+
+
+def slack_s(
+    plan: StepPlan | None, times: StepTime, tpot_s: float, idle_s: float, late_s: float = 0.0
+) -> float:
     """Seconds for training before `plan` is launched; `plan` is None where there is nothing to compute. None
-    before a step with prompts, whose first tokens are waited for.
+    before a step with prompts, whose first tokens are waited for. What requests are late, `late_s`, is caught
+    up first.
     """
     if plan is None:
         return idle_s
     if len(plan.tokens):
         return 0.0
-    error = min(MOST_ERROR, max(1.0, times.error_quantile(SURE)))
-    return max(0.0, tpot_s / error - times.expected_s(plan))
+    return max(0.0, goal_s(times, tpot_s) - times.expected_s(plan) - late_s)
 
 
 def window(seconds: float, times: PieceTime, pack: Pack, first: int) -> int:
@@ -84,7 +114,7 @@ def tile(seconds: float, times: PieceTime, pack: Pack, last: int) -> int:
 
 def _most(seconds: float, times: PieceTime, sizes: list[int], loads_of: Callable[[int], Loads]) -> int:
     """The largest of few sizes: for every new one the libraries of a CPU generate code."""
-    known = max(LEAST, GROWTH * times.most_tokens)
+    known = max(LEAST, GROWTH * times.most_tokens) if times.is_learned else LEAST
     for tokens in sizes:
         is_known = tokens <= known or tokens == sizes[-1]
         if is_known and times.seconds(loads_of(tokens)) <= seconds:

@@ -28,6 +28,7 @@ LONG = {  # ten seconds to a minute each; what they make for themselves is made 
         "fcfs,ours,ours_history",
     ),
     "lengths.py": (),
+    "coserving.py": (),
     "drift.py": (),
     "agreement.py": (),
     "finetuning_memory.py": (),

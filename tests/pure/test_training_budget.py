@@ -15,6 +15,7 @@ from python_backends.scheduling.step_time import StepTime
 from python_backends.scheduling.training_budget import (
     LEAST,
     MOST,
+    Lateness,
     fused_window,
     is_short,
     loss,
@@ -31,7 +32,7 @@ def zeros(count: int) -> Ids:
 def decodes(rows: int, kv_tokens: int, prompt: int = 0) -> StepPlan:
     """A step in which `rows` decode, each with its part of the KV tokens; with a chunk of `prompt` tokens."""
     chunks = int(prompt > 0)
-    starts = np.array([*[kv_tokens // rows - 1] * rows, *[0] * chunks], np.int32)
+    starts = np.array([*[kv_tokens // max(1, rows) - 1] * rows, *[0] * chunks], np.int32)
     lengths = np.array([*[1] * rows, *[prompt] * chunks], np.int32)
     kinds = np.array([*[SpanKind.DECODE] * rows, *[SpanKind.PREFILL] * chunks], np.uint8)
     slots = np.arange(rows + chunks, dtype=np.int32)
@@ -62,6 +63,29 @@ def test_a_step_and_the_training_before_it_take_no_longer_than_the_objective() -
     slack = slack_s(plan, step_time(), 0.045, 0.025)
     assert slack == pytest.approx(0.045 / 1.1 - 0.022096, rel=1e-6)
     assert slack_s(decodes(64, 32768), step_time(), 0.045, 0.025) == 0
+
+
+def test_what_a_step_with_a_prompt_took_too_long_is_caught_up_before_training_goes_on() -> None:
+    lateness, plan = Lateness(), decodes(16, 4096)
+    assert lateness.seconds == 0
+    for now_s in (0.0, 0.040, 0.190, 0.212):  # within the goal of 0.041; 0.109 too long; 0.019 caught up
+        lateness.step_begins(plan, now_s, 0.041)
+    assert lateness.seconds == pytest.approx(0.109 - 0.019)
+    slacks = [slack_s(plan, step_time(), 0.045, 0.025, late_s) for late_s in (0.0, 0.010, lateness.seconds)]
+    assert slacks[0] - slacks[1] == pytest.approx(0.010)
+    assert slacks[2] == 0
+
+
+def test_where_no_request_decodes_none_is_late() -> None:
+    lateness, prompt = Lateness(), decodes(0, 1, prompt=100)
+    lateness.step_begins(prompt, 0.0, 0.041)
+    lateness.step_begins(decodes(2, 20), 1.0, 0.041)
+    assert lateness.seconds == 0, "its step had only a prompt"
+    lateness.step_begins(decodes(2, 20), 2.0, 0.041)
+    assert lateness.seconds > 0
+    lateness.step_begins(None, 2.1, 0.041)
+    lateness.step_begins(decodes(2, 20), 9.0, 0.041)
+    assert lateness.seconds == 0
 
 
 def test_steps_that_were_interrupted_do_not_end_training() -> None:
@@ -186,6 +210,14 @@ def test_pieces_grow_only_as_their_times_are_known() -> None:
             times.observe(loads(whole, 0, tokens), 0.0001 * tokens)
         sizes.append(tokens)
     assert sizes == [16, 32, 64, 128, 256, 512, 512, 512]
+
+
+def test_before_any_time_is_known_pieces_are_the_least() -> None:
+    """The first piece of a size is not learned from; without times all sizes would seem to fit."""
+    times, whole = PieceTime(), pack(4000)
+    for expected in (16, 16, 32):
+        assert window(0.025, times, whole, 0) == expected
+        times.observe(loads(whole, 0, 16), 0.002)
 
 
 def test_the_times_of_pieces_are_learned() -> None:

@@ -57,6 +57,8 @@ from python_backends.settings import Settings, SettingsError
 
 log = logging.getLogger("gapless.instance")
 
+TRAINS_ON = ("cpu", "cuda")
+
 
 class TorchEngine:
     plans_steps = False
@@ -184,8 +186,8 @@ class TorchEngine:
         """See `Trains`."""
         if self._trainable is None:
             raise SettingsError(
-                "a server trains only on a CPU (model.device), with plain weights (model.weights = 'same')"
-                " and finetuning.enabled = true"
+                "a server trains on a CPU or a CUDA device (model.device), with plain weights"
+                " (model.weights = 'same') and finetuning.enabled = true"
             )
         trained = TrainedModel(self._trainable, self.decoder.twin(), self.cache.twin())
         self._launcher.trained = trained
@@ -202,7 +204,7 @@ class TorchEngine:
 
 
 def _can_train(settings: Settings, device: torch.device) -> bool:
-    return settings.finetuning.enabled and device.type == "cpu" and settings.model.weights == "same"
+    return settings.finetuning.enabled and device.type in TRAINS_ON and settings.model.weights == "same"
 
 
 def _block_copies(cache: KVCache) -> BlockBytes | DeviceBlocks:

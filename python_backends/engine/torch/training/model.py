@@ -184,6 +184,8 @@ class TrainedModel:
         """The backward pass of a tile; tiles come in the order of `PackCursor`."""
         assert self._run is not None
         backward(self._parts[tile.layer], self._run.state, tile)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # the time of a piece is measured
 
     @property
     def num_kept_bytes(self) -> int:

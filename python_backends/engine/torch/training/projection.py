@@ -1,8 +1,9 @@
 """A frozen product with an adapter beside it: y = x·Wᵀ + b + (x·Aᵀ)·Bᵀ, forward and backward.
 
-Backward needs W in the other direction, packed a second time (measured: up to 5 times faster than through the
-first): as many bytes again as the layers' weights, only while a model is trained. It is packed at its first
-use, so that a server which begins to train does not stand still for all layers at once.
+On a CPU backward needs W in the other direction, packed a second time (measured: up to 5 times faster than
+through the first): as many bytes again as the layers' weights, only while a model is trained. It is packed at
+its first use, so that a server which begins to train does not stand still for all layers at once. On a GPU
+the same weight serves both directions.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Transposed:
 
     @cached_property
     def _back(self) -> Projection:
-        return Projection(self._frozen.weight.T.contiguous())
+        return Projection(self._frozen.weight.T)
 
     def forward(self, x: Tensor) -> Tensor:  # [rows, out] → [rows, in]
         """With rows of padding, so that there are few sizes of products."""
