@@ -39,7 +39,7 @@ PROMPT_TOKENS = 256
 class Row:
     policy: str
     instances: int
-    requests: int  # that run
+    requests: int  # that run or wait
     dispatch_us: float  # median
     dispatch_p99_us: float
     heartbeat_us: float  # median
@@ -82,22 +82,22 @@ class _Front:
             self.router.heard(instance, load)
 
     def _fill(self, instance: int, count: int, random: np.random.Generator) -> None:
-        used = int(random.integers(count, BLOCKS))
+        used, num_waiting = int(random.integers(count, BLOCKS)), int(random.integers(0, 2))
         self.loads.append(
             Load(
                 num_running=count,
                 num_used_blocks=used,
                 future_blocks=int(random.integers(used, BLOCKS + 50)),
-                num_waiting=int(random.integers(0, 2)),
-                waiting_blocks=8,
-                head_blocks=8,
+                num_waiting=num_waiting,
+                waiting_blocks=8 * num_waiting,
+                head_blocks=8 * num_waiting,
                 last_submit=1 << 60,
             )
         )
-        for _ in range(count):
+        for place in range(count + num_waiting):
             stream = new_stream(len(self.streams))
-            stream.instance, stream.seated = instance, True
-            stream.tokens.extend([1] * int(random.integers(1, 400)))
+            stream.instance, stream.seated = instance, place < count
+            stream.tokens.extend([1] * int(random.integers(1, 400)) if stream.seated else [])
             self.streams.append(stream)
 
 

@@ -7,6 +7,7 @@ shape; a LoRA adapter of rank 16 and all seven modules is trained in its KV bloc
 in turn: `step_ms` is a step without a window, `window_ms` a window by itself, `fused_ms` a step with a window
 in its products; all without the loss, which is computed after either. `of_separate` is fused_ms over the sum
 of the other two, of the medians of each round's passes: the median of the rounds, with least and most.
+`processor` is the same ratio by processor time of all threads, which other work on the machine disturbs less.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 CONTEXT = 256  # tokens of each request, and of the pack before the window
 PACK_TOKENS = 512  # of one sequence
 WARM = 2  # passes before the first round
+MOST_PROMPT_STEPS = 512  # until all requests decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +45,16 @@ class Row:
     of_separate: float
     least: float
     most: float
+    processor: float
     rounds_of_separate: list[float]
+    rounds_processor: list[float]
 
 
 class Bench:
     """An engine in which `num_rows` requests decode while an adapter is trained."""
 
-    def __init__(self, directory: str, dtype: str, num_rows: int, threads: int) -> None:
+    def __init__(self, directory: str, dtype: str, num_rows: int, threads: int, num_steps: int) -> None:
+        """`num_steps`: that are measured."""
         from benchmarks.finetuning_trainers import ADAPTER, SEED, random_examples
         from python_backends.finetuning.packs import packed
         from python_backends.finetuning.pruning import plans
@@ -72,26 +77,26 @@ class Bench:
         generator = np.random.default_rng(1)
         for number in range(num_rows):
             prompt = generator.integers(0, 1000, CONTEXT).astype(np.int32)
-            request = Request(number, prompt, Sampling(max_tokens=4096 - CONTEXT))
+            request = Request(number, prompt, Sampling(max_tokens=MOST_PROMPT_STEPS + num_steps))
             self._scheduler.submit(request, np.zeros(0, np.int32))
         while self._step(0) or self._scheduler.num_waiting:
-            pass
+            assert self._scheduler.num_steps < MOST_PROMPT_STEPS, "requests wait for memory"
         self._num_windows = 0
 
-    def passes(self, window: int, count: int) -> dict[str, float]:
-        """The median milliseconds of each kind of work."""
+    def passes(self, window: int, count: int) -> dict[str, Any]:
+        """The median milliseconds of each kind of work, [2]: by the clock, and of processor time."""
         kinds: dict[str, Callable[[], object]] = {
             "step": lambda: self._step(0),
             "window": lambda: self._session.window(*self._next(window)),
             "fused": lambda: self._step(window),
         }
-        found: dict[str, list[float]] = {kind: [] for kind in kinds}
+        found: dict[str, list[Any]] = {kind: [] for kind in kinds}
         for _ in range(count):
             for kind, work in kinds.items():
-                began_s = time.perf_counter()
+                began_s = _clocks()
                 work()
-                found[kind].append(1000 * (time.perf_counter() - began_s))
-        return {kind: float(np.median(each)) for kind, each in found.items()}
+                found[kind].append(1000 * (_clocks() - began_s))
+        return {kind: np.median(each, axis=0) for kind, each in found.items()}
 
     def close(self) -> None:
         self._engine.close()
@@ -123,12 +128,19 @@ def measure(bench: Bench, case: tuple[str, str, int], window: int, rounds: int, 
         bench.passes(window, passes)
         for _ in tqdm(range(rounds), desc=f"{', '.join(map(str, case))} rows, {window}", disable=None)
     ]
-    ratios = [each["fused"] / (each["step"] + each["window"]) for each in found]
+    ratios = np.array([each["fused"] / (each["step"] + each["window"]) for each in found])
     step_ms, window_ms, fused_ms = (
-        float(np.median([each[kind] for each in found])) for kind in ("step", "window", "fused")
+        float(np.median([each[kind][0] for each in found])) for kind in ("step", "window", "fused")
     )
-    median, least, most = float(np.median(ratios)), min(ratios), max(ratios)
-    return Row(*case, window, step_ms, window_ms, fused_ms, median, least, most, ratios)
+    median, processor = np.median(ratios, axis=0).tolist()
+    by_clock, by_processor = ratios.T.tolist()
+    extremes = min(by_clock), max(by_clock)
+    times = step_ms, window_ms, fused_ms
+    return Row(*case, window, *times, median, *extremes, processor, by_clock, by_processor)
+
+
+def _clocks() -> Any:
+    return np.array([time.perf_counter(), time.process_time()])
 
 
 def main() -> None:
@@ -151,15 +163,17 @@ def main() -> None:
     if asked.quick:
         asked.dtypes, asked.rows, asked.windows, asked.rounds, asked.passes = "float32", "8", "16", 1, 1
     rows: list[Row] = []
+    windows = [int(window) for window in asked.windows.split(",")]
+    num_steps = 2 * len(windows) * (WARM + asked.rounds * asked.passes)
     for shape in asked.shapes.split(","):
         with tempfile.TemporaryDirectory() as directory:
             build_model(shape, "float32").save_pretrained(directory)
             for dtype in asked.dtypes.split(","):
                 for num_rows in map(int, asked.rows.split(",")):
-                    bench = Bench(directory, dtype, num_rows, asked.threads)
+                    bench = Bench(directory, dtype, num_rows, asked.threads, num_steps)
                     rows += [
                         measure(bench, (shape, dtype, num_rows), window, asked.rounds, asked.passes)
-                        for window in map(int, asked.windows.split(","))
+                        for window in windows
                     ]
                     bench.close()
     if asked.json:
@@ -177,6 +191,7 @@ def _shown(row: Row) -> dict[str, str]:
         "window_ms": f"{row.window_ms:.1f}",
         "fused_ms": f"{row.fused_ms:.1f}",
         "of_separate": f"{row.of_separate:.2f} × ({row.least:.2f}–{row.most:.2f})",
+        "processor": f"{row.processor:.2f} ×",
     }
 
 

@@ -11,7 +11,6 @@ The parts, each in its own process with a time limit, so that a failure does not
 * the token gap with requests waiting;
 * copies in steady steps, and launches that wait for the device;
 * the online work of TensorRT-LLM's table through Gapless's loop in process and through real Triton;
-* decode steps without fused layers, if they were with them;
 * LoRA training: ours and PEFT's alone, ours in the slack of decodes, and decodes with adapters;
 * the pause of requests that move between two instances on the device, and their tokens;
 * transformers' continuous batching.
@@ -60,7 +59,6 @@ PARTS: dict[str, tuple[Part, float]] = {  # and the seconds that it may take
     "copies": (gpu_steps.copies, 40),
     "online": (gpu_online.online, 150),
     "triton": (gpu_online.triton, 200),
-    "unfused": (gpu_steps.unfused, 60),
     "finetune": (gpu_finetuning.finetune, 100),
     "moves": (gpu_moves.moves, 60),
     "transformers": (gpu_online.transformers, 60),
@@ -154,14 +152,13 @@ def working(measured: Measured, figures: list[Figure], parts: list[Ended]) -> Me
     """Returns `measured` with the fastest kind of step that works and gives the right tokens there. A CPU
     captures no steps, and Gapless's kernels do not run on it.
     """
-    on_gpu = (("auto", True), ("auto", False), ("eager", False))
-    for graphs, fused in on_gpu if measured.device != "cpu" else (("eager", False),):
-        tried = replace(measured, cuda_graphs=graphs, fused_layers=fused)
+    for graphs in ("auto", "eager") if measured.device != "cpu" else ("eager",):
+        tried = replace(measured, cuda_graphs=graphs)
         ended = guarded("capture", tried, figures, PARTS["capture"][1])
         parts.append(replace(ended, part=f"capture, {gpu_checks.kind_of_step(tried)}"))
         if not parts[-1].error and figures[-1].verdict == "ok":
             return tried
-    return replace(measured, cuda_graphs="off", fused_layers=False)
+    return replace(measured, cuda_graphs="off")
 
 
 def device_name(device: str) -> str:

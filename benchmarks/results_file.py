@@ -62,6 +62,7 @@ MEASURED = {  # by script: what its results depend on, in addition to the script
     "finetuning_speed.py": FINETUNED,
     "fused_windows.py": (*FINETUNED, "python_backends/scheduling"),
     "gpu.py": (*SERVED, "benchmarks/gpu*.py"),
+    "gpu_floor.py": ("python_backends/engine", "benchmarks/gpu_counts.py", "benchmarks/gpu_model.py"),
     "host_time.py": ("python_backends", "benchmarks/host_time_loop.py"),
     "lengths.py": PREDICTED,
     "magnus.py": (

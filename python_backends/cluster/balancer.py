@@ -58,11 +58,13 @@ class Balancer:
         if not self._submissions.quarantine.is_calm(streams):
             return
         self._sent_s = {number: at_s for number, at_s in self._sent_s.items() if now_s - at_s < STAYS_S}
-        at = _by_instance(streams)
+        at, takers = _by_instance(streams), self._router.takers
+        idle = [view for view in takers if _has_place_at_once(view)]
         for view in self._router.views:
-            is_draining = view.number in self._router.draining
-            if is_draining or (view.load.num_waiting and self._router.moves_requests):
-                self._send_waiting(view, is_draining, at[view.number], now_s)
+            if view.number in self._router.draining:
+                self._send_waiting(view, takers, at[view.number], now_s)
+            elif view.load.num_waiting and idle and self._router.moves_requests:
+                self._send_waiting(view, idle, at[view.number], now_s)
         if self._router.gathers:
             self._gather(at, now_s)
         for pair in [*self._drains(at), *self._router.find_pairs()]:
@@ -88,8 +90,10 @@ class Balancer:
     # --- requests without a slot
 
     def _send_waiting(
-        self, view: InstanceView, is_draining: bool, streams: list[Stream], now_s: float
+        self, view: InstanceView, places: list[InstanceView], streams: list[Stream], now_s: float
     ) -> None:
+        """To some of `places`: to those where they start at once, unless `view` is to be empty."""
+        is_draining = view.number in self._router.draining
         for stream in streams:
             if stream.seated:
                 continue
@@ -97,10 +101,8 @@ class Balancer:
                 return  # it may just have come, or have been sent here
             if not is_draining and stream.tokens:
                 continue  # it was evicted
-            others = [each for each in self._router.takers if each is not view]
-            if not is_draining:
-                others = [each for each in others if _starts_at_once(each, stream)]
-            instance = self._router.choose(stream, [each.number for each in others])
+            others = [each.number for each in places if is_draining or _starts_at_once(each, stream)]
+            instance = self._router.choose(stream, others)
             if instance is None:
                 return
             self._sent_s[stream.request_id] = now_s
@@ -205,11 +207,15 @@ def _by_instance(streams: Collection[Stream]) -> defaultdict[int, list[Stream]]:
     return at
 
 
+def _has_place_at_once(view: InstanceView) -> bool:
+    """Whether a slot is free there, and no request waits."""
+    return not view.load.num_waiting and view.num_free_slots > 0
+
+
 def _starts_at_once(view: InstanceView, stream: Stream) -> bool:
     """Whether the request would get a slot and memory there now, as admission there predicts it."""
     free_tokens = view.unpromised_tokens - view.waiting_tokens
-    has_none_waiting = not view.load.num_waiting and view.num_free_slots > 0
-    return has_none_waiting and free_tokens >= _demand(stream)
+    return _has_place_at_once(view) and free_tokens >= _demand(stream)
 
 
 def _is_about_to_end(stream: Stream, num_tokens: int) -> bool:

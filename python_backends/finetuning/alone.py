@@ -45,7 +45,7 @@ def new_job(settings: Settings, data: Path, asked: argparse.Namespace) -> jobs.J
     if not 0 < asked.learning_rate <= 1:
         raise ValueError(f"--learning-rate {asked.learning_rate:g}: must be above 0 and at most 1")
     if not NAME.fullmatch(asked.name):
-        raise ValueError(f"--name {asked.name!r}: must be at most 128 letters, digits and . _ : -")
+        raise ValueError(f"--name {asked.name!r}: at most 128 letters, digits and . _ : -, the first no sign")
     if settings.adapters.directory and asked.rank > settings.adapters.max_rank:
         most = settings.adapters.max_rank
         raise ValueError(f"--rank {asked.rank}: must be at most adapters.max_rank = {most}")

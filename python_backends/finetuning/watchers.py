@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +36,8 @@ def announced(jobs: Path, refusal: str) -> Iterator[None]:
 
 def refusals(jobs: Path) -> list[str]:
     """What each instance that lives says: why it trains nothing; empty: it trains."""
-    return [path.read_text() for path in _files(jobs / "watchers") if _is_locked(path)]
+    said = [_said(path) for path in _files(jobs / "watchers")]
+    return [text for text in said if text is not None]
 
 
 def trains(jobs: Path) -> bool:
@@ -47,7 +47,7 @@ def trains(jobs: Path) -> bool:
 
 def _remove_dead(parent: Path) -> None:
     for path in _files(parent):
-        if not _is_locked(path):
+        if _said(path) is None:
             path.unlink(missing_ok=True)
 
 
@@ -55,15 +55,15 @@ def _files(parent: Path) -> list[Path]:
     return sorted(path for path in parent.glob("*") if path.suffix != ".partial")
 
 
-def _is_locked(path: Path) -> bool:
+def _said(path: Path) -> str | None:
+    """What the instance of this file says; None: it does not live any more."""
+    text = ""
     try:
-        number = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(number, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with path.open() as file:
+            text = file.read()
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
-    finally:
-        os.close(number)
-    return False
+        return text
+    except FileNotFoundError:
+        pass
+    return None

@@ -18,6 +18,7 @@ from python_backends.handover.moves import Moves
 from python_backends.instance.adapters import InstanceAdapters
 from python_backends.instance.heartbeat import HEARTBEAT_S, Heartbeat
 from python_backends.instance.held_tokens import HeldTokens
+from python_backends.instance.lead import Lead
 from python_backends.instance.training import Training
 from python_backends.nouns.messages import Cancel, Failed, FromInstance, Pace, Predicted, Submit, ToInstance
 from python_backends.nouns.moves import AbortMove, MoveOut, Reserve, Resume
@@ -27,8 +28,6 @@ from python_backends.scheduling.training_budget import Lateness, goal_s, slack_s
 from python_backends.wires import NewSession
 
 log = logging.getLogger("gapless.instance")
-
-EARLY_S = 0.002  # between the next plan and the earliest end of the running step
 
 
 class Link(Protocol):
@@ -78,6 +77,7 @@ class Instance:
         self._held = HeldTokens()
         self._last_submit = 0  # the number of the last Submit in this session
         self._step_time = scheduler.outlook.step_time
+        self._lead = Lead()
 
     def serve_adapters(self, adapters: InstanceAdapters | None) -> None:
         """Before the first turn. None: there are none, or the engine keeps them by itself."""
@@ -91,11 +91,13 @@ class Instance:
         self._take_inbox()
         if self._adapters is not None:
             self._publish_if_any(self._adapters.step())
+        began_s = time.monotonic()
         plan = self.scheduler.plan()
+        planned_s = time.monotonic() - began_s
         if self._training is not None and self._training.has_work:
             plan = self._train(self._training, plan)
         self._num_empty_turns = 0 if plan or self._launched else self._num_empty_turns + 1
-        self._launch(plan)
+        self._launch(plan, planned_s)
         if self._is_output_due(plan):
             plan, output = self._collect()
             tokens = self.scheduler.apply(plan, output)
@@ -123,18 +125,21 @@ class Instance:
         window = training.window(plan)
         return plan if window is None else plan.with_window(window)
 
-    def _launch(self, plan: StepPlan | None) -> None:
+    def _launch(self, plan: StepPlan | None, planned_s: float) -> None:
         """Publishes which requests got a slot, in case that the launch ends this process, and launches
-        `plan`, if there is one. There is time to look ahead while the device computes.
+        `plan`, if there is one, which took `planned_s` to make. There is time to look ahead while the device
+        computes.
         """
         self._publish(self.scheduler.take_started(), self._next_tokens_s(plan))
         if plan is not None:
-            self._launch_step(plan)
+            began_s = time.monotonic()
+            self._launch_step(plan, began_s)
+            self._lead.observe(len(plan.tokens) > 0, planned_s + time.monotonic() - began_s)
         self.scheduler.refresh()
 
-    def _launch_step(self, plan: StepPlan) -> None:
+    def _launch_step(self, plan: StepPlan, now_s: float) -> None:
         if not self._launched:
-            self._running_since_s = time.monotonic()
+            self._running_since_s = now_s
         self._launched.append(plan)
         if self._was_idle:
             self._first_after_idle, self._was_idle = plan.number, False
@@ -179,7 +184,8 @@ class Instance:
             return training.patience_s if training is not None and training.has_work else HEARTBEAT_S
         if not self._launched:
             return 0.0
-        least_s = self._step_time.least_s(self._launched[0]) - EARLY_S
+        with_prompts = self.scheduler.num_waiting > 0 or len(self._launched[-1].tokens) > 0
+        least_s = self._step_time.least_s(self._launched[0]) - self._lead.seconds(with_prompts)
         return max(0.0, self._running_since_s + least_s - time.monotonic())
 
     @property

@@ -141,7 +141,7 @@ class Training:
         """A step has computed `window`, and its tokens are published."""
         assert self._current is not None
         self._go_on(self._current, window.last - window.first)
-        self._has_worked(self._until_s - self._slack_s)
+        self._note_progress(self._until_s - self._slack_s)
 
     def take_report(self) -> TrainingLoad | None:
         """What was trained since the last report; None while there is nothing to tell."""
@@ -248,8 +248,12 @@ class Training:
 
     def _is_fused(self, piece: Piece, plan: StepPlan | None) -> bool:
         """Whether `piece` is a window that is to be in a step, and that of `plan` can have one."""
-        can_be = piece.kind == Kind.WINDOW and plan is not None and not len(plan.tokens)
-        return can_be and self._settings.windows == "fused"
+        if piece.kind != Kind.WINDOW or piece.pack is None or plan is None or len(plan.tokens):
+            return False
+        if self._settings.windows != "auto":
+            return self._settings.windows == "fused"
+        seconds, times = self._until_s - time.monotonic(), self._times[Kind.WINDOW]
+        return training_budget.is_short(seconds, times, piece.pack, piece.place)
 
     def _tokens(self, piece: Piece, must: bool) -> int:
         """How many tokens `piece` has if it is to end in time, and 1 for one without tokens; 0: it does not
@@ -273,10 +277,10 @@ class Training:
     def _compute(self, running: _Running, tokens: int) -> None:
         piece, began_s = running.piece, time.monotonic()
         self._go_on(running, tokens)
-        self._has_worked(began_s)
+        self._note_progress(began_s)
         self._times[piece.kind].observe(_loads(piece, tokens), self._stuck_s - began_s)
 
-    def _has_worked(self, began_s: float) -> None:
+    def _note_progress(self, began_s: float) -> None:
         is_retry = began_s - self._stuck_s > self._retry_s
         self._retry_s = min(MOST_RETRY_S, 2 * self._retry_s) if is_retry else RETRY_S
         self._stuck_s = time.monotonic()

@@ -19,9 +19,10 @@ SURE = 0.99  # share of the steps that shall be done in time
 # times the expected time of a step: what takes longer was interrupted, which less training would not avoid
 MOST_ERROR = 2.0
 LEAST, MOST = 16, 512  # tokens of a piece, if its pack has as many
-GROWTH = (
-    2  # a piece has at most so many times the tokens of the largest one so far; LEAST until a time is known
-)
+# of a window in a step, unless all are to be: longer ones take as long between two steps (docs/finetuning.md)
+MOST_FUSED = 64
+# a piece has at most so many times the tokens of the largest one so far; LEAST until a time is known
+GROWTH = 2
 
 Padded = Callable[[int], int]  # rows of a step → the rows that are computed
 
@@ -87,6 +88,14 @@ def fused_window(
         if fits and (tokens <= known or tokens == sizes[-1]):
             return tokens
     return 0
+
+
+def is_short(seconds: float, times: PieceTime, pack: Pack, first: int) -> bool:
+    """Whether a window from `first` on, by itself, has at most MOST_FUSED tokens if it is to end within
+    `seconds`; False where the rest of the pack does so.
+    """
+    last = min(len(pack.tokens), first + MOST_FUSED + 1)
+    return times.seconds(loads(pack, first, last)) > seconds
 
 
 def loss(seconds: float, times: PieceTime, pack: Pack, first: int, last: int) -> int:

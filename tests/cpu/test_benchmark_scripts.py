@@ -40,7 +40,8 @@ LONG = {  # ten seconds to a minute each; what they make for themselves is made 
     "ninth_task.py": (),
     "triton_cost.py": (),
 }
-NEEDS_MORE = {"peers.py", "gpu.py"}  # other engines; a GPU (tests/cpu/test_gpu_script.py runs it on a CPU)
+# other engines; a GPU, Triton's language (tests/cpu/test_gpu_script.py and test_gpu_floor.py run them here)
+NEEDS_MORE = {"peers.py", "gpu.py", "gpu_floor.py"}
 
 
 def said(*words: str, **environment: str) -> str:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from python_backends.finetuning.alone import train
+from python_backends.finetuning.export import export
 from python_backends.finetuning.jobs import Job, JobError
 from python_backends.settings import ROOT
 from tests.cpu.finetuning_jobs import MODULES, new_job, settings, weights
@@ -28,6 +29,9 @@ def test_a_job_learns_and_ends(one: TinyModel, tmp_path: Path) -> None:
     assert lines[-1]["loss"] < lines[0]["loss"] / 2
     assert [event["message"] for event in job.events] == ["started", "succeeded"]
     assert (job.directory / "loss.svg").stat().st_size > 1000
+    assert export(job, tmp_path / "early", 3) == 3
+    with pytest.raises(JobError, match=r"--step 4: ftjob-\w+ has checkpoints after steps 3, 6, 9,"):
+        export(job, tmp_path / "none", 4)
     with pytest.raises(JobError, match=r"ended already \(succeeded\)"):
         train(job, settings(one))
 

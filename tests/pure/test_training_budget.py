@@ -17,6 +17,7 @@ from python_backends.scheduling.training_budget import (
     MOST,
     Lateness,
     fused_window,
+    is_short,
     loss,
     slack_s,
     tile,
@@ -158,6 +159,15 @@ def test_windows_in_steps_grow_only_as_their_times_are_known() -> None:
     assert sizes == [16, 32, 64, 112, 208, 400, 496]
     assert times.coefficients == step_time().coefficients
     assert times.expected_s(with_window) == pytest.approx(0.0221 + 0.0496, rel=0.05)
+
+
+def test_a_window_is_short_if_there_is_time_for_sixty_four_tokens_at_most_and_the_pack_has_more() -> None:
+    times = piece_time(0.001, 0.0001)
+    assert is_short(0.0070, times, pack(400), 0)
+    assert not is_short(0.0080, times, pack(400), 0)
+    assert not is_short(0.0070, times, pack(400), 350)
+    assert is_short(0.0040, times, pack(400), 350)
+    assert not is_short(0.0, PieceTime(), pack(400), 0), "nothing is known yet"
 
 
 def test_the_loss_is_computed_of_as_many_tokens_as_there_is_time_for() -> None:

@@ -88,6 +88,8 @@ def kill_instances(shuffled: Gapless, expected: Expected, rng: random.Random) ->
     leaving = [shuffled.grpc() for _ in range(NUM_LEAVING)]
     for n, each in enumerate(leaving):
         each.ask("0", text_input=f"{PROMPT} leaves {n}", **most)
+    for each in leaving:
+        each.read_until(lambda each=each: each.answers["0"].chunks > 0)
     client.read_until(lambda: all(answer.chunks > 2 for answer in answers.values()))
     for instance, number in rng.sample([(0, "KILL"), (1, "KILL"), (0, "STOP"), (1, "STOP")], 4):
         client.drain(rng.uniform(0.5, 1.5))  # requests move meanwhile

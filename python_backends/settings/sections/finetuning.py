@@ -27,7 +27,7 @@ class FinetuningSettings:
     windows: str = setting(
         "auto",
         "where windows of the forward pass are computed while requests decode: separate is between two steps,"
-        " fused in the products of a step; auto: separate",
+        " fused in the products of a step; auto: fused where there is time for at most 64 tokens",
         choices=("auto", "fused", "separate"),
     )
     max_jobs: int = setting(2, "jobs that an instance trains at the same time, in turn", 1, 64)

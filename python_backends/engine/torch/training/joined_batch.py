@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from python_backends.engine.torch.attention_spans import AttentionSpans
 from python_backends.engine.torch.step_batch import StepBatch
 
 
@@ -14,14 +15,16 @@ def joined(decodes: StepBatch, window: StepBatch) -> StepBatch:
     padding of both. Sampled are the rows of `decodes`, and only these have adapters of requests.
     """
     count = len(decodes.tokens)
-    spans = {
-        sliding: each.followed_by(window.spans[sliding], count) for sliding, each in decodes.spans.items()
-    }
+    spans = {}
+    for sliding, each in decodes.spans.items():
+        chunks = window.spans[sliding]
+        assert isinstance(each, AttentionSpans)  # no kernels where adapters are trained
+        assert isinstance(chunks, AttentionSpans)
+        spans[sliding] = each.followed_by(chunks, count)
     return replace(
         decodes,
         tokens=torch.cat((decodes.tokens, window.tokens)),
         positions=torch.cat((decodes.positions, window.positions)),
-        write=torch.cat((decodes.write, window.write)),
         spans=spans,
         sampling_rows=torch.arange(count, device=decodes.tokens.device),
     )

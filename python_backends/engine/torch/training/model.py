@@ -27,7 +27,7 @@ from python_backends.engine.torch.training.activations import LayerRecorder, Rec
 from python_backends.engine.torch.training.adapter import Adapter
 from python_backends.engine.torch.training.joined_batch import joined
 from python_backends.engine.torch.training.layer_backward import LayerParts, backward
-from python_backends.engine.torch.training.pack_run import PackMemory, PackRun, blocks_of
+from python_backends.engine.torch.training.pack_run import PackBlocks, PackRun, blocks_of
 from python_backends.engine.torch.training.projection import AdaptedProjection, Factors
 from python_backends.engine.torch.training.trainable import Trainable
 from python_backends.nouns.request import Ids
@@ -119,10 +119,10 @@ class TrainedModel:
         """
         if borrowed is None or self._cache is None:
             count = int(blocks_of(pack, BLOCK_TOKENS).sum())
-            memory = PackMemory(self.blocks_for(count + 1), np.arange(count, dtype=np.int32), None)
+            memory = PackBlocks(self.blocks_for(count + 1), np.arange(count, dtype=np.int32), None)
         else:
             count = int(blocks_of(pack, self._cache.shape.block_tokens).sum())
-            memory = PackMemory(self._cache, borrowed[:count], borrowed)
+            memory = PackBlocks(self._cache, borrowed[:count], borrowed)
         plans = [part.plan for part in self._parts]
         self._run = PackRun(self.decoder, self.facts[0], pack, num_labels, plans, memory)
 

@@ -30,7 +30,7 @@ def blocks_of(pack: Pack, block_tokens: int) -> Ids:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PackMemory:
+class PackBlocks:
     cache: KVCache
     key_blocks: Ids  # of `cache`, for keys and values
     borrowed: Ids | None  # these, and others for activations; None: `cache` is the pack's own
@@ -46,7 +46,7 @@ class PackRun:
         pack: Pack,
         num_labels: int,
         plans: Sequence[LayerPlan],
-        memory: PackMemory,
+        memory: PackBlocks,
     ) -> None:
         self._pack, self.num_labels, self.memory, self.cache = pack, num_labels, memory, memory.cache
         lengths, block_tokens = np.diff(pack.bounds), memory.cache.shape.block_tokens
