@@ -80,7 +80,8 @@ class TorchEngine:
         model = load_model(settings, config, self.device)
         self._adapted_model = adapted_model(model, settings.adapters.max_rank, self.device)
         description = describe(model, declared_tokens(settings, config))
-        self._trainable = Trainable(model, description) if _can_train(settings, self.device, fused) else None
+        can_train = _can_train(settings, self.device, self._kernels)
+        self._trainable = Trainable(model, description) if can_train else None
         watch = iter if self._trainable is None else self._trainable.watch
         layers = quantise_if_asked(watch(take_layers(model)), settings.model.weights)
         self.decoder = Decoder(description, layers, self.limits.max_model_tokens, self._kernels)
@@ -184,7 +185,7 @@ class TorchEngine:
         """See `Trains`."""
         if self._trainable is None:
             raise SettingsError(
-                "a server trains on a CPU, or on a CUDA device with engine.fused_layers = 'off', with plain"
+                "a server trains on a CPU, or on a CUDA device with engine.cuda_graphs = 'off', with plain"
                 " weights (model.weights = 'same') and finetuning.enabled = true"
             )
         trained = TrainedModel(self._trainable, self.decoder.twin(), self.cache.twin())
@@ -201,9 +202,9 @@ class TorchEngine:
         self._launched.clear()
 
 
-def _can_train(settings: Settings, device: torch.device, fused: bool) -> bool:
+def _can_train(settings: Settings, device: torch.device, has_kernels: bool) -> bool:
     """With our kernels between products, nothing shows yet that what is kept is what they computed."""
-    is_known = device.type == "cpu" or (device.type == "cuda" and not fused)
+    is_known = device.type == "cpu" or (device.type == "cuda" and not has_kernels)
     return settings.finetuning.enabled and is_known and settings.model.weights == "same"
 
 
