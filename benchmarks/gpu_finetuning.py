@@ -2,7 +2,8 @@
 training in their slack, and decodes with adapters. Called by `gpu.py`.
 
 Training and decodes share one stream: pieces of training stand between two steps, as on a CPU. A second
-stream with a low priority is not there to be measured.
+stream with a low priority is not there to be measured. Steps are neither captured nor computed by our
+kernels, because the engine does not train with these yet.
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ class Part:
         self._measured, self.amount = measured, Amount(measured.quick)
         self.pack_tokens = self.amount.pack_tokens
         tokens = max(2 * self.amount.context, self.pack_tokens // BATCH_SIZE)
-        self._settings = measured.settings(self.amount.most_slots, tokens, 16 * self.amount.context)
+        self._settings = replace(measured, cuda_graphs="off").settings(
+            self.amount.most_slots, tokens, 16 * self.amount.context
+        )
         self._counts: Counts = counted(int(measured.shape["num_hidden_layers"]))
 
     def peft_alone(self) -> float | None:

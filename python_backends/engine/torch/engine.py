@@ -57,8 +57,6 @@ from python_backends.settings import Settings, SettingsError
 
 log = logging.getLogger("gapless.instance")
 
-TRAINS_ON = ("cpu", "cuda")
-
 
 class TorchEngine:
     plans_steps = False
@@ -82,7 +80,8 @@ class TorchEngine:
         model = load_model(settings, config, self.device)
         self._adapted_model = adapted_model(model, settings.adapters.max_rank, self.device)
         description = describe(model, declared_tokens(settings, config))
-        self._trainable = Trainable(model, description) if _can_train(settings, self.device) else None
+        can_train = _can_train(settings, self.device, self._kernels)
+        self._trainable = Trainable(model, description) if can_train else None
         watch = iter if self._trainable is None else self._trainable.watch
         layers = quantise_if_asked(watch(take_layers(model)), settings.model.weights)
         self.decoder = Decoder(description, layers, self.limits.max_model_tokens, self._kernels)
@@ -186,8 +185,8 @@ class TorchEngine:
         """See `Trains`."""
         if self._trainable is None:
             raise SettingsError(
-                "a server trains on a CPU or a CUDA device (model.device), with plain weights"
-                " (model.weights = 'same') and finetuning.enabled = true"
+                "a server trains on a CPU, or on a CUDA device with engine.cuda_graphs = 'off', with plain"
+                " weights (model.weights = 'same') and finetuning.enabled = true"
             )
         trained = TrainedModel(self._trainable, self.decoder.twin(), self.cache.twin())
         self._launcher.trained = trained
@@ -203,8 +202,10 @@ class TorchEngine:
         self._launched.clear()
 
 
-def _can_train(settings: Settings, device: torch.device) -> bool:
-    return settings.finetuning.enabled and device.type in TRAINS_ON and settings.model.weights == "same"
+def _can_train(settings: Settings, device: torch.device, has_kernels: bool) -> bool:
+    """With our kernels between products, nothing shows yet that what is kept is what they computed."""
+    is_known = device.type == "cpu" or (device.type == "cuda" and not has_kernels)
+    return settings.finetuning.enabled and is_known and settings.model.weights == "same"
 
 
 def _block_copies(cache: KVCache) -> BlockBytes | DeviceBlocks:
