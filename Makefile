@@ -3,8 +3,10 @@ PY := .venv/bin/python
 SETTINGS := $(if $(MODEL),--set model.directory=$(abspath $(MODEL))) $(if $(DEVICE),--set model.device=$(DEVICE)) \
             $(if $(DTYPE),--set model.dtype=$(DTYPE)) $(if $(SLOTS),--set engine.slots=$(SLOTS)) $(foreach s,$(SET),--set $(s))
 SOURCES := python_backends client build benchmarks tests
+QUICK := $(addprefix tests/pure/,client test_architecture.py test_doc_links.py test_house.py test_messages.py test_results.py \
+         test_router.py test_scheduling.py test_streams.py test_waiting.py test_words.py)
 
-.PHONY: help settings serve cluster finetune chat bench perf stats top trace test fuzz lint format model-card size stale clean
+.PHONY: help quick settings serve cluster finetune chat bench perf stats top trace test fuzz lint format model-card size stale clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
@@ -53,6 +55,12 @@ trace:          ## what the instances on this host do in their next steps, for u
 test:           ## all tests, the server tests against a real Triton; ARGS="-k streams" for some
 	@build/set-up dev
 	$(PY) -m pytest $(ARGS)
+
+quick:          ## the rules of code and docs, the client, streams and scheduling by the toy engine: no server, no model; some seconds
+	@build/set-up dev
+	$(PY) -m ruff check $(SOURCES)
+	$(PY) -m ruff format --check $(SOURCES)
+	$(PY) -m pytest $(QUICK) $(ARGS)
 
 fuzz:           ## ten thousand random requests against a server of its own, then the door for ten minutes; REQUESTS=… SECONDS=… SEED=… FUZZ_MODEL=bundled
 	@build/set-up dev

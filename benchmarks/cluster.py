@@ -10,11 +10,10 @@ copied at --bandwidth; a request continues to decode meanwhile, and stops for it
 time.
 
 Lengths of prompts and of answers have a power law from 8 to 6,144 tokens with the mean --tokens. The gaps
-between arrivals have a Gamma distribution. Capacity is the throughput of the cluster under `ours` when
+between arrivals have a Gamma distribution. Capacity is the throughput of the cluster under `llumnix` when
 requests always wait. At the start about as many requests run as at that load; they don't count. Every policy
-gets the same requests at the same times, and figures are of all --seeds runs together. A run ends when each
-request has its first token. The time per token includes waits after an eviction; it is that of answers with
-at least 8 tokens at the end of the run.
+gets the same requests at the same times. A run ends when each request has its first token. The time per token
+includes waits after an eviction; it is that of answers with at least 8 tokens at the end of the run.
 
 Admission `as_needed` is vLLM's: first come first served, blocks are taken when tokens need them, and the
 youngest request is evicted when no block is free. Other names are those of scheduling.policy; `ours` gets
@@ -35,6 +34,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +42,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tqdm import tqdm
 
-from benchmarks import cluster_scaling
+from benchmarks import cluster_router, cluster_scaling
 from benchmarks.cluster_check import check
 from benchmarks.cluster_hosts import AS_NEEDED, Machine
-from benchmarks.cluster_report import Row, by_load, draw, row_of
+from benchmarks.cluster_kept import file_of, kept, kept_capacity
+from benchmarks.cluster_report import Row, by_load, compare, draw, row_of
 from benchmarks.cluster_requests import Load, draw_work
 from benchmarks.cluster_runs import Capacity, Served, Simulation, measure_capacity
-from benchmarks.results_file import table, write_result
+from benchmarks.results_file import COMMIT, table, write_result
 from python_backends.scheduling.policies import POLICIES as ADMISSIONS
 from python_backends.scheduling.step_time import FEATURES
 from python_backends.settings import ClusterSettings
@@ -78,6 +79,15 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
+class Overload:
+    """What the capacity is measured with."""
+
+    machine: Machine
+    mean_tokens: float
+    instances: int
+
+
+@dataclass(frozen=True, slots=True)
 class Point:
     """One run."""
 
@@ -88,6 +98,11 @@ class Point:
     instances: int
     machine: Machine
     capacity: Capacity
+
+
+def run_or_read(point: Point, runs: Path | None, commit: str) -> tuple[Served, str]:
+    """The results, and the commit of the code that made them. `runs`: the folder of runs that are kept."""
+    return kept(file_of(runs, point, "npz"), commit, lambda: run(point))
 
 
 def run(point: Point) -> Served:
@@ -109,6 +124,8 @@ class Bench:
     def __init__(self, asked: argparse.Namespace) -> None:
         self.asked = asked
         self.capacities: dict[tuple[float, str], Capacity] = {}
+        self.commits: set[str] = set()  # whose code made the runs
+        self.served: dict[str, dict[str, list[Served]]] = {}  # by case and policy
 
     def machine(self, admission: str) -> Machine:
         asked = self.asked
@@ -126,16 +143,18 @@ class Bench:
     def grid(self) -> list[Case]:
         asked = self.asked
         first = Case(0.0, 0.0, asked.tokens, admission=asked.admission)
-        return [replace(first, load=load, cv=cv) for cv in asked.cvs for load in asked.loads]
+        cells = asked.cells or [(load, cv) for cv in asked.cvs for load in asked.loads]
+        return [replace(first, load=load, cv=cv) for load, cv in cells]
 
     def others(self) -> list[Case]:
-        """Returns the cases that are not in the curves over load; none with --quick."""
+        """Returns the cases that are not in the curves over load; none with --quick or --curves."""
         asked = self.asked
-        if asked.quick:
+        if asked.quick or asked.curves:
             return []
         bursts = Case(0.9, 4.0, asked.tokens, admission=asked.admission)
-        high = [replace(bursts, load=load, high_share=HIGH_SHARE) for load in (0.7, 0.9)]
-        arrivals = [replace(bursts, cv=cv) for cv in (2.0, 8.0)]
+        mixed = replace(bursts, cv=8.0, mean_tokens=128.0, high_share=HIGH_SHARE)
+        high = [replace(mixed, load=load) for load in (0.7, 0.9, 1.0)]
+        arrivals = [replace(bursts, cv=2.0)]
         lengths = [replace(bursts, mean_tokens=mean) for mean in (128.0, 512.0)]
         return [*high, *arrivals, *lengths, replace(bursts, admission=asked.other_admission)]
 
@@ -158,21 +177,25 @@ class Bench:
         ]
 
     def measure_capacities(self, cases: list[Case]) -> None:
-        settings = ClusterSettings(instances=self.asked.instances, policy="ours")
+        settings = ClusterSettings(instances=self.asked.instances, policy="llumnix")
         kinds = dict.fromkeys((case.mean_tokens, case.admission) for case in cases)
         for mean, admission in tqdm(kinds, desc="capacity"):
-            found = measure_capacity(self.machine(admission), settings, mean)
-            self.capacities[mean, admission] = found
+            machine = self.machine(admission)
+            path = file_of(self.asked.runs, Overload(machine, mean, self.asked.instances), "json")
+            measured = partial(measure_capacity, machine, settings, mean)
+            self.capacities[mean, admission] = kept_capacity(path, measured)
 
     def rows(self, cases: list[Case]) -> Iterator[Row]:
         """Yields a row for each case and policy."""
         points = self.points(cases)
         with ProcessPoolExecutor(self.asked.jobs) as pool:
-            made: list[Served] = []
-            for point, served in zip(points, tqdm(pool.map(run, points), "runs", len(points)), strict=True):
-                made.append(served)
+            found = pool.map(partial(run_or_read, runs=self.asked.runs, commit=COMMIT["commit"]), points)
+            for point, (served, commit) in zip(points, tqdm(found, "runs", len(points)), strict=True):
+                self.commits.add(commit)
+                runs = self.served.setdefault(point.case.name, {}).setdefault(point.policy, [])
+                runs.append(served)
                 if point.seed == self.asked.seeds:
-                    row, made = row_of(point.policy, point.case.name, made), []
+                    row = row_of(point.policy, point.case.name, runs)
                     tqdm.write(f"{row.case}: {row.policy}: P99 first token {row.p99_ttft_s} s")
                     yield row
 
@@ -182,6 +205,7 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     numbers = lambda text: [float(each) for each in text.split(",")]  # noqa: E731
+    pairs = lambda text: [tuple(map(float, each.split(":"))) for each in text.split(",")]  # noqa: E731
     parser.add_argument("--quick", action="store_true", help="few requests at one load: does it run at all?")
     parser.add_argument("--policies", type=lambda text: text.split(","), default=list(POLICIES))
     parser.add_argument(
@@ -190,11 +214,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--cvs",
         type=numbers,
-        default=[1.0, 4.0],
+        default=[1.0, 4.0, 8.0],
         help="coefficients of variation of the gaps between arrivals",
     )
-    parser.add_argument("--requests", type=int, default=800, help="in one run")
-    parser.add_argument("--seeds", type=int, default=2, help="number of runs, each with different requests")
+    parser.add_argument("--requests", type=int, default=400, help="in one run")
+    parser.add_argument("--seeds", type=int, default=5, help="number of runs, each with different requests")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument("--instances", type=int, default=16)
     parser.add_argument("--tokens", type=float, default=256.0, help="mean of prompts, and of answers")
@@ -219,6 +243,19 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--scaling", action="store_true", help="only: the number of instances follows the load"
     )
+    parser.add_argument(
+        "--router", action="store_true", help="only: the time of the router for up to 1,024 instances"
+    )
+    parser.add_argument(
+        "--cells",
+        type=pairs,
+        metavar="LOAD:CV,...",
+        help="instead of --loads and --cvs",
+    )
+    parser.add_argument("--curves", action="store_true", help="only the curves over load")
+    parser.add_argument(
+        "--runs", type=Path, help="folder in which each run is kept: one that is there is not repeated"
+    )
     parser.add_argument("--json", type=Path, help="also write the results here")
     parser.add_argument("--plot", type=Path, help="P99 time to first token over load or instances")
     asked = parser.parse_args()
@@ -232,6 +269,12 @@ def arguments() -> argparse.Namespace:
 
 def _check(asked: argparse.Namespace) -> None:
     rows = check(40, 1, ("infaas",)) if asked.quick else check(400, 3)
+    if asked.json:
+        write_result(asked.json, {"rows": [asdict(row) for row in rows]})
+
+
+def _router(asked: argparse.Namespace) -> None:
+    rows = cluster_router.measure(asked.quick)
     if asked.json:
         write_result(asked.json, {"rows": [asdict(row) for row in rows]})
 
@@ -253,6 +296,9 @@ def main() -> None:
     if asked.check:
         _check(asked)
         return
+    if asked.router:
+        _router(asked)
+        return
     bench = Bench(asked)
     if asked.scaling:
         _scaling(asked, bench)
@@ -267,16 +313,24 @@ def main() -> None:
         },
         "simulated_machine": asdict(bench.machine(asked.admission)),
         "step_time_s": dict(zip(FEATURES, asked.step_time, strict=True)),
+        "commits_of_runs": sorted(bench.commits),
         "requests": asked.requests,
         "seeds": asked.seeds,
         "instances": asked.instances,
     }
     keys = [(case.load, case.cv, case.name) for case in grid]
+    compared = [each for case, runs in bench.served.items() for each in compare(case, runs)]
     if asked.json:
-        write_result(asked.json, told | by_load(rows, keys) | {"rows": [asdict(row) for row in rows]})
+        more = {"compared": [asdict(each) for each in compared], "rows": [asdict(row) for row in rows]}
+        write_result(asked.json, told | by_load(rows, keys) | more)
     if asked.plot:
         draw(asked.plot, rows, keys)
     print(json.dumps(told))
+    for each in compared:
+        print(
+            f"{each.case}: {each.policy} compared with {each.other}: P99 first token {each.p99_ttft} times"
+            f" better, in {each.wins} runs; {each.evictions} times the evictions"
+        )
     print(table([asdict(row) for row in rows]))
 
 

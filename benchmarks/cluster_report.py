@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,10 @@ Key = tuple[float, float, str]  # load, coefficient of variation, and the name o
 class Row:
     case: str
     policy: str
-    mean_ttft_s: float
-    p99_ttft_s: float
-    p99_tpot_ms: float  # of ordinary requests, as both before
-    evictions: int
+    mean_ttft_s: float  # median of the runs
+    p99_ttft_s: float  # median of the runs
+    p99_tpot_ms: float  # of all runs together; of ordinary requests, as both before
+    evictions: int  # of all runs together, as all that follow
     moves: int  # complete moves with blocks
     resubmissions: int  # waiting requests that were sent to another instance
     off: int  # moves that were not completed
@@ -41,7 +41,9 @@ def row_of(policy: str, case: str, runs: Sequence[Served]) -> Row:
     return Row(
         case,
         policy,
-        *_times(served, ~high),
+        round(_median([float(each.ttft_s[~each.is_high].mean()) for each in runs]), 3),
+        round(_median([_p99(each.ttft_s[~each.is_high]) for each in runs]), 3),
+        _times(served, ~high)[2],
         served.num_evictions,
         served.num_copied,
         done - served.num_copied,
@@ -62,6 +64,52 @@ def _times(served: Served, chosen: Any) -> tuple[float, float, float]:
         round(_p99(ttft_s), 3),
         round(_p99(tpot_s[np.isfinite(tpot_s)]) * 1000, 1),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A policy with another one that served the same requests. A ratio above 1: `policy` is better."""
+
+    case: str
+    policy: str
+    other: str
+    p99_ttft: float  # median of the ratios of the runs, as the next one
+    mean_ttft: float
+    wins: str  # runs in which `policy` has the smaller P99, of all
+    evictions: float  # those of `policy` for each of the other one, of all runs together
+    by_seed_p99_ttft: str
+
+
+def compare(case: str, runs: Mapping[str, Sequence[Served]]) -> list[Comparison]:
+    """Compares each two policies; `runs` are those of each policy, by seed."""
+    names = list(runs)
+    return [
+        _comparison(case, policy, other, runs[policy], runs[other])
+        for place, policy in enumerate(names)
+        for other in names[:place]
+    ]
+
+
+def _comparison(
+    case: str, policy: str, other: str, mine: Sequence[Served], theirs: Sequence[Served]
+) -> Comparison:
+    pairs = [(a.ttft_s[~a.is_high], b.ttft_s[~b.is_high]) for a, b in zip(mine, theirs, strict=True)]
+    p99 = [_p99(b) / _p99(a) for a, b in pairs]
+    evictions = sum(each.num_evictions for each in mine), sum(each.num_evictions for each in theirs)
+    return Comparison(
+        case,
+        policy,
+        other,
+        round(_median(p99), 2),
+        round(_median([float(b.mean() / a.mean()) for a, b in pairs]), 2),
+        f"{sum(each > 1 for each in p99)} of {len(p99)}",
+        round(evictions[0] / max(1, evictions[1]), 2),
+        " ".join(f"{each:.2f}" for each in p99),
+    )
+
+
+def _median(values: Sequence[float]) -> float:
+    return float(np.median(values))
 
 
 def _p99(values: Doubles) -> float:

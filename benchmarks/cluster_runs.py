@@ -220,7 +220,7 @@ class Simulation:
         self._hosts = [self._new_host(number) for number in range(settings.instances)]
         self.running = Running(range(settings.instances))
         self._front = Front(settings, agenda, self._hosts, len(work))
-        self._is_predicted = machine.admission in PREDICTED_POLICIES
+        self._is_predicted = machine.admission in PREDICTED_POLICIES or settings.policy == "ours"
         self._every_s = min(LOOK_S, settings.balance_every_s)
         self._streams: list[Stream] = []
         self._num_begun = work.num_before  # leading requests that have a first token, or don't count

@@ -25,7 +25,7 @@ from python_backends.settings import ClusterSettings
 POLICIES = ("infaas", "llumnix", "ours")
 THRESHOLDS = ((60, 240), (160, 480), (320, 960), (600, 1800))  # scale_up_tokens, scale_down_tokens
 LOAD, CV, SEEDS = 0.4, 2.0, 2  # of the capacity of all instances
-NUM_REQUESTS = 2400
+NUM_REQUESTS = 1000
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,14 @@ The parts, each in its own process with a time limit, so that a failure does not
 * the token gap with requests waiting;
 * copies in steady steps, and launches that wait for the device;
 * the online work of TensorRT-LLM's table through Gapless's loop in process and through real Triton;
-* decode steps without fused layers, if they were with them;
+* LoRA training: ours and PEFT's alone, ours in the slack of decodes, and decodes with adapters;
+* the pause of requests that move between two instances on the device, and their tokens;
 * transformers' continuous batching.
 
 Prints one figure a line when it is measured, and a table at the end; exit code 1 if one is not as wanted.
 Needs torch, transformers, tokenizers, msgspec, sortedcontainers, pyzmq and setproctitle, for Triton
-nvidia-pytriton and psutil, and no network (README.md explains how to install them). `--device cpu --quick`
-tries the script itself.
+nvidia-pytriton and psutil, for the figures of PEFT peft, and no network (README.md explains how to install
+them). `--device cpu --quick` tries the script itself.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 import torch
 import transformers  # noqa: F401
 
-from benchmarks import gpu_checks, gpu_online, gpu_steps
+from benchmarks import gpu_checks, gpu_finetuning, gpu_moves, gpu_online, gpu_steps
 from benchmarks.gpu_model import Measured
 from benchmarks.gpu_report import Ended, Figure, LeftOutError, table, write_json
 
@@ -58,7 +59,8 @@ PARTS: dict[str, tuple[Part, float]] = {  # and the seconds that it may take
     "copies": (gpu_steps.copies, 40),
     "online": (gpu_online.online, 150),
     "triton": (gpu_online.triton, 200),
-    "unfused": (gpu_steps.unfused, 60),
+    "finetune": (gpu_finetuning.finetune, 100),
+    "moves": (gpu_moves.moves, 60),
     "transformers": (gpu_online.transformers, 60),
 }
 # or spawn, slower: if something has touched the device before the parts do
@@ -150,14 +152,13 @@ def working(measured: Measured, figures: list[Figure], parts: list[Ended]) -> Me
     """Returns `measured` with the fastest kind of step that works and gives the right tokens there. A CPU
     captures no steps, and Gapless's kernels do not run on it.
     """
-    on_gpu = (("auto", True), ("auto", False), ("eager", False))
-    for graphs, fused in on_gpu if measured.device != "cpu" else (("eager", False),):
-        tried = replace(measured, cuda_graphs=graphs, fused_layers=fused)
+    for graphs in ("auto", "eager") if measured.device != "cpu" else ("eager",):
+        tried = replace(measured, cuda_graphs=graphs)
         ended = guarded("capture", tried, figures, PARTS["capture"][1])
         parts.append(replace(ended, part=f"capture, {gpu_checks.kind_of_step(tried)}"))
         if not parts[-1].error and figures[-1].verdict == "ok":
             return tried
-    return replace(measured, cuda_graphs="off", fused_layers=False)
+    return replace(measured, cuda_graphs="off")
 
 
 def device_name(device: str) -> str:

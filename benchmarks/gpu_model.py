@@ -47,7 +47,6 @@ class Measured:
     device: str
     quick: bool
     cuda_graphs: str = "auto"  # what works there
-    fused_layers: bool = True
 
     @property
     def shape(self) -> dict[str, Any]:
@@ -111,6 +110,5 @@ class Measured:
             kv_memory_gib=self.kv_gib,
             steps_ahead=1,
             cuda_graphs=self.cuda_graphs,
-            fused_layers="on" if self.fused_layers else "off",
         )
         return Settings(model=model, engine=engine)

@@ -174,7 +174,6 @@ class Served:
             "engine.token_budget": TOKEN_BUDGET,
             "engine.kv_memory_gib": measured.kv_gib,
             "engine.cuda_graphs": measured.cuda_graphs,
-            "engine.fused_layers": "on" if measured.fused_layers else "off",
             "server.http_port": self.port,
             "server.grpc_port": free_port(),
             "server.metrics_port": free_port(),

@@ -7,8 +7,8 @@ the bandwidth of a plain copy (bytes read and written).
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu_clients import Clients, jobs_of
 from benchmarks.gpu_model import Measured
-from benchmarks.gpu_report import Figure, LeftOutError
+from benchmarks.gpu_report import Figure
 from benchmarks.recorded_engine import RecordedEngine
 from python_backends.engine.torch.engine import TorchEngine
 from python_backends.instance.build import build
@@ -26,7 +26,7 @@ from python_backends.nouns.request import Request, Sampling
 from python_backends.nouns.step import StepOutput, StepPlan
 from python_backends.scheduling.scheduler import SlotScheduler
 
-SLOTS, UNFUSED_SLOTS, QUICK_SLOTS = (1, 16, 64, 256), (1, 64), (1, 4)
+SLOTS, QUICK_SLOTS = (1, 16, 64, 256), (1, 4)
 MOST_OVER_FLOOR = {1: "<= 1.2", 16: "<= 1.2", 64: "<= 1.2"}
 CONTEXT_TOKENS, QUICK_CONTEXT = 512, 48
 NUM_STEPS, QUICK_STEPS = 100, 8
@@ -49,7 +49,10 @@ def steps(measured: Measured) -> Iterator[Figure]:
         step_s = float(np.median([output.busy_s + output.gap_s for _, output in decodes]))
         tokens = float(np.mean([plan.starts.mean() for plan, _ in decodes]))
         floor_s = (weights + slots * tokens * measured.kv_token_bytes) / bandwidth
-        note = f"{step_s * 1e3:.3f} ms; floor {floor_s * 1e3:.3f} ms; {slots / step_s:.0f} tokens/s"
+        note = (
+            f"{step_s * 1e3:.3f} ms; floor {floor_s * 1e3:.3f} ms; {slots / step_s:.0f} tokens/s;"
+            f" {prediction(measured, slots, round(tokens), bandwidth, floor_s)}"
+        )
         wanted = "" if measured.quick else MOST_OVER_FLOOR.get(slots, "")
         yield Figure(
             "steps", f"decode step of {slots} slots over its floor", step_s / floor_s, "", wanted, note
@@ -59,19 +62,14 @@ def steps(measured: Measured) -> Iterator[Figure]:
     )
 
 
-def unfused(measured: Measured) -> Iterator[Figure]:
-    """Measures the same steps with torch's operators instead of Gapless's kernels between the products of a
-    layer.
-    """
-    if not measured.fused_layers:
-        raise LeftOutError("the steps above were without fused layers already")
-    sizes = QUICK_SLOTS if measured.quick else UNFUSED_SLOTS
-    engine = engine_of(replace(measured, fused_layers=False), sizes[-1])
-    for slots in sizes:
-        prefills, decodes = run_steps(measured, engine, slots)
-        step_s = float(np.median([output.busy_s + output.gap_s for _, output in decodes]))
-        yield Figure("unfused", f"decode step of {slots} slots without fused layers", step_s * 1e3, "ms")
-    yield Figure("unfused", "prefill without fused layers", pace_of(prefills), "tokens/s")
+def prediction(measured: Measured, slots: int, tokens: int, bandwidth: float, floor_s: float) -> str:
+    """What `gpu_floor.py` predicts for this step over its floor, with the bandwidth as it was measured."""
+    if importlib.util.find_spec("triton") is None:
+        return "predicted only where the package triton is installed"
+    from benchmarks.gpu_floor import Gpu, predicted
+
+    better_s, worse_s = predicted(measured.shape, slots, tokens, Gpu(measured.device, bandwidth))
+    return f"predicted {better_s / floor_s:.2f} to {worse_s / floor_s:.2f}"
 
 
 def gap(measured: Measured) -> Iterator[Figure]:

@@ -3,7 +3,7 @@
     python benchmarks/migration.py --json benchmarks/results/migration.json
 
 Two instance processes, each with half of the processors, and the scheduler model's own parts in this process,
-without Triton. Shape S with random weights (see peers.py), float32, 4 short requests at each instance all the
+without Triton. Shape S with random weights (see peers.py), float32, 4 other requests at each instance all the
 time. A request of 256, 1,024 or 4,096 tokens moves back and forth, in three ways in turn:
 
   blocks     its KV blocks are copied while it decodes on; it is held for the last of them only
@@ -13,8 +13,10 @@ time. A request of 256, 1,024 or 4,096 tokens moves back and forth, in three way
 downtime: the gap between its last token of the source and its first of the destination, less its median gap:
 what its client notices of the move. No way finds blocks that an earlier move has left. step: the median gap,
 to compare it with. Then the speed of the short requests at both instances with one move a second of a request
-of 1,024 tokens, and with none, in turn. At the end every answer that has moved is asked for again, without a
-move: one other token, and the script fails. `--engine toy` computes nothing: it shows what messages and
+of 1,024 tokens, and with none, in turn; also by the processor time of the instances for each token, to which
+other work on the machine does little. Then one instance after the other is killed: the longest gaps of the
+other one's requests. At the end every answer that has moved or lost its instance is asked for again, without
+a move: one other token, and the script fails. `--engine toy` computes nothing: it shows what messages and
 copies take by themselves.
 """
 
@@ -22,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 import tempfile
 import time
@@ -35,7 +38,9 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.migration_front import INSTANCES, Answer, Front, Moved
+from benchmarks.migration_answers import Answer, Moved
+from benchmarks.migration_front import INSTANCES, Front
+from benchmarks.migration_losses import losses
 from benchmarks.migration_report import Trial, draw, say, summary
 from benchmarks.peer_models import SHAPES, VOCABULARY, make_tokenizer
 from benchmarks.results_file import write_result
@@ -54,7 +59,8 @@ KV_BLOCKS = 2048  # of 32 tokens: 1 GiB for shape S
 S_BLOCK_BYTES = 512 << 10  # of shape S in float32; the toy engine's blocks weigh as much
 TOY_STEP_MS = 20.0
 BACKGROUND = 4  # short requests of each instance
-# the moves of one request, whose order is turned for the next one; recomputing takes long, and varies little
+# the moves of one request, whose order is turned for the next one; every other request is recomputed as well,
+# which takes long, and varies little
 MOVES = ("blocks", "blocking", "recompute", "blocks", "blocking", "blocks", "blocking")
 TURNS = MOVES.count("blocks")
 SETTLED_TOKENS = 8  # between two moves
@@ -68,17 +74,18 @@ class Amount:
     """How much is measured."""
 
     lengths: tuple[int, ...]
-    num_moves: int  # of each length, with blocks and blocking; a third of that by recomputing
+    num_moves: int  # of each length, with blocks and blocking; a sixth of that by recomputing
     rounds: int  # with and without moves
     window_s: int  # of each half of a round
+    losses: int  # instances that are killed
 
 
-FULL = Amount((256, 1024, 4096), 30, 5, 12)
-QUICK = Amount((64, 256), 6, 2, 2)
+FULL = Amount((256, 1024, 4096), 30, 10, 4, 2)
+QUICK = Amount((64, 256), 6, 2, 2, 1)
 
 
 class Answers:
-    """Of requests that have moved, to be checked."""
+    """Of requests that have moved or lost their instance, to be checked."""
 
     def __init__(self, front: Front) -> None:
         self._front = front
@@ -107,7 +114,7 @@ class Answers:
                 self._front.until(each.has_ended, most_s=600)
             for moved, undisturbed in zip(some, again, strict=True):
                 if moved.stream.tokens != undisturbed.stream.tokens:
-                    sys.exit("a request that has moved has got other tokens than without a move")
+                    sys.exit("a request has got other tokens than without a move or a death")
         return sum(len(each.stream.tokens) for each in self._all)
 
 
@@ -165,14 +172,16 @@ def downtimes(front: Front, amount: Amount, answers: Answers) -> Iterator[Trial]
     """Of every move; a move that fails is made once more."""
     for tokens in amount.lengths:
         count = amount.num_moves // TURNS
-        with tqdm(total=count * len(MOVES), desc=f"moves of {tokens} tokens") as progress:
+        total = count * len(MOVES) - count // 2
+        with tqdm(total=total, desc=f"moves of {tokens} tokens") as progress:
             for number in range(count):
                 grows = len(MOVES) * TOKENS_A_MOVE // 2
                 answer = start(front, tokens - min(grows, tokens // 2), instance=number % len(INSTANCES))
                 moves, turned = [], number % len(MOVES)
                 for way in MOVES[turned:] + MOVES[:turned]:
-                    moves += move(front, answer, way)
-                    progress.update()
+                    if way != "recompute" or number % 2 == 0:
+                        moves += move(front, answer, way)
+                        progress.update()
                 answers.end(answer)
                 gaps_s = np.delete(answer.gaps_s, [each.place for each in moves])
                 yield from (Trial(tokens, gaps_s, each) for each in moves)
@@ -188,27 +197,40 @@ def move(front: Front, answer: Answer, way: str) -> list[Moved]:
 
 
 def neighbours(front: Front, amount: Amount, answers: Answers) -> list[dict[str, float]]:
-    """The tokens per second of the short requests in each round."""
+    """What the instances do in each round, with moves and without."""
     rounds = []
     for number in tqdm(range(amount.rounds), desc="rounds with and without moves"):
         answer = start(front, NEIGHBOURS_TOKENS, instance=number % len(INSTANCES))
-        speeds = {}
+        made: dict[str, float] = {}
         for moves in (True, False) if number % 2 else (False, True):
-            speeds["with" if moves else "without"] = speed(front, answer, amount.window_s, moves)
+            tok_s, token_ms = speed(front, answer, amount.window_s, moves)
+            name = "with" if moves else "without"
+            made |= {name: round(tok_s, 2), f"{name}_token_ms": round(token_ms, 4)}
         answers.end(answer)
-        rounds.append({name: round(each, 2) for name, each in speeds.items()})
-        tqdm.write(", ".join(f"{name} moves {each:.1f} tokens/s" for name, each in speeds.items()))
+        rounds.append(made)
+        tqdm.write(f"{made['with']} tokens/s with moves, {made['without']} without")
     return rounds
 
 
-def speed(front: Front, answer: Answer, window_s: int, moves: bool) -> float:
-    """Tokens per second of the short requests; with `moves` the other request moves once a second."""
-    began_s, before = time.monotonic(), front.num_background_tokens()
+def speed(front: Front, answer: Answer, window_s: int, moves: bool) -> tuple[float, float]:
+    """Tokens per second of the short requests, and the instances' processor time in ms for each token, those
+    of the other request included. With `moves` this one moves once a second.
+    """
+    began_s, used_s = time.monotonic(), processor_s(front)
+    before, others = front.num_background_tokens(), len(answer.times_s)
     for second in range(window_s):
         if moves:
             front.move(answer, "blocks")
         front.until(lambda due_s=began_s + second + 1: time.monotonic() >= due_s)  # type: ignore[misc]
-    return (front.num_background_tokens() - before) / (time.monotonic() - began_s)
+    count = front.num_background_tokens() - before
+    token_ms = (processor_s(front) - used_s) * 1e3 / (count + len(answer.times_s) - others)
+    return count / (time.monotonic() - began_s), token_ms
+
+
+def processor_s(front: Front) -> float:
+    """Processor time that both instances have used so far."""
+    stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in front.pids]
+    return sum(int(each[11]) + int(each[12]) for each in stats) / os.sysconf("SC_CLK_TCK")
 
 
 def measure(engine: str, shape: dict[str, int], amount: Amount) -> dict[str, Any]:
@@ -220,8 +242,9 @@ def measure(engine: str, shape: dict[str, int], amount: Amount) -> dict[str, Any
             warm_up(front, amount.lengths[0])
             trials = list(downtimes(front, amount, answers))
             rounds = neighbours(front, amount, answers)
+            killed = list(losses(front, amount.losses, answers.end))
             num_tokens = answers.check()
-    found = summary(trials, rounds)
+    found = {**summary(trials, rounds), "losses": killed}
     return {**found, "checked": {"answers": len(answers), "tokens": num_tokens, "differ": 0}}
 
 

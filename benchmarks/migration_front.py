@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import math
 import os
+import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from benchmarks.migration_answers import Answer, Moved
 from benchmarks.migration_instance import BLOCKING
 from python_backends.cluster.move import Move, MoveReason
 from python_backends.cluster.moves import Moves
@@ -27,7 +28,7 @@ from python_backends.linux.large_pages import with_large_pages
 from python_backends.linux.process_group import end_group, start_group
 from python_backends.nouns.messages import Failed, Flush
 from python_backends.nouns.moves import Adopted, Held
-from python_backends.nouns.request import Feedback, Finish, Ids, Request, Sampling
+from python_backends.nouns.request import Feedback, Ids, Request, Sampling
 from python_backends.nouns.step import Started, Tokens
 from python_backends.settings import ROOT, ClusterSettings, Settings, StreamSettings, dump
 from python_backends.streams.stream import Stream
@@ -37,46 +38,7 @@ from python_backends.wires import InstanceLoad, InstanceLost, InstanceMove, Inst
 
 INSTANCES = (0, 1)
 SILENT_S = 60.0  # an instance that has said nothing for so long has died
-BACKGROUND_PROMPT, BACKGROUND_ANSWER = 32, 400  # tokens
-
-
-@dataclass(slots=True, eq=False)
-class Answer:
-    """One request as the benchmark sees it."""
-
-    stream: Stream
-    times_s: list[float] = field(default_factory=list)  # when each token came
-
-    @property
-    def gaps_s(self) -> NDArray[np.float64]:
-        return np.diff(self.times_s)
-
-    def has_ended(self) -> bool:
-        return self.stream.finish != Finish.RUNNING
-
-    @property
-    def num_tokens(self) -> int:
-        """Of prompt and output."""
-        return len(self.stream.request.prompt) + len(self.stream.tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """One attempt to move a request. All times are seconds of one clock; those that there are not are NaN."""
-
-    way: str
-    num_tokens: int  # that the request had when it began
-    outcome: str
-    place: int  # of the gap at the move, among the gaps of its answer
-    began_s: float
-    last_s: float  # when its last token of the source came
-    held_s: float
-    adopted_s: float
-    next_s: float  # when its first token of the destination came
-
-    @property
-    def gap_s(self) -> float:
-        return self.next_s - self.last_s
+BACKGROUND_PROMPT, BACKGROUND_ANSWER = 32, 2000  # tokens; few steps have a prompt of theirs
 
 
 class OneOfTwo(Router):
@@ -87,7 +49,8 @@ class OneOfTwo(Router):
         self.places: dict[int, int] = {}  # by request id
 
     def choose(self, stream: Stream, allowed: Sequence[int]) -> int | None:
-        return self.places[stream.request_id]
+        place = self.places[stream.request_id]
+        return place if place in allowed else None
 
 
 class PatientMoves(Moves):
@@ -129,25 +92,35 @@ class Front:
             InstanceLoad: lambda news: self._router.heard(news.instance, news.load),
             InstanceMove: self._on_move,
             InstanceReady: self._on_ready,
-            InstanceLost: _give_up,
+            InstanceLost: self._on_lost,
             Failed: _give_up,
         }
         self._link = SchedulerEnd(directory, SILENT_S)
-        self._processes = [
-            start_group(
-                [sys.executable, "-m", "benchmarks.migration_instance", str(directory), str(number)],
-                with_large_pages(os.environ),
-                place.processors,
-                cwd=ROOT,
-            )
-            for number, place in zip(INSTANCES, places(len(INSTANCES), None, []), strict=True)
-        ]
-        self.until(lambda: len(self._router.views) == len(INSTANCES), settings.server.ready_s)
+        self._directory, self._ready_s = directory, settings.server.ready_s
+        self._killed: set[int] = set()  # instances that are not back yet
+        self._processes = {number: self._start(number) for number in INSTANCES}
+        self.until(lambda: len(self._router.views) == len(INSTANCES), self._ready_s)
 
     def close(self) -> None:
-        for process in self._processes:
+        for process in self._processes.values():
             end_group(process, wait_s=10)
         self._link.close()
+
+    def kill(self, instance: int) -> None:
+        """Ends its process by SIGKILL, and starts another one in its place; in a thread, because this takes
+        time that the scheduler model does not spend.
+        """
+        self._killed.add(instance)
+        threading.Thread(target=self._replace, args=(instance,)).start()
+
+    def until_back(self) -> None:
+        """Until the instance that was killed is ready again."""
+        self.until(lambda: not self._killed, self._ready_s)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the instances."""
+        return [each.pid for each in self._processes.values()]
 
     @property
     def outcomes(self) -> Counter[str]:
@@ -190,6 +163,8 @@ class Front:
     def until(self, condition: Callable[[], bool], most_s: float = 120.0) -> None:
         end_s = time.monotonic() + most_s
         while not condition():
+            if any(self._processes[each].poll() is not None for each in {*INSTANCES} - self._killed):
+                raise RuntimeError("an instance has ended")
             if time.monotonic() > end_s:
                 raise TimeoutError("the instances do not get on")
             self.turn()
@@ -233,6 +208,15 @@ class Front:
 
     # --- inside
 
+    def _start(self, instance: int) -> subprocess.Popen[Any]:
+        command = [sys.executable, "-m", "benchmarks.migration_instance", str(self._directory), str(instance)]
+        place = places(len(INSTANCES), None, [])[instance]
+        return start_group(command, with_large_pages(os.environ), place.processors, cwd=ROOT)
+
+    def _replace(self, instance: int) -> None:
+        end_group(self._processes[instance], wait_s=0)
+        self._processes[instance] = self._start(instance)
+
     def _fill_background(self) -> None:
         running = [each for each in self._background if not each.has_ended()]
         self._num_ended_tokens += sum(len(each.times_s) for each in self._background if each.has_ended())
@@ -274,6 +258,14 @@ class Front:
         self._router.ready(ready.instance, ready.limits)
         self._table.instance_ready(ready.instance)
         self._moves.instance_ready(ready.instance, ready.hello)
+        self._killed.discard(ready.instance)
+
+    def _on_lost(self, lost: InstanceLost) -> None:
+        if lost.instance not in self._killed:
+            _give_up(lost)
+        self._router.lost(lost.instance)
+        self._table.instance_lost(lost.instance)
+        self._moves.instance_lost(lost.instance)
 
 
 def _give_up(news: Any) -> None:

@@ -46,7 +46,7 @@ def serve(run_directory: Path, number: int) -> None:
         main(run_directory, number)
 
 
-def _no_blocks(*_: object) -> list[int]:
+def _no_blocks(*_: object, **__: object) -> list[int]:
     return []
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.migration_front import Moved
+from benchmarks.migration_answers import Moved
 from benchmarks.results_file import table
 
 WAYS = ("blocks", "blocking", "recompute")
@@ -76,14 +76,13 @@ def row_of(tokens: int, way: str, trials: list[Trial]) -> Row:
 
 
 def summary(trials: list[Trial], rounds: list[dict[str, float]]) -> dict[str, Any]:
-    """`rounds`: the tokens per second of the others, with moves and without."""
+    """`rounds`: what the instances did with moves and without (`migration.neighbours`)."""
     done = [each for each in trials if each.moved.outcome == "done"]
     rows = [
         row_of(tokens, way, [each for each in done if (each.tokens, each.moved.way) == (tokens, way)])
         for tokens in sorted({each.tokens for each in done})
         for way in WAYS
     ]
-    slowdowns = [each["without"] / each["with"] - 1 for each in rounds]
     return {
         "rows": [asdict(row) for row in rows],
         "downtime_ms": {
@@ -91,16 +90,22 @@ def summary(trials: list[Trial], rounds: list[dict[str, float]]) -> dict[str, An
         },
         "step_ms": {str(row.tokens): row.step_ms for row in rows if row.way == WAYS[0]},
         "slowdown": {
-            "median": round(float(np.median(slowdowns)), 4),
-            "least": round(min(slowdowns), 4),
-            "most": round(max(slowdowns), 4),
-            "tok_s": rounds,
+            **_spread([each["without"] / each["with"] - 1 for each in rounds]),
+            "processor_time": _spread(
+                [each["with_token_ms"] / each["without_token_ms"] - 1 for each in rounds]
+            ),
+            "rounds": rounds,
         },
         "outcomes": {
             way: dict(Counter(each.moved.outcome for each in trials if each.moved.way == way)) for way in WAYS
         },
         "moves": [each.as_json() for each in trials],
     }
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    found = {"median": float(np.median(values)), "least": min(values), "most": max(values)}
+    return {name: round(value, 4) for name, value in found.items()}
 
 
 def _percentiles(row: Row) -> dict[str, float]:
@@ -133,10 +138,19 @@ def say(result: dict[str, Any]) -> None:
         ratios = [downtime_ms[way][length]["median"] / max(live["median"], LEAST_MS) for way in WAYS[1:]]
         longer = ", ".join(f"{way} {ratio:.1f} times" for way, ratio in zip(WAYS[1:], ratios, strict=True))
         print(f"{length} tokens: with blocks {live['median']} ms, {steps:.2f} steps; {longer} as long")
-    print(
-        f"others with one move a second: slower by {slowdown['median']:.1%}"
-        f" ({slowdown['least']:.1%} to {slowdown['most']:.1%})"
-    )
+    for what, shares in (
+        ("slower", slowdown),
+        ("processor time of a token", slowdown["processor_time"]),
+    ):
+        print(
+            f"others with one move a second: {what} +{shares['median']:.1%}"
+            f" ({shares['least']:.1%} to {shares['most']:.1%})"
+        )
+    for killed in result["losses"]:
+        print(
+            f"an instance is killed: the others' longest gap is {killed['longest_after_ms']} ms in the second"
+            f" after it, {killed['longest_before_ms']} ms in the one before; a step {killed['step_ms']} ms"
+        )
     print(f"outcomes: {result['outcomes']}")
-    print(f"{checked['answers']} answers that moved have the same {checked['tokens']} tokens without moves")
+    print(f"{checked['answers']} answers have the same {checked['tokens']} tokens without moves and deaths")
     print(table(result["rows"]))

@@ -11,6 +11,13 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 SHAPES: dict[str, dict[str, int]] = {
+    "tiny": {  # to try scripts
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 160,
+    },
     "S": {
         "hidden_size": 512,
         "num_hidden_layers": 8,

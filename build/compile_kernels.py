@@ -34,14 +34,22 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from python_backends.engine.model.description import Activation
-from python_backends.engine.slots import sampling_kernel, write_kernel
-from python_backends.engine.torch import fused_kernels, paged_attention
+from python_backends.engine.slots import draw_kernel, token_kernels, write_kernel
+from python_backends.engine.slots.columns import Column, Share
+from python_backends.engine.torch import (
+    fused_kernels,
+    int8_kernel,
+    paged_attention,
+    paged_chunks,
+    paged_parts,
+)
 from python_backends.engine.torch.attention_spans import chunk_rows
+from python_backends.engine.torch.projection import MOST_KERNEL_ROWS
+from python_backends.nouns.request import LEAST_TEMPERATURE, Finish
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 SHARED_BYTES = {90: 232_448, 80: 166_912, 89: 101_376}  # of a program, by compute capability
-# bytes per thread: chunks of heads of 256 in bfloat16 take 644 to 900, all others at most 16
-MOST_SPILLS = 1024
+MOST_SPILLS = 16  # bytes per thread: what chunks of heads of 80 in float32 with a window take
 BLOCK_TOKENS = 32
 GROUPS = (1, 4)  # query heads that share a KV head
 DIMS = (64, 80, 128, 256)  # of a head
@@ -78,13 +86,6 @@ class Compiled:
 def variants(is_quick: bool) -> Iterator[Variant]:
     yield from _attention(is_quick)
     yield from _between_products(is_quick)
-    names = ("probs", "top_k", "top_p", "min_p", "least", "width", "stride")
-    types = dict(zip(names, ("*fp32", "*i64", "*fp32", "*fp32", "*fp32", "i32", "i32"), strict=True))
-    limits = frozenset(("top_k", "top_p", "min_p"))
-    tile = {"TILE": sampling_kernel.TILE}
-    yield Variant(
-        "least_kept", "fp32", sampling_kernel._least_kept, types, tile, limits, sampling_kernel.WARPS
-    )
     types = {
         "writes": "*i64",
         "first": "*i64",
@@ -96,59 +97,86 @@ def variants(is_quick: bool) -> Iterator[Variant]:
     yield Variant(
         "write", "", write_kernel._write, types, {"TILE": write_kernel.WRITES}, frozenset(("count",))
     )
+    yield from _of_rows()
+    yield from _draws()
+    yield from _int8()
+
+
+def _of_rows() -> Iterator[Variant]:
+    """Kernels that take a number for each row."""
+    width = {"WIDTH": len(Column)}
+    types = dict.fromkeys(("counts", "slots", "tokens", "positions"), "*i64") | {"count": "i32"}
+    columns = {"LAST_TOKEN": int(Column.LAST_TOKEN), "LENGTH": int(Column.LENGTH), "TILE": token_kernels.ROWS}
+    constants: dict[str, Any] = width | columns
+    yield Variant("last_tokens", "", token_kernels._last_tokens, types, constants, frozenset(("count",)))
+    types = dict.fromkeys(("counts", "stop_ids", "slots", "tokens", "out"), "*i64")
+    appended = tuple(int(column) for column in token_kernels.APPENDED)
+    ends = {"STOPPED": int(Finish.STOP), "FULL": int(Finish.LENGTH), "STOPS": 20, "PADDED": 32}
+    yield Variant("append", "", token_kernels._append, types, {**width, "COLUMNS": appended, **ends})
+    types = {"positions": "*i64", "items": "*i32", "arrived": "*i32"}
+    types |= dict.fromkeys(("count", "num_items", "extra", "window"), "i32")
+    constants = {"ROWS": 512, "KV_HEADS": 8, "PART": paged_parts.PART_TOKENS, "HAS_WINDOW": True}
+    unaligned = frozenset(("count", "num_items", "extra"))
+    yield Variant("divide", "512 rows", paged_parts._divide, types, constants, unaligned)
+
+
+def _int8() -> Iterator[Variant]:
+    tile = {"ROWS": MOST_KERNEL_ROWS, "OUTPUTS": int8_kernel.OUTPUTS}
+    sizes = dict.fromkeys(("num_rows", "num_outputs", "num_inputs", "x_stride"), "i32")
+    for dtype in DTYPES:
+        pointer = f"*{dtype}"
+        types = {"x": pointer, "weight": "*i8", "scale": pointer, "out": pointer, **sizes}
+        product, unaligned = int8_kernel._int8_product, frozenset(("num_rows",))
+        constants = tile | {"INPUTS": int8_kernel.inputs_of(DTYPES[dtype])}
+        yield Variant("int8_product", dtype, product, types, constants, unaligned)
+
+
+def _draws() -> Iterator[Variant]:
+    tables = {"slots": "*i64", "counts": "*i64", "shares": "*fp32", "tokens": "*i64"}
+    constants = {
+        "COUNTS": len(Column),
+        "SHARES": len(Share),
+        "COLUMNS": tuple(map(int, draw_kernel.COLUMNS)),
+        "FRACTIONS": tuple(map(int, draw_kernel.FRACTIONS)),
+        "LEAST": LEAST_TEMPERATURE,
+        "TILE": draw_kernel.TILE,
+    }
+    for dtype in DTYPES:
+        types = {"logits": f"*{dtype}", **tables, "width": "i32", "stride": "i32"}
+        yield Variant("draw", dtype, draw_kernel._draw, types, constants, warps=draw_kernel.WARPS)
 
 
 def _attention(is_quick: bool) -> Iterator[Variant]:
     for dtype in DTYPES:
         for dim in (128,) if is_quick else DIMS:
-            yield _join(dtype, dim)
             for group in GROUPS[1:] if is_quick else GROUPS:
                 for window, cap in (
                     ((False, False),) if is_quick else ((False, False), (True, False), (True, True))
                 ):
-                    yield _part(dtype, dim, group, window, cap)
+                    if not window or cap:  # windows are no variant of it
+                        yield _part(dtype, dim, group, cap)
                     yield _chunk(dtype, dim, group, window, cap)
 
 
-def _part(dtype: str, dim: int, group: int, window: bool, cap: bool) -> Variant:
+def _part(dtype: str, dim: int, group: int, cap: bool) -> Variant:
     pointer = f"*{dtype}"
-    signature = {"q": pointer, "blocks": pointer, "table": "*i64", "positions": "*i64", "parts": "*fp32"}
-    signature |= {"maxima": "*fp32", "sums": "*fp32", "q_stride": "i32", **_rest_of_attention()}
-    rows = triton.next_power_of_2(max(group, paged_attention.LEAST_ROWS))
-    constants = _constants(dtype, dim, group, rows, window, cap)
-    return Variant(
-        "attend_part",
-        _named(dtype, dim, group, window, cap),
-        paged_attention._attend_part,
-        signature,
-        constants,
-    )
+    signature = {"qkv": pointer, "blocks": pointer, **dict.fromkeys(("table", "slots", "positions"), "*i64")}
+    signature |= {"cos": pointer, "sin": pointer, "items": "*i32", "weighted_parts": "*fp32"}
+    signature |= {"maxima": "*fp32", "sums": "*fp32", "arrived": "*i32", "out": pointer, "qkv_stride": "i32"}
+    signature |= {name: kind for name, kind in _rest_of_attention().items() if name != "window"}
+    constants = {**_constants(dtype, dim, group, cap, decodes=True), "TURNS": True}
+    what = _named(dtype, dim, group, False, cap)
+    return Variant("attend_part", what, paged_attention._attend_part, signature, constants)
 
 
 def _chunk(dtype: str, dim: int, group: int, window: bool, cap: bool) -> Variant:
     pointer = f"*{dtype}"
     signature = {"qkv": pointer, "blocks": pointer, "table": "*i64", "tiles": "*i64", "out": pointer}
     signature |= {"row_stride": "i32", **_rest_of_attention()}
-    constants = _constants(dtype, dim, group, chunk_rows(DTYPES[dtype]), window, cap)
+    constants = {**_constants(dtype, dim, group, cap, decodes=False), "HAS_WINDOW": window}
     what = _named(dtype, dim, group, window, cap)
-    return Variant(
-        "attend_chunk", what, paged_attention._attend_chunk, signature, constants, frozenset(("qkv",))
-    )
-
-
-def _join(dtype: str, dim: int) -> Variant:
-    signature = {
-        "parts": "*fp32",
-        "maxima": "*fp32",
-        "sums": "*fp32",
-        "out": f"*{dtype}",
-        "num_splits": "i32",
-    }
-    constants = {"SPLITS": paged_attention.MOST_SPLITS, "DIM": dim, "PADDED": triton.next_power_of_2(dim)}
-    what = f"{dtype}, heads of {dim}"
-    return Variant(
-        "join_parts", what, paged_attention._join_parts, signature, constants, frozenset(("num_splits",))
-    )
+    warps = paged_chunks.chunk_warps(DTYPES[dtype], dim)
+    return Variant("attend_chunk", what, paged_chunks._attend_chunk, signature, constants, warps=warps)
 
 
 def _rest_of_attention() -> dict[str, str]:
@@ -156,10 +184,12 @@ def _rest_of_attention() -> dict[str, str]:
     return {**strides, "scale": "fp32", "window": "i32", "softcap": "fp32"}
 
 
-def _constants(dtype: str, dim: int, group: int, rows: int, window: bool, cap: bool) -> dict[str, Any]:
-    tile = paged_attention.tile_tokens(DTYPES[dtype])
+def _constants(dtype: str, dim: int, group: int, cap: bool, decodes: bool) -> dict[str, Any]:
+    tile = paged_chunks.tile_tokens(DTYPES[dtype], decodes)
+    rows = triton.next_power_of_2(max(group, paged_chunks.LEAST_ROWS))
+    rows = rows if decodes else chunk_rows(DTYPES[dtype])
     sizes = {"GROUP": group, "ROWS": rows, "DIM": dim, "PADDED": triton.next_power_of_2(dim), "TILE": tile}
-    return {**sizes, "BLOCK_TOKENS": BLOCK_TOKENS, "HAS_WINDOW": window, "HAS_SOFTCAP": cap}
+    return {**sizes, "BLOCK_TOKENS": BLOCK_TOKENS, "HAS_SOFTCAP": cap}
 
 
 def _named(dtype: str, dim: int, group: int, window: bool, cap: bool) -> str:
@@ -169,18 +199,14 @@ def _named(dtype: str, dim: int, group: int, window: bool, cap: bool) -> str:
 def _between_products(is_quick: bool) -> Iterator[Variant]:
     for dtype in DTYPES:
         pointer = f"*{dtype}"
-        place = {
-            "qkv": pointer,
-            "cos": pointer,
-            "sin": pointer,
-            "rows": "*i64",
-            "cache": pointer,
-            "stride": "i32",
-        }
+        place = {**dict.fromkeys(("qkv", "cos", "sin", "blocks"), pointer), "first_row": "i32"}
+        place |= dict.fromkeys(("positions", "slots", "table"), "*i64") | {"qkv_stride": "i32"}
+        place |= dict.fromkeys(("table_stride", "block_stride", "values_offset"), "i32")
         for half in (64,) if is_quick else (32, 40, 64, 128):
             sizes = {"NUM_QUERY": 32, "NUM_KV": 8, "HALF": half, "PADDED": triton.next_power_of_2(half)}
-            constants = {**sizes, "HEADS": fused_kernels.HEADS, "TURNS": True}
-            yield Variant("place", f"{dtype}, heads of {2 * half}", fused_kernels._place, place, constants)
+            constants = {**sizes, "HEADS": fused_kernels.HEADS, "BLOCK_TOKENS": BLOCK_TOKENS, "TURNS": True}
+            what, unaligned = f"{dtype}, heads of {2 * half}", frozenset(("first_row",))
+            yield Variant("place", what, fused_kernels._place, place, constants, unaligned)
         gated = {"up": pointer, "out": pointer, "width": "i32"}
         for activation in (Activation.SILU,) if is_quick else Activation:
             constants = {"ACTIVATION": str(activation), "TILE": fused_kernels.TILE}

@@ -7,12 +7,20 @@ Called by the streams thread. All times are seconds of one monotonic clock.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from itertools import groupby
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator
 
+from python_backends.cluster.gathering import (
+    by_spare,
+    destination_for,
+    first_waiting,
+    lacking,
+    missing_tokens,
+    spare_tokens,
+)
 from python_backends.cluster.move import Move, MoveOutcome, MoveReason
 from python_backends.cluster.moves import Moves
-from python_backends.cluster.policies.pairs import is_freer_afterwards
+from python_backends.cluster.policies.pairs import freer_afterwards
 from python_backends.cluster.policies.policy import Pair
 from python_backends.cluster.router import Router
 from python_backends.cluster.views import InstanceView
@@ -50,13 +58,17 @@ class Balancer:
         if not self._submissions.quarantine.is_calm(streams):
             return
         self._sent_s = {number: at_s for number, at_s in self._sent_s.items() if now_s - at_s < STAYS_S}
-        open_streams = [stream for stream in streams if stream.finish == Finish.RUNNING]
-        at = _by_instance(open_streams)
+        at, takers = _by_instance(streams), self._router.takers
+        idle = [view for view in takers if _has_place_at_once(view)]
         for view in self._router.views:
-            waiting = [stream for stream in at.get(view.number, []) if not stream.seated]
-            self._send_waiting(view, waiting, now_s)
+            if view.number in self._router.draining:
+                self._send_waiting(view, takers, at[view.number], now_s)
+            elif view.load.num_waiting and idle and self._router.moves_requests:
+                self._send_waiting(view, idle, at[view.number], now_s)
+        if self._router.gathers:
+            self._gather(at, now_s)
         for pair in [*self._drains(at), *self._router.find_pairs()]:
-            self._move_one(pair, at.get(pair.source.number, []), now_s)
+            self._move_one(pair, at[pair.source.number], now_s)
 
     def move(self, stream: Stream, instance: int, reason: MoveReason, now_s: float) -> Move | None:
         """Moves a stream that can leave its instance. Returns the move if its KV blocks are copied; else it
@@ -77,19 +89,20 @@ class Balancer:
 
     # --- requests without a slot
 
-    def _send_waiting(self, view: InstanceView, waiting: list[Stream], now_s: float) -> None:
+    def _send_waiting(
+        self, view: InstanceView, places: list[InstanceView], streams: list[Stream], now_s: float
+    ) -> None:
+        """To some of `places`: to those where they start at once, unless `view` is to be empty."""
         is_draining = view.number in self._router.draining
-        if not is_draining and (not view.load.num_waiting or not self._router.moves_requests):
-            return
-        for stream in waiting:
+        for stream in streams:
+            if stream.seated:
+                continue
             if not is_draining and (view.unseen or stream.request_id in self._sent_s):
                 return  # it may just have come, or have been sent here
             if not is_draining and stream.tokens:
                 continue  # it was evicted
-            others = [each for each in self._router.takers if each is not view]
-            if not is_draining:
-                others = [each for each in others if _starts_at_once(each, stream)]
-            instance = self._router.choose(stream, [each.number for each in others])
+            others = [each.number for each in places if is_draining or _starts_at_once(each, stream)]
+            instance = self._router.choose(stream, others)
             if instance is None:
                 return
             self._sent_s[stream.request_id] = now_s
@@ -99,21 +112,52 @@ class Balancer:
 
     # --- requests with a slot
 
+    def _gather(self, at: defaultdict[int, list[Stream]], now_s: float) -> None:
+        """Of each instance where a request waits for memory one leaves whose memory suffices."""
+        views = self._router.takers
+        firsts = {view.number: first_waiting(at[view.number]) if view.num_waiting else None for view in views}
+        calm = [view for view in views if not self._moves.count(view.number)]
+        ordered = by_spare(calm)
+        for source in lacking(calm, firsts):
+            destination = destination_for(source, ordered, firsts)
+            if destination is None or self._moves.count(source.number):
+                continue
+            pair = Pair(source, destination, MoveReason.DEFRAGMENT)
+            stream = self._choose_for(source, destination, at[source.number])
+            if stream is not None and self._can_move(pair):
+                self.move(stream, destination.number, pair.reason, now_s)
+                ordered = [view for view in ordered if view not in (source, destination)]
+
+    def _choose_for(
+        self, source: InstanceView, destination: InstanceView, streams: list[Stream]
+    ) -> Stream | None:
+        """The smallest of ordinary priority that fits and leaves enough memory."""
+        missing, spare = missing_tokens(source), spare_tokens(destination)
+        fitting = [
+            stream
+            for stream in streams
+            if _num_tokens(stream) >= missing
+            and _demand(stream) <= spare
+            and stream.request.priority <= 0
+            and self._moves.can_leave(stream)
+        ]
+        return min(fitting, key=_num_tokens, default=None)
+
     def _drains(self, at: dict[int, list[Stream]]) -> Iterator[Pair]:
         """From each instance that is to be empty to the freest one, several times."""
-        for source in self._router.views:
-            takers = self._router.takers
-            if source.number in self._router.draining and at.get(source.number) and takers:
+        takers = self._router.takers
+        for source in self._router.views if self._router.draining and takers else []:
+            if source.number in self._router.draining and at[source.number]:
                 freest = max(takers, key=self._router.freeness_of)
                 yield from [Pair(source, freest, MoveReason.DRAIN)] * DRAINING_MOVES
 
     def _move_one(self, pair: Pair, streams: list[Stream], now_s: float) -> None:
         source, destination = pair.source.number, pair.destination.number
-        counts = self._moves.counts()
         most = self._settings.max_moves
         if pair.reason is MoveReason.DRAIN:
             most = max(most, DRAINING_MOVES)
-        if counts[source] >= most or counts[destination] >= most or not self._can_move(pair):
+        num_moves = max(self._moves.count(source), self._moves.count(destination))
+        if num_moves >= most or not self._can_move(pair):
             return
         stream = self._choose(pair, streams)
         if stream is not None:
@@ -126,39 +170,52 @@ class Balancer:
 
     def _choose(self, pair: Pair, streams: list[Stream]) -> Stream | None:
         """Of those that can leave and fit: the one of lowest priority, and then the shortest."""
+        view = pair.destination
+        if view.num_free_slots <= 0:
+            return None
+        free_tokens, is_worth_it = view.free_tokens, self._worth(pair)
         fitting = [
-            stream for stream in streams if self._moves.can_leave(stream) and self._is_worth_it(pair, stream)
+            stream
+            for stream in streams
+            if _demand(stream) <= free_tokens and is_worth_it(stream) and self._moves.can_leave(stream)
         ]
         return min(fitting, key=lambda each: (each.request.priority, _num_tokens(each)), default=None)
 
-    def _is_worth_it(self, pair: Pair, stream: Stream) -> bool:
-        num_tokens = _num_tokens(stream)
-        view = pair.destination
-        if view.num_free_slots <= 0 or view.free_tokens < _demand(stream):
-            return False
+    def _worth(self, pair: Pair) -> Callable[[Stream], bool]:
+        """Says of a stream whether its move is worth its cost."""
         if pair.reason in (MoveReason.DRAIN, MoveReason.SHUFFLE):
-            return True
-        if self._router.spares_ending and _is_about_to_end(stream, view.limits.block_tokens):
-            return False
-        if pair.reason is MoveReason.PRIORITY:
-            return stream.request.priority == 0
-        return is_freer_afterwards(pair, num_tokens, self._settings.priority_headroom_tokens)
+            return lambda stream: True
+        is_freer = freer_afterwards(pair, self._router.headroom_tokens)
+        stays_within = pair.destination.limits.block_tokens if self._router.spares_ending else 0
+
+        def is_worth_it(stream: Stream) -> bool:
+            if stays_within and _is_about_to_end(stream, stays_within):
+                return False
+            if pair.reason is MoveReason.PRIORITY:
+                return stream.request.priority == 0
+            return is_freer(_num_tokens(stream))
+
+        return is_worth_it
 
 
-def _by_instance(streams: list[Stream]) -> dict[int, list[Stream]]:
-    """Streams that an instance has; in each the ones that came first are first."""
-    placed = sorted(
-        (each for each in streams if each.instance != NO_INSTANCE), key=lambda each: each.instance
-    )
-    return {instance: list(group) for instance, group in groupby(placed, key=lambda each: each.instance)}
+def _by_instance(streams: Collection[Stream]) -> defaultdict[int, list[Stream]]:
+    """Open streams that an instance has, in the order in which they came."""
+    at: defaultdict[int, list[Stream]] = defaultdict(list)
+    for stream in streams:
+        if stream.instance != NO_INSTANCE and stream.finish == Finish.RUNNING:
+            at[stream.instance].append(stream)
+    return at
+
+
+def _has_place_at_once(view: InstanceView) -> bool:
+    """Whether a slot is free there, and no request waits."""
+    return not view.load.num_waiting and view.num_free_slots > 0
 
 
 def _starts_at_once(view: InstanceView, stream: Stream) -> bool:
     """Whether the request would get a slot and memory there now, as admission there predicts it."""
-    peak_tokens = max(view.used_tokens, view.load.peak_blocks * view.limits.block_tokens)
-    free_tokens = view.limits.kv_tokens - peak_tokens - view.waiting_tokens
-    has_none_waiting = not view.load.num_waiting and view.num_free_slots > 0
-    return has_none_waiting and free_tokens >= _demand(stream)
+    free_tokens = view.unpromised_tokens - view.waiting_tokens
+    return _has_place_at_once(view) and free_tokens >= _demand(stream)
 
 
 def _is_about_to_end(stream: Stream, num_tokens: int) -> bool:

@@ -100,7 +100,7 @@ class Cluster:
 
     def _is_empty(self, instance: int) -> bool:
         """Whether no request is there, moves to or from it, or lacks tokens of it."""
-        num_moves = self._moves.counts()[instance]
+        num_moves = self._moves.count(instance)
         return not num_moves and not self._table.submissions.is_needed(instance, self._table.streams)
 
     def _forget(self, instance: int) -> None:

@@ -46,12 +46,12 @@ def freeness_of(view: InstanceView, headroom_tokens: int | None) -> float:
     return freeness(memory, virtual, view.num_requests)
 
 
-def freeness_at_peak(view: InstanceView, headroom_tokens: int | None) -> float:
-    """The smaller of the present freeness and of that at the time when the requests that are there will use
-    the most memory, as admission there predicts it.
+def freeness_at_peak(view: InstanceView) -> float:
+    """The smaller of the present freeness and of that at the time when the requests that run there will use
+    the most memory, as predicted. Requests of high priority count as all others.
     """
-    now = freeness_of(view, headroom_tokens)
-    peak_tokens = view.load.peak_blocks * view.limits.block_tokens
+    now = freeness_of(view, None)
+    peak_tokens = view.load.future_blocks * view.limits.block_tokens
     if now <= 0 or peak_tokens <= view.used_tokens:
         return now
     return min(now, freeness(float(view.limits.kv_tokens), [float(peak_tokens)], view.num_requests))

@@ -68,6 +68,8 @@ class Moves:
         self._step_s = step_s
         self._clock = clock
         self._moves: dict[int, Move] = {}  # by number, until Held or Adopted
+        self._counts: Counter[int] = Counter()  # of these, by instance
+        self._moving: set[int] = set()  # request ids of these
         self._late: OrderedDict[int, Move] = OrderedDict()  # that have ended; oldest first
         self._settling: dict[int, Move] = {}  # done, but no token has come from the destination
         self._hellos: dict[int, Hello] = {}  # of instances that are ready
@@ -79,12 +81,11 @@ class Moves:
         return len(self._moves)
 
     def __contains__(self, stream: Stream) -> bool:
-        return any(move.stream is stream for move in self._moves.values())
+        return stream.request_id in self._moving
 
-    def counts(self) -> Counter[int]:
-        """By instance: how many requests are about to leave it or to come."""
-        ends = ((move.source, move.destination) for move in self._moves.values())
-        return Counter(instance for pair in ends for instance in pair)
+    def count(self, instance: int) -> int:
+        """How many requests are about to leave it or to come."""
+        return self._counts[instance]
 
     def may_copy(self, source: int, destination: int) -> bool:
         """Whether both write KV blocks in the same way."""
@@ -132,6 +133,8 @@ class Moves:
             began_s=self._clock(),
         )
         self._moves[move.number] = move
+        self._counts.update((move.source, move.destination))
+        self._moving.add(stream.request_id)
         delivered = np.array(stream.tokens, np.int32)
         age_s = max(0.0, move.began_s - stream.request.arrival_ns / 1e9)  # the same clock
         reserve = Reserve(move.number, stream.request, delivered, move.request_epoch, age_s)
@@ -249,6 +252,8 @@ class Moves:
         move.phase = Phase.DONE if outcome is MoveOutcome.DONE else Phase.OFF
         move.outcome = outcome
         del self._moves[move.number]
+        self._counts.subtract((move.source, move.destination))
+        self._moving.remove(move.stream.request_id)
         self._late[move.number] = move
         if len(self._late) > MAX_LATE:
             self._late.popitem(last=False)

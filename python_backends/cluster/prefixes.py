@@ -11,6 +11,8 @@ from collections import OrderedDict
 from python_backends.nouns.request import Request
 from python_backends.scheduling.state.blocks import add_keys
 
+NONE: frozenset[int] = frozenset()
+
 
 class SentPrefixes:
     """Owns the keys of the prompt blocks that each instance was sent last, as many as it has blocks."""
@@ -19,6 +21,7 @@ class SentPrefixes:
         self._block_tokens = block_tokens
         self._num_blocks = num_blocks
         self._keys: dict[int, OrderedDict[bytes, None]] = {}  # by instance; oldest first
+        self._instances: dict[bytes, set[int]] = {}  # that were sent it, by key
 
     def keys(self, request: Request) -> list[bytes]:
         """Of the full blocks of its prompt, but not of the last token, which is always computed."""
@@ -27,11 +30,17 @@ class SentPrefixes:
         add_keys(keys, prompt, max(0, len(prompt) - 1) // size, size, request.adapter.root_key)
         return keys
 
-    def num_found_tokens(self, instance: int, keys: list[bytes]) -> int:
-        """How many leading tokens of a prompt with these keys the instance was sent before."""
-        sent = self._keys.get(instance, OrderedDict())
-        count = next((place for place, key in enumerate(keys) if key not in sent), len(keys))
-        return count * self._block_tokens
+    def num_found_tokens(self, keys: list[bytes]) -> dict[int, int]:
+        """How many leading tokens of a prompt with these keys each instance was sent before; 0 of others."""
+        found: dict[int, int] = {}
+        holders: set[int] | frozenset[int] = self._instances.get(keys[0], NONE) if keys else NONE
+        for place, key in enumerate(keys[1:], 1):
+            if not holders:
+                return found
+            have_next = holders & self._instances.get(key, NONE)
+            found |= dict.fromkeys(holders - have_next, place * self._block_tokens)
+            holders = have_next
+        return found | dict.fromkeys(holders, len(keys) * self._block_tokens)
 
     def sent(self, instance: int, keys: list[bytes]) -> None:
         """A prompt with these keys goes to `instance`."""
@@ -39,9 +48,17 @@ class SentPrefixes:
         for key in keys:
             known[key] = None
             known.move_to_end(key)
+            self._instances.setdefault(key, set()).add(instance)
         while len(known) > self._num_blocks:
-            known.popitem(last=False)
+            self._forget(instance, known.popitem(last=False)[0])
 
     def lost(self, instance: int) -> None:
         """Its blocks are gone."""
-        self._keys.pop(instance, None)
+        for key in self._keys.pop(instance, {}):
+            self._forget(instance, key)
+
+    def _forget(self, instance: int, key: bytes) -> None:
+        instances = self._instances[key]
+        instances.remove(instance)
+        if not instances:
+            del self._instances[key]

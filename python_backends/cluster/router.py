@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from python_backends.cluster.columns import Columns
 from python_backends.cluster.freeness import freeness_of
 from python_backends.cluster.policies import POLICIES
-from python_backends.cluster.policies.policy import Candidate, Dispatch, Pair, Thresholds
+from python_backends.cluster.policies.policy import Candidates, Pair
 from python_backends.cluster.prefixes import SentPrefixes
 from python_backends.cluster.views import Demand, InstanceView
 from python_backends.nouns.messages import Load
@@ -23,12 +24,14 @@ from python_backends.streams.stream import Stream
 class Router:
     def __init__(self, settings: ClusterSettings) -> None:
         self.num_dispatches: dict[int, int] = {}  # by instance
+        self._num_dispatched = 0  # to all of them
         self.policy = settings.policy
         self._policy = POLICIES[settings.policy]
-        self._headroom_tokens = settings.priority_headroom_tokens
-        self._thresholds = Thresholds(settings.low_tokens, settings.priority_headroom_tokens)
+        self.headroom_tokens = settings.priority_headroom_tokens if self._policy.keeps_headroom else None
+        self._low_tokens = settings.low_tokens
         self.draining: frozenset[int] = frozenset()  # instances that get no request
         self._views: dict[int, InstanceView] = {}
+        self._columns = Columns(self.headroom_tokens)
         self._prefixes: SentPrefixes | None = None  # no instance has been ready yet
 
     def ready(self, instance: int, limits: ModelLimits) -> None:
@@ -37,14 +40,18 @@ class Router:
         if self._prefixes is None:
             self._prefixes = SentPrefixes(limits.block_tokens, limits.num_blocks)
         self._prefixes.lost(instance)
+        self._columns.set_instances(self.views)
         self.num_dispatches.setdefault(instance, 0)
 
     def lost(self, instance: int) -> None:
-        self._views.pop(instance, None)
+        if self._views.pop(instance, None) is not None:
+            self._columns.set_instances(self.views)
 
     def heard(self, instance: int, load: Load) -> None:
         if instance in self._views:
-            self._views[instance].heard(load)
+            view = self._views[instance]
+            view.heard(load)
+            self._columns.changed(view)
 
     @property
     def views(self) -> list[InstanceView]:
@@ -62,6 +69,11 @@ class Router:
         return self._policy.find_pairs is not None
 
     @property
+    def gathers(self) -> bool:
+        """Whether running requests leave memory to one that waits for memory."""
+        return self._policy.gathers
+
+    @property
     def spares_ending(self) -> bool:
         """Whether requests that are about to end stay where they are."""
         return self._policy.spares_ending
@@ -69,7 +81,11 @@ class Router:
     def find_pairs(self) -> list[Pair]:
         """Between which instances a running request should move now."""
         find = self._policy.find_pairs
-        return find(self.takers, self._thresholds) if find is not None else []
+        takers = self.takers
+        if find is None or not takers:
+            return []
+        figures = self._columns.figures(self._columns.places([view.number for view in takers]))
+        return find(takers, figures, self._low_tokens)
 
     def freeness(self, instance: int) -> float:
         """Tokens per request; 0 of an instance that is not ready."""
@@ -80,7 +96,7 @@ class Router:
         """Tokens per request; of an instance that is to be empty, none at all."""
         if view.number in self.draining:
             return -math.inf
-        return freeness_of(view, self._headroom_tokens)
+        return freeness_of(view, self.headroom_tokens)
 
     def step_s(self, instance: int) -> float:
         """What a step takes there at present; 0: not known."""
@@ -89,22 +105,29 @@ class Router:
 
     def choose(self, stream: Stream, allowed: Sequence[int]) -> int | None:
         """One of the instances `allowed`, unless none of them gets requests."""
-        keys = self._keys(stream)
-        takers = [number for number in allowed if number in self._views and number not in self.draining]
-        candidates = [self._candidate(stream, keys, number) for number in takers]
-        if not candidates:
+        if self.draining:
+            allowed = [each for each in allowed if each not in self.draining]
+        places = self._columns.places(allowed)
+        if not len(places):
             return None
-        dispatch = Dispatch(sum(self.num_dispatches.values()), _num_tokens(stream), stream.request.priority)
-        return self._policy.choose(candidates, dispatch).view.number
+        num_tokens = _num_tokens(stream)
+        num_found = self._num_found_tokens(self._keys(stream))
+        num_new_tokens = num_tokens - self._columns.of_instances(num_found, places)
+        figures = self._columns.figures(places)
+        candidates = Candidates(
+            figures, num_new_tokens, num_tokens, stream.request.priority, self._num_dispatched
+        )
+        return self._columns.number(int(places[self._policy.choose(candidates)]))
 
     def submitted(self, stream: Stream, instance: int, number: int) -> None:
-        keys = self._keys(stream)
-        demand = Demand(
-            _num_tokens(stream), self._num_new_tokens(stream, keys, instance), stream.request.priority
-        )
-        self._views[instance].submitted(number, demand)
+        keys, num_tokens = self._keys(stream), _num_tokens(stream)
+        num_found = self._num_found_tokens(keys).get(instance, 0)
+        view = self._views[instance]
+        view.submitted(number, Demand(num_tokens, num_tokens - num_found, stream.request.priority))
+        self._columns.changed(view)
         self._sent(instance, keys)
         self.num_dispatches[instance] += 1
+        self._num_dispatched += 1
 
     def moved(self, stream: Stream, instance: int) -> None:
         """The blocks of the stream's prompt are sent to `instance`."""
@@ -114,14 +137,8 @@ class Router:
         if self._prefixes is not None:
             self._prefixes.sent(instance, keys)
 
-    def _candidate(self, stream: Stream, keys: list[bytes], instance: int) -> Candidate:
-        view = self._views[instance]
-        new_tokens = self._num_new_tokens(stream, keys, instance)
-        return Candidate(view, new_tokens, freeness_of(view, self._headroom_tokens), freeness_of(view, None))
-
-    def _num_new_tokens(self, stream: Stream, keys: list[bytes], instance: int) -> int:
-        found = self._prefixes.num_found_tokens(instance, keys) if self._prefixes is not None else 0
-        return _num_tokens(stream) - found
+    def _num_found_tokens(self, keys: list[bytes]) -> dict[int, int]:
+        return self._prefixes.num_found_tokens(keys) if self._prefixes is not None else {}
 
     def _keys(self, stream: Stream) -> list[bytes]:
         return self._prefixes.keys(stream.request) if self._prefixes is not None else []

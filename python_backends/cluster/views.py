@@ -49,6 +49,12 @@ class InstanceView:
         return self.load.num_used_blocks * self.limits.block_tokens
 
     @property
+    def unpromised_tokens(self) -> int:
+        """That no request uses or will use, as admission there predicts it. Those that wait may need them."""
+        promised = self.load.peak_blocks * self.limits.block_tokens
+        return self.limits.kv_tokens - max(self.used_tokens, promised)
+
+    @property
     def waiting_tokens(self) -> int:
         """That the requests which wait there need for their tokens so far."""
         unseen = sum(demand.num_tokens for demand in self.unseen.values())
@@ -63,7 +69,8 @@ class InstanceView:
     def tokens_to_compute(self) -> int:
         """Before a new request's turn comes, as far as known."""
         unseen = sum(demand.num_new_tokens for demand in self.unseen.values())
-        return self.load.waiting_blocks * self.limits.block_tokens + unseen
+        waiting = self.load.waiting_blocks * self.limits.block_tokens
+        return self.load.num_prefill_tokens + waiting + unseen
 
     @property
     def num_high_priority(self) -> int:

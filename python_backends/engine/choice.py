@@ -1,9 +1,9 @@
 """Which engine computes a model, and in which type, where the settings leave it open (`auto`).
 
-The OpenVINO engine is the fastest of ours on a CPU (docs/log.md), and computes all families but those with
-soft-capped scores. bfloat16 is taken if the checkpoint has it and the processor multiplies it: it halves the
-bytes that a step reads. Owns nothing and imports no engine's library: the launcher calls it before it starts
-anything.
+The OpenVINO engine is the fastest of ours on a CPU (docs/measured.md). It computes all families but those
+with soft-capped scores. bfloat16 is taken if the checkpoint has it and the processor multiplies it: it halves
+the bytes that a step reads. Owns nothing and imports no engine's library: the launcher calls it before it
+starts anything.
 """
 
 from __future__ import annotations

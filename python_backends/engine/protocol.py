@@ -106,8 +106,11 @@ class Session(Protocol):
     def end(self) -> None:
         """Of the pack. From now on nothing borrowed is touched; if it has ended, nothing happens."""
 
-    def window(self, first: int, last: int) -> float:
-        """The forward pass of tokens [first, last); their part of the mini-batch's loss."""
+    def window(self, first: int, last: int) -> None:
+        """The forward pass of tokens [first, last), if no step has computed it."""
+
+    def loss(self, first: int, last: int) -> float:
+        """Of tokens of the latest window: their part of the mini-batch's loss."""
 
     def tile(self, tile: Tile) -> None: ...
 
@@ -123,12 +126,22 @@ class Session(Protocol):
 
 @runtime_checkable
 class Trains(Protocol):
-    """An engine that trains adapters between its steps, with the weights that it serves."""
+    """An engine that trains adapters between its steps and in them, with the weights that it serves.
+
+    A plan that is launched may have a window of the pack that is computed. If the pack has ended meanwhile,
+    or its window can't be computed, the step is computed without it.
+    """
 
     def start_training(self) -> Callable[[AdapterShape, int], Session]:
         """What makes a session for an adapter's shape and the seed of its first weights. One session's
         mini-batch is computed at a time. Raises SettingsError where these settings train nothing.
         """
+
+    def padded(self, num_rows: int) -> int:
+        """How many rows are computed in a step with a window that has `num_rows`."""
+
+    def end_training(self) -> None:
+        """No session will be used any more: what only they need is freed with them."""
 
 
 @runtime_checkable

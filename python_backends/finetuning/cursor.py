@@ -1,7 +1,7 @@
-"""Where a pack stands: windows of its forward pass in order, then tiles of its backward pass, from the last
-layer and the last token to the first.
+"""Where a pack stands: windows of its forward pass in order, each followed by the loss of its tokens, then
+tiles of its backward pass, from the last layer and the last token to the first.
 
-Owns two numbers of each pass and touches no tensor. Called by the trainer.
+Owns a few numbers of each pack and touches no tensor. Called by the trainer.
 """
 
 from __future__ import annotations
@@ -21,12 +21,18 @@ class PackCursor:
             )
         self._num_tokens, self._first_layer = num_tokens, first_layer
         self._computed = 0  # tokens whose forward pass is done
+        self._with_loss = 0  # tokens whose loss is computed
         self._layer, self._open = num_layers - 1, num_tokens  # tokens [0, open) of `layer` are still to do
 
     @property
     def is_computed(self) -> bool:
-        """The forward pass is done."""
-        return self._computed == self._num_tokens
+        """The forward pass is done, with the loss."""
+        return self._with_loss == self._num_tokens
+
+    @property
+    def is_loss_due(self) -> bool:
+        """Before the next window."""
+        return self._with_loss < self._computed
 
     @property
     def is_done(self) -> bool:
@@ -38,17 +44,30 @@ class PackCursor:
         return self._computed
 
     @property
+    def tokens_with_loss(self) -> int:
+        """The next part of the loss begins there."""
+        return self._with_loss
+
+    @property
     def open_tokens(self) -> int:
         """Of the layer that is computed: the next tile ends there."""
         return self._open
 
     def take_window(self, most: int) -> tuple[int, int]:
         """The next tokens [first, last) of the forward pass, at most `most`."""
-        if self.is_computed or most < 1:
+        if self.is_computed or self.is_loss_due or most < 1:
             raise ValueError(f"a window of {most} tokens after token {self._computed} of {self._num_tokens}")
         first = self._computed
         self._computed = min(self._num_tokens, first + most)
         return first, self._computed
+
+    def take_loss(self, most: int) -> tuple[int, int]:
+        """The next tokens [first, last) of the loss, at most `most`, all of the latest window."""
+        if not self.is_loss_due or most < 1:
+            raise ValueError(f"the loss of {most} tokens after token {self._with_loss}: not computed forward")
+        first = self._with_loss
+        self._with_loss = min(self._computed, first + most)
+        return first, self._with_loss
 
     def take_tile(self, most: int) -> Tile:
         """The next tokens of the backward pass, at most `most`, all of one layer."""

@@ -1,5 +1,6 @@
-"""Trains a job, mini-batch by mini-batch, in pieces: a window, a tile, the update of a layer. Between two
-pieces the caller does something else, such as serving; without a server the next piece follows at once.
+"""Trains a job, mini-batch by mini-batch, in pieces: a window, its loss, a tile, the update of a layer.
+Between two pieces the caller does something else, such as serving; without a server the next piece follows at
+once. A window that a step of serving has computed is not computed again.
 
 The loss of a mini-batch is the mean over its label tokens, however many packs it has. A job that was killed
 goes on after its last checkpoint; what came later is computed again.
@@ -34,6 +35,7 @@ MOST_DEATHS = 3  # of processes that trained after the same step: then the job f
 class Kind(StrEnum):
     BEGIN = "begin"  # of a mini-batch: another job may be trained before it
     WINDOW = "window"
+    LOSS = "loss"
     TILE = "tile"
     CLIP = "clip"
     UPDATE = "update"
@@ -44,11 +46,12 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What is computed next. Of windows and tiles, the caller says how many tokens at most."""
+    """What is computed next. Where it has a pack, the caller says how many tokens at most."""
 
     kind: Kind
     pack: Pack | None = None
-    place: int = 0  # the first token of a window; the end of a tile
+    place: int = 0  # the first token of a window or loss; the end of a tile
+    last: int = 0  # the end of the tokens whose loss is due
 
 
 Pieces = Generator[Piece, int, None]
@@ -230,7 +233,11 @@ class Trainer:
         while not cursor.is_computed:
             most = yield Piece(Kind.WINDOW, pack, cursor.computed_tokens)
             self._memory.check()
-            loss += self._session.window(*cursor.take_window(most))
+            self._session.window(*cursor.take_window(most))
+            while cursor.is_loss_due:
+                most = yield Piece(Kind.LOSS, pack, cursor.tokens_with_loss, cursor.computed_tokens)
+                self._memory.check()
+                loss += self._session.loss(*cursor.take_loss(most))
         while not cursor.is_done:
             most = yield Piece(Kind.TILE, pack, cursor.open_tokens)
             self._memory.check()

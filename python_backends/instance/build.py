@@ -90,7 +90,8 @@ def build_training(settings: Settings, engine: Engine, scheduler: SlotScheduler)
     if not (settings.finetuning.enabled and isinstance(engine, Trains)):
         return None
     adapters = settings.adapters_directory
-    return Training(engine, scheduler.limits, scheduler.blocks, settings.finetuning, adapters)
+    window_time = scheduler.outlook.step_time.window_time
+    return Training(engine, scheduler.limits, scheduler.blocks, window_time, settings.finetuning, adapters)
 
 
 def watch_jobs(settings: Settings, training: Training | None, wake: Callable[[], None]) -> JobWatch | None:

@@ -2,8 +2,8 @@
 once for each kind of processor, model and settings, and the result is kept in `run/trials/`, or beside the
 request log where `run/` can't be written.
 
-On some processors they win, on others they lose (docs/log.md). One process tries at a time, so that several
-instances do not measure each other. Called by `build` before the engine is made.
+On some processors they win, on others they lose (docs/measured.md). One process tries at a time, so that
+several instances do not measure each other. Called by `build` before the engine is made.
 """
 
 from __future__ import annotations

@@ -18,17 +18,16 @@ from python_backends.handover.moves import Moves
 from python_backends.instance.adapters import InstanceAdapters
 from python_backends.instance.heartbeat import HEARTBEAT_S, Heartbeat
 from python_backends.instance.held_tokens import HeldTokens
+from python_backends.instance.lead import Lead
 from python_backends.instance.training import Training
 from python_backends.nouns.messages import Cancel, Failed, FromInstance, Pace, Predicted, Submit, ToInstance
 from python_backends.nouns.moves import AbortMove, MoveOut, Reserve, Resume
 from python_backends.nouns.step import StepOutput, StepPlan
 from python_backends.scheduling.scheduler import SlotScheduler
-from python_backends.scheduling.training_budget import slack_s
+from python_backends.scheduling.training_budget import Lateness, goal_s, slack_s
 from python_backends.wires import NewSession
 
 log = logging.getLogger("gapless.instance")
-
-EARLY_S = 0.002  # between the next plan and the earliest end of the running step
 
 
 class Link(Protocol):
@@ -43,7 +42,7 @@ class Link(Protocol):
 
 class Instance:
     """The loop. `turn` is one round of it: take, plan, launch, collect, apply, publish. Where adapters are
-    trained, a piece of training stands before the launch.
+    trained, pieces of training stand before the launch, and a window of it may be in the step.
 
     `steps_ahead` steps are launched before the oldest is read, so the engine has the next plan when it has
     done with one. The next plan is made as late as that allows: what comes in while a step runs is in the one
@@ -66,6 +65,7 @@ class Instance:
         self._moves = moves
         self._adapters: InstanceAdapters | None = None
         self._training: Training | None = None
+        self._lateness = Lateness()
         self._heartbeat = Heartbeat(beat)
         self._steps_ahead = 0 if engine.plans_steps else steps_ahead
         self._launched: deque[StepPlan] = deque()
@@ -77,6 +77,7 @@ class Instance:
         self._held = HeldTokens()
         self._last_submit = 0  # the number of the last Submit in this session
         self._step_time = scheduler.outlook.step_time
+        self._lead = Lead()
 
     def serve_adapters(self, adapters: InstanceAdapters | None) -> None:
         """Before the first turn. None: there are none, or the engine keeps them by itself."""
@@ -90,36 +91,55 @@ class Instance:
         self._take_inbox()
         if self._adapters is not None:
             self._publish_if_any(self._adapters.step())
+        began_s = time.monotonic()
         plan = self.scheduler.plan()
+        planned_s = time.monotonic() - began_s
         if self._training is not None and self._training.has_work:
-            self._train(self._training, plan)
+            plan = self._train(self._training, plan)
         self._num_empty_turns = 0 if plan or self._launched else self._num_empty_turns + 1
-        self._launch(plan)
+        self._launch(plan, planned_s)
         if self._is_output_due(plan):
             plan, output = self._collect()
             tokens = self.scheduler.apply(plan, output)
             self._publish([*([tokens] if len(tokens.tokens) else []), *self.scheduler.take_failed()])
+            if self._training is not None and plan.window is not None:
+                self._training.computed(plan.window)
         self._beat_if_due()
 
-    def _train(self, training: Training, plan: StepPlan | None) -> None:
-        """Before `plan` is launched, for as long as those who wait for tokens do not notice."""
-        seconds = slack_s(plan, self._step_time, training.tpot_s, training.idle_s)
+    def _train(self, training: Training, plan: StepPlan | None) -> StepPlan | None:
+        """Before `plan` is launched, for as long as those who wait for tokens do not notice. A request that
+        waits for a slot or for memory gets it sooner without training. Returns the plan, with a window if one
+        comes next and fits.
+        """
+        times, tpot_s = self._step_time, training.tpot_s
+        self._lateness.step_begins(plan, time.monotonic(), goal_s(times, tpot_s))
+        seconds = slack_s(plan, times, tpot_s, training.idle_s, self._lateness.seconds)
+        if plan is not None and self.scheduler.num_waiting:
+            seconds = 0.0
         self._publish([], self._next_tokens_s(plan) + seconds)
-        if training.work(seconds, plan is None) and plan is not None:
+        has_worked = training.work(seconds, plan)
+        if plan is None:
+            return None
+        if has_worked:
             self._first_after_idle, self._was_idle = plan.number, False
+        window = training.window(plan)
+        return plan if window is None else plan.with_window(window)
 
-    def _launch(self, plan: StepPlan | None) -> None:
+    def _launch(self, plan: StepPlan | None, planned_s: float) -> None:
         """Publishes which requests got a slot, in case that the launch ends this process, and launches
-        `plan`, if there is one. There is time to look ahead while the device computes.
+        `plan`, if there is one, which took `planned_s` to make. There is time to look ahead while the device
+        computes.
         """
         self._publish(self.scheduler.take_started(), self._next_tokens_s(plan))
         if plan is not None:
-            self._launch_step(plan)
+            began_s = time.monotonic()
+            self._launch_step(plan, began_s)
+            self._lead.observe(len(plan.tokens) > 0, planned_s + time.monotonic() - began_s)
         self.scheduler.refresh()
 
-    def _launch_step(self, plan: StepPlan) -> None:
+    def _launch_step(self, plan: StepPlan, now_s: float) -> None:
         if not self._launched:
-            self._running_since_s = time.monotonic()
+            self._running_since_s = now_s
         self._launched.append(plan)
         if self._was_idle:
             self._first_after_idle, self._was_idle = plan.number, False
@@ -152,20 +172,26 @@ class Instance:
             news = self.link.receive(wait_s)
             for message in news:
                 self._take(message)
-            is_woken = any(part is not None and part.has_news for part in (self._moves, self._adapters))
-            if not wait_s or not (news or is_woken):
+            if not wait_s or not (news or self._is_woken):
                 return
             self._num_empty_turns = 0
 
     def _patience_s(self) -> float:
-        if self.scheduler.is_idle or self._only_waits:
+        # a single empty turn may be one in which a sequence was evicted
+        if self.scheduler.is_idle or (self._num_empty_turns > 1 and self._only_waits):
             self._was_idle = True
             training = self._training
             return training.patience_s if training is not None and training.has_work else HEARTBEAT_S
         if not self._launched:
             return 0.0
-        least_s = self._step_time.least_s(self._launched[0]) - EARLY_S
+        with_prompts = self.scheduler.num_waiting > 0 or len(self._launched[-1].tokens) > 0
+        least_s = self._step_time.least_s(self._launched[0]) - self._lead.seconds(with_prompts)
         return max(0.0, self._running_since_s + least_s - time.monotonic())
+
+    @property
+    def _is_woken(self) -> bool:
+        """Whether a move or an adapter has news for the loop."""
+        return any(part is not None and part.has_news for part in (self._moves, self._adapters))
 
     @property
     def _is_training(self) -> bool:
@@ -178,8 +204,7 @@ class Instance:
         """
         is_moving = self._moves is not None and self._moves.is_active
         is_loading = self._adapters is not None and self._adapters.is_loading
-        # a single empty turn may be one in which a sequence was evicted
-        return (is_moving or is_loading) and not self._launched and self._num_empty_turns > 1
+        return (is_moving or is_loading) and not self._launched
 
     def _next_tokens_s(self, plan: StepPlan | None) -> float:
         """When the next tokens are expected if `plan` is launched now."""

@@ -1,8 +1,10 @@
-"""Trains adapters in the time that serving leaves, piece by piece, between two steps of the loop.
+"""Trains adapters in the time that serving leaves, piece by piece, between two steps of the loop. A window of
+the forward pass may be in a step.
 
-Owns the jobs that this instance has taken, and the times of their pieces. The loop calls `work`; the thread
-that finds jobs (`job_watch`) offers them. Files are written by a thread of their own. A job that fails ends
-alone; one whose instance dies goes on after its last checkpoint in the next instance that takes it.
+Owns the jobs that this instance has taken, and the times of their pieces. The loop calls `work` and `window`
+before a step, and `computed` after a step with a window; the thread that finds jobs (`job_watch`) offers
+them. Files are written by a thread of their own. A job that fails ends alone; one whose instance dies goes on
+after its last checkpoint in the next instance that takes it.
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ from python_backends.finetuning.pack_memory import Pool
 from python_backends.finetuning.trainer import Files, Kind, Piece, Pieces, Progress, Trainer
 from python_backends.nouns.messages import TrainingLoad
 from python_backends.nouns.request import ModelLimits
-from python_backends.nouns.training import AdapterShape
-from python_backends.scheduling.piece_time import NOTHING, PieceTime, loads
-from python_backends.scheduling.training_budget import LEAST, tile, window
+from python_backends.nouns.step import StepPlan
+from python_backends.nouns.training import AdapterShape, Loads, Window
+from python_backends.scheduling import training_budget
+from python_backends.scheduling.piece_time import NOTHING, PieceTime, loads, loss_loads
 from python_backends.settings import FinetuningSettings
 
 log = logging.getLogger("gapless.instance")
@@ -55,15 +58,15 @@ class Training:
         engine: Trains,
         limits: ModelLimits,
         pool: Pool,
+        window_time: PieceTime,
         settings: FinetuningSettings,
         adapters: Path | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Packs borrow KV blocks of `pool`. Trained adapters are published in `adapters`. `clock` returns
-        monotonic seconds.
+        """Packs borrow KV blocks of `pool`. `window_time`: what windows add to steps, as the steps tell.
+        Trained adapters are published in `adapters`.
         """
-        self._engine, self._limits, self._settings, self._clock = engine, limits, settings, clock
-        self._pool = pool
+        self._engine, self._limits, self._settings = engine, limits, settings
+        self._pool, self._window_time = pool, window_time
         self.tpot_s, self.idle_s = settings.tpot_ms / 1000, settings.idle_ms / 1000
         self._files = Files(ThreadPoolExecutor(1, "finetuning-files"), adapters)
         self._offered: deque[tuple[Job, ExitStack]] = deque()
@@ -71,7 +74,8 @@ class Training:
         self._current: _Running | None = None  # its mini-batch is computed
         self._new_session: Callable[[AdapterShape, int], Session] | None = None
         self._times: dict[Kind, PieceTime] = defaultdict(PieceTime)
-        self._retry_s, self._stuck_s = RETRY_S, clock()
+        self._retry_s, self._stuck_s = RETRY_S, time.monotonic()
+        self._slack_s = self._until_s = 0.0  # of the latest `work`, and when it ends
         self._report = TrainingLoad()
 
     @property
@@ -102,22 +106,42 @@ class Training:
         """Of the job directory, in the order of JOB_STATUSES."""
         self._report = self._report.changed(jobs=counts)
 
-    def work(self, slack_s: float, is_idle: bool) -> bool:
-        """Trains for `slack_s`, if a piece fits; at least one piece where the server is idle. Whether it
-        did.
+    def work(self, slack_s: float, plan: StepPlan | None) -> bool:
+        """Trains for `slack_s` before the step of `plan`, if a piece fits; at least one piece where there is
+        no step. Whether it did. A window that is to be in the step is left to it.
         """
-        until_s, has_worked = self._clock() + slack_s, False
+        self._slack_s, self._until_s, has_worked = slack_s, time.monotonic() + slack_s, False
         self._take_offered()
         for each in [each for each in self._running if each.piece.kind in WAITING]:
             self._go_on(each, 0)
-        while (current := self._choose()) is not None:
-            must = is_idle and not has_worked
-            tokens = self._tokens(current.piece, until_s - self._clock(), must or self._is_stuck(slack_s))
+        while (current := self._choose()) is not None and not self._is_fused(current.piece, plan):
+            must = plan is None and not has_worked
+            tokens = self._tokens(current.piece, must or self._is_stuck)
             if not tokens:
                 break
             self._compute(current, tokens)
             has_worked = True
         return has_worked
+
+    def window(self, plan: StepPlan) -> Window | None:
+        """The window that is computed in the step of `plan`, in what `work` has left of its time."""
+        current = self._current
+        if current is None or current.piece.pack is None or not self._is_fused(current.piece, plan):
+            return None
+        pack, first, num_rows = current.piece.pack, current.piece.place, len(plan.slots)
+        seconds = self._until_s - time.monotonic()
+        tokens = training_budget.fused_window(
+            seconds, self._window_time, pack, first, num_rows, self._engine.padded
+        )
+        if not tokens and self._is_stuck:
+            tokens = min(training_budget.LEAST, len(pack.tokens) - first)
+        return Window(first, first + tokens, loads(pack, first, first + tokens)) if tokens else None
+
+    def computed(self, window: Window) -> None:
+        """A step has computed `window`, and its tokens are published."""
+        assert self._current is not None
+        self._go_on(self._current, window.last - window.first)
+        self._note_progress(self._until_s - self._slack_s)
 
     def take_report(self) -> TrainingLoad | None:
         """What was trained since the last report; None while there is nothing to tell."""
@@ -195,6 +219,7 @@ class Training:
         """The second copy of the weights."""
         if not self.has_work:
             self._new_session = None
+            self._engine.end_training()
             gc.collect()
 
     def _learned(self, progress: Progress) -> None:
@@ -221,26 +246,44 @@ class Training:
             self._current = min(ready, key=lambda each: each.tokens, default=None)
         return self._current
 
-    def _tokens(self, piece: Piece, seconds: float, must: bool) -> int:
-        """How many tokens `piece` has if it is to end within `seconds`, and 1 for one without tokens; 0: it
-        does not fit. If it `must` be computed, it is as small as can be.
+    def _is_fused(self, piece: Piece, plan: StepPlan | None) -> bool:
+        """Whether `piece` is a window that is to be in a step, and that of `plan` can have one."""
+        if piece.kind != Kind.WINDOW or piece.pack is None or plan is None or len(plan.tokens):
+            return False
+        if self._settings.windows != "auto":
+            return self._settings.windows == "fused"
+        seconds, times = self._until_s - time.monotonic(), self._times[Kind.WINDOW]
+        return training_budget.is_short(seconds, times, piece.pack, piece.place)
+
+    def _tokens(self, piece: Piece, must: bool) -> int:
+        """How many tokens `piece` has if it is to end in time, and 1 for one without tokens; 0: it does not
+        fit. If it `must` be computed, it is as small as can be.
         """
-        times, pack = self._times[piece.kind], piece.pack
+        times, pack, seconds = self._times[piece.kind], piece.pack, self._until_s - time.monotonic()
         if pack is None:
             return int(must or times.seconds(NOTHING) <= seconds)
-        fits = window if piece.kind == Kind.WINDOW else tile
-        return fits(seconds, times, pack, piece.place) or (LEAST if must else 0)
+        if piece.kind == Kind.WINDOW:
+            tokens = training_budget.window(seconds, times, pack, piece.place)
+        elif piece.kind == Kind.LOSS:
+            tokens = training_budget.loss(seconds, times, pack, piece.place, piece.last)
+        else:
+            tokens = training_budget.tile(seconds, times, pack, piece.place)
+        return tokens or (training_budget.LEAST if must else 0)
 
-    def _is_stuck(self, slack_s: float) -> bool:
-        return slack_s > 0 and self._clock() - self._stuck_s > self._retry_s
+    @property
+    def _is_stuck(self) -> bool:
+        return self._slack_s > 0 and time.monotonic() - self._stuck_s > self._retry_s
 
     def _compute(self, running: _Running, tokens: int) -> None:
-        piece, began_s = running.piece, self._clock()
+        piece, began_s = running.piece, time.monotonic()
+        self._go_on(running, tokens)
+        self._note_progress(began_s)
+        self._times[piece.kind].observe(_loads(piece, tokens), self._stuck_s - began_s)
+
+    def _note_progress(self, began_s: float) -> None:
         is_retry = began_s - self._stuck_s > self._retry_s
         self._retry_s = min(MOST_RETRY_S, 2 * self._retry_s) if is_retry else RETRY_S
-        self._go_on(running, tokens)
-        self._stuck_s = self._clock()
-        self._times[piece.kind].observe(_loads(piece, tokens), self._stuck_s - began_s)
+        self._stuck_s = time.monotonic()
 
     def _go_on(self, running: _Running, tokens: int | None) -> None:
         """The next piece of a job; None: its first one."""
@@ -253,9 +296,11 @@ class Training:
             self._end(running)
 
 
-def _loads(piece: Piece, tokens: int) -> tuple[int, int, float]:
+def _loads(piece: Piece, tokens: int) -> Loads:
     if piece.pack is None:
         return NOTHING
+    if piece.kind == Kind.LOSS:
+        return loss_loads(piece.pack, piece.place, min(piece.last, piece.place + tokens))
     if piece.kind == Kind.WINDOW:
         return loads(piece.pack, piece.place, min(len(piece.pack.tokens), piece.place + tokens))
     return loads(piece.pack, max(0, piece.place - tokens), piece.place)

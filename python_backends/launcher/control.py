@@ -30,6 +30,7 @@ from python_backends.watching.cluster_files import ClusterOrders, ClusterStatus
 
 LOOK_S = 0.2
 COLUMNS = ("instance", "host", "state", "slots", "KV blocks", "waiting", "tokens/request", "step")
+AWAY = ("lost", "starting")  # states of instances that have no requests
 REQUEST_COLUMNS = {  # and the fields of the status
     "request": "request",
     "instance": "instance",
@@ -66,9 +67,13 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
         command.add_argument("instance", type=int, help="its number, from 0 on")
     scale = commands.add_parser("scale", help="this many instances run, whatever the load")
     scale.add_argument("number", help="how many, or auto: the load or the settings decide")
-    for command in (drain, scale, move):
+    for command in (drain, restore, scale, move):
         command.add_argument(
             "--timeout", type=float, default=600.0, metavar="SECONDS", help="how long to wait; default: 600"
+        )
+    for command in commands.choices.values():  # it may stand after the command as well
+        command.add_argument(
+            "--run-directory", type=Path, metavar="PATH", default=argparse.SUPPRESS, help=argparse.SUPPRESS
         )
     return parser.parse_args(given)
 
@@ -99,10 +104,11 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def _row(each: dict[str, Any]) -> tuple[str, ...]:
+    place = str(each["number"]), each["host"] or "-", each["state"]
+    if each["state"] in AWAY:
+        return *place, *["-"] * (len(COLUMNS) - len(place))
     return (
-        str(each["number"]),
-        each["host"] or "-",
-        each["state"],
+        *place,
         f"{each['slots_busy']}/{each['slots']}",
         f"{each['blocks_used']}/{each['blocks']}",
         str(each["waiting"]),
@@ -174,8 +180,7 @@ def _drain(directory: Path, asked: argparse.Namespace) -> None:
     _instance(directory, asked.instance)
     orders = ClusterOrders(directory)
     drained = orders.read().draining | {asked.instance}
-    away = ("lost", "starting")
-    others = {each["number"] for each in _status_of(directory)["instances"] if each["state"] not in away}
+    others = {each["number"] for each in _status_of(directory)["instances"] if each["state"] not in AWAY}
     if not others - drained:
         raise ControlError(
             f"instance {asked.instance} is the last one that gets requests: restore another first"
@@ -195,14 +200,20 @@ def _drain(directory: Path, asked: argparse.Namespace) -> None:
 def _num_left(directory: Path, number: int) -> int:
     """Returns how many requests the instance has; at least 1 until the scheduler model has read the order."""
     each = _instance(directory, number)
-    is_told = each["state"] in ("draining", "lost", "starting")
+    is_told = each["state"] in ("draining", *AWAY)
     return int(each["slots_busy"] + each["waiting"]) if is_told else max(1, int(each["slots_busy"]))
 
 
 def _restore(directory: Path, asked: argparse.Namespace) -> None:
+    """Restores an instance and waits until the server has read the order."""
     _instance(directory, asked.instance)
     orders = ClusterOrders(directory)
     orders.drain(orders.read().draining - {asked.instance})
+    began_s = time.monotonic()
+    while _instance(directory, asked.instance)["state"] == "draining":
+        if time.monotonic() - began_s > asked.timeout:
+            raise ControlError(f"the server has not taken the order after {asked.timeout:.0f} s; it stays")
+        time.sleep(LOOK_S)
     print(f"instance {asked.instance} gets requests again")
 
 

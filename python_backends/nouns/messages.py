@@ -69,6 +69,7 @@ class Hello(Noun, frozen=True):
     host: str = ""  # of an instance: the name of its host
     blocks_at: str = ""  # of an instance: ZeroMQ endpoint that takes KV blocks; empty: it takes none
     kv_format: str = ""  # of an instance: how KV blocks are written; only equal ones are exchanged
+    pid: int = 0  # of an instance, on its host
 
 
 class Submit(Noun, frozen=True, eq=False):
@@ -173,6 +174,8 @@ class Load(Noun, frozen=True):
     num_high_priority: int = 0  # requests that run or wait, of a priority above 0
     waiting_blocks: int = 0  # KV blocks that the requests that wait need for their tokens so far
     head_blocks: int = 0  # of these: for the request whose turn is next
+    future_blocks: int = 0  # that the requests with a slot will use at most, as predicted
+    num_prefill_tokens: int = 0  # of requests that have a slot, still to be computed before their next token
     step_s: float = 0.0  # what a step takes at present; 0: not known yet
     moved_bytes: int = 0  # of KV blocks, sent to other instances since the last heartbeat
     num_borrowed_blocks: int = 0  # KV blocks that training uses; they count as free

@@ -10,7 +10,7 @@ for a run compares the numbers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
 from itertools import count
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from python_backends.nouns.request import BASE, AdapterVersion, Ids, LogProbs, Noun, Sampling
+from python_backends.nouns.training import Window
 
 _RUNS = count()  # of this process: no two schedulers over one engine give a number twice
 
@@ -85,6 +86,9 @@ class StepPlan:
     Decode spans come first and have length 1; their input is the slot's last token, which the engine holds.
     The input of the prefill spans is in `tokens`, one after the other. A span with `samples` set yields one
     new token: every decode span, and the last chunk of a prefill.
+
+    A plan of decode spans alone may have a window of training, whose rows stand after theirs and yield
+    nothing here. Only engines that train are given one.
     """
 
     number: int
@@ -98,6 +102,7 @@ class StepPlan:
     tokens: Ids  # [prefill tokens of this step]
     run: int = field(default_factory=lambda: next(_RUNS))
     step_in_run: int = 0
+    window: Window | None = None
 
     @cached_property
     def starts(self) -> Ids:
@@ -111,6 +116,9 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         return int(self.lengths.sum())
+
+    def with_window(self, window: Window) -> StepPlan:
+        return replace(self, window=window)
 
     def next_in_run(self, number: int, operations: tuple[SlotOperation, ...] = ()) -> StepPlan:
         """The plan after this one, which has decode spans alone: each starts one token further."""

@@ -41,6 +41,18 @@ class Pack:
         return [(index, begin, end) for index, begin, end in cut if begin < end]
 
 
+Loads = tuple[int, int, float]  # of a piece of training: sequences, tokens, KV tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Tokens [first, last) of the pack that is computed, as a step of serving computes them forward."""
+
+    first: int
+    last: int
+    loads: Loads
+
+
 @dataclass(frozen=True, slots=True)
 class Tile:
     """Tokens [first, last) of a pack in one layer."""

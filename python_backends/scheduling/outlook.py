@@ -66,8 +66,7 @@ class Outlook:
 
     def seated(self, sequence: Sequence, num_shared: int) -> None:
         """`sequence` has got a slot. `num_shared`: how many of its blocks other sequences hold as well."""
-        if self._is_used:
-            self.future.seat(sequence, num_shared)
+        self.future.seat(sequence, num_shared)
 
     def left(self, slot: int) -> None:
         if self._is_used:

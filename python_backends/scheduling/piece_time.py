@@ -1,19 +1,19 @@
-"""How long a piece of training takes: a window (forward, all layers), a tile (backward, one layer), or
-anything that is always about as long.
+"""How long a piece of training takes: a window (forward, all layers), its loss, a tile (backward, one layer),
+or anything that is always about as long.
 
 A constant, plus a time for each sequence, token and KV token of the piece. Learned while training, as the
-times of steps are. Owned by what trains in an instance.
+times of steps are. Owned by what trains in an instance; that of windows in steps of serving by `StepTime`.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 import numpy as np
 
-from python_backends.nouns.training import Pack
+from python_backends.nouns.training import NO_LABEL, Loads, Pack
 from python_backends.scheduling.least_squares import Array, LeastSquares
-from python_backends.scheduling.step_time import chunk_kv_tokens
 
 FEATURES = ("constant", "sequence", "token", "KV token")
 WARM = 8  # the first pieces: all count the same, and later ones that are far off count less
@@ -25,8 +25,12 @@ SURE = 0.95  # share of the pieces that are done within the expected time and th
 MOST_MARGIN = 2.0  # what takes longer was interrupted
 FAR_BELOW, NUM_FAR_BELOW = 2.0, 3  # times less than expected, so often: what was learned was interrupted
 
-Loads = tuple[int, int, float]  # sequences, tokens, KV tokens
 NOTHING: Loads = (0, 0, 0.0)
+
+
+def chunk_kv_tokens(start: Any, length: Any) -> Any:
+    """The sum, over the tokens of a chunk, of the tokens that each attends to; numbers or arrays."""
+    return length * (start + length / 2)
 
 
 def loads(pack: Pack, first: int, last: int) -> Loads:
@@ -34,6 +38,11 @@ def loads(pack: Pack, first: int, last: int) -> Loads:
     pieces = pack.pieces(first, last)
     attended = sum(chunk_kv_tokens(begin - pack.bounds[index], end - begin) for index, begin, end in pieces)
     return len(pieces), last - first, float(attended)
+
+
+def loss_loads(pack: Pack, first: int, last: int) -> Loads:
+    """Of the loss of tokens [first, last): the tokens that are learned are in the place of KV tokens."""
+    return 1, last - first, float(np.count_nonzero(pack.labels[first:last] != NO_LABEL))
 
 
 class PieceTime:
@@ -53,25 +62,38 @@ class PieceTime:
         """Seconds for one of each of FEATURES."""
         return tuple(self._fit.coefficients)
 
+    @property
+    def is_learned(self) -> bool:
+        """Whether the time of any piece is known."""
+        return self._fit.count > 0
+
     def seconds(self, loads: Loads) -> float:
         """Within which such a piece is nearly always done; 0 before any was seen."""
-        expected_s = sum(one * load for one, load in zip(self._fit.coefficients, (1, *loads), strict=True))
-        return self._margin * float(expected_s)
+        return self._margin * self.expected_s(loads)
 
-    def observe(self, loads: Loads, seconds: float) -> None:
-        """The first piece of a size is not learned from: libraries generate code for it."""
+    def expected_s(self, loads: Loads) -> float:
+        """That such a piece takes; 0 before any was seen."""
+        return float(sum(one * load for one, load in zip(self._fit.coefficients, (1, *loads), strict=True)))
+
+    def observe(self, loads: Loads, seconds: float, num_before: int = 0) -> bool:
+        """Whether it is learned from: not from the first piece of a size, for which libraries generate code.
+        `num_before`: rows of others that were computed together with its tokens.
+        """
         self.most_tokens = max(self.most_tokens, loads[1])
-        if loads[1] not in self._sizes:
-            self._sizes.add(loads[1])
-            return
+        size = num_before + loads[1]
+        if size not in self._sizes:
+            self._sizes.add(size)
+            return False
         self._observed.append((1.0, *loads, seconds))
-        is_far_below = FAR_BELOW * seconds * self._margin < self.seconds(loads)
-        self._num_far_below = self._num_far_below + 1 if is_far_below else 0
+        is_far_below = FAR_BELOW * seconds < self.expected_s(loads)
+        is_known = not self._fit.is_new(np.array((1.0, *loads)))
+        self._num_far_below = self._num_far_below + 1 if is_far_below and is_known else 0
         if self._num_far_below == NUM_FAR_BELOW:
             self._begin_again(loads[1])
         if self._fit.count < WARM or len(self._observed) >= BATCH:
             observed, self._observed = np.array(self._observed, np.float64), []
             self._learn(observed[:, :-1], observed[:, -1])
+        return True
 
     def _begin_again(self, tokens: int) -> None:
         """With the latest observations, the last one of a piece of so many tokens. A piece may take longer

@@ -26,7 +26,13 @@ class PlanWriter:
     """
 
     def __init__(
-        self, allocator: Allocator, outlook: Outlook, token_budget: int, chunked: bool, static_slots: bool
+        self,
+        allocator: Allocator,
+        outlook: Outlook,
+        token_budget: int,
+        chunked: bool,
+        static_slots: bool,
+        by_priority: bool,
     ) -> None:
         self._allocator = allocator
         self._slots = allocator.slots
@@ -34,6 +40,7 @@ class PlanWriter:
         self._token_budget = token_budget
         self._chunked = chunked
         self._static_slots = static_slots
+        self._by_priority = by_priority  # prompts of higher priority are computed first
         self.num_steps = 0  # planned so far
         self._last: StepPlan  # the plan written last
         self._rows: Rows  # of the last plan, if it has decode rows only
@@ -79,9 +86,9 @@ class PlanWriter:
         return self.num_steps - 1
 
     def _chunks(self, decodes: Ids) -> list[Chunk]:
-        """This step's prefill chunks, in order of arrival."""
+        """This step's prefill chunks, in order of priority and arrival."""
         chunks: list[Chunk] = []
-        slots = self._slots.prefilling()
+        slots = self._slots.prefilling(self._by_priority)
         if not slots:
             return chunks
         budget = self._token_budget - len(decodes)

@@ -91,7 +91,9 @@ class SlotScheduler:
         self.blocks = self._allocator.blocks
         self.outlook = Outlook(self.policy, settings, limits, self.slots, clock)
         chunked, static = self.policy.chunked_prefill, settings.static_slots
-        self._plans = PlanWriter(self._allocator, self.outlook, self.token_budget, chunked, static)
+        self._plans = PlanWriter(
+            self._allocator, self.outlook, self.token_budget, chunked, static, self.policy.by_priority
+        )
         self._booking = Booking(self.slots)
         self.handover = Handover(self, self._allocator, self._plans, limits.vocab_size)
         self.num_evictions = 0
@@ -136,6 +138,14 @@ class SlotScheduler:
         return self.blocks.num_used + self._allocator.num_promised_blocks
 
     @property
+    def future_blocks(self) -> int:
+        """The most KV blocks that the requests with a slot will use, as predicted."""
+        future = self.outlook.future
+        if future.is_drawn:
+            return round(future.peak_blocks)
+        return round(future.peak_of_running(self.blocks.num_used, self._allocator.shared_blocks))
+
+    @property
     def contention(self) -> Contention:
         """What requests compete for at present."""
         fits_all = len(self._waiting) <= self.slots.num_free
@@ -174,6 +184,8 @@ class SlotScheduler:
             num_high_priority=self._roster.num_high_priority,
             waiting_blocks=self._waiting.num_blocks,
             head_blocks=self._waiting.num_head_blocks,
+            num_prefill_tokens=self.slots.num_prefill_tokens,
+            future_blocks=self.future_blocks,
             step_s=self.outlook.step_s,
             num_adapters=self.adapters.num_loaded,
         )
@@ -397,11 +409,12 @@ class SlotScheduler:
         return bool(self._waiting) and self.slots.num_free > 0 and self._may_admit
 
     def _view(self) -> View:
-        view = self._allocator.view()
+        view = replace(self._allocator.view(), is_overdue=self._waiting.is_overdue)
         if not self.policy.looks_ahead:
             return view
-        try_reserve = self.outlook.trial(self.blocks.num_available, self._allocator.seating)
-        return replace(view, try_reserve=try_reserve, is_overdue=self._waiting.is_overdue)
+        return replace(
+            view, try_reserve=self.outlook.trial(self.blocks.num_available, self._allocator.seating)
+        )
 
     def _head(self) -> list[Sequence]:
         return list(islice(self._waiting.in_order(), HEAD + self.slots.num_free))

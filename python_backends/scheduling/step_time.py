@@ -1,5 +1,5 @@
 """How long a step takes: a constant, plus a time for each decode row, KV token, prefill token and prefill KV
-token of it.
+token of it, plus what a window of training adds.
 
 KV tokens are those that decode rows attend to. Each token of a chunk attends to all tokens before the chunk
 and, on average, to half of the chunk: these are its prefill KV tokens, of which a chunk far into a long
@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from python_backends.nouns.step import StepPlan
+from python_backends.nouns.training import Window
 from python_backends.scheduling.least_squares import WARM, LeastSquares
+from python_backends.scheduling.piece_time import PieceTime, chunk_kv_tokens
 
 FEATURES = ("constant", "decode row", "KV token", "prefill token", "prefill KV token")
 BATCH = 16  # later steps are learned from in groups of this size
@@ -29,11 +30,6 @@ NUM_ERRORS = 256  # latest errors that quantiles are taken of
 QUICK = 0.05  # share of the steps that may take less than `least_s`
 
 Array = NDArray[np.float64]
-
-
-def chunk_kv_tokens(start: Any, length: Any) -> Any:
-    """The sum, over the tokens of a chunk, of the tokens that each attends to; numbers or arrays."""
-    return length * (start + length / 2)
 
 
 class _Kind:
@@ -62,6 +58,7 @@ class StepTime:
         self._kinds = (_Kind(), _Kind())
         # loads and seconds of steps that are not yet learned from
         self._observed: list[tuple[float, ...]] = []
+        self.window_time = PieceTime()  # what a window of training adds to a step
         self._run = -1  # run number of the latest plan
         self._first_kv_tokens = 0  # the sum of `first_starts` over its decode rows
 
@@ -79,7 +76,7 @@ class StepTime:
         """Of a step with this many rows that decode, tokens that these attend to, tokens of prompts, and
         tokens that each of these attends to, added up; 0 before any step was seen.
         """
-        constant, row, kv, token, attended = self.coefficients
+        constant, row, kv, token, attended = self._fit.coefficients
         return constant + row * decode_rows + kv * kv_tokens + token * prefill + attended * prefill_kv
 
     def chunk_s(self, start: int, length: int) -> float:
@@ -112,7 +109,8 @@ class StepTime:
         return rows, self._first_kv_tokens + rows * (plan.step_in_run + 1), len(plan.tokens), attended
 
     def expected_s(self, plan: StepPlan) -> float:
-        return self.seconds(*self.loads(plan))
+        window_s = 0.0 if plan.window is None else self.window_time.expected_s(plan.window.loads)
+        return self.seconds(*self.loads(plan)) + window_s
 
     def least_s(self, plan: StepPlan) -> float:
         """The time that nearly every step like this one takes at least."""
@@ -125,10 +123,20 @@ class StepTime:
         return float(np.quantile(self.errors, level)) if self.errors else 1.0
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
+        """What a step without a window takes is learned from such steps alone."""
+        if plan.window is not None:
+            self._observe_window(plan, plan.window, seconds)
+            return
         self._observed.append((*self.loads(plan), seconds))
         if self._fit.count < WARM or len(self._observed) == BATCH:
             observed, self._observed = np.array(self._observed, np.float64), []
             self.learn(observed[:, :-1], observed[:, -1])
+
+    def _observe_window(self, plan: StepPlan, window: Window, seconds: float) -> None:
+        expected_s, added_s = self.expected_s(plan), seconds - self.seconds(*self.loads(plan))
+        has_times = self.window_time.expected_s(window.loads) > 0
+        if self.window_time.observe(window.loads, added_s, len(plan.slots)) and has_times:
+            self.errors.append(seconds / expected_s)
 
     def learn(self, loads: Array, seconds: Array) -> None:
         """`loads` [n, 4]: the arguments of `seconds` for steps that took `seconds` [n]."""

@@ -2,8 +2,8 @@
 
 Prefills and decodes go first. Where sequences decode, a step and the training before it take no longer than
 the time per output token that the settings allow (FlexLLM, NSDI 2026: the most training tokens for which the
-expected time stays within the objective). Where the server is idle, a new request waits at most so long.
-Pure.
+expected time stays within the objective). A window may be in the step itself. Where the server is idle, a new
+request waits at most so long. Pure.
 """
 
 from __future__ import annotations
@@ -11,48 +11,113 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from python_backends.nouns.step import StepPlan
-from python_backends.nouns.training import Pack
-from python_backends.scheduling.piece_time import Loads, PieceTime, loads
+from python_backends.nouns.training import Loads, Pack
+from python_backends.scheduling.piece_time import PieceTime, loads, loss_loads
 from python_backends.scheduling.step_time import StepTime
 
 SURE = 0.99  # share of the steps that shall be done in time
 # times the expected time of a step: what takes longer was interrupted, which less training would not avoid
 MOST_ERROR = 2.0
 LEAST, MOST = 16, 512  # tokens of a piece, if its pack has as many
-GROWTH = 2  # a piece has at most so many times the tokens of the largest one whose time was measured
+# of a window in a step, unless all are to be: longer ones take as long between two steps (docs/finetuning.md)
+MOST_FUSED = 64
+# a piece has at most so many times the tokens of the largest one so far; LEAST until a time is known
+GROWTH = 2
+
+Padded = Callable[[int], int]  # rows of a step → the rows that are computed
 
 
-def slack_s(plan: StepPlan | None, times: StepTime, tpot_s: float, idle_s: float) -> float:
+class Lateness:
+    """How much later than the objective the requests that run have their tokens: a step with prompts may take
+    longer than it. `step_begins` changes it.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._last_s: float | None = None  # when a step began in which sequences decode
+
+    def step_begins(self, plan: StepPlan | None, now_s: float, goal_s: float) -> None:
+        """With the training before it. `plan` is None where there is nothing to compute; `goal_s` is what a
+        step and the training before it may take.
+        """
+        if plan is None:
+            self.seconds = 0.0
+        elif self._last_s is not None:
+            self.seconds = max(0.0, self.seconds + now_s - self._last_s - goal_s)
+        self._last_s = now_s if plan is not None and plan.num_decodes else None
+
+
+def goal_s(times: StepTime, tpot_s: float) -> float:
+    """Seconds that a step and the training before it may be expected to take, so that nearly all are done
+    within `tpot_s`.
+    """
+    return tpot_s / min(MOST_ERROR, max(1.0, times.error_quantile(SURE)))
+
+
+def slack_s(
+    plan: StepPlan | None, times: StepTime, tpot_s: float, idle_s: float, late_s: float = 0.0
+) -> float:
     """Seconds for training before `plan` is launched; `plan` is None where there is nothing to compute. None
-    before a step with prompts, whose first tokens are waited for.
+    before a step with prompts, whose first tokens are waited for. What requests are late, `late_s`, is caught
+    up first.
     """
     if plan is None:
         return idle_s
     if len(plan.tokens):
         return 0.0
-    error = min(MOST_ERROR, max(1.0, times.error_quantile(SURE)))
-    return max(0.0, tpot_s / error - times.expected_s(plan))
+    return max(0.0, goal_s(times, tpot_s) - times.expected_s(plan) - late_s)
 
 
 def window(seconds: float, times: PieceTime, pack: Pack, first: int) -> int:
     """How many tokens from `first` on are computed forward within `seconds`; 0: not even the least piece."""
+    sizes = _sizes(len(pack.tokens) - first)
+    return _most(seconds, times, sizes, lambda tokens: loads(pack, first, first + tokens))
+
+
+def fused_window(
+    seconds: float, times: PieceTime, pack: Pack, first: int, num_rows: int, padded: Padded
+) -> int:
+    """How many tokens from `first` on add at most `seconds` to a step of `num_rows` other rows; 0: not even
+    the least window. `times`: what windows add. No margin is needed, since that of the step holds for all of
+    it. The rows of the step need no padding, but with the last window of a pack.
+    """
     left = len(pack.tokens) - first
-    return _most(seconds, times, left, lambda tokens: loads(pack, first, first + tokens))
+    known = max(LEAST, GROWTH * times.most_tokens)
+    for tokens in (sizes := _fused_sizes(left, num_rows, padded)):
+        fits = times.expected_s(loads(pack, first, first + tokens)) <= seconds
+        if fits and (tokens <= known or tokens == sizes[-1]):
+            return tokens
+    return 0
+
+
+def is_short(seconds: float, times: PieceTime, pack: Pack, first: int) -> bool:
+    """Whether a window from `first` on, by itself, has at most MOST_FUSED tokens if it is to end within
+    `seconds`; False where the rest of the pack does so.
+    """
+    last = min(len(pack.tokens), first + MOST_FUSED + 1)
+    return times.seconds(loads(pack, first, last)) > seconds
+
+
+def loss(seconds: float, times: PieceTime, pack: Pack, first: int, last: int) -> int:
+    """Of how many of the tokens [first, last) the loss is computed within `seconds`; 0: not even of the least
+    number.
+    """
+    return _most(seconds, times, _sizes(last - first), lambda tokens: loss_loads(pack, first, first + tokens))
 
 
 def tile(seconds: float, times: PieceTime, pack: Pack, last: int) -> int:
     """How many tokens before `last` are computed backward in one layer within `seconds`; 0: not even the
     least piece.
     """
-    return _most(seconds, times, last, lambda tokens: loads(pack, last - tokens, last))
+    return _most(seconds, times, _sizes(last), lambda tokens: loads(pack, last - tokens, last))
 
 
-def _most(seconds: float, times: PieceTime, left: int, loads_of: Callable[[int], Loads]) -> int:
+def _most(seconds: float, times: PieceTime, sizes: list[int], loads_of: Callable[[int], Loads]) -> int:
     """The largest of few sizes: for every new one the libraries of a CPU generate code."""
-    known = max(LEAST, GROWTH * times.most_tokens)
-    for tokens in _sizes(left):
-        is_least = tokens == min(LEAST, left)
-        if (tokens <= known or is_least) and times.seconds(loads_of(tokens)) <= seconds:
+    known = max(LEAST, GROWTH * times.most_tokens) if times.is_learned else LEAST
+    for tokens in sizes:
+        is_known = tokens <= known or tokens == sizes[-1]
+        if is_known and times.seconds(loads_of(tokens)) <= seconds:
             return tokens
     return 0
 
@@ -64,3 +129,12 @@ def _sizes(left: int) -> list[int]:
         found += [size] if size < left else []
         size //= 2
     return list(dict.fromkeys(found))
+
+
+def _fused_sizes(left: int, num_rows: int, padded: Padded) -> list[int]:
+    """All that is left, then those with which a step of `num_rows` others has no rows of padding."""
+    found, rows = [], padded(num_rows + LEAST)
+    while rows - num_rows < min(left, MOST + 1):
+        found.append(rows - num_rows)
+        rows = padded(rows + 1)
+    return [*([left] if left <= MOST else []), *reversed(found)]

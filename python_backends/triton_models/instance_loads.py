@@ -51,7 +51,7 @@ class InstanceLoads:
         self._clock = clock
         self._counted_s = clock()  # instance seconds, until then
         self._loads: dict[int, Load] = {}  # of instances that are ready
-        self._hosts: dict[int, str] = {}  # where each instance was when it got ready
+        self._places: dict[int, tuple[str, int]] = {}  # host and pid of each instance when it got ready
         self._wanted = frozenset({0})  # instances that should run
         self._seen: set[int] = set()  # of these, the ones that have been ready
         self._shown: set[int] = set()  # instances that have gauges of their own
@@ -75,7 +75,7 @@ class InstanceLoads:
         """By instance: why requests wait there."""
         return {instance: load.wait_reason for instance, load in self._loads.items()}
 
-    def ready(self, instance: int, limits: ModelLimits, host: str = "") -> None:
+    def ready(self, instance: int, limits: ModelLimits, host: str = "", pid: int = 0) -> None:
         if self._fingerprint not in ("", limits.fingerprint):
             log.warning(
                 "instance %d has another model or other settings than before; open requests go on with it",
@@ -84,7 +84,7 @@ class InstanceLoads:
         self._fingerprint = limits.fingerprint
         self._seen.add(instance)
         self._shown.add(instance)
-        self._hosts[instance] = host
+        self._places[instance] = host, pid
         self._loads[instance] = Load(num_slots=limits.num_slots, num_blocks=limits.num_blocks)
         if self._router is not None:
             self._router.ready(instance, limits)
@@ -146,10 +146,12 @@ class InstanceLoads:
 
     def _status_of(self, router: Router, number: int) -> dict[str, Any]:
         state, load = self._state_of(router, number), self._loads.get(number, Load())
-        freeness = router.freeness(number)
+        freeness = router.freeness(number) if number in self._loads else -math.inf
+        host, pid = self._places.get(number, ("", 0))
         return {
             "number": number,
-            "host": self._hosts.get(number, ""),
+            "pid": pid,
+            "host": host,
             "state": state,
             "slots_busy": load.num_running,
             "slots": load.num_slots,

@@ -298,8 +298,8 @@ class TritonPythonModel:
         elif now_s >= self._tell_at_s:
             self._tell_at_s = now_s + COMPLAIN_EVERY_S
             reasons = ", ".join(f"{count} {reason}" for reason, count in waiting.items() if count)
-            log.info(
-                "%d requests wait for a slot: %s (docs/operations.md, Why a request waits)",
+            log.warning(  # the processes of Triton's models print no less than warnings
+                "%d requests wait for a slot: %s (docs/waiting.md)",
                 sum(waiting.values()),
                 reasons,
             )

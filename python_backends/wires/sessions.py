@@ -8,6 +8,7 @@ only asleep forgets what it had.
 from __future__ import annotations
 
 import math
+import os
 import platform
 import re
 from collections.abc import Sequence
@@ -235,7 +236,7 @@ class InstanceEnd:
         self._poller = poller_of(self._socket, self._wake.fd)
         self._incarnation = new_incarnation()
         self._session = NOBODY
-        self._hello = Hello(limits, platform.node(), blocks_at, kv_format)
+        self._hello = Hello(limits, platform.node(), blocks_at, kv_format, os.getpid())
         self._send([self._hello])
 
     def receive(self, timeout_s: float) -> list[Any]:

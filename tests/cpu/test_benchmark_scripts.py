@@ -28,17 +28,20 @@ LONG = {  # ten seconds to a minute each; what they make for themselves is made 
         "fcfs,ours,ours_history",
     ),
     "lengths.py": (),
+    "coserving.py": (),
     "drift.py": (),
     "agreement.py": (),
     "finetuning_memory.py": (),
     "finetuning_speed.py": (),
+    "fused_windows.py": (),
     "magnus.py": ("--simulate", "20,0.05,0.2"),
     "many_streams.py": (),
     "migration.py": (),
     "ninth_task.py": (),
     "triton_cost.py": (),
 }
-NEEDS_MORE = {"peers.py", "gpu.py"}  # other engines; a GPU (tests/cpu/test_gpu_script.py runs it on a CPU)
+# other engines; a GPU, Triton's language (tests/cpu/test_gpu_script.py and test_gpu_floor.py run them here)
+NEEDS_MORE = {"peers.py", "gpu.py", "gpu_floor.py"}
 
 
 def said(*words: str, **environment: str) -> str:
@@ -88,7 +91,7 @@ def test_a_long_script_runs_with_quick_and_prints_its_table_last(script: str, tm
     assert text.splitlines()[-1].startswith(("| ", "└"))
 
 
-@pytest.mark.parametrize("words", [("--scaling",), ("--check",)])
+@pytest.mark.parametrize("words", [("--scaling",), ("--check",), ("--router",)])
 def test_the_other_measurements_of_a_cluster_run(words: tuple[str, ...], tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     text = said("benchmarks/cluster.py", "--quick", "--json", str(path), *words)
@@ -98,3 +101,12 @@ def test_the_other_measurements_of_a_cluster_run(words: tuple[str, ...], tmp_pat
 
 def test_every_script_is_run_by_a_test() -> None:
     assert {*SHORT, *LONG, *NEEDS_MORE} == MEASURED.keys()
+
+
+def test_runs_of_a_cluster_are_kept_and_read_again(tmp_path: Path) -> None:
+    words = ("benchmarks/cluster.py", "--quick", "--policies", "infaas", "--runs", str(tmp_path))
+    first = said(*words)
+    written_ns = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert len(written_ns) == 2, "the capacity and one run"
+    assert said(*words).splitlines()[-1] == first.splitlines()[-1]
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == written_ns

@@ -278,7 +278,7 @@ def test_an_example_that_is_longer_than_the_server_takes_is_refused_by_number(
     training = build_training(short, engine, scheduler)
     assert training is not None
     JobWatch(tmp_path, training, "", lambda: None).look()
-    training.work(1.0, True)
+    training.work(1.0, None)
     training.close()
     message = Job(job.directory).fields["error"]["message"]
     assert f"has {longest} tokens; the server takes {longest - 1}" in message
@@ -351,7 +351,7 @@ def test_a_job_that_every_process_dies_of_fails_in_the_end(one: TinyModel, tmp_p
     for _ in range(3):
         server = Server(one, tmp_path)
         server.turn_until(lambda current=server: current.training.has_work and bool(job.events))  # type: ignore[misc]
-        server.training.work(0.0, False)
+        server.training.work(0.0, None)
         for each in server.training._running:
             each.lock.close()
     last = Server(one, tmp_path)

@@ -76,7 +76,7 @@ def test_the_dead_slot_reads_and_writes_behind_all_blocks() -> None:
 def test_a_steady_step_is_sent_nothing(one: TinyModel) -> None:
     """The slots of a bucket are written only when others stand in it."""
     engine = one.engine(slots=4, cuda_graphs="eager")
-    steps = engine._decode_steps
+    steps = engine._launcher.decode_steps
     assert steps is not None
     bucket = steps.bucket(np.array([2, 0, 1], np.int32))
     assert bucket.slots.tolist() == [2, 0, 1, 4]

@@ -20,6 +20,7 @@ from python_backends.engine.device import take_device
 from python_backends.engine.kv.kv_memory import SHARE
 from python_backends.engine.largest_steps import largest_steps, prompt_lengths
 from python_backends.engine.model.checkpoint import block_shape, read_config
+from python_backends.engine.slots.slot_state import Choice
 from python_backends.engine.step_timer import cuda_timer
 from python_backends.engine.torch import engine as torch_engine
 from python_backends.engine.torch import kernel_trial
@@ -261,7 +262,7 @@ def test_after_the_largest_steps_requests_are_answered_as_ever(
 
     def launched(self: TorchEngine, plan: StepPlan) -> None:
         launch(self, plan)
-        asked.append(not self.state.is_greedy(plan.slots))
+        asked.append(self.state.choice(plan.slots) is not Choice.GREEDY)
 
     monkeypatch.setattr(TorchEngine, "launch", launched)
     requests = random_requests(6)

@@ -69,7 +69,7 @@ def test_a_decode_step_reads_only_the_blocks_that_the_window_touches(
 ) -> None:
     engine = tiny("gemma2").engine(block_tokens=4)
     read: list[dict[int | None, int]] = []
-    batch = engine._batcher.batch
+    batch = engine._launcher.batcher.batch
 
     def watched(plan: Any) -> Any:
         made = batch(plan)
@@ -81,7 +81,7 @@ def test_a_decode_step_reads_only_the_blocks_that_the_window_touches(
         )
         return made
 
-    engine._batcher.batch = watched  # type: ignore[method-assign]
+    engine._launcher.batcher.batch = watched  # type: ignore[method-assign]
     Serving(engine, token_budget=256).run([Request(0, _prompt(150), Sampling(max_tokens=8))])
     rows_a_block = 2 * engine.cache.shape.num_kv_heads
     assert max(step[WINDOW] for step in read) == 5 * rows_a_block

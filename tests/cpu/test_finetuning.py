@@ -74,12 +74,12 @@ def test_a_loss_that_is_not_finite_fails_the_job_and_keeps_the_last_checkpoint(
 ) -> None:
     from python_backends.engine.torch.training.session import TrainingSession
 
-    job, window = new_job(tmp_path, steps=9), TrainingSession.window
+    job, loss = new_job(tmp_path, steps=9), TrainingSession.loss
 
     def broken(session: TrainingSession, first: int, last: int) -> float:
-        return float("nan") if session.num_steps == 5 else window(session, first, last)
+        return float("nan") if session.num_steps == 5 else loss(session, first, last)
 
-    monkeypatch.setattr(TrainingSession, "window", broken)
+    monkeypatch.setattr(TrainingSession, "loss", broken)
     train(job, settings(one))
     fields = Job(job.directory).fields
     assert fields["status"] == "failed"

@@ -40,7 +40,7 @@ def test_it_runs_without_a_gpu(tmp_path: Path) -> None:
     """All parts but three that other tests and benchmarks run: the checks
     of tokens, Triton, and transformers' loop.
     """
-    path, parts = tmp_path / "gpu.json", ("steps", "gap", "copies", "online")
+    path, parts = tmp_path / "gpu.json", ("steps", "gap", "copies", "online", "finetune", "moves")
     command = [
         sys.executable,
         "benchmarks/gpu.py",
@@ -48,7 +48,7 @@ def test_it_runs_without_a_gpu(tmp_path: Path) -> None:
         "cpu",
         "--quick",
         "--only",
-        "steps,gap,copies,online",
+        ",".join(parts),
         "--json",
         str(path),
     ]
@@ -61,6 +61,9 @@ def test_it_runs_without_a_gpu(tmp_path: Path) -> None:
     values = {figure["what"]: figure["value"] for figure in result["figures"]}
     assert values["24/12 at once: output"] > 0
     assert 0 < values["busy share, all steps"] <= 1
+    assert values["ours alone, keep = products"] > 0
+    assert values["decodes of 4 slots, SLO 200 ms: P99 between tokens"] > 0
+    assert values["tokens of a moved request that are those without a move"] == 1
     assert "| steps | decode step of 4 slots over its floor |" in said.stdout
 
 

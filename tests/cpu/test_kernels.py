@@ -13,22 +13,52 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 WITHOUT = "the package triton is not installed: build/set-up dev kernels brings it (700 MB)"
 CASES = """
+import numpy as np
 import torch
-from benchmarks import gpu_checks
-from benchmarks.gpu_checks import WINDOWS_AND_CAPS
+import triton.language as tl
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+from benchmarks import gpu_kernels
+from benchmarks.gpu_kernels import WINDOWS_AND_CAPS
 from python_backends.engine.model.description import Heads
+from python_backends.engine.torch.paged_parts import divided, extra_parts
 
-for window, softcap in WINDOWS_AND_CAPS:
-    for heads in (Heads(4, 2, 16, 0.25), Heads(6, 1, 24, 0.2)):
-        for error_of in (gpu_checks.kernel_error, gpu_checks.chunk_error):
-            error = error_of(heads, window, softcap, torch.float32, "cpu")
-            assert error < 1e-5, (error_of, heads, window, softcap, error)
-for heads, width in ((Heads(4, 2, 16, 0.25), 64), (Heads(14, 3, 24, 0.2), 1100)):
+for number, (window, softcap) in enumerate(WINDOWS_AND_CAPS):
+    heads = (Heads(4, 2, 16, 0.25), Heads(6, 1, 24, 0.2))[number % 2]
+    error = gpu_kernels.attention_error(heads, window, softcap, torch.float32, "cpu")
+    assert error < 1e-5, (heads, window, softcap, error)
+dot = InterpreterBuilder.create_dot
+
+def widened(handle):  # the interpreter multiplies the bits of bfloat16
+    if handle.dtype.scalar != tl.bfloat16:
+        return handle
+    return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+InterpreterBuilder.create_dot = lambda self, a, b, *rest: dot(self, widened(a), widened(b), *rest)
+assert gpu_kernels.attention_error(Heads(4, 2, 16, 0.25), 16, 8.0, torch.bfloat16, "cpu") < 0.02
+for width in (64, 1100):
     for dtype, allowed in ((torch.float32, 1e-5), (torch.bfloat16, 0.02)):  # the interpreter truncates
-        errors = [case() for case in gpu_checks.fused_errors(heads, width, dtype, "cpu")]
-        assert max(errors) < allowed, (heads, dtype, errors)
-assert gpu_checks.rows_kept_otherwise(1000, "cpu") == 0
-assert gpu_checks.slots_written_otherwise("cpu") == 0
+        assert max(gpu_kernels.int8_errors(dtype, "cpu")) < allowed, dtype
+        errors = [case() for case in gpu_kernels.fused_errors(width, dtype, "cpu")]
+        assert max(errors) < allowed, (width, dtype, errors)
+for lengths in ([1], [7, 64, 65], [40_000] + [200] * 63, [100] * 256):
+    positions = torch.tensor(lengths) - 1
+    for window, seen in ((None, lengths), (128, [min(length, 128) for length in lengths])):
+        parts = divided(positions, len(lengths), 257, window, Heads(8, 4, 16, 0.25))
+        extra = extra_parts(len(lengths), 4)
+        most = -(-sum(seen) // extra // 64) * 64 + 64
+        used = [item for item in parts.items.tolist() if item[4]]
+        assert len(parts.items) == len(lengths) + extra
+        for row, (length, count) in enumerate(zip(lengths, seen)):
+            mine = [item for item in used if item[0] == row]
+            ends = [item[2] for item in mine]
+            assert [item[1] for item in mine] == [length - count, *ends[:-1]]
+            assert ends[-1] == length and all(0 < item[2] - item[1] <= most for item in mine)
+            assert {(item[3], item[4]) for item in mine} == {(used.index(mine[0]), len(mine))}
+        assert not parts.arrived.any()
+        if lengths[0] == 40_000 and window is None:  # a long row is divided in a batch of any size
+            assert used[0][4] > 100 and used[-1][4] == 1
+assert gpu_kernels.tokens_drawn_otherwise(1000, "cpu") == 0
+assert gpu_kernels.slots_written_otherwise("cpu") == 0
 print("equal")
 """
 ENGINE = """
@@ -46,6 +76,13 @@ with tempfile.TemporaryDirectory() as directory:
         assert runs_kernels(engine.device)
         for request_id, answer in Serving(engine).run(requests).items():
             model.check(requests[request_id], answer)
+    # the last model again: rows that draw, alone and next to greedy ones, by our kernel and by torch
+    asked = dict(temperature=0.8, top_k=20, top_p=0.9, min_p=0.01, max_tokens=8)
+    drawn, plain = random_requests(3, seed=4, **asked), random_requests(1, seed=5, max_tokens=4)[0]
+    requests = [*drawn[:2], plain.changed(request_id=2), drawn[2].changed(request_id=3)]
+    engines = [model.engine(slots=2, cuda_graphs=how) for how in ("eager", "off")]
+    answers = [Serving(each).run(requests) for each in engines]
+    assert answers[0] == answers[1], answers
 print("equal")
 """
 
@@ -53,8 +90,8 @@ FIRST_STEPS = """
 import tempfile
 from pathlib import Path
 from triton.runtime import interpreter
-from python_backends.engine.torch import fused_kernels, paged_attention
-from python_backends.engine.slots import sampling_kernel, write_kernel
+from python_backends.engine.torch import fused_kernels, paged_attention, paged_chunks, paged_parts
+from python_backends.engine.slots import draw_kernel, token_kernels, write_kernel
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.instance.warm_up import warm_up
 from tests.cpu.tiny_models import Agreement, TinyModel, build
@@ -66,9 +103,11 @@ with tempfile.TemporaryDirectory() as directory:
     model.model.save_pretrained(model.directory)
     engine = model.engine(slots=2, cuda_graphs="eager")
     warm_up(engine, SlotScheduler(engine.limits))
-modules = (fused_kernels, paged_attention, sampling_kernel, write_kernel)
+modules = (fused_kernels, paged_attention, paged_chunks, paged_parts, draw_kernel, token_kernels, write_kernel)
 defined = {name for each in modules for name, value in vars(each).items() if isinstance(value, interpreter.InterpretedFunction)}
-assert names == defined - {"_mass"}, (names, defined)  # that one is part of another
+parts = {"_turned", "capped", "_joined"}  # of others
+parts |= {"_greatest", "_weights", "_mass", "_least", "_reached", "_uniform", "_mixed"}
+assert names == defined - parts, (names, defined)
 print("all")
 """
 
@@ -79,7 +118,7 @@ from pathlib import Path
 from triton.backends.compiler import BaseBackend
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction, create_function_from_signature
-from benchmarks import gpu_checks
+from benchmarks import gpu_kernels
 from python_backends.engine.model.description import Heads
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.instance.warm_up import warm_up
@@ -110,11 +149,43 @@ with tempfile.TemporaryDirectory() as directory:
 # kernels whose number of rows or first row changes from step to step, for numbers of heads that divide nothing by 16
 heads = Heads(3, 1, 12, 0.3)
 variants.clear()
-for rows in range(1, 6):
-    gpu_checks.kernel_error(heads, None, None, torch.float32, "cpu", rows)
-assert len({each for each in variants if each[0] == "_attend_part"}) == 1, variants
-assert len({each for each in variants if each[0] == "_join_parts"}) == 1, variants
+for rows in (1, 2, 5):
+    gpu_kernels.attention_error(heads, None, None, torch.float32, "cpu", rows)
+names = [each[0] for each in variants]
+assert {"_attend_part", "_attend_chunk", "_place", "_last_tokens"} < set(names)
+assert len(names) == len(set(names)) + 1, variants  # _divide: as many rows as there are slots
 print("none")
+"""
+
+COMPILED = """
+import collections, tempfile
+import torch
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+from benchmarks.gpu_counts import CountedModel
+from benchmarks.gpu_floor import config_of
+from benchmarks.gpu_model import TINY
+
+class Hopper:
+    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
+    get_current_device = get_current_stream = staticmethod(lambda *_: 0)
+
+driver.set_active(Hopper())
+run, made = JITFunction.run, collections.defaultdict(set)
+
+def compiled(kernel, *args, grid, **options):
+    made[kernel.fn.__name__].add(run(kernel, *args, grid=grid, warmup=True, **options).hash)
+
+with tempfile.TemporaryDirectory() as directory, knobs.cache.scope():
+    knobs.cache.dir = directory
+    model = CountedModel(config_of(TINY | {"vocab_size": 4000}), 24, 2048, 512, compiled)
+    for drawn in (False, True):
+        model.decode(drawn)
+    model.mixed()
+assert len(made) == 10, made
+print({len(each) for each in made.values()})
 """
 
 
@@ -148,11 +219,14 @@ def test_every_kernel_compiles_for_a_gpu_that_is_not_here_and_spills_are_found(t
     names = {
         "attend_part",
         "attend_chunk",
-        "join_parts",
+        "divide",
+        "last_tokens",
+        "append",
+        "int8_product",
         "place",
         "gated",
         "add_and_norm",
-        "least_kept",
+        "draw",
         "write",
     }
     assert {kernel["kernel"] for kernel in kernels} == names
@@ -164,6 +238,18 @@ def test_every_kernel_compiles_for_a_gpu_that_is_not_here_and_spills_are_found(t
     refused = compiled("--quick", "--most-spills", "-1")
     assert refused.returncode == 1
     assert "FAIL: spills more than -1 bytes" in refused.stdout
+
+
+def test_steps_of_any_number_of_rows_compile_one_variant_of_each_kernel_for_a_gpu() -> None:
+    """By the way of a launch itself, for a GPU that is not here: six buckets, steps that draw, and mixed ones."""
+    pytest.importorskip("triton.language", reason=WITHOUT)
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", COMPILED]
+    said = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=280, check=False
+    )
+    assert said.returncode == 0, said.stderr
+    assert said.stdout == "{1}\n"
 
 
 def compiled(*asked: str) -> subprocess.CompletedProcess[str]:

@@ -11,7 +11,15 @@ import pytest
 from python_backends.engine.protocol import Announcing
 from python_backends.nouns.request import Finish, Request, Sampling
 from python_backends.settings import SettingsError
-from tests.cpu.tiny_models import BFLOAT16_REGRET, TINY, VOCABULARY, Serving, TinyModel, random_requests
+from tests.cpu.tiny_models import (
+    BFLOAT16_REGRET,
+    RELATIVES,
+    TINY,
+    VOCABULARY,
+    Serving,
+    TinyModel,
+    random_requests,
+)
 
 SOFT_CAPPED = {"gemma2"}  # their attention is not in OpenVINO
 
@@ -30,6 +38,15 @@ def test_answers_do_not_depend_on_slots_and_chunk_size(
     answers = Serving(computed.openvino_engine(slots=slots), token_budget).run(requests)
     for request in requests:
         computed.check(request, answers[request.request_id])
+
+
+@pytest.mark.parametrize("name", sorted(RELATIVES.keys() - SOFT_CAPPED))
+def test_relatives_answer_as_transformers_does(tiny: Callable[[str], TinyModel], name: str) -> None:
+    """In chunks, next to others, beyond the window."""
+    requests = random_requests(3, seed=5)
+    answers = Serving(tiny(name).openvino_engine(slots=2), token_budget=13).run(requests)
+    for request in requests:
+        tiny(name).check(request, answers[request.request_id])
 
 
 @pytest.mark.parametrize("ahead", [1, 2])

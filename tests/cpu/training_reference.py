@@ -50,16 +50,24 @@ def transformed(name: str, dtype: torch.dtype) -> Any:
 
 
 def trained(name: str, dtype: torch.dtype, shape: AdapterShape | None = None) -> tuple[TrainedModel, Adapter]:
-    """A tiny model and an adapter of all modules whose B is not zero."""
+    """A tiny model and an adapter of all modules, or of `shape`, as `drawn` makes it."""
     model = trained_model(transformed(name, dtype), 384)
-    modules = tuple(part.name for parts in model.modules.values() for part in parts)
-    adapter = model.new_adapter(shape or AdapterShape(3, 6.0, modules))
+    return model, drawn(model, shape or every_module(model))
+
+
+def every_module(model: TrainedModel) -> AdapterShape:
+    return AdapterShape(3, 6.0, tuple(part.name for parts in model.modules.values() for part in parts))
+
+
+def drawn(model: TrainedModel, shape: AdapterShape) -> Adapter:
+    """An adapter whose B is not zero."""
+    adapter = model.new_adapter(shape)
     adapter.draw(5)
     generator = torch.Generator().manual_seed(6)
     for key, weight in adapter.weights.items():
         if ".lora_B." in key:
             weight.copy_(0.1 * torch.randn(weight.shape, generator=generator, dtype=torch.float64))
-    return model, adapter
+    return adapter
 
 
 def targets(model: TrainedModel, adapter: Adapter) -> dict[int, frozenset[str]]:
@@ -81,7 +89,9 @@ def by_tiles(
     cursor = PackCursor(len(pack.tokens), len(model.facts), first_layer(trained_layers))
     loss = 0.0
     while not cursor.is_computed:
-        loss += model.window(*cursor.take_window(cut[0]))
+        model.window(*cursor.take_window(cut[0]))
+        while cursor.is_loss_due:
+            loss += model.loss(*cursor.take_loss(cut[1]))
     while not cursor.is_done:
         model.tile(cursor.take_tile(cut[1]))
     return loss, model.gradients()

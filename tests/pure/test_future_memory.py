@@ -16,9 +16,10 @@ from python_backends.nouns.request import QUANTILE_LEVELS, LengthPrediction, Mod
 from python_backends.nouns.step import StepOutput
 from python_backends.scheduling.lengths.belief import FEWEST, WEIGHTS, Array, Lengths, rest
 from python_backends.scheduling.lengths.future_memory import Curve, blocks_in_use, none_alive, points
+from python_backends.scheduling.piece_time import chunk_kv_tokens
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.state.sequence import Sequence
-from python_backends.scheduling.step_time import StepTime, chunk_kv_tokens
+from python_backends.scheduling.step_time import StepTime
 from python_backends.settings import SchedulingSettings
 from tests.pure.examples import examples
 
@@ -111,6 +112,18 @@ def test_a_prefix_that_two_hold_counts_once_until_both_have_ended_and_growth_cou
     assert drawn(scheduler, []).total()[0].tolist() == [9, 9, 11], "now, when 1 ends, when 0 ends"
     scheduler.cancel(1)
     assert drawn(scheduler, []).total()[0].tolist() == [6, 11], "all that is left is held by 0 alone"
+
+
+def test_the_peak_of_those_that_run_is_that_of_the_drawn_curve_and_nothing_is_drawn_for_it() -> None:
+    scheduler = seated([[1] * 9, [1] * 9, [2] * 4], [30, 12, 60])
+    future = scheduler.outlook.future
+    asked = (scheduler.blocks.num_used, scheduler._allocator.shared_blocks)
+    before = future.is_drawn
+    peak = future.peak_of_running(*asked)
+    assert future.is_drawn == before
+    future.draw(*asked, [])
+    assert peak == future.peak_blocks
+    assert scheduler.load().future_blocks == round(peak)
 
 
 def test_one_that_waits_counts_what_it_would_add_and_keeps_what_it_shares() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from python_backends.engine.engine_thread import EngineThread
 from python_backends.instance.build import build
+from python_backends.instance.lead import FIRST_S, SPARE_S, Lead
 from python_backends.instance.loop import Instance
 from python_backends.nouns.messages import Cancel, Load, Pace, Submit
 from python_backends.nouns.request import Request, Sampling
@@ -132,9 +133,11 @@ class AlwaysTraining:
     def __init__(self) -> None:
         self.given: list[tuple[float, bool]] = []  # slack and whether the loop was idle
 
-    def work(self, slack_s: float, is_idle: bool) -> bool:
-        self.given.append((slack_s, is_idle))
+    def work(self, slack_s: float, plan: StepPlan | None) -> bool:
+        self.given.append((slack_s, plan is None))
         return True
+
+    def window(self, plan: StepPlan) -> None: ...
 
     def take_report(self) -> None: ...
 
@@ -207,6 +210,38 @@ def test_the_end_of_a_step_is_told_only_if_nobody_waits_for_it() -> None:
     assert told.acquire(timeout=30)
     scheduler.apply(plan, engine.collect())
     engine.close()
+
+
+def test_the_lead_is_what_launches_of_that_kind_took_and_a_little_more() -> None:
+    lead = Lead()
+    assert lead.seconds(with_prompts=True) == lead.seconds(with_prompts=False) == SPARE_S + FIRST_S
+    for number in range(128):
+        lead.observe(False, 0.050 if number % 40 == 0 else 0.0002)  # what is rare makes no plan early
+    assert lead.seconds(with_prompts=False) == pytest.approx(SPARE_S + 0.0002)
+    assert lead.seconds(with_prompts=True) == pytest.approx(SPARE_S + 0.0002)
+    lead.observe(True, 0.006)
+    assert lead.seconds(with_prompts=True) == pytest.approx(SPARE_S + 0.006)
+    assert lead.seconds(with_prompts=False) == pytest.approx(SPARE_S + 0.0002)
+
+
+def test_the_loop_learns_how_long_its_launches_take() -> None:
+    """An engine whose launch takes 5 ms of the host: never less is kept for it."""
+    engine = EngineSettings(kind="toy", slots=2, block_tokens=4, steps_ahead=1)
+    scheduler, toy = build(Settings(engine=engine, toy=ToySettings(step_ms=0.0)))
+    launch = toy.launch
+
+    def slow(plan: StepPlan) -> None:
+        time.sleep(0.005)
+        launch(plan)
+
+    toy.launch = slow  # type: ignore[method-assign]
+    link = Link([[submit(1, 8, max_tokens=20)]])
+    instance = Instance(scheduler, toy, link, lambda: None, steps_ahead=1)
+    while link.num_ended < 1:
+        instance.turn()
+    toy.close()
+    assert instance._lead.seconds(with_prompts=False) >= SPARE_S + 0.005
+    assert instance._lead.seconds(with_prompts=True) >= SPARE_S + 0.005
 
 
 def test_a_step_is_expected_to_take_what_steps_like_it_took() -> None:

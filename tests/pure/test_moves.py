@@ -7,6 +7,7 @@ sockets and threads are left out: messages wait in `Network` until a test delive
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 from pathlib import Path
@@ -48,6 +49,7 @@ from python_backends.settings import (
     StreamSettings,
     ToySettings,
 )
+from python_backends.streams.stream import Stream
 from python_backends.streams.table import StreamTable
 from python_backends.watching.cluster_files import MoveOrder, MoveResult
 from python_backends.watching.metrics import Metrics
@@ -723,6 +725,28 @@ def test_a_request_that_waits_goes_where_it_can_start() -> None:
     world.front.cluster.order(frozenset())
     world.until(lambda: world.num_tokens(4) > 0)
     assert world.where(4) == 1
+    world.check_all()
+
+
+@pytest.mark.parametrize(("policy", "moves"), [("ours", True), ("infaas", False)])
+def test_a_running_request_leaves_memory_to_one_that_waits(
+    policy: str, moves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 60 blocks of 4 tokens 46 are promised in instance 0, and 25 in instance 1; request 4 needs 25."""
+    monkeypatch.setattr(sys.modules[__name__], "BLOCKS", 60)
+    world, places = World(policy=policy), {1: 0, 2: 0, 3: 1, 4: 0}
+
+    def choose(stream: Stream, allowed: list[int]) -> int | None:
+        place = places[stream.request_id]
+        return place if place in allowed else None
+
+    monkeypatch.setattr(world.front.router, "choose", choose)
+    for number, count in ((1, 90), (2, 74), (3, 90)):
+        world.ask(request(number, [number] * 10, max_tokens=count, min_tokens=count))
+    world.until(lambda: world.num_tokens(3) > 1)
+    world.ask(request(4, [4] * 80, max_tokens=20, min_tokens=20))
+    world.until(lambda: world.num_tokens(4) > 0)
+    assert (world.front.outcomes()["done"] > 0) is moves
     world.check_all()
 
 

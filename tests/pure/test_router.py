@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from python_backends.cluster.freeness import freeness, freeness_of, headroom
+from python_backends.cluster.columns import least
+from python_backends.cluster.freeness import freeness, freeness_at_peak, freeness_of, headroom
 from python_backends.cluster.policies import POLICIES
 from python_backends.cluster.prefixes import SentPrefixes
 from python_backends.cluster.router import Router
@@ -117,6 +118,46 @@ def test_each_policy_has_its_choice(policy: str, loads: tuple[Load, ...], expect
     assert asked.choose(stream(1), range(len(loads))) == expected
 
 
+def test_a_request_of_high_priority_goes_where_memory_is_unused_whatever_waits_there() -> None:
+    """96 blocks are for requests that wait in the first; the second has less unused memory."""
+    asked = router("ours", load(1, used=100, waiting=1, waiting_blocks=900), load(3, used=800))
+    assert asked.choose(stream(1, 2048, priority=1), [0, 1]) == 0
+    assert asked.choose(stream(2, 2048), [0, 1]) == 1
+    assert asked.choose(stream(3, 4000, priority=1), [0, 1]) == 0, "3,200 unused tokens are too few"
+
+
+def test_a_prompt_that_is_computed_already_counts_as_long_as_it_is_not_complete() -> None:
+    asked = router("ours", load(1, used=100, num_prefill_tokens=1000), load(3, used=500))
+    assert asked.choose(stream(1), [0, 1]) == 1
+    asked.heard(0, load(1, used=100))
+    assert asked.choose(stream(1), [0, 1]) == 0
+
+
+def test_freeness_at_the_peak_is_that_of_the_fullest_time() -> None:
+    growing = view(load(2, used=100, future_blocks=600))
+    assert freeness_at_peak(growing) == (1000 - 600) * SIZE / 2
+    assert freeness_at_peak(view(load(2, used=100, future_blocks=50))) == (1000 - 100) * SIZE / 2
+    assert freeness_at_peak(view(load(2, used=100, future_blocks=1100))) == -100 * SIZE
+
+
+def test_the_first_place_of_the_least_keys() -> None:
+    first, second = np.array([2.0, 1.0, 1.0, 1.0]), np.array([0.0, 7.0, 5.0, 5.0])
+    assert least(first) == 1
+    assert least(first, second) == 2
+
+
+def test_a_choice_among_many_instances_is_the_one_among_each_of_them() -> None:
+    """Figures of instances that came, went and told other loads are those of the present."""
+    asked = router("llumnix", *[load(2, used=used) for used in (500, 400, 300, 200)])
+    assert asked.choose(stream(1), [0, 1, 2, 3]) == 3
+    asked.lost(3)
+    assert asked.choose(stream(1), [0, 1, 2, 3]) == 2
+    asked.heard(0, load(2, used=10))
+    assert asked.choose(stream(1), [0, 1, 2, 3]) == 0
+    asked.draining = frozenset({0, 2})
+    assert asked.choose(stream(1), [0, 1, 2, 3]) == 1
+
+
 def test_round_robin_takes_one_after_the_other() -> None:
     asked = router("round_robin", load(4), load(), load())
     chosen = []
@@ -155,8 +196,7 @@ def test_as_many_prefix_blocks_are_remembered_as_an_instance_has() -> None:
     prompt, law = np.zeros(3 * SIZE + 1, np.int32), AdapterVersion("law", "1", "01")
     keys = [sent.keys(Request(1, prompt, Sampling(1), adapter=adapter)) for adapter in (BASE, law)]
     sent.sent(0, keys[0])
-    assert sent.num_found_tokens(0, keys[0]) == 3 * SIZE
-    assert sent.num_found_tokens(1, keys[0]) == 0
+    assert sent.num_found_tokens(keys[0]) == {0: 3 * SIZE}
     sent.sent(0, keys[1])
-    assert sent.num_found_tokens(0, keys[1]) == 3 * SIZE
-    assert sent.num_found_tokens(0, keys[0]) == 0, "its first blocks were the oldest"
+    assert sent.num_found_tokens(keys[1]) == {0: 3 * SIZE}
+    assert sent.num_found_tokens(keys[0]) == {}, "its first blocks were the oldest"

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from python_backends.nouns.step import StepPlan
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.state.allocator import Allocator
 from python_backends.scheduling.state.sequence import Sequence
+from python_backends.scheduling.state.view import View
 from python_backends.settings import EngineSettings, ModelSettings, SchedulingSettings, Settings
 
 VOCAB = 97
@@ -510,3 +513,33 @@ def test_who_waited_only_for_one_that_is_cancelled_is_admitted_with_the_next_pla
     assert instance.scheduler.cancel(1)
     instance.turn()
     assert instance.answers[3]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "ours"])
+def test_every_policy_sees_which_sequences_are_overdue(model: Path, policy: str) -> None:
+    """Also one that does not look ahead: it was told that all of them are."""
+    instance = Instance(model, policy=policy)
+    seen: list[bool] = []
+
+    def select(waiting: Iterable[Sequence], view: View) -> list[Sequence]:
+        seen.extend(view.is_overdue(sequence) for sequence in waiting)
+        return []
+
+    instance.scheduler.policy = replace(instance.scheduler.policy, select=select)
+    instance.submit(request(1, [3, 5, 8]))
+    instance.turn()
+    assert seen == [False]
+
+
+@pytest.mark.parametrize(("policy", "first"), [("fcfs", 2), ("orca", 1)])
+def test_the_prompt_of_highest_priority_is_computed_first(model: Path, policy: str, first: int) -> None:
+    """Unless the policy knows no priorities. Of 200 tokens of prompts a step computes 64."""
+    instance = Instance(model, policy=policy, token_budget=64)
+    scheduler = instance.scheduler
+    for number, priority in ((1, 0), (2, 1)):
+        ids = np.full(100, number, np.int32)
+        scheduler.submit(Request(number, ids, Sampling(max_tokens=4), priority=priority), NO_TOKENS)
+    plan = scheduler.plan()
+    assert plan is not None
+    assert scheduler.load().num_prefill_tokens == 200 - len(plan.tokens)
+    assert scheduler.slots.request_ids[plan.slots[0]] == first

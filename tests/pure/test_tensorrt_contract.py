@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from python_backends.text.door.table import FIELDS
+
 ROOT = Path(__file__).resolve().parents[2]
 API: dict[str, Any] = json.loads((ROOT / "tests/trtllm_api.json").read_text())
 ADAPTER = (ROOT / "python_backends/engine/tensorrt_llm/engine.py").read_text()
@@ -194,6 +196,26 @@ def written(item: inspect.Parameter) -> str:
         return f"**{item.name}"
     default = getattr(item.default, "name", item.default)
     return item.name if item.default is inspect.Parameter.empty else f"{item.name}={default!r}"
+
+
+def ignored(adapter: str) -> set[str]:
+    """Attributes of `Sampling` that a field sets and `_sampling_params` does not read."""
+    function = next(
+        node
+        for node in ast.walk(ast.parse(adapter))
+        if isinstance(node, ast.FunctionDef) and node.name == "_sampling_params"
+    )
+    read = {node.attr for node in ast.walk(function) if isinstance(node, ast.Attribute)}
+    return {field.sampling for field in FIELDS.values() if field.sampling} - read
+
+
+def test_every_field_that_chooses_tokens_is_passed_on() -> None:
+    """One that TensorRT-LLM does not have must be refused: it has to be in `unsupported` then, and here."""
+    assert ignored(ADAPTER) == set()
+
+
+def test_a_field_that_is_not_passed_on_is_found() -> None:
+    assert ignored(ADAPTER.replace("asked.min_p", "0")) == {"min_p"}
 
 
 @pytest.mark.parametrize("path", SIGNATURES)

@@ -5,13 +5,24 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from python_backends.engine.kv.padding import padded
 from python_backends.finetuning.cursor import PackCursor
 from python_backends.nouns.request import Ids
 from python_backends.nouns.step import SpanKind, StepPlan
-from python_backends.nouns.training import Pack
-from python_backends.scheduling.piece_time import NOTHING, PieceTime, loads
+from python_backends.nouns.training import NO_LABEL, Pack, Window
+from python_backends.scheduling.piece_time import NOTHING, PieceTime, loads, loss_loads
 from python_backends.scheduling.step_time import StepTime
-from python_backends.scheduling.training_budget import LEAST, slack_s, tile, window
+from python_backends.scheduling.training_budget import (
+    LEAST,
+    MOST,
+    Lateness,
+    fused_window,
+    is_short,
+    loss,
+    slack_s,
+    tile,
+    window,
+)
 
 
 def zeros(count: int) -> Ids:
@@ -21,7 +32,7 @@ def zeros(count: int) -> Ids:
 def decodes(rows: int, kv_tokens: int, prompt: int = 0) -> StepPlan:
     """A step in which `rows` decode, each with its part of the KV tokens; with a chunk of `prompt` tokens."""
     chunks = int(prompt > 0)
-    starts = np.array([*[kv_tokens // rows - 1] * rows, *[0] * chunks], np.int32)
+    starts = np.array([*[kv_tokens // max(1, rows) - 1] * rows, *[0] * chunks], np.int32)
     lengths = np.array([*[1] * rows, *[prompt] * chunks], np.int32)
     kinds = np.array([*[SpanKind.DECODE] * rows, *[SpanKind.PREFILL] * chunks], np.uint8)
     slots = np.arange(rows + chunks, dtype=np.int32)
@@ -54,6 +65,29 @@ def test_a_step_and_the_training_before_it_take_no_longer_than_the_objective() -
     assert slack_s(decodes(64, 32768), step_time(), 0.045, 0.025) == 0
 
 
+def test_what_a_step_with_a_prompt_took_too_long_is_caught_up_before_training_goes_on() -> None:
+    lateness, plan = Lateness(), decodes(16, 4096)
+    assert lateness.seconds == 0
+    for now_s in (0.0, 0.040, 0.190, 0.212):  # within the goal of 0.041; 0.109 too long; 0.019 caught up
+        lateness.step_begins(plan, now_s, 0.041)
+    assert lateness.seconds == pytest.approx(0.109 - 0.019)
+    slacks = [slack_s(plan, step_time(), 0.045, 0.025, late_s) for late_s in (0.0, 0.010, lateness.seconds)]
+    assert slacks[0] - slacks[1] == pytest.approx(0.010)
+    assert slacks[2] == 0
+
+
+def test_where_no_request_decodes_none_is_late() -> None:
+    lateness, prompt = Lateness(), decodes(0, 1, prompt=100)
+    lateness.step_begins(prompt, 0.0, 0.041)
+    lateness.step_begins(decodes(2, 20), 1.0, 0.041)
+    assert lateness.seconds == 0, "its step had only a prompt"
+    lateness.step_begins(decodes(2, 20), 2.0, 0.041)
+    assert lateness.seconds > 0
+    lateness.step_begins(None, 2.1, 0.041)
+    lateness.step_begins(decodes(2, 20), 9.0, 0.041)
+    assert lateness.seconds == 0
+
+
 def test_steps_that_were_interrupted_do_not_end_training() -> None:
     times = step_time()
     times.errors.extend([30.0] * 200)
@@ -75,6 +109,7 @@ def test_windows_and_tiles_are_the_largest_that_fit() -> None:
     assert window(0.025, piece_time(0.010, 0.00025), pack(400), 0) == 32
     tiles, backward, cursor = [], piece_time(0.0, 0.00005), PackCursor(100, 8)
     cursor.take_window(100)
+    cursor.take_loss(100)
     while (tokens := tile(slack, backward, pack(100), cursor.open_tokens)) > 0:
         tiles.append(cursor.take_tile(tokens))
         slack -= tokens * 0.00005
@@ -84,6 +119,69 @@ def test_windows_and_tiles_are_the_largest_that_fit() -> None:
         (5, 100),
         (4, 64),
     ]
+
+
+def test_a_window_in_a_step_is_the_largest_with_which_the_step_ends_in_time() -> None:
+    """f(rows, window) of the same example: 75 tokens would be in time, and with 64 there are 80 rows."""
+    windows = piece_time(0.0, 0.00025)
+    slack = slack_s(decodes(16, 4096), step_time(), 0.045, 0.025)
+    assert fused_window(slack, windows, pack(400), 0, 16, padded) == 64
+    slack = slack_s(decodes(64, 32768), step_time(), 0.045, 0.025)
+    assert fused_window(slack, windows, pack(400), 0, 64, padded) == 0
+    assert fused_window(0.025 - 0.010, windows, pack(400), 0, 0, padded) == 56
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 8, 16, 33, 256])
+@pytest.mark.parametrize("left", [1, 15, 17, 100, 512, 4000])
+def test_a_step_with_a_window_has_few_sizes(num_rows: int, left: int) -> None:
+    windows = piece_time(0.0, 0.001)
+    sizes = {
+        fused_window(limit_s, windows, pack(left), 0, num_rows, padded)
+        for limit_s in np.arange(0.0, 0.6, 0.001)
+    }
+    assert 0 in sizes
+    assert min(sizes - {0}) <= 2 * LEAST
+    assert max(sizes) == min(left, MOST) or left > MOST >= max(sizes) > MOST - 32
+    assert len(sizes) < 30
+    assert all(padded(num_rows + size) == num_rows + size for size in sizes - {0, left})
+
+
+def test_windows_in_steps_grow_only_as_their_times_are_known() -> None:
+    """And a step with a window tells nothing about those without."""
+    times, sizes, whole = step_time(), [], pack(4000)
+    plan = decodes(16, 4096)
+    for _ in range(7):
+        tokens = fused_window(10.0, times.window_time, whole, 0, 16, padded)
+        sizes.append(tokens)
+        with_window = plan.with_window(Window(0, tokens, loads(whole, 0, tokens)))
+        for _ in range(3):
+            times.observe(with_window, 0.0221 + 0.0001 * tokens)
+    assert sizes == [16, 32, 64, 112, 208, 400, 496]
+    assert times.coefficients == step_time().coefficients
+    assert times.expected_s(with_window) == pytest.approx(0.0221 + 0.0496, rel=0.05)
+
+
+def test_a_window_is_short_if_there_is_time_for_sixty_four_tokens_at_most_and_the_pack_has_more() -> None:
+    times = piece_time(0.001, 0.0001)
+    assert is_short(0.0070, times, pack(400), 0)
+    assert not is_short(0.0080, times, pack(400), 0)
+    assert not is_short(0.0070, times, pack(400), 350)
+    assert is_short(0.0040, times, pack(400), 350)
+    assert not is_short(0.0, PieceTime(), pack(400), 0), "nothing is known yet"
+
+
+def test_the_loss_is_computed_of_as_many_tokens_as_there_is_time_for() -> None:
+    labels = np.where(np.arange(100) < 60, NO_LABEL, 1).astype(np.int32)
+    half = Pack(zeros(100), labels, (0, 100))
+    assert loss_loads(half, 50, 80) == (1, 30, 20.0)
+    times = PieceTime()
+    for _ in range(3):
+        for first, last in ((0, 16), (0, 60), (50, 80), (60, 92), (70, 100)):
+            load = loss_loads(half, first, last)
+            times.observe(load, 0.001 + 0.001 * load[2])
+    assert loss(0.0015, times, half, 0, 60) == 60
+    assert loss(0.0200, times, half, 60, 100) == 16
+    assert loss(0.0100, times, half, 60, 100) == 0
 
 
 @pytest.mark.parametrize("left", [1, 3, 15, 16, 17, 100, 511, 512, 513, 4000])
@@ -112,6 +210,14 @@ def test_pieces_grow_only_as_their_times_are_known() -> None:
             times.observe(loads(whole, 0, tokens), 0.0001 * tokens)
         sizes.append(tokens)
     assert sizes == [16, 32, 64, 128, 256, 512, 512, 512]
+
+
+def test_before_any_time_is_known_pieces_are_the_least() -> None:
+    """The first piece of a size is not learned from; without times all sizes would seem to fit."""
+    times, whole = PieceTime(), pack(4000)
+    for expected in (16, 16, 32):
+        assert window(0.025, times, whole, 0) == expected
+        times.observe(loads(whole, 0, 16), 0.002)
 
 
 def test_the_times_of_pieces_are_learned() -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,8 +16,6 @@ from tests.server.expected import PROMPT, Expected
 from tests.server.serving import ROOT, Gapless, wait_for
 from tests.server.test_recovery import check_that_only_the_poisonous_request_fails
 
-# the tests in which requests move at random go on until so many have moved
-NUM_MOVES = int(os.environ.get("GAPLESS_MOVES", "50"))
 LONG = {"max_tokens": 300, "min_tokens": 300}
 LONGER = {"max_tokens": 900, "min_tokens": 900}
 
@@ -95,17 +91,6 @@ def test_a_request_that_ends_its_instance_ends_no_other(toy_model: Path, expecte
     assert served.stop() == 0
 
 
-@pytest.fixture(scope="module")
-def shuffled(toy_model: Path) -> Iterator[Gapless]:
-    """Two instances between which requests move all the time."""
-    settings = {"model.directory": toy_model, "engine.kind": "toy", "engine.slots": 64, "toy.step_ms": 10}
-    cluster = {"cluster.instances": 2, "cluster.policy": "shuffle", "cluster.balance_every_s": 0.02}
-    served = Gapless(**settings, **cluster, **{"streams.dead_after_s": 3, "cluster.max_moves": 4})
-    wait_for(lambda: served.metrics()['gapless_instances{state="ready"}'] == 2, 60)
-    yield served
-    assert served.stop() == 0
-
-
 def migrations(cluster: Gapless, reason: str, outcome: str = "done") -> float:
     name = f'gapless_migrations_total{{outcome="{outcome}",reason="{reason}"}}'
     return cluster.metrics().get(name, 0.0)
@@ -115,52 +100,6 @@ def check_nothing_is_kept(cluster: Gapless) -> None:
     wait_for(cluster.is_idle, 60)
     wait_for(lambda: by_instance(cluster, "gapless_instance_slots_busy") == [0, 0], 60)
     wait_for(lambda: by_instance(cluster, "gapless_instance_kv_blocks_used") == [0, 0], 60)
-
-
-def test_requests_move_while_they_are_answered_and_no_text_changes(
-    shuffled: Gapless, expected: Expected
-) -> None:
-    while migrations(shuffled, "shuffle") < NUM_MOVES:
-        client = shuffled.grpc()
-        answers = {n: client.ask(f"{n}", text_input=f"{PROMPT} {n}", **LONG) for n in range(100)}
-        client.finish(180)
-        client.close()
-        assert migrations(shuffled, "shuffle") >= 50
-        for n, answer in answers.items():
-            assert answer.error == ""
-            assert answer.text == expected.text(f"{PROMPT} {n}", **LONG)
-            assert answer.reasons == ["length"]
-    check_nothing_is_kept(shuffled)
-
-
-def test_instances_are_killed_while_requests_move_and_every_text_is_whole(
-    shuffled: Gapless, expected: Expected
-) -> None:
-    """Each of them twice, once by SIGSTOP."""
-    moves = migrations(shuffled, "shuffle")
-    while migrations(shuffled, "shuffle") < moves + NUM_MOVES:
-        kill_instances(shuffled, expected)
-    check_nothing_is_kept(shuffled)
-
-
-def kill_instances(shuffled: Gapless, expected: Expected) -> None:
-    losses = shuffled.metrics()["gapless_instance_losses_total"]
-    most = {"max_tokens": 1500, "min_tokens": 1500}
-    client = shuffled.grpc()
-    answers = {n: client.ask(f"{n}", text_input=f"{PROMPT} {n}", **most) for n in range(40)}
-    client.read_until(lambda: all(answer.chunks > 2 for answer in answers.values()))
-    for instance, number in [(0, "KILL"), (1, "KILL"), (0, "STOP"), (1, "STOP")]:
-        client.drain(1)  # requests move meanwhile
-        shuffled.kill(shuffled.instance_pid(instance), signal.Signals[f"SIG{number}"])
-        losses += 1
-        wait_for(lambda most=losses: shuffled.metrics()["gapless_instance_losses_total"] >= most, 60)
-        wait_for(lambda: shuffled.metrics()['gapless_instances{state="ready"}'] == 2, 60)
-    client.finish(180)
-    client.close()
-    for n, answer in answers.items():
-        assert answer.error == ""
-        assert answer.text == expected.text(f"{PROMPT} {n}", **most)
-        assert answer.reasons == ["length"]
 
 
 def control(cluster: Gapless, *command: str) -> subprocess.CompletedProcess[str]:
@@ -193,15 +132,22 @@ def test_an_instance_is_emptied_while_its_requests_are_answered(cluster: Gapless
     assert migrations(cluster, "drain") >= 8 + before.get(
         'gapless_migrations_total{outcome="done",reason="drain"}', 0.0
     )
-    hits = "gapless_prefix_hit_tokens_total"
-    assert cluster.metrics()[hits] == before[hits], "no request was submitted a second time"
+    after = cluster.metrics()
+    assert after["gapless_prefix_hit_tokens_total"] == before["gapless_prefix_hit_tokens_total"]
+    submitted = [_num_submitted(metrics) for metrics in (before, after)]
+    assert submitted[1] - submitted[0] == 16, "no prompt was computed a second time"
     wait_for(lambda: cluster.metrics()['gapless_instances{state="draining"}'] == 1, 60)
     last = control(cluster, "drain", "0")
     assert (last.returncode, last.stdout) == (1, "")
     assert "the last one that gets requests" in last.stderr
     assert control(cluster, "restore", "1").returncode == 0
+    assert json.loads(control(cluster, "status", "--json").stdout)["instances"][1]["state"] != "draining"
     wait_for(lambda: cluster.metrics()['gapless_instances{state="ready"}'] == 2, 60)
     assert "there is no instance 7; there are 0, 1" in control(cluster, "drain", "7").stderr
+
+
+def _num_submitted(metrics: dict[str, float]) -> float:
+    return sum(count for name, count in metrics.items() if name.startswith("gapless_dispatches_total"))
 
 
 def drain_and_kill(cluster: Gapless) -> None:
@@ -212,6 +158,7 @@ def drain_and_kill(cluster: Gapless) -> None:
     print(drained.stdout)
     status = json.loads(control(cluster, "status", "--json").stdout)
     assert [each["state"] for each in status["instances"]] == ["ready", "draining"]
+    assert [each["pid"] for each in status["instances"]] == [cluster.instance_pid(n) for n in range(2)]
     assert status["instances"][1]["slots_busy"] == status["instances"][1]["waiting"] == 0
     cluster.kill(cluster.instance_pid(1))
 
@@ -238,35 +185,6 @@ def test_one_request_is_moved_by_hand_and_back(cluster: Gapless, expected: Expec
     assert "there is no open request" in control(cluster, "move", fields["request"], "1").stderr
     assert migrations(cluster, "asked") == 2
     wait_for(lambda: cluster.metrics()["gapless_migration_bytes_total"] > sent_bytes, 60)
-
-
-def test_if_the_destination_stops_while_blocks_are_copied_the_source_goes_on(
-    toy_model: Path, expected: Expected
-) -> None:
-    """Its blocks weigh as much as those of a large model, so that many moves are under way."""
-    settings = {"model.directory": toy_model, "engine.kind": "toy", "engine.slots": 16, "toy.step_ms": 10}
-    settings |= {"engine.kv_blocks": 256, "toy.block_bytes": 2_000_000, "streams.dead_after_s": 10}
-    cluster = {"cluster.instances": 2, "cluster.policy": "shuffle", "cluster.balance_every_s": 0.05}
-    served = Gapless(**settings, **cluster)
-    wait_for(lambda: served.metrics()['gapless_instances{state="ready"}'] == 2, 60)
-    client = served.grpc()
-    most = {"max_tokens": 600, "min_tokens": 600}
-    answers = {n: client.ask(f"{n}", text_input=f"{PROMPT} {n}", **most) for n in range(8)}
-    client.read_until(lambda: all(answer.chunks > 20 for answer in answers.values()))
-    pid = served.instance_pid(1)
-    for _ in range(3):  # each pause is shorter than what an instance may be silent
-        os.kill(pid, signal.SIGSTOP)
-        client.drain(2)
-        os.kill(pid, signal.SIGCONT)
-        client.drain(0.5)
-    client.finish(180)
-    client.close()
-    for n, answer in answers.items():
-        assert answer.error == ""
-        assert answer.text == expected.text(f"{PROMPT} {n}", **most)
-    assert served.metrics()["gapless_instance_losses_total"] == 0
-    check_nothing_is_kept(served)
-    assert served.stop() == 0
 
 
 @pytest.fixture(scope="module")
@@ -369,35 +287,3 @@ def test_where_the_number_is_fixed_an_order_can_still_lower_it(cluster: Gapless)
     assert "must be auto or a number from 1 to 2 (cluster.instances)" in refused
     assert control(cluster, "scale", "auto").stdout == "there will be 2 instances (cluster.instances)\n"
     wait_for(lambda: num_instances(cluster) == {"ready": 2}, 60)
-
-
-@pytest.mark.parametrize("kind", ["torch", "openvino"])
-def test_the_bundled_model_gives_the_same_answers_while_requests_move(kind: str) -> None:
-    """Greedy and sampled, with penalties and log-probabilities, in float32."""
-    settings = {"engine.kind": kind, "model.dtype": "float32", "engine.slots": 16}
-    most = {"max_tokens": 100, "min_tokens": 100}
-    kinds: list[dict[str, Any]] = [
-        {},
-        {"temperature": 0.8, "seed": 7},
-        {"repetition_penalty": 1.3, "presence_penalty": 0.5},
-        {"return_log_probs": True},
-    ]
-    inputs = [{"text_input": f"def read_{n}(self, size", **most, **kinds[n % 4]} for n in range(12)]
-    one = Gapless(**settings)
-    expected = texts(one, inputs)
-    assert one.stop() == 0
-    cluster = {"cluster.instances": 2, "cluster.policy": "shuffle", "cluster.balance_every_s": 0.01}
-    served = Gapless(**settings, **cluster, **{"cluster.max_moves": 4})
-    while migrations(served, "shuffle") < NUM_MOVES:
-        assert texts(served, inputs) == expected
-    assert served.stop() == 0
-
-
-def texts(served: Gapless, inputs: list[dict[str, Any]]) -> list[str]:
-    """All are asked at once."""
-    client = served.grpc()
-    asked = [client.ask(f"{n}", **each) for n, each in enumerate(inputs)]
-    client.finish(120)
-    client.close()
-    assert [each.error for each in asked] == [""] * len(asked)
-    return [each.text for each in asked]

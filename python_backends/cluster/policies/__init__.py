@@ -14,8 +14,8 @@ from python_backends.cluster.policies.round_robin import round_robin
 from python_backends.cluster.policies.shuffle import shuffle, shuffled_pairs
 
 POLICIES: dict[str, ClusterPolicy] = {
-    "ours": ClusterPolicy(ours, pairs_by_freeness_at_peak, spares_ending=True),
-    "llumnix": ClusterPolicy(llumnix, pairs_by_freeness),
+    "ours": ClusterPolicy(ours, pairs_by_freeness_at_peak, gathers=True, spares_ending=True),
+    "llumnix": ClusterPolicy(llumnix, pairs_by_freeness, keeps_headroom=True),
     "llumnix_base": ClusterPolicy(llumnix_base, pairs_by_freeness_base),
     "infaas": ClusterPolicy(infaas),
     "least_requests": ClusterPolicy(least_requests),

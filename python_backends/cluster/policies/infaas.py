@@ -4,15 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import numpy as np
 
-from python_backends.cluster.policies.policy import Candidate, Dispatch
-
-
-def infaas(candidates: Sequence[Candidate], dispatch: Dispatch) -> Candidate:
-    return min(candidates, key=_load)
+from python_backends.cluster.columns import least
+from python_backends.cluster.policies.policy import Candidates
 
 
-def _load(candidate: Candidate) -> tuple[int, int]:
-    view = candidate.view
-    return max(0, 1 - view.num_free_slots), view.used_tokens + view.waiting_tokens
+def infaas(candidates: Candidates) -> int:
+    figures = candidates.figures
+    return least(np.maximum(0, 1 - figures.num_free_slots), -figures.free_tokens)

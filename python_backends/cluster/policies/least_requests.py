@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from python_backends.cluster.columns import least
+from python_backends.cluster.policies.policy import Candidates
 
-from python_backends.cluster.policies.policy import Candidate, Dispatch
 
-
-def least_requests(candidates: Sequence[Candidate], dispatch: Dispatch) -> Candidate:
-    return min(candidates, key=lambda each: each.view.num_requests)
+def least_requests(candidates: Candidates) -> int:
+    return least(candidates.figures.num_requests)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from python_backends.cluster.policies.policy import Candidate, Dispatch
-
-
-def llumnix(candidates: Sequence[Candidate], dispatch: Dispatch) -> Candidate:
-    return max(candidates, key=lambda each: each.freeness)
+from python_backends.cluster.columns import least
+from python_backends.cluster.policies.policy import Candidates
 
 
-def llumnix_base(candidates: Sequence[Candidate], dispatch: Dispatch) -> Candidate:
-    return max(candidates, key=lambda each: each.freeness_base)
+def llumnix(candidates: Candidates) -> int:
+    return least(-candidates.figures.freeness)
+
+
+def llumnix_base(candidates: Candidates) -> int:
+    return least(-candidates.figures.freeness_base)

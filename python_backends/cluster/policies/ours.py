@@ -1,22 +1,25 @@
 """To the instance where the first token comes soonest: where a slot and the memory are free, and then where
 the fewest prompt tokens have to be computed before it. Among equal ones the highest freeness decides.
+
+A request of high priority goes before all that wait, and its prompt before the others: for it the memory
+counts that no running request has or will need, and then the freeness.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import numpy as np
 
-from python_backends.cluster.policies.policy import Candidate, Dispatch
-
-
-def ours(candidates: Sequence[Candidate], dispatch: Dispatch) -> Candidate:
-    return min(candidates, key=lambda each: _wait(each, dispatch))
+from python_backends.cluster.columns import least
+from python_backends.cluster.policies.policy import Candidates
 
 
-def _wait(candidate: Candidate, dispatch: Dispatch) -> tuple[int, int, int, float]:
-    """What the request waits for there, in the order of what takes longest."""
-    view = candidate.view
-    num_before = max(0, 1 - view.num_free_slots)  # requests that get a slot before it
-    wanted = view.used_tokens + view.waiting_tokens + dispatch.num_tokens
-    lacks = max(0, wanted - view.limits.kv_tokens)  # tokens for which there is no memory
-    return num_before, lacks, view.tokens_to_compute + candidate.num_new_tokens, -candidate.freeness
+def ours(candidates: Candidates) -> int:
+    """What the request waits for decides in the order of what takes longest."""
+    figures, is_high = candidates.figures, candidates.priority > 0
+    num_before = np.maximum(0, 1 - figures.num_free_slots)  # requests that get a slot before it
+    free_tokens = figures.unpromised_tokens if is_high else figures.free_tokens
+    lacks = np.maximum(0, candidates.num_tokens - free_tokens)  # tokens for which there is no memory
+    if is_high:
+        return least(num_before, lacks, -figures.freeness_base)
+    to_compute = figures.tokens_to_compute + candidates.num_new_tokens
+    return least(num_before, lacks, to_compute, -figures.freeness_base)

@@ -9,50 +9,61 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from python_backends.cluster.freeness import freeness, freeness_at_peak, freeness_of
+import numpy as np
+
+from python_backends.cluster.columns import Doubles, Figures
+from python_backends.cluster.freeness import freeness, freeness_of
 from python_backends.cluster.move import MoveReason
-from python_backends.cluster.policies.policy import Pair, Thresholds
+from python_backends.cluster.policies.policy import Pair
 from python_backends.cluster.views import InstanceView
 
-Freeness = Callable[[InstanceView, int | None], float]
+
+def pairs_by_freeness(views: Sequence[InstanceView], figures: Figures, low_tokens: int) -> list[Pair]:
+    return _pairs(views, figures.freeness, low_tokens, _reason)
 
 
-def pairs_by_freeness(views: Sequence[InstanceView], thresholds: Thresholds) -> list[Pair]:
-    return _pairs(views, thresholds, freeness_of, thresholds.priority_headroom_tokens)
-
-
-def pairs_by_freeness_base(views: Sequence[InstanceView], thresholds: Thresholds) -> list[Pair]:
+def pairs_by_freeness_base(views: Sequence[InstanceView], figures: Figures, low_tokens: int) -> list[Pair]:
     """Requests of high priority count as all others."""
-    return _pairs(views, thresholds, freeness_of, None)
+    return _pairs(views, figures.freeness_base, low_tokens, _reason_base)
 
 
-def pairs_by_freeness_at_peak(views: Sequence[InstanceView], thresholds: Thresholds) -> list[Pair]:
-    return _pairs(views, thresholds, freeness_at_peak, thresholds.priority_headroom_tokens)
+def pairs_by_freeness_at_peak(views: Sequence[InstanceView], figures: Figures, low_tokens: int) -> list[Pair]:
+    """Requests of high priority count as all others."""
+    return _pairs(views, figures.freeness_at_peak, low_tokens, _reason_base)
 
 
-def is_freer_afterwards(pair: Pair, num_tokens: int, headroom_tokens: int) -> bool:
-    """Whether the destination would be freer with one more request of `num_tokens` than the source is now."""
-    view = pair.destination
-    left = view.free_tokens - num_tokens
-    return freeness(left, [], view.num_requests + 1) > freeness_of(pair.source, headroom_tokens)
+def freer_afterwards(pair: Pair, headroom_tokens: int | None) -> Callable[[int], bool]:
+    """Says whether the destination would be freer with one more request of so many tokens than the source is
+    now.
+    """
+    free_tokens, num_requests = pair.destination.free_tokens, pair.destination.num_requests + 1
+    now = freeness_of(pair.source, headroom_tokens)
+    return lambda num_tokens: freeness(free_tokens - num_tokens, [], num_requests) > now
 
 
 def _pairs(
-    views: Sequence[InstanceView], thresholds: Thresholds, measure: Freeness, headroom_tokens: int | None
+    views: Sequence[InstanceView],
+    measured: Doubles,
+    low_tokens: int,
+    reason_of: Callable[[InstanceView, int], MoveReason],
 ) -> list[Pair]:
     """The least free with the freest, and so on."""
-    measured = sorted((measure(view, headroom_tokens), view.number, view) for view in views)
-    low = [each for each in measured if each[0] < thresholds.low_tokens]
-    high = [each for each in reversed(measured) if each[0] > thresholds.low_tokens]
+    order = np.argsort(measured, kind="stable")
+    low = order[measured[order] < low_tokens].tolist()
+    high = order[measured[order] > low_tokens][::-1].tolist()
     return [
-        Pair(source, destination, _reason(source, thresholds))
-        for (_, _, source), (_, _, destination) in zip(low, high, strict=False)
+        Pair(views[source], views[destination], reason_of(views[source], low_tokens))
+        for source, destination in zip(low, high, strict=False)
     ]
 
 
-def _reason(source: InstanceView, thresholds: Thresholds) -> MoveReason:
-    if source.num_high_priority and freeness_of(source, None) >= thresholds.low_tokens:
+def _reason(source: InstanceView, low_tokens: int) -> MoveReason:
+    if source.num_high_priority and freeness_of(source, None) >= low_tokens:
         return MoveReason.PRIORITY
+    return _reason_base(source, low_tokens)
+
+
+def _reason_base(source: InstanceView, low_tokens: int) -> MoveReason:
     if source.load.num_waiting and source.num_free_slots > -source.num_waiting:
         return MoveReason.DEFRAGMENT
     return MoveReason.BALANCE

@@ -8,35 +8,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from python_backends.cluster.columns import Doubles, Figures
 from python_backends.cluster.move import MoveReason
 from python_backends.cluster.views import InstanceView
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One of the instances that a request may go to."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """The n instances that a request may go to [at least one], in the order of their numbers."""
 
-    view: InstanceView
-    num_new_tokens: int  # of the request, that would have to be computed there
-    freeness: float  # tokens per request, with headroom for requests of high priority
-    freeness_base: float  # without
-
-
-@dataclass(frozen=True, slots=True)
-class Dispatch:
-    """A request that needs an instance."""
-
-    number: int  # requests that were dispatched before
-    num_tokens: int  # prompt and answer so far
+    figures: Figures
+    num_new_tokens: Doubles  # [n] of the request, that would have to be computed there
+    num_tokens: int  # of the request: prompt and answer so far
     priority: int
-
-
-@dataclass(frozen=True, slots=True)
-class Thresholds:
-    """In tokens; see the settings of the same names."""
-
-    low_tokens: int
-    priority_headroom_tokens: int
+    num_dispatches: int  # of requests before
 
 
 class Pair(NamedTuple):
@@ -47,14 +32,17 @@ class Pair(NamedTuple):
     reason: MoveReason
 
 
-# one of the candidates [at least one], which are in the order of their numbers
-Choose = Callable[[Sequence[Candidate], Dispatch], Candidate]
-# pairs of these instances; each is in one pair at most
-FindPairs = Callable[[Sequence[InstanceView], Thresholds], list[Pair]]
+# the place of one of the candidates
+Choose = Callable[[Candidates], int]
+# pairs of these n instances, whose figures are [n]; each is in one pair at most. The last argument: requests
+# leave an instance whose freeness is below this, in tokens per request
+FindPairs = Callable[[Sequence[InstanceView], Figures, int], list[Pair]]
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterPolicy:
     choose: Choose
     find_pairs: FindPairs | None = None  # None: no request moves
+    keeps_headroom: bool = False  # for requests of high priority
+    gathers: bool = False  # running requests leave memory to one that waits for memory
     spares_ending: bool = False  # a request that is predicted to end soon does not move

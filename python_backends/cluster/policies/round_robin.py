@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from python_backends.cluster.policies.policy import Candidate, Dispatch
+from python_backends.cluster.policies.policy import Candidates
 
 
-def round_robin(candidates: Sequence[Candidate], dispatch: Dispatch) -> Candidate:
-    return candidates[dispatch.number % len(candidates)]
+def round_robin(candidates: Candidates) -> int:
+    return candidates.num_dispatches % len(candidates.num_new_tokens)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from python_backends.cluster.columns import Figures
 from python_backends.cluster.move import MoveReason
-from python_backends.cluster.policies.policy import Candidate, Dispatch, Pair, Thresholds
+from python_backends.cluster.policies.policy import Candidates, Pair
 from python_backends.cluster.views import InstanceView
 
 
-def shuffle(candidates: Sequence[Candidate], dispatch: Dispatch) -> Candidate:
-    return random.choice(candidates)
+def shuffle(candidates: Candidates) -> int:
+    return random.randrange(len(candidates.num_new_tokens))
 
 
-def shuffled_pairs(views: Sequence[InstanceView], thresholds: Thresholds) -> list[Pair]:
+def shuffled_pairs(views: Sequence[InstanceView], figures: Figures, low_tokens: int) -> list[Pair]:
     """Two of the instances."""
     if len(views) < 2:
         return []

@@ -63,6 +63,7 @@ def load_model(settings: Settings, config: Any, device: torch.device = CPU) -> A
     """transformers' causal language model, in evaluation mode, on `device`."""
     dtype = DTYPES[settings.model.dtype]
     if settings.model.random_weights:
+        torch.manual_seed(0)  # every instance has the same ones
         with device:
             return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False).eval()
     model = load_straight(settings.model_directory, config, dtype, device) if device != CPU else None

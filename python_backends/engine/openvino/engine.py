@@ -48,8 +48,8 @@ from python_backends.nouns.step import Admit, RowLogProbs, StepOutput, StepPlan
 from python_backends.settings import Settings, SettingsError
 
 # With int8 weights, this many activations of a row are rounded to int8 with one scale, so that the processor
-# multiplies integers; 0 leaves them as they are (slower: docs/log.md). Rows are independent: the other rows
-# of a batch change nothing.
+# multiplies integers; 0 leaves them as they are (slower: docs/notebook/cpu_steps.md). Rows are independent:
+# the other rows of a batch change nothing.
 ROUNDED_TOGETHER = 32
 
 Logits = NDArray[np.float32]

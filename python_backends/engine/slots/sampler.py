@@ -30,7 +30,6 @@ class Restrictions:
     top_k: Tensor  # [rows] 0: all
     top_p: Tensor  # [rows] 1: all
     min_p: Tensor  # [rows] 0: all
-    by_kernel: bool = False  # where it runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +44,17 @@ class Draws:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotDraws:
+    """Of all rows, where kernels run: each is drawn as the tables of the slot state say."""
+
+    slots: Tensor  # [rows]
+    counts: Tensor  # [slots, columns]
+    shares: Tensor  # [slots, columns]
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingRows:
-    draws: Draws | None  # None: all rows are greedy
+    draws: Draws | SlotDraws | None  # None: all rows are greedy
     banned: Tensor | None  # [rows, most] ids that may not come now, −1 is none; None: nothing is banned
     penalties: Penalties | None = None  # None: no row has any
     asks: LogProbRows | None = None  # for log-probabilities, which change no token; None: no row asks
@@ -62,7 +70,11 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     if rows.banned is not None:
         logits = logits.masked_fill(_marked(rows.banned, logits.shape[1]), float("-inf"))
     if rows.draws is None:
-        return _best(logits.float())
+        return _best(logits)
+    if isinstance(rows.draws, SlotDraws):
+        from python_backends.engine.slots.draw_kernel import draw  # brings Triton's language
+
+        return draw(logits, rows.draws.slots, rows.draws.counts, rows.draws.shares)
     return _draw(logits.float(), rows.draws)
 
 
@@ -86,7 +98,7 @@ def restricted(probs: Tensor, limits: Restrictions) -> Tensor:
     """`probs` with everything set to 0 that is outside top_k, then outside the smallest set of mass top_p of
     what is left, or less probable than min_p times the most probable.
     """
-    return probs.masked_fill(probs < _least_kept(probs, limits)[:, None], 0.0)
+    return probs.masked_fill(probs < _least_by_candidates(probs, limits)[:, None], 0.0)
 
 
 def _draw(logits: Tensor, draws: Draws) -> Tensor:
@@ -111,7 +123,9 @@ def _best(logits: Tensor) -> Tensor:
     """Lowest id of the greatest logit. On a CPU by numpy, which takes 0.03 ms
     for 16 rows of 32,000 where torch takes 0.4.
     """
-    return torch.as_tensor(logits.numpy().argmax(-1)) if logits.device.type == "cpu" else logits.argmax(-1)
+    if logits.device.type != "cpu":
+        return logits.argmax(-1)
+    return torch.as_tensor(logits.float().numpy().argmax(-1))
 
 
 _GOLDEN = -0x61C8864680B583EB  # splitmix64's constants, as signed numbers
@@ -136,17 +150,11 @@ def _marked(ids: Tensor, vocabulary: int) -> Tensor:
     return marks.scatter_(1, torch.where(ids < 0, vocabulary, ids), True)[:, :vocabulary]
 
 
-def _least_kept(probs: Tensor, limits: Restrictions) -> Tensor:
-    """The smallest probability [rows] that stays."""
-    if limits.by_kernel:
-        from python_backends.engine.slots.sampling_kernel import least_kept  # brings Triton's language
-
-        return least_kept(probs, limits.top_k, limits.top_p, limits.min_p)
-    return _least_by_candidates(probs, limits)
-
-
 def _least_by_candidates(probs: Tensor, limits: Restrictions) -> Tensor:
-    """Looks at the few most probable ids first; more are needed for flat rows, which is asked on the host."""
+    """The smallest probability [rows] that stays.
+
+    Looks at the few most probable ids first; more are needed for flat rows, which is asked on the host.
+    """
     sizes = [size for size in CANDIDATES if size < probs.shape[1]]
     for size in sizes:
         least, enough = _least_among(probs, size, limits)

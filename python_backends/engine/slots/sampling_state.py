@@ -9,7 +9,6 @@ for is not done in it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 import torch
@@ -17,38 +16,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from python_backends.engine.device import to_device
+from python_backends.engine.slots.columns import Column, Share
 from python_backends.engine.slots.history import NO_TOKEN, BadWords, TokenHistory
 from python_backends.engine.slots.log_probs import LogProbRows
 from python_backends.engine.slots.penalties import Penalties
 from python_backends.engine.slots.row_index import RowIndex
-from python_backends.engine.slots.sampler import Draws, Restrictions, SamplingRows
+from python_backends.engine.slots.sampler import Draws, Restrictions, SamplingRows, SlotDraws
 from python_backends.engine.slots.slot_writes import SlotWrites, Target
 from python_backends.nouns.request import Ids, ModelLimits, Sampling
 from python_backends.nouns.step import Admit
-
-
-class Column(IntEnum):
-    """Of the slot state's table of whole numbers, one row a slot."""
-
-    LAST_TOKEN = 0
-    LENGTH = 1  # tokens so far; the KV of the last one is not computed yet
-    OUTPUTS = 2  # output tokens so far
-    MAX_LENGTH = 3
-    MIN_TOKENS = 4
-    SEED = 5
-    TOP_K = 6
-    ENDED = 7
-
-
-class Share(IntEnum):
-    """Of the table of fractions, one row a slot."""
-
-    TEMPERATURE = 0
-    TOP_P = 1
-    MIN_P = 2
-    REPETITION = 3
-    PRESENCE = 4
-    FREQUENCY = 5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +44,9 @@ class Batch:
 class SamplingState:
     def __init__(self, limits: ModelLimits, device: torch.device, kernels: bool) -> None:
         self._limits, self._kernels = limits, kernels
-        self.shares = torch.ones((limits.num_slots, len(Share)), dtype=torch.float32, device=device)
+        shape = (limits.num_slots + 1, len(Share))  # the last one is the dead slot, which is greedy
+        self.shares = torch.ones(shape, dtype=torch.float32, device=device)
+        self.shares[-1] = 0.0
         self._bad_words = BadWords(limits, device)
         self.history = TokenHistory(limits, device)
         self._drawing, self._penalized, self._worded, self._scored = (RowIndex(device) for _ in range(4))
@@ -91,6 +69,10 @@ class SamplingState:
         """Whether any of the slots `host` needs more than the most probable token."""
         return bool(self._asked.anything[host].any())
 
+    def only_draws(self, host: Ids) -> bool:
+        """Whether none of the slots `host` needs more than a draw."""
+        return not self._asked.beyond_draws[host].any()
+
     def rows(self, batch: Batch) -> SamplingRows:
         """The parameters of the rows of `batch`; only those that some row needs."""
         asked, host = self._asked, batch.host
@@ -101,16 +83,18 @@ class SamplingState:
             asks=self._log_probs(batch, np.flatnonzero(asked.log_probs[host])),
         )
 
-    def _draws(self, batch: Batch, host_rows: NDArray[np.int64]) -> Draws | None:
+    def _draws(self, batch: Batch, host_rows: NDArray[np.int64]) -> Draws | SlotDraws | None:
         if not len(host_rows):
             return None
+        if self._kernels:
+            return SlotDraws(batch.slots, batch.table, self.shares)
         rows = self._drawing.of(host_rows)
         slots = batch.slots[rows]
         shares, counts = self.shares[slots], batch.table[slots]
         restrictions = None
         if self._asked.restricts[batch.host[host_rows]].any():
             restrictions = Restrictions(
-                counts[:, Column.TOP_K], shares[:, Share.TOP_P], shares[:, Share.MIN_P], self._kernels
+                counts[:, Column.TOP_K], shares[:, Share.TOP_P], shares[:, Share.MIN_P]
             )
         return Draws(
             shares[:, Share.TEMPERATURE],
@@ -160,6 +144,7 @@ class _Asked:
 
     def __init__(self, num_slots: int) -> None:
         self.anything: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
+        self.beyond_draws: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         self.draws: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         self.restricts: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         self.penalizes: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
@@ -179,8 +164,9 @@ class _Asked:
         self.num_top[slot] = sampling.num_top_log_probs
         early = admit.num_prompt_tokens + sampling.min_tokens if sampling.stop_ids else 0
         self.stop_from[slot] = min(early, max_model_tokens)
-        asks = sampling.draws or sampling.looks_back or sampling.log_probs
-        self.anything[slot] = asks or (sampling.min_tokens > 0 and bool(sampling.stop_ids))
+        waits = sampling.min_tokens > 0 and bool(sampling.stop_ids)
+        self.beyond_draws[slot] = sampling.looks_back or sampling.log_probs or waits
+        self.anything[slot] = sampling.draws or self.beyond_draws[slot]
 
 
 def _shares(sampling: Sampling) -> tuple[float, ...]:

@@ -10,8 +10,7 @@ launched before its end was read does no harm. Called by the engines.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from enum import Enum, auto
 
 import numpy as np
 import torch
@@ -19,8 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from python_backends.engine.slots.sampler import GREEDY, SamplingRows
-from python_backends.engine.slots.sampling_state import Batch, Column, SamplingState
+from python_backends.engine.slots.appending import PlainRun, appended
+from python_backends.engine.slots.columns import Column
+from python_backends.engine.slots.sampler import GREEDY, SamplingRows, SlotDraws, sample
+from python_backends.engine.slots.sampling_state import Batch, SamplingState
 from python_backends.engine.slots.slot_writes import SlotWrites, Target
 from python_backends.nouns.request import Finish, Ids, ModelLimits
 from python_backends.nouns.step import Admit, Grow, Release, SlotOperation, StepPlan
@@ -28,21 +29,11 @@ from python_backends.nouns.step import Admit, Grow, Release, SlotOperation, Step
 NO_STOP_ID = -1
 
 
-@dataclass(slots=True)
-class _Run:
-    """Plain greedy rows of one run, all alive: what they appended is booked when something else happens."""
+class Choice(Enum):
+    """What a step asks of the sampler, if nothing else is asked: the host need not know the tokens."""
 
-    number: int
-    slots: Tensor  # [rows]
-    stop_ids: NDArray[np.int64] | None  # [rows, most]; None: they have none
-    left: int  # steps before the first one is full
-    running: NDArray[np.int64]  # [rows] RUNNING
-    tokens: NDArray[np.int64] | None = None  # [rows] the last ones
-    num_steps: int = 0  # not booked
-
-    def takes(self, number: int, tokens: NDArray[np.int64]) -> bool:
-        stops = self.stop_ids is not None and bool((self.stop_ids == tokens[:, None]).any())
-        return number == self.number and self.left > self.num_steps and not stops
+    GREEDY = auto()
+    DRAWN = auto()  # by temperature, top_k, top_p and min_p, where kernels run
 
 
 class SlotState:
@@ -70,7 +61,8 @@ class SlotState:
         self._stop_ids = torch.full((slots, most_stop_ids or 1), NO_STOP_ID, dtype=torch.int64, device=device)
         self._sampling = SamplingState(limits, device, kernels)
         self._writes = SlotWrites(kernels)
-        self._run: _Run | None = None
+        self._kernels = kernels
+        self._run: PlainRun | None = None
         self._appended = -1  # run of the last plain step
 
     @property
@@ -85,9 +77,18 @@ class SlotState:
         """[slots, most stop ids]"""
         return self._stop_ids
 
-    def is_greedy(self, slots: Ids) -> bool:
-        """Whether all of `slots` take the most probable token and nothing else is asked of them."""
-        return not self._sampling.is_asked(slots)
+    def choice(self, slots: Ids) -> Choice | None:
+        """How the tokens of all `slots` are chosen; None: some need more than that, or ask the host."""
+        if not self._sampling.is_asked(slots):
+            return Choice.GREEDY
+        return Choice.DRAWN if self._kernels and self._sampling.only_draws(slots) else None
+
+    def choose(self, logits: Tensor, slots: Tensor, choice: Choice) -> Tensor:
+        """Chooses the next tokens of `slots` [rows] for `logits` [rows, vocabulary] and appends them; as
+        `append`.
+        """
+        draws = SlotDraws(slots, self._counts, self._sampling.shares) if choice is Choice.DRAWN else None
+        return self.append_greedy(slots, sample(logits, SamplingRows(draws, banned=None)))
 
     @property
     def last_tokens(self) -> NDArray[np.int64]:
@@ -135,8 +136,20 @@ class SlotState:
         writes is the KV that belongs there, in blocks that are still its own.
         """
         self._book_run()
+        if self._kernels:
+            tokens, positions = torch.empty_like(slots), torch.empty_like(slots)
+            self.fill_decode_inputs(slots, tokens, positions, len(slots))
+            return tokens, positions
         counts = self._counts[slots]
         return counts[:, Column.LAST_TOKEN], counts[:, Column.LENGTH] - 1
+
+    def fill_decode_inputs(self, slots: Tensor, tokens: Tensor, positions: Tensor, count: int) -> None:
+        """The same where kernels run, for the first `count` of `slots` [rows], into the first of `tokens` and
+        `positions` [rows].
+        """
+        from python_backends.engine.slots.token_kernels import last_tokens  # brings Triton's language
+
+        last_tokens(self._counts, slots, tokens, positions, count)
 
     def sampling_rows(
         self, slots: Tensor, plan: StepPlan, order: NDArray[np.intp] | None = None
@@ -155,9 +168,9 @@ class SlotState:
         lengths = lengths if order is None else lengths[order]
         return self._sampling.rows(Batch(slots, host, lengths, self._counts, self._stop_ids))
 
-    def append(self, slots: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Appends `tokens` [sampled] to `slots` and ends those that are done. Tokens
-        and finishes; 0, RUNNING where a row had ended.
+    def append(self, slots: Tensor, tokens: Tensor) -> Tensor:
+        """Appends `tokens` [sampled] to `slots` and ends those that are done. [2, sampled] tokens and
+        finishes; 0, RUNNING where a row had ended.
         """
         self._book_run()
         history = self._sampling.history
@@ -165,14 +178,19 @@ class SlotState:
             history.append(slots, self._counts[slots, Column.LENGTH], tokens)
         return self.append_greedy(slots, tokens)
 
-    def append_greedy(self, slots: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def append_greedy(self, slots: Tensor, tokens: Tensor) -> Tensor:
         """The same for slots none of which looks back."""
+        if self._kernels:
+            from python_backends.engine.slots.token_kernels import append  # brings Triton's language
+
+            out = torch.empty((2, len(slots)), dtype=torch.int64, device=self.device)
+            append(self._counts, self._stop_ids, slots, tokens, out)
+            return out
         tensors = (self._counts, self._stop_ids, slots, tokens)
         # by numpy, in the same memory: a small operation of torch takes as long as ten of these
         if self.device.type == "cpu":
-            appended, finishes = _append(*(tensor.numpy() for tensor in tensors))
-            return torch.as_tensor(appended), torch.as_tensor(finishes)
-        return _append(*tensors)
+            return torch.as_tensor(np.stack(appended(*(tensor.numpy() for tensor in tensors))))
+        return torch.stack(appended(*tensors))
 
     def append_plain(
         self, number: int, slots: Tensor, tokens: NDArray[np.int64]
@@ -187,18 +205,18 @@ class SlotState:
             return tokens, run.running
         self._book_run()
         arrays = (self._counts.numpy(), self._stop_ids.numpy(), slots.numpy(), tokens)
-        result: tuple[NDArray[np.int64], NDArray[np.int64]] = _append(*arrays)
+        result: tuple[NDArray[np.int64], NDArray[np.int64]] = appended(*arrays)
         if number == self._appended:
             self._run = self._run_of(number, slots)
         self._appended = number
         return result
 
-    def _run_of(self, number: int, slots: Tensor) -> _Run | None:
+    def _run_of(self, number: int, slots: Tensor) -> PlainRun | None:
         counts, stop_ids = self._counts.numpy()[slots.numpy()], self._stop_ids.numpy()[slots.numpy()]
         if counts[:, Column.ENDED].any():
             return None
         left = int((counts[:, Column.MAX_LENGTH] - counts[:, Column.LENGTH]).min()) - 1
-        return _Run(
+        return PlainRun(
             number,
             slots,
             stop_ids if (stop_ids != NO_STOP_ID).any() else None,
@@ -272,22 +290,6 @@ class SlotState:
         ]
         if entries:
             self._writes.add(Target.TABLE, *np.concatenate(entries, axis=1))
-
-
-def _append(table: Any, stop_ids: Any, slots: Any, tokens: Any) -> tuple[Any, Any]:
-    """Works on tensors and on numpy arrays."""
-    counts = table[slots]
-    live = 1 - counts[:, Column.ENDED]
-    stops = (stop_ids[slots] == tokens[:, None]).any(1) & (
-        counts[:, Column.OUTPUTS] >= counts[:, Column.MIN_TOKENS]
-    )
-    full = (counts[:, Column.LENGTH] + 1 >= counts[:, Column.MAX_LENGTH]) & ~stops
-    finishes = (stops * int(Finish.STOP) + full * int(Finish.LENGTH)) * live
-    counts[:, Column.LAST_TOKEN] += (tokens - counts[:, Column.LAST_TOKEN]) * live
-    counts[:, Column.LENGTH : Column.OUTPUTS + 1] += live[:, None]
-    counts[:, Column.ENDED] |= finishes != Finish.RUNNING
-    table[slots] = counts
-    return tokens * live, finishes
 
 
 def _as_int64(seed: int) -> int:

@@ -1,17 +1,15 @@
 """Attention of one layer over the flat batch: decode rows in groups of similar length, prefill chunks span by
 span.
 
-Owns no state; the step batch says what to read where. Where the Triton language is installed, rows read
-straight from the KV blocks, all decode rows at once and all chunks at once (`paged_attention`); elsewhere
-torch's operators attend over gathered blocks. The query heads that share a KV head are taken as query
-positions (decode: one call for all rows and heads) or as heads over a KV head repeated without copying
-(prefill). Called by the decoder.
+Owns no state; the step batch says what to read where. torch's operators attend over gathered blocks; where
+kernels of ours run, `paged_attention` does the same straight from the blocks. The query heads that share a KV
+head are taken as query positions (decode: one call for all rows and heads) or as heads over a KV head
+repeated without copying (prefill). Called by the decoder.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,50 +18,32 @@ from torch import Tensor
 from torch.nn import functional
 
 from python_backends.engine.kv.kv_cache import KVCache
-from python_backends.engine.model.description import Heads
 from python_backends.engine.torch.attention_spans import (
     AttentionSpans,
     DecodeGroup,
-    PagedChunks,
-    PagedRows,
+    LayerAttention,
     PrefillSpan,
+    Rotation,
 )
+from python_backends.engine.torch.operators import place
+
+AttendOperator = Callable[..., Tensor]  # with the arguments of `attend`
 
 
-@dataclass(frozen=True, slots=True)
-class LayerAttention:
-    index: int
-    heads: Heads
-    scores: Callable[..., Tensor]  # with the arguments of scaled_dot_product_attention
-    softcap: float | None = None  # what `scores` caps, for those that compute them otherwise
-
-
-def decode_attention(
-    q: Tensor, group: DecodeGroup | PagedRows, layer: LayerAttention, cache: KVCache
-) -> Tensor:
+def decode_attention(q: Tensor, group: DecodeGroup, layer: LayerAttention, cache: KVCache) -> Tensor:
     """q [rows, heads · dim] of a decode group → the same shape."""
     rows, heads = group.last - group.first, layer.heads
-    if isinstance(group, PagedRows):
-        from python_backends.engine.torch.paged_attention import paged_attention  # brings Triton's language
-
-        return paged_attention(q, cache.blocks[:, layer.index], group, heads, layer.softcap)
     q = q.view(rows, heads.num_kv_heads, heads.group, heads.head_dim)
     keys, values = cache.gather(layer.index, group.gather, rows)
     out = layer.scores(q, keys, values, attn_mask=group.mask, scale=heads.scale)
     return out.reshape(rows, heads.query_width)
 
 
-def prefill_attention(
-    qkv: Tensor, span: PrefillSpan | PagedChunks, layer: LayerAttention, cache: KVCache
-) -> Tensor:
-    """qkv [rows, (heads + 2 kv_heads) · dim] of one chunk, or of all, already
+def prefill_attention(qkv: Tensor, span: PrefillSpan, layer: LayerAttention, cache: KVCache) -> Tensor:
+    """qkv [rows, (heads + 2 kv_heads) · dim] of one chunk, already
     written to the cache → [rows, heads · dim].
     """
     heads = layer.heads
-    if isinstance(span, PagedChunks):
-        from python_backends.engine.torch.paged_attention import chunk_attention  # brings Triton's language
-
-        return chunk_attention(qkv, cache.blocks[:, layer.index], span, heads, layer.softcap)
     q, k, v = torch.split(qkv, [heads.query_width, heads.kv_width, heads.kv_width], dim=1)
     # [kv_heads, group, chunk, dim]
     q = q.view(len(q), heads.num_kv_heads, heads.group, heads.head_dim).permute(1, 2, 0, 3)
@@ -78,10 +58,13 @@ def prefill_attention(
     return out.permute(2, 0, 1, 3).reshape(-1, heads.query_width)
 
 
-def attend(qkv: Tensor, spans: AttentionSpans, layer: LayerAttention, cache: KVCache) -> Tensor:
-    """The attention [tokens, heads · dim] of all rows of qkv [tokens, (heads + 2
-    kv_heads) · dim], rotated and written to the cache.
+def attend(
+    qkv: Tensor, rotation: Rotation | None, spans: AttentionSpans, layer: LayerAttention, cache: KVCache
+) -> Tensor:
+    """The attention [tokens, heads · dim] of all rows of qkv [tokens, (heads + 2 kv_heads) · dim], whose
+    queries and keys are rotated in place; keys and values are written to the cache.
     """
+    place(qkv, rotation, spans.write, layer.index, cache, layer.heads)
     width = layer.heads.query_width
     outs = [
         decode_attention(qkv[group.first : group.last, :width], group, layer, cache)
@@ -91,6 +74,15 @@ def attend(qkv: Tensor, spans: AttentionSpans, layer: LayerAttention, cache: KVC
     if spans.num_padding:
         outs.append(qkv[-spans.num_padding :, :width])  # their results are not read
     return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+
+def attend_operator(kernels: bool) -> AttendOperator:
+    """What `attend` does, by torch's operators or by kernels. These take whole tables for a rotation."""
+    if kernels:
+        from python_backends.engine.torch.paged_attention import attend_paged  # brings Triton's language
+
+        return attend_paged
+    return attend
 
 
 def score_operator(softcap: float | None) -> Callable[..., Tensor]:

@@ -4,10 +4,15 @@ step batch, read by the attention of every layer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+from python_backends.engine.model.description import Heads
+
+Rotation = tuple[Tensor, Tensor]  # cos and sin [tokens, 1, dim]; for kernels the tables [positions, dim]
 
 
 def chunk_rows(dtype: torch.dtype) -> int:
@@ -18,6 +23,14 @@ def chunk_rows(dtype: torch.dtype) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerAttention:
+    index: int
+    heads: Heads
+    scores: Callable[..., Tensor]  # with the arguments of scaled_dot_product_attention
+    softcap: float | None = None  # what `scores` caps, for those that compute them otherwise
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeGroup:
     """Rows [first, last) of the flat batch, decode rows all, read up to the longest of them."""
 
@@ -25,19 +38,6 @@ class DecodeGroup:
     last: int
     gather: Tensor  # [2 · rows · kv_heads · blocks] rows of the KV cache
     mask: Tensor  # [rows, 1, 1, blocks · block_tokens] 0 or −inf
-
-
-@dataclass(frozen=True, slots=True)
-class PagedRows:
-    """Rows [first, last) of the flat batch, decode rows all, each read
-    from its own blocks up to its own position.
-    """
-
-    first: int
-    last: int
-    table: Tensor  # [rows, blocks]
-    positions: Tensor  # [rows]
-    window: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +53,50 @@ class PrefillSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class PagedChunks:
-    """Rows [first, last) of the flat batch, all chunks: each row reads from the
-    blocks of its own slot up to its own position.
-    """
-
-    first: int
-    last: int
-    tiles: Tensor  # [tiles, 4] a few rows of one chunk: first row after `first`, rows, first position, slot
-    table: Tensor  # [slots, blocks]
-    window: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class AttentionSpans:
     """All rows of the flat batch, in order. Those of padding attend to nothing."""
 
-    decodes: tuple[DecodeGroup | PagedRows, ...]
-    prefills: tuple[PrefillSpan | PagedChunks, ...]
+    decodes: tuple[DecodeGroup, ...]
+    prefills: tuple[PrefillSpan, ...]
+    write: Tensor  # [rows, 2, kv_heads] rows of the KV cache
     num_padding: int = 0  # rows after them
+
+    def followed_by(self, chunks: AttentionSpans, num_rows: int) -> AttentionSpans:
+        """These, which are of `num_rows` decode rows, and then those of another batch, which has chunks."""
+        moved = [
+            replace(span, first=num_rows + span.first, last=num_rows + span.last) for span in chunks.prefills
+        ]
+        write = torch.cat((self.write, chunks.write))
+        return AttentionSpans(self.decodes, tuple(moved), write, chunks.num_padding)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The tokens that decode rows see, divided into parts of similar size, and memory for what a layer
+    computes of each.
+
+    A row has one part or more, which stand one after the other; those after the last one are empty.
+    """
+
+    items: Tensor  # [parts, 5] int32: row, first token, last token + 1, the row's first part, its parts
+    weighted: Tensor  # [parts, heads, dim] float32
+    maxima: Tensor  # [parts, heads] float32
+    sums: Tensor  # [parts, heads] float32
+    arrived: Tensor  # [rows, kv_heads] int32: how many parts are done; 0 before and after each layer
+
+
+@dataclass(frozen=True, slots=True)
+class PagedSpans:
+    """The rows of a flat batch where kernels read straight from the KV blocks: `num_decodes` decode rows,
+    then chunks, then padding.
+    """
+
+    num_decodes: int
+    num_rows: int  # without padding
+    slots: Tensor  # [rows]
+    positions: Tensor  # [rows]
+    table: Tensor  # [slots, blocks]
+    window: int | None
+    parts: Parts | None  # None: no row decodes
+    # [tiles, 4] a few rows of one chunk: first row of the batch, rows, first position, slot; None: no chunks
+    tiles: Tensor | None

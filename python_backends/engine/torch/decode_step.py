@@ -3,8 +3,9 @@ list of slots.
 
 Everything else a step needs lies in the slot state: tokens, positions and blocks are gathered inside, the
 most probable tokens appended inside. On CUDA each bucket's step is captured once, at the start, as two graphs
-that share one pool of memory: the forward pass to the logits, and the choice and append of greedy rows; rows
-that ask for more have theirs chosen after the first by the engine. The same functions run uncaptured in the
+that share one pool of memory: the forward pass to the logits, and the choice and append of tokens, one graph
+for greedy rows and one for rows that draw; rows that ask for more have theirs chosen after the first by the
+engine. The same functions run uncaptured in the
 tests (`engine.cuda_graphs = "eager"`). Called by the torch engine.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,38 +22,66 @@ from tqdm import tqdm
 
 from python_backends.engine.device import to_device
 from python_backends.engine.kv.kv_cache import KVCache
-from python_backends.engine.slots.sampler import GREEDY, sample
-from python_backends.engine.slots.slot_state import SlotState
+from python_backends.engine.slots.slot_state import Choice, SlotState
 from python_backends.engine.torch.decoder import Decoder
-from python_backends.engine.torch.step_batch import StepBatcher
+from python_backends.engine.torch.step_batch import Batcher
 from python_backends.nouns.request import Ids
+
+Step = Callable[[], Tensor]
 
 
 @dataclass(slots=True)
 class Bucket:
     slots: Tensor  # [rows] on the device; what pads it is the dead slot
     host: Ids = field(default_factory=lambda: np.zeros(0, np.int32))  # those that are not padding
-    forward: Callable[[], Tensor] | None = None  # captured
-    greedy: Callable[[], Tensor] | None = None  # captured, with `logits`
+    forward: Step | None = None  # captured
+    # captured, with `logits`
+    choices: dict[Choice, Step] = field(default_factory=dict)
     logits: Tensor | None = None  # [rows, vocabulary] of the last step
 
 
+class Graphs:
+    """Captures steps of one device as CUDA graphs, which share a pool of memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._pool = device, torch.cuda.graph_pool_handle()
+
+    def __call__(self, step: Step) -> Step:
+        """`step` as a graph: what it returns is always the same memory, overwritten by each step."""
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self._device)
+        with torch.cuda.graph(graph, pool=self._pool):
+            out = step()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return out
+
+        return replay
+
+
 class DecodeSteps:
-    """Steps over 1, 2, 4 … and all slots. `captures`: as CUDA graphs, now."""
+    """Steps over 1, 2, 4 … and all slots. `capture` makes of each one what replays it, now; None: they are
+    launched one kernel after the other.
+    """
 
     def __init__(
-        self, decoder: Decoder, state: SlotState, cache: KVCache, batcher: StepBatcher, captures: bool
+        self,
+        decoder: Decoder,
+        state: SlotState,
+        cache: KVCache,
+        batcher: Batcher,
+        capture: Callable[[Step], Step] | None,
     ) -> None:
         self._decoder, self._state, self._cache, self._batcher = decoder, state, cache, batcher
         sizes = bucket_sizes(state.dead_slot)
         self._buckets = {
             size: Bucket(torch.full((size,), state.dead_slot, device=state.device)) for size in sizes
         }
-        self._pool = torch.cuda.graph_pool_handle() if captures else None
-        if captures:
+        if capture is not None:
             largest_first = sizes[::-1]  # the others fit into its memory
             for size in tqdm(largest_first, "capturing decode steps"):
-                self._capture(self._buckets[size])
+                self._capture(self._buckets[size], capture)
 
     def bucket(self, slots: Ids) -> Bucket:
         """The smallest bucket that holds `slots`, filled with them;
@@ -72,40 +102,24 @@ class DecodeSteps:
         )
         return bucket.logits
 
-    def greedy(self, bucket: Bucket) -> Tensor:
-        """Chooses and appends the most probable tokens after `forward`: [2, rows] tokens and finishes."""
+    def choose(self, bucket: Bucket, choice: Choice) -> Tensor:
+        """Chooses and appends tokens after `forward`: [2, rows] tokens and finishes."""
         assert bucket.logits is not None
-        if bucket.greedy is None:
-            return self._greedy(bucket.slots, bucket.logits)
-        return bucket.greedy()
+        captured = bucket.choices.get(choice)
+        return captured() if captured else self._state.choose(bucket.logits, bucket.slots, choice)
 
     def _forward(self, slots: Tensor, longest: int) -> Tensor:
         width = 1 << (longest - 1).bit_length()  # a few shapes only
         return self._decoder.forward(self._batcher.decodes(slots, width), self._cache)
 
-    def _greedy(self, slots: Tensor, logits: Tensor) -> Tensor:
-        return torch.stack(self._state.append_greedy(slots, sample(logits, GREEDY)))
-
-    def _capture(self, bucket: Bucket) -> None:
+    def _capture(self, bucket: Bucket, capture: Callable[[Step], Step]) -> None:
         bucket.logits = self._forward(bucket.slots, 1)  # compiles kernels and makes the libraries' own memory
-        bucket.forward = self._captured(lambda: self._forward(bucket.slots, 1))
+        bucket.forward = capture(lambda: self._forward(bucket.slots, 1))
         bucket.logits = bucket.forward()
-        logits = bucket.logits
-        self._greedy(bucket.slots, logits)
-        bucket.greedy = self._captured(lambda: self._greedy(bucket.slots, logits))
-
-    def _captured(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """`step` as a graph: what it returns is always the same memory, overwritten by each step."""
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize(self._state.device)
-        with torch.cuda.graph(graph, pool=self._pool):
-            out = step()
-
-        def replay() -> Tensor:
-            graph.replay()
-            return out
-
-        return replay
+        for choice in Choice:
+            step = partial(self._state.choose, bucket.logits, bucket.slots, choice)
+            step()
+            bucket.choices[choice] = capture(step)
 
 
 def bucket_sizes(num_slots: int) -> list[int]:

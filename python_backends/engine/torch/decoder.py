@@ -19,15 +19,14 @@ from torch.nn import functional
 from python_backends.engine.kv.kv_cache import KVCache
 from python_backends.engine.model.description import Heads, Layer, Linear, Model, Rotary
 from python_backends.engine.torch.adapters.rows import add_adapters
-from python_backends.engine.torch.attention import LayerAttention, attend, score_operator
+from python_backends.engine.torch.attention import attend_operator, score_operator
+from python_backends.engine.torch.attention_spans import LayerAttention, Rotation
 from python_backends.engine.torch.operators import (
     ACTIVATIONS,
     ResidualNorm,
-    Rotation,
     gate_operator,
     head_norm_operator,
     norm_operator,
-    place_operator,
     scale_operator,
     softcap_operator,
 )
@@ -60,26 +59,26 @@ class Block:
     adds to it. It adds that in place, and returns what this layer adds.
     """
 
-    def __init__(self, layer: Layer, index: int, heads: Heads, dtype: torch.dtype, fused: bool) -> None:
+    def __init__(self, layer: Layer, index: int, heads: Heads, dtype: torch.dtype, kernels: bool) -> None:
         attention, feed_forward = layer.attention, layer.feed_forward
         self.heads = heads
         self.window = attention.window
         self.projections: dict[str, AnyProjection] = {
-            "qkv": _projection(attention.qkv),
-            "o": _projection(attention.output),
-            "up": _projection(feed_forward.up),
-            "down": _projection(feed_forward.down),
+            "qkv": _projection(attention.qkv, kernels),
+            "o": _projection(attention.output, kernels),
+            "up": _projection(feed_forward.up, kernels),
+            "down": _projection(feed_forward.down, kernels),
         }
         self._attention = LayerAttention(index, heads, score_operator(attention.softcap), attention.softcap)
         self._rotary = attention.rotary
-        self.norm = ResidualNorm(layer.attention_norm, dtype, fused)
-        self._place = place_operator(fused)
+        self.norm = ResidualNorm(layer.attention_norm, dtype, kernels)
+        self._attend_rows = attend_operator(kernels)
         self._attention_output_norm = norm_operator(layer.attention_output_norm, dtype)
         self._head_norm = head_norm_operator(attention, heads, dtype)
-        self.feed_forward_norm = ResidualNorm(layer.feed_forward_norm, dtype, fused)
+        self.feed_forward_norm = ResidualNorm(layer.feed_forward_norm, dtype, kernels)
         self._feed_forward_output_norm = norm_operator(layer.feed_forward_output_norm, dtype)
         self._activate = (
-            gate_operator(feed_forward.activation, fused)
+            gate_operator(feed_forward.activation, kernels)
             if feed_forward.gated
             else ACTIVATIONS[feed_forward.activation]
         )
@@ -120,8 +119,8 @@ class Block:
         qkv = self._project("qkv", normed, step)
         self._head_norm(qkv)
         rotation = None if self._rotary is None else step.rotations[self._rotary]
-        self._place(qkv, rotation, step.batch.write, self._attention.index, step.cache, self.heads)
-        attended = attend(qkv, step.batch.spans[self.window], self._attention, step.cache)
+        spans = step.batch.spans[self.window]
+        attended = self._attend_rows(qkv, rotation, spans, self._attention, step.cache)
         return self._project("o", attended, step)
 
     def _feed_forward(self, normed: Tensor, step: StepInputs) -> Tensor:
@@ -135,19 +134,20 @@ class Block:
 
 class Decoder:
     """A described model and its layers, for sequences of up to `num_positions`
-    tokens; `fused`: with our kernels between products.
+    tokens; `kernels`: with ours for attention and between products.
     """
 
     def __init__(
-        self, model: Model, layers: Iterable[Layer], num_positions: int, fused: bool = False
+        self, model: Model, layers: Iterable[Layer], num_positions: int, kernels: bool = False
     ) -> None:
-        self.embedding = model.embedding
+        self.embedding, self.heads = model.embedding, model.heads
         dtype = self.embedding.dtype
         self.tables = [rotary_tables(rotary, num_positions, dtype) for rotary in model.rotaries]
-        self.head = _projection(model.head)
-        self.blocks = [Block(layer, index, model.heads, dtype, fused) for index, layer in enumerate(layers)]
+        self.head = _projection(model.head, kernels)
+        self.blocks = [Block(layer, index, model.heads, dtype, kernels) for index, layer in enumerate(layers)]
+        self._kernels = kernels
         self.windows = tuple(dict.fromkeys(block.window for block in self.blocks))
-        self.norm = ResidualNorm(model.norm, dtype, fused)
+        self.norm = ResidualNorm(model.norm, dtype, kernels)
         (self.residual_scale,) = {block.residual_scale for block in self.blocks}
         self._scale_embedding = scale_operator(model.embedding_scale)
         self._scale_logits = scale_operator(model.logit_scale)
@@ -163,13 +163,17 @@ class Decoder:
         """Runs all tokens of a step; the logits [sampled, vocabulary] of
         the rows that sample, and of no others.
         """
+        return self.forward_with_residual(batch, cache)[0]
+
+    def forward_with_residual(self, batch: StepBatch, cache: KVCache) -> tuple[Tensor, Tensor]:
+        """The same, and the residual stream [tokens, hidden] after the last layer."""
         x, added = self._through_blocks(batch, cache)
         normed = self.norm.after(x, added, self.residual_scale)
         if batch.sampling_rows is not None:
             normed = normed[batch.sampling_rows]
         if not len(normed):  # chunks in the middle of prompts only
-            return normed.new_empty((0, len(self.embedding)))
-        return self._cap_logits(self._scale_logits(self.head.forward(normed)))
+            return normed.new_empty((0, len(self.embedding))), x
+        return self._cap_logits(self._scale_logits(self.head.forward(normed))), x
 
     def residual(self, batch: StepBatch, cache: KVCache) -> Tensor:
         """Runs all tokens of a step; the residual stream [tokens, hidden] after the last layer."""
@@ -179,7 +183,8 @@ class Decoder:
     def _through_blocks(self, batch: StepBatch, cache: KVCache) -> tuple[Tensor, Tensor | None]:
         """The residual stream before the last layer's output, and that output."""
         x = self._scale_embedding(functional.embedding(batch.tokens, self.embedding))  # [tokens, hidden]
-        step = StepInputs(batch, self.rotations(batch.positions), cache)
+        rotations = self.tables if self._kernels else self.rotations(batch.positions)
+        step = StepInputs(batch, rotations, cache)
         added = None
         for block in self.blocks:
             added = block.forward(x, added, step)
@@ -196,7 +201,7 @@ def rotary_tables(rotary: Rotary, num_positions: int, dtype: torch.dtype) -> tup
     return torch.cat((cos, cos), 1).to(dtype), torch.cat((-sin, sin), 1).to(dtype)
 
 
-def _projection(linear: Linear) -> Projection | Int8Projection:
+def _projection(linear: Linear, kernels: bool) -> Projection | Int8Projection:
     if linear.scale is None:
         return Projection(linear.weight, linear.bias)
-    return Int8Projection(linear.weight, linear.scale, linear.bias)
+    return Int8Projection(linear.weight, linear.scale, linear.bias, kernels)

@@ -12,13 +12,12 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from python_backends.engine.device import DeviceMemory, device_memory, take_device
@@ -26,6 +25,7 @@ from python_backends.engine.kv.block_bytes import BlockBytes
 from python_backends.engine.kv.device_blocks import DeviceBlocks
 from python_backends.engine.kv.kv_cache import BlockShape, KVCache, rows_of_bytes
 from python_backends.engine.kv.kv_memory import Measured, block_cost
+from python_backends.engine.kv.padding import padded
 from python_backends.engine.largest_steps import largest_steps
 from python_backends.engine.model.checkpoint import (
     block_shape,
@@ -38,18 +38,16 @@ from python_backends.engine.model.checkpoint import (
 from python_backends.engine.model.quantised import quantise_if_asked
 from python_backends.engine.model.weights import describe, take_layers
 from python_backends.engine.protocol import ReadAdapter
-from python_backends.engine.slots.log_probs import log_probs, row_log_probs
-from python_backends.engine.slots.sampler import sample
+from python_backends.engine.slots.log_probs import row_log_probs
 from python_backends.engine.slots.slot_state import SlotState
-from python_backends.engine.step_timer import Seconds, StepTimer, cuda_timer
+from python_backends.engine.step_timer import cuda_timer
 from python_backends.engine.torch.adapters import peft_files
 from python_backends.engine.torch.adapters.factors import adapted_model
 from python_backends.engine.torch.adapters.slot_adapters import SlotAdapters, Weights
-from python_backends.engine.torch.attention_spans import chunk_rows
-from python_backends.engine.torch.decode_step import DecodeSteps
+from python_backends.engine.torch.decode_step import Graphs
 from python_backends.engine.torch.decoder import Decoder
 from python_backends.engine.torch.kernel_trial import kernel_obstacle
-from python_backends.engine.torch.step_batch import StepBatcher
+from python_backends.engine.torch.step_launcher import LaunchedStep, StepLauncher, batcher_of
 from python_backends.engine.torch.training.model import TrainedModel
 from python_backends.engine.torch.training.session import TrainingSession
 from python_backends.engine.torch.training.trainable import Trainable
@@ -58,17 +56,6 @@ from python_backends.nouns.training import AdapterShape
 from python_backends.settings import Settings, SettingsError
 
 log = logging.getLogger("gapless.instance")
-
-
-@dataclass(frozen=True, slots=True)
-class _Launched:
-    number: int
-    order: NDArray[np.intp]  # [sampled] of the plan's spans that sample
-    result: Tensor  # [2, sampled] tokens and finishes, on the host once `done`
-    log_probs: Tensor | None  # [asking, …] as the device packed them, on the host once `done`
-    asking: NDArray[np.intp]  # [asking] of the plan's spans that sample
-    done: torch.cuda.Event | None
-    times: Callable[[], Seconds]
 
 
 class TorchEngine:
@@ -90,37 +77,36 @@ class TorchEngine:
                 max_model_tokens=declared_tokens(settings, config), num_blocks=1
             )
         self._kernels = uses_kernels(settings.engine.cuda_graphs, self.device)
-        fused = self._kernels and settings.engine.fused_layers != "off"
         model = load_model(settings, config, self.device)
         self._adapted_model = adapted_model(model, settings.adapters.max_rank, self.device)
         description = describe(model, declared_tokens(settings, config))
-        self._trainable = Trainable(model, description) if _can_train(settings, self.device) else None
+        can_train = _can_train(settings, self.device, self._kernels)
+        self._trainable = Trainable(model, description) if can_train else None
         watch = iter if self._trainable is None else self._trainable.watch
         layers = quantise_if_asked(watch(take_layers(model)), settings.model.weights)
-        self.decoder = Decoder(description, layers, self.limits.max_model_tokens, fused)
+        self.decoder = Decoder(description, layers, self.limits.max_model_tokens, self._kernels)
         del model, description, layers
         shape = block_shape(settings, config)
-        rows = chunk_rows(shape.dtype) * fused
         captures = settings.engine.cuda_graphs == "auto" and self.device.type == "cuda" and self._kernels
         has_fixed_shapes = captures or settings.engine.cuda_graphs == "eager"
         stop_ids = most_stop_ids(settings) if has_fixed_shapes else None
-        self._launched: deque[_Launched] = deque()
-        self._decode_steps: DecodeSteps | None = None
-        self._make_state(shape, rows, stop_ids)
+        self._launched: deque[LaunchedStep] = deque()
+        self._make_state(shape, stop_ids)
         if memory is not None and is_measured:
             num_blocks = self._measured_blocks(memory, shape, settings.engine.token_budget)
             self.limits = model_limits(settings, config, num_blocks)
-            self._make_state(shape, rows, stop_ids)
+            self._make_state(shape, stop_ids)
         if has_fixed_shapes:
-            self._decode_steps = DecodeSteps(self.decoder, self.state, self.cache, self._batcher, captures)
+            self._launcher.fix_shapes(Graphs(self.device) if captures else None)
         if memory is not None:
             self._try_largest_steps(settings.engine.token_budget)
         self.kv_format, self.block_bytes = shape.kv_format, shape.num_bytes
         copies = _block_copies(self.cache)
         self.export_blocks, self.import_blocks = copies.read, copies.write
-        self._timer = cuda_timer(self.device) if self.device.type == "cuda" else StepTimer()
+        if self.device.type == "cuda":
+            self._launcher.timer = cuda_timer(self.device)
 
-    def _make_state(self, shape: BlockShape, chunk_rows: int, stop_ids: int | None) -> None:
+    def _make_state(self, shape: BlockShape, stop_ids: int | None) -> None:
         """KV cache and slot state for `limits`."""
         blocks = self.limits.num_blocks + 1  # one for rows of padding
         try:
@@ -131,17 +117,15 @@ class TorchEngine:
             ) from error
         self._adapters = SlotAdapters(self.device)
         self.state = SlotState(self.limits, self.device, self._kernels, stop_ids)
-        self._batcher = StepBatcher(
-            self.state, self.cache, self.decoder.windows, self._kernels, chunk_rows, self._adapters
-        )
-        self._timer = StepTimer()
+        batcher = batcher_of(self.state, self.cache, self.decoder, self._adapters, self._kernels)
+        self._launcher = StepLauncher(self.decoder, self.state, self.cache, batcher, self._adapters)
 
     def _measured_blocks(self, memory: DeviceMemory, shape: BlockShape, token_budget: int) -> int:
         """How many KV blocks the device has memory for, besides weights and
         the largest steps, which are run to know.
         """
         step_bytes = memory.peak_of(lambda: self._run_largest_steps(token_budget))
-        del self.cache, self._batcher
+        del self.cache, self._launcher
         measured = Measured(memory.give_back(), step_bytes)
         log.info("%s: %s", self.device, measured)
         num_blocks = measured.usable // block_cost(shape.num_bytes, shape.num_layers, not self._kernels)
@@ -172,47 +156,9 @@ class TorchEngine:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
-        self.state.apply(plan.operations)
-        self._adapters.apply(plan.operations)
-        if not len(plan.slots):
-            nothing = np.zeros(0, np.intp)
-            tokens = torch.zeros((2, 0), dtype=torch.int64)
-            self._launched.append(
-                _Launched(plan.number, nothing, tokens, None, nothing, None, lambda: (0.0, 0.0))
-            )
-            return
-        steps = self._decode_steps
-        is_flat = steps is None or len(plan.tokens) or self._adapters.is_used(plan.slots)
-        step = self._flat(plan) if steps is None or is_flat else self._decode(plan, steps)
-        self._launched.append(step if self.device.type == "cpu" else _sent(step))
-
-    def _flat(self, plan: StepPlan) -> _Launched:
-        batch = self._batcher.batch(plan)
-        self._timer.begin()
-        logits = self.decoder.forward(batch, self.cache)  # [sampled, vocabulary]
-        return self._choose(plan, logits, batch.sampling_slots, batch.order)
-
-    def _decode(self, plan: StepPlan, steps: DecodeSteps) -> _Launched:
-        count, order = len(plan.slots), np.arange(len(plan.slots))
-        bucket = steps.bucket(plan.slots)
-        self._timer.begin()
-        logits = steps.forward(bucket, int(plan.starts.max()) + 1)
-        if not self.state.is_greedy(plan.slots):
-            return self._choose(plan, logits[:count], bucket.slots[:count], order)
-        result = steps.greedy(bucket)[:, :count]
-        return _Launched(plan.number, order, result, None, order[:0], None, self._timer.end())
-
-    def _choose(self, plan: StepPlan, logits: Tensor, slots: Tensor, order: NDArray[np.intp]) -> _Launched:
-        """Samples and appends for `slots` [sampled], row i of which is the
-        `order[i]`-th span of the plan that samples.
-        """
-        rows = self.state.sampling_rows(slots, plan, order)
-        chosen = sample(logits, rows)
-        times = self._timer.end()
-        scores = log_probs(logits, chosen, rows.asks) if rows.asks is not None else None
-        tokens, finishes = self.state.append(slots, chosen)
-        asking = order[rows.asks.host_rows] if rows.asks is not None else order[:0]
-        return _Launched(plan.number, order, torch.stack((tokens, finishes)), scores, asking, None, times)
+        step = self._launcher.launch(plan)
+        is_on_host = self.device.type == "cpu" or not len(step.order)
+        self._launched.append(step if is_on_host else _sent(step))
 
     def collect(self) -> StepOutput:
         step = self._launched.popleft()
@@ -239,17 +185,27 @@ class TorchEngine:
         """See `Trains`."""
         if self._trainable is None:
             raise SettingsError(
-                "a server trains only on a CPU (model.device), with plain weights (model.weights = 'same')"
-                " and finetuning.enabled = true"
+                "a server trains on a CPU, or on a CUDA device with engine.cuda_graphs = 'off', with plain"
+                " weights (model.weights = 'same') and finetuning.enabled = true"
             )
-        return partial(TrainingSession, TrainedModel(self._trainable, self.decoder.twin(), self.cache.twin()))
+        trained = TrainedModel(self._trainable, self.decoder.twin(), self.cache.twin())
+        self._launcher.trained = trained
+        return partial(TrainingSession, trained)
+
+    def padded(self, num_rows: int) -> int:
+        return padded(num_rows)
+
+    def end_training(self) -> None:
+        self._launcher.trained = None
 
     def close(self) -> None:
         self._launched.clear()
 
 
-def _can_train(settings: Settings, device: torch.device) -> bool:
-    return settings.finetuning.enabled and device.type == "cpu" and settings.model.weights == "same"
+def _can_train(settings: Settings, device: torch.device, has_kernels: bool) -> bool:
+    """With our kernels between products, nothing shows yet that what is kept is what they computed."""
+    is_known = device.type == "cpu" or (device.type == "cuda" and not has_kernels)
+    return settings.finetuning.enabled and is_known and settings.model.weights == "same"
 
 
 def _block_copies(cache: KVCache) -> BlockBytes | DeviceBlocks:
@@ -271,7 +227,7 @@ def uses_kernels(cuda_graphs: str, device: torch.device) -> bool:
     return not obstacle
 
 
-def _sent(step: _Launched) -> _Launched:
+def _sent(step: LaunchedStep) -> LaunchedStep:
     """Starts the way of its result and log-probabilities to the host."""
     result, scores = _on_the_way(step.result), None if step.log_probs is None else _on_the_way(step.log_probs)
     done = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -289,7 +245,8 @@ def set_threads(threads: int) -> None:
     """Once, at the start: torch takes no other number later.
 
     Each function of torch's vector library is called by one thread first: where two are the first, some
-    values may be wrong by 1e-4 (docs/log.md), and rotary embeddings would not be the same after a restart.
+    values may be wrong by 1e-4 (docs/notebook/answers.md), and rotary embeddings would not be the same after
+    a restart.
     """
     torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
     for function in (torch.cos, torch.sin, torch.tanh, torch.exp):

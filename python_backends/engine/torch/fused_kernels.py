@@ -1,9 +1,9 @@
 """The operators between the matrix products of a layer, as kernels in the Triton language: fewer launches on
 a GPU.
 
-Each does in one pass what torch's operators do in several, and in float32: `place_operator`, `gate_operator`
-and `ResidualNorm` of `operators` say what that is. Owns nothing; imported only where it runs (`runs_kernels`
-of `kernel_trial`), called by these.
+Each does in one pass what torch's operators do in several, and in float32: `place`, `gate_operator` and
+`ResidualNorm` of `operators` say what that is. Owns nothing; imported only where it runs (`runs_kernels` of
+`kernel_trial`), called by these and by `paged_attention`.
 """
 
 from __future__ import annotations
@@ -13,38 +13,38 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from python_backends.engine.kv.kv_cache import KVCache
 from python_backends.engine.model.description import Activation, Heads, Norm, NormKind
+from python_backends.engine.torch.attention_spans import PagedSpans, Rotation
 
 HEADS = 16  # of a token in a program
 TILE = 1024  # of a gate's columns in a program
 
 
-def place(
-    qkv: Tensor,
-    rotation: tuple[Tensor, Tensor] | None,
-    rows: Tensor,
-    layer: int,
-    cache: KVCache,
-    heads: Heads,
-) -> None:
-    """qkv [tokens, (heads + 2 kv_heads) · dim], rotated in place; keys and values
-    also to `rows` [tokens, 2, kv_heads] of the cache.
+def place(qkv: Tensor, rotation: Rotation | None, spans: PagedSpans, blocks: Tensor, heads: Heads) -> None:
+    """The chunks among qkv [tokens, (heads + 2 kv_heads) · dim], rotated in place by tables [positions, dim];
+    keys and values also to the `blocks` [blocks, 2, kv_heads, tokens, dim] of one layer.
     """
     cos, sin = rotation or (qkv, qkv)
     num_heads, half = heads.num_query_heads + 2 * heads.num_kv_heads, heads.head_dim // 2
-    _place[(len(qkv), triton.cdiv(num_heads, HEADS))](
+    _place[(spans.num_rows - spans.num_decodes, triton.cdiv(num_heads, HEADS))](
         qkv,
         cos,
         sin,
-        rows,
-        cache.token_rows(layer),
+        spans.positions,
+        spans.slots,
+        spans.table,
+        blocks,
+        spans.num_decodes,
         qkv.stride(0),
+        spans.table.stride(0),
+        blocks.stride(0),
+        blocks.stride(1),
         NUM_QUERY=heads.num_query_heads,
         NUM_KV=heads.num_kv_heads,
         HALF=half,
         PADDED=triton.next_power_of_2(half),
         HEADS=HEADS,
+        BLOCK_TOKENS=blocks.shape[3],
         TURNS=rotation is not None,
     )
 
@@ -77,47 +77,53 @@ def add_and_norm(x: Tensor, y: Tensor, scale: float, norm: Norm) -> Tensor:
     return out
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["first_row"])  # type: ignore[untyped-decorator]
 def _place(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     qkv,
     cos,
     sin,
-    rows,
-    cache,
-    stride,
+    positions,
+    slots,
+    table,
+    blocks,
+    first_row,
+    qkv_stride,
+    table_stride,
+    block_stride,
+    values_offset,
     NUM_QUERY: tl.constexpr,  # noqa: N803
     NUM_KV: tl.constexpr,  # noqa: N803
     HALF: tl.constexpr,  # noqa: N803
     PADDED: tl.constexpr,  # noqa: N803
     HEADS: tl.constexpr,  # noqa: N803
+    BLOCK_TOKENS: tl.constexpr,  # noqa: N803
     TURNS: tl.constexpr,  # noqa: N803
 ):
     """Some heads of one token."""
-    token, head, pair = (
-        tl.program_id(0).to(tl.int64),
-        tl.program_id(1) * HEADS + tl.arange(0, HEADS),
-        tl.arange(0, PADDED),
-    )
+    row, head = first_row + tl.program_id(0), tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    pair, position = tl.arange(0, PADDED), tl.load(positions + row)
     is_pair = pair < HALF
     is_here = (head < NUM_QUERY + 2 * NUM_KV)[:, None] & is_pair
-    here = qkv + token * stride + head[:, None] * (2 * HALF) + pair
+    here = qkv + row.to(tl.int64) * qkv_stride + head[:, None] * (2 * HALF) + pair
     first, second = tl.load(here, mask=is_here, other=0.0), tl.load(here + HALF, mask=is_here, other=0.0)
     if TURNS:
         turns = is_here & (head < NUM_QUERY + NUM_KV)[:, None]
-        c = tl.load(cos + token * (2 * HALF) + pair, mask=is_pair, other=1.0).to(tl.float32)
-        s = tl.load(sin + token * (2 * HALF) + HALF + pair, mask=is_pair, other=0.0).to(tl.float32)
+        c = tl.load(cos + position * (2 * HALF) + pair, mask=is_pair, other=1.0).to(tl.float32)
+        s = tl.load(sin + position * (2 * HALF) + HALF + pair, mask=is_pair, other=0.0).to(tl.float32)
         x, y = first.to(tl.float32), second.to(tl.float32)
         first = tl.where(turns, x * c - y * s, x).to(first.dtype)
         second = tl.where(turns, y * c + x * s, y).to(second.dtype)
         tl.debug_barrier()  # threads that hold the same values have all read them
         tl.store(here, first, mask=turns)
         tl.store(here + HALF, second, mask=turns)
+    block = tl.load(table + tl.load(slots + row) * table_stride + position // BLOCK_TOKENS)
     kept = head - NUM_QUERY  # all keys, then all values
-    is_kept = (kept >= 0) & (kept < 2 * NUM_KV)
-    row = tl.load(rows + token * (2 * NUM_KV) + kept, mask=is_kept, other=0)
-    there = cache + row[:, None] * (2 * HALF) + pair
-    tl.store(there, first, mask=is_kept[:, None] & is_pair)
-    tl.store(there + HALF, second, mask=is_kept[:, None] & is_pair)
+    is_value = kept >= NUM_KV
+    place = (tl.where(is_value, kept - NUM_KV, kept) * BLOCK_TOKENS + position % BLOCK_TOKENS) * (2 * HALF)
+    there = blocks + block * block_stride + (place + is_value * values_offset)[:, None] + pair
+    is_kept = is_here & (kept >= 0)[:, None]
+    tl.store(there, first, mask=is_kept)
+    tl.store(there + HALF, second, mask=is_kept)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -17,10 +17,9 @@ from torch.nn import functional
 
 from python_backends.engine.kv.kv_cache import KVCache
 from python_backends.engine.model.description import Activation, Attention, Heads, Norm, NormKind
+from python_backends.engine.torch.attention_spans import Rotation
 
 Operator = Callable[[Tensor], Tensor]
-Rotation = tuple[Tensor, Tensor]  # cos and sin [tokens, 1, dim]
-PlaceOperator = Callable[[Tensor, Rotation | None, Tensor, int, KVCache, Heads], None]
 
 
 def unchanged(x: Tensor) -> Tensor:
@@ -65,20 +64,12 @@ class ResidualNorm:
         return self.of(x.add_(y, alpha=scale))
 
 
-def place_operator(fused: bool) -> PlaceOperator:
-    """Rotates queries and keys of qkv [tokens, (heads + 2 kv_heads) · dim], and
-    writes keys and values to their rows of the cache.
-    """
-    if fused:
-        from python_backends.engine.torch.fused_kernels import place  # brings Triton's language
-
-        return place
-    return _place
-
-
-def _place(
+def place(
     qkv: Tensor, rotation: Rotation | None, rows: Tensor, layer: int, cache: KVCache, heads: Heads
 ) -> None:
+    """Rotates queries and keys of qkv [tokens, (heads + 2 kv_heads) · dim], and
+    writes keys and values to their `rows` of the cache.
+    """
     if rotation is not None:
         rotate(qkv[:, : heads.query_width + heads.kv_width].view(len(qkv), -1, heads.head_dim), *rotation)
     cache.write(layer, rows, qkv[:, heads.query_width :].view(len(qkv), 2, -1, heads.head_dim))

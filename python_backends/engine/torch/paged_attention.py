@@ -1,10 +1,13 @@
 """Attention that reads KV blocks directly, as kernels in the Triton language: no block is gathered.
 
-Decode rows take two kernels: the tokens that a row sees are divided into `num_splits` parts; a program
-computes one part of one row for the query heads that share a KV head, and the second kernel puts the parts
-together by their maxima and sums. Lengths are read on the device, so a captured graph holds for all of them.
-The chunks of a step take one kernel, however many they are: a program computes one head of one tile. Owns
-nothing; imported only where it runs (`runs_kernels` of `kernel_trial`), and called by `attention`.
+All decode rows take one kernel. A program computes one part of the tokens that a row sees (`paged_parts`),
+for the query heads that share a KV head: it rotates them, and the last part of a row also rotates the new key
+and writes it and the new value to the cache. Where a row has several parts, the program that is done last
+puts them together by their maxima and sums, in the order of the parts: results do not depend on who was last.
+Lengths are read on the device, so a captured graph holds for all of them. The chunks of a step take two
+kernels, however many they are: one that rotates and writes to the cache (`place`), and one that attends
+(`paged_chunks`). Owns nothing; imported only where it runs (`runs_kernels` of `kernel_trial`), and called
+by the decoder.
 """
 
 from __future__ import annotations
@@ -14,116 +17,95 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from python_backends.engine.model.description import Heads
-from python_backends.engine.torch.attention_spans import PagedChunks, PagedRows, chunk_rows
+from python_backends.engine.kv.kv_cache import KVCache
+from python_backends.engine.torch.attention_spans import (
+    LayerAttention,
+    PagedSpans,
+    Parts,
+    Rotation,
+)
+from python_backends.engine.torch.fused_kernels import place
+from python_backends.engine.torch.paged_chunks import LEAST_ROWS, attend_chunks, capped, tile_tokens
 
-TILE_TOKENS = 64  # of keys and values; half of that in float32
-LEAST_ROWS = 16  # of a product; fewer query heads are padded
-WANTED_PROGRAMS = 1024  # enough for several on each of a large device's multiprocessors
-MOST_SPLITS = 32  # a power of two
 
-
-def paged_attention(
-    q: Tensor, blocks: Tensor, rows: PagedRows, heads: Heads, softcap: float | None
+def attend_paged(
+    qkv: Tensor, rotation: Rotation | None, spans: PagedSpans, layer: LayerAttention, cache: KVCache
 ) -> Tensor:
-    """q [rows, heads · dim] → the same shape, over the blocks [blocks,
-    2, kv_heads, tokens, dim] of one layer.
+    """As `attend`: [tokens, heads · dim] for qkv [tokens, (heads + 2 kv_heads) · dim]. `rotation`: the tables
+    [positions, dim]; of rows of padding nothing is computed.
     """
-    count, dim, window = len(q), heads.head_dim, rows.window
-    num_splits = splits_of(count * heads.num_kv_heads)
-    parts = torch.empty((count, heads.num_query_heads, num_splits, dim), dtype=torch.float32, device=q.device)
-    maxima, sums = (torch.empty(parts.shape[:3], dtype=torch.float32, device=q.device) for _ in range(2))
-    out = torch.empty((count, heads.query_width), dtype=q.dtype, device=q.device)
-    padded = triton.next_power_of_2(max(dim, LEAST_ROWS))
-    _attend_part[(count, heads.num_kv_heads, num_splits)](
-        q,
-        blocks,
-        rows.table,
-        rows.positions,
-        parts,
-        maxima,
-        sums,
-        q.stride(0),
-        rows.table.stride(0),
-        blocks.stride(0),
-        blocks.stride(1),
-        heads.scale,
-        window or 0,
-        softcap or 0.0,
-        GROUP=heads.group,
-        ROWS=triton.next_power_of_2(max(heads.group, LEAST_ROWS)),
-        DIM=dim,
-        PADDED=padded,
-        BLOCK_TOKENS=blocks.shape[3],
-        TILE=tile_tokens(q.dtype),
-        HAS_WINDOW=window is not None,
-        HAS_SOFTCAP=softcap is not None,
-    )
-    grid = (count, heads.num_query_heads)
-    _join_parts[grid](parts, maxima, sums, out, num_splits, SPLITS=MOST_SPLITS, DIM=dim, PADDED=padded)
+    out = torch.empty((len(qkv), layer.heads.query_width), dtype=qkv.dtype, device=qkv.device)
+    blocks = cache.blocks[:, layer.index]
+    if spans.tiles is not None:
+        place(qkv, rotation, spans, blocks, layer.heads)
+    if spans.parts is not None:
+        _decodes(qkv, rotation, spans, spans.parts, layer, blocks, out)
+    if spans.tiles is not None:
+        attend_chunks(qkv, spans, spans.tiles, layer, blocks, out)
     return out
 
 
-def chunk_attention(
-    qkv: Tensor, blocks: Tensor, chunks: PagedChunks, heads: Heads, softcap: float | None
-) -> Tensor:
-    """qkv [rows, (heads + 2 kv_heads) · dim] → [rows, heads · dim], over the blocks [blocks, 2, kv_heads,
-    tokens, dim] of one layer.
-    """
-    dim, window = heads.head_dim, chunks.window
-    out = torch.empty((len(qkv), heads.query_width), dtype=qkv.dtype, device=qkv.device)
-    _attend_chunk[(heads.num_query_heads, len(chunks.tiles))](
+def _decodes(  # noqa: PLR0913
+    qkv: Tensor,
+    rotation: Rotation | None,
+    spans: PagedSpans,
+    parts: Parts,
+    layer: LayerAttention,
+    blocks: Tensor,
+    out: Tensor,
+) -> None:
+    heads, (cos, sin) = layer.heads, rotation or (qkv, qkv)
+    _attend_part[(len(parts.items), heads.num_kv_heads)](
         qkv,
         blocks,
-        chunks.table,
-        chunks.tiles,
+        spans.table,
+        spans.slots,
+        spans.positions,
+        cos,
+        sin,
+        parts.items,
+        parts.weighted,
+        parts.maxima,
+        parts.sums,
+        parts.arrived,
         out,
         qkv.stride(0),
-        chunks.table.stride(0),
+        spans.table.stride(0),
         blocks.stride(0),
         blocks.stride(1),
         heads.scale,
-        window or 0,
-        softcap or 0.0,
+        layer.softcap or 0.0,
         GROUP=heads.group,
-        ROWS=chunk_rows(qkv.dtype),
-        DIM=dim,
-        PADDED=triton.next_power_of_2(max(dim, LEAST_ROWS)),
+        ROWS=triton.next_power_of_2(max(heads.group, LEAST_ROWS)),
+        DIM=heads.head_dim,
+        PADDED=triton.next_power_of_2(max(heads.head_dim, LEAST_ROWS)),
         BLOCK_TOKENS=blocks.shape[3],
-        TILE=tile_tokens(qkv.dtype),
-        HAS_WINDOW=window is not None,
-        HAS_SOFTCAP=softcap is not None,
+        TILE=tile_tokens(qkv.dtype, decodes=True),
+        TURNS=rotation is not None,
+        HAS_SOFTCAP=layer.softcap is not None,
     )
-    return out
-
-
-def tile_tokens(dtype: torch.dtype) -> int:
-    return TILE_TOKENS // 2 if dtype == torch.float32 else TILE_TOKENS
-
-
-def splits_of(programs: int) -> int:
-    """Into how many parts, a power of two, each row's tokens are
-    divided, so that the device has enough to do.
-    """
-    wanted = max(1, min(MOST_SPLITS, WANTED_PROGRAMS // programs))
-    return 1 << (wanted.bit_length() - 1)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _attend_part(  # type: ignore[no-untyped-def]  # noqa: PLR0913
-    q,
+def _attend_part(  # type: ignore[no-untyped-def]  # noqa: PLR0913, PLR0915
+    qkv,
     blocks,
     table,
+    slots,
     positions,
-    parts,
+    cos,
+    sin,
+    items,
+    weighted_parts,
     maxima,
     sums,
-    q_stride,
+    arrived,
+    out,
+    qkv_stride,
     table_stride,
     block_stride,
     values_offset,
     scale,
-    window,
     softcap,
     GROUP: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
@@ -131,149 +113,132 @@ def _attend_part(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     PADDED: tl.constexpr,  # noqa: N803
     BLOCK_TOKENS: tl.constexpr,  # noqa: N803
     TILE: tl.constexpr,  # noqa: N803
-    HAS_WINDOW: tl.constexpr,  # noqa: N803
+    TURNS: tl.constexpr,  # noqa: N803
     HAS_SOFTCAP: tl.constexpr,  # noqa: N803
 ):
-    """Softmax-weighted values of one part, not yet divided by their sum,
-    with the maximum and sum that go with them.
+    """One part of one row, for one KV head. The new token's key and value are not read from the cache: the
+    part that ends with it begins with its score.
     """
-    row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    num_heads, num_splits = tl.num_programs(1) * GROUP, tl.num_programs(2)
-    head, dims = kv_head * GROUP + tl.arange(0, ROWS), tl.arange(0, PADDED)
-    is_head, is_dim = tl.arange(0, ROWS) < GROUP, dims < DIM
-    queries = tl.load(
-        q + row * q_stride + head[:, None] * DIM + dims, mask=is_head[:, None] & is_dim, other=0.0
+    place, kv_head, num_kv_heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    item, num_heads = items + place * 5, num_kv_heads * GROUP
+    num_parts = tl.load(item + 4)
+    if num_parts == 0:
+        return
+    row, begin, end, first_part = tl.load(item), tl.load(item + 1), tl.load(item + 2), tl.load(item + 3)
+    position, head, dims = (
+        tl.load(positions + row),
+        kv_head * GROUP + tl.arange(0, ROWS),
+        tl.arange(0, PADDED),
     )
-    end = tl.load(positions + row) + 1
-    begin = tl.maximum(end - window, 0) if HAS_WINDOW else end * 0
-    share = tl.cdiv(tl.cdiv(end - begin, num_splits), TILE) * TILE
-    begin += split * share
-    end = tl.minimum(begin + share, end)
-    largest = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    weighted = tl.zeros((ROWS, PADDED), tl.float32)
+    is_head, is_dim = tl.arange(0, ROWS) < GROUP, dims < DIM
+    is_query = is_head[:, None] & is_dim[None, :]
+    new = qkv + row.to(tl.int64) * qkv_stride
+    new_key, turns = new + (num_heads + kv_head) * DIM + dims, position * DIM + dims
+    other = (dims + DIM // 2) % DIM - dims  # how far it is to the dimension that each one turns with
+    queries = _turned(
+        new + head[:, None] * DIM + dims[None, :], other[None, :], is_query, cos, sin, turns[None, :], TURNS
+    )
+    key = _turned(new_key, other, is_dim, cos, sin, turns, TURNS)
+    value = tl.load(new_key + num_kv_heads * DIM, mask=is_dim, other=0.0)
+    is_last = end == position + 1
+    table += tl.load(slots + row) * table_stride
+    blocks += kv_head * BLOCK_TOKENS * DIM
+    here = (
+        blocks
+        + tl.load(table + position // BLOCK_TOKENS) * block_stride
+        + position % BLOCK_TOKENS * DIM
+        + dims
+    )
+    tl.store(here, key, mask=is_dim & is_last)
+    tl.store(here + values_offset, value, mask=is_dim & is_last)
+    score = tl.sum(queries.to(tl.float32) * key.to(tl.float32)[None, :], 1) * scale
+    if HAS_SOFTCAP:
+        score = capped(score, softcap)
+    largest = tl.where(is_last, score, float("-inf"))
+    total = tl.where(is_last, 1.0, tl.zeros((ROWS,), tl.float32))
+    weighted = tl.where(is_last, value.to(tl.float32)[None, :], tl.zeros((ROWS, PADDED), tl.float32))
+    end = tl.where(is_last, end - 1, end)
     for first in range(begin, end, TILE):
         token = first + tl.arange(0, TILE)
         seen = token < end
-        block = tl.load(table + row * table_stride + token // BLOCK_TOKENS, mask=seen, other=0)
-        key = blocks + block * block_stride + (kv_head * BLOCK_TOKENS + token % BLOCK_TOKENS) * DIM  # [TILE]
+        block = tl.load(table + token // BLOCK_TOKENS, mask=seen, other=0)
+        keys_at = blocks + block * block_stride + token % BLOCK_TOKENS * DIM
         # [PADDED, TILE]
-        keys = tl.load(key[None, :] + dims[:, None], mask=seen[None, :] & is_dim[:, None], other=0.0)
+        keys = tl.load(keys_at[None, :] + dims[:, None], mask=seen[None, :] & is_dim[:, None], other=0.0)
         scores = tl.dot(queries, keys, input_precision="ieee") * scale
         if HAS_SOFTCAP:
-            scores = softcap * (2.0 / (1.0 + tl.exp(-2.0 * scores / softcap)) - 1.0)  # tanh
+            scores = capped(scores, softcap)
         scores = tl.where(seen[None, :], scores, float("-inf"))
         larger = tl.maximum(largest, tl.max(scores, 1))
         weights, kept = tl.exp(scores - larger[:, None]), tl.exp(largest - larger)
         values = tl.load(
-            key[:, None] + values_offset + dims[None, :], mask=seen[:, None] & is_dim[None, :], other=0.0
+            keys_at[:, None] + values_offset + dims[None, :], mask=seen[:, None] & is_dim[None, :], other=0.0
         )
         weighted = weighted * kept[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
         total = total * kept + tl.sum(weights, 1)
         largest = larger
-    place = (row * num_heads + head) * num_splits + split
-    tl.store(maxima + place, largest, mask=is_head)
-    tl.store(sums + place, total, mask=is_head)
-    tl.store(parts + place[:, None] * DIM + dims, weighted, mask=is_head[:, None] & is_dim)
+    to = out + (row.to(tl.int64) * num_heads + head[:, None]) * DIM + dims[None, :]
+    if num_parts == 1:
+        tl.store(to, (weighted / total[:, None]).to(out.dtype.element_ty), mask=is_query)
+        return
+    at = place * num_heads + head
+    tl.store(maxima + at, largest, mask=is_head)
+    tl.store(sums + at, total, mask=is_head)
+    tl.store(weighted_parts + at[:, None] * DIM + dims[None, :], weighted, mask=is_query)
+    tl.debug_barrier()  # all threads have written before one says so
+    counter = arrived + row * num_kv_heads + kv_head
+    if tl.atomic_add(counter, 1, sem="acq_rel") == num_parts - 1:
+        tl.store(counter, 0)
+        joined = _joined(
+            weighted_parts, maxima, sums, first_part, num_parts, num_heads, head, is_head, dims, is_dim, DIM
+        )
+        tl.store(to, joined.to(out.dtype.element_ty), mask=is_query)
 
 
-@triton.jit(do_not_specialize=["num_splits"])  # type: ignore[untyped-decorator]
-def _join_parts(  # type: ignore[no-untyped-def]  # noqa: PLR0913
-    parts,
+@triton.jit  # type: ignore[untyped-decorator]
+def _joined(  # type: ignore[no-untyped-def]  # noqa: PLR0913
+    weighted_parts,
     maxima,
     sums,
-    out,
-    num_splits,
-    SPLITS: tl.constexpr,  # noqa: N803
+    first_part,
+    num_parts,
+    num_heads,
+    head,
+    is_head,
+    dims,
+    is_dim,
     DIM: tl.constexpr,  # noqa: N803
-    PADDED: tl.constexpr,  # noqa: N803
 ):
-    """One query head of one row; parts without tokens have the maximum −inf and count for nothing.
-
-    `SPLITS` is the most parts that there may be, the same for every number of rows: one kernel is compiled.
+    """The weighted values [ROWS, PADDED] of all parts of a row, which other programs wrote: not read from
+    this multiprocessor's own cache.
     """
-    place = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
-    split, dims = tl.arange(0, SPLITS), tl.arange(0, PADDED)
-    is_part, part = split < num_splits, place * num_splits + split
-    largest = tl.load(maxima + part, mask=is_part, other=float("-inf"))
-    share = tl.exp(largest - tl.max(largest, 0))
-    total = tl.sum(share * tl.load(sums + part, mask=is_part, other=0.0), 0)
-    each = tl.load(parts + part[:, None] * DIM + dims, mask=is_part[:, None] & (dims < DIM), other=0.0)
-    joined = tl.sum(each * share[:, None], 0) / total
-    tl.store(out + place * DIM + dims, joined.to(out.dtype.element_ty), mask=dims < DIM)
-
-
-@triton.jit(do_not_specialize_on_alignment=["qkv"])  # type: ignore[untyped-decorator]
-def _attend_chunk(  # type: ignore[no-untyped-def]  # noqa: PLR0913
-    qkv,
-    blocks,
-    table,
-    tiles,
-    out,
-    row_stride,
-    table_stride,
-    block_stride,
-    values_offset,
-    scale,
-    window,
-    softcap,
-    GROUP: tl.constexpr,  # noqa: N803
-    ROWS: tl.constexpr,  # noqa: N803
-    DIM: tl.constexpr,  # noqa: N803
-    PADDED: tl.constexpr,  # noqa: N803
-    BLOCK_TOKENS: tl.constexpr,  # noqa: N803
-    TILE: tl.constexpr,  # noqa: N803
-    HAS_WINDOW: tl.constexpr,  # noqa: N803
-    HAS_SOFTCAP: tl.constexpr,  # noqa: N803
-):
-    """One query head of one tile. A row that has seen nothing yet, before its window, has the maximum −inf.
-
-    `qkv` begins at any row of a batch, so its alignment is not taken for granted: another one would be
-    another kernel to compile.
-    """
-    head, tile = tl.program_id(0), tiles + tl.program_id(1) * 4
-    first_row, count, start, slot = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
-    row, dims = tl.arange(0, ROWS), tl.arange(0, PADDED)
-    is_here = (row < count)[:, None] & (dims < DIM)
-    position = start + row
-    queries = tl.load(
-        qkv + (first_row + row)[:, None] * row_stride + head * DIM + dims, mask=is_here, other=0.0
-    )
-    end = start + count
-    begin = tl.maximum(start - window + 1, 0) if HAS_WINDOW else start * 0
-    largest = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    weighted = tl.zeros((ROWS, PADDED), tl.float32)
-    for first in range(begin, end, TILE):
-        token = first + tl.arange(0, TILE)
-        block = tl.load(table + slot * table_stride + token // BLOCK_TOKENS, mask=token < end, other=0)
-        # [TILE]
-        key = blocks + block * block_stride + (head // GROUP * BLOCK_TOKENS + token % BLOCK_TOKENS) * DIM
-        # [PADDED, TILE]
-        keys = tl.load(
-            key[None, :] + dims[:, None], mask=(token < end)[None, :] & (dims < DIM)[:, None], other=0.0
-        )
-        scores = tl.dot(queries, keys, input_precision="ieee") * scale
-        if HAS_SOFTCAP:
-            scores = softcap * (2.0 / (1.0 + tl.exp(-2.0 * scores / softcap)) - 1.0)  # tanh
-        seen = token[None, :] <= position[:, None]
-        if HAS_WINDOW:
-            seen &= token[None, :] > position[:, None] - window
-        scores = tl.where(seen, scores, float("-inf"))
-        larger = tl.maximum(largest, tl.max(scores, 1))
-        base = tl.where(larger == float("-inf"), 0.0, larger)
-        weights, kept = tl.exp(scores - base[:, None]), tl.exp(largest - base)
-        values = tl.load(
-            key[:, None] + values_offset + dims[None, :],
-            mask=(token < end)[:, None] & (dims < DIM)[None, :],
+    largest = tl.where(is_head, float("-inf"), 0.0)
+    total = tl.zeros_like(largest)
+    weighted = tl.zeros_like(largest[:, None] + dims[None, :])
+    for part in tl.range(first_part, first_part + num_parts, num_stages=3):
+        at = part * num_heads + head
+        maximum = tl.load(maxima + at, mask=is_head, other=0.0, cache_modifier=".cg")
+        each = tl.load(
+            weighted_parts + at[:, None] * DIM + dims[None, :],
+            mask=is_head[:, None] & is_dim[None, :],
             other=0.0,
+            cache_modifier=".cg",
         )
-        weighted = weighted * kept[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
-        total = total * kept + tl.sum(weights, 1)
+        larger = tl.maximum(largest, maximum)
+        kept, share = tl.exp(largest - larger), tl.exp(maximum - larger)
+        total = total * kept + share * tl.load(sums + at, mask=is_head, other=1.0, cache_modifier=".cg")
+        weighted = weighted * kept[:, None] + each * share[:, None]
         largest = larger
-    joined = (weighted / total[:, None]).to(out.dtype.element_ty)
-    tl.store(
-        out + (first_row + row)[:, None] * (tl.num_programs(0) * DIM) + head * DIM + dims,
-        joined,
-        mask=is_here,
-    )
+    return weighted / total[:, None]
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _turned(at, other, mask, cos, sin, turns, TURNS: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803, PLR0913
+    """What stands `at`, turned with what is `other` further by the angles at `turns` of the tables."""
+    values = tl.load(at, mask=mask, other=0.0)
+    if TURNS:
+        c = tl.load(cos + turns, mask=mask, other=0.0).to(tl.float32)
+        s = tl.load(sin + turns, mask=mask, other=0.0).to(tl.float32)
+        rolled = tl.load(at + other, mask=mask, other=0.0).to(tl.float32)
+        values = (values.to(tl.float32) * c + rolled * s).to(values.dtype)
+    return values

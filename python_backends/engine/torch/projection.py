@@ -7,12 +7,15 @@ dropped. Called by the decoder alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 # from about 15 rows on, converting an int8 weight first is faster (bfloat16, two cores)
 MOST_DIRECT_ROWS = 12
+MOST_KERNEL_ROWS = 64  # of our kernel: one tile, whatever their number, so that one kernel is compiled
 # values of an int8 weight that are converted at a time: beyond 32 MiB every allocation would be fresh pages
 PIECE_WEIGHTS = 1 << 22
 
@@ -48,13 +51,15 @@ class Int8Projection:
     """The same with a weight of int8 [out, in] whose rows have scales [out], in the dtype of x: y = (x·Wᵀ) ·
     scale + b.
 
-    torch's own product takes each row of x by itself and knows bfloat16 on a CPU. For more rows, and
-    elsewhere, the weight is converted piece by piece, each of which fits the processor's cache and is freed
-    after use.
+    torch's own product takes each row of x by itself and knows bfloat16 on a CPU; where kernels of ours run,
+    one takes few rows. For more rows, and elsewhere, the weight is converted piece by piece, each of which
+    fits the processor's cache and is freed after use.
     """
 
-    def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> None:
-        self.bias = bias
+    def __init__(
+        self, weight: Tensor, scale: Tensor, bias: Tensor | None = None, kernels: bool = False
+    ) -> None:
+        self.bias, self._product = bias, _int8_kernel() if kernels else None
         self._weight, self._scale = weight.contiguous(), scale
         on_cpu = weight.device.type == "cpu"
         self._most_direct = MOST_DIRECT_ROWS if on_cpu and scale.dtype == torch.bfloat16 else 0
@@ -67,12 +72,20 @@ class Int8Projection:
         return self._weight * self._scale[:, None]
 
     def forward(self, x: Tensor) -> Tensor:  # [rows, in] → [rows, out]
-        if len(x) <= self._most_direct:
+        if self._product is not None and len(x) <= MOST_KERNEL_ROWS:
+            y = self._product(x, self._weight, self._scale, MOST_KERNEL_ROWS)
+        elif len(x) <= self._most_direct:
             y = torch._weight_int8pack_mm(x.contiguous(), self._weight, self._scale)
         else:
             products = [functional.linear(x, piece.to(x.dtype)) for piece in self._pieces]
             y = (products[0] if len(products) == 1 else torch.cat(products, 1)).mul_(self._scale)
         return y if self.bias is None else y.add_(self.bias)
+
+
+def _int8_kernel() -> Callable[[Tensor, Tensor, Tensor, int], Tensor]:
+    from python_backends.engine.torch.int8_kernel import int8_product  # brings Triton's language
+
+    return int8_product
 
 
 def can_pack(weight: Tensor) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -26,8 +27,7 @@ from python_backends.engine.torch.adapters.slot_adapters import SlotAdapters
 from python_backends.engine.torch.attention_spans import (
     AttentionSpans,
     DecodeGroup,
-    PagedChunks,
-    PagedRows,
+    PagedSpans,
     PrefillSpan,
 )
 from python_backends.nouns.request import Ids
@@ -40,8 +40,7 @@ MIN_SAVING = 256  # tokens read in vain; another group for less costs more than 
 class StepBatch:
     tokens: Tensor  # [tokens]
     positions: Tensor  # [tokens]
-    write: Tensor  # [tokens, 2, kv_heads] rows of the KV cache
-    spans: Mapping[int | None, AttentionSpans]  # by sliding window
+    spans: Mapping[int | None, AttentionSpans | PagedSpans]  # by sliding window
     sampling_rows: Tensor | None  # [sampled] of the batch; None: all rows
     sampling_slots: Tensor  # [sampled]
     order: NDArray[np.intp]  # [sampled] sampled row i is the plan's order[i]-th span that samples
@@ -57,10 +56,19 @@ class _Rows:
     blocks: Tensor
 
 
+class Batcher(Protocol):
+    def batch(self, plan: StepPlan) -> StepBatch: ...
+
+    def decodes(self, slots: Tensor, longest: int) -> StepBatch:
+        """A step in which all `slots` [rows] decode, none of them longer than `longest` tokens or with an
+        adapter.
+        """
+        ...
+
+
 class StepBatcher:
     """Keeps the device's list of decoding slots from step to step. `windows` are those of the model's layers,
-    each once; where `is_paged`, decode rows read straight from their blocks, and where `chunk_rows` are
-    given, chunks as well, `chunk_rows` rows at a time.
+    each once.
     """
 
     def __init__(
@@ -68,8 +76,6 @@ class StepBatcher:
         state: SlotState,
         cache: KVCache,
         windows: tuple[int | None, ...] = (None,),
-        is_paged: bool = False,
-        chunk_rows: int = 0,
         adapters: SlotAdapters | None = None,
     ) -> None:
         self._state = state
@@ -77,11 +83,11 @@ class StepBatcher:
         self._windows = windows
         self._block_tokens = cache.shape.block_tokens
         self._adapters = adapters
-        self._is_paged, self._chunk_rows = is_paged, chunk_rows
         self._host_slots: Ids = np.zeros(0, np.int32)
         self._slots = self._put(self._host_slots)
 
-    def batch(self, plan: StepPlan) -> StepBatch:
+    def batch(self, plan: StepPlan, num_before: int = 0) -> StepBatch:
+        """`num_before`: rows that will stand before these, which are then padded together with them."""
         count = plan.num_decodes
         order = np.argsort(plan.starts[:count], kind="stable")
         slots = self._decode_slots(plan.slots[order])
@@ -91,40 +97,30 @@ class StepBatcher:
         sampling_rows: Tensor | None = None
         num_padding = 0
         if len(plan.slots) > count:
-            num_rows = count + len(plan.tokens)
+            num_rows = num_before + count + len(plan.tokens)
             num_padding = padded(num_rows) - num_rows
             rows = _joined(rows, self._chunks(plan, count), self._padding(num_padding))
             sampling_rows, slots = self._sampling(plan, count, slots)
-        spans = self._spans(plan, table, positions, plan.starts[order], num_padding)
         write = self._cache.write_rows(rows.blocks, rows.positions % self._block_tokens)
-        adapters = self._adapter_rows(plan, order)
+        spans = self._spans(plan, table, positions, plan.starts[order], write, num_padding)
+        adapters = adapter_rows(self._adapters, plan, order)
         order = np.concatenate([order, np.arange(count, np.count_nonzero(plan.samples))])
-        return StepBatch(rows.tokens, rows.positions, write, spans, sampling_rows, slots, order, adapters)
-
-    def _adapter_rows(self, plan: StepPlan, order: NDArray[np.intp]) -> tuple[AdapterRows, ...]:
-        if self._adapters is None or not self._adapters.is_used(plan.slots):
-            return ()
-        count = len(order)
-        chunks = np.repeat(plan.slots[count:], plan.lengths[count:])
-        return self._adapters.groups(np.concatenate([plan.slots[order], chunks]))
+        return StepBatch(rows.tokens, rows.positions, spans, sampling_rows, slots, order, adapters)
 
     def decodes(self, slots: Tensor, longest: int) -> StepBatch:
         """A step in which all `slots` [rows] decode, none of them longer than `longest` tokens or with an
         adapter: of the same shape for the same two.
-
-        Where rows are read straight from their blocks `longest` doesn't matter, and nothing at all comes from
-        the host.
         """
         tokens, positions = self._state.decode_inputs(slots)
         table, size = self._state.table[slots], self._block_tokens
         starts = np.full(len(slots), min(longest, table.shape[1] * size) - 1, np.int32)
-        spans = {
-            window: AttentionSpans(self._decodes(table, positions, starts, window), ())
-            for window in self._windows
-        }
         blocks = table.gather(1, (positions // size)[:, None])[:, 0]
         write = self._cache.write_rows(blocks, positions % size)
-        return StepBatch(tokens, positions, write, spans, None, slots, np.arange(len(slots)))
+        spans = {
+            window: AttentionSpans(self._decodes(table, positions, starts, window), (), write)
+            for window in self._windows
+        }
+        return StepBatch(tokens, positions, spans, None, slots, np.arange(len(slots)))
 
     def _decode_slots(self, slots: Ids) -> Tensor:
         if not np.array_equal(slots, self._host_slots):
@@ -132,33 +128,30 @@ class StepBatcher:
         return self._slots
 
     def _spans(
-        self, plan: StepPlan, table: Tensor, positions: Tensor, starts: Ids, num_padding: int
+        self,
+        plan: StepPlan,
+        table: Tensor,
+        positions: Tensor,
+        starts: Ids,
+        write: Tensor,
+        num_padding: int,
     ) -> dict[int | None, AttentionSpans]:
         """What layers of each window read; `starts` [rows] ascending: positions as
         the plan knows them, no less than the device's.
         """
         longest = int((plan.starts + plan.lengths).max())
         made: dict[int | None, AttentionSpans] = {}
-        tiles = self._tiles(plan) if self._chunk_rows and len(plan.tokens) else None
         for window in self._windows:
-            # a kernel of its own for each
-            effective = window if self._is_paged or (window is not None and window < longest) else None
+            effective = window if window is not None and window < longest else None
             if effective not in made:
                 decodes = self._decodes(table, positions, starts, effective)
-                prefills = (
-                    self._prefills(plan, effective)
-                    if tiles is None
-                    else self._chunks_of(plan, tiles, effective)
-                )
-                made[effective] = AttentionSpans(decodes, prefills, num_padding)
+                made[effective] = AttentionSpans(decodes, self._prefills(plan, effective), write, num_padding)
             made[window] = made[effective]
         return made
 
     def _decodes(
         self, table: Tensor, positions: Tensor, starts: Ids, window: int | None
-    ) -> tuple[DecodeGroup | PagedRows, ...]:
-        if self._is_paged:
-            return (PagedRows(0, len(table), table, positions, window),) if len(table) else ()
+    ) -> tuple[DecodeGroup, ...]:
         ends = group_ends(starts + 1 if window is None else np.minimum(starts + 1, window))
         groups = zip([0, *ends], ends, strict=False)
         if window is None:
@@ -214,23 +207,6 @@ class StepBatcher:
         nothing = torch.zeros(count, dtype=torch.int64, device=self._state.device)
         return _Rows(nothing, nothing, self._state.table[self._state.dead_slot, :1].expand(count))
 
-    def _tiles(self, plan: StepPlan) -> Tensor:
-        """[tiles, 4] as `PagedChunks` has them."""
-        slots, starts, lengths = (
-            part[plan.num_decodes :].astype(np.int64) for part in (plan.slots, plan.starts, plan.lengths)
-        )
-        counts = -(-lengths // self._chunk_rows)
-        offsets = self._chunk_rows * (np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts))
-        firsts, starts, lengths, slots = (
-            np.repeat(part, counts) for part in (np.cumsum(lengths) - lengths, starts, lengths, slots)
-        )
-        rows = np.minimum(lengths - offsets, self._chunk_rows)
-        return self._put(np.stack([firsts + offsets, rows, starts + offsets, slots], axis=1))
-
-    def _chunks_of(self, plan: StepPlan, tiles: Tensor, window: int | None) -> tuple[PagedChunks]:
-        count = plan.num_decodes
-        return (PagedChunks(count, count + len(plan.tokens), tiles, self._state.table, window),)
-
     def _prefills(self, plan: StepPlan, window: int | None) -> tuple[PrefillSpan, ...]:
         lasts = np.cumsum(plan.lengths)
         spans = zip(
@@ -259,6 +235,17 @@ class StepBatcher:
 
     def _put(self, values: NDArray[np.generic]) -> Tensor:
         return to_device(values.astype(np.int64), self._state.device)
+
+
+def adapter_rows(
+    adapters: SlotAdapters | None, plan: StepPlan, order: NDArray[np.intp]
+) -> tuple[AdapterRows, ...]:
+    """Of a batch with the decode rows of `plan` in `order`, then its chunks."""
+    if adapters is None or not adapters.is_used(plan.slots):
+        return ()
+    count = len(order)
+    chunks = np.repeat(plan.slots[count:], plan.lengths[count:])
+    return adapters.groups(np.concatenate([plan.slots[order], chunks]))
 
 
 def group_ends(lengths: Ids) -> list[int]:

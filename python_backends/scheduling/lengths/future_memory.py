@@ -205,17 +205,22 @@ class FutureMemory:
         live = np.flatnonzero(self._slots.live)
         running, waiting = self._running(live), self._waiting(head)
         self._steps = points(np.concatenate([running.ahead, waiting.ahead]))
-        alive, blocks = self._lives(running)
-        num_held = running.held.sum()
-        shared = shared_blocks(live) if num_held > num_used_blocks else np.zeros(len(live))
         shape = (self._slots.num_slots, len(self._steps))
         self._mean, self._variance = np.zeros(shape), np.zeros(shape)
-        blocks -= shared[:, None]
-        self._mean[live], self._variance[live] = in_use(alive, blocks)
-        none, num_shared = none_alive(alive[shared > 0]), float(num_used_blocks - num_held + shared.sum())
-        self._curve = Curve(self._mean.sum(axis=0), self._variance.sum(axis=0), num_shared, none)
-        rows = zip(*self._lives(waiting), strict=True)
+        lives = self._lives(running, self._steps)
+        (self._mean[live], self._variance[live]), self._curve = _together(
+            lives, running.held, num_used_blocks, lambda: shared_blocks(live)
+        )
+        rows = zip(*self._lives(waiting, self._steps), strict=True)
         self._candidates = {sequence.request_id: row for sequence, row in zip(head, rows, strict=True)}
+
+    def peak_of_running(self, num_used_blocks: int, shared_blocks: SharedBlocks) -> float:
+        """The most blocks that the sequences which have a slot will use, whether or not a curve is drawn."""
+        live = np.flatnonzero(self._slots.live)
+        running = self._running(live)
+        lives = self._lives(running, points(running.ahead))
+        _, curve = _together(lives, running.held, num_used_blocks, lambda: shared_blocks(live))
+        return curve.peak(self._caution)
 
     def check_integrity(self) -> None:
         """Raises AssertionError."""
@@ -293,10 +298,21 @@ class FutureMemory:
         known = self._candidates.get(sequence.request_id)
         if known is not None:
             return known
-        alive, blocks = self._lives(self._waiting([sequence]))
+        alive, blocks = self._lives(self._waiting([sequence]), self._steps)
         return alive[0], blocks[0]
 
-    def _lives(self, stands: _Stands) -> Life:
-        return lives(
-            stands.held, stands.tokens, stands.ahead, stands.weights, self._steps, self._block_tokens
-        )
+    def _lives(self, stands: _Stands, steps: Array) -> Life:
+        return lives(stands.held, stands.tokens, stands.ahead, stands.weights, steps, self._block_tokens)
+
+
+def _together(
+    life: Life, held: Array, num_used_blocks: int, shared_blocks: Callable[[], Ids]
+) -> tuple[Row, Curve]:
+    """The rows [n, points] of n sequences that hold `held` [n] of the blocks in use, and their curve."""
+    alive, blocks = life
+    num_held = float(held.sum())
+    shared = shared_blocks() if num_held > num_used_blocks else np.zeros(len(held))
+    mean, variance = in_use(alive, blocks - shared[:, None])
+    num_shared = float(num_used_blocks - num_held + shared.sum())
+    curve = Curve(mean.sum(axis=0), variance.sum(axis=0), num_shared, none_alive(alive[shared > 0]))
+    return (mean, variance), curve

@@ -190,10 +190,23 @@ class SlotTable:
         """Sets the counts of `slots` [n] to their known tokens, for an engine that plans its own steps."""
         self.planned[slots] = self.computed[slots] = self.known[slots]
 
-    def prefilling(self) -> list[int]:
-        """Slots with a prompt left to compute, in order of arrival."""
+    @property
+    def num_prefill_tokens(self) -> int:
+        """That live slots still have to compute before their next token."""
+        left = self.targets[self.live] - self.computed[self.live]
+        return int(left[left > 0].sum())
+
+    def prefilling(self, by_priority: bool = True) -> list[int]:
+        """Slots with a prompt left to compute, in order of priority (if that counts) and of arrival."""
         slots = np.flatnonzero(self.live & (self.computed < self.targets)).tolist()
-        return sorted(slots, key=self.arrival)
+        if not by_priority:
+            return sorted(slots, key=self.arrival)
+        return sorted(slots, key=lambda slot: (-self.priority(slot), self.arrival(slot)))
+
+    def priority(self, slot: int) -> int:
+        sequence = self.sequences[slot]
+        assert sequence is not None
+        return sequence.request.priority
 
     def arrival(self, slot: int) -> float:
         sequence = self.sequences[slot]

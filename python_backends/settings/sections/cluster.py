@@ -60,7 +60,10 @@ class ClusterSettings:
         48, "requests leave an instance whose freeness is below this (tokens per request)", 0, 1 << 20
     )
     priority_headroom_tokens: int = setting(
-        1600, "KV tokens that are kept free where requests of high priority run", 0, 1 << 30
+        1600,
+        "KV tokens that policy llumnix keeps free where requests of high priority run",
+        0,
+        1 << 30,
     )
     min_instances: int = setting(0, "at least this many instances run; used if max_instances is not 0", 0, 64)
     max_instances: int = setting(

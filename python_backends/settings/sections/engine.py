@@ -55,9 +55,8 @@ class EngineSettings:
         "auto",
         "on: openvino with bfloat16 computes everything between two attentions in one operation of Gapless,"
         " compiled at the first start if there is g++ and the processor multiplies bfloat16 (AMX,"
-        " AVX512_BF16); torch on a GPU computes everything between two matrix products in one kernel of"
-        " Gapless, and the attention of all chunks too | off: OpenVINO's operations, torch's operators |"
-        " auto: with openvino, the first start tries both and keeps the result in run/trials; with torch, on",
+        " AVX512_BF16) | off: OpenVINO's own operations | auto: the first start tries both and keeps the"
+        " result in run/trials",
         choices=("auto", "on", "off"),
     )
     trace_steps: int = setting(20, "steps in a trace (`make trace`, docs/tracing.md)", 1, 10_000)

@@ -21,7 +21,7 @@ class ModelSettings:
     )
     weights: str = setting(
         "same",
-        "same: as dtype | int8: each weight of the layers in one byte (docs/design.md)",
+        "same: as dtype | int8: each weight of the layers in one byte (docs/engines.md)",
         choices=("same", "int8"),
     )
     device: str = setting("cpu", "cpu | cuda | cuda:1 …")

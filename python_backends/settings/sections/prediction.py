@@ -12,7 +12,7 @@ class PredictionSettings:
     enabled: bool = setting(
         True,
         "predict the lengths of answers, while requests compete and if the policy uses lengths: ours, hrrn,"
-        " sjf (docs/magnus.md); false, or another policy: no predictor, no learner, no log",
+        " sjf (docs/prediction.md); false, or another policy: no predictor, no learner, no log",
     )
     directory: str = setting(
         "run/prediction",

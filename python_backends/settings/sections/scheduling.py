@@ -13,7 +13,7 @@ PREDICTED_POLICIES = ("ours", "hrrn", "sjf")  # those that use predicted lengths
 class SchedulingSettings:
     policy: str = setting(
         "ours",
-        "which request gets the next free slot (docs/magnus.md): ours | hrrn | sjf | past_future | fcfs |"
+        "which request gets the next free slot (docs/scheduling.md): ours | hrrn | sjf | past_future | fcfs |"
         " orca; orca uses only the order of arrival and ignores request_priority",
         choices=("ours", "hrrn", "sjf", "past_future", "fcfs", "orca"),
     )

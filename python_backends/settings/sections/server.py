@@ -11,7 +11,7 @@ from python_backends.settings.setting import setting
 class ServerSettings:
     address: str = setting(
         "127.0.0.1",
-        'where HTTP, gRPC and metrics listen; read "Safe by default" in docs/design.md before you open it',
+        "where HTTP, gRPC and metrics listen; read SECURITY.md before you open it",
     )
     http_port: int = setting(8000, "of Triton's HTTP interface", 1, 65535)
     grpc_port: int = setting(8001, "of Triton's gRPC interface", 1, 65535)

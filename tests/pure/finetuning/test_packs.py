@@ -43,22 +43,34 @@ def test_a_label_is_the_next_learned_token_of_the_same_sequence() -> None:
 @pytest.mark.parametrize("tile", [1, 4, 100])
 def test_windows_and_tiles_cover_a_pack_once_in_order(window: int, tile: int) -> None:
     cursor = PackCursor(10, 4, first_layer=1)
-    windows, tiles = [], []
+    windows, losses, tiles = [], [], []
     while not cursor.is_computed:
         windows.append(cursor.take_window(window))
+        while cursor.is_loss_due:
+            losses.append(cursor.take_loss(tile))
+            assert losses[-1][1] <= windows[-1][1]
     while not cursor.is_done:
         tiles.append(cursor.take_tile(tile))
-    assert [token for first, last in windows for token in range(first, last)] == list(range(10))
+    for pieces in (windows, losses):
+        assert [token for first, last in pieces for token in range(first, last)] == list(range(10))
     backward = [(each.layer, token) for each in tiles for token in reversed(range(each.first, each.last))]
     assert backward == [(layer, token) for layer in (3, 2, 1) for token in reversed(range(10))]
 
 
-def test_no_tile_before_the_last_window_and_no_window_after_it() -> None:
+def test_no_tile_before_the_last_window_and_its_loss_and_no_window_after_them() -> None:
     cursor = PackCursor(10, 2)
+    with pytest.raises(ValueError, match="loss"):
+        cursor.take_loss(3)
     cursor.take_window(9)
+    with pytest.raises(ValueError, match="window"):
+        cursor.take_window(3)
+    cursor.take_loss(9)
     with pytest.raises(ValueError, match="tile"):
         cursor.take_tile(3)
     cursor.take_window(9)
+    with pytest.raises(ValueError, match="tile"):
+        cursor.take_tile(3)
+    cursor.take_loss(9)
     with pytest.raises(ValueError, match="window"):
         cursor.take_window(3)
     with pytest.raises(ValueError, match="at least 1"):

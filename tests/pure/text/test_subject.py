@@ -1,4 +1,4 @@
-"""What counts as the instruction, and what as the input (docs/magnus.md)."""
+"""What counts as the instruction, and what as the input (docs/prediction.md)."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ with what no stream depends on, ends no other.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -192,8 +191,7 @@ def test_no_stream_waits_for_a_predictor_that_sleeps(served: Model, monkeypatch:
 
 
 def test_why_requests_wait_is_a_metric_and_is_logged(served: Model, caplog: pytest.LogCaptureFixture) -> None:
-    """There is no instance."""
-    caplog.set_level(logging.INFO)
+    """There is no instance. The log is what a server prints: warnings and errors."""
     served.ask(1)
     served.ask(2)
     gauges = served.model._metrics.gauges

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from python_backends.engine.torch.decoder import Block
 from python_backends.engine.torch.operators import ResidualNorm
-from python_backends.engine.torch.training.projection import AdaptedProjection
+from python_backends.engine.torch.training.projection import AdaptedProjection, TrainingRows
 from python_backends.nouns.training import LayerPlan
 
 BITS = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
@@ -169,22 +169,26 @@ def _is_bits(name: str, plan: LayerPlan) -> bool:
 
 class Recorder:
     """What the blocks of a decoder show of the rows of a window: copied to `activations` from token `first`
-    on, as far as the window's own `num_rows` go; rows after them are padding.
+    on. The window has `num_rows` from the row on that `rows` names; those before are of requests, those after
+    are padding.
     """
 
     def __init__(self) -> None:
         self.activations: Activations | None = None
-        self._first = self._num_rows = 0
+        self.rows = TrainingRows()
+        self._first = 0
+        self._window = slice(0)
 
-    def begin(self, activations: Activations, first: int, num_rows: int) -> None:
-        self.activations, self._first, self._num_rows = activations, first, num_rows
+    def begin(self, activations: Activations, first: int, num_rows: int, first_row: int = 0) -> None:
+        self.activations, self._first, self.rows.first = activations, first, first_row
+        self._window = slice(first_row, first_row + num_rows)
 
     def end(self) -> None:
-        self.activations = None
+        self.activations = self.rows.first = None
 
     def keep(self, layer: int, name: str, values: Tensor) -> None:
         if self.activations is not None:
-            self.activations.keep(layer, name, self._first, values[: self._num_rows])
+            self.activations.keep(layer, name, self._first, values[self._window])
 
 
 class _RecordedNorm(ResidualNorm):

@@ -15,7 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from python_backends.engine.torch.operators import Rotation
+from python_backends.engine.torch.attention_spans import Rotation
 from python_backends.engine.torch.training.activations import Activations, signs_of
 from python_backends.engine.torch.training.projection import AdaptedProjection
 from python_backends.engine.torch.training.small_operators import Pullback, SmallOperators, vjp

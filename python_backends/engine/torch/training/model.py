@@ -1,14 +1,14 @@
 """A model that can be trained: the engine's decoder with recorders in its blocks, KV blocks for one pack, and
 its adapter.
 
-The forward pass is the engine's own: a window is a step of prefill spans of which no row samples. Only one
-pack is computed at a time. Called by the trainer, which decides what comes when.
+The forward pass is the engine's own: a window is a step of prefill spans of which no row samples, or comes
+after the decode rows of a step of serving, in the same products. Only one pack is computed at a time. Called
+by the trainer, which decides what comes when, and by the engine for a step with a window.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,19 +19,27 @@ from python_backends.engine.device import take_device
 from python_backends.engine.kv.kv_cache import BlockShape, KVCache
 from python_backends.engine.model.checkpoint import declared_tokens, load_model, read_config
 from python_backends.engine.model.weights import describe, take_layers
-from python_backends.engine.slots.slot_state import SlotState
 from python_backends.engine.torch.adapters.modules import Modules
 from python_backends.engine.torch.decoder import Decoder
 from python_backends.engine.torch.projection import Projection
-from python_backends.engine.torch.step_batch import StepBatcher
-from python_backends.engine.torch.training.activations import Activations, LayerRecorder, Recorder, num_blocks
+from python_backends.engine.torch.step_batch import StepBatch
+from python_backends.engine.torch.training.activations import LayerRecorder, Recorder, num_blocks
 from python_backends.engine.torch.training.adapter import Adapter
-from python_backends.engine.torch.training.layer_backward import LayerParts, PackState, backward
+from python_backends.engine.torch.training.joined_batch import joined
+from python_backends.engine.torch.training.layer_backward import LayerParts, backward
+from python_backends.engine.torch.training.pack_run import PackBlocks, PackRun, blocks_of
 from python_backends.engine.torch.training.projection import AdaptedProjection, Factors
 from python_backends.engine.torch.training.trainable import Trainable
-from python_backends.nouns.request import Ids, ModelLimits, Sampling
-from python_backends.nouns.step import Admit, SpanKind, StepPlan
-from python_backends.nouns.training import PROJECTIONS, AdapterShape, LayerFacts, LayerPlan, Pack, Tile
+from python_backends.nouns.request import Ids
+from python_backends.nouns.training import (
+    PROJECTIONS,
+    AdapterShape,
+    LayerFacts,
+    LayerPlan,
+    Pack,
+    Tile,
+    Window,
+)
 from python_backends.settings import Settings, SettingsError
 
 BLOCK_TOKENS = 16
@@ -60,11 +68,14 @@ class TrainedModel:
         self._adapter: Adapter | None = None
         self._factors: list[dict[str, Factors]] = []
         self._parts: list[LayerParts] = []
-        self._run: _PackRun | None = None
+        self._run: PackRun | None = None
 
     def _adapted(self, layer: int) -> dict[str, AdaptedProjection]:
         block, facts = self.decoder.blocks[layer], self._small[layer].facts
-        adapted = {name: AdaptedProjection(_plain(block.projections[name])) for name in PROJECTIONS}
+        adapted = {
+            name: AdaptedProjection(_plain(block.projections[name]), self._recorder.rows)
+            for name in PROJECTIONS
+        }
         LayerRecorder(block, layer, adapted, (facts.query, facts.query + facts.kv), self._recorder)
         return adapted
 
@@ -108,11 +119,12 @@ class TrainedModel:
         """
         if borrowed is None or self._cache is None:
             count = int(blocks_of(pack, BLOCK_TOKENS).sum())
-            memory = _Memory(self.blocks_for(count + 1), np.arange(count, dtype=np.int32), None)
+            memory = PackBlocks(self.blocks_for(count + 1), np.arange(count, dtype=np.int32), None)
         else:
             count = int(blocks_of(pack, self._cache.shape.block_tokens).sum())
-            memory = _Memory(self._cache, borrowed[:count], borrowed)
-        self._run = _PackRun(self, pack, num_labels, [part.plan for part in self._parts], memory)
+            memory = PackBlocks(self._cache, borrowed[:count], borrowed)
+        plans = [part.plan for part in self._parts]
+        self._run = PackRun(self.decoder, self.facts[0], pack, num_labels, plans, memory)
 
     @torch.no_grad()
     def end(self) -> None:
@@ -125,16 +137,45 @@ class TrainedModel:
         self._run = None
 
     @torch.no_grad()
-    def window(self, first: int, last: int) -> float:
-        """The forward pass of tokens [first, last); their part of the loss, the mean over all labels."""
+    def window(self, first: int, last: int) -> None:
+        """The forward pass of tokens [first, last), if no step has computed it."""
         assert self._run is not None
         run = self._run
+        if run.has_residual(first, last):
+            return
         self._recorder.begin(run.state.activations, first, last - first)
         try:
-            x = self.decoder.residual(run.batcher.batch(run.plan(first, last)), run.cache)[: last - first]
+            x = self.decoder.residual(run.batch(first, last), run.cache)
         finally:
             self._recorder.end()
-        loss, dx = self._loss.of(x, run.labels[first:last], run.num_labels)
+        run.keep_residual(first, x[: last - first])
+
+    @property
+    def is_in_blocks(self) -> bool:
+        """Whether a pack is computed whose KV blocks are those of requests: a step has one cache."""
+        return self._run is not None and self._run.memory.borrowed is not None
+
+    def step(self, decodes: StepBatch, window: Window, cache: KVCache) -> Tensor:
+        """The logits [rows, vocabulary] of `decodes`, in one forward pass with a window, over the blocks of
+        `cache`.
+        """
+        assert self._run is not None
+        run, count, first_row = self._run, window.last - window.first, len(decodes.tokens)
+        batch = joined(decodes, run.batch(window.first, window.last, first_row))
+        self._recorder.begin(run.state.activations, window.first, count, first_row)
+        try:
+            logits, x = self.decoder.forward_with_residual(batch, cache)
+        finally:
+            self._recorder.end()
+        run.keep_residual(window.first, x[first_row : first_row + count])
+        return logits
+
+    @torch.no_grad()
+    def loss(self, first: int, last: int) -> float:
+        """Of tokens [first, last) of the latest window: their part of the mean over all labels."""
+        assert self._run is not None
+        run = self._run
+        loss, dx = self._loss.of(run.residual(first, last), run.labels[first:last], run.num_labels)
         run.state.dx[first:last] = dx
         return float(loss)
 
@@ -143,6 +184,8 @@ class TrainedModel:
         """The backward pass of a tile; tiles come in the order of `PackCursor`."""
         assert self._run is not None
         backward(self._parts[tile.layer], self._run.state, tile)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # the time of a piece is measured
 
     @property
     def num_kept_bytes(self) -> int:
@@ -164,84 +207,6 @@ class TrainedModel:
         heads = self._heads
         shape = BlockShape(len(self._small), BLOCK_TOKENS, heads.num_kv_heads, heads.head_dim, self.dtype)
         return KVCache(shape, num_blocks, self.device)
-
-
-def blocks_of(pack: Pack, block_tokens: int) -> Ids:
-    """[sequences] the KV blocks of each."""
-    counts: Ids = -(-np.diff(pack.bounds) // block_tokens)
-    return counts
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Memory:
-    cache: KVCache
-    key_blocks: Ids  # of `cache`, for keys and values
-    borrowed: Ids | None  # these, and others for activations; None: `cache` is the pack's own
-
-
-class _PackRun:
-    """A pack in its memory, and steps of prefill spans over it."""
-
-    def __init__(
-        self, model: TrainedModel, pack: Pack, num_labels: int, plans: Sequence[LayerPlan], memory: _Memory
-    ) -> None:
-        self._pack, self.num_labels, self.memory, self.cache = pack, num_labels, memory, memory.cache
-        lengths, block_tokens = np.diff(pack.bounds), memory.cache.shape.block_tokens
-        ends = np.cumsum(blocks_of(pack, block_tokens))
-        self._blocks: list[Ids] = np.split(memory.key_blocks, ends[:-1])
-        # the last block of a cache is for rows of padding
-        limits = ModelLimits(int(lengths.max()), 0, len(lengths), len(self.cache.blocks) - 1, block_tokens)
-        state = SlotState(limits, model.device, False, None)
-        state.apply([self._admit(slot, int(length)) for slot, length in enumerate(lengths)])
-        self.batcher = StepBatcher(state, self.cache, model.decoder.windows)
-        self.labels = torch.from_numpy(pack.labels.astype(np.int64)).to(model.device)
-        self.state = self._state(model, plans, lengths)
-
-    def _state(self, model: TrainedModel, plans: Sequence[LayerPlan], lengths: Any) -> PackState:
-        count, device = len(self._pack.tokens), model.device
-        sums = torch.promote_types(model.dtype, torch.float32)
-        positions = torch.from_numpy(np.concatenate([np.arange(length) for length in lengths])).to(device)
-        kv_width = model.facts[0].kv
-        return PackState(
-            pack=self._pack,
-            activations=Activations(plans, count, model.dtype, device, self._borrowed_values()),
-            keys_values=self._keys_values,
-            rotations=model.decoder.rotations(positions),
-            dx=torch.zeros((count, model.facts[0].hidden), dtype=sums, device=device),
-            dk=torch.zeros((count, kv_width), dtype=sums, device=device),
-            dv=torch.zeros((count, kv_width), dtype=sums, device=device),
-        )
-
-    def _borrowed_values(self) -> list[Tensor] | None:
-        """The blocks for activations, each as its values."""
-        if self.memory.borrowed is None:
-            return None
-        blocks = self.memory.borrowed[len(self.memory.key_blocks) :].tolist()
-        return [self.cache.blocks[block].view(-1) for block in blocks]
-
-    def _admit(self, slot: int, length: int) -> Admit:
-        return Admit(slot, 0, Sampling(max_tokens=1), length, 0, self._blocks[slot])
-
-    def plan(self, first: int, last: int) -> StepPlan:
-        """Tokens [first, last) as prefill spans, of which none samples."""
-        pieces = self._pack.pieces(first, last)
-        slots = np.array([slot for slot, _, _ in pieces], np.int32)
-        starts = np.array([begin - self._pack.bounds[slot] for slot, begin, _ in pieces], np.int32)
-        lengths = np.array([end - begin for _, begin, end in pieces], np.int32)
-        kinds = np.full(len(slots), SpanKind.PREFILL, np.uint8)
-        nothing = np.zeros(len(slots), np.bool_)
-        tokens = self._pack.tokens[first:last]
-        return StepPlan(0, (), slots, np.zeros_like(slots), starts, lengths, kinds, nothing, tokens)
-
-    def _keys_values(self, layer: int, sequence: int, first: int, last: int) -> tuple[Tensor, Tensor]:
-        """Of a sequence's tokens [first, last): [kv_heads, tokens, dim] each, copied."""
-        size = self.cache.shape.block_tokens
-        begin, end = first // size, -(-last // size)
-        blocks = torch.from_numpy(self._blocks[sequence][None, begin:end].astype(np.int64))
-        gathered = self.cache.gather(layer, self.cache.gather_rows(blocks.to(self.cache.blocks.device)), 1)
-        here = slice(first - begin * size, last - begin * size)
-        keys, values = (part[0, :, here].clone() for part in gathered)
-        return keys, values
 
 
 def load_trained_model(settings: Settings) -> TrainedModel:

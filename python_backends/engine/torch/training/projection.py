@@ -1,8 +1,9 @@
 """A frozen product with an adapter beside it: y = x·Wᵀ + b + (x·Aᵀ)·Bᵀ, forward and backward.
 
-Backward needs W in the other direction, packed a second time (measured: up to 5 times faster than through the
-first): as many bytes again as the layers' weights, only while a model is trained. It is packed at its first
-use, so that a server which begins to train does not stand still for all layers at once.
+On a CPU backward needs W in the other direction, packed a second time (measured: up to 5 times faster than
+through the first): as many bytes again as the layers' weights, only while a model is trained. It is packed at
+its first use, so that a server which begins to train does not stand still for all layers at once. On a GPU
+the same weight serves both directions.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Transposed:
 
     @cached_property
     def _back(self) -> Projection:
-        return Projection(self._frozen.weight.T.contiguous())
+        return Projection(self._frozen.weight.T)
 
     def forward(self, x: Tensor) -> Tensor:  # [rows, out] → [rows, in]
         """With rows of padding, so that there are few sizes of products."""
@@ -54,11 +55,20 @@ class Factors:
         self.b_gradient.add_(dy.T @ (x @ self.a.T))
 
 
-class AdaptedProjection:
-    """Shows what it gave to the one who watches."""
+class TrainingRows:
+    """Which rows of a batch are in training: from `first` on, with padding. None: none is."""
 
-    def __init__(self, frozen: Projection) -> None:
-        self._frozen = frozen
+    def __init__(self) -> None:
+        self.first: int | None = None
+
+
+class AdaptedProjection:
+    """Shows what it gave to the one who watches. In a forward pass, `rows` have the adapter; others have the
+    frozen product alone.
+    """
+
+    def __init__(self, frozen: Projection, rows: TrainingRows) -> None:
+        self._frozen, self._rows = frozen, rows
         self._back = Transposed(frozen)
         self._factors: Factors | None = None
         self._watch: Callable[[Tensor], None] | None = None
@@ -75,14 +85,19 @@ class AdaptedProjection:
         self._factors = factors
 
     def forward(self, x: Tensor) -> Tensor:  # [rows, in] → [rows, out]
-        y = self.value(x)
+        y = self._frozen.forward(x)
+        if self._rows.first is not None:
+            self._add(y[self._rows.first :], x[self._rows.first :])
         if self._watch is not None:
             self._watch(y)
         return y
 
     def value(self, x: Tensor) -> Tensor:
-        """The same, not shown."""
-        y = self._frozen.forward(x)
+        """Of rows that are all in training; not shown."""
+        return self._add(self._frozen.forward(x), x)
+
+    def _add(self, y: Tensor, x: Tensor) -> Tensor:
+        """Changes `y` and returns it."""
         factors = self._factors
         return y if factors is None else y.add_((x @ factors.a.T) @ factors.b.T)
 

@@ -57,8 +57,11 @@ class TrainingSession:
     def end(self) -> None:
         self._model.end()
 
-    def window(self, first: int, last: int) -> float:
-        return self._model.window(first, last)
+    def window(self, first: int, last: int) -> None:
+        self._model.window(first, last)
+
+    def loss(self, first: int, last: int) -> float:
+        return self._model.loss(first, last)
 
     def tile(self, tile: Tile) -> None:
         self._model.tile(tile)

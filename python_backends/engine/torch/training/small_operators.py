@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from python_backends.engine.model.description import Activation, Attention, FeedForward, Heads, Layer
-from python_backends.engine.torch.operators import ACTIVATIONS, Operator, Rotation, norm_operator, unchanged
+from python_backends.engine.torch.attention_spans import Rotation
+from python_backends.engine.torch.operators import ACTIVATIONS, Operator, norm_operator, unchanged
 from python_backends.nouns.training import LayerFacts
 
 Pullback = Callable[[Tensor], tuple[Tensor, ...]]  # d(loss)/dy → d(loss)/dx of each input

@@ -1,0 +1,67 @@
+"""Training that takes turns with serving, a baseline of co-serving: after a number of steps of requests, one
+whole sequence is trained, however long that takes. Where the server is idle, one sequence follows the other.
+
+It has the place of `instance/training.py` in the loop, and uses the same trainer and the same memory.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from python_backends.engine.protocol import Trains
+from python_backends.finetuning.jobs import Job
+from python_backends.finetuning.pack_memory import Pool
+from python_backends.finetuning.trainer import NUM_TILE_TOKENS, Files, Kind, Trainer
+from python_backends.nouns.messages import TrainingLoad
+from python_backends.nouns.step import StepPlan
+from python_backends.nouns.training import AdapterShape
+from python_backends.settings import FinetuningSettings
+
+WHOLE = (Kind.WINDOW, Kind.LOSS, Kind.TILE)
+
+
+class Temporal:
+    """Trains one sequence of `job` after every `steps` steps of requests."""
+
+    has_work = True
+    patience_s = 0.0
+    tpot_s = idle_s = 0.0
+
+    def __init__(
+        self, engine: Trains, pool: Pool, settings: FinetuningSettings, job: Job, steps: int
+    ) -> None:
+        options = job.options
+        shape = AdapterShape(options["rank"], options["alpha"], tuple(options["targets"]))
+        session = engine.start_training()(shape, int(job.fields["seed"]))
+        one_each = replace(settings, pack_tokens=1 << 4)  # longer examples are packs by themselves
+        files = Files(ThreadPoolExecutor(1))
+        self._pieces = Trainer(job, session, one_each, files, pool=pool).pieces()
+        self._piece = next(self._pieces)
+        self._every, self._num_steps = steps, 0
+
+    def work(self, slack_s: float, plan: StepPlan | None) -> bool:
+        """Whether it has trained; `slack_s` does not matter."""
+        self._num_steps += plan is not None
+        if plan is not None and self._num_steps % self._every:
+            return False
+        self._sequence()
+        return True
+
+    def window(self, plan: StepPlan) -> None:
+        """No step has a window."""
+
+    def take_report(self) -> TrainingLoad | None:
+        return None
+
+    def _sequence(self) -> None:
+        """The next pack, with what stands before it: the end of a mini-batch."""
+        while self._piece.kind not in WHOLE:
+            self._next()
+        pack: Any = self._piece.pack
+        while self._piece.kind in WHOLE and self._piece.pack is pack:
+            self._next()
+
+    def _next(self) -> None:
+        self._piece = self._pieces.send(NUM_TILE_TOKENS)

@@ -1,0 +1,77 @@
+"""Free memory is gathered where a request waits for it: running requests leave that instance for others with
+free memory, also where requests wait for memory too, if these came later.
+
+While all instances are nearly full, each may have free memory that is too small for the first request that
+waits there. Balancing by freeness finds no destination then. Pure functions; the balancer starts the moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from python_backends.cluster.views import InstanceView
+from python_backends.streams.stream import Stream
+
+STEPS_LEFT = 32  # for which a destination keeps memory, for each request that runs there
+
+# by instance: the request without a slot whose turn is next
+Firsts = Mapping[int, Stream | None]
+
+
+def first_waiting(streams: Iterable[Stream]) -> Stream | None:
+    """Of those without a slot the one whose turn is next."""
+    return min((stream for stream in streams if not stream.seated), key=_turn, default=None)
+
+
+def lacking(views: Iterable[InstanceView], firsts: Firsts) -> list[InstanceView]:
+    """Those where a request waits for memory, and not for a slot; the one whose turn is next comes first."""
+    waiting = [(first, view) for view in views if (first := firsts[view.number]) is not None]
+    waiting.sort(key=lambda each: _turn(each[0]))
+    return [view for _, view in waiting if _has_slot(view) and missing_tokens(view) > 0]
+
+
+def by_spare(views: Iterable[InstanceView]) -> list[InstanceView]:
+    """Those with a free slot; the one with the most memory to spare comes first."""
+    return sorted((view for view in views if _has_slot(view)), key=spare_tokens, reverse=True)
+
+
+def destination_for(
+    source: InstanceView, ordered: Iterable[InstanceView], firsts: Firsts
+) -> InstanceView | None:
+    """The first of `ordered` (see `by_spare`) where no request waits, or only such as came later than the
+    first that waits in `source`. None if there is too little memory for what must leave `source`.
+    """
+    first, missing = firsts[source.number], missing_tokens(source)
+    assert first is not None
+    for view in ordered:
+        if spare_tokens(view) < missing:
+            return None
+        if view is not source and _comes_later(view, firsts[view.number], first):
+            return view
+    return None
+
+
+def missing_tokens(view: InstanceView) -> int:
+    """KV tokens that are not free for the first request that waits; at most 0: they are free."""
+    return view.load.head_blocks * view.limits.block_tokens + 1 - view.unpromised_tokens
+
+
+def spare_tokens(view: InstanceView) -> int:
+    """KV tokens that a request may bring along, with some left for those that run there."""
+    return view.unpromised_tokens - STEPS_LEFT * view.load.num_running
+
+
+def _comes_later(view: InstanceView, first: Stream | None, wanted: Stream) -> bool:
+    """Whether the requests that wait in `view` came later than `wanted`."""
+    if first is None:
+        return not view.num_waiting
+    return _turn(first) > _turn(wanted)
+
+
+def _has_slot(view: InstanceView) -> bool:
+    """Whether a slot is free, if requests wait or not."""
+    return view.num_free_slots > -view.num_waiting
+
+
+def _turn(stream: Stream) -> tuple[int, int]:
+    return -stream.request.priority, stream.request.arrival_ns

@@ -1,0 +1,29 @@
+"""The columns of the two tables of the slot state, one row a slot: whole numbers and fractions."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Column(IntEnum):
+    """Of the slot state's table of whole numbers, one row a slot."""
+
+    LAST_TOKEN = 0
+    LENGTH = 1  # tokens so far; the KV of the last one is not computed yet
+    OUTPUTS = 2  # output tokens so far
+    MAX_LENGTH = 3
+    MIN_TOKENS = 4
+    SEED = 5
+    TOP_K = 6
+    ENDED = 7
+
+
+class Share(IntEnum):
+    """Of the table of fractions, one row a slot."""
+
+    TEMPERATURE = 0
+    TOP_P = 1
+    MIN_P = 2
+    REPETITION = 3
+    PRESENCE = 4
+    FREQUENCY = 5

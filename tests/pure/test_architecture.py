@@ -1,0 +1,85 @@
+"""The picture of the architecture shows what the code and docs/design.md have."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from architecture import PICTURE, PROCESSES, WIRES, Wire, drawing
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "python_backends"
+DESIGN = (ROOT / "docs/design.md").read_text()
+SOURCE = "\n".join(path.read_text() for path in sorted(PACKAGE.rglob("*.py")))
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of the first table under a heading of design.md, without its head."""
+    section = DESIGN[DESIGN.index(f"## {heading}") :]
+    lines = re.search(r"(?:^\|.*\n)+", section, re.MULTILINE)
+    assert lines is not None
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[0].splitlines()[2:]]
+
+
+def test_the_picture_is_what_the_script_draws() -> None:
+    """`python build/architecture.py` draws it."""
+    assert PICTURE.read_text() == drawing()
+
+
+def test_every_process_is_drawn() -> None:
+    named = {name.replace("{number}", "N") for name in re.findall(r'setproctitle\(f?"([^"]+)"\)', SOURCE)}
+    stubs = {path.parent.parent.name for path in ROOT.glob("model_repository/*/1/model.py")}
+    drawn = {process.title for name, process in PROCESSES.items() if name != "other"}
+    assert drawn == {*named, *stubs, "tritonserver"}
+
+
+def test_every_thread_that_has_a_name_is_drawn() -> None:
+    """And `loop`, the main thread of an instance."""
+    named = set(re.findall(r'Thread\([^()]*(?:\([^()]*\)[^()]*)*?name="([^"]+)"', SOURCE))
+    assert {"streams", "pulse"} <= named
+    drawn = {thread for process in PROCESSES.values() for thread in process.threads}
+    assert drawn == {*named, "loop"}
+
+
+def test_what_travels_is_what_design_md_says() -> None:
+    said = {(row[0], row[1]) for row in rows("The way of a request")}
+    told = {}
+    for way, messages in said:
+        source, target = way.split(" → ")
+        told[source, target] = set(re.findall(r"`(\w+)`", messages))
+    drawn = {(wire.source, wire.target): set(wire.messages) for wire in WIRES}
+    assert drawn.keys() == told.keys()
+    for way, messages in drawn.items():
+        assert messages <= told[way], way
+
+
+@pytest.mark.parametrize("wire", WIRES, ids=lambda wire: f"{wire.source}-{wire.target}")
+def test_a_wire_has_its_ends_and_its_messages_in_the_code(wire: Wire) -> None:
+    assert (wire.kind == "zmq") == bool(wire.ends)
+    wires = "\n".join(path.read_text() for path in (PACKAGE / "wires").glob("*.py"))
+    assert all(re.search(rf"^class {end}\b", wires, re.MULTILINE) for end in wire.ends)
+    assert all(re.search(rf"^class {message}\b", SOURCE, re.MULTILINE) for message in wire.messages)
+
+
+def test_what_a_process_writes_is_a_state_of_design_md() -> None:
+    states = {row[0] for row in rows("Who may write what")}
+    for process in PROCESSES.values():
+        for state in process.writes:
+            assert any(said.startswith(state) for said in states), state
+
+
+def test_nothing_leaves_its_box() -> None:
+    """By the mean width of a letter of DejaVu Sans, the widest of the fonts: 6.1 of 12 px, 5.8 of 11 px."""
+    for process in PROCESSES.values():
+        if not process.is_wide:
+            widths = [6.1 * len(line) for line in process.lines]
+            widths += [5.8 * len(f"✎ {state}") for state in process.writes]
+            assert max(widths) + 12 < process.box[2], process.title
+
+
+def test_arrows_are_upright_or_level() -> None:
+    for wire in WIRES:
+        for (left, top), (right, bottom) in pairwise(wire.path):
+            assert left == right or top == bottom, wire

@@ -1,0 +1,121 @@
+"""Why requests go to another instance: where the instances and the scheduler model are turned by hand as in
+`test_moves`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from python_backends.engine.toy.engine import ToyEngine
+from python_backends.instance.build import build_copier
+from python_backends.settings import ClusterSettings, ModelSettings, Settings
+from tests.pure import test_moves
+from tests.pure.test_moves import World, model, order_to_move
+from tests.pure.test_scheduling import request, write_vocabulary
+
+__all__ = ["model"]  # a fixture
+
+
+def reasons(world: World) -> Counter[str]:
+    """Of the moves that were done."""
+    counts: Counter[str] = Counter()
+    for (name, labels), count in world.front.metrics.counters.items():
+        if name == "gapless_migrations_total" and dict(labels)["outcome"] == "done":
+            counts[dict(labels)["reason"]] += int(count)
+    return counts
+
+
+@pytest.mark.parametrize("policy", ["ours", "llumnix"])
+def test_a_request_that_waits_for_memory_starts_elsewhere_within_a_second(
+    monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    """One instance has a free slot and no memory, the other one has both."""
+    monkeypatch.setattr(test_moves, "BLOCKS", 50)
+    world = World(policy=policy, balance_every_s=0.5)
+    world.front.cluster.order(frozenset({1}))
+    for number in range(1, 4):
+        world.ask(request(number, [number] * 10, max_tokens=89, min_tokens=89))
+    world.until(lambda: world.num_tokens(2) > 2)
+    assert world.num_tokens(3) == 0
+    assert world.hosts[0].scheduler.slots.num_free == 1
+    began_s = world.network.now_s
+    world.front.cluster.order(frozenset())
+    world.until(lambda: world.where(3) == 1)
+    assert world.network.now_s - began_s <= 1.0
+    assert reasons(world) == {"defragment": 1}
+    world.check_all()
+
+
+def test_an_ordinary_request_leaves_the_instance_of_one_with_high_priority() -> None:
+    """Under the policy that keeps headroom for it. That one does not move itself, and is never evicted."""
+    world = World(policy="llumnix", low_tokens=48, priority_headroom_tokens=40)
+    world.front.cluster.order(frozenset({1}))
+    world.ask(request(1, [1] * 10, max_tokens=80, min_tokens=80))
+    world.ask(request(2, [2] * 10, priority=1, max_tokens=80, min_tokens=80))
+    world.until(lambda: world.num_tokens(2) > 2)
+    world.front.cluster.order(frozenset())
+    world.until(lambda: world.where(1) == 1)
+    assert world.where(2) == 0
+    world.check_all()
+    assert reasons(world) == {"priority": 1}
+    assert [host.scheduler.num_evictions for host in world.hosts] == [0, 0]
+
+
+def test_a_single_instance_copies_nothing_and_says_nothing_of_moves(tmp_path: Path) -> None:
+    checkpoint = write_vocabulary(tmp_path)
+    settings = Settings(model=ModelSettings(str(checkpoint)), cluster=ClusterSettings(instances=1))
+    assert build_copier(settings, ToyEngine(settings), tmp_path, 0) is None
+    world = World(1, "ours")
+    world.front.cluster.order(frozenset())
+    for number in range(1, 6):
+        world.ask(request(number, [number] * 10, max_tokens=40, min_tokens=40))
+    world.check_all()
+    assert not world.front.outcomes()
+    assert world.hosts[0].copier.num_sent_bytes == 0
+
+
+def with_another_engine(world: World, **differs: str) -> None:
+    """Instance 1 is started again, with an engine that differs in this."""
+    world.kill(1)
+    engine = world.hosts[1].engine
+    if "kv_format" in differs:
+        engine.kv_format = differs["kv_format"]
+    else:
+        engine.limits = engine.limits.changed(**differs)
+    world.front.lose(1)
+    world.turn()
+    world.turn()
+
+
+def test_a_request_does_not_move_to_another_model() -> None:
+    """As while weights are replaced in one instance after the other: a drained one is empty when its requests
+    have ended.
+    """
+    world = World()
+    with_another_engine(world, fingerprint="other weights")
+    for number in (1, 2):
+        world.ask(request(number, [number] * 5, max_tokens=40, min_tokens=40))
+    world.until(lambda: world.num_tokens(2) > 2)
+    there = world.where(2)
+    world.front.cluster.order(frozenset({there}))
+    for _ in range(20):
+        world.turn()
+        assert world.where(2) == there
+    world.check_all()
+    assert not world.front.outcomes()
+
+
+def test_a_request_is_computed_again_where_blocks_are_written_in_another_way() -> None:
+    world = World()
+    with_another_engine(world, kv_format="toy of another size")
+    world.ask(request(1, [5, 8, 9], max_tokens=60, min_tokens=60))
+    world.until(lambda: world.num_tokens(1) > 8)
+    there = 1 - world.where(1)
+    assert order_to_move(world, 1, there).text == (
+        f"request 1 was submitted to instance {there}, which computes its tokens again"
+    )
+    world.check_all()
+    assert all(host.copier.num_sent_bytes == 0 for host in world.hosts)

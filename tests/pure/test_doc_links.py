@@ -1,0 +1,133 @@
+"""Links of all pages lead to files and headings that are there, and files, settings and commands that pages
+name exist.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from python_backends.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^()\s]+)\)")
+NAMED = re.compile(r"\bdocs/[\w/-]+\.(?:md|svg|png)")
+
+
+def tracked(*patterns: str) -> list[Path]:
+    """Files of the repository, those among them that are not committed yet."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns]
+    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\n")
+    return sorted(ROOT / name for name in names if name and (ROOT / name).exists())
+
+
+PAGES = tracked("*.md")
+
+
+def anchors(text: str) -> set[str]:
+    """Of the headings, as GitHub makes them: lower case, no punctuation, a hyphen for each space."""
+    headings = re.findall(
+        r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE
+    )
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in plain}
+
+
+def links(text: str) -> list[str]:
+    """Those to this repository. What stands in code is none."""
+    found = LINK.findall(CODE.sub("", text))
+    return [link for link in found if not re.match(r"[a-z]+:", link)]
+
+
+def broken(page: Path) -> list[str]:
+    wrong = []
+    for link in links(page.read_text()):
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        if not target.exists() or (anchor and anchor not in anchors(target.read_text())):
+            wrong.append(link)
+    return wrong
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+    assert broken(page) == []
+
+
+def test_pages_that_code_names_are_there() -> None:
+    """In comments, messages and settings: `docs/limits.md`."""
+    for path in tracked("*.py", "*.toml", "*.yml", "*.pbtxt", "Makefile", "build/*", "requirements*"):
+        if path.suffix != ".svg":
+            missing = [
+                name for name in NAMED.findall(path.read_text(errors="ignore")) if not (ROOT / name).exists()
+            ]
+            assert missing == [], path
+
+
+def test_every_page_of_the_docs_is_linked_from_another_page() -> None:
+    linked = {
+        (page.parent / link.partition("#")[0]).resolve()
+        for page in PAGES
+        for link in links(page.read_text())
+        if link.partition("#")[0]
+    }
+    assert {page.resolve() for page in PAGES if page.is_relative_to(ROOT / "docs")} <= linked
+
+
+def test_a_broken_link_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "a.md"
+    (tmp_path / "b.md").write_text("# One `two`: three\n```\n# no heading\n```\n")
+    page.write_text(
+        "[good](b.md#one-two-three) [bad](c.md) [no heading](b.md#no-heading) `[code](d.md)`\n"
+        "# Here\n[h](#here) [t](#there) [x](https://x.y)\n"
+    )
+    assert broken(page) == ["c.md", "b.md#no-heading", "#there"]
+
+
+# --- what pages name in code
+
+
+SECTIONS = {section.name: type(getattr(Settings(), section.name)) for section in dataclasses.fields(Settings)}
+EXAMPLES = {
+    "engine/echo/engine.py",
+    "scheduling/policies/first_fit.py",
+    "tests/pure/test_echo.py",
+}  # of how-tos
+NAMES = [str(path.relative_to(ROOT)) for path in tracked("*")]
+TODAYS = [page for page in PAGES if "notebook" not in page.parts and page.name != "CHANGELOG.md"]
+
+
+@pytest.mark.parametrize("page", TODAYS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_settings_and_commands_that_a_page_names_exist(page: Path) -> None:
+    """The notebook and the changelog name old ones as well."""
+    assert unknown(page.read_text()) == []
+
+
+def is_file(name: str) -> bool:
+    """From the root, or the end of a path."""
+    return any(path == name or path.endswith(f"/{name}") for path in NAMES)
+
+
+def unknown(text: str) -> list[str]:
+    """Files with a folder, settings and targets of `make` that are not there."""
+    files = re.findall(r"`([\w.-]+/[\w./-]+\.(?:py|md|toml|json|yml|pbtxt|cpp))", text)
+    files += re.findall(r"(?<![\w/`])((?:tests|benchmarks|build|client)/[\w/]+\.py)", text)  # in commands
+    missing = [name for name in files if name not in EXAMPLES and not is_file(name)]
+    settings = re.findall(
+        rf"\b({'|'.join(SECTIONS)})\.(?!py\b|png\b|json\b|toml\b)([a-z_]+)(?:`| = |=)", text
+    )
+    known = {name: {field.name for field in dataclasses.fields(kind)} for name, kind in SECTIONS.items()}
+    missing += [f"{section}.{name}" for section, name in settings if name not in known[section]]
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = re.findall(r"(?:`|^)make ([a-z-]+)", text, re.MULTILINE)
+    return missing + [f"make {name}" for name in named if name not in targets]
+
+
+def test_what_is_not_there_is_found() -> None:
+    text = "`streams.max_open` `streams.most_open` `engine/kinds.py` `engine/sorts.py`\nmake test\nmake best"
+    assert unknown(text) == ["engine/sorts.py", "streams.most_open", "make best"]
