@@ -23,7 +23,7 @@ NUM_ERRORS = 64  # latest errors that the margin is taken of
 SURE = 0.95  # share of the pieces that are done within the expected time and the margin
 
 MOST_MARGIN = 2.0  # what takes longer was interrupted
-FAR_BELOW = 2.0  # times less than expected: what was learned from was interrupted
+FAR_BELOW, NUM_FAR_BELOW = 2.0, 3  # times less than expected, so often: what was learned was interrupted
 
 NOTHING: Loads = (0, 0, 0.0)
 
@@ -53,6 +53,7 @@ class PieceTime:
         self._sizes: set[int] = set()  # tokens of the pieces so far
         self._errors: deque[float] = deque(maxlen=NUM_ERRORS)  # measured / expected
         self._margin = 1.0
+        self._num_far_below = 0  # the latest pieces that took far less than expected
         self._observed: list[tuple[float, ...]] = []  # not yet learned from
         self.most_tokens = 0  # of a piece so far
 
@@ -85,7 +86,8 @@ class PieceTime:
             return False
         self._observed.append((1.0, *loads, seconds))
         is_far_below = FAR_BELOW * seconds < self.expected_s(loads)
-        if is_far_below and not self._fit.is_new(np.array((1.0, *loads))):
+        self._num_far_below = self._num_far_below + 1 if is_far_below else 0
+        if self._num_far_below == NUM_FAR_BELOW:
             self._begin_again(loads[1])
         if self._fit.count < WARM or len(self._observed) >= BATCH:
             observed, self._observed = np.array(self._observed, np.float64), []
@@ -93,12 +95,14 @@ class PieceTime:
         return True
 
     def _begin_again(self, tokens: int) -> None:
-        """With the latest observation, of a piece of so many tokens. A piece may take longer than it needs,
-        but not less. Without this, pieces that seem not to fit are tried too rarely to correct it.
+        """With the latest observations, the last one of a piece of so many tokens. A piece may take longer
+        than it needs, but not less. Without this, pieces that seem not to fit are tried too rarely to correct
+        it.
         """
         self._fit = LeastSquares(len(FEATURES), MEMORY, WARM)
         self._errors.clear()
-        self._margin, self._observed, self.most_tokens = 1.0, self._observed[-1:], tokens
+        self._margin, self.most_tokens, self._num_far_below = 1.0, tokens, 0
+        self._observed = self._observed[-NUM_FAR_BELOW:]
 
     def _learn(self, features: Array, seconds: Array) -> None:
         is_first = not self._fit.count

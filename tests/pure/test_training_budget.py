@@ -231,11 +231,13 @@ def test_the_times_of_pieces_are_learned() -> None:
     assert 1.0 < times.seconds((2, 100, 10_000)) / 0.0074 < 1.15
 
 
-def test_a_piece_that_takes_far_less_than_expected_begins_learning_again() -> None:
+def test_pieces_that_take_far_less_than_expected_begin_learning_again() -> None:
     """The first ones were interrupted. Else pieces would not fit for minutes, because few are tried."""
     times = PieceTime()
     for seconds in (0.004, *[0.08] * 8):
         times.observe((1, 16, 0.0), seconds)
+    for _ in range(2):
+        times.observe((1, 16, 0.0), 0.004)
     assert times.seconds((1, 16, 0.0)) > 0.07
     times.observe((1, 16, 0.0), 0.004)
     assert times.seconds((1, 16, 0.0)) == pytest.approx(0.004, rel=0.01)
