@@ -54,10 +54,6 @@ class LeastSquares:
         self._usual_error_s += (float((weights * errors_s).mean()) - self._usual_error_s) * share
         return np.where(self._leverages(features) > NEW, 1.0, weights)
 
-    def is_new(self, features: Array) -> bool:
-        """Whether an observation of `features` [features] would be unlike all before."""
-        return bool(self._leverages(features[None])[0] > NEW)
-
     def _leverages(self, features: Array) -> Array:
         """[n] the leverage of these observations: about 1 / m for one that is like m earlier ones."""
         products, scale = self._scaled()

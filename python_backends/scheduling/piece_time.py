@@ -86,8 +86,7 @@ class PieceTime:
             return False
         self._observed.append((1.0, *loads, seconds))
         is_far_below = FAR_BELOW * seconds < self.expected_s(loads)
-        is_known = not self._fit.is_new(np.array((1.0, *loads)))
-        self._num_far_below = self._num_far_below + 1 if is_far_below and is_known else 0
+        self._num_far_below = self._num_far_below + 1 if is_far_below else 0
         if self._num_far_below == NUM_FAR_BELOW:
             self._begin_again(loads[1])
         if self._fit.count < WARM or len(self._observed) >= BATCH:
