@@ -140,6 +140,15 @@ def test_freeness_at_the_peak_is_that_of_the_fullest_time() -> None:
     assert freeness_at_peak(view(load(2, used=100, future_blocks=1100))) == -100 * SIZE
 
 
+def test_ours_moves_requests_before_evictions_to_the_least_memory_that_suffices() -> None:
+    short, free, idle = load(2, used=900, future_blocks=1100), load(2, used=600, future_blocks=700), load()
+    full = load(2, used=900, future_blocks=960)  # has 40 blocks at its peak: less than a sixteenth
+    asked = router("ours", idle, full, short, free)
+    assert [(pair.source.number, pair.destination.number) for pair in asked.find_pairs()] == [(2, 3)]
+    asked.heard(1, load(2, used=900, future_blocks=960, waiting=1, waiting_blocks=200, head_blocks=200))
+    assert asked.find_pairs() == [], "free memory is for the request that waits"
+
+
 def test_the_first_place_of_the_least_keys() -> None:
     first, second = np.array([2.0, 1.0, 1.0, 1.0]), np.array([0.0, 7.0, 5.0, 5.0])
     assert least(first) == 1

@@ -17,6 +17,8 @@ from python_backends.cluster.move import MoveReason
 from python_backends.cluster.policies.policy import Pair
 from python_backends.cluster.views import InstanceView
 
+SPARE_SHARE = 1 / 16  # of the memory: what is free at the predicted peak where a request moves to
+
 
 def pairs_by_freeness(views: Sequence[InstanceView], figures: Figures, low_tokens: int) -> list[Pair]:
     return _pairs(views, figures.freeness, low_tokens, _reason)
@@ -27,9 +29,20 @@ def pairs_by_freeness_base(views: Sequence[InstanceView], figures: Figures, low_
     return _pairs(views, figures.freeness_base, low_tokens, _reason_base)
 
 
-def pairs_by_freeness_at_peak(views: Sequence[InstanceView], figures: Figures, low_tokens: int) -> list[Pair]:
-    """Requests of high priority count as all others."""
-    return _pairs(views, figures.freeness_at_peak, low_tokens, _reason_base)
+def pairs_before_evictions(views: Sequence[InstanceView], figures: Figures, low_tokens: int) -> list[Pair]:
+    """From those where memory will be short, as predicted, to the ones with the least memory that is still
+    free then: large pieces are left to long prompts. None while a request waits anywhere: free memory is for
+    it. Requests of high priority count as all others.
+    """
+    if any(view.num_waiting for view in views):
+        return []
+    measured = figures.freeness_at_peak
+    free = measured * np.maximum(1, figures.num_requests)
+    least = np.array([SPARE_SHARE * view.limits.kv_tokens for view in views])
+    order = np.argsort(free, kind="stable")
+    is_low, is_high = measured < low_tokens, (measured > low_tokens) & (free > least)
+    low, high = order[is_low[order]].tolist(), order[is_high[order]].tolist()
+    return _paired(views, low, high, lambda source: MoveReason.BALANCE)
 
 
 def freer_afterwards(pair: Pair, headroom_tokens: int | None) -> Callable[[int], bool]:
@@ -51,8 +64,17 @@ def _pairs(
     order = np.argsort(measured, kind="stable")
     low = order[measured[order] < low_tokens].tolist()
     high = order[measured[order] > low_tokens][::-1].tolist()
+    return _paired(views, low, high, lambda source: reason_of(source, low_tokens))
+
+
+def _paired(
+    views: Sequence[InstanceView],
+    low: list[int],
+    high: list[int],
+    reason_of: Callable[[InstanceView], MoveReason],
+) -> list[Pair]:
     return [
-        Pair(views[source], views[destination], reason_of(views[source], low_tokens))
+        Pair(views[source], views[destination], reason_of(views[source]))
         for source, destination in zip(low, high, strict=False)
     ]
 
