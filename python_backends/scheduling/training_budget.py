@@ -23,6 +23,7 @@ LEAST, MOST = 16, 512  # tokens of a piece, if its pack has as many
 MOST_FUSED = 64
 # a piece has at most so many times the tokens of the largest one so far; LEAST until a time is known
 GROWTH = 2
+MOST_LATE_S = 0.5  # that is caught up: what takes longer was interrupted, or there was no job meanwhile
 
 Padded = Callable[[int], int]  # rows of a step → the rows that are computed
 
@@ -43,7 +44,8 @@ class Lateness:
         if plan is None:
             self.seconds = 0.0
         elif self._last_s is not None:
-            self.seconds = max(0.0, self.seconds + now_s - self._last_s - goal_s)
+            late_s = self.seconds + now_s - self._last_s - goal_s
+            self.seconds = min(MOST_LATE_S, max(0.0, late_s))
         self._last_s = now_s if plan is not None and plan.num_decodes else None
 
 

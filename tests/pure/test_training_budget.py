@@ -15,6 +15,7 @@ from python_backends.scheduling.step_time import StepTime
 from python_backends.scheduling.training_budget import (
     LEAST,
     MOST,
+    MOST_LATE_S,
     Lateness,
     fused_window,
     is_short,
@@ -86,6 +87,14 @@ def test_where_no_request_decodes_none_is_late() -> None:
     lateness.step_begins(None, 2.1, 0.041)
     lateness.step_begins(decodes(2, 20), 9.0, 0.041)
     assert lateness.seconds == 0
+
+
+def test_a_long_time_between_two_steps_is_not_caught_up() -> None:
+    """The process stood still, or there was no job."""
+    lateness = Lateness()
+    for now_s in (0.0, 3600.0):
+        lateness.step_begins(decodes(2, 20), now_s, 0.041)
+    assert lateness.seconds == MOST_LATE_S
 
 
 def test_steps_that_were_interrupted_do_not_end_training() -> None:
