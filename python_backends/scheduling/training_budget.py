@@ -16,8 +16,9 @@ from python_backends.scheduling.piece_time import PieceTime, loads, loss_loads
 from python_backends.scheduling.step_time import StepTime
 
 SURE = 0.99  # share of the steps that shall be done in time
-# times the expected time of a step: what takes longer was interrupted, which less training would not avoid
-MOST_ERROR = 2.0
+# times the expected time of a step: what takes longer was interrupted, which less training would not avoid,
+# and is caught up by later steps (`Lateness`)
+MOST_ERROR = 1.25
 LEAST, MOST = 16, 512  # tokens of a piece, if its pack has as many
 # of a window in a step, unless all are to be: longer ones take as long between two steps (docs/finetuning.md)
 MOST_FUSED = 64
