@@ -179,13 +179,12 @@ def test_requests_take_the_memory_of_a_pack_and_no_text_or_loss_changes(
     while not (server.scheduler.blocks.num_borrowed and server.training.has_work):
         server.watch.look()
         server.instance.turn()
+    assert server.scheduler.load().num_borrowed_blocks == server.scheduler.blocks.num_borrowed
     assert served(server) == expected
     server.train(job)
-    borrowed = [load.num_borrowed_blocks for load in server.link.loads]
     server.scheduler.check_integrity()
     wasted = sum(report.wasted_tokens for report in reports(server))
     server.close()
-    assert max(borrowed) > 0
     assert server.scheduler.blocks.num_borrowed == 0
     assert wasted > 0, "a pack had to give way"
     assert_like(job, undisturbed)

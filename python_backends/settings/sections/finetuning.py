@@ -25,7 +25,7 @@ class FinetuningSettings:
         25.0, "milliseconds that a request waits at most for training when the server was idle", 1.0, 10_000.0
     )
     windows: str = setting(
-        "auto",
+        "separate",
         "where windows of the forward pass are computed while requests decode: separate is between two steps,"
         " fused in the products of a step; auto: fused where there is time for at most 64 tokens",
         choices=("auto", "fused", "separate"),
