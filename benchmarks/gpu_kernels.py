@@ -49,7 +49,7 @@ def kernels(device: str) -> Iterator[Figure]:
         error = max(attention_error(heads, *case, dtype, device) for case in WINDOWS_AND_CAPS)
         yield Figure(
             "tokens",
-            f"attention of our kernels beside torch's, {dtype}, largest error",
+            f"attention of our kernels compared with torch's, {dtype}, largest error",
             error,
             "",
             f"<= {allowed}",
@@ -57,7 +57,7 @@ def kernels(device: str) -> Iterator[Figure]:
         error = max(case() for case in fused_errors(4096, dtype, device))
         yield Figure(
             "tokens",
-            f"kernels between products beside torch's, {dtype}, largest error",
+            f"kernels between products compared with torch's, {dtype}, largest error",
             error,
             "",
             f"<= {allowed}",
