@@ -54,22 +54,29 @@ class Counts:
 
 
 def counted(num_layers: int) -> Counts:
-    """Counts the windows and tiles that all cursors of this process give out, where each of `num_layers`
+    """Counts the tiles and windows that all cursors of this process give out, where each of `num_layers`
     layers is trained. Called once.
     """
-    counts, take_window, take_tile = Counts(), PackCursor.take_window, PackCursor.take_tile
+    counts, take_window = Counts(), PackCursor.take_window
+    take_forward, take_backward = PackCursor.take_forward, PackCursor.take_backward
+
+    def forward(cursor: PackCursor, most: int) -> Tile:
+        found = take_forward(cursor, most)
+        counts.add((found.last - found.first) / num_layers, 0)
+        return found
 
     def window(cursor: PackCursor, most: int) -> tuple[int, int]:
         first, last = take_window(cursor, most)
         counts.add(last - first, 0)
         return first, last
 
-    def tile(cursor: PackCursor, most: int) -> Tile:
-        found = take_tile(cursor, most)
+    def backward(cursor: PackCursor, most: int) -> Tile:
+        found = take_backward(cursor, most)
         counts.add(0, (found.last - found.first) / num_layers)
         return found
 
-    mock.patch.multiple(PackCursor, take_window=window, take_tile=tile).start()
+    changed = {"take_forward": forward, "take_window": window, "take_backward": backward}
+    mock.patch.multiple(PackCursor, **changed).start()
     return counts
 
 

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from benchmarks.coserving_counts import Marks, clear_peak, counted, peak_rss_gib
 from benchmarks.coserving_requests import NONE, Arrivals, OpenLoop, Seen, Times, arrivals, at_once, seen
@@ -25,7 +26,8 @@ from python_backends.instance.loop import Instance
 from python_backends.instance.training import Training
 from python_backends.settings import Settings
 
-WINDOWS = {"coserving": "auto", "temporal_limited": "separate", "fused": "fused"}  # by mode
+# by mode; `temporal_limited` has windows as well, but none in a step
+WINDOWS = {"coserving": "separate", "temporal_limited": "fused", "fused": "fused"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,6 +115,8 @@ class Server:
             assert isinstance(self._engine, Trains)
             return Temporal(self._engine, self._scheduler.blocks, finetuning, job, int(steps))
         windows = WINDOWS[self._spec.training]
+        if self._spec.training == "temporal_limited":
+            mock.patch.object(Training, "_is_fused", lambda *_: False).start()
         settings = replace(settings, finetuning=replace(finetuning, windows=windows))
         training = build_training(settings, self._engine, self._scheduler)
         assert training is not None

@@ -19,7 +19,7 @@ from python_backends.nouns.step import StepPlan
 from python_backends.nouns.training import AdapterShape
 from python_backends.settings import FinetuningSettings
 
-WHOLE = (Kind.WINDOW, Kind.LOSS, Kind.TILE)
+WHOLE = (Kind.FORWARD, Kind.LOSS, Kind.BACKWARD)
 
 
 class Temporal:

@@ -106,13 +106,15 @@ class Session(Protocol):
     def end(self) -> None:
         """Of the pack. From now on nothing borrowed is touched; if it has ended, nothing happens."""
 
+    def forward(self, tile: Tile) -> None: ...
+
     def window(self, first: int, last: int) -> None:
-        """The forward pass of tokens [first, last), if no step has computed it."""
+        """The forward pass of tokens [first, last) in all layers, if no step has computed it."""
 
     def loss(self, first: int, last: int) -> float:
-        """Of tokens of the latest window: their part of the mini-batch's loss."""
+        """Of tokens that have been through all layers: their part of the mini-batch's loss."""
 
-    def tile(self, tile: Tile) -> None: ...
+    def backward(self, tile: Tile) -> None: ...
 
     def clip(self, max_norm: float) -> float:
         """Ends the mini-batch. Returns the norm of its gradients, which are clipped to `max_norm`."""

@@ -1,6 +1,7 @@
-"""Trains a job, mini-batch by mini-batch, in pieces: a window, its loss, a tile, the update of a layer.
-Between two pieces the caller does something else, such as serving; without a server the next piece follows at
-once. A window that a step of serving has computed is not computed again.
+"""Trains a job, mini-batch by mini-batch, in pieces: tiles of the forward pass, the loss, tiles of the backward
+pass, the update of a layer. Between two pieces the caller does something else, such as serving; without a
+server the next piece follows at once. Where windows are in steps of serving, they take the place of the
+forward tiles; one that a step has computed is not computed again.
 
 The loss of a mini-batch is the mean over its label tokens, however many packs it has. A job that was killed
 goes on after its last checkpoint; what came later is computed again.
@@ -28,15 +29,16 @@ from python_backends.nouns.training import Pack
 from python_backends.settings import FinetuningSettings
 
 CLIP = 1.0  # the largest global norm of the gradients
-NUM_TILE_TOKENS = 512  # of a window or tile, without a server
+NUM_TILE_TOKENS = 256  # without a server; more take no less time each
 MOST_DEATHS = 3  # of processes that trained after the same step: then the job fails
 
 
 class Kind(StrEnum):
     BEGIN = "begin"  # of a mini-batch: another job may be trained before it
-    WINDOW = "window"
+    FORWARD = "forward"  # a tile
+    WINDOW = "window"  # forward, all layers; in a step of serving, if it can be
     LOSS = "loss"
-    TILE = "tile"
+    BACKWARD = "backward"  # a tile
     CLIP = "clip"
     UPDATE = "update"
     SAVE = "save"
@@ -50,7 +52,7 @@ class Piece:
 
     kind: Kind
     pack: Pack | None = None
-    place: int = 0  # the first token of a window or loss; the end of a tile
+    place: int = 0  # the first token; of a backward tile the end
     last: int = 0  # the end of the tokens whose loss is due
 
 
@@ -231,18 +233,27 @@ class Trainer:
         cursor = PackCursor(len(pack.tokens), self._num_layers, first_layer(self._session.targets))
         loss = 0.0
         while not cursor.is_computed:
-            most = yield Piece(Kind.WINDOW, pack, cursor.computed_tokens)
-            self._memory.check()
-            self._session.window(*cursor.take_window(most))
+            yield from self._forward(pack, cursor)
             while cursor.is_loss_due:
                 most = yield Piece(Kind.LOSS, pack, cursor.tokens_with_loss, cursor.computed_tokens)
                 self._memory.check()
                 loss += self._session.loss(*cursor.take_loss(most))
         while not cursor.is_done:
-            most = yield Piece(Kind.TILE, pack, cursor.open_tokens)
+            most = yield Piece(Kind.BACKWARD, pack, cursor.open_tokens)
             self._memory.check()
-            self._session.tile(cursor.take_tile(most))
+            self._session.backward(cursor.take_backward(most))
         return loss
+
+    def _forward(self, pack: Pack, cursor: PackCursor) -> Pieces:
+        """The next tile or window."""
+        if self._settings.windows == "fused":
+            most = yield Piece(Kind.WINDOW, pack, cursor.computed_tokens)
+            self._memory.check()
+            self._session.window(*cursor.take_window(most))
+        else:
+            most = yield Piece(Kind.FORWARD, pack, cursor.forward_first)
+            self._memory.check()
+            self._session.forward(cursor.take_forward(most))
 
     def _update(self, batch: _Batch) -> Pieces:
         """The weights change layer by layer."""

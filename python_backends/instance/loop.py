@@ -24,7 +24,7 @@ from python_backends.nouns.messages import Cancel, Failed, FromInstance, Pace, P
 from python_backends.nouns.moves import AbortMove, MoveOut, Reserve, Resume
 from python_backends.nouns.step import StepOutput, StepPlan
 from python_backends.scheduling.scheduler import SlotScheduler
-from python_backends.scheduling.training_budget import Lateness, goal_s, slack_s
+from python_backends.scheduling.training_budget import GOAL, Lateness, slack_s
 from python_backends.wires import NewSession
 
 log = logging.getLogger("gapless.instance")
@@ -112,7 +112,7 @@ class Instance:
         comes next and fits.
         """
         times, tpot_s = self._step_time, training.tpot_s
-        self._lateness.step_begins(plan, time.monotonic(), goal_s(times, tpot_s))
+        self._lateness.step_begins(plan, time.monotonic(), GOAL * tpot_s)
         seconds = slack_s(plan, times, tpot_s, training.idle_s, self._lateness.seconds)
         if plan is not None and self.scheduler.num_waiting:
             seconds = 0.0

@@ -248,12 +248,7 @@ class Training:
 
     def _is_fused(self, piece: Piece, plan: StepPlan | None) -> bool:
         """Whether `piece` is a window that is to be in a step, and that of `plan` can have one."""
-        if piece.kind != Kind.WINDOW or piece.pack is None or plan is None or len(plan.tokens):
-            return False
-        if self._settings.windows != "auto":
-            return self._settings.windows == "fused"
-        seconds, times = self._until_s - time.monotonic(), self._times[Kind.WINDOW]
-        return training_budget.is_short(seconds, times, piece.pack, piece.place)
+        return piece.kind == Kind.WINDOW and plan is not None and not len(plan.tokens)
 
     def _tokens(self, piece: Piece, must: bool) -> int:
         """How many tokens `piece` has if it is to end in time, and 1 for one without tokens; 0: it does not
@@ -262,12 +257,12 @@ class Training:
         times, pack, seconds = self._times[piece.kind], piece.pack, self._until_s - time.monotonic()
         if pack is None:
             return int(must or times.seconds(NOTHING) <= seconds)
-        if piece.kind == Kind.WINDOW:
-            tokens = training_budget.window(seconds, times, pack, piece.place)
-        elif piece.kind == Kind.LOSS:
+        if piece.kind == Kind.LOSS:
             tokens = training_budget.loss(seconds, times, pack, piece.place, piece.last)
+        elif piece.kind == Kind.BACKWARD:
+            tokens = training_budget.backward(seconds, times, pack, piece.place)
         else:
-            tokens = training_budget.tile(seconds, times, pack, piece.place)
+            tokens = training_budget.forward(seconds, times, pack, piece.place)
         return tokens or (training_budget.LEAST if must else 0)
 
     @property
@@ -301,6 +296,6 @@ def _loads(piece: Piece, tokens: int) -> Loads:
         return NOTHING
     if piece.kind == Kind.LOSS:
         return loss_loads(piece.pack, piece.place, min(piece.last, piece.place + tokens))
-    if piece.kind == Kind.WINDOW:
-        return loads(piece.pack, piece.place, min(len(piece.pack.tokens), piece.place + tokens))
-    return loads(piece.pack, max(0, piece.place - tokens), piece.place)
+    if piece.kind == Kind.BACKWARD:
+        return loads(piece.pack, max(0, piece.place - tokens), piece.place)
+    return loads(piece.pack, piece.place, min(len(piece.pack.tokens), piece.place + tokens))

@@ -15,13 +15,11 @@ from python_backends.nouns.training import Loads, Pack
 from python_backends.scheduling.piece_time import PieceTime, loads, loss_loads
 from python_backends.scheduling.step_time import StepTime
 
-SURE = 0.99  # share of the steps that shall be done in time
-# times the expected time of a step: what takes longer was interrupted, which less training would not avoid,
-# and is caught up by later steps (`Lateness`)
-MOST_ERROR = 1.25
-LEAST, MOST = 16, 512  # tokens of a piece, if its pack has as many
-# of a window in a step, unless all are to be: longer ones take as long between two steps (docs/finetuning.md)
-MOST_FUSED = 64
+# of the objective: what a step and the training before it may be expected to take. What takes longer is caught
+# up by later steps (`Lateness`), so that the time per output token of an answer is within the objective
+GOAL = 0.93
+LEAST, MOST = 16, 256  # tokens of a piece, if its pack has as many; more take no less time each
+SIZES = (*range(MOST, 64, -32), 64, 48, 32, LEAST)
 # a piece has at most so many times the tokens of the largest one so far; LEAST until a time is known
 GROWTH = 2
 MOST_LATE_S = 0.5  # that is caught up: what takes longer was interrupted, or there was no job meanwhile
@@ -50,13 +48,6 @@ class Lateness:
         self._last_s = now_s if plan is not None and plan.num_decodes else None
 
 
-def goal_s(times: StepTime, tpot_s: float) -> float:
-    """Seconds that a step and the training before it may be expected to take, so that nearly all are done
-    within `tpot_s`.
-    """
-    return tpot_s / min(MOST_ERROR, max(1.0, times.error_quantile(SURE)))
-
-
 def slack_s(
     plan: StepPlan | None, times: StepTime, tpot_s: float, idle_s: float, late_s: float = 0.0
 ) -> float:
@@ -68,11 +59,13 @@ def slack_s(
         return idle_s
     if len(plan.tokens):
         return 0.0
-    return max(0.0, goal_s(times, tpot_s) - times.expected_s(plan) - late_s)
+    return max(0.0, GOAL * tpot_s - times.expected_s(plan) - late_s)
 
 
-def window(seconds: float, times: PieceTime, pack: Pack, first: int) -> int:
-    """How many tokens from `first` on are computed forward within `seconds`; 0: not even the least piece."""
+def forward(seconds: float, times: PieceTime, pack: Pack, first: int) -> int:
+    """How many tokens from `first` on are computed forward within `seconds`, in as many layers as in `times`;
+    0: not even the least piece.
+    """
     sizes = _sizes(len(pack.tokens) - first)
     return _most(seconds, times, sizes, lambda tokens: loads(pack, first, first + tokens))
 
@@ -93,14 +86,6 @@ def fused_window(
     return 0
 
 
-def is_short(seconds: float, times: PieceTime, pack: Pack, first: int) -> bool:
-    """Whether a window from `first` on, by itself, has at most MOST_FUSED tokens if it is to end within
-    `seconds`; False where the rest of the pack does so.
-    """
-    last = min(len(pack.tokens), first + MOST_FUSED + 1)
-    return times.seconds(loads(pack, first, last)) > seconds
-
-
 def loss(seconds: float, times: PieceTime, pack: Pack, first: int, last: int) -> int:
     """Of how many of the tokens [first, last) the loss is computed within `seconds`; 0: not even of the least
     number.
@@ -108,7 +93,7 @@ def loss(seconds: float, times: PieceTime, pack: Pack, first: int, last: int) ->
     return _most(seconds, times, _sizes(last - first), lambda tokens: loss_loads(pack, first, first + tokens))
 
 
-def tile(seconds: float, times: PieceTime, pack: Pack, last: int) -> int:
+def backward(seconds: float, times: PieceTime, pack: Pack, last: int) -> int:
     """How many tokens before `last` are computed backward in one layer within `seconds`; 0: not even the
     least piece.
     """
@@ -126,12 +111,8 @@ def _most(seconds: float, times: PieceTime, sizes: list[int], loads_of: Callable
 
 
 def _sizes(left: int) -> list[int]:
-    """All that is left, then smaller powers of two."""
-    found, size = [min(left, MOST)], MOST
-    while size >= LEAST:
-        found += [size] if size < left else []
-        size //= 2
-    return list(dict.fromkeys(found))
+    """All that is left, then the smaller ones of SIZES."""
+    return [min(left, MOST), *(size for size in SIZES if size < min(left, MOST))]
 
 
 def _fused_sizes(left: int, num_rows: int, padded: Padded) -> list[int]:

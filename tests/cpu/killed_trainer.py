@@ -33,8 +33,8 @@ def _deadly(function: Any, count: int) -> Any:
 
 
 def main(model: str, job: str, when: str, count: str) -> None:
-    if when == "tile":
-        TrainedModel.tile = _deadly(TrainedModel.tile, int(count))  # type: ignore[method-assign]
+    if when == "backward":
+        TrainedModel.backward = _deadly(TrainedModel.backward, int(count))  # type: ignore[method-assign]
     if when == "checkpoint":
         checkpoints.save_file = _deadly(checkpoints.save_file, int(count))  # type: ignore[attr-defined]
     settings = Settings(

@@ -289,7 +289,7 @@ def test_a_fault_in_one_job_fails_it_with_its_message(
     def broken(session: TrainingSession, tile: Any) -> None:
         raise RuntimeError("no memory for a tile")
 
-    monkeypatch.setattr(TrainingSession, "tile", broken)
+    monkeypatch.setattr(TrainingSession, "backward", broken)
     server, job = Server(one, tmp_path), new_job(tmp_path, steps=5)
     assert len(served(server)) == NUM_REQUESTS
     server.train(job)

@@ -24,13 +24,13 @@ def test_one_whole_sequence_is_trained_after_so_many_steps(
 ) -> None:
     server, job = Server(one, tmp_path), new_job(tmp_path, steps=100)
     tiles: list[Tile] = []
-    tile = TrainingSession.tile
+    tile = TrainingSession.backward
 
     def counted(session: TrainingSession, each: Tile) -> None:
         tiles.append(each)
         tile(session, each)
 
-    monkeypatch.setattr(TrainingSession, "tile", counted)
+    monkeypatch.setattr(TrainingSession, "backward", counted)
     temporal = Temporal(server.engine, server.scheduler.blocks, FinetuningSettings(), job, steps=3)  # type: ignore[arg-type]
     lengths = {len(example.ids) for example in job.examples}
     num_layers = len(server.engine.start_training()(job_shape(job), 1).facts)  # type: ignore[attr-defined]

@@ -41,7 +41,7 @@ def test_a_job_that_is_killed_three_times_has_the_losses_of_one_that_is_not(
 ) -> None:
     """Once in the middle of a backward pass, once while a checkpoint is written, once more in a pass."""
     killed, undisturbed = new_job(tmp_path / "killed", steps=12), new_job(tmp_path / "whole", steps=12)
-    for when, count in (("tile", 11), ("checkpoint", 3), ("tile", 17)):
+    for when, count in (("backward", 11), ("checkpoint", 3), ("backward", 17)):
         before = len(checkpoints_of(killed))
         assert _trained(one, killed, when, count) == -signal.SIGKILL
         if when == "checkpoint":

@@ -153,7 +153,7 @@ def test_gradients_are_those_of_whole_sequences_and_logits_those_without_a_windo
         while cursor.is_loss_due:
             loss += one.model.loss(*cursor.take_loss(5))
     while not cursor.is_done:
-        one.model.tile(cursor.take_tile(8))
+        one.model.backward(cursor.take_backward(8))
     assert abs(loss - expected_loss) <= 1e-12 * expected_loss
     assert difference(one.model.gradients(), expected) <= 1e-12
 

@@ -80,20 +80,31 @@ def targets(model: TrainedModel, adapter: Adapter) -> dict[int, frozenset[str]]:
 
 
 def by_tiles(
-    model: TrainedModel, adapter: Adapter, pack: Pack, cut: tuple[int, int], keep: Keep = Keep.PRODUCTS
+    model: TrainedModel,
+    adapter: Adapter,
+    pack: Pack,
+    cut: tuple[int, int],
+    keep: Keep = Keep.PRODUCTS,
+    windows: bool = False,
 ) -> tuple[float, Gradients]:
-    """Loss and gradients with windows and tiles of at most `cut` tokens."""
+    """Loss and gradients with pieces of at most `cut` tokens, forward and backward. Forward there are tiles,
+    which another layer cuts otherwise, or `windows`.
+    """
     trained_layers = targets(model, adapter)
     model.install(adapter, plans(model.facts, trained_layers, keep))
     model.begin(pack, pack.num_labels)
     cursor = PackCursor(len(pack.tokens), len(model.facts), first_layer(trained_layers))
-    loss = 0.0
+    loss, num_layers_done = 0.0, 0
     while not cursor.is_computed:
-        model.window(*cursor.take_window(cut[0]))
+        if windows:
+            model.window(*cursor.take_window(cut[0]))
+        else:
+            model.forward(tile := cursor.take_forward(cut[num_layers_done % 2]))
+            num_layers_done = tile.layer + (tile.last == len(pack.tokens))
         while cursor.is_loss_due:
             loss += model.loss(*cursor.take_loss(cut[1]))
     while not cursor.is_done:
-        model.tile(cursor.take_tile(cut[1]))
+        model.backward(cursor.take_backward(cut[1]))
     return loss, model.gradients()
 
 

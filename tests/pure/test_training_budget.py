@@ -13,16 +13,16 @@ from python_backends.nouns.training import NO_LABEL, Pack, Window
 from python_backends.scheduling.piece_time import NOTHING, PieceTime, loads, loss_loads
 from python_backends.scheduling.step_time import StepTime
 from python_backends.scheduling.training_budget import (
+    GOAL,
     LEAST,
     MOST,
     MOST_LATE_S,
     Lateness,
+    backward,
+    forward,
     fused_window,
-    is_short,
     loss,
     slack_s,
-    tile,
-    window,
 )
 
 
@@ -62,7 +62,7 @@ def pack(*lengths: int) -> Pack:
 def test_a_step_and_the_training_before_it_take_no_longer_than_the_objective() -> None:
     plan = decodes(16, 4096)
     slack = slack_s(plan, step_time(), 0.045, 0.025)
-    assert slack == pytest.approx(0.045 / 1.1 - 0.022096, rel=1e-6)
+    assert slack == pytest.approx(GOAL * 0.045 - 0.022096, rel=1e-6)
     assert slack_s(decodes(64, 32768), step_time(), 0.045, 0.025) == 0
 
 
@@ -100,7 +100,7 @@ def test_a_long_time_between_two_steps_is_not_caught_up() -> None:
 def test_steps_that_were_interrupted_do_not_end_training() -> None:
     times = step_time()
     times.errors.extend([30.0] * 200)
-    assert slack_s(decodes(16, 4096), times, 0.1, 0.025) == pytest.approx(0.1 / 1.25 - 0.022096)
+    assert slack_s(decodes(16, 4096), times, 0.1, 0.025) == pytest.approx(GOAL * 0.1 - 0.022096)
 
 
 def test_an_idle_server_trains_for_as_long_as_a_new_request_may_wait() -> None:
@@ -112,15 +112,15 @@ def test_prompts_go_first() -> None:
 
 
 def test_windows_and_tiles_are_the_largest_that_fit() -> None:
-    """The numbers of docs/finetuning.md: 18.8 ms are left of an objective of 45 ms."""
+    """The numbers of docs/finetuning.md: 19.8 ms are left of an objective of 45 ms."""
     slack = slack_s(decodes(16, 4096), step_time(), 0.045, 0.025)
-    assert window(slack, piece_time(0.0, 0.00025), pack(400), 0) == 64
-    assert window(0.025, piece_time(0.010, 0.00025), pack(400), 0) == 32
-    tiles, backward, cursor = [], piece_time(0.0, 0.00005), PackCursor(100, 8)
+    assert forward(slack, piece_time(0.0, 0.00025), pack(400), 0) == 64
+    assert forward(0.025, piece_time(0.010, 0.00025), pack(400), 0) == 48
+    tiles, tile_time, cursor = [], piece_time(0.0, 0.00005), PackCursor(100, 8)
     cursor.take_window(100)
     cursor.take_loss(100)
-    while (tokens := tile(slack, backward, pack(100), cursor.open_tokens)) > 0:
-        tiles.append(cursor.take_tile(tokens))
+    while (tokens := backward(slack, tile_time, pack(100), cursor.open_tokens)) > 0:
+        tiles.append(cursor.take_backward(tokens))
         slack -= tokens * 0.00005
     assert [(each.layer, each.last - each.first) for each in tiles][:4] == [
         (7, 100),
@@ -165,18 +165,9 @@ def test_windows_in_steps_grow_only_as_their_times_are_known() -> None:
         with_window = plan.with_window(Window(0, tokens, loads(whole, 0, tokens)))
         for _ in range(3):
             times.observe(with_window, 0.0221 + 0.0001 * tokens)
-    assert sizes == [16, 32, 64, 112, 208, 400, 496]
+    assert sizes == [16, 32, 64, 112, 208, 240, 240]
     assert times.coefficients == step_time().coefficients
-    assert times.expected_s(with_window) == pytest.approx(0.0221 + 0.0496, rel=0.05)
-
-
-def test_a_window_is_short_if_there_is_time_for_sixty_four_tokens_at_most_and_the_pack_has_more() -> None:
-    times = piece_time(0.001, 0.0001)
-    assert is_short(0.0070, times, pack(400), 0)
-    assert not is_short(0.0080, times, pack(400), 0)
-    assert not is_short(0.0070, times, pack(400), 350)
-    assert is_short(0.0040, times, pack(400), 350)
-    assert not is_short(0.0, PieceTime(), pack(400), 0), "nothing is known yet"
+    assert times.expected_s(with_window) == pytest.approx(0.0221 + 0.0240, rel=0.05)
 
 
 def test_the_loss_is_computed_of_as_many_tokens_as_there_is_time_for() -> None:
@@ -198,8 +189,8 @@ def test_the_loss_is_computed_of_as_many_tokens_as_there_is_time_for() -> None:
 def test_no_piece_takes_longer_than_there_is_time(left: int, milliseconds: float) -> None:
     times, whole = piece_time(0.0005, 0.0001), pack(left)
     for tokens, first in (
-        (window(milliseconds / 1000, times, whole, 0), 0),
-        (tile(milliseconds / 1000, times, whole, left), left),
+        (forward(milliseconds / 1000, times, whole, 0), 0),
+        (backward(milliseconds / 1000, times, whole, left), left),
     ):
         assert 0 <= tokens <= left
         if tokens:
@@ -214,18 +205,18 @@ def test_pieces_grow_only_as_their_times_are_known() -> None:
     times, whole = PieceTime(), pack(4000)
     sizes = []
     for _ in range(8):
-        tokens = window(10.0, times, whole, 0)
+        tokens = forward(10.0, times, whole, 0)
         for _ in range(2):
             times.observe(loads(whole, 0, tokens), 0.0001 * tokens)
         sizes.append(tokens)
-    assert sizes == [16, 32, 64, 128, 256, 512, 512, 512]
+    assert sizes == [16, 32, 64, 128, 256, 256, 256, 256]
 
 
 def test_before_any_time_is_known_pieces_are_the_least() -> None:
     """The first piece of a size is not learned from; without times all sizes would seem to fit."""
     times, whole = PieceTime(), pack(4000)
     for expected in (16, 16, 32):
-        assert window(0.025, times, whole, 0) == expected
+        assert forward(0.025, times, whole, 0) == expected
         times.observe(loads(whole, 0, 16), 0.002)
 
 
@@ -250,7 +241,7 @@ def test_pieces_that_take_far_less_than_expected_begin_learning_again() -> None:
     assert times.seconds((1, 16, 0.0)) > 0.07
     times.observe((1, 16, 0.0), 0.004)
     assert times.seconds((1, 16, 0.0)) == pytest.approx(0.004, rel=0.01)
-    assert window(0.01, times, pack(4000), 0) in (16, 32)
+    assert forward(0.01, times, pack(4000), 0) in (16, 32)
 
 
 def test_the_first_piece_of_a_size_tells_nothing() -> None:

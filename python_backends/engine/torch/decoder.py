@@ -182,13 +182,18 @@ class Decoder:
 
     def _through_blocks(self, batch: StepBatch, cache: KVCache) -> tuple[Tensor, Tensor | None]:
         """The residual stream before the last layer's output, and that output."""
-        x = self._scale_embedding(functional.embedding(batch.tokens, self.embedding))  # [tokens, hidden]
-        rotations = self.tables if self._kernels else self.rotations(batch.positions)
-        step = StepInputs(batch, rotations, cache)
-        added = None
+        x, step, added = self.embedded(batch.tokens), self.inputs(batch, cache), None
         for block in self.blocks:
             added = block.forward(x, added, step)
         return x, added
+
+    def embedded(self, tokens: Tensor) -> Tensor:
+        """The residual stream [tokens, hidden] before the first layer."""
+        return self._scale_embedding(functional.embedding(tokens, self.embedding))
+
+    def inputs(self, batch: StepBatch, cache: KVCache) -> StepInputs:
+        rotations = self.tables if self._kernels else self.rotations(batch.positions)
+        return StepInputs(batch, rotations, cache)
 
     def rotations(self, positions: Tensor) -> list[Rotation]:
         """Of tokens at `positions` [tokens], for each rotary embedding of the model."""

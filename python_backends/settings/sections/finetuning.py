@@ -26,9 +26,9 @@ class FinetuningSettings:
     )
     windows: str = setting(
         "separate",
-        "where windows of the forward pass are computed while requests decode: separate is between two steps,"
-        " fused in the products of a step; auto: fused where there is time for at most 64 tokens",
-        choices=("auto", "fused", "separate"),
+        "where the forward pass of training is computed while requests decode: separate is between two steps,"
+        " layer by layer; fused in the products of a step",
+        choices=("fused", "separate"),
     )
     max_jobs: int = setting(2, "jobs that an instance trains at the same time, in turn", 1, 64)
     directory: str = setting(

@@ -50,11 +50,40 @@ def test_windows_and_tiles_cover_a_pack_once_in_order(window: int, tile: int) ->
             losses.append(cursor.take_loss(tile))
             assert losses[-1][1] <= windows[-1][1]
     while not cursor.is_done:
-        tiles.append(cursor.take_tile(tile))
+        tiles.append(cursor.take_backward(tile))
     for pieces in (windows, losses):
         assert [token for first, last in pieces for token in range(first, last)] == list(range(10))
     backward = [(each.layer, token) for each in tiles for token in reversed(range(each.first, each.last))]
     assert backward == [(layer, token) for layer in (3, 2, 1) for token in reversed(range(10))]
+
+
+@pytest.mark.parametrize("most", [1, 3, 10, 100])
+def test_forward_tiles_cover_a_pack_layer_by_layer_before_its_loss(most: int) -> None:
+    cursor, tiles = PackCursor(10, 4, first_layer=1), []
+    while not cursor.is_loss_due:
+        assert not cursor.is_computed
+        assert cursor.forward_first == (tiles[-1].last % 10 if tiles else 0)
+        tiles.append(cursor.take_forward(most))
+    forward = [(each.layer, token) for each in tiles for token in range(each.first, each.last)]
+    assert forward == [(layer, token) for layer in range(4) for token in range(10)]
+    with pytest.raises(ValueError, match="forward"):
+        cursor.take_forward(most)
+    assert cursor.take_loss(7) == (0, 7)
+    with pytest.raises(ValueError, match="tile"):
+        cursor.take_backward(1)
+    assert cursor.take_loss(7) == (7, 10)
+    assert cursor.take_backward(100).layer == 3
+
+
+def test_a_pack_has_forward_tiles_or_windows() -> None:
+    cursor = PackCursor(10, 4)
+    cursor.take_forward(3)
+    with pytest.raises(ValueError, match="window"):
+        cursor.take_window(3)
+    cursor = PackCursor(10, 4)
+    cursor.take_window(3)
+    with pytest.raises(ValueError, match="windows"):
+        cursor.take_forward(3)
 
 
 def test_no_tile_before_the_last_window_and_its_loss_and_no_window_after_them() -> None:
@@ -66,10 +95,10 @@ def test_no_tile_before_the_last_window_and_its_loss_and_no_window_after_them() 
         cursor.take_window(3)
     cursor.take_loss(9)
     with pytest.raises(ValueError, match="tile"):
-        cursor.take_tile(3)
+        cursor.take_backward(3)
     cursor.take_window(9)
     with pytest.raises(ValueError, match="tile"):
-        cursor.take_tile(3)
+        cursor.take_backward(3)
     cursor.take_loss(9)
     with pytest.raises(ValueError, match="window"):
         cursor.take_window(3)

@@ -14,9 +14,9 @@ from python_backends.engine.torch.training.projection import Transposed
 from python_backends.engine.torch.training.small_operators import Pullback, softcapped, vjp
 from python_backends.nouns.training import NO_LABEL
 
-# logits at a time: beyond 32 MiB every allocation would be fresh pages
-PIECE_LOGITS = 1 << 22
-LEAST_ROWS = 128  # so that the product with the head stays fast
+# logits at a time: more take longer each, because they do not stay in a processor's cache
+PIECE_LOGITS = 1 << 21
+LEAST_ROWS = 64  # so that the product with the head stays fast
 
 
 class Loss:

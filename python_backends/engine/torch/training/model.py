@@ -1,8 +1,8 @@
 """A model that can be trained: the engine's decoder with recorders in its blocks, KV blocks for one pack, and
 its adapter.
 
-The forward pass is the engine's own: a window is a step of prefill spans of which no row samples, or comes
-after the decode rows of a step of serving, in the same products. Only one pack is computed at a time. Called
+The forward pass is the engine's own: a tile is a layer of a step of prefill spans of which no row samples, and
+a window comes after the decode rows of a step of serving, in the same products. Only one pack is computed at a time. Called
 by the trainer, which decides what comes when, and by the engine for a step with a window.
 """
 
@@ -137,8 +137,19 @@ class TrainedModel:
         self._run = None
 
     @torch.no_grad()
+    def forward(self, tile: Tile) -> None:
+        """The forward pass of a tile; tiles come in the order of `PackCursor`."""
+        assert self._run is not None
+        self._recorder.begin(self._run.state.activations, tile.first, tile.last - tile.first)
+        try:
+            self._run.forward(tile)
+        finally:
+            self._recorder.end()
+        self._synchronise()
+
+    @torch.no_grad()
     def window(self, first: int, last: int) -> None:
-        """The forward pass of tokens [first, last), if no step has computed it."""
+        """The forward pass of tokens [first, last) in all layers, if no step has computed it."""
         assert self._run is not None
         run = self._run
         if run.has_residual(first, last):
@@ -172,7 +183,7 @@ class TrainedModel:
 
     @torch.no_grad()
     def loss(self, first: int, last: int) -> float:
-        """Of tokens [first, last) of the latest window: their part of the mean over all labels."""
+        """Of tokens [first, last), which have been through all layers: their part of the mean over all labels."""
         assert self._run is not None
         run = self._run
         loss, dx = self._loss.of(run.residual(first, last), run.labels[first:last], run.num_labels)
@@ -180,12 +191,16 @@ class TrainedModel:
         return float(loss)
 
     @torch.no_grad()
-    def tile(self, tile: Tile) -> None:
+    def backward(self, tile: Tile) -> None:
         """The backward pass of a tile; tiles come in the order of `PackCursor`."""
         assert self._run is not None
         backward(self._parts[tile.layer], self._run.state, tile)
+        self._synchronise()
+
+    def _synchronise(self) -> None:
+        """The time of a piece is measured."""
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # the time of a piece is measured
+            torch.cuda.synchronize(self.device)
 
     @property
     def num_kept_bytes(self) -> int:

@@ -1,5 +1,5 @@
-"""A pack in its memory: KV blocks for keys and values, and what the forward pass keeps. Windows are batches
-of prefill spans, of which none samples. Owned by the model that is trained.
+"""A pack in its memory: KV blocks for keys and values, what the forward pass keeps, and the residual stream.
+Tiles and windows are batches of prefill spans, of which none samples. Owned by the model that is trained.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from python_backends.engine.kv.kv_cache import KVCache
 from python_backends.engine.slots.slot_state import SlotState
-from python_backends.engine.torch.decoder import Decoder
+from python_backends.engine.torch.decoder import Decoder, StepInputs
 from python_backends.engine.torch.step_batch import StepBatch, StepBatcher
 from python_backends.engine.torch.training.activations import Activations
 from python_backends.engine.torch.training.layer_backward import PackState
 from python_backends.nouns.request import Ids, ModelLimits, Sampling
 from python_backends.nouns.step import Admit, SpanKind, StepPlan
-from python_backends.nouns.training import LayerFacts, LayerPlan, Pack
+from python_backends.nouns.training import LayerFacts, LayerPlan, Pack, Tile
 
 
 def blocks_of(pack: Pack, block_tokens: int) -> Ids:
@@ -49,6 +50,7 @@ class PackRun:
         memory: PackBlocks,
     ) -> None:
         self._pack, self.num_labels, self.memory, self.cache = pack, num_labels, memory, memory.cache
+        self._decoder, self._inputs = decoder, dict[tuple[int, int], StepInputs]()
         lengths, block_tokens = np.diff(pack.bounds), memory.cache.shape.block_tokens
         ends = np.cumsum(blocks_of(pack, block_tokens))
         self._blocks: list[Ids] = np.split(memory.key_blocks, ends[:-1])
@@ -60,8 +62,9 @@ class PackRun:
         self._batcher = StepBatcher(state, self.cache, decoder.windows)
         self.labels = torch.from_numpy(pack.labels.astype(np.int64)).to(device)
         self.state = self._state(decoder, facts, plans, lengths)
-        self._residual = decoder.embedding.new_empty((0, facts.hidden))
-        self._residual_first = 0
+        # [2, tokens, hidden]: after a layer, and what that layer adds to it
+        self._stream, self._added = decoder.embedding.new_empty((2, len(pack.tokens), facts.hidden))
+        self._in_step = slice(0, 0)  # the window that a step of serving has computed last
 
     def _state(
         self, decoder: Decoder, facts: LayerFacts, plans: Sequence[LayerPlan], lengths: Any
@@ -90,20 +93,39 @@ class PackRun:
         return Admit(slot, 0, Sampling(max_tokens=1), length, 0, self._blocks[slot])
 
     def keep_residual(self, first: int, x: Tensor) -> None:
-        """x [tokens, hidden] is the residual stream after the last layer, of the window that begins at token
-        `first`; it is kept until the next window.
-        """
-        self._residual, self._residual_first = x, first
+        """x [tokens, hidden] is the residual stream after the last layer, of the tokens from `first` on."""
+        self._stream[first : first + len(x)] = x
+        self._in_step = slice(first, first + len(x))
 
     def has_residual(self, first: int, last: int) -> bool:
         """Whether the latest window has computed tokens [first, last)."""
-        return self._residual_first <= first and last <= self._residual_first + len(self._residual)
+        return self._in_step.start <= first and last <= self._in_step.stop
 
     def residual(self, first: int, last: int) -> Tensor:
-        """[tokens, hidden] of tokens [first, last) of the latest window; a copy, because a step of serving
-        makes tensors that can have no gradients.
-        """
-        return self._residual[first - self._residual_first : last - self._residual_first].clone()
+        """[tokens, hidden] of tokens [first, last), after the last layer."""
+        return self._stream[first:last]
+
+    def forward(self, tile: Tile) -> None:
+        """The layer's forward pass of a tile."""
+        rows, block, decoder = slice(tile.first, tile.last), self._decoder.blocks[tile.layer], self._decoder
+        inputs = self._inputs_of(tile.first, tile.last)
+        if tile.layer == 0:
+            x, added = decoder.embedded(inputs.batch.tokens), None
+        else:
+            x, added = (
+                padded_rows(each[rows], len(inputs.batch.tokens)) for each in (self._stream, self._added)
+            )
+        more = block.forward(x, added, inputs)
+        if tile.layer + 1 == len(decoder.blocks):
+            x.add_(more, alpha=decoder.residual_scale)
+        count = tile.last - tile.first
+        self._stream[rows], self._added[rows] = x[:count], more[:count]
+
+    def _inputs_of(self, first: int, last: int) -> StepInputs:
+        """The same for each layer."""
+        if (first, last) not in self._inputs:
+            self._inputs[first, last] = self._decoder.inputs(self.batch(first, last), self.cache)
+        return self._inputs[first, last]
 
     def batch(self, first: int, last: int, num_before: int = 0) -> StepBatch:
         """Tokens [first, last); `num_before` rows of others will stand before theirs."""
@@ -128,3 +150,8 @@ class PackRun:
         here = slice(first - begin * size, last - begin * size)
         keys, values = (part[0, :, here].clone() for part in gathered)
         return keys, values
+
+
+def padded_rows(x: Tensor, count: int) -> Tensor:
+    """A copy of x [rows, hidden] with rows of zeros up to `count`."""
+    return functional.pad(x, (0, 0, 0, count - len(x)))

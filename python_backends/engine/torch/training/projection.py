@@ -32,7 +32,9 @@ class Transposed:
     def forward(self, x: Tensor) -> Tensor:  # [rows, out] → [rows, in]
         """With rows of padding, so that there are few sizes of products."""
         count = len(x)
-        return self._back.forward(functional.pad(x, (0, 0, 0, padded(count) - count)))[:count]
+        num_padding = padded(count) - count
+        rows = functional.pad(x, (0, 0, 0, num_padding)) if num_padding else x
+        return self._back.forward(rows)[:count]
 
 
 @dataclass(slots=True, eq=False)
@@ -51,8 +53,8 @@ class Factors:
 
         In bfloat16 the products of a tile are rounded to it, as autograd does; only their sums are not.
         """
-        self.a_gradient.add_(t.T @ x)
-        self.b_gradient.add_(dy.T @ (x @ self.a.T))
+        _add_product(self.a_gradient, t.T, x)
+        _add_product(self.b_gradient, dy.T, x @ self.a.T)
 
 
 class TrainingRows:
@@ -99,7 +101,7 @@ class AdaptedProjection:
     def _add(self, y: Tensor, x: Tensor) -> Tensor:
         """Changes `y` and returns it."""
         factors = self._factors
-        return y if factors is None else y.add_((x @ factors.a.T) @ factors.b.T)
+        return y if factors is None else y.addmm_(x @ factors.a.T, factors.b.T)
 
     def backward(self, dy: Tensor, x: Tensor) -> None:
         """Adds to the gradients of the adapter, if there is one."""
@@ -112,5 +114,13 @@ class AdaptedProjection:
         if self._factors is not None:
             t = dy @ self._factors.b
             self._factors.add(dy, x, t)
-            dx = dx.add_(t @ self._factors.a)
+            dx.addmm_(t, self._factors.a)
         return dx
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """`total` += left · right, rounded to their type if it is another."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total.add_(left @ right)

@@ -57,14 +57,17 @@ class TrainingSession:
     def end(self) -> None:
         self._model.end()
 
+    def forward(self, tile: Tile) -> None:
+        self._model.forward(tile)
+
     def window(self, first: int, last: int) -> None:
         self._model.window(first, last)
 
     def loss(self, first: int, last: int) -> float:
         return self._model.loss(first, last)
 
-    def tile(self, tile: Tile) -> None:
-        self._model.tile(tile)
+    def backward(self, tile: Tile) -> None:
+        self._model.backward(tile)
 
     def clip(self, max_norm: float) -> float:
         """Ends the mini-batch: its gradients are those of the updates that follow, one for each layer in
