@@ -116,7 +116,7 @@ class Server:
             return Temporal(self._engine, self._scheduler.blocks, finetuning, job, int(steps))
         windows = WINDOWS[self._spec.training]
         if self._spec.training == "temporal_limited":
-            mock.patch.object(Training, "_is_fused", lambda *_: False).start()
+            mock.patch.object(Training, "_is_fused", return_value=False).start()
         settings = replace(settings, finetuning=replace(finetuning, windows=windows))
         training = build_training(settings, self._engine, self._scheduler)
         assert training is not None

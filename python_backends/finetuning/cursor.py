@@ -1,8 +1,8 @@
-"""Where a pack stands: its forward pass, the loss, then tiles of its backward pass, from the last layer and the
-last token to the first.
+"""Where a pack stands: its forward pass, the loss, then tiles of its backward pass, from the last layer and
+the last token to the first.
 
-The forward pass has tiles from the first layer and the first token to the last, or windows in order: tokens in
-all layers, each followed by its loss.
+The forward pass has tiles from the first layer and the first token to the last, or windows in order: tokens
+in all layers, each followed by its loss.
 
 Owns a few numbers of each pack and touches no tensor. Called by the trainer.
 """

@@ -1,9 +1,9 @@
 """A model that can be trained: the engine's decoder with recorders in its blocks, KV blocks for one pack, and
 its adapter.
 
-The forward pass is the engine's own: a tile is a layer of a step of prefill spans of which no row samples, and
-a window comes after the decode rows of a step of serving, in the same products. Only one pack is computed at a time. Called
-by the trainer, which decides what comes when, and by the engine for a step with a window.
+The forward pass is the engine's own: a tile is a layer of a step of prefill spans of which no row samples. A
+window comes after the decode rows of a step of serving, in the same products. Only one pack is computed at a
+time. Called by the trainer, which decides what comes when, and by the engine for a step with a window.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class TrainedModel:
 
     @torch.no_grad()
     def loss(self, first: int, last: int) -> float:
-        """Of tokens [first, last), which have been through all layers: their part of the mean over all labels."""
+        """Of tokens [first, last) after all layers: their part of the mean over all labels."""
         assert self._run is not None
         run = self._run
         loss, dx = self._loss.of(run.residual(first, last), run.labels[first:last], run.num_labels)
