@@ -8,10 +8,10 @@ processors serves and the other trains; `temporal_64` and `temporal_128`, one wh
 steps; `temporal_limited`, windows of the forward pass through all layers and tiles of the backward pass that
 fit into the SLO, never in one batch with requests; `fused`, windows in the batch of requests; `spatial`, a
 second process trains; `coserving`, what a server does by default: tiles in both directions. Requests come as
-a Poisson process, at shares of the capacity that the run measures first: light 0.2, heavy 0.6. The SLO is 3 times the median time per output token (TPOT)
-of `serve_only` at heavy load, measured before training starts. Each round begins with another mode; all modes
-of a round have the same requests. `of what is left` compares with our trainer alone, times the share of time
-in which `serve_only` has nothing to do.
+a Poisson process, at shares of the capacity that the run measures first: light 0.2, heavy 0.6. The SLO is 3
+times the median time per output token (TPOT) of `serve_only` at heavy load, measured before training starts.
+Each round begins with another mode; all modes of a round have the same requests. `of what is left` compares
+with our trainer alone, times the share of time in which `serve_only` has nothing to do.
 
 `burst` sends 16 requests at once to a server that only trains; `triton` measures a real server over HTTP,
 with and without a job. `--add` adds rounds to those of the JSON file, with its capacity and SLO.

@@ -75,8 +75,7 @@ def counted(num_layers: int) -> Counts:
         counts.add(0, (found.last - found.first) / num_layers)
         return found
 
-    changed = {"take_forward": forward, "take_window": window, "take_backward": backward}
-    mock.patch.multiple(PackCursor, **changed).start()
+    mock.patch.multiple(PackCursor, take_forward=forward, take_window=window, take_backward=backward).start()
     return counts
 
 

@@ -1,7 +1,7 @@
 """Trains a job, mini-batch by mini-batch, in pieces: tiles of the forward pass, the loss, tiles of the
 backward pass, the update of a layer. Between two pieces the caller does something else, such as serving;
-without a server the next piece follows at once. Where windows are in steps of serving, they take the place of the
-forward tiles; one that a step has computed is not computed again.
+without a server the next piece follows at once. Where windows are in steps of serving, they take the place of
+the forward tiles; one that a step has computed is not computed again.
 
 The loss of a mini-batch is the mean over its label tokens, however many packs it has. A job that was killed
 goes on after its last checkpoint; what came later is computed again.

@@ -16,7 +16,7 @@ from python_backends.scheduling.piece_time import PieceTime, loads, loss_loads
 from python_backends.scheduling.step_time import StepTime
 
 # of the objective: what a step and the training before it may be expected to take. What takes longer is
-# caught up by later steps (`Lateness`), so that the time per output token of an answer is within the objective
+# caught up by later steps (`Lateness`), so the time per output token of an answer is within the objective
 GOAL = 0.93
 LEAST, MOST = 16, 256  # tokens of a piece, if its pack has as many; more take no less time each
 SIZES = (*range(MOST, 64, -32), 64, 48, 32, LEAST)

@@ -170,7 +170,7 @@ def test_requests_take_the_memory_of_a_pack_and_no_text_or_loss_changes(
         "memory_share": 1.0,
         "keep": "products",
         "idle_ms": 1.0,
-        "tpot_ms": 8.0,
+        "tpot_ms": 1.0,  # so the pack is not done before requests need its blocks
     }
     idle = Server(one, tmp_path / "none", **few)
     expected = served(idle)

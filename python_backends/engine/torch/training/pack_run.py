@@ -63,6 +63,8 @@ class PackRun:
         self.labels = torch.from_numpy(pack.labels.astype(np.int64)).to(device)
         self.state = self._state(decoder, facts, plans, lengths)
         # [2, tokens, hidden]: after a layer, and what that layer adds to it
+        self._stream: Tensor
+        self._added: Tensor
         self._stream, self._added = decoder.embedding.new_empty((2, len(pack.tokens), facts.hidden))
         self._in_step = slice(0, 0)  # the window that a step of serving has computed last
 
@@ -154,4 +156,5 @@ class PackRun:
 
 def padded_rows(x: Tensor, count: int) -> Tensor:
     """A copy of x [rows, hidden] with rows of zeros up to `count`."""
-    return functional.pad(x, (0, 0, 0, count - len(x)))
+    padded: Tensor = functional.pad(x, (0, 0, 0, count - len(x)))
+    return padded
