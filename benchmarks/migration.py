@@ -66,6 +66,7 @@ TURNS = MOVES.count("blocks")
 SETTLED_TOKENS = 8  # between two moves
 TOKENS_A_MOVE = 16  # a request grows by about so many from one move to the next
 NEIGHBOURS_TOKENS = 1024
+ORDERS = ((False, True, True, False), (True, False, False, True))  # of seconds with moves and without
 CHECKED_AT_ONCE = 8  # requests of an instance
 
 
@@ -76,12 +77,11 @@ class Amount:
     lengths: tuple[int, ...]
     num_moves: int  # of each length, with blocks and blocking; a sixth of that by recomputing
     rounds: int  # with and without moves
-    window_s: int  # of each half of a round
     losses: int  # instances that are killed
 
 
-FULL = Amount((256, 1024, 4096), 30, 10, 4, 2)
-QUICK = Amount((64, 256), 6, 2, 2, 1)
+FULL = Amount((256, 1024, 4096), 30, 40, 2)
+QUICK = Amount((64, 256), 6, 2, 1)
 
 
 class Answers:
@@ -197,31 +197,32 @@ def move(front: Front, answer: Answer, way: str) -> list[Moved]:
 
 
 def neighbours(front: Front, amount: Amount, answers: Answers) -> list[dict[str, float]]:
-    """What the instances do in each round, with moves and without."""
+    """What the instances do in each round: two seconds with moves and two without, in an order in which
+    neither is earlier, because steps become longer as the requests do.
+    """
     rounds = []
     for number in tqdm(range(amount.rounds), desc="rounds with and without moves"):
         answer = start(front, NEIGHBOURS_TOKENS, instance=number % len(INSTANCES))
-        made: dict[str, float] = {}
-        for moves in (True, False) if number % 2 else (False, True):
-            tok_s, token_ms = speed(front, answer, amount.window_s, moves)
-            name = "with" if moves else "without"
-            made |= {name: round(tok_s, 2), f"{name}_token_ms": round(token_ms, 4)}
+        seconds = [(moves, *speed(front, answer, moves)) for moves in ORDERS[number % 2]]
         answers.end(answer)
+        made = {}
+        for name, which in (("with", True), ("without", False)):
+            tok_s, token_ms = np.mean([each[1:] for each in seconds if each[0] == which], axis=0).tolist()
+            made |= {name: round(tok_s, 2), f"{name}_token_ms": round(token_ms, 4)}
         rounds.append(made)
         tqdm.write(f"{made['with']} tokens/s with moves, {made['without']} without")
     return rounds
 
 
-def speed(front: Front, answer: Answer, window_s: int, moves: bool) -> tuple[float, float]:
-    """Tokens per second of the short requests, and the instances' processor time in ms for each token, those
-    of the other request included. With `moves` this one moves once a second.
+def speed(front: Front, answer: Answer, moves: bool) -> tuple[float, float]:
+    """Tokens per second of the short requests in one second, and the instances' processor time in ms for each
+    token, those of the other request included. With `moves` this one moves once.
     """
     began_s, used_s = time.monotonic(), processor_s(front)
     before, others = front.num_background_tokens(), len(answer.times_s)
-    for second in range(window_s):
-        if moves:
-            front.move(answer, "blocks")
-        front.until(lambda due_s=began_s + second + 1: time.monotonic() >= due_s)  # type: ignore[misc]
+    if moves:
+        front.move(answer, "blocks")
+    front.until(lambda: time.monotonic() >= began_s + 1)
     count = front.num_background_tokens() - before
     token_ms = (processor_s(front) - used_s) * 1e3 / (count + len(answer.times_s) - others)
     return count / (time.monotonic() - began_s), token_ms

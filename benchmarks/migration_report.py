@@ -104,7 +104,10 @@ def summary(trials: list[Trial], rounds: list[dict[str, float]]) -> dict[str, An
 
 
 def _spread(values: list[float]) -> dict[str, float]:
-    found = {"median": float(np.median(values)), "least": min(values), "most": max(values)}
+    """`error` is the standard error of the mean."""
+    error = float(np.std(values) / np.sqrt(len(values)))
+    found = {"median": float(np.median(values)), "mean": float(np.mean(values)), "error": error}
+    found |= {"least": min(values), "most": max(values)}
     return {name: round(value, 4) for name, value in found.items()}
 
 
@@ -140,11 +143,11 @@ def say(result: dict[str, Any]) -> None:
         print(f"{length} tokens: with blocks {live['median']} ms, {steps:.2f} steps; {longer} as long")
     for what, shares in (
         ("slower", slowdown),
-        ("processor time of a token", slowdown["processor_time"]),
+        ("more processor time of a token", slowdown["processor_time"]),
     ):
         print(
-            f"others with one move a second: {what} +{shares['median']:.1%}"
-            f" ({shares['least']:.1%} to {shares['most']:.1%})"
+            f"others with one move a second: {what} by {shares['mean']:.1%} ± {shares['error']:.1%}"
+            f" (rounds: {shares['least']:.1%} to {shares['most']:.1%})"
         )
     for killed in result["losses"]:
         print(

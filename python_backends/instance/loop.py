@@ -172,7 +172,7 @@ class Instance:
             news = self.link.receive(wait_s)
             for message in news:
                 self._take(message)
-            if not wait_s or not (news or self._is_woken):
+            if not wait_s or self._has_adapter or not (news or self._is_moved):
                 return
             self._num_empty_turns = 0
 
@@ -189,9 +189,14 @@ class Instance:
         return max(0.0, self._running_since_s + least_s - time.monotonic())
 
     @property
-    def _is_woken(self) -> bool:
-        """Whether a move or an adapter has news for the loop."""
-        return any(part is not None and part.has_news for part in (self._moves, self._adapters))
+    def _is_moved(self) -> bool:
+        """Whether a move has news, which are taken while the loop waits."""
+        return self._moves is not None and self._moves.has_news
+
+    @property
+    def _has_adapter(self) -> bool:
+        """Whether there is news of adapters, which the turn takes after its messages."""
+        return self._adapters is not None and self._adapters.has_news
 
     @property
     def _is_training(self) -> bool:

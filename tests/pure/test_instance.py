@@ -15,7 +15,7 @@ from python_backends.engine.engine_thread import EngineThread
 from python_backends.instance.build import build
 from python_backends.instance.lead import FIRST_S, SPARE_S, Lead
 from python_backends.instance.loop import Instance
-from python_backends.nouns.messages import Cancel, Load, Pace, Submit
+from python_backends.nouns.messages import Cancel, Failed, Load, Pace, Submit
 from python_backends.nouns.request import Request, Sampling
 from python_backends.nouns.step import StepOutput, StepPlan, Tokens
 from python_backends.scheduling.step_time import StepTime
@@ -158,6 +158,34 @@ def test_training_before_a_step_is_no_gap_between_steps() -> None:
     assert training.given[1] == (0.0, False)
     assert all(0 < slack_s < 1.0 for slack_s, _ in training.given[2:])
     assert all(not any(load.gap_counts) for load in link.loads)
+
+
+class NewAdapter:
+    """News of an adapter come while the loop waits for messages."""
+
+    has_news, is_loading = True, False
+
+    def step(self) -> list[Failed]:
+        self.has_news = False
+        return []
+
+
+def test_news_of_an_adapter_end_the_wait_of_an_idle_loop() -> None:
+    """Once the loop waited for messages until one came: an idle instance sent no heartbeat and was killed."""
+    engine = EngineSettings(kind="toy", slots=3, block_tokens=4)
+    scheduler, running = build(
+        Settings(model=ModelSettings(directory=str(ROOT / "models/bundled")), engine=engine)
+    )
+    link, adapters = Link([]), NewAdapter()
+    instance = Instance(scheduler, running, link, lambda: None)
+    instance.serve_adapters(adapters)  # type: ignore[arg-type]
+    turn = threading.Thread(target=instance.turn, daemon=True)
+    turn.start()
+    turn.join(5.0)
+    assert not turn.is_alive()
+    assert not adapters.has_news
+    assert len(link.loads) == 1
+    running.close()
 
 
 def test_an_engine_that_can_not_be_made_says_why() -> None:
