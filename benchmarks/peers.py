@@ -12,7 +12,8 @@ is named and left out.
 
 Before the measurement, greedy float32 answers of the bundled model are compared; an engine with different
 tokens is left out. For engines with several variants (vLLM), all of them are tried for a short time on each
-shape, and the best one is measured.
+shape, and the best one is measured. `--busy 1`: another process computes something else meanwhile, as on a
+laptop.
 """
 
 from __future__ import annotations
@@ -59,10 +60,12 @@ class LeftOut:
 class Peers:
     """Some engines with one model, all of them started. Each works while the others wait."""
 
-    def __init__(self, shape: str, dtype: str, work: Work, directory: Path, left_out: LeftOut) -> None:
+    def __init__(
+        self, shape: str, dtype: str, work: Work, directory: Path, left_out: LeftOut, num_busy: int
+    ) -> None:
         self.versions: dict[str, dict[str, str]] = {}  # of the packages in each engine's environment
         self._shape, self._dtype, self._work, self._directory = shape, dtype, work, directory
-        self._left_out = left_out
+        self._left_out, self._num_busy = left_out, num_busy
         self._processes: dict[str, EngineProcess] = {}
 
     def start(self, setups: Iterable[Setup]) -> None:
@@ -109,10 +112,23 @@ class Peers:
 
     def _pass(self, name: str, number: int) -> Row:
         time.sleep(REST_S)
-        timings, peak = self._processes[name].run(self._work.shifted(number, VOCABULARY))
+        with busy(self._num_busy):
+            timings, peak = self._processes[name].run(self._work.shifted(number, VOCABULARY))
         if [len(timing.tokens) for timing in timings] != [job.max_tokens for job in self._work.jobs]:
             raise RuntimeError("it returned more or fewer tokens than requested")
         return row_of(name, self._shape, self._dtype, number, timings, peak)
+
+
+@contextmanager
+def busy(count: int) -> Iterator[None]:
+    """`count` other processes that do nothing but compute, as on a laptop where something else runs."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def free_gib() -> float:
@@ -129,7 +145,10 @@ def rotated(names: list[str], by: int) -> list[str]:
 class Measurement:
     """One run of this script, with its results so far."""
 
-    def __init__(self, dtype: str, rounds: int, work: Work, token_budgets: list[int], tries: bool) -> None:
+    def __init__(
+        self, dtype: str, rounds: int, work: Work, token_budgets: list[int], tries: bool, num_busy: int = 0
+    ) -> None:
+        """`num_busy`: other processes that compute while an engine is measured, and tried."""
         self.rows: list[Row] = []
         self.left_out = LeftOut()
         self.versions: dict[str, dict[str, str]] = {}
@@ -144,6 +163,7 @@ class Measurement:
             token_budgets,
             tries,
         )
+        self._num_busy = num_busy
         self._refused: set[str] = set()
 
     def compare_tokens(self, engines: Iterable[str]) -> None:
@@ -183,6 +203,7 @@ class Measurement:
         """Returns the fields of the JSON other than the rows."""
         return {
             "rounds": self._rounds,
+            "busy_processes": self._num_busy,
             "every_engine": {
                 "kv_pool_gib": KV_POOL_GIB,
                 "token_budget": PEER_TOKEN_BUDGET,
@@ -222,7 +243,7 @@ class Measurement:
 
     @contextmanager
     def _engines(self, shape: str, work: Work, directory: Path) -> Iterator[Peers]:
-        peers = Peers(shape, self._dtype, work, directory, self.left_out)
+        peers = Peers(shape, self._dtype, work, directory, self.left_out, self._num_busy)
         try:
             yield peers
         finally:
@@ -282,6 +303,9 @@ def arguments_of() -> argparse.Namespace:
         action=argparse.BooleanOptionalAction,
         help="of an engine's variants; default: not with --quick",
     )
+    parser.add_argument(
+        "--busy", type=int, default=0, help="processes that compute something else meanwhile; 0"
+    )
     parser.add_argument("--json", type=Path, help="also write the results here")
     parser.add_argument("--plot", type=Path, help="also draw the results here")
     parser.add_argument(
@@ -296,7 +320,7 @@ def main() -> None:
         1 if asked.quick else asked.rounds,
         not asked.quick if asked.trial is None else asked.trial,
     )
-    found = Measurement(asked.dtype, rounds, load_work(asked.quick), asked.token_budgets, tries)
+    found = Measurement(asked.dtype, rounds, load_work(asked.quick), asked.token_budgets, tries, asked.busy)
     engines = {shape: asked.only or default_engines(shape) for shape in asked.shapes}
     if asked.check:
         found.compare_tokens(dict.fromkeys(name for names in engines.values() for name in names))

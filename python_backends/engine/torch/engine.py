@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -48,6 +49,7 @@ from python_backends.engine.torch.decode_step import Graphs
 from python_backends.engine.torch.decoder import Decoder
 from python_backends.engine.torch.kernel_trial import kernel_obstacle
 from python_backends.engine.torch.step_launcher import LaunchedStep, StepLauncher, batcher_of
+from python_backends.engine.torch.threads import Threads
 from python_backends.engine.torch.training.model import TrainedModel
 from python_backends.engine.torch.training.session import TrainingSession
 from python_backends.engine.torch.training.trainable import Trainable
@@ -67,6 +69,7 @@ class TorchEngine:
         set_threads(settings.engine.threads)
         config = read_config(settings)
         self.device = take_device(settings.model.device)
+        self._threads = _threads(settings.engine.threads, self.device)
         # parts of a product are added in float32
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         memory = device_memory(self.device)
@@ -156,7 +159,11 @@ class TorchEngine:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
+        began_s = time.monotonic()
         step = self._launcher.launch(plan)
+        if self._threads is not None and plan.num_decodes == len(plan.slots) and plan.window is None:
+            now_s = time.monotonic()
+            self._threads.step(now_s - began_s, now_s)
         is_on_host = self.device.type == "cpu" or not len(step.order)
         self._launched.append(step if is_on_host else _sent(step))
 
@@ -241,8 +248,14 @@ def _on_the_way(tensor: Tensor) -> Tensor:
     return host.copy_(tensor, non_blocking=True)
 
 
+def _threads(asked: int, device: torch.device) -> Threads | None:
+    """None where the settings say how many, or there is one, or a GPU computes."""
+    count = torch.get_num_threads()
+    return Threads(count, torch.set_num_threads) if device.type == "cpu" and not asked and count > 1 else None
+
+
 def set_threads(threads: int) -> None:
-    """Once, at the start: torch takes no other number later.
+    """At the start.
 
     Each function of torch's vector library is called by one thread first: where two are the first, some
     values may be wrong by 1e-4 (docs/notebook/answers.md), and rotary embeddings would not be the same after

@@ -50,7 +50,12 @@ class EngineSettings:
         " nor Gapless's kernels, only torch's operators",
         choices=("auto", "off", "eager"),
     )
-    threads: int = setting(0, "threads of the engine on a CPU; 0: one for each core", 0, 4096)
+    threads: int = setting(
+        0,
+        "threads of the engine on a CPU; 0: one for each core; torch: fewer while other programs use them",
+        0,
+        4096,
+    )
     fused_layers: str = setting(
         "auto",
         "on: openvino with bfloat16 computes everything between two attentions in one operation of Gapless,"
