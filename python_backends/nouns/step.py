@@ -28,7 +28,7 @@ class SpanKind(IntEnum):
     """What a span of a step's flat batch does."""
 
     PREFILL = 0
-    DECODE = 1
+    DECODE = 1  # counted by `StepPlan.num_decodes`
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,7 +111,7 @@ class StepPlan:
 
     @property
     def num_decodes(self) -> int:
-        return int(np.count_nonzero(self.kinds == SpanKind.DECODE))
+        return int(np.count_nonzero(self.kinds)) if len(self.tokens) else len(self.slots)
 
     @property
     def num_tokens(self) -> int:

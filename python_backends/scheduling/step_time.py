@@ -100,7 +100,7 @@ class StepTime:
 
     def loads(self, plan: StepPlan) -> tuple[int, int, int, float]:
         """The arguments of `seconds` for a step. Sums over decode rows are computed once per run."""
-        rows = plan.num_decodes if len(plan.tokens) else len(plan.slots)  # they come first
+        rows = plan.num_decodes  # they come first
         if plan.run != self._run:
             self._run, self._first_kv_tokens = plan.run, int(plan.first_starts[:rows].sum())
         attended = 0.0
