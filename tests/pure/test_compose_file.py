@@ -13,12 +13,15 @@ from typing import Any
 import pytest
 import yaml
 
+from python_backends.launcher.stubs import STUBS
+from python_backends.launcher.triton_command import SHARED_BYTES
 from python_backends.prediction.place import directory_of
 from python_backends.settings import Settings, load
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = yaml.safe_load(re.sub(r"\$\{\w+:-(.*?)\}", r"\1", (ROOT / "docker-compose.yml").read_text()))
 SERVICES: dict[str, dict[str, Any]] = FILE["services"]
+OBJECT_STORE_BYTES = 80 << 20  # the least that Ray takes, as in launcher/fleets/ray_fleet.py
 OURS = [name for name, service in SERVICES.items() if "build" in service]
 
 each_service = pytest.mark.parametrize("name", SERVICES)
@@ -92,3 +95,31 @@ def test_what_a_dockerfile_copies_is_in_its_context(path: Path) -> None:
     for source in copied:
         assert (ROOT / source).exists()
         assert any(f"{source}/".startswith(f"{each}/") for each in allowed), source
+
+
+def test_a_host_of_ray_has_shared_memory_for_rays_object_store_and_for_triton() -> None:
+    """Both commands that start Ray name the size of its store, and Ray says nothing to its makers."""
+    script = (ROOT / "build/image/ray-host").read_text()
+    (store,) = re.findall(r"--object-store-memory=(\d+)", script)
+    assert int(store) == OBJECT_STORE_BYTES
+    starts = re.findall(r"^ *(?:exec )?ray start .*$", script, re.MULTILINE)
+    assert len(starts) == 2
+    assert all('"${flags[@]}"' in line for line in starts)
+    assert "RAY_USAGE_STATS_ENABLED=0" in script
+    hosts = [service for service in SERVICES.values() if "ray-host" in str(service.get("entrypoint"))]
+    assert len(hosts) == 2
+    for service in hosts:
+        size = int(service["shm_size"].removesuffix("m")) << 20
+        assert size >= OBJECT_STORE_BYTES + 2 * (len(STUBS) + 1) * SHARED_BYTES, (
+            "stubs take more when they need it"
+        )
+
+
+def test_all_hosts_of_ray_have_the_same_version_of_it() -> None:
+    """They are one image, whose packages are those of the lock."""
+    assert {SERVICES[name]["image"] for name in ("gapless-cluster", "gapless-host")} == {"gapless-ray"}
+    assert SERVICES["gapless-cluster"]["build"]["args"] == {"EXTRAS": "ray"}
+    lines = (ROOT / "requirements-ray.lock").read_text().splitlines()
+    packages = [line for line in lines if line and not line.startswith("#")]
+    assert "ray" in [line.partition("==")[0] for line in packages]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in packages)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from python_backends.launcher.fleets.keeper import Keeper, Share
+from python_backends.launcher.run_files import RunFiles
 from python_backends.nouns.messages import Cancel, Load
 from python_backends.nouns.request import ModelLimits
-from python_backends.settings import load
+from python_backends.settings import ClusterSettings, Settings, SettingsError, load
+from python_backends.watching.board import Board
 from python_backends.wires import InstanceEnd, InstanceLoad, InstanceReady, SchedulerEnd
 from python_backends.wires.network import NETWORK, CurveKeys, Network, network_as_bytes, read_network
 from tests.server.serving import free_ports, wait_for
@@ -41,6 +46,19 @@ def test_without_ray_nothing_imports_it_and_the_error_names_what_installs_it() -
     lines = done.stdout.splitlines()
     assert lines[0] == "0"
     assert lines[1] == "cluster.engine = ray: a package is missing (ray); `build/set-up ray` installs it"
+
+
+def test_make_cluster_serves_with_two_instances_and_the_settings_that_it_is_given() -> None:
+    said = subprocess.run(
+        ["make", "-n", "cluster", "SET=engine.kind=toy"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    words = said.stdout.splitlines()[-1].split()
+    assert words[2:] == [
+        "-m",
+        "python_backends.launcher",
+        *("--set", "cluster.instances=2"),
+        *("--set", "engine.kind=toy"),
+    ]
 
 
 @pytest.fixture
@@ -103,3 +121,118 @@ def test_a_keeper_runs_an_instance_and_says_what_stands_on_its_board(tmp_path: P
     keeper.ask_to_end()
     assert wait_for(lambda: keeper.look().how_it_ended, 60) == "ended with 0"
     keeper.stop(0)
+
+
+@pytest.mark.parametrize("own", [None, "3"])
+def test_an_instance_has_the_threads_of_the_launcher_and_not_those_of_rays_workers(
+    own: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray gives each worker one OpenMP thread for each processor that it asks for; keepers ask for none."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("RAY_RAYLET_PID", "7")
+    keeper = Keeper(Settings(), 0, Network("tcp://127.0.0.1:1", "", CurveKeys.new()), Share(0, 1), own)
+    keeper._child._command = ["sh", "-c", f"env >{tmp_path}/environment"]
+    keeper.start()
+    assert wait_for(lambda: keeper.look().how_it_ended, 60) == "ended with 0"
+    keeper.stop(0)
+    lines = (tmp_path / "environment").read_text().splitlines()
+    found = [line for line in lines if line.startswith(("OMP_NUM_THREADS=", "RAY_"))]
+    assert found == ([] if own is None else [f"OMP_NUM_THREADS={own}"])
+
+
+# --- Ray itself is another package here, that says how it was called
+
+RAY = {
+    "__init__.py": """
+import os
+usage, started, keepers, fault = os.environ.get("RAY_USAGE_STATS_ENABLED"), [], [], None
+def init(**options):
+    if fault:
+        raise RuntimeError(fault)
+    started.append(options)
+def nodes():
+    return [{"Alive": True, "NodeID": "one", "NodeManagerAddress": "127.0.0.1", "Resources": {}}]
+def remote(kind):
+    return Actor()
+def shutdown():
+    pass
+class Actor:
+    def options(self, **options):
+        self.chosen = options
+        return self
+    def remote(self, *given):
+        keepers.append((self.chosen, given))
+""",
+    "exceptions.py": "class RayError(Exception): ...\nclass GetTimeoutError(RayError): ...\n",
+    "util/__init__.py": "def get_node_ip_address(): return '127.0.0.1'\n",
+    "util/scheduling_strategies.py": "def NodeAffinitySchedulingStrategy(node, soft): return node\n",
+}
+FLEET = "python_backends.launcher.fleets.ray_fleet"
+
+
+@pytest.fixture
+def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    for name, text in RAY.items():
+        path = tmp_path / "packages" / "ray" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    for name in [each for each in sys.modules if each.partition(".")[0] == "ray" or each == FLEET]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delenv("RAY_USAGE_STATS_ENABLED", raising=False)
+    monkeypatch.syspath_prepend(tmp_path / "packages")
+    module = importlib.import_module(FLEET)
+    yield module.ray
+    os.environ.pop("RAY_USAGE_STATS_ENABLED", None)
+    for name in [each for each in sys.modules if each.partition(".")[0] == "ray" or each == FLEET]:
+        del sys.modules[name]
+
+
+def fleet(directory: Path, **cluster: Any) -> Any:
+    settings = Settings(cluster=ClusterSettings(instances=2, engine="ray", **cluster))
+    return sys.modules[FLEET].RayFleet(settings, RunFiles(directory, settings), Board())
+
+
+def test_a_ray_of_our_own_takes_little_memory_says_nothing_to_its_makers_and_touches_no_other(
+    ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the user has a Ray cluster, which RAY_ADDRESS names. Its files are in the run directory, and
+    its ports are free ones, because none is named.
+    """
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    fleet(tmp_path)
+    assert ray.usage == "0"
+    (options,) = ray.started
+    del options["logging_level"]
+    assert options == {
+        "address": "local",
+        "include_dashboard": False,
+        "object_store_memory": 80 << 20,
+        "_temp_dir": str(tmp_path / "ray"),
+    }
+
+
+def test_a_ray_cluster_that_is_named_is_joined_as_it_is(ray: Any, tmp_path: Path) -> None:
+    fleet(tmp_path, address="10.0.0.1:6379")
+    (options,) = ray.started
+    del options["logging_level"]
+    assert options == {"address": "10.0.0.1:6379"}
+
+
+def test_a_ray_cluster_of_another_version_is_not_joined(ray: Any, tmp_path: Path) -> None:
+    ray.fault = "Version mismatch: The cluster was started with: Ray: 2.59.0"
+    with pytest.raises(SettingsError, match="Ray can't be joined: Version mismatch"):
+        fleet(tmp_path, address="10.0.0.1:6379")
+
+
+@pytest.mark.parametrize("own", [None, "3"])
+def test_a_keeper_hears_how_many_threads_the_launcher_was_given(
+    ray: Any, own: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if own is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", own)
+    fleet(tmp_path).new_keeper(1)
+    [(options, given)] = ray.keepers
+    assert options["num_cpus"] == 0, "processors are shared by our own rule"
+    assert given[1] == 1
+    assert given[3:] == (Share(0, 2), own)

@@ -203,6 +203,7 @@ def _join(settings: Settings, files: RunFiles) -> None:
     started: dict[str, Any] = {"address": address}
     if not address:
         started = {
+            "address": "local",  # else Ray would join the cluster that RAY_ADDRESS names
             "include_dashboard": False,
             "object_store_memory": OBJECT_STORE_BYTES,
             "_temp_dir": str(files.directory / "ray"),
