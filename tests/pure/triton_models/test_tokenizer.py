@@ -9,6 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from python_backends.engine.choice import choose
+from python_backends.nouns.request import ModelLimits
+from python_backends.settings import ClusterSettings, ModelSettings, Settings, dump
+from python_backends.watching.board import Board
+from python_backends.watching.instance_state import InstanceRecord, State
 from tests.pure.triton_models.conftest import Request, Response, Tensor
 
 TRITONS = {
@@ -21,8 +26,7 @@ TRITONS = {
 TRITONS |= {"triton_enable_empty_final_response": True, "id": "mine"}
 
 
-@pytest.fixture
-def model(pb_utils: ModuleType, run_directory: Path) -> Any:
+def new_model() -> Any:
     from python_backends.triton_models.tokenizer import TritonPythonModel
 
     made = TritonPythonModel()
@@ -30,8 +34,17 @@ def model(pb_utils: ModuleType, run_directory: Path) -> Any:
     return made
 
 
+@pytest.fixture
+def model(pb_utils: ModuleType, run_directory: Path) -> Any:
+    return new_model()
+
+
+def text_input(text: str) -> Tensor:
+    return Tensor("text_input", np.array([[text.encode()]], object))
+
+
 def asked(text: str = "hello", timeout_us: int = 0, **parameters: Any) -> Request:
-    return Request([Tensor("text_input", np.array([[text.encode()]], object))], parameters, timeout_us)
+    return Request([text_input(text)], parameters, timeout_us)
 
 
 def error(response: Response) -> str:
@@ -89,3 +102,28 @@ def test_a_timeout_may_come_as_a_parameter_or_with_the_request(model: Any, reque
 def test_a_request_with_an_unknown_field_is_refused_alone(model: Any) -> None:
     answers = model.execute([asked(), asked(tempreature=1.0), asked("world")])
     assert [bool(error(answer)) for answer in answers] == [False, True, False]
+
+
+@pytest.mark.parametrize("ready", range(3))
+def test_the_limits_are_those_of_any_instance_that_is_ready(
+    pb_utils: ModuleType, run_directory: Path, monkeypatch: pytest.MonkeyPatch, ready: int
+) -> None:
+    """Not those of number 0 alone, which may be starting again, given up, or not wanted. The checkpoint has a
+    context of 128 tokens, the engine of 40.
+    """
+    board = Board()
+    monkeypatch.setattr(Board, "inherited", staticmethod(lambda: board))
+    InstanceRecord(board, 1).write_starting()
+    InstanceRecord(board, ready).write(State.READY, ModelLimits(40, 448, 4, 100, 16))
+    model_settings = ModelSettings(str(run_directory.parent / "model"))
+    settings = Settings(model=model_settings, cluster=ClusterSettings(instances=1, max_instances=3))
+    dump(choose(settings).settings, run_directory / "settings.json")
+    fitting, longer = (
+        Request([text_input("hello"), Tensor("max_tokens", np.array([[count]], np.int32))])
+        for count in (20, 60)
+    )
+    made = new_model()
+    answers = made.execute([fitting, longer])
+    made.finalize()
+    assert error(answers[0]) == ""
+    assert error(answers[1]).startswith("max_tokens = 60: must be ")
