@@ -13,7 +13,8 @@ import pytest
 
 from python_backends.linux.process_group import end_group, start_group
 from python_backends.nouns.request import AdapterVersion, ModelLimits
-from python_backends.watching.board import LEAST_FD, RECORD_BYTES, VARIABLE, Board
+from python_backends.settings import SettingsError, load
+from python_backends.watching.board import LEAST_FD, MAX_INSTANCES, RECORD_BYTES, VARIABLE, Board
 from python_backends.watching.instance_state import AdapterList, InstanceRecord, State
 
 LIMITS = ModelLimits(100, 50, 4, 20, 16, "x", adapters=(AdapterVersion("a"), AdapterVersion("b", "2", "0f")))
@@ -58,6 +59,15 @@ def test_a_record_half_written_by_a_process_that_died_says_nothing(board: Board)
     InstanceRecord(board, 0).write(State.READY)
     os.pwrite(board.fd, struct.pack("<I", 1), 8)
     assert InstanceRecord(board, 0).read() == (State.DEAD, None)
+
+
+@pytest.mark.parametrize("name", ["instances", "max_instances"])
+def test_there_can_be_as_many_instances_as_have_a_record_and_no_more(board: Board, name: str) -> None:
+    file = Path(__file__).resolve().parents[2] / "gapless.toml"
+    most = load(file, {f"cluster.{name}": str(MAX_INSTANCES)}).cluster.most_instances
+    InstanceRecord(board, most - 1).write(State.READY)
+    with pytest.raises(SettingsError, match=f"cluster.{name} = {most + 1}: must be"):
+        load(file, {f"cluster.{name}": str(most + 1)})
 
 
 def test_what_is_too_long_for_a_record_is_refused(board: Board) -> None:

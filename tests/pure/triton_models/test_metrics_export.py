@@ -1,0 +1,77 @@
+"""What our numbers on /metrics cost: each that has changed is a round trip to the server, once a second."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from python_backends.cluster.router import Router
+from python_backends.nouns.messages import Load
+from python_backends.nouns.request import ModelLimits, Request, Sampling
+from python_backends.settings import ClusterSettings
+from python_backends.streams.stream import Stream
+from python_backends.triton_models.instance_loads import InstanceLoads
+from python_backends.watching.board import MAX_INSTANCES
+from python_backends.watching.metrics import Metrics
+
+LIMITS = ModelLimits(max_model_tokens=64, vocab_size=100, num_slots=4, num_blocks=100, block_tokens=16)
+PROMPT = np.arange(8, dtype=np.int32)
+
+
+class Family:
+    """As Triton's. Says which of its numbers were written."""
+
+    GAUGE, COUNTER = 1, 2
+    written: list[dict[str, str]]
+
+    def __init__(self, name: str, **_: Any) -> None:
+        self.name = name
+
+    def Metric(self, labels: dict[str, str]) -> Number:  # noqa: N802 (Triton's own name)
+        return Number({"name": self.name, **labels})
+
+
+class Number:
+    def __init__(self, labels: dict[str, str]) -> None:
+        self.labels = labels
+
+    def increment(self, amount: float) -> None:
+        Family.written.append(self.labels)
+
+
+def trips_by_instance() -> Counter[str]:
+    """Since the last call."""
+    counts = Counter(labels["instance"] for labels in Family.written if "instance" in labels)
+    Family.written = []
+    return counts
+
+
+def test_an_instance_costs_at_most_six_round_trips_a_second_and_none_while_nothing_changes(
+    pb_utils: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the most instances that there can be."""
+    from python_backends.triton_models.metrics_export import MetricsExport
+
+    monkeypatch.setattr(pb_utils, "MetricFamily", Family)
+    Family.written = []
+    metrics, router = Metrics(), Router(ClusterSettings(instances=MAX_INSTANCES))
+    loads = InstanceLoads(metrics, router)
+    for number in range(MAX_INSTANCES):
+        loads.ready(number, LIMITS)
+    loads.export()
+    export = MetricsExport(metrics)
+    trips_by_instance()
+    loads.export()
+    export.export()
+    assert trips_by_instance() == {}
+    request = Request(1, PROMPT, Sampling(10))
+    for number in (0, MAX_INSTANCES - 1):
+        loads.heard(number, Load(2, 1, 4, 50, 40, 100, 7, 60, step_s=0.02, num_adapters=3, last_submit=1))
+        router.submitted(Stream(request, None, 4, 0), number, 2)
+    loads.export()
+    export.export()
+    assert trips_by_instance() == {"0": 6, str(MAX_INSTANCES - 1): 6}
