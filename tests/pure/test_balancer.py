@@ -13,7 +13,7 @@ from python_backends.engine.toy.engine import ToyEngine
 from python_backends.instance.build import build_copier
 from python_backends.settings import ClusterSettings, ModelSettings, Settings
 from tests.pure import test_moves
-from tests.pure.test_moves import World, model, order_to_move
+from tests.pure.test_moves import SIZE, World, model, order_to_move
 from tests.pure.test_scheduling import request, write_vocabulary
 
 __all__ = ["model"]  # a fixture
@@ -119,3 +119,27 @@ def test_a_request_is_computed_again_where_blocks_are_written_in_another_way() -
     )
     world.check_all()
     assert all(host.copier.num_sent_bytes == 0 for host in world.hosts)
+
+
+def test_kept_prefixes_are_no_load_and_give_way_to_a_request_that_moves_there() -> None:
+    """Requests that have ended leave their blocks for later prompts that begin alike, until they fill the
+    memory.
+    """
+    world = World(policy="llumnix", balance_every_s=1000.0)
+    world.front.cluster.order(frozenset({0}))
+    for number in range(1, 6):
+        world.ask(request(number, [number] * 40, max_tokens=40, min_tokens=40))
+    world.until(lambda: len(world.front.answers) == 5, 600)
+    world.turn()
+    blocks = world.hosts[1].scheduler.blocks
+    assert blocks.num_retained > blocks.num_blocks - 5
+    world.front.cluster.order(frozenset())
+    assert world.front.router.freeness(1) == world.front.router.freeness(0) == blocks.num_blocks * SIZE
+    world.front.cluster.order(frozenset({1}))
+    world.ask(request(6, [6] * 40, max_tokens=40, min_tokens=40))
+    world.until(lambda: world.num_tokens(6) > 8)
+    world.front.cluster.order(frozenset())
+    world.move(6, 1)
+    world.until(lambda: world.where(6) == 1)
+    world.check_all()
+    assert world.front.outcomes() == {"done": 1}

@@ -50,6 +50,14 @@ def test_freeness_is_what_is_left_for_each_request() -> None:
     assert freeness(1000, [], 0) == 1000
 
 
+def test_kept_prefixes_count_as_free_wherever_memory_is_compared() -> None:
+    without, with_prefixes = view(load(2, used=100)), view(load(2, used=100, num_retained_blocks=900))
+    assert freeness_of(without, None) == freeness_of(with_prefixes, None) == (1000 - 100) * SIZE / 2
+    assert freeness_at_peak(without) == freeness_at_peak(with_prefixes)
+    assert without.free_tokens == with_prefixes.free_tokens
+    assert without.unpromised_tokens == with_prefixes.unpromised_tokens
+
+
 def test_of_two_instances_without_memory_the_smaller_shortfall_is_freer() -> None:
     assert freeness(1000, [1100], 50) > freeness(1000, [1200], 1000)
 
