@@ -286,7 +286,8 @@ def _scaling(asked: argparse.Namespace, bench: Bench) -> None:
     machine = bench.machine(asked.admission)
     rows = cluster_scaling.measure(machine, capacity, asked.tokens, asked.instances, asked.jobs, asked.quick)
     if asked.json:
-        write_result(asked.json, {"rows": [asdict(row) for row in rows]})
+        seconds = cluster_scaling.instance_seconds(rows)
+        write_result(asked.json, {"instance_seconds": seconds, "rows": [asdict(row) for row in rows]})
     if asked.plot:
         cluster_scaling.draw(asked.plot, rows)
 

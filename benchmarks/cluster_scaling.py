@@ -46,6 +46,7 @@ class Row:
     scale_up_tokens: int
     scale_down_tokens: int
     mean_instances: float
+    instance_seconds: float
     mean_ttft_s: float
     p99_ttft_s: float
     evictions: int
@@ -77,6 +78,7 @@ def measure(
 class _Counted:
     ttft_s: np.ndarray[tuple[int], np.dtype[np.float64]]
     mean_instances: float
+    instance_seconds: float
     evictions: int
 
 
@@ -95,7 +97,8 @@ def _run(point: Point) -> _Counted:
     half = point.count // 2
     first_s, last_s = work.due_s[work.num_before + half], work.due_s[-1]
     mean = simulation.running.mean(float(first_s), float(last_s))
-    return _Counted(served.ttft_s[half:], mean, served.num_evictions)
+    instance_seconds = mean * float(last_s - first_s)
+    return _Counted(served.ttft_s[half:], mean, instance_seconds, served.num_evictions)
 
 
 def _row(point: Point, runs: Sequence[_Counted]) -> Row:
@@ -105,10 +108,19 @@ def _row(point: Point, runs: Sequence[_Counted]) -> Row:
         point.scale_up_tokens,
         point.scale_down_tokens,
         round(float(np.mean([each.mean_instances for each in runs])), 2),
+        round(sum(each.instance_seconds for each in runs), 1),
         round(float(ttft_s.mean()), 3),
         round(float(np.percentile(ttft_s, 99)), 3),
         sum(each.evictions for each in runs),
     )
+
+
+def instance_seconds(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """By policy and scale_up_tokens."""
+    found: dict[str, dict[str, float]] = {}
+    for row in rows:
+        found.setdefault(row.policy, {})[f"{row.scale_up_tokens}"] = row.instance_seconds
+    return found
 
 
 def draw(path: Path, rows: Sequence[Row]) -> None:

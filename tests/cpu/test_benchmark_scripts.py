@@ -40,6 +40,7 @@ LONG = {  # ten seconds to a minute each; what they make for themselves is made 
     "ninth_task.py": (),
     "triton_cost.py": (),
 }
+KEYS = {"cluster.py": {"p99_ttft_s"}, "migration.py": {"downtime_ms", "slowdown"}}  # that others read
 # other engines; a GPU, Triton's language (tests/cpu/test_gpu_script.py and test_gpu_floor.py run them here)
 NEEDS_MORE = {"peers.py", "gpu.py", "gpu_floor.py"}
 
@@ -76,6 +77,7 @@ def test_a_short_script_runs_and_prints_its_table_last(script: str, tmp_path: Pa
     result = json.loads(path.read_text())
     assert result["commit"]
     assert result["rows"]
+    assert KEYS.get(script, set()) <= result.keys()
     lines = text.splitlines()
     assert lines[-1].startswith("| ")
     assert len([line for line in lines if line.startswith("| ")]) == len(result["rows"]) + 2
@@ -87,7 +89,9 @@ def test_a_long_script_runs_with_quick_and_prints_its_table_last(script: str, tm
     path = tmp_path / "result.json"
     words = (f"benchmarks/{script}", "--quick", "--json", str(path), *LONG[script])
     text = said(*words, GAPLESS_BENCHMARK_ENVIRONMENTS=str(tmp_path))
-    assert json.loads(path.read_text())["commit"]
+    result = json.loads(path.read_text())
+    assert result["commit"]
+    assert KEYS.get(script, set()) <= result.keys()
     assert text.splitlines()[-1].startswith(("| ", "└"))
 
 
@@ -96,7 +100,9 @@ def test_the_other_measurements_of_a_cluster_run(words: tuple[str, ...], tmp_pat
     path = tmp_path / "result.json"
     text = said("benchmarks/cluster.py", "--quick", "--json", str(path), *words)
     assert text.splitlines()[-1].startswith("| ")
-    assert json.loads(path.read_text())["rows"]
+    result = json.loads(path.read_text())
+    assert result["rows"]
+    assert ("instance_seconds" in result) is ("--scaling" in words)
 
 
 def test_every_script_is_run_by_a_test() -> None:
