@@ -64,8 +64,8 @@ quick:          ## the rules of code and docs, the client, streams and schedulin
 
 fuzz:           ## ten thousand random requests against a server of its own, then the door for ten minutes; REQUESTS=… SECONDS=… SEED=… FUZZ_MODEL=bundled
 	@build/set-up dev
-	$(PY) -m tests.server.fuzzing --requests $(or $(REQUESTS),10000) --seed $(or $(SEED),1) --model $(or $(FUZZ_MODEL),toy)
-	$(PY) -m tests.fuzz.door -max_total_time=$(or $(SECONDS),600) -artifact_prefix=/tmp/
+	$(PY) -m tests.support.server.fuzzing --requests $(or $(REQUESTS),10000) --seed $(or $(SEED),1) --model $(or $(FUZZ_MODEL),toy)
+	$(PY) -m tests.support.fuzzed_door -max_total_time=$(or $(SECONDS),600) -artifact_prefix=/tmp/
 
 settings:       ## write gapless.toml from the declarations in python_backends/settings
 	@build/set-up

@@ -28,8 +28,8 @@ from benchmarks.http_streams import EnsembleStreams
 from benchmarks.peer_work import Timing
 from benchmarks.results_file import table
 from python_backends.settings import ClusterSettings
-from tests.server.serving import Gapless
-from tests.server.toy_model import write_toy_model
+from tests.support.server.serving import Gapless
+from tests.support.server.toy_model import write_toy_model
 
 POLICIES = ("infaas", "llumnix", "ours")
 NUM_INSTANCES, NUM_SLOTS, NUM_BLOCKS, BLOCK_TOKENS, TOKEN_BUDGET = 4, 16, 128, 32, 512

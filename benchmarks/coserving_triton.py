@@ -26,7 +26,7 @@ from benchmarks.peer_models import VOCABULARY, num_tokens, text_of
 from benchmarks.peer_work import Timing, Work
 from python_backends.finetuning.jobs import Job, jobs_directory
 from python_backends.settings import ROOT, load
-from tests.server.serving import Gapless, wait_for
+from tests.support.server.serving import Gapless, wait_for
 
 CONNECTIONS = 64
 LOOK_S = 0.1  # how often the losses of a job are read

@@ -14,7 +14,7 @@ from benchmarks.gpu_model import Measured
 from benchmarks.gpu_report import Figure
 from python_backends.engine.torch.engine import TorchEngine
 from python_backends.engine.torch.kernel_trial import runs_kernels
-from tests.cpu.tiny_models import TINY, Agreement, Serving, TinyModel, build, random_requests
+from tests.support.tiny_models import TINY, Agreement, Serving, TinyModel, build, random_requests
 
 QUICK = ("gemma2", "llama_grouped")  # a window, capped scores; grouped heads
 

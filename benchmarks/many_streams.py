@@ -29,7 +29,7 @@ from benchmarks.peer_work import Job, Timing, Work
 from benchmarks.results_file import table, write_result
 from benchmarks.triton_cost import Instance
 from python_backends.settings import ROOT, load
-from tests.server.serving import Gapless
+from tests.support.server.serving import Gapless
 
 STREAMS = "16:4.5,64:6,256:12,512:20"
 QUICK_STREAMS, QUICK_TOKENS = "4:5", 20

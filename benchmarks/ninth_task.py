@@ -33,7 +33,7 @@ from benchmarks.results_file import ROOT, table, write_result
 from client import AsyncClient, RefusedError, user
 from python_backends.finetuning import checkpoints
 from python_backends.finetuning.jobs import ENDED, Job
-from tests.server.serving import Gapless
+from tests.support.server.serving import Gapless
 
 DATA = ROOT / "docs" / "examples" / "remove_comments.jsonl"
 OPTIONS = ("--rank", "8", "--learning-rate", "1e-3", "--seed", "0")

@@ -46,7 +46,7 @@ from python_backends.nouns.request import Request, Sampling
 from python_backends.nouns.step import Tokens
 from python_backends.settings import ROOT, Settings, dump, load
 from python_backends.wires import InstanceReady, SchedulerEnd
-from tests.server.serving import Gapless
+from tests.support.server.serving import Gapless
 
 MODES = ("engine", "instance", "ensemble")
 PEERS = {"openvino": "gapless", "torch": "gapless_torch"}  # engine.kind -> its row in peer_setups

@@ -17,8 +17,8 @@ from rich.text import Text
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.server.serving import ROOT, Gapless
-from tests.server.terminal import Terminal
+from tests.support.server.serving import ROOT, Gapless
+from tests.support.server.terminal import Terminal
 
 CONTROL = [sys.executable, "-m", "python_backends.launcher.control"]
 PICTURES = ROOT / "docs/pictures"

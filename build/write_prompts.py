@@ -4,7 +4,7 @@
     python build/write_prompts.py
 
 They are held-out examples of the bundled model's tasks (see bundled/corpus.py), one of each task in turn. The
-same Python gives the same prompts.
+same Python gives the same prompts. Tested in tests/cpu/test_bundled_tasks.py.
 """
 
 from __future__ import annotations

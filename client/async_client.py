@@ -1,5 +1,5 @@
 """The client for asyncio: like `Client`, with `async for` and `await`. One `AsyncClient` serves any number of
-tasks over one connection.
+tasks over one connection. Tested in tests/pure/client/test_retries.py and tests/server/test_client.py.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ GaplessError
 ├── UnavailableError   no server, too many open requests, or shutting down: a later attempt may succeed
 ├── TimedOutError      not complete within the client's `timeout_s` (also a TimeoutError)
 └── FailedError        the server could not answer, or the connection broke during the answer
+
+Tested in tests/pure/client/test_retries.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The table of parameters as options of a command line. Used by chat, bench and the command `/set`."""
+"""The table of parameters as options of a command line. Used by chat, bench and the command `/set`.
+
+Tested in tests/pure/client/test_chat.py.
+"""
 
 from __future__ import annotations
 

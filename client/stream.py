@@ -1,6 +1,8 @@
 """Streams one answer to the terminal over gRPC: an example of a minimal client.
 
 python client/stream.py "Convert to camelCase: read_all_lines"
+
+Tested in tests/server/test_client.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The client for ordinary programs. Thread-safe: one `Client` serves many threads over one connection."""
+"""The client for ordinary programs. Thread-safe: one `Client` serves many threads over one connection.
+
+Tested in tests/pure/client/test_retries.py and tests/server/test_client.py.
+"""
 
 from __future__ import annotations
 

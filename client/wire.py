@@ -1,6 +1,7 @@
 """Converts prompts and parameters to Triton's request, and Triton's responses to pieces of text.
 
 Both clients use it, so they differ only in how they wait. The messages and stubs are tritonclient's.
+Tested in tests/pure/client/test_parameters.py.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 The launcher starts it (`python -m python_backends.learner RUN_DIRECTORY`) and starts it again if it ends. Its
 death affects no request: the predictor goes on with the last version, and ended answers wait in the socket.
 Two servers may share a directory; the learner of the second one writes nothing until the first is gone.
+Tested in tests/cpu/test_learning.py.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from benchmarks.peer_work import (
     kv_blocks,
 )
 from python_backends.linux.loop_processor import keep_off
-from tests.server.serving import Gapless
+from tests.support.server.serving import Gapless
 
 
 class Engine:

@@ -1,5 +1,5 @@
 """Owns what is published of an evaluation: the tables in the model
-card, and the same figures as JSON beside it.
+card, and the same figures as JSON beside it. Tested in tests/cpu/test_bundled_training.py.
 """
 
 import json

@@ -1,5 +1,6 @@
 """Owns the four tasks on Python code: snake_case and camelCase both ways, bug fixing and comments;
 and a fifth that the model is not taught: code without its comments.
+Tested in tests/cpu/test_bundled_tasks.py.
 """
 
 import ast

@@ -1,4 +1,7 @@
-"""Owns the rules by which a function's statements are commented."""
+"""Owns the rules by which a function's statements are commented.
+
+Tested in tests/cpu/test_bundled_tasks.py.
+"""
 
 import ast
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""Owns the text the bundled model learns from: sentences and functions of Python's own standard library."""
+"""Owns the text the bundled model learns from: sentences and functions of Python's own standard library.
+
+Tested in tests/cpu/test_bundled_tasks.py.
+"""
 
 import ast
 import hashlib

@@ -1,5 +1,5 @@
 """Owns the evaluation: answers to held-out prompts, and per task how many are
-exact, close and ended, and how lengths go together.
+exact, close and ended, and how lengths go together. Tested in tests/cpu/test_bundled_training.py.
 """
 
 import difflib

@@ -1,4 +1,7 @@
-"""Owns the four tasks on English prose: translation both ways, grammar correction and polite rewording."""
+"""Owns the four tasks on English prose: translation both ways, grammar correction and polite rewording.
+
+Tested in tests/cpu/test_bundled_tasks.py.
+"""
 
 import re
 from random import Random

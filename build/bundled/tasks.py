@@ -1,4 +1,7 @@
-"""Owns the list of tasks, their instruction lines and the random examples of each."""
+"""Owns the list of tasks, their instruction lines and the random examples of each.
+
+Tested in tests/cpu/test_bundled_tasks.py.
+"""
 
 import math
 from collections.abc import Callable

@@ -2,6 +2,7 @@
 
 Names are split so that snake_case and camelCase differ only in the tokens at their joints: read, _l, ines and
 read, L, ines. A small model then learns one change a letter of the alphabet, and copies the rest.
+Tested in tests/cpu/test_train_bundled_model.py.
 """
 
 from collections.abc import Iterable

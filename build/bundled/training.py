@@ -1,5 +1,5 @@
 """Owns the training run: the model, its schedule, its checkpoints
-and the export as a Hugging Face directory.
+and the export as a Hugging Face directory. Tested in tests/cpu/test_bundled_training.py.
 """
 
 import json

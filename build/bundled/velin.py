@@ -2,6 +2,7 @@
 
 Every frequent English word has one Velin word, the ending -s becomes -ri, capitals stay where they are, and a
 word outside the lexicon (a name, a number, an identifier) stays as it is.
+Tested in tests/cpu/test_bundled_tasks.py.
 """
 
 import hashlib

@@ -1,5 +1,5 @@
 """What this project builds on TensorRT-LLM doing, one function a promise. Each yields its verdicts: True,
-False, or None for a note.
+False, or None for a note. Tested in tests/pure/test_check_tensorrt_llm.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The instance's loop over the TensorRT-LLM engine, without a server: requests in, and what came of each."""
+"""The instance's loop over the TensorRT-LLM engine, without a server: requests in, and what came of each.
+
+Tested in tests/pure/test_check_tensorrt_llm.py.
+"""
 
 from __future__ import annotations
 

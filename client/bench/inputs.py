@@ -1,4 +1,7 @@
-"""The requests of a load test: the bundled model's tasks, random words, or a file of JSON lines."""
+"""The requests of a load test: the bundled model's tasks, random words, or a file of JSON lines.
+
+Tested in tests/pure/client/test_bench.py.
+"""
 
 from __future__ import annotations
 

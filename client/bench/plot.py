@@ -1,4 +1,7 @@
-"""Draws the distributions of a load test: the share of requests by time, one line for each load."""
+"""Draws the distributions of a load test: the share of requests by time, one line for each load.
+
+Tested in tests/server/test_client.py.
+"""
 
 from __future__ import annotations
 

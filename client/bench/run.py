@@ -1,5 +1,5 @@
 """Sends the requests of a load and records when their answers arrive. All times are seconds of one clock; an
-answer's times count from when its request was due.
+answer's times count from when its request was due. Tested in tests/pure/client/test_bench.py.
 """
 
 from __future__ import annotations

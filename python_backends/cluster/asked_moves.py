@@ -1,6 +1,6 @@
 """Carries out the orders to move one request (`launcher.control move`), one after the other.
 
-Called by the streams thread alone.
+Called by the streams thread alone. Tested in tests/pure/test_moves.py.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@ instance could start them at once; those that run, if the policy finds a better 
 instance which is to be empty.
 
 Called by the streams thread. All times are seconds of one monotonic clock.
+Tested in tests/pure/test_balancer.py.
 """
 
 from __future__ import annotations

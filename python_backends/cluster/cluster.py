@@ -2,6 +2,7 @@
 them.
 
 Called by the streams thread alone. All times are seconds of one monotonic clock.
+Tested in tests/pure/test_moves.py.
 """
 
 from __future__ import annotations

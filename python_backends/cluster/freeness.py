@@ -1,6 +1,6 @@
 """Freeness: how much memory each request of an instance has left to grow into, in tokens per request.
 
-Source: Llumnix (OSDI 2024, arXiv 2406.03243), section 4.4.
+Source: Llumnix (OSDI 2024, arXiv 2406.03243), section 4.4. Tested in tests/pure/test_router.py.
 """
 
 from __future__ import annotations

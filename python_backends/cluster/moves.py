@@ -10,7 +10,7 @@ Only the scheduler model decides which instance has a request: at every index of
 life are accepted and all others dropped (`Stream.accepts`). So a message that is lost or late costs work, but
 no token. A request that ends, or whose instance is lost, ends its move.
 
-Called by the streams thread alone.
+Called by the streams thread alone. Tested in tests/pure/test_moves.py and tests/pure/test_failed_moves.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which prompts were sent where: their beginning is probably still in the KV blocks of that instance.
 
 Nothing is asked of the instances. If a block is not there any more, its tokens are computed again. Changed by
-the router.
+the router. Tested in tests/pure/test_router.py.
 """
 
 from __future__ import annotations

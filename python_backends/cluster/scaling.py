@@ -1,7 +1,7 @@
 """Which instances should run: by an order, else by the load, else the number of the settings.
 
 The launcher starts those that should run and ends the others. One that is to end is emptied before, like one
-that an order empties. Called by the streams thread alone.
+that an order empties. Called by the streams thread alone. Tested in tests/pure/test_autoscaler.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The loop plans the next step while this thread computes one; the engine is made, used and closed in this
 thread, except for copies of its KV blocks. A fault in a step comes out of `collect`. Called by the instance
-loop.
+loop. Tested in tests/pure/test_instance.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The engines by the names of `engine.kind`, and what others must know of each kind.
 
 An engine's libraries are imported only when it is made. No code outside this room compares the names.
+Tested in tests/pure/test_house.py.
 """
 
 from __future__ import annotations

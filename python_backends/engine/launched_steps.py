@@ -1,5 +1,5 @@
 """Which launched steps have ended, for a thread that must wait for them. Called by the engines whose own
-threads compute.
+threads compute. Tested in tests/pure/test_instance.py.
 """
 
 from __future__ import annotations

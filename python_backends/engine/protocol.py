@@ -1,4 +1,7 @@
-"""What the instance loop asks of an engine. The loop is written once, against this; `kinds` names them."""
+"""What the instance loop asks of an engine. The loop is written once, against this; `kinds` names them.
+
+Tested in tests/pure/test_instance.py.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Signals the end of a step to a loop that waits for something else meanwhile. Called by the engines whose
-own threads compute.
+own threads compute. Tested in tests/pure/test_instance.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A job from its data to its end in one process, without a server."""
+"""A job from its data to its end in one process, without a server. Tested in tests/cpu/test_finetuning.py."""
 
 from __future__ import annotations
 

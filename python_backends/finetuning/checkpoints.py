@@ -1,7 +1,7 @@
 """Checkpoints of a job: after which step, with weights and both moments in float32. A checkpoint is whole or
 not there.
 
-Kept are the last two, and those at the end of a pass over the data.
+Kept are the last two, and those at the end of a pass over the data. Tested in tests/cpu/test_finetuning.py.
 """
 
 from __future__ import annotations

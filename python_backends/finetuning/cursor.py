@@ -5,6 +5,7 @@ The forward pass has tiles from the first layer and the first token to the last,
 in all layers, each followed by its loss.
 
 Owns a few numbers of each pack and touches no tensor. Called by the trainer.
+Tested in tests/pure/finetuning/test_packs.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Writes a trained adapter as a PEFT directory, which `PeftModel.from_pretrained` and servers read."""
+"""Writes a trained adapter as a PEFT directory, which `PeftModel.from_pretrained` and servers read.
+
+Tested in tests/cpu/test_training_peft.py.
+"""
 
 from __future__ import annotations
 

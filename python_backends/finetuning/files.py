@@ -1,4 +1,7 @@
-"""Files that are whole or absent, whenever the process is killed or the machine stops."""
+"""Files that are whole or absent, whenever the process is killed or the machine stops.
+
+Tested in tests/cpu/test_finetuning.py.
+"""
 
 from __future__ import annotations
 

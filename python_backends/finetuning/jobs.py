@@ -1,6 +1,7 @@
 """A job is a directory: `job.json` with OpenAI's fields, the examples, losses, events and checkpoints.
 
 One process writes at a time: the one that holds the lock. `cancel` leaves a file that this process looks for.
+Tested in tests/cpu/test_finetuning.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What people see of a job that is trained, here or by a server: a progress bar, and a plot of the loss."""
+"""What people see of a job that is trained, here or by a server: a progress bar, and a plot of the loss.
+
+Tested in tests/server/test_finetuning.py.
+"""
 
 from __future__ import annotations
 

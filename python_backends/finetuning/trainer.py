@@ -4,7 +4,7 @@ without a server the next piece follows at once. Where windows are in steps of s
 the forward tiles; one that a step has computed is not computed again.
 
 The loss of a mini-batch is the mean over its label tokens, however many packs it has. A job that was killed
-goes on after its last checkpoint; what came later is computed again.
+goes on after its last checkpoint; what came later is computed again. Tested in tests/cpu/test_finetuning.py.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@ the request when the last ones are there.
 
 Full blocks of known tokens can be found by other requests as soon as they are written, and stay findable if
 the move ends. Called by `Moves`. All times are seconds of its clock.
+Tested in tests/pure/test_moves.py and tests/pure/test_failed_moves.py.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ request belongs to the destination: slot and blocks are kept, and nothing is com
 cancelled, or resumed because the destination did not take it.
 
 Called by `Moves`. All times are seconds of its clock.
+Tested in tests/pure/test_moves.py and tests/pure/test_failed_moves.py.
 """
 
 from __future__ import annotations

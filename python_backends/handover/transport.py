@@ -1,5 +1,5 @@
 """What carries KV blocks between instances, as the two halves of a move see it: `wires.copier.Copier`, or a
-test's own.
+test's own. Tested in tests/pure/test_moves.py.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 An adapter without a number has the beginning of its digest as its version. Everything new is read once, so
 that what can't be served is refused when it appears, by name. Used by the adapters' thread.
+Tested in tests/pure/test_adapters.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The thread that reads adapters, so that the loop never does: it searches the directory, and loads what the
-loop wants. Made by `adapters`, which takes its news.
+loop wants. Made by `adapters`, which takes its news. Tested in tests/pure/test_adapters.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Makes the parts of an instance: the engine of the settings, a slot scheduler over it, and what copies KV
-blocks to other instances.
+blocks to other instances. Tested in tests/pure/test_instance.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The heartbeat of an instance reports that it is alive, and its load. Owns
-the counts since the last one. Called by the loop.
+the counts since the last one. Called by the loop. Tested in tests/pure/test_instance.py.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 A job is taken by its lock, so exactly one of several instances trains it. Jobs that run but are not locked
 are those of an instance that has died. Those of `submit --alone` are left alone.
+Tested in tests/cpu/test_coserving.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The loop of one instance over a slot scheduler and an engine: `turn` is one step of it.
 
 Owns the slot scheduler and the engine; knows nothing of clients. `__main__.py` is its process, `build.py`
-makes its parts.
+makes its parts. Tested in tests/pure/test_instance.py.
 """
 
 from __future__ import annotations

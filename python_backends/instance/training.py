@@ -4,7 +4,7 @@ the forward pass may be in a step.
 Owns the jobs that this instance has taken, and the times of their pieces. The loop calls `work` and `window`
 before a step, and `computed` after a step with a window; the thread that finds jobs (`job_watch`) offers
 them. Files are written by a thread of their own. A job that fails ends alone; one whose instance dies goes on
-after its last checkpoint in the next instance that takes it.
+after its last checkpoint in the next instance that takes it. Tested in tests/cpu/test_coserving.py.
 """
 
 from __future__ import annotations

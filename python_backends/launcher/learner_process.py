@@ -1,5 +1,5 @@
 """The process of the learner, for the supervisor: started again when it ends, after longer and longer pauses.
-No request depends on it.
+No request depends on it. Tested in tests/server/test_predictor.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 of them.
 
 The command line makes one and calls `serve`; it runs in one thread. How each process is started and watched
-is in the other modules of this room.
+is in the other modules of this room. Tested in tests/server/test_recovery.py and tests/server/test_pauses.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Finds the files of tritonserver and its Python backend: in /opt/tritonserver in a container of Triton's,
-else in the wheel `nvidia-pytriton`.
+else in the wheel `nvidia-pytriton`. Tested in tests/pure/test_triton_command.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The tritonserver process: its health, its log and its end.
 
 Finds out whether the server or one of its models is dead, and can load a model again. The supervisor decides
-when.
+when. Tested in tests/server/test_recovery.py and tests/server/test_pauses.py.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ everything between two steps. If it is preempted, all engine threads wait for it
 the others take over its work. So no other thread gets the loop's processor, if there are at least two. A new
 thread inherits the processors of the thread that started it, so processors are assigned again when there are
 new threads. Used by an instance, and by the launcher for itself and all processes that it starts.
+Tested in tests/pure/test_loop_processor.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Everything here is immutable and imports nothing of the project. The tokenizer makes a `Request`, the
 scheduler model turns its progress into `TokenWindow`s, the detokenizer turns those into text and answers with
-`Feedback`.
+`Feedback`. Tested in tests/pure/test_messages.py.
 """
 
 from __future__ import annotations

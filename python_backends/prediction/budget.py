@@ -1,5 +1,5 @@
 """How much processor time may still be spent: an allowance that grows
-with time up to a limit. The clock is injected.
+with time up to a limit. The clock is injected. Tested in tests/pure/prediction/test_predictor.py.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 `current.json` is replaced atomically after its forest is whole on disk, so that a reader finds a complete
 version at any time. The learner writes; the predictor and `make stats` read.
+Tested in tests/cpu/test_learning.py.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ memory.
 Brings together step time, future memory and predicted order. Computes the latter two again at most every 50
 ms, best while the device computes. Owned by the slot scheduler. For policies that don't look ahead it keeps
 the history of lengths and nothing else, and while slots and memory suffice for all requests it computes
-nothing.
+nothing. Tested in tests/pure/test_predicted_lengths.py.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@ or anything that is always about as long.
 
 A constant, plus a time for each sequence, token and KV token of the piece. Learned while training, as the
 times of steps are. Owned by what trains in an instance; that of windows in steps of serving by `StepTime`.
+Tested in tests/pure/test_training_budget.py.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ allocator carries that out, the plan writer says what a step computes, the booki
 instance loop calls `submit` and `cancel` for what came in, `plan` for the next step, and `apply` with what
 the engine made of it; plans may be some steps ahead of what has been applied. Work per step grows with what
 changes: a step of a run looks at no row by itself.
+Tested in tests/pure/test_scheduling.py and tests/pure/test_scheduler_states.py.
 """
 
 from __future__ import annotations

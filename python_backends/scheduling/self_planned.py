@@ -3,7 +3,7 @@
 The engine never has more sequences than slots, and none without the blocks reserved for it here, so its own
 queue stays empty and the order stays our decision. Plans have operations and no spans. After its sequence has
 ended or was cancelled, a slot is not free before the engine reports its release. Called by the instance loop
-like its parent class.
+like its parent class. Tested in tests/pure/test_tensorrt_llm.py.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ Learned while serving, by least squares over the latest steps. The instance loop
 plans the next one just before the running one ends: not too early, so that a request that comes meanwhile is
 still in it, and not too late, so that the engine does not wait. The slot scheduler reads from it how long a
 request will take; the simulated benchmarks take the time of their steps from it.
+Tested in tests/pure/test_future_memory.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""All settings of one server, in sections. Frozen: they are checked once and do not change."""
+"""All settings of one server, in sections. Frozen: they are checked once and do not change.
+
+Tested in tests/pure/test_house.py.
+"""
 
 from __future__ import annotations
 

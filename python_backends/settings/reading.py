@@ -3,7 +3,7 @@ source overrides an earlier one.
 
 A variable GAPLESS_SECTION__FIELD of the environment is the setting section.field. The launcher writes the
 result to the run directory, and every process reads it back from there. A wrong setting raises SettingsError
-with its name, its value and what is allowed.
+with its name, its value and what is allowed. Tested in tests/pure/test_house.py.
 """
 
 from __future__ import annotations

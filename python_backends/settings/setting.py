@@ -1,6 +1,6 @@
 """Declares a setting: default, allowed values and meaning, in one place.
 
-`gapless.toml` and --help are written from the declarations.
+`gapless.toml` and --help are written from the declarations. Tested in tests/pure/test_house.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Writes `gapless.toml` and the list of settings for --help from the declarations."""
+"""Writes `gapless.toml` and the list of settings for --help from the declarations.
+
+Tested in tests/pure/test_house.py.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ happens to one that ran out of memory.
 Owns the waiting batches; computes nothing and touches no tensor. Lengths are in tokens: L of a prompt, G of
 an answer, its end among them. A batch is padded to a frame, its longest L and longest G. Called by `mode`.
 Source of the formulas: Magnus (ICWS 2024, arXiv 2406.04785); docs/magnus.md says where each is here.
+Tested in tests/pure/test_static_batching.py.
 """
 
 from __future__ import annotations

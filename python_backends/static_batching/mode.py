@@ -4,6 +4,7 @@ ended.
 For comparison with continuous batching, and for offline work. Not a policy of the served instance: all
 answers of a batch come at its end, so there is nothing to stream, and `instance/loop.py` needs no code for
 it. It drives the same engines with the same kind of plans. Called by the `magnus` benchmark.
+Tested in tests/pure/test_static_batching.py and tests/cpu/test_static_mode.py.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ has ended.
 Owns the frame of the batch that runs: each row holds KV blocks for the longest prompt and as many output
 tokens as the longest answer has by now, padding among them, and they grow together. A row that has ended
 stays: the engine goes on computing it, and the result of it is not valid. Decides nothing but when memory is
-used up. Called by `mode`.
+used up. Called by `mode`. Tested in tests/pure/test_static_batching.py.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ Windows of a client that has left are no longer dispatched, and those inside a d
 either way they are not confirmed, while younger ones of others are. The detokenizer takes windows in the
 order in which they were sent. A few keep it at work; more only wait there, and with them all tokens that come
 later. Used by the stream table. All times are nanoseconds of one monotonic clock.
+Tested in tests/pure/test_streams.py and tests/pure/test_stream_states.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Which instances there are, as the streams know them. Changed by the submissions alone."""
+"""Which instances there are, as the streams know them. Changed by the submissions alone.
+
+Tested in tests/pure/test_several_instances.py.
+"""
 
 from __future__ import annotations
 

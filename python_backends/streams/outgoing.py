@@ -1,4 +1,7 @@
-"""What the stream table gives the scheduler model to send."""
+"""What the stream table gives the scheduler model to send.
+
+Tested in tests/pure/test_streams.py and tests/pure/test_stream_states.py.
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ crash has touched: if there are several instances, these are in others, so that 
 instance does not end a second one. Requests that were in a slot at two crashes are suspects: they re-enter
 one at a time, each alone in an instance, until it has come a few tokens past where it stood when the instance
 died, or has ended. A request that is alone at a crash is the culprit. Then all requests go on together.
+Tested in tests/pure/test_several_instances.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """One client stream: what the engine has delivered, what has been sent, what the detokenizer has confirmed.
 
 All times are nanoseconds of one monotonic clock.
+Tested in tests/pure/test_streams.py and tests/pure/test_stream_states.py.
 """
 
 from __future__ import annotations

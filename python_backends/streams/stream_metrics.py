@@ -1,5 +1,5 @@
 """What /metrics shows of client streams, from their acceptance to their end.
-Called by the stream table; times are nanoseconds.
+Called by the stream table; times are nanoseconds. Tested in tests/pure/test_streams.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 to be sent to each.
 
 Owns what a stream says of that (`instance`, `seated`, its request epochs) and which instances there are. Used
-by the stream table, and by the moves of the cluster.
+by the stream table, and by the moves of the cluster. Tested in tests/pure/test_streams.py.
 """
 
 from __future__ import annotations

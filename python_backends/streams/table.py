@@ -4,7 +4,7 @@ Owns every open stream; one thread of the scheduler model calls it. Tokens of in
 detokenizer come in; what is to be sent, submitted and cancelled comes out. It knows neither sockets nor
 Triton: `sender` is only carried along, `clock` returns monotonic nanoseconds. What an instance has of the
 streams is in `submissions`, which to look at in `ready_queue`, which windows are not confirmed in
-`flow_control`.
+`flow_control`. Tested in tests/pure/test_streams.py and tests/pure/test_stream_states.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """When streams are next to be looked at though nothing happens to them: one time
-each, earliest first. Used by the stream table.
+each, earliest first. Used by the stream table. Tested in tests/pure/test_streams.py.
 """
 
 from __future__ import annotations

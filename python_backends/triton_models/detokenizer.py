@@ -2,7 +2,7 @@
 
 It remembers no text. A window without new text is answered with FINAL alone and costs the client nothing.
 What it finds (a stop word, a client gone) goes to the scheduler model outside the ensemble, because the
-ensemble has no way back.
+ensemble has no way back. Tested in tests/server/test_serving.py.
 """
 
 from __future__ import annotations

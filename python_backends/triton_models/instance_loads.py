@@ -1,7 +1,7 @@
 """What the instances carry, as their last heartbeats say, and the gauges that show it. The router, if there
 are several instances, is informed of the same.
 
-Owned by the scheduler model's streams thread.
+Owned by the scheduler model's streams thread. Tested in tests/pure/triton_models/test_instance_watch.py.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@ model may ask.
 
 It lives on what others leave: low priority, no right to interrupt anybody, one thread, and a share of the
 processors. Whatever fails here is answered with an error, and no request has waited for it.
+Tested in tests/server/test_predictor.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """Our numbers on Triton's /metrics: only those that changed since the last
 export, because each is a round trip to the server.
+Tested in tests/pure/triton_models/test_scheduler.py and tests/server/test_serving.py.
 """
 
 from __future__ import annotations

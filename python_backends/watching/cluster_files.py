@@ -2,6 +2,7 @@
 list of those that should run.
 
 Each file is replaced as a whole, so a reader never reads an incomplete one.
+Tested in tests/pure/triton_models/test_instance_watch.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The record that an instance writes on the board for the launcher and the tokenizer: state, limits and
-beats.
+beats. Tested in tests/pure/test_board.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each of the two models makes one `TraceSpans` if `server.trace_url` is set; otherwise they do not import this
 module. A span is made after its end, from times that the models have anyway; a thread of OpenTelemetry sends
-the spans.
+the spans. Tested in tests/server/test_tracing.py.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ message is one frame: how KV blocks are written, and a noun. The bytes of the bl
 which is not copied. These sockets share nothing with those of `sessions`: tokens never wait for blocks.
 
 Frames that do not fit are dropped. The log names the first one of each kind.
+Tested in tests/pure/test_blocks_wire.py.
 """
 
 from __future__ import annotations

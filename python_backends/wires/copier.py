@@ -3,7 +3,7 @@
 The loop gives it blocks to copy, and takes its results by `received`. It copies in chunks of a few
 milliseconds, with pauses between them, because the engine's own threads compute meanwhile; only the last
 blocks of a move, for which a request is held, go at once. The instance's loop thread uses it, through
-`handover`.
+`handover`. Tested in tests/pure/test_blocks_wire.py.
 """
 
 from __future__ import annotations

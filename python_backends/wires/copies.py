@@ -2,7 +2,7 @@
 one thread at a time.
 
 At most CREDITS messages with blocks are under way for one move: the destination acknowledges each as soon as
-it has written it.
+it has written it. Tested in tests/pure/test_blocks_wire.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The detokenizer's end of its wire to the scheduler model, whose end is in `SchedulerEnd`."""
+"""The detokenizer's end of its wire to the scheduler model, whose end is in `SchedulerEnd`.
+
+Tested in tests/pure/test_sessions.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The wire from the scheduler model to the learner: what has ended."""
+"""The wire from the scheduler model to the learner: what has ended.
+
+Tested in tests/server/test_predictor.py.
+"""
 
 from __future__ import annotations
 

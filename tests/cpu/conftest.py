@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.cpu.tiny_models import RELATIVES, TINY, Agreement, TinyModel, build
+from tests.support.tiny_models import RELATIVES, TINY, Agreement, TinyModel, build
 
 _AGREEMENT = Agreement()
 

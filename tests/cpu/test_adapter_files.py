@@ -22,8 +22,8 @@ from python_backends.engine.torch.adapters import peft_files
 from python_backends.engine.torch.adapters.factors import AdaptedModel, adapted_model
 from python_backends.engine.torch.adapters.modules import modules_of, names_of
 from python_backends.nouns.training import AdapterShape
-from tests.cpu.peft_adapters import save_adapter
-from tests.cpu.tiny_models import RELATIVES, TINY, build
+from tests.support.peft_adapters import save_adapter
+from tests.support.tiny_models import RELATIVES, TINY, build
 
 Tensors = dict[str, torch.Tensor]
 # PEFT asks transformers by an older name

@@ -19,8 +19,8 @@ from python_backends.nouns.messages import Failed
 from python_backends.nouns.request import BASE, AdapterVersion, Request, Sampling
 from python_backends.scheduling.policies.fcfs import reserve_max_tokens
 from python_backends.scheduling.state.view import Reserve
-from tests.cpu.peft_adapters import adapted_model
-from tests.cpu.tiny_models import (
+from tests.support.peft_adapters import adapted_model
+from tests.support.tiny_models import (
     RELATIVES,
     TIE_GAP,
     TINY,

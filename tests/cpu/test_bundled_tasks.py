@@ -12,6 +12,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import write_prompts
 from bundled.code_tasks import CAMEL, IDENTIFIER, SNAKE
 from bundled.comments import add_comments
 from bundled.corpus import Corpus, is_held_out, load_corpora, standard_library_files
@@ -187,3 +188,21 @@ def test_the_sample_of_the_ninth_task_has_no_prompt_of_the_held_out_text(held_ou
     prompts = {each[0]["content"] for each in turns}
     assert all(prompt.startswith(NINTH.instructions[0]) for prompt in prompts)
     assert not prompts & {exercise.prompt for exercise in draw(NINTH, held_out, 100)}
+
+
+def test_the_prompts_of_load_tests_are_those_of_held_out_text_one_of_each_task_in_turn(
+    corpora: tuple[Corpus, Corpus], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/bundled").symlink_to(MODEL)
+    (tmp_path / "client/bench").mkdir(parents=True)
+    monkeypatch.setattr(write_prompts, "ROOT", tmp_path)
+    monkeypatch.setattr(write_prompts, "load_corpora", lambda: corpora)
+    write_prompts.main()
+    rows = [json.loads(line) for line in (tmp_path / "client/bench/tasks.jsonl").read_text().splitlines()]
+    assert [row["task"] for row in rows] == list(TASKS) * 50
+    rng = Random(0)
+    prompts = [TASKS[row["task"]].example(corpora[1], rng).prompt for row in rows]
+    assert [row["messages"] for row in rows] == [[{"role": "user", "content": text}] for text in prompts]
+    asked = json.loads((tmp_path / "client/perf_inputs.json").read_text())["data"]
+    assert [json.loads(each["messages"][0]) for each in asked] == [row["messages"] for row in rows[:32]]

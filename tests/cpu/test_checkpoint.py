@@ -18,7 +18,7 @@ from python_backends.engine.model.checkpoint import fingerprint, load_model, mod
 from python_backends.engine.model.straight import load_straight
 from python_backends.engine.torch.engine import TorchEngine
 from python_backends.settings import EngineSettings, ModelSettings, Settings, SettingsError
-from tests.cpu.tiny_models import RELATIVES, TINY, Serving, TinyModel, random_requests
+from tests.support.tiny_models import RELATIVES, TINY, Serving, TinyModel, random_requests
 
 # transformers calls a module by another name than its checkpoints
 CONVERTED = ("gpt_neox", "gpt_neox_sequential")

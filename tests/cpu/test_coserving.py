@@ -31,7 +31,7 @@ from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.state.blocks import BlockPool
 from python_backends.settings import ROOT, EngineSettings, FinetuningSettings, ModelSettings, Settings
 from tests.cpu.test_finetuning import new_job, weights
-from tests.cpu.tiny_models import VOCABULARY, TinyModel
+from tests.support.tiny_models import VOCABULARY, TinyModel
 
 NUM_REQUESTS = 12
 WAIT_S = 120

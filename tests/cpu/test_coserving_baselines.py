@@ -16,7 +16,7 @@ from python_backends.nouns.training import AdapterShape, Tile
 from python_backends.settings import FinetuningSettings
 from tests.cpu.test_coserving import Server
 from tests.cpu.test_finetuning import new_job
-from tests.cpu.tiny_models import TinyModel
+from tests.support.tiny_models import TinyModel
 
 
 def test_one_whole_sequence_is_trained_after_so_many_steps(

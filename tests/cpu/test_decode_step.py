@@ -11,7 +11,7 @@ import torch
 from python_backends.engine.slots.slot_state import SlotState
 from python_backends.engine.torch.decode_step import bucket_sizes
 from python_backends.nouns.request import ModelLimits
-from tests.cpu.tiny_models import Serving, TinyModel, random_requests
+from tests.support.tiny_models import Serving, TinyModel, random_requests
 
 
 @pytest.mark.parametrize("name", ["llama_grouped", "gemma2", "mistral", "gpt_neox"])

@@ -22,7 +22,7 @@ from python_backends.engine.torch.projection import Projection, can_pack
 from python_backends.engine.torch.step_batch import StepBatch, StepBatcher, group_ends
 from python_backends.nouns.request import ModelLimits, Sampling
 from python_backends.nouns.step import Admit, SpanKind, StepPlan
-from tests.cpu.tiny_models import VOCABULARY, TinyModel
+from tests.support.tiny_models import VOCABULARY, TinyModel
 
 BLOCK_TOKENS = 4
 LENGTHS = (5, 1, 13)

@@ -29,7 +29,7 @@ from python_backends.engine.torch.kernel_trial import kernel_obstacle
 from python_backends.nouns.request import ModelLimits
 from python_backends.nouns.step import StepPlan
 from python_backends.settings import SettingsError
-from tests.cpu.tiny_models import Serving, TinyModel, random_requests
+from tests.support.tiny_models import Serving, TinyModel, random_requests
 
 GPU = torch.device("cuda", 1)
 WRITE_KERNEL = "python_backends.engine.slots.write_kernel"

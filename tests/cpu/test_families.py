@@ -19,7 +19,7 @@ from python_backends.engine.model.weights import head_order
 from python_backends.engine.torch.engine import TorchEngine
 from python_backends.nouns.request import Ids, Request, Sampling
 from python_backends.settings import EngineSettings, ModelSettings, Settings
-from tests.cpu.tiny_models import (
+from tests.support.tiny_models import (
     RELATIVES,
     TINY,
     VOCABULARY,

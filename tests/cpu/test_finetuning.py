@@ -14,8 +14,8 @@ from python_backends.finetuning.alone import train
 from python_backends.finetuning.export import export
 from python_backends.finetuning.jobs import Job, JobError
 from python_backends.settings import ROOT
-from tests.cpu.finetuning_jobs import MODULES, new_job, settings, weights
-from tests.cpu.tiny_models import TinyModel
+from tests.support.finetuning_jobs import MODULES, new_job, settings, weights
+from tests.support.tiny_models import TinyModel
 
 
 def test_a_job_learns_and_ends(one: TinyModel, tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def checkpoints_of(job: Job) -> list[Path]:
 
 
 def _trained(tiny: TinyModel, job: Job, when: str, count: int) -> int:
-    words = ("-m", "tests.cpu.killed_trainer", tiny.directory, job.directory, when, count)
+    words = ("-m", "tests.support.killed_trainer", tiny.directory, job.directory, when, count)
     command = [sys.executable, *map(str, words)]
     return subprocess.run(command, cwd=ROOT, check=False, timeout=120, capture_output=True).returncode
 

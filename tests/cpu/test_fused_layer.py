@@ -31,7 +31,7 @@ from python_backends.engine.model.description import (
 from python_backends.engine.openvino import fused_layer
 from python_backends.engine.openvino.fused_graph import FusedOperation, fits
 from python_backends.engine.openvino.fused_layer import Kind
-from tests.cpu.tiny_models import BFLOAT16_REGRET, TINY, Serving, TinyModel, random_requests
+from tests.support.tiny_models import BFLOAT16_REGRET, TINY, Serving, TinyModel, random_requests
 
 HIDDEN, HEADS, GATED, WIDTHS = 160, 96, 224, [96, 32, 64]
 ROWS = (1, 5, 16, 17, 32, 33, 64, 70, 131)

@@ -33,8 +33,8 @@ from python_backends.scheduling.piece_time import loads
 from tests.cpu.test_coserving import Server, assert_like, served
 from tests.cpu.test_coserving import undisturbed as undisturbed
 from tests.cpu.test_finetuning import new_job
-from tests.cpu.tiny_models import VOCABULARY, TinyModel
-from tests.cpu.training_reference import (
+from tests.support.tiny_models import VOCABULARY, TinyModel
+from tests.support.training_reference import (
     difference,
     drawn,
     every_module,

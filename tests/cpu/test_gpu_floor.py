@@ -25,7 +25,7 @@ RUN = """
 import collections, json, tempfile
 from pathlib import Path
 from triton.runtime import interpreter
-from tests.cpu.tiny_models import Agreement, Serving, TinyModel, build, random_requests
+from tests.support.tiny_models import Agreement, Serving, TinyModel, build, random_requests
 
 run, names = interpreter.GridExecutor.__call__, []
 

@@ -18,7 +18,7 @@ from benchmarks.gpu_model import Measured
 from benchmarks.gpu_report import Figure, table
 from benchmarks.gpu_steps import weight_bytes
 from benchmarks.recorded_engine import RecordedEngine
-from tests.cpu.tiny_models import TinyModel
+from tests.support.tiny_models import TinyModel
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_THERE = ("openvino", "tritonclient", "pytest", "hypothesis", "matplotlib", "atheris")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -64,7 +63,7 @@ print("equal")
 ENGINE = """
 import tempfile
 from pathlib import Path
-from tests.cpu.tiny_models import Agreement, Serving, TinyModel, build, random_requests
+from tests.support.tiny_models import Agreement, Serving, TinyModel, build, random_requests
 from python_backends.engine.torch.kernel_trial import runs_kernels
 
 with tempfile.TemporaryDirectory() as directory:
@@ -94,7 +93,7 @@ from python_backends.engine.torch import fused_kernels, paged_attention, paged_c
 from python_backends.engine.slots import draw_kernel, token_kernels, write_kernel
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.instance.warm_up import warm_up
-from tests.cpu.tiny_models import Agreement, TinyModel, build
+from tests.support.tiny_models import Agreement, TinyModel, build
 
 run, names = interpreter.GridExecutor.__call__, set()
 interpreter.GridExecutor.__call__ = lambda self, *args, **options: (names.add(self.fn.__name__), run(self, *args, **options))[1]
@@ -122,7 +121,7 @@ from benchmarks import gpu_kernels
 from python_backends.engine.model.description import Heads
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.instance.warm_up import warm_up
-from tests.cpu.tiny_models import Agreement, Serving, TinyModel, build, random_requests
+from tests.support.tiny_models import Agreement, Serving, TinyModel, build, random_requests
 
 run, variants, launched = InterpretedFunction.run, set(), []
 
@@ -210,36 +209,6 @@ def test_requests_launch_no_kernel_in_a_variant_that_the_first_steps_did_not() -
     assert interpreted(SERVING) == "none\n"
 
 
-def test_every_kernel_compiles_for_a_gpu_that_is_not_here_and_spills_are_found(tmp_path: Path) -> None:
-    """float32 as well, whose chunks spilled 14 KB a thread when their tiles were those of bfloat16."""
-    found = tmp_path / "kernels.json"
-    said = compiled("--quick", "--json", str(found))
-    assert said.returncode == 0, said.stdout + said.stderr
-    kernels = json.loads(found.read_text())["kernels"]
-    names = {
-        "attend_part",
-        "attend_chunk",
-        "divide",
-        "last_tokens",
-        "append",
-        "int8_product",
-        "place",
-        "gated",
-        "add_and_norm",
-        "draw",
-        "write",
-    }
-    assert {kernel["kernel"] for kernel in kernels} == names
-    assert {kernel["what"][:4] for kernel in kernels if kernel["kernel"] == "attend_chunk"} == {
-        "bf16",
-        "fp32",
-    }
-    assert all(kernel["registers"] > 0 and kernel["spilled_bytes"] == 0 for kernel in kernels)
-    refused = compiled("--quick", "--most-spills", "-1")
-    assert refused.returncode == 1
-    assert "FAIL: spills more than -1 bytes" in refused.stdout
-
-
 def test_steps_of_any_number_of_rows_compile_one_variant_of_each_kernel_for_a_gpu() -> None:
     """By the way of a launch itself, for a GPU that is not here: six buckets, steps that draw, and mixed ones."""
     pytest.importorskip("triton.language", reason=WITHOUT)
@@ -250,16 +219,6 @@ def test_steps_of_any_number_of_rows_compile_one_variant_of_each_kernel_for_a_gp
     )
     assert said.returncode == 0, said.stderr
     assert said.stdout == "{1}\n"
-
-
-def compiled(*asked: str) -> subprocess.CompletedProcess[str]:
-    """What `build/compile_kernels.py` says: the compiler, not the interpreter."""
-    pytest.importorskip("triton.language", reason=WITHOUT)
-    command = [sys.executable, "build/compile_kernels.py", *asked]
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=280, check=False
-    )
 
 
 def interpreted(code: str) -> str:

@@ -18,7 +18,7 @@ from python_backends.prediction.learning import is_due, learn, learn_apart
 from python_backends.prediction.request_log import RequestLog, instruction_id
 from python_backends.prediction.versions import CURRENT, KEPT, Version, current, next_number, publish, read
 from python_backends.settings import PredictionSettings
-from tests.pure.prediction.records import ENCODER, record
+from tests.support.records import ENCODER, record
 
 SETTINGS = PredictionSettings(encoder=ENCODER, relearn_s=1.0)
 

@@ -15,7 +15,7 @@ from python_backends.engine.protocol import Engine
 from python_backends.engine.slots.log_probs import LogProbRows, log_probs, row_log_probs
 from python_backends.nouns.request import Request
 from python_backends.streams.log_probs import StreamLogProbs, by_row
-from tests.cpu.tiny_models import Serving, TinyModel, random_requests
+from tests.support.tiny_models import Serving, TinyModel, random_requests
 
 ROUNDING = 5e-4  # of float32 through a whole model; logits here are as wide as 30
 

@@ -18,7 +18,7 @@ from python_backends.engine.kv.device_blocks import DeviceBlocks
 from python_backends.engine.protocol import Engine, ExportsBlocks
 from python_backends.nouns.request import Ids, Request, Sampling
 from tests.cpu.test_log_probs import Scored
-from tests.cpu.tiny_models import VOCABULARY, TinyModel, random_requests
+from tests.support.tiny_models import VOCABULARY, TinyModel, random_requests
 
 PROMPT = np.random.default_rng(11).integers(0, VOCABULARY, 37).astype(np.int32)
 ANSWER = 60  # tokens

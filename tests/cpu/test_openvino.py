@@ -11,7 +11,7 @@ import pytest
 from python_backends.engine.protocol import Announcing
 from python_backends.nouns.request import Finish, Request, Sampling
 from python_backends.settings import SettingsError
-from tests.cpu.tiny_models import (
+from tests.support.tiny_models import (
     BFLOAT16_REGRET,
     RELATIVES,
     TINY,

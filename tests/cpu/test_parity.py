@@ -7,7 +7,14 @@ import pytest
 
 from python_backends.nouns.request import Finish, Request, Sampling
 from python_backends.scheduling.state.sequence import Sequence
-from tests.cpu.tiny_models import BFLOAT16_REGRET, VOCABULARY, Serving, TinyModel, generate, random_requests
+from tests.support.tiny_models import (
+    BFLOAT16_REGRET,
+    VOCABULARY,
+    Serving,
+    TinyModel,
+    generate,
+    random_requests,
+)
 
 
 def test_answers_have_many_different_tokens(each: TinyModel) -> None:

@@ -17,7 +17,7 @@ from python_backends.engine.slots.sampler import Restrictions, probabilities, re
 from python_backends.engine.slots.slot_state import SlotState
 from python_backends.nouns.request import Ids, ModelLimits, Request, Sampling
 from python_backends.nouns.step import Admit, Release, SpanKind, StepPlan
-from tests.cpu.tiny_models import Serving, TinyModel, generate, random_requests
+from tests.support.tiny_models import Serving, TinyModel, generate, random_requests
 
 VOCABULARY = 50
 LIMITS = ModelLimits(max_model_tokens=40, vocab_size=VOCABULARY, num_slots=4, num_blocks=40, block_tokens=4)

@@ -23,7 +23,7 @@ from python_backends.engine.slots.sampler import (
     uniform,
 )
 from python_backends.nouns.request import Request
-from tests.cpu.tiny_models import Serving, TinyModel, random_requests
+from tests.support.tiny_models import Serving, TinyModel, random_requests
 
 MASK = (1 << 64) - 1
 

@@ -8,7 +8,7 @@ import pytest
 from python_backends.engine.protocol import Engine
 from python_backends.static_batching.batches import STATIC_POLICIES, BatchLimits
 from python_backends.static_batching.mode import Answer, Served, StaticMode
-from tests.cpu.tiny_models import Serving, TinyModel, random_requests
+from tests.support.tiny_models import Serving, TinyModel, random_requests
 
 
 def served(

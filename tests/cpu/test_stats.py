@@ -13,7 +13,7 @@ from python_backends.prediction.place import directory_of
 from python_backends.prediction.request_log import RequestLog
 from python_backends.prediction.versions import CURRENT
 from python_backends.settings import load
-from tests.pure.prediction.records import record
+from tests.support.records import record
 
 ROOT = Path(__file__).resolve().parents[2]
 

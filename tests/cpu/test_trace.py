@@ -13,7 +13,7 @@ from python_backends.instance.build import build
 from python_backends.instance.loop import Instance
 from python_backends.nouns.step import StepOutput
 from python_backends.settings import EngineSettings, Settings, ToySettings
-from tests.pure.test_instance import Link, submit
+from tests.support.instance_link import Link, submit
 
 
 def test_a_trace_shows_the_loops_work_beside_the_devices(tmp_path: Path) -> None:

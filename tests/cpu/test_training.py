@@ -8,8 +8,8 @@ import torch
 from python_backends.engine.torch.training import layer_backward, loss
 from python_backends.engine.torch.training.layer_backward import LayerParts, PackState
 from python_backends.nouns.training import AdapterShape, Keep, Pack, Tile
-from tests.cpu.tiny_models import RELATIVES, TINY, VOCABULARY
-from tests.cpu.training_reference import by_tiles, difference, random_pack, trained, whole
+from tests.support.tiny_models import RELATIVES, TINY, VOCABULARY
+from tests.support.training_reference import by_tiles, difference, random_pack, trained, whole
 
 CUTS = ((100, 100), (7, 100), (100, 5), (9, 4))
 LENGTHS = (23, 9, 20)

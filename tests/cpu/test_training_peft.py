@@ -16,10 +16,10 @@ from python_backends.finetuning.export import export
 from python_backends.finetuning.jobs import JobError
 from python_backends.finetuning.packs import mini_batch, packed
 from python_backends.nouns.training import Pack
-from tests.cpu import finetuning_jobs
-from tests.cpu.finetuning_jobs import ALPHA, BATCH_SIZE, MODULES, RANK, SEED, examples, new_job, settings
-from tests.cpu.tiny_models import RELATIVES, TINY, Serving, TinyModel, random_requests
-from tests.cpu.training_reference import by_tiles, difference, random_pack, trained, transformed
+from tests.support import finetuning_jobs
+from tests.support.finetuning_jobs import ALPHA, BATCH_SIZE, MODULES, RANK, SEED, examples, new_job, settings
+from tests.support.tiny_models import RELATIVES, TINY, Serving, TinyModel, random_requests
+from tests.support.training_reference import by_tiles, difference, random_pack, trained, transformed
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")

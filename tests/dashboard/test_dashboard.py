@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from tests.dashboard.scraping import DEPLOY, Prometheus
-from tests.server.serving import ROOT, Gapless, wait_for
-from tests.server.toy_model import write_toy_model
+from tests.support.scraping import DEPLOY, Prometheus
+from tests.support.server.serving import ROOT, Gapless, wait_for
+from tests.support.server.toy_model import write_toy_model
 
 DASHBOARD = json.loads((DEPLOY / "grafana/gapless.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]

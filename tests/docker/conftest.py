@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docker.composed import ROOT, Composed, run
+from tests.support.composed import ROOT, Composed, run
 
 HERE = Path(__file__).parent
 BASE = "debian:bookworm-slim"

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.docker.composed import Composed, GrpcOnlooker, HttpOnlooker, run
-from tests.server.serving import wait_for
+from tests.support.composed import Composed, GrpcOnlooker, HttpOnlooker, run
+from tests.support.server.serving import wait_for
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -13,9 +13,9 @@ import time
 
 import pytest
 
-from tests.docker.composed import ROOT, Composed, GrpcOnlooker, HttpOnlooker, run
 from tests.docker.conftest import NOTES
-from tests.server.serving import busyness, wait_for
+from tests.support.composed import ROOT, Composed, GrpcOnlooker, HttpOnlooker, run
+from tests.support.server.serving import busyness, wait_for
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from client import Client
 from client.errors import GaplessError
-from tests.docker.composed import ROOT, Composed
-from tests.server.serving import wait_for
+from tests.support.composed import ROOT, Composed
+from tests.support.server.serving import wait_for
 
 pytestmark = pytest.mark.timeout(1200)
 

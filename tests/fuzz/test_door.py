@@ -6,14 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.server.serving import ROOT
+from tests.support.server.serving import ROOT
 
 
 def test_the_door_stands_twenty_thousand_inputs(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "tests.fuzz.door",
+        "tests.support.fuzzed_door",
         "-runs=20000",
         "-max_total_time=30",
         f"-artifact_prefix={tmp_path}/",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tensorrt_llm.manners import manners
 
-from tests.pure.tensorrt import write_model
+from tests.support.tensorrt import write_model
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from python_backends.instance.build import build_copier
 from python_backends.settings import ClusterSettings, ModelSettings, Settings
 from tests.pure import test_moves
 from tests.pure.test_moves import SIZE, World, model, order_to_move
-from tests.pure.test_scheduling import request, write_vocabulary
+from tests.support.scheduling import request, write_vocabulary
 
 __all__ = ["model"]  # a fixture
 

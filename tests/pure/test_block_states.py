@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from python_backends.scheduling.state.blocks import ROOT_KEY, BlockPool, block_key
-from tests.pure.examples import examples
+from tests.support.examples import examples
 
 BLOCKS, SIZE = 10, 2
 Prefix = tuple[int, ...]

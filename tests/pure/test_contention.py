@@ -8,7 +8,7 @@ import pytest
 
 from python_backends.nouns.request import WaitReason
 from python_backends.scheduling.contention import Contention, contention_of
-from tests.pure.test_scheduling import Instance, request, write_vocabulary
+from tests.support.scheduling import Instance, request, write_vocabulary
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from python_backends.nouns.request import Feedback, Finish
 from python_backends.scheduling.handover import Handover, RefusedMove
 from python_backends.wires.copier import Copier
 from tests.pure.test_moves import SIZE, STEP_S, Front, World, model, order_to_move, two
-from tests.pure.test_scheduling import answer, request
+from tests.support.scheduling import answer, request
 
 __all__ = ["model"]  # a fixture
 

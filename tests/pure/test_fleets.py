@@ -20,8 +20,8 @@ from python_backends.settings import ClusterSettings, Settings, SettingsError, l
 from python_backends.watching.board import Board
 from python_backends.wires import InstanceEnd, InstanceLoad, InstanceReady, SchedulerEnd
 from python_backends.wires.network import NETWORK, CurveKeys, Network, network_as_bytes, read_network
-from tests.server.serving import free_ports, wait_for
-from tests.server.toy_model import write_toy_model
+from tests.support.server.serving import free_ports, wait_for
+from tests.support.server.toy_model import write_toy_model
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = ModelLimits(100, 50, 4, 20, 16, "x")

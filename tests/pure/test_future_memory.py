@@ -21,7 +21,7 @@ from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.state.sequence import Sequence
 from python_backends.scheduling.step_time import StepTime
 from python_backends.settings import SchedulingSettings
-from tests.pure.examples import examples
+from tests.support.examples import examples
 
 LEVELS = len(QUANTILE_LEVELS)
 

@@ -26,9 +26,9 @@ from python_backends.nouns.step import Admit, SpanKind, StepPlan, Tokens
 from python_backends.scheduling.handover import RefusedMove
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.settings import EngineSettings, ModelSettings, SchedulingSettings, Settings, ToySettings
-from tests.pure.examples import examples
 from tests.pure.test_scheduler_states import NEVER_EVICT, RULES, Device, asks, make_request
-from tests.pure.test_scheduling import VOCAB, answer, request, write_vocabulary
+from tests.support.examples import examples
+from tests.support.scheduling import VOCAB, answer, request, write_vocabulary
 
 BLOCKS, SIZE = 26, 4
 MOST_TOKENS = 100

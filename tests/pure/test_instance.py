@@ -15,9 +15,9 @@ from python_backends.engine.engine_thread import EngineThread
 from python_backends.instance.build import build
 from python_backends.instance.lead import FIRST_S, SPARE_S, Lead
 from python_backends.instance.loop import Instance
-from python_backends.nouns.messages import Cancel, Failed, Load, Pace, Submit
+from python_backends.nouns.messages import Cancel, Failed, Pace
 from python_backends.nouns.request import Request, Sampling
-from python_backends.nouns.step import StepOutput, StepPlan, Tokens
+from python_backends.nouns.step import StepOutput, StepPlan
 from python_backends.scheduling.step_time import StepTime
 from python_backends.settings import (
     EngineSettings,
@@ -28,35 +28,9 @@ from python_backends.settings import (
     ToySettings,
 )
 from python_backends.watching.metrics import GAP_BOUNDS_S, Histogram, Metrics
+from tests.support.instance_link import Link, submit
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-class Link:
-    """Gives the loop `inbox`, a list at a time, and keeps what it publishes."""
-
-    def __init__(self, inbox: Sequence[list[Any]]) -> None:
-        self.inbox = list(inbox)
-        self.loads: list[Load] = []
-        self.answers: dict[int, list[int]] = {}
-        self.num_ended = 0
-        self.num_frames = 0  # with tokens
-
-    def receive(self, timeout_s: float) -> list[Any]:
-        return self.inbox.pop(0) if self.inbox else []
-
-    def publish(self, messages: Sequence[Any]) -> None:
-        self.loads += [message for message in messages if isinstance(message, Load)]
-        for tokens in [message for message in messages if isinstance(message, Tokens)]:
-            for request_id, token in zip(tokens.request_ids.tolist(), tokens.tokens.tolist(), strict=True):
-                self.answers.setdefault(request_id, []).append(token)
-            self.num_ended += int(np.count_nonzero(tokens.finishes))
-        self.num_frames += any(isinstance(message, Tokens) for message in messages)
-
-
-def submit(number: int, length: int, **sampling: Any) -> Submit:
-    prompt = np.arange(number, number + length, dtype=np.int32)
-    return Submit(Request(number, prompt, Sampling(**sampling)), np.zeros(0, np.int32), 0)
 
 
 def served(steps_ahead: int, inbox: Sequence[list[Any]], num_ends: int, static_slots: bool = True) -> Link:

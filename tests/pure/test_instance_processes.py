@@ -17,7 +17,7 @@ from python_backends.watching.board import Board
 from python_backends.watching.cluster_files import STATUS, ClusterStatus
 from python_backends.watching.instance_state import InstanceRecord, State
 from python_backends.watching.restarts import RestartsFile
-from tests.server.serving import wait_for
+from tests.support.server.serving import wait_for
 
 
 class Launcher:

@@ -15,7 +15,7 @@ from python_backends.engine.toy.engine import ToyEngine
 from python_backends.instance import layer_trial
 from python_backends.instance.layer_trial import trials, with_faster_layers
 from python_backends.settings import EngineSettings, ModelSettings, Settings, ToySettings
-from tests.pure.test_scheduling import write_vocabulary
+from tests.support.scheduling import write_vocabulary
 
 
 class Engines:

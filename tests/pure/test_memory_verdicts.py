@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.server.fuzzing import left_inside
-from tests.server.memory import Mark, Verdict, verdicts
+from tests.support.server.fuzzing import left_inside
+from tests.support.server.memory import Mark, Verdict, verdicts
 
 
 def marks(*tokenizer_mib: float) -> list[Mark]:

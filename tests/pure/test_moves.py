@@ -56,9 +56,9 @@ from python_backends.watching.metrics import Metrics
 from python_backends.wires import InstanceLost, InstanceMove, InstanceReady
 from python_backends.wires.blocks import DroppedFrames, Frame, Payload
 from python_backends.wires.copier import Copier
-from tests.pure.examples import examples
 from tests.pure.test_scheduler_states import RULES, asks, make_request
-from tests.pure.test_scheduling import VOCAB, request, write_vocabulary
+from tests.support.examples import examples
+from tests.support.scheduling import VOCAB, request, write_vocabulary
 
 SLOTS, BLOCKS, SIZE, MOST_TOKENS = 3, 80, 4, 100
 STEP_S = 0.01

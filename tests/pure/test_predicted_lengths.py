@@ -20,7 +20,7 @@ from python_backends.scheduling.policies import POLICIES
 from python_backends.scheduling.policies.ours import slack_then_ratio
 from python_backends.scheduling.state.sequence import Sequence
 from python_backends.settings import PREDICTED_POLICIES, SchedulingSettings
-from tests.pure.test_scheduling import Instance, answer, request, write_vocabulary
+from tests.support.scheduling import Instance, answer, request, write_vocabulary
 
 
 @pytest.fixture(scope="module")

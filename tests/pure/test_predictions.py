@@ -359,7 +359,7 @@ def test_a_prediction_that_says_nothing_changes_no_turn_of_any_token(
     predictor: Callable[[int, int], LengthAnswer | None], tmp_path: Path
 ) -> None:
     """Two slots and ten requests, so that most wait."""
-    from tests.server.toy_model import write_toy_model
+    from tests.support.server.toy_model import write_toy_model
 
     model = write_toy_model(tmp_path / "toy")
     assert answers(model, predictor) == answers(model, None)
@@ -368,7 +368,7 @@ def test_a_prediction_that_says_nothing_changes_no_turn_of_any_token(
 def test_where_requests_are_served_in_order_of_arrival_predictions_change_no_turn_of_any_token(
     tmp_path: Path,
 ) -> None:
-    from tests.server.toy_model import write_toy_model
+    from tests.support.server.toy_model import write_toy_model
 
     model = write_toy_model(tmp_path / "toy")
     assert answers(model, lambda turn, asked: LengthAnswer(GOOD, 1), "fcfs") == answers(model, None, "fcfs")

@@ -17,8 +17,8 @@ from python_backends.nouns.request import Ids
 from python_backends.nouns.step import StepPlan
 from python_backends.scheduling.step_time import StepTime
 from python_backends.settings import EngineSettings, Settings
-from tests.pure.test_instance import Link, submit
-from tests.pure.test_scheduling import Instance, answer, request, write_vocabulary
+from tests.support.instance_link import Link, submit
+from tests.support.scheduling import Instance, answer, request, write_vocabulary
 
 
 @pytest.fixture(scope="module")

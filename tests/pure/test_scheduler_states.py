@@ -32,8 +32,8 @@ from python_backends.scheduling.policies.fcfs import reserve_max_tokens
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.state.view import Reserve
 from python_backends.settings import EngineSettings, ModelSettings, SchedulingSettings, Settings
-from tests.pure.examples import examples
-from tests.pure.test_scheduling import VOCAB, write_vocabulary
+from tests.support.examples import examples
+from tests.support.scheduling import VOCAB, write_vocabulary
 
 BLOCKS, BLOCK_TOKENS = 26, 4
 MOST_TOKENS = 100  # of prompt and answer; a lone request always fits

@@ -27,7 +27,8 @@ from python_backends.static_batching.batches import (
     wasted_accesses,
 )
 from python_backends.static_batching.mode import Served, StaticMode
-from tests.pure.test_scheduling import VOCAB, model
+from tests.pure.test_scheduling import model
+from tests.support.scheduling import VOCAB
 
 __all__ = ["model"]  # a fixture
 

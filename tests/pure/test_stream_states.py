@@ -26,7 +26,7 @@ from python_backends.streams.flow_control import ANSWER_EVERY_NS, IDLE_NS, LONG_
 from python_backends.streams.outgoing import Outgoing
 from python_backends.streams.table import StreamTable
 from python_backends.watching.metrics import Metrics
-from tests.pure.examples import examples
+from tests.support.examples import examples
 
 MS, S = 1_000_000, 1_000_000_000
 SETTINGS = StreamSettings(max_open=5, max_queued_tokens=12, max_unacknowledged=3, max_in_flight=4)

@@ -13,7 +13,7 @@ from python_backends.nouns.request import Finish, Request, Sampling
 from python_backends.streams.stream import Stream
 from python_backends.text.checkpoint import read_checkpoint
 from python_backends.text.detokenize.detokenizer import Detokenizer, context_tokens, num_new_tokens
-from tests.server.toy_model import VOCAB_SIZE, write_toy_model
+from tests.support.server.toy_model import VOCAB_SIZE, write_toy_model
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from python_backends.engine.toy.engine import toy_log_probs
 from python_backends.nouns.messages import Cancel
 from python_backends.nouns.request import AdapterVersion, Finish, Sampling
 from python_backends.nouns.step import Admit
-from tests.pure.tensorrt import MAX_MODEL_TOKENS, VOCAB_SIZE, Serving, answer_of, make_settings, submit
+from tests.support.tensorrt import MAX_MODEL_TOKENS, VOCAB_SIZE, Serving, answer_of, make_settings, submit
 
 # --- answers
 

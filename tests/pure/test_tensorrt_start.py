@@ -25,7 +25,7 @@ from python_backends.nouns.request import LengthPrediction, Sampling
 from python_backends.nouns.step import Admit
 from python_backends.scheduling.self_planned import SelfPlannedScheduler
 from python_backends.settings import SchedulingSettings, SettingsError
-from tests.pure.tensorrt import Serving, answer_of, make_settings, submit, write_model
+from tests.support.tensorrt import Serving, answer_of, make_settings, submit, write_model
 
 # --- memory
 

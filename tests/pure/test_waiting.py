@@ -16,7 +16,7 @@ from benchmarks.host_time_loop import ChangingQueue, WaitingStreams
 from python_backends.nouns.request import Request, Sampling
 from python_backends.scheduling.state.sequence import Sequence
 from python_backends.scheduling.waiting import WaitingList
-from tests.pure.examples import examples
+from tests.support.examples import examples
 
 BOUND_S = 10.0
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.expected import Expected
-from tests.server.serving import Gapless
-from tests.server.toy_model import write_toy_model
+from tests.support.server.expected import Expected
+from tests.support.server.serving import Gapless
+from tests.support.server.toy_model import write_toy_model
 
 
 @pytest.fixture(scope="session")

@@ -13,9 +13,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.cpu.peft_adapters import save_adapter
-from tests.server.peft_texts import text_of_peft
-from tests.server.serving import ROOT, Gapless, wait_for
+from tests.support.peft_adapters import save_adapter
+from tests.support.server.peft_texts import text_of_peft
+from tests.support.server.serving import ROOT, Gapless, wait_for
 
 # PEFT asks transformers by an older name
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.server.serving import Gapless
+from tests.support.server.serving import Gapless
 
 INSTRUCTION = "Convert to camelCase: read_all_lines"
 BLOCK_TOKENS = 32

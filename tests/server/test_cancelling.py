@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.serving import Gapless, busyness, wait_for
+from tests.support.server.serving import Gapless, busyness, wait_for
 
 NOTICED_S = 3.0  # about one second until it is missed, and /metrics show it up to two seconds later
 # ten seconds and more on the toy engine

@@ -16,11 +16,11 @@ import pytest
 from client import AsyncClient, Client, Piece, RefusedError, Retries, TimedOutError, UnavailableError, user
 from client.parameters import TABLE
 from python_backends.engine.toy.engine import toy_log_probs
-from tests.server.expected import FORTY, PROMPT, Expected
-from tests.server.serving import ROOT, Gapless, wait_for
-from tests.server.terminal import Terminal
 from tests.server.test_serving import some_word
-from tests.server.toy_model import VOCAB_SIZE
+from tests.support.server.expected import FORTY, PROMPT, Expected
+from tests.support.server.serving import ROOT, Gapless, wait_for
+from tests.support.server.terminal import Terminal
+from tests.support.server.toy_model import VOCAB_SIZE
 
 LONG = {"max_tokens": 1500, "min_tokens": 1500}
 

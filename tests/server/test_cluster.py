@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.expected import PROMPT, Expected
-from tests.server.serving import ROOT, Gapless, wait_for
 from tests.server.test_recovery import check_that_only_the_poisonous_request_fails
+from tests.support.server.expected import PROMPT, Expected
+from tests.support.server.serving import ROOT, Gapless, wait_for
 
 LONG = {"max_tokens": 300, "min_tokens": 300}
 LONGER = {"max_tokens": 900, "min_tokens": 900}

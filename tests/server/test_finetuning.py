@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.server.peft_texts import text_of_peft
-from tests.server.serving import ROOT, Answer, Gapless, wait_for
+from tests.support.server.peft_texts import text_of_peft
+from tests.support.server.serving import ROOT, Answer, Gapless, wait_for
 
 # PEFT asks transformers by an older name
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")

@@ -10,9 +10,9 @@ from google.protobuf import text_format
 from tritonclient.grpc import service_pb2
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from tests.server import memory, random_requests
-from tests.server.fuzzing import NUM_CONTROLS, Fuzz
-from tests.server.serving import ROOT, Gapless
+from tests.support.server import memory, random_requests
+from tests.support.server.fuzzing import NUM_CONTROLS, Fuzz
+from tests.support.server.serving import ROOT, Gapless
 
 
 def test_every_input_of_the_ensemble_is_drawn_with_wrong_values_and_most_with_right_ones() -> None:

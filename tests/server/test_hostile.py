@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.doors import GrpcDoor
-from tests.server.expected import PROMPT, Expected
-from tests.server.fuzzing import NUM_CONTROLS, Control, Report, pids_of
-from tests.server.hostile import KINDS, Target, draw
-from tests.server.serving import Gapless, wait_for
+from tests.support.server.doors import GrpcDoor
+from tests.support.server.expected import PROMPT, Expected
+from tests.support.server.fuzzing import NUM_CONTROLS, Control, Report, pids_of
+from tests.support.server.hostile import KINDS, Target, draw
+from tests.support.server.serving import Gapless, wait_for
 
 NUM_ATTACKERS = 12
 COUNTS = {

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from tests.server import doors
-from tests.server.serving import Gapless, busyness
+from tests.support.server import doors
+from tests.support.server.serving import Gapless, busyness
 
 SIZE = 990_000  # bytes; the limit of the settings is a megabyte
 ALONE = {"text_input": "def read(self, size=-1):", "max_tokens": 300, "min_tokens": 300}

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.server import doors
-from tests.server.doors import GrpcDoor, Outcome
-from tests.server.expected import Expected
-from tests.server.serving import ROOT, Gapless, busyness, wait_for
+from tests.support.server import doors
+from tests.support.server.doors import GrpcDoor, Outcome
+from tests.support.server.expected import Expected
+from tests.support.server.serving import ROOT, Gapless, busyness, wait_for
 
 ONE, TOKENS_OF_ONE = "a", 1
 LONG = {"text_input": "def read(self, size=-1):", "max_tokens": 1500, "min_tokens": 1500}  # eight seconds

@@ -22,9 +22,9 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import np_to_triton_dtype
 
-from tests.server.expected import PROMPT, Expected
-from tests.server.serving import Gapless
 from tests.server.test_serving import some_word
+from tests.support.server.expected import PROMPT, Expected
+from tests.support.server.serving import Gapless
 
 NAME = "GAPLESS_NVIDIA_CLIENT"
 FILE = os.environ.get(NAME, "")

@@ -18,9 +18,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.docker.composed import HttpOnlooker
-from tests.server.expected import PROMPT, Expected
-from tests.server.serving import ROOT, Answer, Gapless, GrpcClient, wait_for
+from tests.support.composed import HttpOnlooker
+from tests.support.server.expected import PROMPT, Expected
+from tests.support.server.serving import ROOT, Answer, Gapless, GrpcClient, wait_for
 
 LONG = {"max_tokens": 1500, "min_tokens": 1500}  # at least seven seconds
 NUM_EACH = 4

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.server.serving import ROOT, Answer, Gapless, busyness, settled, wait_for
+from tests.support.server.serving import ROOT, Answer, Gapless, busyness, settled, wait_for
 
 WELL, SLEEPING = "well", "sleep"
 COMPLAINT = "serving goes on without its predictions"

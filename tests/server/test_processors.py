@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.serving import Gapless, wait_for
+from tests.support.server.serving import Gapless, wait_for
 
 MODELS = ("tokenizer", "scheduler", "detokenizer")
 

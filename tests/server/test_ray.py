@@ -19,10 +19,10 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.server.expected import PROMPT, Expected
-from tests.server.serving import Gapless, free_ports, wait_for
 from tests.server.test_cluster import LONGER, check_nothing_is_kept, control, migrations
 from tests.server.test_recovery import leftovers
+from tests.support.server.expected import PROMPT, Expected
+from tests.support.server.serving import Gapless, free_ports, wait_for
 
 ray = pytest.importorskip("ray")
 

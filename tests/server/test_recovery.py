@@ -19,9 +19,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.server import doors
-from tests.server.expected import PROMPT, Expected
-from tests.server.serving import ROOT, Answer, Gapless, GrpcClient, busyness, leftovers, wait_for
+from tests.support.server import doors
+from tests.support.server.expected import PROMPT, Expected
+from tests.support.server.serving import ROOT, Answer, Gapless, GrpcClient, busyness, leftovers, wait_for
 
 LONG = {"max_tokens": 400, "min_tokens": 400}
 

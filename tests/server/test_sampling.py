@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from python_backends.engine.toy.engine import toy_log_probs
-from tests.server.expected import FORTY, PROMPT, Expected
-from tests.server.serving import Answer, Gapless
-from tests.server.toy_model import VOCAB_SIZE
+from tests.support.server.expected import FORTY, PROMPT, Expected
+from tests.support.server.serving import Answer, Gapless
+from tests.support.server.toy_model import VOCAB_SIZE
 
 ASKS = {"return_log_probs": True, "num_top_log_probs": 3}
 

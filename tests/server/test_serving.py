@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 
-from tests.server.expected import FORTY, PROMPT, Expected
-from tests.server.serving import Gapless, wait_for
+from tests.support.server.expected import FORTY, PROMPT, Expected
+from tests.support.server.serving import Gapless, wait_for
 
 
 def some_word(text: str) -> str:

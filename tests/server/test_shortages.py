@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.expected import Expected
-from tests.server.serving import Gapless, wait_for
 from tests.server.test_recovery import check_sixteen, sixteen_streams
+from tests.support.server.expected import Expected
+from tests.support.server.serving import Gapless, wait_for
 
 SHM_BYTES = 512 << 20
 SMALL_SHM = f'mount -t tmpfs -o size={SHM_BYTES} tmpfs /dev/shm && exec "$0" "$@"'

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.server.expected import PROMPT, Expected
-from tests.server.serving import ROOT, Gapless, wait_for
 from tests.server.test_cluster import LONG, check_nothing_is_kept, migrations
+from tests.support.server.expected import PROMPT, Expected
+from tests.support.server.serving import ROOT, Gapless, wait_for
 
 NUM_MOVES = int(os.environ.get("GAPLESS_MOVES", "50"))
 NUM_STAYING, NUM_LEAVING = 40, 12  # clients of one round in which instances are killed

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.expected import PROMPT, Expected
-from tests.server.serving import Gapless, wait_for
 from tests.server.test_cancelling import test_a_lone_client_that_leaves_gives_its_slot_back
 from tests.server.test_recovery import (
     LONG,
@@ -33,6 +31,8 @@ from tests.server.test_serving import (
     test_metrics_are_there_and_count,
     test_the_same_seed_gives_the_same_text_and_another_another,
 )
+from tests.support.server.expected import PROMPT, Expected
+from tests.support.server.serving import Gapless, wait_for
 
 ASKED_AGAIN = [  # of this module's server, because `gapless` is another one here
     test_a_chat_is_rendered_with_the_models_own_template,

@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-from tests.server.serving import Gapless, wait_for
+from tests.support.server.serving import Gapless, wait_for
 
 TRACE = "80e1afed08e019fc1110464cfa66635c"
 CALLER = "7a085853722dc6d2"

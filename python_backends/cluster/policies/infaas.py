@@ -1,5 +1,6 @@
 """To the instance with the least memory in use, that of waiting requests included: INFaaS++, as Llumnix (OSDI
 2024) compares with it. Where no slot is free, the fewest waiting requests decide.
+Tested in tests/pure/test_router.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""To the instance with the fewest requests, as most load balancers do."""
+"""To the instance with the fewest requests, as most load balancers do.
+
+Tested in tests/pure/test_router.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""To the instance with the highest freeness: Llumnix (OSDI 2024), with and without its priorities."""
+"""To the instance with the highest freeness: Llumnix (OSDI 2024), with and without its priorities.
+
+Tested in tests/pure/test_router.py.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 for each request to those that have much.
 
 Source: Llumnix (OSDI 2024, arXiv 2406.03243), section 4.4. A move must leave the destination freer than the
-source was, so a request does not go back and forth.
+source was, so a request does not go back and forth. Tested in tests/pure/test_router.py.
 """
 
 from __future__ import annotations

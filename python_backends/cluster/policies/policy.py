@@ -1,5 +1,5 @@
 """What a policy of the cluster decides on, and what it is: which instance gets a request, and between which
-instances running requests move.
+instances running requests move. Tested in tests/pure/test_router.py.
 """
 
 from __future__ import annotations

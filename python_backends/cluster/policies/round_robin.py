@@ -1,4 +1,4 @@
-"""One after the other, whatever they carry."""
+"""One after the other, whatever they carry. Tested in tests/pure/test_router.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""At random: for tests, which want many moves."""
+"""At random: for tests, which want many moves.
+
+Tested in tests/pure/test_moves.py and tests/server/test_shuffle.py.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ one contiguous run.
 Heads come before tokens: a gather then returns each head's keys in one piece, and attention over pieces is up
 to twice as fast on a CPU as over strides. Owns that tensor and the arithmetic from (block, head, offset) to
 its rows; which block belongs to which sequence is the scheduler's. Called by the step batch (rows), the
-decoder (write) and attention (gather).
+decoder (write) and attention (gather). Tested in tests/cpu/test_decoder.py.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 transformers does the same only where another package, accelerate, is installed. Owns nothing. Called by
 `checkpoint`, which lets transformers load what is not found here under the names of its modules.
+Tested in tests/cpu/test_checkpoint.py.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@ our KV blocks.
 
 The same description of a model, slot state and sampler as the torch engine, and faster on a small model; no
 training, no device but the CPU. Owns the compiled model and the KV cache. Called by the instance loop.
+Tested in tests/cpu/test_openvino.py.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@ ours.
 
 Owns nothing: written once at the start, like the graph that it varies. Layers of another kind than the
 operation computes are written as there. Called by the OpenVINO engine.
+Tested in tests/cpu/test_fused_layer.py.
 """
 
 from __future__ import annotations

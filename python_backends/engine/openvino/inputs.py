@@ -1,7 +1,7 @@
 """What the OpenVINO graph reads of a step, for one of its infer requests.
 
 Owns the arrays, which the request reads where they lie: in steps of the same decode rows they are changed in
-place. Steps are padded to few sizes. Called by the OpenVINO engine.
+place. Steps are padded to few sizes. Called by the OpenVINO engine. Tested in tests/cpu/test_openvino.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The columns of the two tables of the slot state, one row a slot: whole numbers and fractions."""
+"""The columns of the two tables of the slot state, one row a slot: whole numbers and fractions.
+
+Tested in tests/cpu/test_slot_state.py.
+"""
 
 from __future__ import annotations
 

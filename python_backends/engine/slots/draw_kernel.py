@@ -6,6 +6,7 @@ again for each question and keeps nothing: weights exp((logit − greatest) / te
 so their bits have the same order, and the least weight that stays is found by halving the interval of bits.
 Both ends jump to weights that exist, so most rows take half of the thirty halvings. Owns nothing; imported
 only where it runs (`runs_kernels` of `kernel_trial`), and called by the sampler.
+Tested in tests/cpu/test_kernels.py.
 """
 
 from __future__ import annotations

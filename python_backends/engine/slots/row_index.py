@@ -2,6 +2,7 @@
 send nothing.
 
 Called by the slot state, once for each thing that only some rows ask for.
+Tested in tests/cpu/test_penalties.py.
 """
 
 from __future__ import annotations

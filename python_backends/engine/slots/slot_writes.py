@@ -2,7 +2,7 @@
 kernel where kernels run.
 
 Owns what waits to be written. The slot state and what it is made of add to it; the slot state flushes, once
-for each plan.
+for each plan. Tested in tests/cpu/test_slot_state.py and tests/cpu/test_kernels.py.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ driven by admission (`scheduling/self_planned.py`). This room translates: settin
 request into its sampling parameters, its results into tokens; `request_loop.py` keeps the requests under way.
 All names of `tensorrt_llm` are here, their arguments spelled out, and a test compares them with
 `tests/trtllm_api.json`. What differs by version is found by looking at signatures. Made by the instance when
-`engine.kind = "tensorrt_llm"`, which alone imports it.
+`engine.kind = "tensorrt_llm"`, which alone imports it. Tested in tests/pure/test_tensorrt_llm.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a checkpoint, the settings and TensorRT-LLM together can take, read from config.json alone.
 
 TensorRT-LLM computes more architectures than the torch engine knows, so nothing of that one is used here.
-Called by the TensorRT-LLM engine at its start.
+Called by the TensorRT-LLM engine at its start. Tested in tests/pure/test_tensorrt_start.py.
 """
 
 from __future__ import annotations

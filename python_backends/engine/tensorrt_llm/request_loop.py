@@ -5,6 +5,7 @@ Owns that thread and what is known of each request from its submission until the
 engine's tokens of one iteration wake their tasks in one tick of the loop; they go over together to the thread
 of the instance, which calls `operate` and `collect`. Every request ends here in one of three ways: its last
 token, a SlotFailure, or the engine's death, which `collect` raises.
+Tested in tests/pure/test_tensorrt_llm.py.
 """
 
 from __future__ import annotations

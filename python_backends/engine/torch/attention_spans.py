@@ -1,5 +1,5 @@
 """Which rows of a step's flat batch attend to what: made once a step by the
-step batch, read by the attention of every layer.
+step batch, read by the attention of every layer. Tested in tests/cpu/test_decoder.py.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ Owns model, KV cache and slot state; decides nothing. `launch` puts a whole step
 pass, sampling, append), `collect` reads its tokens. Nothing of a step needs the tokens of the one before on
 the host, so a step may be launched before the last one was collected. A step in which all rows decode has a
 fixed shape on CUDA and is a captured graph (`decode_step`). Called by the instance loop.
+Tested in tests/cpu/test_parity.py and tests/cpu/test_device.py.
 """
 
 from __future__ import annotations

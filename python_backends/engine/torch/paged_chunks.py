@@ -2,7 +2,7 @@
 head of a few rows of one chunk, whose keys and values are in the cache.
 
 Owns nothing; imported only where it runs (`runs_kernels` of `kernel_trial`), and called by `paged_attention`,
-which shares what is common.
+which shares what is common. Tested in tests/cpu/test_kernels.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 On a CPU a weight lies packed for the matrix product library (measured on one shape of 387 M parameters at 16
 rows: 78 ms of products a step against 189 in float32, 46 against 111 in bfloat16). The plain weight is
-dropped. Called by the decoder alone.
+dropped. Called by the decoder alone. Tested in tests/cpu/test_decoder.py and tests/cpu/test_int8.py.
 """
 
 from __future__ import annotations

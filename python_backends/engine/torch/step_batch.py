@@ -4,7 +4,7 @@ Made from a plan and the slot state, once a step, for all layers. Decode rows st
 length, so that rows of similar length are neighbours and are padded to their own longest; prefill chunks
 follow, then padding. In a step of a run nothing comes from the host: the order of the slots stays as it is.
 Layers with a sliding window read only the blocks that it touches, row by row; blocks after it stay with their
-sequence. Called by the torch engine.
+sequence. Called by the torch engine. Tested in tests/cpu/test_decoder.py.
 """
 
 from __future__ import annotations

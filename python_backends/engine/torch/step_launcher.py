@@ -2,6 +2,7 @@
 
 Nothing of it needs the tokens of the step before on the host. A step in which all rows decode may have a
 fixed shape (`decode_step`). Owns the timer. Called by the torch engine, which reads the results.
+Tested in tests/cpu/test_decode_step.py and tests/cpu/test_device.py.
 """
 
 from __future__ import annotations

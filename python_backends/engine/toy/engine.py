@@ -5,6 +5,7 @@ stale row, a lost or a doubled token changes the answer. Bad words and log-proba
 as simple; penalties and what restricts a draw change nothing. It keeps the manners of a real engine
 (device-side rows, stop flags, steps launched ahead, a device that works while the loop goes on) and costs
 nothing, so tests of everything around an engine use it; `toy.step_ms` makes it as slow as a real one.
+Tested in tests/pure/test_scheduling.py.
 """
 
 from __future__ import annotations

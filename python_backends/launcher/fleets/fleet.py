@@ -1,4 +1,7 @@
-"""What the launcher needs of the place where instances run, whichever it is."""
+"""What the launcher needs of the place where instances run, whichever it is.
+
+Tested in tests/pure/test_fleets.py.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 It has a run directory and a board of its own, and says by calls what stands on the board. Tokens, KV blocks
 and heartbeats of the instance do not pass through it. The instance ends with it, in whatever way it ends.
+Tested in tests/pure/test_fleets.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Instances as children of the process that calls this: of the launcher, or of a keeper."""
+"""Instances as children of the process that calls this: of the launcher, or of a keeper.
+
+Tested in tests/pure/test_fleets.py.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 This is the only file that knows Ray. Nothing of a request passes through it: the instances talk to the
 scheduler model and to each other by TCP. The launcher's main thread calls it; no call waits for a host,
-except at the end.
+except at the end. Tested in tests/server/test_ray.py.
 """
 
 from __future__ import annotations

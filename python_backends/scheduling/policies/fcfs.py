@@ -1,4 +1,7 @@
-"""First come first served, with max_tokens reserved for each: no sequence is ever evicted."""
+"""First come first served, with max_tokens reserved for each: no sequence is ever evicted.
+
+Tested in tests/pure/test_scheduling.py.
+"""
 
 from __future__ import annotations
 

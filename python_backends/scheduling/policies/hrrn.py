@@ -1,4 +1,7 @@
-"""Highest response ratio next, Magnus's rule for batches (arXiv 2406.04785), for single requests."""
+"""Highest response ratio next, Magnus's rule for batches (arXiv 2406.04785), for single requests.
+
+Tested in tests/pure/test_predicted_lengths.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Orca (OSDI 2022): first come first served, prompts in one piece, one step at a time."""
+"""Orca (OSDI 2022): first come first served, prompts in one piece, one step at a time.
+
+Tested in tests/pure/test_scheduling.py.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@ reserved.
 
 `select` sees the waiting in their order and a `View` of what is free, and returns those to admit. `rank` puts
 the waiting into order (none: by priority and arrival, see `waiting`). `victim` chooses the sequence to evict
-when KV blocks run out.
+when KV blocks run out. Tested in tests/pure/test_scheduling.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shortest predicted answer first (arXiv 2408.15792)."""
+"""Shortest predicted answer first (arXiv 2408.15792). Tested in tests/pure/test_predicted_lengths.py."""
 
 from __future__ import annotations
 

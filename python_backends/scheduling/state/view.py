@@ -1,4 +1,7 @@
-"""What a policy sees of slots and blocks when it decides which requests are admitted."""
+"""What a policy sees of slots and blocks when it decides which requests are admitted.
+
+Tested in tests/pure/test_scheduling.py.
+"""
 
 from __future__ import annotations
 

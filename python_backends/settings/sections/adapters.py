@@ -1,4 +1,4 @@
-"""[adapters]: where LoRA adapters lie, and how many are loaded."""
+"""[adapters]: where LoRA adapters lie, and how many are loaded. Tested in tests/pure/test_house.py."""
 
 from __future__ import annotations
 

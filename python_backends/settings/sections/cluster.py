@@ -1,6 +1,6 @@
 """[cluster]: how many instances run, which one gets a request, and when a running request moves.
 
-Raises SettingsError where the numbers of instances contradict each other.
+Raises SettingsError where the numbers of instances contradict each other. Tested in tests/pure/test_house.py.
 """
 
 from __future__ import annotations

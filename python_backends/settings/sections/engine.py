@@ -1,4 +1,7 @@
-"""[engine]: which engine computes, how many slots it has, and how much memory."""
+"""[engine]: which engine computes, how many slots it has, and how much memory.
+
+Tested in tests/pure/test_house.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""[finetuning]: how LoRA adapters are trained."""
+"""[finetuning]: how LoRA adapters are trained. Tested in tests/pure/test_house.py."""
 
 from __future__ import annotations
 

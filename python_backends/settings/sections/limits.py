@@ -1,4 +1,7 @@
-"""[limits]: limits of a request. The door refuses a request beyond them and names the limit."""
+"""[limits]: limits of a request. The door refuses a request beyond them and names the limit.
+
+Tested in tests/pure/test_house.py.
+"""
 
 from __future__ import annotations
 

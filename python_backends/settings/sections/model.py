@@ -1,4 +1,4 @@
-"""[model]: the checkpoint, the type of its weights and the device."""
+"""[model]: the checkpoint, the type of its weights and the device. Tested in tests/pure/test_house.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""[prediction]: how the lengths of answers are predicted and learned."""
+"""[prediction]: how the lengths of answers are predicted and learned. Tested in tests/pure/test_house.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""[scheduling]: which request gets a slot, and how long a step may take."""
+"""[scheduling]: which request gets a slot, and how long a step may take.
+
+Tested in tests/pure/test_house.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""[server]: the ports, and how long starting and ending may take."""
+"""[server]: the ports, and how long starting and ending may take. Tested in tests/pure/test_house.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""[streams]: how many requests are open, and when tokens are sent to clients."""
+"""[streams]: how many requests are open, and when tokens are sent to clients.
+
+Tested in tests/pure/test_house.py.
+"""
 
 from __future__ import annotations
 

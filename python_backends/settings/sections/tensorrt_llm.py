@@ -1,4 +1,7 @@
-"""[tensorrt_llm]: options of TensorRT-LLM, and how its answers are used."""
+"""[tensorrt_llm]: options of TensorRT-LLM, and how its answers are used.
+
+Tested in tests/pure/test_house.py.
+"""
 
 from __future__ import annotations
 

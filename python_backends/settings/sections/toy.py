@@ -1,4 +1,4 @@
-"""[toy]: the engine of the tests."""
+"""[toy]: the engine of the tests. Tested in tests/pure/test_house.py."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@ in a user's content stays text.
 
 The tokenizer here is a copy that ignores the normal spelling of special tokens and finds their secret
 spelling (`SpecialTokens`) instead. The prompt is encoded as one string, so that ordinary content gets exactly
-the ids that transformers gives it. Called by the door.
+the ids that transformers gives it. Called by the door. Tested in tests/pure/text/test_door_cost.py.
 """
 
 from __future__ import annotations

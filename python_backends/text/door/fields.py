@@ -1,6 +1,7 @@
 """Reads the fields of a request as the table says. Of the model, it uses only the size of the vocabulary.
 
 Every refusal names the field, the value and the limit. Called by the door.
+Tested in tests/pure/text/test_door.py.
 """
 
 from __future__ import annotations

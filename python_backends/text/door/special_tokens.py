@@ -12,7 +12,7 @@ strings, not on ids.
 A template that looks for "</think>" in an answer must find it. So texts that the template compares with are
 not replaced in the content, unless they could be a part of a special token. Then the content is rendered a
 second time with everything replaced: if that gives other special tokens, the template has split such a text,
-and the request is refused (`chat_template`).
+and the request is refused (`chat_template`). Tested in tests/pure/text/test_chat_template.py.
 """
 
 from __future__ import annotations

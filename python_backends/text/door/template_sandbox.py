@@ -4,7 +4,7 @@ It is jinja's sandbox, which allows no private attributes and no changes to what
 budget for each rendering: turns of all loops and macros together, and characters and list items that all of
 its operations read or make. Every operation is charged to the budget before it runs. Filters and methods that
 make large output from small input, and that templates of checkpoints don't need, are removed. Called by the
-chat template.
+chat template. Tested in tests/pure/text/test_chat_template.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 strings as bytes) or from plain Python values.
 
 Each function returns one field as a plain Python value in its range, or raises RefusedError, which names the
-field, the value and the limit. Called by `fields`.
+field, the value and the limit. Called by `fields`. Tested in tests/pure/text/test_door.py.
 """
 
 from __future__ import annotations

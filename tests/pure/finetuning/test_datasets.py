@@ -12,7 +12,7 @@ from python_backends.finetuning.datasets import DatasetError, Example, read_exam
 from python_backends.nouns.request import Request
 from python_backends.settings import LimitSettings
 from python_backends.text.door.door import open_door
-from tests.pure.text.checkpoints import byte_level
+from tests.support.text.checkpoints import byte_level
 
 DOOR = open_door(byte_level(), LimitSettings())
 TURNS = [("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four")]

@@ -16,7 +16,7 @@ from python_backends.prediction.encoder import CachedEncoder, EncoderError, pack
 from python_backends.prediction.predictor import LOOK_EVERY_S, Predictor
 from python_backends.prediction.request_log import RequestLog
 from python_backends.settings import PredictionSettings
-from tests.pure.prediction.records import record
+from tests.support.records import record
 
 
 class Words:

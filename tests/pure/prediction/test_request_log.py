@@ -8,7 +8,7 @@ import pytest
 
 from python_backends.nouns.request import Finish
 from python_backends.prediction.request_log import RequestLog, instruction_id, teaches
-from tests.pure.prediction.records import ENCODER, record
+from tests.support.records import ENCODER, record
 
 
 @pytest.mark.parametrize(

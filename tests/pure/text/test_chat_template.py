@@ -17,8 +17,8 @@ from python_backends.text.checkpoint import CheckpointError
 from python_backends.text.door.chat_template import ChatTemplate
 from python_backends.text.door.encoder import PromptEncoder
 from python_backends.text.door.special_tokens import SpecialTokens
-from tests.pure.examples import examples
-from tests.pure.text.checkpoints import LLAMA_TEMPLATE, TEMPLATE, byte_level, sentence_piece
+from tests.support.examples import examples
+from tests.support.text.checkpoints import LLAMA_TEMPLATE, TEMPLATE, byte_level, sentence_piece
 
 CHECKPOINTS = {"byte_level": byte_level(), "sentence_piece": sentence_piece()}
 SPECIAL = {name: SpecialTokens(found.tokenizer, found.special_tokens) for name, found in CHECKPOINTS.items()}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from python_backends.text.checkpoint import Checkpoint, CheckpointError, read_checkpoint
-from tests.pure.text.checkpoints import byte_level_tokenizer, write_checkpoint
+from tests.support.text.checkpoints import byte_level_tokenizer, write_checkpoint
 
 TOKENIZER = byte_level_tokenizer()
 

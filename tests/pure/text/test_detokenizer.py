@@ -17,9 +17,9 @@ from python_backends.nouns.request import Finish, TokenWindow
 from python_backends.text.checkpoint import CheckpointError
 from python_backends.text.detokenize.detokenizer import Detokenizer, Piece, context_tokens
 from python_backends.text.detokenize.token_bytes import WALL
-from tests.pure.examples import examples
-from tests.pure.text.checkpoints import byte_level, sentence_piece
-from tests.pure.text.windows import Stream, steps
+from tests.support.examples import examples
+from tests.support.text.checkpoints import byte_level, sentence_piece
+from tests.support.text.windows import Stream, steps
 
 CHECKPOINTS = {"byte_level": byte_level(), "sentence_piece": sentence_piece()}
 DETOKENIZERS = {name: Detokenizer(checkpoint) for name, checkpoint in CHECKPOINTS.items()}

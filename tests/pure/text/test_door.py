@@ -17,8 +17,8 @@ from python_backends.settings import LimitSettings
 from python_backends.text.checkpoint import CheckpointError
 from python_backends.text.door.door import open_door
 from python_backends.text.door.table import KNOWN, SUPPORTED
-from tests.pure.examples import examples
-from tests.pure.text.checkpoints import byte_level, sentence_piece
+from tests.support.examples import examples
+from tests.support.text.checkpoints import byte_level, sentence_piece
 
 LIMITS = LimitSettings(
     default_max_tokens=100,

@@ -18,7 +18,7 @@ from python_backends.settings import LimitSettings
 from python_backends.text.checkpoint import read_checkpoint
 from python_backends.text.door.door import Door, open_door
 from python_backends.text.door.encoder import DIRECT_BYTES, PIECE_BYTES
-from tests.pure.text import kinds
+from tests.support.text import kinds
 
 ROOT = Path(__file__).resolve().parents[3]
 CONTEXT = 2048

@@ -21,10 +21,10 @@ from python_backends.text.checkpoint import CheckpointError
 from python_backends.text.detokenize.detokenizer import Detokenizer
 from python_backends.text.detokenize.spelling import spelling
 from python_backends.text.door.door import Door, open_door
-from tests.pure.examples import examples
-from tests.pure.text.checkpoints import read
-from tests.pure.text.kinds import CONFIG, TOKENIZERS, TURNS, checkpoint, t5
-from tests.pure.text.windows import Stream, steps
+from tests.support.examples import examples
+from tests.support.text.checkpoints import read
+from tests.support.text.kinds import CONFIG, TOKENIZERS, TURNS, checkpoint, t5
+from tests.support.text.windows import Stream, steps
 
 KINDS = sorted(TOKENIZERS)
 BYTE_FALLBACK = ["gemma", "llama_2", "mistral", "phi_3", "unigram_with_bytes"]

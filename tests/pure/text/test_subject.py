@@ -10,7 +10,7 @@ from python_backends.nouns.request import RefusedError, Request, Subject
 from python_backends.settings import LimitSettings
 from python_backends.text.door.door import open_door
 from python_backends.text.door.subject import MAX_READ_CHARS, num_tokens_of, of_messages, of_text
-from tests.pure.text.checkpoints import byte_level
+from tests.support.text.checkpoints import byte_level
 
 
 @pytest.mark.parametrize(

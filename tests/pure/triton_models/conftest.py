@@ -17,7 +17,7 @@ import pytest
 from python_backends.engine.choice import choose
 from python_backends.settings import ModelSettings, Settings, dump
 from python_backends.watching.instance_state import KEY
-from tests.pure.text.checkpoints import TEMPLATE, byte_level_tokenizer, write_checkpoint
+from tests.support.text.checkpoints import TEMPLATE, byte_level_tokenizer, write_checkpoint
 
 PACKAGE = "python_backends.triton_models"
 

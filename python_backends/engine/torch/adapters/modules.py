@@ -1,5 +1,5 @@
 """The linear modules of a checkpoint that an adapter may change, by the product of the engine that each is a
-part of, and the names of their tensors in PEFT's files.
+part of, and the names of their tensors in PEFT's files. Tested in tests/cpu/test_adapter_files.py.
 """
 
 from __future__ import annotations

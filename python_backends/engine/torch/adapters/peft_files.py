@@ -2,6 +2,7 @@
 adapter_model.safetensors.
 
 Whatever would change the model's answers and is not computed here is refused by name, never left out.
+Tested in tests/cpu/test_adapter_files.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 One adapter of the step after the other. On a CPU that costs half of what one product over all adapters with
 a mask does (measured: four adapters of rank 16 at 16 rows add 19 to 46 % to a product, eight masked ones 44
-to 84 %). Called by the decoder.
+to 84 %). Called by the decoder. Tested in tests/cpu/test_adapters.py.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 A slot keeps the weights that it was admitted with, whatever is installed or dropped later: a launched step
 never loses them. Called by the torch engine; `install` and `drop` also by the loop's thread, between steps.
+Tested in tests/cpu/test_adapters.py.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 `LayerRecorder` stands in a decoder's block in place of its norms and projections, and copies what pruning
 says before the block changes it in place. Without a pack it copies nothing.
+Tested in tests/cpu/test_training.py.
 """
 
 from __future__ import annotations

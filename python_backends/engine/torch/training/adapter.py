@@ -3,6 +3,7 @@ of the engine need them.
 
 A product of several modules (q, k and v; gate and up) has one A, in which theirs stand one after the other,
 and a B [out, rank · modules] that is zero where a row is not a module's. Called by `model` and the optimiser.
+Tested in tests/cpu/test_training.py.
 """
 
 from __future__ import annotations

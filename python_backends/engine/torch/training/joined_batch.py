@@ -1,4 +1,7 @@
-"""The flat batch of a step with a window of training: the rows of requests, then those of the window."""
+"""The flat batch of a step with a window of training: the rows of requests, then those of the window.
+
+Tested in tests/cpu/test_fused_windows.py.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Cross entropy of a window, and at once its gradient at the residual stream: no logits are kept.
 
 Only tokens with a label are multiplied with the head. Called by `model`.
+Tested in tests/cpu/test_training.py.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ its adapter.
 The forward pass is the engine's own: a tile is a layer of a step of prefill spans of which no row samples. A
 window comes after the decode rows of a step of serving, in the same products. Only one pack is computed at a
 time. Called by the trainer, which decides what comes when, and by the engine for a step with a window.
+Tested in tests/cpu/test_training.py.
 """
 
 from __future__ import annotations

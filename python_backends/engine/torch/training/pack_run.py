@@ -1,5 +1,6 @@
 """A pack in its memory: KV blocks for keys and values, what the forward pass keeps, and the residual stream.
 Tiles and windows are batches of prefill spans, of which none samples. Owned by the model that is trained.
+Tested in tests/cpu/test_fused_windows.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """One adapter in training, for a trainer that knows no tensors: packs and tiles go in, losses and arrays come
-out.
+out. Tested in tests/cpu/test_coserving.py.
 """
 
 from __future__ import annotations

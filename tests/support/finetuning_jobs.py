@@ -13,7 +13,7 @@ from python_backends.finetuning import checkpoints, jobs
 from python_backends.finetuning.datasets import Example
 from python_backends.finetuning.jobs import Job
 from python_backends.settings import EngineSettings, FinetuningSettings, ModelSettings, Settings
-from tests.cpu.tiny_models import VOCABULARY, TinyModel
+from tests.support.tiny_models import VOCABULARY, TinyModel
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RANK, ALPHA, BATCH_SIZE, SEED = 4, 8.0, 4, 4

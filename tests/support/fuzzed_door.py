@@ -1,8 +1,9 @@
 """A coverage-guided fuzz target for the door: whatever comes as fields, out come requests that are in range,
 or refusals that say why.
 
-python -m tests.fuzz.door -max_total_time=600        (options are libFuzzer's; a crash leaves its input in
-crash-*)
+    python -m tests.support.fuzzed_door -max_total_time=600
+
+Options are libFuzzer's; a crash leaves its input in crash-*.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ with atheris.instrument_imports(include=["python_backends"]):
     from python_backends.text.door.door import open_door
     from python_backends.text.door.table import KNOWN
 
-from tests.pure.text.checkpoints import byte_level
+from tests.support.text.checkpoints import byte_level
 
 LIMITS = LimitSettings(max_prompt_bytes=2000, max_prompt_tokens=100, max_stop_words=3, max_stop_word_bytes=8)
 DOOR = open_door(byte_level(), LIMITS, names_subjects=True)

@@ -19,7 +19,7 @@ import grpc
 
 from client import Client
 from client.errors import GaplessError
-from tests.server.serving import Answer, free_ports, wait_for
+from tests.support.server.serving import Answer, free_ports, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 MARKS = {  # what stands in the command line of each process

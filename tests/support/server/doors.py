@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2
 
-from tests.server.serving import tensor
+from tests.support.server.serving import tensor
 
 PATH = "/v2/models/ensemble/"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"

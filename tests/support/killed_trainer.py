@@ -1,4 +1,4 @@
-"""A trainer that kills itself: `python -m tests.cpu.killed_trainer MODEL JOB WHEN COUNT`.
+"""A trainer that kills itself: `python -m tests.support.killed_trainer MODEL JOB WHEN COUNT`.
 
 WHEN is `tile` or `checkpoint` (after its weights are written, before it has a name): at the COUNT-th of them;
 `never`: it trains to the end.

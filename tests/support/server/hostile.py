@@ -20,9 +20,9 @@ from functools import partial
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from tests.server import doors, random_requests
-from tests.server.doors import GrpcDoor, Outcome
-from tests.server.fuzzing import fire, verdict_of
+from tests.support.server import doors, random_requests
+from tests.support.server.doors import GrpcDoor, Outcome
+from tests.support.server.fuzzing import fire, verdict_of
 
 ANSWERED = "answered"
 INNER = {

@@ -24,7 +24,7 @@ from python_backends.finetuning.datasets import Example
 from python_backends.finetuning.packs import packed
 from python_backends.finetuning.pruning import first_layer, plans
 from python_backends.nouns.training import PROJECTIONS, AdapterShape, Keep, Pack
-from tests.cpu.tiny_models import VOCABULARY, build
+from tests.support.tiny_models import VOCABULARY, build
 
 Gradients = dict[str, Tensor]
 

@@ -1,6 +1,6 @@
 """Random requests for a real server, good and bad, and what has to hold around them.
 
-    python -m tests.server.fuzzing --requests 10000 --model toy      (`make fuzz`)
+    python -m tests.support.server.fuzzing --requests 10000 --model toy      (`make fuzz`)
 
 Eight control streams run all the time, and their texts must not change. Every other request is drawn from its
 number and a seed: valid or with wrong types, ranks, shapes, names, values or bytes, through one of three
@@ -25,11 +25,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from tests.server import doors, memory
-from tests.server.doors import GrpcDoor, Outcome
-from tests.server.random_requests import Shot, shot
-from tests.server.serving import Gapless, wait_for
-from tests.server.toy_model import write_toy_model
+from tests.support.server import doors, memory
+from tests.support.server.doors import GrpcDoor, Outcome
+from tests.support.server.random_requests import Shot, shot
+from tests.support.server.serving import Gapless, wait_for
+from tests.support.server.toy_model import write_toy_model
 
 NUM_CONTROLS = 8
 NUM_SHOOTERS = 12

@@ -8,7 +8,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.server.serving import ROOT
+from tests.support.server.serving import ROOT
 
 MODEL = ROOT / "models" / "bundled"
 

@@ -24,7 +24,7 @@ from python_backends.settings import (
     Settings,
     TensorRTLLMSettings,
 )
-from tests.pure.test_instance import Link
+from tests.support.instance_link import Link
 
 VOCAB_SIZE = 512
 MAX_MODEL_TOKENS = 256

@@ -22,7 +22,7 @@ from tokenizers import (
 )
 
 from python_backends.text.checkpoint import Checkpoint
-from tests.pure.text.checkpoints import (
+from tests.support.text.checkpoints import (
     LINES,
     TEMPLATE,
     byte_level,

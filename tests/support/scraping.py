@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from tests.server.serving import ROOT, free_ports, wait_for
+from tests.support.server.serving import ROOT, free_ports, wait_for
 
 DEPLOY = ROOT / "deploy"
 

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from python_backends.engine.toy.engine import toy_answer
 from python_backends.nouns.request import Sampling
-from tests.server.toy_model import VOCAB_SIZE
+from tests.support.server.toy_model import VOCAB_SIZE
 
 PROMPT = "def read(self, size=-1):"
 FORTY = {"max_tokens": 40, "min_tokens": 40}

@@ -13,7 +13,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
-from tests.server import doors
+from tests.support.server import doors
 
 WORDS = ("def", "self", "return", "size", "read", "(", ")", "\0", "\n", "<|end|>")
 WORDS += ("\u0928\u092e\u0938\u094d\u0924\u0947", "\U0001f44b\U0001f3fd", "e\u0301")

@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 
-from tests.server.serving import ROOT
+from tests.support.server.serving import ROOT
 
 
 class Terminal:

@@ -24,7 +24,7 @@ from python_backends.watching.restarts import RestartCounts
 from python_backends.wires import InstanceEnd, InstanceLoad
 from tests.pure.triton_models.conftest import Request as TritonRequest
 from tests.pure.triton_models.conftest import Sender
-from tests.server.serving import wait_for
+from tests.support.server.serving import wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -24,7 +24,7 @@ import numpy as np
 import psutil
 import tritonclient.grpc as triton
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 DTYPES = {
     "max_tokens": "INT32",
     "min_tokens": "INT32",

@@ -1,0 +1,37 @@
+"""What the launcher prints when it is ready can be copied into a terminal."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+
+from python_backends.launcher.invitation import invitation
+from python_backends.settings import ROOT, ServerSettings
+
+
+def commands(server: ServerSettings) -> list[list[str]]:
+    """The lines to try, as a shell reads them."""
+    return [shlex.split(line) for line in invitation(server).splitlines() if line.startswith("  ")]
+
+
+def test_the_first_command_sends_a_chat_that_is_json() -> None:
+    (curl, _, url, _, body), *_ = commands(ServerSettings(http_port=1234))
+    assert curl == "curl"
+    assert url == "http://127.0.0.1:1234/v2/models/ensemble/generate_stream"
+    sent = json.loads(body)
+    (turn,) = json.loads(sent["messages"])
+    assert turn["role"] == "user"
+    assert sent["stream"] is True
+
+
+def test_the_second_command_is_a_program_of_the_checkout() -> None:
+    _, (_, program, option, port, _), _ = commands(ServerSettings(grpc_port=2345))
+    assert (ROOT / program).is_file()
+    assert (option, port) == ("--port", "2345")
+
+
+@pytest.mark.parametrize(("port", "words"), [(8001, []), (2345, ["URL=127.0.0.1:2345"])])
+def test_a_chat_is_told_of_another_port_only(port: int, words: list[str]) -> None:
+    assert commands(ServerSettings(grpc_port=port))[-1] == ["make", "chat", *words]

@@ -1,0 +1,93 @@
+"""The slot scheduler over the toy engine, turned by hand, and requests whose answers are known."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from python_backends.engine.toy.engine import ToyEngine, toy_answer
+from python_backends.nouns.request import Finish, Request, Sampling
+from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.settings import EngineSettings, ModelSettings, SchedulingSettings, Settings
+
+VOCAB = 97
+
+
+def write_vocabulary(directory: Path) -> Path:
+    """All that the toy engine reads of a checkpoint."""
+    vocab = {f"t{i}": i for i in range(VOCAB)}
+    (directory / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
+    return directory
+
+
+class Instance:
+    """Scheduler and toy engine, turned by hand; `depth` steps are launched before the oldest is read."""
+
+    def __init__(
+        self,
+        model: Path,
+        depth: int = 1,
+        slots: int = 4,
+        blocks: int = 64,
+        policy: str = "fcfs",
+        **options: Any,
+    ) -> None:
+        engine = EngineSettings(kind="toy", slots=slots, kv_blocks=blocks, block_tokens=4)
+        self.engine = ToyEngine(
+            Settings(model=ModelSettings(str(model), max_model_tokens=120), engine=engine)
+        )
+        self.now_s = 0.0
+        rules = SchedulingSettings(policy, max_passed_over_s=10.0)
+        self.scheduler = SlotScheduler(
+            self.engine.limits, settings=rules, clock=lambda: self.now_s, **options
+        )
+        self.depth = depth
+        self.launched: deque = deque()
+        self.answers: dict[int, list[int]] = {}
+        self.finishes: dict[int, Finish] = {}
+        self.steps = 0
+
+    def submit(self, request: Request, delivered: tuple[int, ...] = ()) -> None:
+        self.answers[request.request_id] = list(delivered)
+        self.scheduler.submit(request, np.array(delivered, np.int32))
+
+    def turn(self) -> bool:
+        plan = self.scheduler.plan()
+        if plan is not None:
+            self.engine.launch(plan)
+            self.launched.append(plan)
+        reads = bool(self.launched) and (plan is None or len(self.launched) >= self.depth)
+        if reads:
+            self._read()
+        self.steps += 1
+        return plan is not None or reads
+
+    def _read(self) -> None:
+        events = self.scheduler.apply(self.launched.popleft(), self.engine.collect())
+        rows = zip(events.request_ids, events.indices, events.tokens, events.finishes, strict=True)
+        for request_id, index, token, finish in rows:
+            answer = self.answers[int(request_id)]
+            assert index == len(answer), "tokens come in order, none twice"
+            answer.append(int(token))
+            if finish != Finish.RUNNING:
+                self.finishes[int(request_id)] = Finish(int(finish))
+
+    def run(self) -> None:
+        while self.turn():
+            assert self.steps < 20_000
+        assert self.scheduler.is_idle
+        self.scheduler.check_integrity()
+
+
+def request(number: int, prompt: list[int], priority: int = 0, **sampling: Any) -> Request:
+    return Request(
+        number, np.array(prompt, np.int32), Sampling(**{"max_tokens": 20, **sampling}), priority=priority
+    )
+
+
+def answer(ask: Request) -> list[int]:
+    return toy_answer(ask.prompt, ask.sampling, VOCAB)

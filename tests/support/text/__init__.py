@@ -1,0 +1,1 @@
+"""Small tokenizers and checkpoints of every kind, and answers sent in windows."""
