@@ -83,17 +83,14 @@ class SlotScheduler:
         # one token of a chunk at least besides all decodes
         self.token_budget = max(token_budget, limits.num_slots + 1)
         self.policy = POLICIES[settings.policy]
-        self._max_in_flight = self.policy.max_in_flight if settings.static_slots else 1
         self._allocator = self.allocator(
             limits, reserve or self._reserve, grows_by_need=self.policy.looks_ahead
         )
         self.slots = self._allocator.slots
         self.blocks = self._allocator.blocks
         self.outlook = Outlook(self.policy, settings, limits, self.slots, clock)
-        chunked, static = self.policy.chunked_prefill, settings.static_slots
-        self._plans = PlanWriter(
-            self._allocator, self.outlook, self.token_budget, chunked, static, self.policy.by_priority
-        )
+        chunked, by_priority = self.policy.chunked_prefill, self.policy.by_priority
+        self._plans = PlanWriter(self._allocator, self.outlook, self.token_budget, chunked, by_priority)
         self._booking = Booking(self.slots)
         self.handover = Handover(self, self._allocator, self._plans, limits.vocab_size)
         self.num_evictions = 0
@@ -268,7 +265,7 @@ class SlotScheduler:
         """The plan of the next step, or None if there is nothing to do
         before more requests or outputs come.
         """
-        if self._in_flight >= self._max_in_flight:
+        if self._in_flight >= self.policy.max_in_flight:
             return None
         if self.slots.num_free:
             self.refresh()

@@ -105,7 +105,7 @@ class SelfPlannedScheduler(SlotScheduler):
         """A plan with the operations since the last one; None if no slot
         is busy or enough plans are in flight.
         """
-        if self._in_flight >= self._max_in_flight:
+        if self._in_flight >= self.policy.max_in_flight:
             return None
         self.refresh()
         self._admit()

@@ -7,8 +7,6 @@ nothing: whose turn it is and which sequence is evicted is decided by the slot s
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -202,19 +200,6 @@ class Allocator:
         """`sequence` does not move here. What it has published can still be found."""
         self.slots.free_reserved(sequence)
         self._drop_blocks(sequence)
-
-    def rewrite(self) -> None:
-        """Writes an operation with the full state of every slot: shows what
-        a step would cost without static slots.
-        """
-        for sequence in self.slots.running():
-            slot, known = sequence.slot, int(self.slots.known[sequence.slot])
-            num_output_tokens, tokens = (
-                known - sequence.num_prompt_tokens,
-                self.slots.tokens[slot, :known].copy(),
-            )
-            admission = self._admission(sequence, slot)
-            self._operations.append(replace(admission, num_output_tokens=num_output_tokens, tokens=tokens))
 
     def publish_prefill(self, slot: int, end: int) -> None:
         """Makes full prompt blocks findable for later plans: safe, because the device runs steps in order."""
