@@ -96,6 +96,7 @@ class SelfPlannedScheduler(SlotScheduler):
         # keep the order, but reserve all blocks at admission: the engine owns them
         if self.policy.looks_ahead:
             self.policy = replace(self.policy, select=in_order, looks_ahead=False)
+            self._admission.follow(self.policy)
 
     @property
     def is_idle(self) -> bool:
