@@ -58,7 +58,6 @@ class SlotScheduler:
         chunked, by_priority = self.policy.chunked_prefill, self.policy.by_priority
         self._plans = PlanWriter(self._allocator, self.outlook, self.token_budget, chunked, by_priority)
         self._booking = Booking(self.slots)
-        self.handover = Handover(self, self._allocator, self._plans, limits.vocab_size)
         self.num_evictions = 0
         self._clock = clock
         bound, bound_clock = settings.max_passed_over_s, clock
@@ -70,6 +69,9 @@ class SlotScheduler:
         self.adapters = LoadedAdapters(self.slots, self._waiting)
         self._admission = Admission(self.policy, self._allocator, self.outlook, self._waiting, self.adapters)
         self._roster = Roster()
+        self.handover = Handover(
+            self, self._roster, self._admission, self._allocator, self._plans, limits.vocab_size
+        )
         self._last_leave = 0  # number of the first step after the last time that a slot was given up
         self._in_flight = 0
         self._failed: list[Failed] = []
@@ -271,10 +273,6 @@ class SlotScheduler:
             raise ValueError(f"lora_name = {request.adapter.full_name!r}: this instance has no adapters")
         return Sequence(request, delivered, 0, request_epoch, self._clock() - age_s)
 
-    def fits(self, sequence: Sequence) -> bool:
-        """Whether there are blocks for it now, and for what it will need, as admission computes it."""
-        return self._admission.fits(sequence)
-
     def enter(self, sequence: Sequence, num_shared: int) -> None:
         """`sequence` has got a slot, after it ran in another instance; others hold `num_shared` of its blocks
         as well. An earlier life of its request ends.
@@ -283,10 +281,6 @@ class SlotScheduler:
         self._roster.enter(sequence)
         self.adapters.used(sequence)
         self.outlook.seated(sequence, num_shared)
-
-    def freed(self) -> None:
-        """A slot or blocks are free: requests that wait may get them."""
-        self._admission.reopen()
 
     # --- growing and evicting
 

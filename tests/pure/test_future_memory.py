@@ -266,8 +266,6 @@ def test_the_step_time_model_finds_what_the_steps_are_made_of(loads: list[tuple[
         times.learn(seen, honest + ((np.arange(50) + batch) % 20 == 3) * float(batch > 1))
     found = np.array([times.seconds(*load) for load in loads])
     assert np.abs(found / honest - 1).max() < 0.1
-    assert times.error_quantile(0.5) == pytest.approx(1, abs=0.05)
-    assert times.error_quantile(0.99) > 5, "interruptions are in its errors"
     assert min(times.coefficients) >= 0
 
 
