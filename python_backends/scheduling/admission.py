@@ -108,7 +108,7 @@ class Admission:
         if not self._policy.looks_ahead:
             return view
         num_available = self._allocator.blocks.num_available
-        return replace(view, try_reserve=self._outlook.trial(num_available, self._allocator.seating))
+        return replace(view, try_reserve=self._outlook.future.trial(num_available, self._allocator.seating))
 
     def _head(self) -> list[Sequence]:
         return list(islice(self._waiting.in_order(), HEAD + self._slots.num_free))

@@ -280,7 +280,7 @@ class SlotScheduler:
         self.cancel(sequence.request_id)
         self._roster.enter(sequence)
         self.adapters.used(sequence)
-        self.outlook.seated(sequence, num_shared)
+        self.outlook.future.seat(sequence, num_shared)
 
     # --- growing and evicting
 
@@ -323,7 +323,7 @@ class SlotScheduler:
         for sequence in self._admission.select():
             self._waiting.take(sequence)
             self.adapters.used(sequence)
-            self.outlook.seated(sequence, self._allocator.seat(sequence))
+            self.outlook.future.seat(sequence, self._allocator.seat(sequence))
         self._admission.settle()
 
     def _reserve(self, sequence: Sequence) -> int:
@@ -342,7 +342,7 @@ class SlotScheduler:
             self.outlook.future.lengths.ended(sequence.num_output_tokens)
 
     def _leave(self, sequence: Sequence, status: Status) -> None:
-        self.outlook.left(sequence.slot)
+        self.outlook.future.leave(sequence.slot)
         self._allocator.unseat(sequence)
         self.adapters.left(sequence, self._plans.num_steps)
         sequence.status = status

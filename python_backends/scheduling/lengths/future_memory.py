@@ -233,9 +233,11 @@ class FutureMemory:
 
     def trial(self, num_available: int, seating: Callable[[Sequence], Seating]) -> TryReserve:
         """To be called with one waiting sequence after the other: reserves what it takes if that fits
-        together with all that run and with what was reserved before, else answers False. `num_available`:
-        blocks that it may take some of when it gets a slot.
+        together with all that run and with what was reserved before, else answers False; while no curve is
+        drawn, all fit. `num_available`: blocks that it may take some of when it gets a slot.
         """
+        if not self.is_drawn:
+            return lambda sequence: True
         curve, left, alone = self._curve, num_available, not self._slots.num_busy
 
         def try_reserve(sequence: Sequence) -> bool:
