@@ -1,4 +1,4 @@
-"""Admission: which of the waiting sequences get a slot, by the policy, and when that is to be looked at again.
+"""Admission: which waiting sequences get a slot, by the policy, and when that is to be looked at again.
 
 Owns what is known since the last look; changes neither the waiting list nor the slots. Called by the slot
 scheduler, which gives the slots.

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from benchmarks.static_batching.batches import (
+from benchmarks.static_batching.mode import Served, StaticMode
 from python_backends.engine.toy.engine import ToyEngine, toy_answer
 from python_backends.nouns.request import Finish, Request, Sampling
 from python_backends.settings import EngineSettings, ModelSettings, Settings
-from python_backends.static_batching.batches import (
     STATIC_POLICIES,
     Batch,
     BatchLimits,
@@ -26,7 +27,6 @@ from python_backends.static_batching.batches import (
     safe_size,
     wasted_accesses,
 )
-from python_backends.static_batching.mode import Served, StaticMode
 from tests.pure.test_scheduling import VOCAB, model
 
 __all__ = ["model"]  # a fixture
