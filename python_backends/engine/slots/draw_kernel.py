@@ -5,7 +5,7 @@ What is drawn the sampler's operators say (`_drawn`, `uniform`). A program takes
 again for each question and keeps nothing: weights exp((logit − greatest) / temperature) are no less than 0,
 so their bits have the same order, and the least weight that stays is found by halving the interval of bits.
 Both ends jump to weights that exist, so most rows take half of the thirty halvings. Owns nothing; imported
-only where it runs (`runs_kernels` of `kernel_trial`), and called by the sampler.
+only where it runs (see `kernel_trial`), and called by the sampler.
 """
 
 from __future__ import annotations
