@@ -1,5 +1,5 @@
-"""Some rows of a batch, or slots, as a device tensor that is sent again only when they change: later steps of a
-run send nothing.
+"""Some rows of a batch, or slots, as a device tensor that is sent again only when they change: later steps of
+a run send nothing.
 
 Called by the sampling state, once for each thing that only some rows ask for, and by the torch engine's
 batchers for the slots that decode.

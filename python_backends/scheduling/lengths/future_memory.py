@@ -1,10 +1,10 @@
 """The future-memory curve of an instance: KV blocks in use over the coming steps, from the believed length of
 every answer.
 
-`in_use` of `lives` is the curve's one formula. `FutureMemory` keeps a row of it for every slot: computed again
-for all slots at once, at most every 50 ms, and in between changed by one row for a sequence that comes or
-leaves. A block that several sequences hold is in no row: all such blocks together count once, for as long as
-any of their holders may be alive. Called by the slot scheduler, which admits by it, evicts by it, and
+The curve's one formula is `in_use` of `lives`. `FutureMemory` keeps a row of it for every slot: computed
+again for all slots at once, at most every 50 ms, and in between changed by one row for a sequence that comes
+or leaves. A block that several sequences hold is in no row: all such blocks together count once, for as long
+as any of their holders may be alive. Called by the slot scheduler, which admits by it, evicts by it, and
 publishes its peak.
 """
 
