@@ -16,9 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.static_batching.batches import (
-from benchmarks.static_batching.plans import NO_TOKENS, BatchPlans, OutOfMemoryError
-from python_backends.engine.protocol import Engine
-from python_backends.nouns.request import Finish, Ids, Request
     Batch,
     BatchLimits,
     Estimate,
@@ -26,6 +23,9 @@ from python_backends.nouns.request import Finish, Ids, Request
     StaticPolicy,
     WaitingBatches,
 )
+from benchmarks.static_batching.plans import NO_TOKENS, BatchPlans, OutOfMemoryError
+from python_backends.engine.protocol import Engine
+from python_backends.nouns.request import Finish, Ids, Request
 
 
 @dataclass(frozen=True, slots=True, eq=False)

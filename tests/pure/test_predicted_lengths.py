@@ -269,9 +269,8 @@ def test_a_crowd_is_put_into_order_part_by_part() -> None:
     stay = [number for number in range(10_000) if number % 7]
     while sum(seen) < 2 * len(stay):
         order.sort(20, np.inf, lambda prompts, tokens: (prompts, tokens))
-    assert [sequence.request_id for sequence in order] == sorted(
-        stay, key=lambda number: predicted[number]
-    )[:20]
+    first = sorted(stay, key=lambda number: predicted[number])[:20]
+    assert [sequence.request_id for sequence in order] == first
     assert max(seen) <= 2 * LOOKED_AT
     for sequence in list(order):
         order.remove(sequence)

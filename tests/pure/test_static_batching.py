@@ -13,10 +13,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from benchmarks.static_batching.batches import (
-from benchmarks.static_batching.mode import Served, StaticMode
-from python_backends.engine.toy.engine import ToyEngine, toy_answer
-from python_backends.nouns.request import Finish, Request, Sampling
-from python_backends.settings import EngineSettings, ModelSettings, Settings
     STATIC_POLICIES,
     Batch,
     BatchLimits,
@@ -27,6 +23,10 @@ from python_backends.settings import EngineSettings, ModelSettings, Settings
     safe_size,
     wasted_accesses,
 )
+from benchmarks.static_batching.mode import Served, StaticMode
+from python_backends.engine.toy.engine import ToyEngine, toy_answer
+from python_backends.nouns.request import Finish, Request, Sampling
+from python_backends.settings import EngineSettings, ModelSettings, Settings
 from tests.pure.test_scheduling import VOCAB, model
 
 __all__ = ["model"]  # a fixture
