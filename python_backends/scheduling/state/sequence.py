@@ -5,9 +5,10 @@ Changed only by the slot scheduler and its parts.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from python_backends.nouns.request import Ids, LengthPrediction, Request
 
@@ -81,7 +82,11 @@ def check_ids(request: Request, delivered: Ids, vocab_size: int) -> None:
     token is equal to them.
     """
     bad_words = np.array([token for word in request.sampling.bad_words for token in word], np.int64)
-    named = {"the prompt": request.prompt, "the answer so far": delivered, "bad words": bad_words}
+    named: dict[str, NDArray[np.integer[Any]]] = {
+        "the prompt": request.prompt,
+        "the answer so far": delivered,
+        "bad words": bad_words,
+    }
     for name, ids in named.items():
         wrong = ids[(ids < 0) | (ids >= vocab_size)]
         if len(wrong):
