@@ -13,7 +13,7 @@ from benchmarks.gpu_kernels import kernels
 from benchmarks.gpu_model import Measured
 from benchmarks.gpu_report import Figure
 from python_backends.engine.torch.engine import TorchEngine
-from python_backends.engine.torch.kernel_trial import runs_kernels
+from python_backends.engine.torch.kernel_trial import kernel_obstacle
 from tests.support.tiny_models import TINY, Agreement, Serving, TinyModel, build, random_requests
 
 QUICK = ("gemma2", "llama_grouped")  # a window, capped scores; grouped heads
@@ -21,7 +21,7 @@ QUICK = ("gemma2", "llama_grouped")  # a window, capped scores; grouped heads
 
 def tokens(measured: Measured) -> Iterator[Figure]:
     torch.backends.cuda.matmul.allow_tf32 = False
-    if runs_kernels(torch.device(measured.device)):
+    if not kernel_obstacle(torch.device(measured.device)):
         yield from kernels(measured.device)
     names, count = (QUICK, 4) if measured.quick else (tuple(sorted(TINY)), 16)
     for name in names:

@@ -218,9 +218,7 @@ class WaitingStreams:
     """A stream table with `waiting` streams without a slot, and some that get a token a step."""
 
     def __init__(self, waiting: int) -> None:
-        settings = StreamSettings(
-            max_open=1 << 20, max_queued_tokens=1 << 40, probe_ms=10_000.0, first_chunk_ms=600_000.0
-        )
+        settings = StreamSettings(max_open=1 << 20, max_queued_tokens=1 << 40, probe_ms=10_000.0)
         self._table = StreamTable(settings, time.monotonic_ns, lambda words: 4, Metrics())
         self._table.instance_ready(0)
         prompt = np.zeros(QUEUE_PROMPT_TOKENS, np.int32)

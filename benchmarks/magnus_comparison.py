@@ -25,13 +25,13 @@ from benchmarks.magnus_runs import (
     step_times_ms,
 )
 from benchmarks.magnus_simulated import SimulatedEngine, lengths_by_prompt
+from benchmarks.static_batching.batch_time import RELEARN_EVERY_S as BATCHES_EVERY_S
+from benchmarks.static_batching.batches import BatchLimits, safe_size
 from python_backends.engine.protocol import Engine
 from python_backends.instance.build import build
 from python_backends.nouns.request import ModelLimits
 from python_backends.prediction.forest import grow
 from python_backends.settings import EngineSettings, ModelSettings, Settings
-from python_backends.static_batching.batch_time import RELEARN_EVERY_S as BATCHES_EVERY_S
-from python_backends.static_batching.batches import BatchLimits, safe_size
 
 MAX_PROMPT_TOKENS, MAX_TOKENS = 256, 256  # the longest request; the second is the door's own default
 BLOCK_TOKENS = 32

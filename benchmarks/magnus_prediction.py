@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from benchmarks.magnus_requests import Ask, sources
+from benchmarks.static_batching.batch_time import BatchShape, BatchTime
+from benchmarks.static_batching.mode import Served
 from python_backends.nouns.request import Floats
 from python_backends.prediction.encoder import PACKAGED, CachedEncoder, SentenceEncoder
 from python_backends.prediction.features import features
 from python_backends.prediction.forest import Forest, Observations, grow
 from python_backends.prediction.request_log import instruction_id, teaches
-from python_backends.static_batching.batch_time import BatchShape, BatchTime
-from python_backends.static_batching.mode import Served
 
 CHUNK = 64
 NUM_TIMED = 32

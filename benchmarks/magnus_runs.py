@@ -16,13 +16,13 @@ from tqdm import tqdm
 
 from benchmarks.magnus_prediction import BatchSeconds, Lengths
 from benchmarks.magnus_requests import Ask
+from benchmarks.static_batching.batches import STATIC_POLICIES, BatchLimits
+from benchmarks.static_batching.mode import Served, StaticMode
+from benchmarks.static_batching.plans import NO_TOKENS, BatchPlans, OutOfMemoryError
 from python_backends.engine.protocol import Engine
 from python_backends.nouns.request import Finish, ModelLimits
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.settings import SchedulingSettings
-from python_backends.static_batching.batches import STATIC_POLICIES, BatchLimits
-from python_backends.static_batching.mode import Served, StaticMode
-from python_backends.static_batching.plans import NO_TOKENS, BatchPlans, OutOfMemoryError
 
 TOKEN_BUDGET = 256
 # reserves max_tokens for every request, in order of arrival

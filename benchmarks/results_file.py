@@ -69,6 +69,7 @@ MEASURED = {  # by script: what its results depend on, in addition to the script
         "python_backends",
         "models/bundled",
         "benchmarks/magnus*.py",
+        "benchmarks/static_batching",
         "benchmarks/bundled_prompts.py",
     ),
     "many_streams.py": (*SERVED, "benchmarks/triton_cost.py"),
@@ -81,7 +82,12 @@ MEASURED = {  # by script: what its results depend on, in addition to the script
         "benchmarks/scheduling*.py",
         "benchmarks/bundled_prompts.py",
     ),
-    "token_gap.py": ("python_backends", "benchmarks/token_gap_loop.py", "benchmarks/recorded_engine.py"),
+    "token_gap.py": (
+        "python_backends",
+        "benchmarks/token_gap_loop.py",
+        "benchmarks/recorded_engine.py",
+        "benchmarks/resending_scheduler.py",
+    ),
     "triton_cost.py": (*SERVED, "benchmarks/peer*", "benchmarks/workload.json"),
 }
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from benchmarks.peer_models import make_model
 from benchmarks.recorded_engine import RecordedEngine
+from benchmarks.resending_scheduler import ResendingScheduler
 from benchmarks.triton_cost import make_tokenizer, sources
 from python_backends.engine.protocol import Announcing, Engine
 from python_backends.engine.trace import begins
@@ -29,7 +30,6 @@ from python_backends.nouns.step import Started, StepOutput, StepPlan, Tokens
 from python_backends.settings import (
     EngineSettings,
     ModelSettings,
-    SchedulingSettings,
     Settings,
     StreamSettings,
     ToySettings,
@@ -220,8 +220,7 @@ def settings_of(directory: Path, engine: str, threads: int, mode: str, slots: in
         kind=engine, threads=threads, slots=slots, block_tokens=BLOCK_TOKENS, token_budget=TOKEN_BUDGET
     )
     chosen = replace(chosen, kv_blocks=slots * BLOCKS_A_SLOT, steps_ahead=int(mode == "async"))
-    scheduling = SchedulingSettings(static_slots=mode in ("slots", "async"))
-    return Settings(model=model, engine=chosen, toy=ToySettings(step_ms=5.0), scheduling=scheduling)
+    return Settings(model=model, engine=chosen, toy=ToySettings(step_ms=5.0))
 
 
 def run(directory: Path, engine_name: str, threads: int, mode: str, slots: int, num_steps: int) -> Recorded:
@@ -231,6 +230,8 @@ def run(directory: Path, engine_name: str, threads: int, mode: str, slots: int, 
     num_steps += WARM_UP_STEPS
     settings = settings_of(directory, engine_name, threads, mode, slots)
     scheduler, engine = build(settings)
+    if mode in ("inline", "processes"):
+        scheduler = ResendingScheduler(scheduler.limits, TOKEN_BUDGET, settings.scheduling)
     recorded, open_requests = Recorded(engine, engine.limits), slots + max(2, slots // 4)
     with tempfile.TemporaryDirectory() as run_directory:
         link: InlineLink | ProcessLink

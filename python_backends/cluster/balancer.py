@@ -137,12 +137,12 @@ class Balancer:
         fitting = [
             stream
             for stream in streams
-            if _num_tokens(stream) >= missing
+            if stream.num_tokens >= missing
             and _demand(stream) <= spare
             and stream.request.priority <= 0
             and self._moves.can_leave(stream)
         ]
-        return min(fitting, key=_num_tokens, default=None)
+        return min(fitting, key=lambda stream: stream.num_tokens, default=None)
 
     def _drains(self, at: dict[int, list[Stream]]) -> Iterator[Pair]:
         """From each instance that is to be empty to the freest one, several times."""
@@ -180,7 +180,7 @@ class Balancer:
             for stream in streams
             if _demand(stream) <= free_tokens and is_worth_it(stream) and self._moves.can_leave(stream)
         ]
-        return min(fitting, key=lambda each: (each.request.priority, _num_tokens(each)), default=None)
+        return min(fitting, key=lambda each: (each.request.priority, each.num_tokens), default=None)
 
     def _worth(self, pair: Pair) -> Callable[[Stream], bool]:
         """Says of a stream whether its move is worth its cost."""
@@ -194,7 +194,7 @@ class Balancer:
                 return False
             if pair.reason is MoveReason.PRIORITY:
                 return stream.request.priority == 0
-            return is_freer(_num_tokens(stream))
+            return is_freer(stream.num_tokens)
 
         return is_worth_it
 
@@ -228,8 +228,4 @@ def _is_about_to_end(stream: Stream, num_tokens: int) -> bool:
 def _demand(stream: Stream) -> int:
     """KV tokens that it needs now and for its next steps."""
     num_left = stream.request.sampling.max_tokens - len(stream.tokens)
-    return _num_tokens(stream) + min(GROWTH_TOKENS, num_left)
-
-
-def _num_tokens(stream: Stream) -> int:
-    return len(stream.request.prompt) + len(stream.tokens)
+    return stream.num_tokens + min(GROWTH_TOKENS, num_left)

@@ -110,7 +110,7 @@ class Router:
         places = self._columns.places(allowed)
         if not len(places):
             return None
-        num_tokens = _num_tokens(stream)
+        num_tokens = stream.num_tokens
         num_found = self._num_found_tokens(self._keys(stream))
         num_new_tokens = num_tokens - self._columns.of_instances(num_found, places)
         figures = self._columns.figures(places)
@@ -120,7 +120,7 @@ class Router:
         return self._columns.number(int(places[self._policy.choose(candidates)]))
 
     def submitted(self, stream: Stream, instance: int, number: int) -> None:
-        keys, num_tokens = self._keys(stream), _num_tokens(stream)
+        keys, num_tokens = self._keys(stream), stream.num_tokens
         num_found = self._num_found_tokens(keys).get(instance, 0)
         view = self._views[instance]
         view.submitted(number, Demand(num_tokens, num_tokens - num_found, stream.request.priority))
@@ -142,7 +142,3 @@ class Router:
 
     def _keys(self, stream: Stream) -> list[bytes]:
         return self._prefixes.keys(stream.request) if self._prefixes is not None else []
-
-
-def _num_tokens(stream: Stream) -> int:
-    return len(stream.request.prompt) + len(stream.tokens)

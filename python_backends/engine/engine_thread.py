@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from python_backends.engine.launched_steps import LaunchedSteps
 from python_backends.engine.protocol import Engine, ExportsBlocks, TakesAdapters
-from python_backends.engine.step_end import StepEnd
 from python_backends.nouns.request import Ids
 from python_backends.nouns.step import StepOutput, StepPlan
 
@@ -29,8 +28,7 @@ class EngineThread:
         self._plans: SimpleQueue[StepPlan | None] = SimpleQueue()
         self._outputs: SimpleQueue[Engine | StepOutput | BaseException] = SimpleQueue()
         self._steps = LaunchedSteps()
-        self._step_end = StepEnd()
-        self.on_done = self._step_end.on_done
+        self.on_done = self._steps.on_done
         self._thread = threading.Thread(target=self._run, args=[make], name="engine", daemon=True)
         self._thread.start()
         engine = self._next()
@@ -63,7 +61,7 @@ class EngineThread:
         self._exporting.import_blocks(blocks, data)
 
     def _next(self) -> Engine | StepOutput:
-        with self._step_end.awaited():
+        with self._steps.awaited():
             result = self._outputs.get()
         if isinstance(result, BaseException):
             raise result
@@ -77,11 +75,10 @@ class EngineThread:
                 engine.launch(plan)
                 output = engine.collect()
                 self._steps.ended()
-                self._step_end.came()
                 self._outputs.put(output)
             engine.close()
         except BaseException as fault:
-            self._step_end.came()
+            self._steps.signal()
             self._outputs.put(fault)
         finally:
             self._steps.stop()

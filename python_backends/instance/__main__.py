@@ -82,7 +82,7 @@ def main(run_directory: Path, number: int) -> None:
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, lambda signum, _frame: stopping.append(signum))
     state = InstanceRecord(Board.inherited(), number)
-    state.write_starting()
+    state.write_on(State.STARTING)
     settings = read_settings(run_directory / "settings.json")
     check_texts(settings)
     scheduler, engine = build(settings)

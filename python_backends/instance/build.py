@@ -28,7 +28,7 @@ from python_backends.nouns.request import AdapterVersion
 from python_backends.scheduling.policies.fcfs import reserve_max_tokens
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.self_planned import SelfPlannedScheduler, reserve_likely
-from python_backends.settings import Settings, SettingsError
+from python_backends.settings import Settings
 from python_backends.wires.blocks import BlocksWire
 from python_backends.wires.copier import Copier
 from python_backends.wires.network import read_network
@@ -40,10 +40,6 @@ def build(settings: Settings) -> tuple[SlotScheduler, Engine]:
     """The engine of the settings and a slot scheduler over it. Raises
     SettingsError if the settings or the model can't be served.
     """
-    if settings.steps_ahead and not settings.scheduling.static_slots:
-        raise SettingsError(
-            f"engine.steps_ahead = {settings.steps_ahead}: scheduling.static_slots = false takes 0"
-        )
     settings = choose(settings).settings
     kind = kind_of(settings)
     if settings.engine.fused_layers == "auto" and kind.tries_layers(settings):

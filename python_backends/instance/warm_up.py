@@ -10,21 +10,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from python_backends.engine.largest_steps import DRAWN
 from python_backends.engine.protocol import Engine
 from python_backends.nouns.request import Request, Sampling
 from python_backends.scheduling.scheduler import SlotScheduler
 
 PROMPT_TOKENS = 32
-DRAWN = Sampling(
-    2,
-    temperature=1.0,
-    top_k=8,
-    top_p=0.9,
-    min_p=0.01,
-    repetition_penalty=1.1,
-    bad_words=((0, 1),),
-    log_probs=True,
-)
 # ends last: if all rows are greedy, tokens are chosen in another way; its slot needs no release
 GREEDY = Sampling(4)
 

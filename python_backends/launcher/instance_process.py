@@ -48,7 +48,7 @@ class InstanceProcess:
 
     def start(self) -> None:
         self._files.keep()
-        self._record.write_starting()
+        self._record.write_on(State.STARTING)
         self._child.start()
         self._is_on = True
         self._silence = Silence()

@@ -9,9 +9,10 @@ Tested in tests/server/test_serving.py.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable
 from pathlib import Path
+
+from python_backends.launcher.run_files import write_if_changed
 
 _CONFIG = """\
 # The namesake of a model inside the ensemble. Two models of one name cannot be called by that name.
@@ -35,15 +36,5 @@ def write_namesakes(models: Iterable[str], directory: Path) -> Path:
     """Writes a model repository with a namesake of each of `models` to `directory`. Returns `directory`."""
     for name in models:
         (directory / name / "1").mkdir(parents=True, exist_ok=True)
-        _write(directory / name / "config.pbtxt", _CONFIG.format(name=name))
+        write_if_changed(directory / name / "config.pbtxt", _CONFIG.format(name=name).encode())
     return directory
-
-
-def _write(path: Path, text: str) -> None:
-    """Writes the file unless it has this content already: on a full disk a new one can't be written."""
-    with contextlib.suppress(OSError):
-        if path.read_text() == text:
-            return
-    written = path.with_suffix(".new")
-    written.write_text(text)
-    written.replace(path)

@@ -45,7 +45,7 @@ class RunFiles:
     def put(self, name: str, content: bytes) -> None:
         """Writes a further file, which is kept from now on. Raises OSError."""
         self._kept[name] = content
-        self._restore(self.directory / name, content)
+        write_if_changed(self.directory / name, content)
 
     def keep_if_due(self) -> None:
         if time.monotonic() - self._kept_s >= KEEP_EVERY_S:
@@ -56,7 +56,7 @@ class RunFiles:
         self._kept_s = time.monotonic()
         for name, content in self._kept.items():
             try:
-                self._restore(self.directory / name, content)
+                write_if_changed(self.directory / name, content)
             except OSError as error:
                 what = "%s can't be written again (%s); processes that need it can't be started until then"
                 log.warning(what, self.directory / name, error)
@@ -73,13 +73,17 @@ class RunFiles:
             path = self.directory / name
             log.warning("%s can't be written (%s): the Triton models are not informed", path, error)
 
-    def _restore(self, path: Path, content: bytes) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            if path.read_bytes() == content:
-                return
-        written = path.with_suffix(".new")
-        written.write_bytes(content)
-        written.replace(path)
+
+def write_if_changed(path: Path, content: bytes) -> None:
+    """Writes the file unless it has this content already: on a full disk a new one can't be written. Raises
+    OSError.
+    """
+    with contextlib.suppress(OSError):
+        if path.read_bytes() == content:
+            return
+    written = path.with_suffix(".new")
+    written.write_bytes(content)
+    written.replace(path)
 
 
 def _touch(directory: Path) -> None:

@@ -153,6 +153,14 @@ class LengthPrediction(Noun, frozen=True, eq=False):
     mean: float
     quantiles: Floats  # [len(QUANTILE_LEVELS)] ascending
 
+    @property
+    def is_sane(self) -> bool:
+        """Whether it can be a length: finite, above 0, and ascending, with a number at every level."""
+        values = np.append(self.quantiles, self.mean)
+        return len(values) == len(QUANTILE_LEVELS) + 1 and bool(
+            np.isfinite(values).all() and (values > 0).all() and (np.diff(self.quantiles) >= 0).all()
+        )
+
 
 class LogProbs(Noun, frozen=True, eq=False):
     """Natural logarithms of the probabilities that the model itself

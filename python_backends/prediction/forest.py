@@ -127,17 +127,17 @@ class Observations:
         return Observations(*(getattr(self, field.name)[places] for field in fields(self)))
 
 
-def grow(observations: Observations, seed: int = 0, num_trees: int = NUM_TREES) -> Forest:
+def grow(observations: Observations, seed: int = 0) -> Forest:
     """A calibrated forest. One thread; about a second for 1,500 observations."""
     from sklearn.ensemble import RandomForestRegressor  # here, because only learning needs it
 
     seen = observations[order(observations.lengths, observations.ended)]
     grown = RandomForestRegressor(
-        num_trees, min_samples_leaf=MIN_LEAF, max_features=SHARE_OF_FEATURES, random_state=seed, n_jobs=1
+        NUM_TREES, min_samples_leaf=MIN_LEAF, max_features=SHARE_OF_FEATURES, random_state=seed, n_jobs=1
     )
     grown.fit(seen.features, seen.lengths, sample_weight=seen.weights)
     flat = _flatten([estimator.tree_ for estimator in grown.estimators_], seen)
-    unseen = np.ones((len(seen), num_trees), bool)
+    unseen = np.ones((len(seen), NUM_TREES), bool)
     for tree, in_bag in enumerate(grown.estimators_samples_):
         unseen[in_bag, tree] = False
     return _calibrated(flat, seen, unseen)

@@ -100,10 +100,9 @@ class RequestLog:
     def num_answers(self) -> int:
         return int(self._one("SELECT COUNT(*) FROM answers"))
 
-    def recent(self, count: int = MAX_ANSWERS) -> list[Answered]:
+    def recent(self) -> list[Answered]:
         """The newest answers, newest first."""
-        columns = "instruction, num_input_tokens, num_output_tokens, ended"
-        rows = self._file.execute(f"SELECT {columns} FROM answers ORDER BY id DESC LIMIT ?", [count])
+        rows = self.rows("instruction, num_input_tokens, num_output_tokens, ended", MAX_ANSWERS)
         return [Answered(*row) for row in rows]
 
     def num_lessons(self, encoder: str, after_id: int = 0, wrong_only: bool = False) -> int:

@@ -17,8 +17,10 @@ import numpy as np
 
 from python_backends.nouns.request import Ids, Request
 from python_backends.scheduling.adapters import LoadedAdapters
+from python_backends.scheduling.admission import Admission
 from python_backends.scheduling.plan_writer import PlanWriter
 from python_backends.scheduling.state.allocator import Allocator
+from python_backends.scheduling.state.roster import Roster
 from python_backends.scheduling.state.sequence import Sequence, Status
 
 NO_TOKENS: Ids = np.zeros(0, np.int32)
@@ -37,27 +39,28 @@ class Requests(Protocol):
 
     adapters: LoadedAdapters
 
-    def find(self, request_id: int) -> Sequence | None:
-        """The sequence of a request that waits or runs here."""
-
     def new_sequence(self, request: Request, delivered: Ids, request_epoch: int, age_s: float) -> Sequence:
         """A sequence that came to the first instance `age_s` ago, and not yet to the slot scheduler. Raises
         ValueError if it doesn't fit the model.
         """
 
-    def fits(self, sequence: Sequence) -> bool:
-        """Whether there are blocks for it now, and for what it will need, as admission reckons."""
-
     def enter(self, sequence: Sequence, num_shared: int) -> None:
         """It runs here from now on; other sequences hold `num_shared` of its blocks as well."""
 
-    def freed(self) -> None:
-        """A slot or blocks are free: requests that wait may get them."""
-
 
 class Handover:
-    def __init__(self, requests: Requests, allocator: Allocator, plans: PlanWriter, vocab_size: int) -> None:
+    def __init__(
+        self,
+        requests: Requests,
+        roster: Roster,
+        admission: Admission,
+        allocator: Allocator,
+        plans: PlanWriter,
+        vocab_size: int,
+    ) -> None:
         self._requests = requests
+        self._roster = roster
+        self._admission = admission
         self._vocab_size = vocab_size
         self._allocator = allocator
         self._slots = allocator.slots
@@ -102,7 +105,7 @@ class Handover:
     def give_back(self, blocks: Ids) -> None:
         """A copy has read `blocks` [n], which `take` gave."""
         self._blocks.give_back(blocks)
-        self._requests.freed()
+        self._admission.reopen()
 
     def hold(self, request_id: int) -> None:
         """No later plan computes this request, and it is not evicted. Tokens of launched steps still count,
@@ -165,7 +168,7 @@ class Handover:
             raise RefusedMove("adapter")
         if not self._slots.num_free:
             raise RefusedMove("slots")
-        if not self._requests.fits(sequence) or not self._allocator.reserve(sequence, num_tokens):
+        if not self._admission.fits(sequence) or not self._allocator.reserve(sequence, num_tokens):
             raise RefusedMove("memory")
         self._reserved[move] = sequence
         return sequence.num_published
@@ -211,7 +214,7 @@ class Handover:
         No copy may write its blocks any more.
         """
         self._allocator.free_reserved(self._reserved.pop(move))
-        self._requests.freed()
+        self._admission.reopen()
 
     def abandon_all(self) -> None:
         """Drops all reservations, and lets held requests decode on. Blocks that copies read stay until these
@@ -255,5 +258,5 @@ class Handover:
         return sequence
 
     def _running(self, request_id: int) -> Sequence | None:
-        sequence = self._requests.find(request_id)
+        sequence = self._roster.find(request_id)
         return sequence if sequence is not None and sequence.status is Status.RUNNING else None

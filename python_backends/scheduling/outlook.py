@@ -17,10 +17,10 @@ import numpy as np
 from python_backends.nouns.request import Ids, ModelLimits
 from python_backends.scheduling.contention import Contention
 from python_backends.scheduling.lengths.belief import Array
-from python_backends.scheduling.lengths.future_memory import FutureMemory, SharedBlocks, TryReserve
+from python_backends.scheduling.lengths.future_memory import FutureMemory, SharedBlocks
 from python_backends.scheduling.lengths.predicted_order import HEAD, PredictedOrder
 from python_backends.scheduling.policies.policy import Policy
-from python_backends.scheduling.state.sequence import Seating, Sequence
+from python_backends.scheduling.state.sequence import Sequence
 from python_backends.scheduling.state.slots import SlotTable
 from python_backends.scheduling.step_time import StepTime
 from python_backends.settings import SchedulingSettings
@@ -43,11 +43,10 @@ class Outlook:
         self.future = FutureMemory(
             slots, limits, settings.memory_share, settings.memory_caution, policy.sampled
         )
-        ranked = policy.rank is not None
         self.order = (
             PredictedOrder(policy.rank, settings, self.future.rest_tokens, clock) if policy.rank else None
         )
-        self._is_used = policy.looks_ahead or ranked
+        self._is_used = policy.looks_ahead or self.order is not None
         self._slots = slots
         self._clock = clock
         self._refreshed_s = -math.inf
@@ -64,14 +63,6 @@ class Outlook:
         if self.order is not None:
             self.order.expect(sequence)
 
-    def seated(self, sequence: Sequence, num_shared: int) -> None:
-        """`sequence` has got a slot. `num_shared`: how many of its blocks other sequences hold as well."""
-        self.future.seat(sequence, num_shared)
-
-    def left(self, slot: int) -> None:
-        if self._is_used:
-            self.future.leave(slot)
-
     def forget_if_old(self) -> bool:
         """Drops the curve once it is older than REFRESHED_S, and an order whose head is used up. Called while
         requests do not compete for anything. True: others come to the head of the waiting.
@@ -83,12 +74,6 @@ class Outlook:
             return False
         self.order.forget()
         return True
-
-    def trial(self, num_available: int, seating: Callable[[Sequence], Seating]) -> TryReserve:
-        """A function that says which waiting sequences fit (see
-        `FutureMemory.trial`); all of them while no curve is drawn.
-        """
-        return self.future.trial(num_available, seating) if self.future.is_drawn else lambda sequence: True
 
     def refresh(
         self,

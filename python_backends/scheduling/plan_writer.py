@@ -22,26 +22,17 @@ TILE = 32  # rows of a step that is cut to fit: products are computed in tiles o
 
 
 class PlanWriter:
-    """`chunked`: prompts are cut to fit. `static_slots`: the engine receives
-    changes only, not every slot in every step.
-    """
+    """`chunked`: prompts are cut to fit. `by_priority`: prompts of higher priority are computed first."""
 
     def __init__(
-        self,
-        allocator: Allocator,
-        outlook: Outlook,
-        token_budget: int,
-        chunked: bool,
-        static_slots: bool,
-        by_priority: bool,
+        self, allocator: Allocator, outlook: Outlook, token_budget: int, chunked: bool, by_priority: bool
     ) -> None:
         self._allocator = allocator
         self._slots = allocator.slots
         self._outlook = outlook
         self._token_budget = token_budget
         self._chunked = chunked
-        self._static_slots = static_slots
-        self._by_priority = by_priority  # prompts of higher priority are computed first
+        self._by_priority = by_priority
         self.num_steps = 0  # planned so far
         self._last: StepPlan  # the plan written last
         self._rows: Rows  # of the last plan, if it has decode rows only
@@ -74,10 +65,8 @@ class PlanWriter:
         chunks = self._chunks(decodes)
         if not len(decodes) and not chunks:
             return None
-        if not self._static_slots:
-            self._allocator.rewrite()
         self._last = self._plan(decodes, chunks)
-        if not chunks and self._static_slots:
+        if not chunks:
             self._rows = rows_of(decodes)
             self._num_more_steps = self._slots.num_more_steps(self._rows)
         return self._last

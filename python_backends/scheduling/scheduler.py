@@ -1,10 +1,10 @@
 """The slot scheduler: plans each step of one instance and applies its tokens.
 
-Owns the sequences and decides which of them get a slot and which are evicted; touches no tensor. The
-allocator carries that out, the plan writer says what a step computes, the booking what came of it. The
-instance loop calls `submit` and `cancel` for what came in, `plan` for the next step, and `apply` with what
-the engine made of it; plans may be some steps ahead of what has been applied. Work per step grows with what
-changes: a step of a run looks at no row by itself.
+Owns the sequences and decides which of them are evicted; touches no tensor. The admission says which get a
+slot, the allocator gives and takes slots, the plan writer says what a step computes, the booking what came of
+it. The instance loop calls `submit` and `cancel` for what came in, `plan` for the next step, and `apply` with
+what the engine made of it; plans may be some steps ahead of what has been applied. Work per step grows with
+what changes: a step of a run looks at no row by itself.
 Tested in tests/pure/test_scheduling.py and tests/pure/test_scheduler_states.py.
 """
 
@@ -12,61 +12,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from itertools import islice
-
-import numpy as np
 
 from python_backends.nouns.messages import ANY_EPOCH, Failed, Load
-from python_backends.nouns.request import (
-    QUANTILE_LEVELS,
-    AdapterVersion,
-    Ids,
-    LengthPrediction,
-    ModelLimits,
-    Request,
-    WaitReason,
-)
+from python_backends.nouns.request import AdapterVersion, Ids, LengthPrediction, ModelLimits, Request
 from python_backends.nouns.step import Started, StepOutput, StepPlan, Tokens
 from python_backends.scheduling.adapters import LoadedAdapters
+from python_backends.scheduling.admission import Admission
 from python_backends.scheduling.booking import Booking
-from python_backends.scheduling.contention import Contention, contention_of
+from python_backends.scheduling.contention import Contention
 from python_backends.scheduling.handover import Handover
-from python_backends.scheduling.lengths.predicted_order import HEAD
 from python_backends.scheduling.outlook import Outlook
 from python_backends.scheduling.plan_writer import PlanWriter
 from python_backends.scheduling.policies import POLICIES
 from python_backends.scheduling.policies.fcfs import reserve_max_tokens
 from python_backends.scheduling.state.allocator import Allocator
 from python_backends.scheduling.state.roster import Roster
-from python_backends.scheduling.state.sequence import Sequence, Status
-from python_backends.scheduling.state.view import Reserve, View
+from python_backends.scheduling.state.sequence import Sequence, Status, check_ids
+from python_backends.scheduling.state.view import Reserve
 from python_backends.scheduling.waiting import WaitingList
 from python_backends.settings import SchedulingSettings
 
 DEFAULTS = SchedulingSettings()
-
-
-def says_something(prediction: LengthPrediction) -> bool:
-    """Whether `prediction` has a finite mean and a finite number at every level."""
-    return len(prediction.quantiles) == len(QUANTILE_LEVELS) and bool(
-        np.isfinite([prediction.mean, *prediction.quantiles]).all()
-    )
-
-
-def check_ids(request: Request, delivered: Ids, vocab_size: int) -> None:
-    """Raises ValueError if a token id of the request is not in the vocabulary.
-    Stop ids may be outside: no token is equal to them.
-    """
-    bad_words = np.array([token for word in request.sampling.bad_words for token in word], np.int64)
-    for name, ids in (
-        ("the prompt", request.prompt),
-        ("the answer so far", delivered),
-        ("bad words", bad_words),
-    ):
-        wrong = ids[(ids < 0) | (ids >= vocab_size)]
-        if len(wrong):
-            raise ValueError(f"token id {wrong[0]} in {name}: must be between 0 and {vocab_size - 1}")
 
 
 class SlotScheduler:
@@ -84,22 +50,16 @@ class SlotScheduler:
         # one token of a chunk at least besides all decodes
         self.token_budget = max(token_budget, limits.num_slots + 1)
         self.policy = POLICIES[settings.policy]
-        self._max_in_flight = self.policy.max_in_flight if settings.static_slots else 1
         self._allocator = self.allocator(
             limits, reserve or self._reserve, grows_by_need=self.policy.looks_ahead
         )
         self.slots = self._allocator.slots
         self.blocks = self._allocator.blocks
         self.outlook = Outlook(self.policy, settings, limits, self.slots, clock)
-        chunked, static = self.policy.chunked_prefill, settings.static_slots
-        self._plans = PlanWriter(
-            self._allocator, self.outlook, self.token_budget, chunked, static, self.policy.by_priority
-        )
+        chunked, by_priority = self.policy.chunked_prefill, self.policy.by_priority
+        self._plans = PlanWriter(self._allocator, self.outlook, self.token_budget, chunked, by_priority)
         self._booking = Booking(self.slots)
-        self.handover = Handover(self, self._allocator, self._plans, limits.vocab_size)
         self.num_evictions = 0
-        self._may_admit = True  # something has changed since the last admission
-        self._lacks_memory = False  # at the last admission a request waited although a slot was free
         self._clock = clock
         bound, bound_clock = settings.max_passed_over_s, clock
         if self.policy.max_passed_over_steps:
@@ -108,7 +68,11 @@ class SlotScheduler:
             bound, bound_clock, self.policy.by_priority, self.outlook.order, limits.block_tokens
         )
         self.adapters = LoadedAdapters(self.slots, self._waiting)
+        self._admission = Admission(self.policy, self._allocator, self.outlook, self._waiting, self.adapters)
         self._roster = Roster()
+        self.handover = Handover(
+            self, self._roster, self._admission, self._allocator, self._plans, limits.vocab_size
+        )
         self._last_leave = 0  # number of the first step after the last time that a slot was given up
         self._in_flight = 0
         self._failed: list[Failed] = []
@@ -146,27 +110,6 @@ class SlotScheduler:
             return round(future.peak_blocks)
         return round(future.peak_of_running(self.blocks.num_used, self._allocator.shared_blocks))
 
-    @property
-    def contention(self) -> Contention:
-        """What requests compete for at present."""
-        fits_all = len(self._waiting) <= self.slots.num_free
-        if fits_all and self.policy.looks_ahead:
-            fits_all = self.outlook.future.holds_all([*self._waiting, *self.slots.reserved.values()])
-        elif fits_all:
-            fits_all = not self._waiting
-        return contention_of(fits_all, self.slots.num_free, self.slots.num_slots)
-
-    @property
-    def wait_reason(self) -> WaitReason | None:
-        """Why requests wait in this instance; None: none does."""
-        if not self._waiting:
-            return None
-        if not self.slots.num_free:
-            return WaitReason.SLOT
-        if self.adapters.wanted is not None:
-            return WaitReason.ADAPTER
-        return WaitReason.MEMORY if self._lacks_memory else WaitReason.STEP
-
     def load(self) -> Load:
         """What this instance carries."""
         return Load(
@@ -179,8 +122,8 @@ class SlotScheduler:
             num_blocks=self.limits.num_blocks,
             num_evictions=self.num_evictions,
             peak_blocks=self.peak_blocks,
-            is_contested=self.contention is not Contention.AMPLE,
-            wait_reason=self.wait_reason,
+            is_contested=self._admission.contention is not Contention.AMPLE,
+            wait_reason=self._admission.wait_reason,
             num_reserved_slots=self.slots.num_reserved,
             num_high_priority=self._roster.num_high_priority,
             waiting_blocks=self._waiting.num_blocks,
@@ -207,14 +150,14 @@ class SlotScheduler:
         self.cancel(request.request_id)
         self._roster.enter(sequence)
         self._waiting.add(sequence)
-        self._may_admit = True
+        self._admission.reopen()
 
     def predict(self, request_id: int, prediction: LengthPrediction) -> None:
-        """Uses `prediction` for a request from now on. Ignored if the request
-        isn't here (any more) or a number is missing.
+        """Uses `prediction` for a request from now on. Ignored if the request isn't here (any more) or this
+        can't be a length.
         """
         sequence = self._roster.find(request_id)
-        if sequence is not None and says_something(prediction):
+        if sequence is not None and prediction.is_sane:
             sequence.prediction = prediction
             self.outlook.predicted(sequence)
 
@@ -222,16 +165,7 @@ class SlotScheduler:
         """Computes the order of the waiting and the future memory again, if that is due. `plan` does it
         before it admits; a loop with time while the device computes calls it then.
         """
-        if not self._waiting:
-            return
-        contention = self.contention
-        if contention is Contention.AMPLE:
-            others_come = self.outlook.forget_if_old()
-        else:
-            others_come = self.outlook.refresh(
-                contention, self.blocks.num_used, self._allocator.shared_blocks, self._head
-            )
-        self._may_admit |= others_come
+        self._admission.refresh()
 
     def cancel(self, request_id: int, request_epoch: int = ANY_EPOCH) -> bool:
         """Ends a request at once, or only this life of it: its slot is free for the next plan. False if it
@@ -244,7 +178,7 @@ class SlotScheduler:
         if sequence.status is Status.WAITING:
             self._waiting.remove(sequence)
             sequence.status = Status.FINISHED
-            self._may_admit = True  # others may have waited only because of it
+            self._admission.reopen()  # others may have waited only because of it
         else:
             self._leave(sequence, Status.FINISHED)
         return True
@@ -252,7 +186,7 @@ class SlotScheduler:
     def adapter_loaded(self, digest: str) -> None:
         """Sequences with this adapter may get a slot."""
         self.adapters.add(digest)
-        self._may_admit = True
+        self._admission.reopen()
 
     def fail_waiting(self, adapter: AdapterVersion, error: str) -> list[Failed]:
         """Ends all that wait for this adapter; returns what the scheduler model is told."""
@@ -269,11 +203,11 @@ class SlotScheduler:
         """The plan of the next step, or None if there is nothing to do
         before more requests or outputs come.
         """
-        if self._in_flight >= self._max_in_flight:
+        if self._in_flight >= self.policy.max_in_flight:
             return None
         if self.slots.num_free:
-            self.refresh()
-        if self._plans.is_in_run and not self._is_admission_due():
+            self._admission.refresh()
+        if self._plans.is_in_run and not self._admission.is_due:
             plan: StepPlan | None = self._plans.go_on()
         else:
             if not self._grow():  # no admission after an eviction: it would cause the next eviction
@@ -340,13 +274,6 @@ class SlotScheduler:
             raise ValueError(f"lora_name = {request.adapter.full_name!r}: this instance has no adapters")
         return Sequence(request, delivered, 0, request_epoch, self._clock() - age_s)
 
-    def fits(self, sequence: Sequence) -> bool:
-        """Whether there are blocks for it now, and for what it will need, as admission computes it."""
-        view = self._view()
-        if self.policy.looks_ahead:
-            return view.try_reserve(sequence)
-        return view.blocks_needed(sequence) <= view.num_free_blocks
-
     def enter(self, sequence: Sequence, num_shared: int) -> None:
         """`sequence` has got a slot, after it ran in another instance; others hold `num_shared` of its blocks
         as well. An earlier life of its request ends.
@@ -354,11 +281,7 @@ class SlotScheduler:
         self.cancel(sequence.request_id)
         self._roster.enter(sequence)
         self.adapters.used(sequence)
-        self.outlook.seated(sequence, num_shared)
-
-    def freed(self) -> None:
-        """A slot or blocks are free: requests that wait may get them."""
-        self._may_admit = True
+        self.outlook.future.seat(sequence, num_shared)
 
     # --- growing and evicting
 
@@ -396,29 +319,13 @@ class SlotScheduler:
     # --- admission
 
     def _admit(self) -> None:
-        if not self._is_admission_due():
+        if not self._admission.is_due:
             return
-        for sequence in self.policy.select(self.adapters.seatable(), self._view()):
+        for sequence in self._admission.select():
             self._waiting.take(sequence)
             self.adapters.used(sequence)
-            self.outlook.seated(sequence, self._allocator.seat(sequence))
-        self._may_admit = not self.policy.looks_ahead  # with look-ahead: after the next change or refresh
-        self._lacks_memory = bool(self._waiting) and self.slots.num_free > 0
-
-    def _is_admission_due(self) -> bool:
-        """Whether a request may get a slot now that could not before."""
-        return bool(self._waiting) and self.slots.num_free > 0 and self._may_admit
-
-    def _view(self) -> View:
-        view = replace(self._allocator.view(), is_overdue=self._waiting.is_overdue)
-        if not self.policy.looks_ahead:
-            return view
-        return replace(
-            view, try_reserve=self.outlook.trial(self.blocks.num_available, self._allocator.seating)
-        )
-
-    def _head(self) -> list[Sequence]:
-        return list(islice(self._waiting.in_order(), HEAD + self.slots.num_free))
+            self.outlook.future.seat(sequence, self._allocator.seat(sequence))
+        self._admission.settle()
 
     def _reserve(self, sequence: Sequence) -> int:
         return (
@@ -436,9 +343,9 @@ class SlotScheduler:
             self.outlook.future.lengths.ended(sequence.num_output_tokens)
 
     def _leave(self, sequence: Sequence, status: Status) -> None:
-        self.outlook.left(sequence.slot)
+        self.outlook.future.leave(sequence.slot)
         self._allocator.unseat(sequence)
         self.adapters.left(sequence, self._plans.num_steps)
         sequence.status = status
-        self._may_admit = True
+        self._admission.reopen()
         self._last_leave = self._plans.num_steps

@@ -96,6 +96,7 @@ class SelfPlannedScheduler(SlotScheduler):
         # keep the order, but reserve all blocks at admission: the engine owns them
         if self.policy.looks_ahead:
             self.policy = replace(self.policy, select=in_order, looks_ahead=False)
+            self._admission.follow(self.policy)
 
     @property
     def is_idle(self) -> bool:
@@ -105,7 +106,7 @@ class SelfPlannedScheduler(SlotScheduler):
         """A plan with the operations since the last one; None if no slot
         is busy or enough plans are in flight.
         """
-        if self._in_flight >= self._max_in_flight:
+        if self._in_flight >= self.policy.max_in_flight:
             return None
         self.refresh()
         self._admit()

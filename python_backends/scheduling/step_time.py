@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from python_backends.nouns.step import StepPlan
-from python_backends.nouns.training import Window
 from python_backends.scheduling.least_squares import WARM, LeastSquares
 from python_backends.scheduling.piece_time import PieceTime, chunk_kv_tokens
 
@@ -54,7 +53,6 @@ class StepTime:
 
     def __init__(self) -> None:
         self._fit = LeastSquares(len(FEATURES))
-        self.errors: deque[float] = deque(maxlen=NUM_ERRORS)  # measured / expected of the latest steps
         # steps without prompts, and those with prompts, which have less certain times
         self._kinds = (_Kind(), _Kind())
         # loads and seconds of steps that are not yet learned from
@@ -117,27 +115,16 @@ class StepTime:
         """The time that nearly every step like this one takes at least."""
         return self.expected_s(plan) * self._kinds[len(plan.tokens) > 0].quick
 
-    def error_quantile(self, level: float) -> float:
-        """The quantile at `level` of measured / expected seconds of the
-        latest steps; 1 before any was measured.
-        """
-        return float(np.quantile(self.errors, level)) if self.errors else 1.0
-
     def observe(self, plan: StepPlan, seconds: float) -> None:
         """What a step without a window takes is learned from such steps alone."""
         if plan.window is not None:
-            self._observe_window(plan, plan.window, seconds)
+            added_s = seconds - self.seconds(*self.loads(plan))
+            self.window_time.observe(plan.window.loads, added_s, len(plan.slots))
             return
         self._observed.append((*self.loads(plan), seconds))
         if self._fit.count < WARM or len(self._observed) == BATCH:
             observed, self._observed = np.array(self._observed, np.float64), []
             self.learn(observed[:, :-1], observed[:, -1])
-
-    def _observe_window(self, plan: StepPlan, window: Window, seconds: float) -> None:
-        expected_s, added_s = self.expected_s(plan), seconds - self.seconds(*self.loads(plan))
-        has_times = self.window_time.expected_s(window.loads) > 0
-        if self.window_time.observe(window.loads, added_s, len(plan.slots)) and has_times:
-            self.errors.append(seconds / expected_s)
 
     def learn(self, loads: Array, seconds: Array) -> None:
         """`loads` [n, 4]: the arguments of `seconds` for steps that took `seconds` [n]."""
@@ -146,6 +133,5 @@ class StepTime:
         if is_first:
             return
         errors, with_prompts = seconds / np.maximum(expected_s, 1e-9), loads[:, 2] > 0
-        self.errors.extend(errors.tolist())
         for kind, chosen in zip(self._kinds, (~with_prompts, with_prompts), strict=True):
             kind.learn(errors[chosen])

@@ -34,7 +34,10 @@ class WaitingList:
         self._block_tokens = block_tokens
         self.num_blocks = 0  # that all of them need for their tokens so far
         self._arrived = SortedKeyList(key=lambda sequence: sequence.arrival)
-        self._ranked = SortedKeyList(key=lambda sequence: (-sequence.request.priority, sequence.arrival))
+        # who is next, but for those that are overdue
+        self._ranked = predicted or SortedKeyList(
+            key=lambda sequence: (-sequence.request.priority, sequence.arrival)
+        )
         # (when, arrival of the sequence that got a slot): those that waited and had come earlier were passed
         # over then; both ascend
         self._passes: deque[tuple[float, float]] = deque()
@@ -51,16 +54,12 @@ class WaitingList:
         self._arrived.add(sequence)
         self._ranked.add(sequence)
         self.num_blocks += self._blocks_for(sequence)
-        if self._predicted is not None:
-            self._predicted.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Removes `sequence`, which ended while it waited, or gets a slot."""
         self._arrived.remove(sequence)
         self._ranked.remove(sequence)
         self.num_blocks -= self._blocks_for(sequence)
-        if self._predicted is not None:
-            self._predicted.remove(sequence)
 
     def take(self, sequence: Sequence) -> None:
         """Removes `sequence`, which gets a slot: the waiting ones that came earlier are passed over."""
@@ -78,8 +77,7 @@ class WaitingList:
             return
         self._note_overdue()
         yield from self._arrived.irange_key(max_key=self._overdue, inclusive=(True, False))
-        ranked = self._ranked if self._predicted is None else self._predicted.in_order()
-        yield from (sequence for sequence in ranked if sequence.arrival >= self._overdue)
+        yield from (sequence for sequence in self._ranked if sequence.arrival >= self._overdue)
 
     @property
     def num_head_blocks(self) -> int:
@@ -93,13 +91,11 @@ class WaitingList:
 
     def check_integrity(self) -> None:
         """Raises AssertionError."""
-        assert len(self._arrived) == len(self._ranked), "a waiting sequence stands in one order only"
-        assert {id(sequence) for sequence in self._arrived} == {id(sequence) for sequence in self._ranked}, (
-            "the orders differ"
-        )
         assert self.num_blocks == sum(map(self._blocks_for, self._arrived)), "blocks of the waiting are off"
         if self._predicted is not None:
             self._predicted.check_integrity()
+        else:
+            assert {*map(id, self._arrived)} == {*map(id, self._ranked)}, "the orders differ"
 
     def _blocks_for(self, sequence: Sequence) -> int:
         return -(-len(sequence.tokens) // self._block_tokens)

@@ -20,14 +20,7 @@ from collections.abc import Callable
 import numpy as np
 
 from python_backends.nouns.messages import AnswerRecord, LengthAnswer
-from python_backends.nouns.request import (
-    QUANTILE_LEVELS,
-    Finish,
-    LengthPrediction,
-    Request,
-    Sampling,
-    Subject,
-)
+from python_backends.nouns.request import Finish, LengthPrediction, Request, Sampling, Subject
 from python_backends.watching.metrics import Metrics
 
 NOTHING = LengthAnswer()
@@ -93,7 +86,7 @@ class Predictions:
 
     def answered(self, request_id: int, answer: LengthAnswer) -> bool:
         """Returns False if the answer makes no sense; it is then ignored."""
-        makes_sense = answer.prediction is None or is_sane(answer.prediction)
+        makes_sense = answer.prediction is None or answer.prediction.is_sane
         answer = answer if makes_sense else NOTHING
         record = self._ended.pop(request_id, None)
         if record is not None:
@@ -150,16 +143,6 @@ class Predictions:
         if answer.prediction is not None and finish == Finish.STOP:
             error = abs(answer.prediction.mean - num_output_tokens)
             self._metrics.observe("gapless_length_prediction_error_tokens", error)
-
-
-def is_sane(prediction: LengthPrediction) -> bool:
-    values = np.append(prediction.quantiles, prediction.mean)
-    ascending = bool((np.diff(prediction.quantiles) >= 0).all())
-    return (
-        len(prediction.quantiles) == len(QUANTILE_LEVELS)
-        and bool(np.isfinite(values).all() and (values > 0).all())
-        and ascending
-    )
 
 
 def within(prediction: LengthPrediction, sampling: Sampling) -> LengthPrediction:

@@ -97,6 +97,11 @@ class Stream:
         return self.request.request_id
 
     @property
+    def num_tokens(self) -> int:
+        """Of prompt and answer so far."""
+        return len(self.request.prompt) + len(self.tokens)
+
+    @property
     def submitted(self) -> bool:
         """Whether an instance has it."""
         return self.instance != NO_INSTANCE

@@ -27,9 +27,10 @@ from python_backends.streams.stream_metrics import StreamMetrics
 from python_backends.streams.submissions import Dispatcher, OnlyInstance, Submissions
 from python_backends.watching.metrics import Metrics
 
-MS = 1_000_000
 S = 1_000_000_000
 MAX_WAIT_NS = S
+# a stream without text gets one empty chunk after this time, so that a broken connection is noticed
+FIRST_CHUNK_NS = S // 2
 
 
 class StreamTable:
@@ -341,8 +342,7 @@ class StreamTable:
         """
         if self._flow.is_full(stream) or not self._flow.is_quiet(stream, now, len(self._streams)):
             return None
-        waited_ms = (now - stream.request.arrival_ns) / MS
-        emit = not stream.chunked and waited_ms >= self._settings.first_chunk_ms
+        emit = not stream.chunked and now - stream.request.arrival_ns >= FIRST_CHUNK_NS
         outgoing = Outgoing(stream.request_id, stream.sender, stream.send_window(now, emit), final=False)
         self._look_again(stream, now)
         return outgoing

@@ -33,10 +33,6 @@ class InstanceRecord:
         self._board = board
         self._name = instance_name(number)
 
-    def write_starting(self) -> None:
-        """Writes STARTING. The limits of an earlier process stay: the same settings give the same limits."""
-        self.write_on(State.STARTING)
-
     def write(self, state: State, limits: ModelLimits | None = None) -> None:
         said = {"state": state.value, "pid": os.getpid(), "limits": limits and limits.plain()}
         self._board.write(self._name, json.dumps(said).encode())
@@ -46,7 +42,9 @@ class InstanceRecord:
         self.write(self.read()[0], limits)
 
     def write_on(self, state: State) -> None:
-        """Writes the state. The limits stay."""
+        """Writes the state. The limits stay, also those of an earlier process: the same settings give the
+        same limits.
+        """
         self.write(state, self.read()[1])
 
     def beat(self) -> None:

@@ -237,7 +237,7 @@ class InstanceEnd:
         self._incarnation = new_incarnation()
         self._session = NOBODY
         self._hello = Hello(limits, platform.node(), blocks_at, kv_format, os.getpid())
-        self._send([self._hello])
+        self.publish([self._hello])
 
     def receive(self, timeout_s: float) -> list[Any]:
         """Waits for news, or until woken. Returns Submit, Predicted, Cancel, Pace, messages of moves and
@@ -252,7 +252,7 @@ class InstanceEnd:
                 self._session = session
                 news.append(NewSession())
             if any(isinstance(message, Hello) for message in messages):
-                self._send([self._hello])
+                self.publish([self._hello])
             news += [message for message in messages if not isinstance(message, Hello)]
         return news
 
@@ -260,13 +260,10 @@ class InstanceEnd:
         self._wake.call()
 
     def publish(self, messages: Sequence[FromInstance]) -> None:
-        self._send(messages)
+        """Raises when SEND_LIMIT frames wait: a lost one would leave a stream waiting for ever."""
+        frame = pack((self._incarnation, self._session, tuple(messages)))
+        self._socket.send(frame, zmq.NOBLOCK)
 
     def close(self) -> None:
         self._context.destroy(linger=0)
         self._wake.close()
-
-    def _send(self, messages: Sequence[FromInstance]) -> None:
-        """Raises when SEND_LIMIT frames wait: a lost one would leave a stream waiting for ever."""
-        frame = pack((self._incarnation, self._session, tuple(messages)))
-        self._socket.send(frame, zmq.NOBLOCK)

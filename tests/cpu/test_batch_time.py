@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from python_backends.static_batching.batch_time import BatchShape, BatchTime, teaches
+from benchmarks.static_batching.batch_time import BatchShape, BatchTime, teaches
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ from benchmarks.magnus_runs import (
     run_static,
 )
 from benchmarks.magnus_simulated import SimulatedEngine, lengths_by_prompt
+from benchmarks.static_batching.batches import BatchLimits
+from benchmarks.static_batching.plans import NO_TOKENS
 from python_backends.nouns.request import ModelLimits
 from python_backends.nouns.step import Admit
-from python_backends.static_batching.batches import BatchLimits
-from python_backends.static_batching.plans import NO_TOKENS
 
 COUNT, MAX_TOKENS, SIZE = 400, 256, 7
 LIMITS = ModelLimits(

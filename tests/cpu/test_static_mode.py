@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.static_batching.batches import STATIC_POLICIES, BatchLimits
+from benchmarks.static_batching.mode import Answer, Served, StaticMode
 from python_backends.engine.protocol import Engine
-from python_backends.static_batching.batches import STATIC_POLICIES, BatchLimits
-from python_backends.static_batching.mode import Answer, Served, StaticMode
 from tests.support.tiny_models import Serving, TinyModel, random_requests
 
 

@@ -208,10 +208,10 @@ def test_a_sequence_gets_a_slot_only_when_its_adapter_is_loaded_and_others_pass(
         served.turn()
     assert served.admitted == [""]
     assert served.parts.ordered == [A], "it is asked for once"
-    assert served.scheduler.wait_reason is WaitReason.ADAPTER
+    assert served.scheduler.load().wait_reason is WaitReason.ADAPTER
     served.turns()
     assert served.admitted == ["", "a"]
-    assert served.scheduler.wait_reason is None
+    assert served.scheduler.load().wait_reason is None
     assert served.scheduler.load().num_adapters == 1
 
 

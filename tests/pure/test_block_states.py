@@ -105,12 +105,6 @@ class BlockStates(RuleBasedStateMachine):
             if block not in held:
                 (self.retained if block in self.published.values() else self.free).append(block)
 
-    @rule()
-    def forget(self) -> None:
-        self.pool.forget_retained()
-        while self.retained:
-            self.free.append(self.recycle())
-
     @precondition(lambda self: (self.free or self.retained) and not self.borrowed)
     @rule(data=st.data())
     def borrow(self, data: Any) -> None:

@@ -51,7 +51,7 @@ def test_a_record_is_read_as_it_was_written_and_stays_when_its_process_beats(boa
     record.beat()
     assert record.sign() != before
     assert record.read() == (State.READY, LIMITS)
-    record.write_starting()
+    record.write_on(State.STARTING)
     assert record.read() == (State.STARTING, LIMITS), "what an earlier life could take stays readable"
 
 
@@ -111,7 +111,7 @@ def test_the_adapters_are_those_of_an_instance_that_is_ready_and_stay_while_it_s
     first, second = InstanceRecord(board, 0), InstanceRecord(board, 1)
     first.write(State.READY, LIMITS)
     assert listed.read() == LIMITS.adapters
-    first.write_starting()
+    first.write_on(State.STARTING)
     assert listed.read() == LIMITS.adapters
     newer = (AdapterVersion("c", "1", "0c"),)
     second.write(State.READY, LIMITS.changed(adapters=newer))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from python_backends.nouns.request import QUANTILE_LEVELS, LengthPrediction, ModelLimits, Request, Sampling
 from python_backends.nouns.step import StepOutput
 from python_backends.scheduling.lengths.belief import FEWEST, WEIGHTS, Array, Lengths, rest
-from python_backends.scheduling.lengths.future_memory import Curve, blocks_in_use, none_alive, points
+from python_backends.scheduling.lengths.future_memory import Curve, in_use, lives, none_alive, points
 from python_backends.scheduling.piece_time import chunk_kv_tokens
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.state.sequence import Sequence
@@ -34,9 +34,8 @@ def certain(tokens: list[int]) -> tuple[Array, Array]:
 def curve(now: list[int], to_come: list[int], block_tokens: int = 1) -> Array:
     ahead, weights = certain(to_come)
     tokens = np.array(now, np.float64)
-    return blocks_in_use(np.zeros(len(now)), tokens, ahead, weights, points(ahead), block_tokens)[0].sum(
-        axis=0
-    )
+    alive, blocks = lives(np.zeros(len(now)), tokens, ahead, weights, points(ahead), block_tokens)
+    return in_use(alive, blocks)[0].sum(axis=0)
 
 
 def test_the_worked_value_of_past_future() -> None:
@@ -60,9 +59,8 @@ def test_the_peak_is_that_of_past_futures_formula(pairs: list[tuple[int, int]]) 
 
 def test_blocks_are_whole_and_those_that_are_held_count_until_the_end() -> None:
     ahead, weights = certain([3])
-    mean, variance = blocks_in_use(
-        np.array([4.0]), np.array([7.0]), ahead, weights, np.array([0.0, 1, 2, 3, 4]), block_tokens=4
-    )
+    steps = np.array([0.0, 1, 2, 3, 4])
+    mean, variance = in_use(*lives(np.array([4.0]), np.array([7.0]), ahead, weights, steps, block_tokens=4))
     assert mean.tolist() == [[4, 4, 4, 4, 0]]
     assert curve([7], [10], block_tokens=4).tolist() == [2, 5]
     assert not variance.any()
@@ -190,9 +188,8 @@ def test_a_common_prefix_causes_no_evictions() -> None:
 
 def test_an_end_that_is_as_likely_as_not_leaves_half_of_the_blocks_and_their_spread() -> None:
     ahead, weights = np.array([[5.0, 20.0]]), np.array([[0.5, 0.5]])
-    mean, variance = blocks_in_use(
-        np.zeros(1), np.array([90.0]), ahead, weights, np.array([5.0, 10.0, 20.0]), block_tokens=1
-    )
+    steps = np.array([5.0, 10.0, 20.0])
+    mean, variance = in_use(*lives(np.zeros(1), np.array([90.0]), ahead, weights, steps, block_tokens=1))
     assert mean.tolist() == [[95, 50, 55]]
     assert np.sqrt(variance).tolist() == [[0, 50, 55]]
 
@@ -266,8 +263,6 @@ def test_the_step_time_model_finds_what_the_steps_are_made_of(loads: list[tuple[
         times.learn(seen, honest + ((np.arange(50) + batch) % 20 == 3) * float(batch > 1))
     found = np.array([times.seconds(*load) for load in loads])
     assert np.abs(found / honest - 1).max() < 0.1
-    assert times.error_quantile(0.5) == pytest.approx(1, abs=0.05)
-    assert times.error_quantile(0.99) > 5, "interruptions are in its errors"
     assert min(times.coefficients) >= 0
 
 

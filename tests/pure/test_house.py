@@ -44,7 +44,7 @@ ROOMS_OF = {  # libraries that stay in their rooms
     "psutil": {"launcher"},
     "sortedcontainers": {"scheduling"},
     "sentence_transformers": {"prediction"},
-    "sklearn": {"prediction", "static_batching"},
+    "sklearn": {"prediction"},
     "tensorrt_llm": {"engine"},
     "opentelemetry": {"watching"},
 }
@@ -129,7 +129,7 @@ def test_libraries_stay_in_their_rooms(path: Path) -> None:
 def test_the_stubs_import_no_torch() -> None:
     """Rooms that the three models use, all the way down."""
     for path in MODULES:
-        if room(path) not in ("engine", "finetuning", "instance", "static_batching", "launcher"):
+        if room(path) not in ("engine", "finetuning", "instance", "launcher"):
             reached = {name.split(".")[1] for name in imports(path) if name.startswith("python_backends.")}
             assert "engine" not in reached or engine_modules(path) == {"kinds"}
             assert "torch" not in imports(path)

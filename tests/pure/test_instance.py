@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.resending_scheduler import ResendingScheduler
 from python_backends.engine.engine_thread import EngineThread
 from python_backends.instance.build import build
 from python_backends.instance.lead import FIRST_S, SPARE_S, Lead
@@ -18,13 +19,13 @@ from python_backends.instance.loop import Instance
 from python_backends.nouns.messages import Cancel, Failed, Pace
 from python_backends.nouns.request import Request, Sampling
 from python_backends.nouns.step import StepOutput, StepPlan
+from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.step_time import StepTime
 from python_backends.settings import (
     EngineSettings,
     ModelSettings,
     SchedulingSettings,
     Settings,
-    SettingsError,
     ToySettings,
 )
 from python_backends.watching.metrics import GAP_BOUNDS_S, Histogram, Metrics
@@ -33,13 +34,17 @@ from tests.support.instance_link import Link, submit
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def served(steps_ahead: int, inbox: Sequence[list[Any]], num_ends: int, static_slots: bool = True) -> Link:
+def served(
+    steps_ahead: int,
+    inbox: Sequence[list[Any]],
+    num_ends: int,
+    scheduler: type[SlotScheduler] = SlotScheduler,
+) -> Link:
     engine = EngineSettings(kind="toy", slots=3, block_tokens=4, token_budget=16, steps_ahead=steps_ahead)
-    scheduling = SchedulingSettings(static_slots=static_slots)
     model = ModelSettings(directory=str(ROOT / "models/bundled"))
-    scheduler, running = build(Settings(model=model, engine=engine, scheduling=scheduling))
+    built, running = build(Settings(model=model, engine=engine))
     link = Link(inbox)
-    instance = Instance(scheduler, running, link, lambda: None, steps_ahead)
+    instance = Instance(scheduler(built.limits, 16), running, link, lambda: None, steps_ahead)
     while link.num_ended < num_ends:
         instance.turn()
     running.close()
@@ -47,9 +52,12 @@ def served(steps_ahead: int, inbox: Sequence[list[Any]], num_ends: int, static_s
 
 
 def serve(
-    steps_ahead: int, inbox: Sequence[list[Any]], num_ends: int, static_slots: bool = True
+    steps_ahead: int,
+    inbox: Sequence[list[Any]],
+    num_ends: int,
+    scheduler: type[SlotScheduler] = SlotScheduler,
 ) -> dict[int, list[int]]:
-    return served(steps_ahead, inbox, num_ends, static_slots).answers
+    return served(steps_ahead, inbox, num_ends, scheduler).answers
 
 
 def test_tokens_are_the_same_however_many_steps_are_launched_ahead() -> None:
@@ -323,15 +331,7 @@ def test_a_step_ahead_leaves_no_gap_and_one_after_the_other_leaves_the_loops_own
 
 def test_slots_that_are_sent_anew_at_every_step_give_the_same_tokens() -> None:
     inbox = [[submit(number, 5 + 3 * number, max_tokens=10 + number)] for number in range(8)]
-    assert serve(0, inbox, 8, static_slots=False) == serve(0, inbox, 8)
-
-
-def test_sending_slots_anew_is_refused_with_steps_ahead() -> None:
-    settings = Settings(
-        engine=EngineSettings(kind="toy", steps_ahead=1), scheduling=SchedulingSettings(static_slots=False)
-    )
-    with pytest.raises(SettingsError, match=r"engine\.steps_ahead = 1: scheduling\.static_slots"):
-        build(settings)
+    assert serve(0, inbox, 8, ResendingScheduler) == serve(0, inbox, 8)
 
 
 def test_gaps_of_an_instance_are_added_to_the_histogram_on_metrics() -> None:

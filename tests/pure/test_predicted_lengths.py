@@ -240,12 +240,12 @@ def test_the_order_is_made_for_the_head_and_who_comes_later_stands_behind_it() -
     assert not order.is_used_up
     order.sort(4, np.inf, lambda prompts, tokens: (prompts, tokens))
     order.add(waiting(50, predicted=1))
-    assert [sequence.request_id for sequence in order.in_order()] == [19, 18, 17, 16, 50]
-    for sequence in list(order.in_order()):
+    assert [sequence.request_id for sequence in order] == [19, 18, 17, 16, 50]
+    for sequence in list(order):
         order.remove(sequence)
     assert order.is_used_up
     order.sort(2, np.inf, lambda prompts, tokens: (prompts, tokens))
-    assert [sequence.request_id for sequence in order.in_order()] == [15, 14]
+    assert [sequence.request_id for sequence in order] == [15, 14]
     order.check_integrity()
 
 
@@ -269,15 +269,14 @@ def test_a_crowd_is_put_into_order_part_by_part() -> None:
     stay = [number for number in range(10_000) if number % 7]
     while sum(seen) < 2 * len(stay):
         order.sort(20, np.inf, lambda prompts, tokens: (prompts, tokens))
-    assert [sequence.request_id for sequence in order.in_order()] == sorted(
-        stay, key=lambda number: predicted[number]
-    )[:20]
+    first = sorted(stay, key=lambda number: predicted[number])[:20]
+    assert [sequence.request_id for sequence in order] == first
     assert max(seen) <= 2 * LOOKED_AT
-    for sequence in list(order.in_order()):
+    for sequence in list(order):
         order.remove(sequence)
     assert order.is_used_up
     order.sort(20, np.inf, lambda prompts, tokens: (prompts, tokens))
-    assert len(list(order.in_order())) == 20
+    assert len(list(order)) == 20
     order.check_integrity()
 
 
@@ -294,7 +293,7 @@ def test_in_a_crowd_too_who_has_been_passed_over_for_too_long_goes_first() -> No
 
     def head() -> list[int]:
         order.sort(3, 25.0, lambda prompts, tokens: (prompts / 1000, tokens / 10))
-        return [sequence.request_id for sequence in order.in_order()]
+        return [sequence.request_id for sequence in order]
 
     order.seated(waiting(90_000, predicted=1))  # arrived at 4.0
     assert [head() for _ in range(3)][-1] != [0, 1, 2]
@@ -332,7 +331,7 @@ def test_equals_are_passed_over_for_a_share_of_the_longest_wait_and_then_go_in_o
 
     def head(slots_are_scarce: bool = True) -> list[int]:
         order.sort(9, 25.0, lambda prompts, tokens: (prompts / 1000, tokens / 10), slots_are_scarce)
-        return [sequence.request_id for sequence in order.in_order()]
+        return [sequence.request_id for sequence in order]
 
     late = waiting(3, predicted=1)
     late.arrived_s = 4.5
@@ -365,7 +364,7 @@ def test_who_makes_room_for_a_larger_priority_is_not_passed_over() -> None:
     newer.arrived_s = 8.9
     order.add(newer)
     order.sort(9, 25.0, lambda prompts, tokens: (prompts / 1000, tokens / 10))
-    assert [sequence.request_id for sequence in order.in_order()] == [2, 0]
+    assert [sequence.request_id for sequence in order] == [2, 0]
 
 
 def test_while_slots_and_memory_suffice_nothing_is_foreseen(

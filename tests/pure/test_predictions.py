@@ -26,7 +26,7 @@ from python_backends.settings import (
     StreamSettings,
     ToySettings,
 )
-from python_backends.streams.predictions import MAX_ASKED, MAX_PENDING, Predictions, is_sane, without_subject
+from python_backends.streams.predictions import MAX_ASKED, MAX_PENDING, Predictions, without_subject
 from python_backends.streams.table import StreamTable
 from python_backends.watching.metrics import Metrics
 
@@ -216,7 +216,7 @@ def test_what_is_never_answered_is_logged_without_a_prediction() -> None:
 def test_what_can_be_no_length_is_not_taken(nonsense: LengthPrediction) -> None:
     books = predictions()
     books.opened(request(1))
-    assert not is_sane(nonsense)
+    assert not nonsense.is_sane
     assert not books.answered(1, LengthAnswer(nonsense, 1))
     books.ended(request(1), 7, Finish.STOP)
     assert books.take_records()[0].predicted.prediction is None

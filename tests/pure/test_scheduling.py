@@ -447,7 +447,7 @@ def test_every_policy_sees_which_sequences_are_overdue(model: Path, policy: str)
         seen.extend(view.is_overdue(sequence) for sequence in waiting)
         return []
 
-    instance.scheduler.policy = replace(instance.scheduler.policy, select=select)
+    instance.scheduler._admission.follow(replace(instance.scheduler.policy, select=select))
     instance.submit(request(1, [3, 5, 8]))
     instance.turn()
     assert seen == [False]

@@ -12,10 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from python_backends.engine.toy.engine import ToyEngine, toy_answer
-from python_backends.nouns.request import Finish, Request, Sampling
-from python_backends.settings import EngineSettings, ModelSettings, Settings
-from python_backends.static_batching.batches import (
+from benchmarks.static_batching.batches import (
     STATIC_POLICIES,
     Batch,
     BatchLimits,
@@ -26,7 +23,10 @@ from python_backends.static_batching.batches import (
     safe_size,
     wasted_accesses,
 )
-from python_backends.static_batching.mode import Served, StaticMode
+from benchmarks.static_batching.mode import Served, StaticMode
+from python_backends.engine.toy.engine import ToyEngine, toy_answer
+from python_backends.nouns.request import Finish, Request, Sampling
+from python_backends.settings import EngineSettings, ModelSettings, Settings
 from tests.pure.test_scheduling import model
 from tests.support.scheduling import VOCAB
 

@@ -24,7 +24,7 @@ from python_backends.nouns.messages import Predicted
 from python_backends.nouns.request import LengthPrediction, Sampling
 from python_backends.nouns.step import Admit
 from python_backends.scheduling.self_planned import SelfPlannedScheduler
-from python_backends.settings import SchedulingSettings, SettingsError
+from python_backends.settings import SettingsError
 from tests.support.tensorrt import Serving, answer_of, make_settings, submit, write_model
 
 # --- memory
@@ -152,7 +152,6 @@ def test_what_only_other_engines_do_is_refused(model: Path) -> None:
     others = {
         "model.device": replace(settings, model=replace(settings.model, device="cpu")),
         "model.weights": replace(settings, model=replace(settings.model, weights="int8")),
-        "scheduling.static_slots": replace(settings, scheduling=SchedulingSettings(static_slots=False)),
     }
     for name, changed in others.items():
         with pytest.raises(SettingsError, match=name):

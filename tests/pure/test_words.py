@@ -16,16 +16,11 @@ ROOMS_OF_NAMES: dict[str, set[str]] = {  # where names may have this word in the
     "room": set(),
     "rest": {"scheduling"},
     "epoch": {"nouns", "scheduling", "streams", "instance", "handover", "cluster"},
-    "generation": {
-        "engine",
-        "nouns",
-        "scheduling",
-        "static_batching",
-        "text",
-    },  # text: a checkpoint's generation_config.json, a template's tag
+    # text: a checkpoint's generation_config.json, a template's tag
+    "generation": {"engine", "nouns", "scheduling", "text"},
     "door": {"finetuning", "text", "triton_models"},
     "flush": {"nouns", "streams", "instance"},
-    "span": {"engine", "nouns", "scheduling", "static_batching", "triton_models", "watching"},
+    "span": {"engine", "nouns", "scheduling", "triton_models", "watching"},
 }
 PHRASES = {  # in comments and docstrings
     r"\brooms? for\b|\b(has|have|is|no|more|make|makes|made|left|without) room\b": (

@@ -81,10 +81,6 @@ class KVCache:
         """Writes keys_values [tokens, 2, kv_heads, dim] to `rows` [tokens, 2, kv_heads]."""
         self._tokens[layer][rows] = keys_values
 
-    def token_rows(self, layer: int) -> Tensor:
-        """What the rows of `write_rows` are rows of: [rows, dim]."""
-        return self._tokens[layer]
-
     def gather(self, layer: int, rows: Tensor, num_sequences: int) -> tuple[Tensor, Tensor]:
         """Keys and values [sequences, kv_heads, tokens, dim], contiguous; overwritten by the next call."""
         out = self._scratch(len(rows))

@@ -42,7 +42,6 @@ from python_backends.engine.openvino.inputs import StepInputs
 from python_backends.engine.slots.log_probs import LogProbRows, log_probs, row_log_probs
 from python_backends.engine.slots.sampler import GREEDY, SamplingRows, sample
 from python_backends.engine.slots.slot_state import SlotState
-from python_backends.engine.step_end import StepEnd
 from python_backends.engine.step_timer import Seconds, StepTimer
 from python_backends.nouns.request import Ids
 from python_backends.nouns.step import Admit, RowLogProbs, StepOutput, StepPlan
@@ -104,14 +103,13 @@ class OpenVINOEngine:
         self._blocks = BlockBytes([rows_of_bytes(cache) for cache in self._give_caches(shape)])
         self.export_blocks = self._blocks.read
         self._steps = LaunchedSteps()  # that OpenVINO's threads compute while the loop goes on
+        self.on_done = self._steps.on_done
         self._timer = StepTimer()
         self._running: _Running | None = None
         self._chosen: _Chosen | None = None
         self._last: _Chosen | None = None  # the newest, booked or not
         self._outputs: deque[StepOutput] = deque()
         self._done_s = 0.0  # when the running step was computed, known if steps are launched ahead
-        self._step_end = StepEnd()
-        self.on_done = self._step_end.on_done
         if self._ahead:
             for request in requests:
                 request.set_callback(self._computed, None)
@@ -196,7 +194,7 @@ class OpenVINOEngine:
         if self._running is None:
             return
         step, self._running = self._running, None
-        with self._step_end.awaited():
+        with self._steps.awaited():
             step.request.wait()
         woken_s = time.monotonic()
         logits = step.request.get_output_tensor(0).data[: len(step.slots)]
@@ -210,7 +208,6 @@ class OpenVINOEngine:
         """Called by a thread of OpenVINO's."""
         self._done_s = time.monotonic()
         self._steps.ended()
-        self._step_end.came()
 
     def _append(self) -> None:
         """Books the tokens that were chosen last, and makes the output of their step."""

@@ -5,8 +5,7 @@ What is drawn the sampler's operators say (`_drawn`, `uniform`). A program takes
 again for each question and keeps nothing: weights exp((logit − greatest) / temperature) are no less than 0,
 so their bits have the same order, and the least weight that stays is found by halving the interval of bits.
 Both ends jump to weights that exist, so most rows take half of the thirty halvings. Owns nothing; imported
-only where it runs (`runs_kernels` of `kernel_trial`), and called by the sampler.
-Tested in tests/cpu/test_kernels.py.
+only where it runs (see `kernel_trial`), and called by the sampler. Tested in tests/cpu/test_kernels.py.
 """
 
 from __future__ import annotations
@@ -81,13 +80,13 @@ def _draw(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     if wanted > 0:
         least = _least(first, width, most, temperature, least, wanted.to(tl.float64), True, TILE)
     if share < 1:
-        mass = _mass(first, width, most, temperature, least, False, TILE)
+        mass = _mass(first, width, most, temperature, least, TILE)
         least = _least(first, width, most, temperature, least, share.to(tl.float64) * mass, False, TILE)
     smallest = tl.load(shares + FRACTIONS[2]).to(tl.int32, bitcast=True)
     least = tl.maximum(least, smallest)  # the greatest weight is 1
     seed = tl.load(counts + COLUMNS[0]).to(tl.uint64, bitcast=True)
     target = _uniform(seed, tl.load(counts + COLUMNS[1]).to(tl.uint64))
-    target *= _mass(first, width, most, temperature, least, False, TILE)
+    target *= _mass(first, width, most, temperature, least, TILE)
     tl.store(tokens + row, _reached(first, width, most, temperature, least, target, TILE))
 
 
@@ -115,20 +114,12 @@ def _weights(first, start, width, most, temperature, TILE: tl.constexpr):  # typ
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _mass(  # type: ignore[no-untyped-def]  # noqa: PLR0913
-    first,
-    width,
-    most,
-    temperature,
-    least,
-    COUNTS_THEM: tl.constexpr,  # noqa: N803
-    TILE: tl.constexpr,  # noqa: N803
-):
-    """The sum in float64 of the weights whose bits are no less than `least`, or how many there are."""
+def _mass(first, width, most, temperature, least, TILE: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    """The sum in float64 of the weights whose bits are no less than `least`."""
     sums = tl.zeros((TILE,), tl.float64)
     for start in range(0, width, TILE):
         weights, bits = _weights(first, start, width, most, temperature, TILE)
-        sums += tl.where(bits >= least, 1.0 if COUNTS_THEM else weights, 0.0).to(tl.float64)
+        sums += tl.where(bits >= least, weights, 0.0).to(tl.float64)
     return tl.sum(sums, 0)
 
 

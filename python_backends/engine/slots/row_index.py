@@ -1,11 +1,13 @@
-"""Some rows of a batch as a device tensor, which is sent again only when they change: later steps of a run
-send nothing.
+"""Some rows of a batch, or slots, as a device tensor that is sent again only when they change: later steps of
+a run send nothing.
 
-Called by the slot state, once for each thing that only some rows ask for.
-Tested in tests/cpu/test_penalties.py.
+Called by the sampling state, once for each thing that only some rows ask for, and by the torch engine's
+batchers for the slots that decode. Tested in tests/cpu/test_penalties.py.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,11 +19,11 @@ from python_backends.engine.device import to_device
 
 class RowIndex:
     def __init__(self, device: torch.device) -> None:
-        self._host: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._host: NDArray[np.integer[Any]] = np.zeros(0, np.int64)
         self._device, self._rows = device, to_device(self._host, device)
 
-    def of(self, rows: NDArray[np.int64]) -> Tensor:
-        """`rows` [n] on the device."""
+    def of(self, rows: NDArray[np.integer[Any]]) -> Tensor:
+        """`rows` [n] on the device, as int64."""
         if not np.array_equal(rows, self._host):
-            self._host, self._rows = rows, to_device(rows, self._device)
+            self._host, self._rows = rows, to_device(rows.astype(np.int64), self._device)
         return self._rows

@@ -2,7 +2,7 @@
 Triton language: one launch each.
 
 What they do `SlotState.decode_inputs` and `SlotState.append` say. Owns nothing; imported only where it runs
-(`runs_kernels` of `kernel_trial`), and called by the slot state. Tested in tests/cpu/test_kernels.py.
+(see `kernel_trial`), and called by the slot state. Tested in tests/cpu/test_kernels.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """All that the slot operations of a plan write, put into place by one kernel in the Triton language.
 
-What that is `SlotWrites` says. Owns nothing; imported only where it runs (`runs_kernels` of `kernel_trial`),
+What that is `SlotWrites` says. Owns nothing; imported only where it runs (see `kernel_trial`),
 and called by it. Tested in tests/cpu/test_kernels.py.
 """
 

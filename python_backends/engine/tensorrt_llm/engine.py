@@ -314,5 +314,3 @@ def _check(settings: Settings) -> None:
             f"model.weights = {settings.model.weights!r}: TensorRT-LLM serves checkpoints as they were"
             " quantised: 'same'"
         )
-    if not settings.scheduling.static_slots:
-        raise SettingsError("scheduling.static_slots = false: the tensorrt_llm engine takes true only")

@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar
 
@@ -52,21 +52,14 @@ class RequestLoop:
     to its end. `lost_after_s`: see `_watch`.
     """
 
-    def __init__(
-        self,
-        interface: Interface,
-        aborts: bool,
-        lost_after_s: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, interface: Interface, aborts: bool, lost_after_s: float) -> None:
         self._interface = interface
         self._aborts = aborts
         self._lost_after_s = lost_after_s
         self._watch_every_s = min(WATCH_EVERY_S, lost_after_s / 4)
-        self._watch_s = clock()  # when it is due
-        self._clock = clock
+        self._watch_s = time.monotonic()  # when it is due
         self._rows: dict[int, Row] = {}  # by slot
-        self._heard_s = clock()  # when the engine last said something of any request
+        self._heard_s = time.monotonic()  # when the engine last said something of any request
         self._gathered: list[News] = []  # in this tick
         self._refused: list[tuple[Row, str]] = []  # in this tick
         self._is_gathering = False
@@ -142,7 +135,7 @@ class RequestLoop:
             self._die(error)
 
     def _submit(self, admit: Admit) -> None:
-        now_s = self._clock()
+        now_s = time.monotonic()
         if not self._rows:
             self._heard_s = now_s  # there was nothing to say before
         row = Row(admit.slot, admit.slot_generation, admit.sampling, admit.num_output_tokens, now_s)
@@ -158,7 +151,7 @@ class RequestLoop:
         row = self._rows.get(release.slot)
         if row is None or row.slot_generation != release.slot_generation or row.is_released:
             return  # the engine was faster
-        row.is_released, row.heard_s = True, self._clock()
+        row.is_released, row.heard_s = True, time.monotonic()
         if self._aborts:
             row.is_aborted = True
             self._interface.abort(row.result)
@@ -167,7 +160,7 @@ class RequestLoop:
         """Until the engine has let go of it. Nothing else says so: an abort is not acknowledged."""
         try:
             async for result in row.result:
-                self._heard_s = row.heard_s = self._clock()
+                self._heard_s = row.heard_s = time.monotonic()
                 response = self._interface.read(result)
                 self._hear(row, response)
                 if response.is_last:
@@ -175,7 +168,7 @@ class RequestLoop:
             else:
                 self._let_go(row, "the engine ended this request without saying so")
         except self._interface.request_errors as error:
-            self._heard_s = self._clock()
+            self._heard_s = time.monotonic()
             self._gather([])
             self._refused.append((row, str(error)))
         except Exception as error:
@@ -248,7 +241,7 @@ class RequestLoop:
         A request that the engine has never reported: it waits in the engine's own queue. Any other request
         fails and is aborted. An engine that reports no request at all is dead.
         """
-        now_s = self._clock()
+        now_s = time.monotonic()
         self._forgive(now_s - self._watch_s)
         silent = [row for row in self._rows.values() if now_s - row.heard_s > self._patience_s(row)]
         if now_s - self._heard_s > self._lost_after_s and not all(row.is_aborted for row in silent):

@@ -1,7 +1,7 @@
 """The product with a weight of int8 for few rows, as a kernel in the Triton language: each weight is read
 once, as one byte, and converted in registers.
 
-Owns nothing; imported only where it runs (`runs_kernels` of `kernel_trial`), and called by `Int8Projection`.
+Owns nothing; imported only where it runs (see `kernel_trial`), and called by `Int8Projection`.
 Tested in tests/cpu/test_kernels.py.
 """
 

@@ -33,11 +33,6 @@ def kernel_obstacle(device: torch.device) -> str:
     return "" if written == [0.0, 0.5] else f"a kernel that should write 0.5 wrote {written}"
 
 
-def runs_kernels(device: torch.device) -> bool:
-    """Whether kernels in the Triton language run on `device`."""
-    return not kernel_obstacle(device)
-
-
 def _write_one(device: torch.device) -> list[float]:
     """What a tensor [2] of zeros holds once the kernel that writes slot
     operations has put 0.5 into its second place.

@@ -6,7 +6,7 @@ and writes it and the new value to the cache. Where a row has several parts, the
 puts them together by their maxima and sums, in the order of the parts: results do not depend on who was last.
 Lengths are read on the device, so a captured graph holds for all of them. The chunks of a step take two
 kernels, however many they are: one that rotates and writes to the cache (`place`), and one that attends
-(`paged_chunks`). Owns nothing; imported only where it runs (`runs_kernels` of `kernel_trial`), and called
+(`paged_chunks`). Owns nothing; imported only where it runs (see `kernel_trial`), and called
 by the decoder. Tested in tests/cpu/test_kernels.py.
 """
 

@@ -16,13 +16,13 @@ from python_backends.engine.device import to_device
 from python_backends.engine.kv.kv_cache import KVCache
 from python_backends.engine.kv.padding import padded
 from python_backends.engine.model.description import Heads
+from python_backends.engine.slots.row_index import RowIndex
 from python_backends.engine.slots.slot_state import SlotState
 from python_backends.engine.torch.adapters.rows import AdapterRows
 from python_backends.engine.torch.adapters.slot_adapters import SlotAdapters
 from python_backends.engine.torch.attention_spans import PagedSpans, chunk_rows
 from python_backends.engine.torch.paged_parts import divided
 from python_backends.engine.torch.step_batch import StepBatch, adapter_rows
-from python_backends.nouns.request import Ids
 from python_backends.nouns.step import StepPlan
 
 ALIGNED = 2  # int64: each section of what is sent begins at a multiple of 16 bytes, as kernels were compiled
@@ -43,17 +43,13 @@ class PagedBatcher:
     ) -> None:
         self._state, self._heads, self._windows, self._adapters = state, heads, windows, adapters
         self._chunk_rows = chunk_rows(cache.shape.dtype)
-        self._host_slots: Ids = np.zeros(0, np.int32)
-        self._slots = to_device(np.zeros(0, np.int64), state.device)
+        self._slots = RowIndex(state.device)
 
     def batch(self, plan: StepPlan) -> StepBatch:
         if len(plan.tokens):
             return self._mixed(plan)
-        if not np.array_equal(plan.slots, self._host_slots):
-            self._host_slots = plan.slots
-            self._slots = to_device(plan.slots.astype(np.int64), self._state.device)
         order = np.arange(len(plan.slots))
-        return self._decodes(self._slots, adapter_rows(self._adapters, plan, order))
+        return self._decodes(self._slots.of(plan.slots), adapter_rows(self._adapters, plan, order))
 
     def decodes(self, slots: Tensor, longest: int) -> StepBatch:
         """A step in which all `slots` [rows] decode, none of them with an adapter, whatever their lengths:

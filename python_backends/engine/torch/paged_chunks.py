@@ -1,7 +1,7 @@
 """Attention of chunks that reads KV blocks directly, as a kernel in the Triton language: a program computes a
 head of a few rows of one chunk, whose keys and values are in the cache.
 
-Owns nothing; imported only where it runs (`runs_kernels` of `kernel_trial`), and called by `paged_attention`,
+Owns nothing; imported only where it runs (see `kernel_trial`), and called by `paged_attention`,
 which shares what is common. Tested in tests/cpu/test_kernels.py.
 """
 

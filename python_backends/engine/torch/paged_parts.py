@@ -1,7 +1,7 @@
 """Divides the tokens that decode rows see into parts of similar size, on the device, by a kernel in the
 Triton language: a long row in a large batch has many parts, and a short one has one.
 
-Made once a step for all layers of one window. Owns nothing; imported only where it runs (`runs_kernels` of
+Made once a step for all layers of one window. Owns nothing; imported only where it runs (see
 `kernel_trial`), and called by the paged batch. Tested in tests/cpu/test_kernels.py.
 """
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from python_backends.engine.device import to_device
 from python_backends.engine.kv.kv_cache import KVCache
 from python_backends.engine.kv.padding import padded
+from python_backends.engine.slots.row_index import RowIndex
 from python_backends.engine.slots.slot_state import SlotState
 from python_backends.engine.torch.adapters.rows import AdapterRows
 from python_backends.engine.torch.adapters.slot_adapters import SlotAdapters
@@ -83,14 +84,13 @@ class StepBatcher:
         self._windows = windows
         self._block_tokens = cache.shape.block_tokens
         self._adapters = adapters
-        self._host_slots: Ids = np.zeros(0, np.int32)
-        self._slots = self._put(self._host_slots)
+        self._slots = RowIndex(state.device)
 
     def batch(self, plan: StepPlan, num_before: int = 0) -> StepBatch:
         """`num_before`: rows that will stand before these, which are then padded together with them."""
         count = plan.num_decodes
         order = np.argsort(plan.starts[:count], kind="stable")
-        slots = self._decode_slots(plan.slots[order])
+        slots = self._slots.of(plan.slots[order])
         tokens, positions = self._state.decode_inputs(slots)
         table = self._state.table[slots]  # [rows, blocks]
         rows = _Rows(tokens, positions, table.gather(1, (positions // self._block_tokens)[:, None])[:, 0])
@@ -121,11 +121,6 @@ class StepBatcher:
             for window in self._windows
         }
         return StepBatch(tokens, positions, spans, None, slots, np.arange(len(slots)))
-
-    def _decode_slots(self, slots: Ids) -> Tensor:
-        if not np.array_equal(slots, self._host_slots):
-            self._host_slots, self._slots = slots, self._put(slots)
-        return self._slots
 
     def _spans(
         self,

@@ -1,10 +1,10 @@
 """The future-memory curve of an instance: KV blocks in use over the coming steps, from the believed length of
 every answer.
 
-`blocks_in_use` is the curve's one formula. `FutureMemory` keeps a row of it for every slot: computed again
-for all slots at once, at most every 50 ms, and in between changed by one row for a sequence that comes or
-leaves. A block that several sequences hold is in no row: all such blocks together count once, for as long as
-any of their holders may be alive. Called by the slot scheduler, which admits by it, evicts by it, and
+The curve's one formula is `in_use` of `lives`. `FutureMemory` keeps a row of it for every slot: computed
+again for all slots at once, at most every 50 ms, and in between changed by one row for a sequence that comes
+or leaves. A block that several sequences hold is in no row: all such blocks together count once, for as long
+as any of their holders may be alive. Called by the slot scheduler, which admits by it, evicts by it, and
 publishes its peak.
 """
 
@@ -30,22 +30,15 @@ Row = tuple[Array, Array]  # mean and variance of the blocks in use, at each poi
 Life = tuple[Array, Array]
 
 
-def blocks_in_use(
-    held: Array, tokens: Array, ahead: Array, weights: Array, steps: Array, block_tokens: int
-) -> tuple[Array, Array]:
-    """Mean and variance [n, steps] of the blocks of n sequences, this many `steps` from now.
+def lives(held: Array, tokens: Array, ahead: Array, weights: Array, steps: Array, block_tokens: int) -> Life:
+    """Of n sequences this many `steps` from now: the probability that they still run, and their blocks if
+    they do, each [n, steps].
 
     A sequence with `tokens` [n] in `held` [n] blocks gets one token at each step and ends after `ahead` [n,
     levels] steps with probability `weights` [n, levels]; then all of its blocks are free. If the lengths are
-    certain, the sum over n is Past-Future's memory at the end of each sequence: Σ_{j ≤ i} cur_j + i · rem_i,
-    with the sequences sorted by descending rest.
-    """
-    return in_use(*lives(held, tokens, ahead, weights, steps, block_tokens))
-
-
-def lives(held: Array, tokens: Array, ahead: Array, weights: Array, steps: Array, block_tokens: int) -> Life:
-    """Probability and blocks [n, steps] of the sequences of `blocks_in_use`. Computed in place: to allocate a
-    new array of this size costs more than the arithmetic.
+    certain, the sum over n of what is `in_use` is Past-Future's memory at the end of each sequence: Σ_{j ≤ i}
+    cur_j + i · rem_i, with the sequences sorted by descending rest. Computed in place: to allocate a new
+    array of this size costs more than the arithmetic.
     """
     alive, part = np.zeros((2, len(tokens), len(steps)))
     for level in range(ahead.shape[1]):
@@ -233,9 +226,11 @@ class FutureMemory:
 
     def trial(self, num_available: int, seating: Callable[[Sequence], Seating]) -> TryReserve:
         """To be called with one waiting sequence after the other: reserves what it takes if that fits
-        together with all that run and with what was reserved before, else answers False. `num_available`:
-        blocks that it may take some of when it gets a slot.
+        together with all that run and with what was reserved before, else answers False; while no curve is
+        drawn, all fit. `num_available`: blocks that it may take some of when it gets a slot.
         """
+        if not self.is_drawn:
+            return lambda sequence: True
         curve, left, alone = self._curve, num_available, not self._slots.num_busy
 
         def try_reserve(sequence: Sequence) -> bool:

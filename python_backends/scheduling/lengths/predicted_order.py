@@ -112,7 +112,7 @@ class PredictedOrder:
         if place is not None:
             self._known[REST, place] = self._expected(sequence)
 
-    def in_order(self) -> Iterator[Sequence]:
+    def __iter__(self) -> Iterator[Sequence]:
         """The head; the sequences after it are not ordered."""
         yield from self._head.values()
 

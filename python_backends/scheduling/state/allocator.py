@@ -8,8 +8,6 @@ Tested in tests/pure/test_scheduling.py.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,7 +30,7 @@ class Allocator:
         self._limits = limits
         self._reserve = reserve
         self._grows_by_need = grows_by_need
-        self._promised = 0  # blocks reserved by running sequences that they don't hold yet
+        self.num_promised_blocks = 0  # blocks reserved by running sequences that they don't hold yet
         self._operations: list[SlotOperation] = []
         self._started: list[Started] = []
 
@@ -50,14 +48,10 @@ class Allocator:
         started, self._started = self._started, []
         return started
 
-    @property
-    def num_promised_blocks(self) -> int:
-        return self._promised
-
     def view(self) -> View:
         return View(
             num_free_slots=self.slots.num_free,
-            num_free_blocks=self.blocks.num_available - self._promised,
+            num_free_blocks=self.blocks.num_available - self.num_promised_blocks,
             blocks_needed=self._blocks_needed,
             max_blocks=lambda sequence: self.blocks.blocks_for(self.limit(sequence)),
             running=[*self.slots.running(), *self.slots.reserved.values()],
@@ -78,7 +72,7 @@ class Allocator:
         num_computed = len(found) * self._limits.block_tokens
         slot = self.slots.seat(sequence, num_computed, limit)
         sequence.reserved_blocks, sequence.num_published = reserved, len(found)
-        self._promised += reserved
+        self.num_promised_blocks += reserved
         self._hold(sequence, found + fresh)
         self._started.append(Started(sequence.request_id, sequence.request_epoch, num_computed))
         self._operations.append(self._admission(sequence, slot))
@@ -154,7 +148,7 @@ class Allocator:
         computed = min(int(self.slots.computed[slot]), int(self.slots.known[slot]) - 1)
         generation = int(self.slots.generations[slot])
         self.slots.leave(sequence)
-        self._publish_blocks(sequence, sequence.tokens[:computed])
+        self.publish(sequence, sequence.tokens[:computed])
         self._operations.append(Release(slot, generation))
         self._drop_blocks(sequence)
 
@@ -172,7 +166,7 @@ class Allocator:
         self.blocks.share(found)
         self.slots.reserve(sequence)
         sequence.reserved_blocks, sequence.num_published = self._reservation(sequence), len(found)
-        self._promised += sequence.reserved_blocks
+        self.num_promised_blocks += sequence.reserved_blocks
         self._hold(sequence, found + self.blocks.take(missing))
         return True
 
@@ -186,15 +180,11 @@ class Allocator:
         self._hold(sequence, self.blocks.take(missing))
         return True
 
-    def publish(self, sequence: Sequence, tokens: Ids) -> None:
-        """Makes the full blocks of its leading `tokens` [n] findable: what belongs there has been written."""
-        self._publish_blocks(sequence, tokens)
-
     def seat_moved(self, sequence: Sequence) -> int:
         """`sequence` takes the slot that was kept for it; its blocks hold all of its tokens but the last one.
         Returns how many of its blocks other sequences hold as well.
         """
-        self._publish_blocks(sequence, sequence.tokens[:-1])
+        self.publish(sequence, sequence.tokens[:-1])
         self.slots.seat_moved(sequence, self.limit(sequence))
         self._operations.append(self._admission(sequence, sequence.slot))
         return int(self.blocks.num_shared([sequence.blocks])[0])
@@ -204,22 +194,17 @@ class Allocator:
         self.slots.free_reserved(sequence)
         self._drop_blocks(sequence)
 
-    def rewrite(self) -> None:
-        """Writes an operation with the full state of every slot: shows what
-        a step would cost without static slots.
-        """
-        for sequence in self.slots.running():
-            slot, known = sequence.slot, int(self.slots.known[sequence.slot])
-            num_output_tokens, tokens = (
-                known - sequence.num_prompt_tokens,
-                self.slots.tokens[slot, :known].copy(),
-            )
-            admission = self._admission(sequence, slot)
-            self._operations.append(replace(admission, num_output_tokens=num_output_tokens, tokens=tokens))
+    def publish(self, sequence: Sequence, computed: Ids) -> None:
+        """Makes the full blocks of its leading tokens `computed` [n] findable."""
+        last = len(computed) // self._limits.block_tokens
+        keys = self._keys(sequence, computed, last)
+        for index in range(sequence.num_published, last):
+            self.blocks.publish(int(sequence.blocks[index]), keys[index])
+        sequence.num_published = max(sequence.num_published, last)
 
     def publish_prefill(self, slot: int, end: int) -> None:
         """Makes full prompt blocks findable for later plans: safe, because the device runs steps in order."""
-        self._publish_blocks(self._sequence(slot), self.slots.tokens[slot, :end])
+        self.publish(self._sequence(slot), self.slots.tokens[slot, :end])
 
     def check_integrity(self) -> None:
         """Raises AssertionError."""
@@ -231,7 +216,7 @@ class Allocator:
         assert len(running) == int(self.slots.live.sum()), "live slots differ from running sequences"
         assert not (self.slots.held & ~self.slots.live).any(), "an empty slot is held"
         promised = sum(max(0, each.reserved_blocks - len(each.blocks)) for each in running + reserved)
-        assert promised == self._promised, "promised blocks are off"
+        assert promised == self.num_promised_blocks, "promised blocks are off"
         assert all(self.slots.sequences[sequence.slot] is sequence for sequence in running), (
             "a sequence sits in another's slot"
         )
@@ -289,21 +274,13 @@ class Allocator:
         """`sequence` holds `blocks` from now on, which are not promised to it any more."""
         before = max(0, sequence.reserved_blocks - len(sequence.blocks))
         sequence.blocks = np.concatenate([sequence.blocks, np.array(blocks, np.int32)])
-        self._promised += max(0, sequence.reserved_blocks - len(sequence.blocks)) - before
+        self.num_promised_blocks += max(0, sequence.reserved_blocks - len(sequence.blocks)) - before
         self.slots.set_capacity(sequence.slot, len(sequence.blocks) * self._limits.block_tokens)
 
     def _drop_blocks(self, sequence: Sequence) -> None:
         self.blocks.drop(sequence.blocks)
-        self._promised -= max(0, sequence.reserved_blocks - len(sequence.blocks))
+        self.num_promised_blocks -= max(0, sequence.reserved_blocks - len(sequence.blocks))
         sequence.blocks, sequence.num_published, sequence.reserved_blocks = NO_BLOCKS, 0, 0
-
-    def _publish_blocks(self, sequence: Sequence, computed: Ids) -> None:
-        """Makes the full blocks among `computed` [tokens] findable."""
-        last = len(computed) // self._limits.block_tokens
-        keys = self._keys(sequence, computed, last)
-        for index in range(sequence.num_published, last):
-            self.blocks.publish(int(sequence.blocks[index]), keys[index])
-        sequence.num_published = max(sequence.num_published, last)
 
     def _keys(self, sequence: Sequence, tokens: Ids, count: int) -> list[bytes]:
         """The keys of its leading full blocks, at least the first

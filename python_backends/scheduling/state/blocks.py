@@ -169,11 +169,6 @@ class BlockPool:
             else:
                 self._retained[block] = None
 
-    def forget_retained(self) -> None:
-        """Frees every retained block, for example when their keys no longer describe their content."""
-        while self._retained:
-            self._free.append(self._evict_oldest())
-
     def check_integrity(self, holders: Iterable[Sequence[int] | Ids]) -> None:
         """Checks every count against the block rows of `holders`, which do not include copies. Raises
         AssertionError.

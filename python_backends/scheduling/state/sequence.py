@@ -5,9 +5,10 @@ Changed only by the slot scheduler and its parts. Tested in tests/pure/test_sche
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from python_backends.nouns.request import Ids, LengthPrediction, Request
 
@@ -74,3 +75,19 @@ class Sequence:
     @property
     def num_output_tokens(self) -> int:
         return len(self.tokens) - self.num_prompt_tokens
+
+
+def check_ids(request: Request, delivered: Ids, vocab_size: int) -> None:
+    """Raises ValueError if a token id of the request is not in the vocabulary. Stop ids may be outside: no
+    token is equal to them.
+    """
+    bad_words = np.array([token for word in request.sampling.bad_words for token in word], np.int64)
+    named: dict[str, NDArray[np.integer[Any]]] = {
+        "the prompt": request.prompt,
+        "the answer so far": delivered,
+        "bad words": bad_words,
+    }
+    for name, ids in named.items():
+        wrong = ids[(ids < 0) | (ids >= vocab_size)]
+        if len(wrong):
+            raise ValueError(f"token id {wrong[0]} in {name}: must be between 0 and {vocab_size - 1}")

@@ -113,11 +113,9 @@ class SlotTable:
         self.request_epochs[slot] = sequence.request_epoch
         sequence.slot, sequence.status = slot, Status.RUNNING
 
-    def leave(self, sequence: Sequence) -> int:
-        """Frees the slot of `sequence`, which keeps its known tokens. Returns the slot."""
-        slot = self.vacate(sequence)
-        self.free(slot)
-        return slot
+    def leave(self, sequence: Sequence) -> None:
+        """Frees the slot of `sequence`, which keeps its known tokens."""
+        self.free(self.vacate(sequence))
 
     def vacate(self, sequence: Sequence) -> int:
         """Takes `sequence`, with its known tokens, out of its slot, which

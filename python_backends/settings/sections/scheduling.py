@@ -20,11 +20,6 @@ class SchedulingSettings:
         " orca; orca uses only the order of arrival and ignores request_priority",
         choices=("ours", "hrrn", "sjf", "past_future", "fcfs", "orca"),
     )
-    static_slots: bool = setting(
-        True,
-        "false: every step sends all running slots to the engine again, for comparison; with steps_ahead = 0"
-        " only",
-    )
     max_step_ms: float = setting(
         150.0,
         "longest time of a step that computes prompts while other requests decode; at least twice the time"

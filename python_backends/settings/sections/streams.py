@@ -34,12 +34,6 @@ class StreamSettings:
     probe_ms: float = setting(
         250.0, "how often it is checked whether a waiting stream's client is still there", 10.0, 10_000.0
     )
-    first_chunk_ms: float = setting(
-        500.0,
-        "a stream without text gets one empty chunk after this time, so that a broken connection is noticed",
-        10.0,
-        600_000.0,
-    )
     max_unacknowledged: int = setting(32, "responses of one stream on their way to the detokenizer", 1, 4096)
     max_in_flight: int = setting(
         128,

@@ -23,10 +23,10 @@ from safetensors.numpy import save
 from safetensors.torch import load
 from torch import Tensor
 
+from python_backends.engine.adapter_directory import CONFIG, WEIGHTS
 from python_backends.engine.protocol import BadAdapterError
 from python_backends.nouns.training import AdapterShape
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 1 << 20
 # fields of the configuration that are read here, or change nothing once the adapter is trained
 KNOWN = frozenset(

@@ -1,3 +1,3 @@
 """Static batching as Magnus does it, for programs and benchmarks.
-No process of a server imports this room.
+No process of a server imports it.
 """

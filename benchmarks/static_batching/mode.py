@@ -16,9 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from python_backends.engine.protocol import Engine
-from python_backends.nouns.request import Finish, Ids, Request
-from python_backends.static_batching.batches import (
+from benchmarks.static_batching.batches import (
     Batch,
     BatchLimits,
     Estimate,
@@ -26,7 +24,9 @@ from python_backends.static_batching.batches import (
     StaticPolicy,
     WaitingBatches,
 )
-from python_backends.static_batching.plans import NO_TOKENS, BatchPlans, OutOfMemoryError
+from benchmarks.static_batching.plans import NO_TOKENS, BatchPlans, OutOfMemoryError
+from python_backends.engine.protocol import Engine
+from python_backends.nouns.request import Finish, Ids, Request
 
 
 @dataclass(frozen=True, slots=True, eq=False)

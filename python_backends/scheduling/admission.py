@@ -1,0 +1,114 @@
+"""Admission: which waiting sequences get a slot, by the policy, and when that is to be looked at again.
+
+Owns what is known since the last look; changes neither the waiting list nor the slots. Called by the slot
+scheduler, which gives the slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+
+from python_backends.nouns.request import WaitReason
+from python_backends.scheduling.adapters import LoadedAdapters
+from python_backends.scheduling.contention import Contention, contention_of
+from python_backends.scheduling.lengths.predicted_order import HEAD
+from python_backends.scheduling.outlook import Outlook
+from python_backends.scheduling.policies.policy import Policy
+from python_backends.scheduling.state.allocator import Allocator
+from python_backends.scheduling.state.sequence import Sequence
+from python_backends.scheduling.state.view import View
+from python_backends.scheduling.waiting import WaitingList
+
+
+class Admission:
+    def __init__(
+        self,
+        policy: Policy,
+        allocator: Allocator,
+        outlook: Outlook,
+        waiting: WaitingList,
+        adapters: LoadedAdapters,
+    ) -> None:
+        self._policy = policy
+        self._allocator = allocator
+        self._slots = allocator.slots
+        self._outlook = outlook
+        self._waiting = waiting
+        self._adapters = adapters
+        self._may_admit = True  # something has changed since the last admission
+        self._lacks_memory = False  # at the last admission a request waited although a slot was free
+
+    @property
+    def contention(self) -> Contention:
+        """What requests compete for at present."""
+        fits_all = len(self._waiting) <= self._slots.num_free
+        if fits_all and self._policy.looks_ahead:
+            fits_all = self._outlook.future.holds_all([*self._waiting, *self._slots.reserved.values()])
+        elif fits_all:
+            fits_all = not self._waiting
+        return contention_of(fits_all, self._slots.num_free, self._slots.num_slots)
+
+    @property
+    def wait_reason(self) -> WaitReason | None:
+        """Why requests wait in this instance; None: none does."""
+        if not self._waiting:
+            return None
+        if not self._slots.num_free:
+            return WaitReason.SLOT
+        if self._adapters.wanted is not None:
+            return WaitReason.ADAPTER
+        return WaitReason.MEMORY if self._lacks_memory else WaitReason.STEP
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a request may get a slot now that could not before."""
+        return bool(self._waiting) and self._slots.num_free > 0 and self._may_admit
+
+    def follow(self, policy: Policy) -> None:
+        """Admits by `policy` from now on."""
+        self._policy = policy
+
+    def reopen(self) -> None:
+        """Something has changed: requests that wait may get a slot."""
+        self._may_admit = True
+
+    def refresh(self) -> None:
+        """Computes the order of the waiting and the future memory again, if that is due."""
+        if not self._waiting:
+            return
+        contention = self.contention
+        if contention is Contention.AMPLE:
+            others_come = self._outlook.forget_if_old()
+        else:
+            others_come = self._outlook.refresh(
+                contention, self._allocator.blocks.num_used, self._allocator.shared_blocks, self._head
+            )
+        self._may_admit |= others_come
+
+    def select(self) -> list[Sequence]:
+        """The waiting sequences that are to get a slot now, one after the other."""
+        return self._policy.select(self._adapters.seatable(), self._view())
+
+    def settle(self) -> None:
+        """Those that were selected have their slots."""
+        # with look-ahead: after the next change or refresh
+        self._may_admit = not self._policy.looks_ahead
+        self._lacks_memory = bool(self._waiting) and self._slots.num_free > 0
+
+    def fits(self, sequence: Sequence) -> bool:
+        """Whether there are blocks for it now, and for what it will need."""
+        view = self._view()
+        if self._policy.looks_ahead:
+            return view.try_reserve(sequence)
+        return view.blocks_needed(sequence) <= view.num_free_blocks
+
+    def _view(self) -> View:
+        view = replace(self._allocator.view(), is_overdue=self._waiting.is_overdue)
+        if not self._policy.looks_ahead:
+            return view
+        num_available = self._allocator.blocks.num_available
+        return replace(view, try_reserve=self._outlook.future.trial(num_available, self._allocator.seating))
+
+    def _head(self) -> list[Sequence]:
+        return list(islice(self._waiting.in_order(), HEAD + self._slots.num_free))
