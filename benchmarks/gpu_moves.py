@@ -41,7 +41,6 @@ def moves(measured: Measured) -> Iterator[Figure]:
             QUICK_LENGTHS if measured.quick else LENGTHS,
             QUICK_MOVES if measured.quick else NUM_MOVES,
             rounds=0,
-            window_s=0,
             losses=0,
         )
         trials = list(downtimes(front, amount, Answers(front)))

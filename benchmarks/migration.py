@@ -205,7 +205,7 @@ def neighbours(front: Front, amount: Amount, answers: Answers) -> list[dict[str,
         answer = start(front, NEIGHBOURS_TOKENS, instance=number % len(INSTANCES))
         seconds = [(moves, *speed(front, answer, moves)) for moves in ORDERS[number % 2]]
         answers.end(answer)
-        made = {}
+        made: dict[str, float] = {}
         for name, which in (("with", True), ("without", False)):
             tok_s, token_ms = np.mean([each[1:] for each in seconds if each[0] == which], axis=0).tolist()
             made |= {name: round(tok_s, 2), f"{name}_token_ms": round(token_ms, 4)}
