@@ -61,7 +61,7 @@ class Peers:
     """Some engines with one model, all of them started. Each works while the others wait."""
 
     def __init__(
-        self, shape: str, dtype: str, work: Work, directory: Path, left_out: LeftOut, num_busy: int
+        self, shape: str, dtype: str, work: Work, directory: Path, left_out: LeftOut, num_busy: int = 0
     ) -> None:
         self.versions: dict[str, dict[str, str]] = {}  # of the packages in each engine's environment
         self._shape, self._dtype, self._work, self._directory = shape, dtype, work, directory

@@ -1,7 +1,7 @@
 """Admission: which waiting sequences get a slot, by the policy, and when that is to be looked at again.
 
 Owns what is known since the last look; changes neither the waiting list nor the slots. Called by the slot
-scheduler, which gives the slots.
+scheduler, which gives the slots. Tested in tests/pure/test_scheduling.py.
 """
 
 from __future__ import annotations

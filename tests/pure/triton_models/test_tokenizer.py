@@ -113,7 +113,7 @@ def test_the_limits_are_those_of_any_instance_that_is_ready(
     """
     board = Board()
     monkeypatch.setattr(Board, "inherited", staticmethod(lambda: board))
-    InstanceRecord(board, 1).write_starting()
+    InstanceRecord(board, 1).write_on(State.STARTING)
     InstanceRecord(board, ready).write(State.READY, ModelLimits(40, 448, 4, 100, 16))
     model_settings = ModelSettings(str(run_directory.parent / "model"))
     settings = Settings(model=model_settings, cluster=ClusterSettings(instances=1, max_instances=3))
