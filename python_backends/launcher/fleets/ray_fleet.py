@@ -32,7 +32,9 @@ log = logging.getLogger("gapless")
 
 OBJECT_STORE_BYTES = 80 << 20  # the least that Ray takes; nothing is stored in it
 AVOIDED_S = 20.0  # about as long as Ray takes to notice that a host is lost
-PLACES = 3  # keepers that are started again because Ray has put them on another host
+# for so long keepers are started again that Ray has put on another host: one that has joined a moment ago takes
+# none yet
+PLACE_S = 15.0
 ANSWER_S = 2.0  # for a keeper to answer, besides what it waits for
 
 
@@ -129,14 +131,14 @@ class RayChild:
         self._number = number
         self._name = instance_name(number)
         self._keeper: Any = None
-        self._places_left = 0  # how often it may still be started on another host than asked for
+        self._place_until_s = 0.0  # then it runs where Ray has put it
         self._node: Any = None  # the answer that says where it runs is waited for
         self._answer: Any = None  # else this one is
         self._seen = Seen(0, b"", None)
 
     def start(self) -> None:
         self._seen = Seen(0, b"", None)
-        self._places_left = PLACES
+        self._place_until_s = time.monotonic() + PLACE_S
         self._place()
 
     def look(self) -> None:
@@ -177,11 +179,11 @@ class RayChild:
     def _look_at_place(self) -> None:
         if not _is_answered(self._node):
             return
-        if self._fleet.takes(self._number, ray.get(self._node)) or self._places_left == 0:
+        is_taken = self._fleet.takes(self._number, ray.get(self._node))
+        if is_taken or time.monotonic() > self._place_until_s:
             self._node = None
             self._answer = self._keeper.start.remote()
             return
-        self._places_left -= 1
         ray.kill(self._keeper)
         self._place()
 
