@@ -172,7 +172,7 @@ class Instance:
             news = self.link.receive(wait_s)
             for message in news:
                 self._take(message)
-            if not wait_s or self._has_adapter or not (news or self._is_moved):
+            if not wait_s or self._has_adapter_news or not (news or self._has_move_news):
                 return
             self._num_empty_turns = 0
 
@@ -189,12 +189,12 @@ class Instance:
         return max(0.0, self._running_since_s + least_s - time.monotonic())
 
     @property
-    def _is_moved(self) -> bool:
-        """Whether a move has news, which are taken while the loop waits."""
+    def _has_move_news(self) -> bool:
+        """Whether there is news of a move, which the loop takes while it waits."""
         return self._moves is not None and self._moves.has_news
 
     @property
-    def _has_adapter(self) -> bool:
+    def _has_adapter_news(self) -> bool:
         """Whether there is news of adapters, which the turn takes after its messages."""
         return self._adapters is not None and self._adapters.has_news
 

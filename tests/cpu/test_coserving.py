@@ -5,7 +5,7 @@ requests are those of a server without a job.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -24,38 +24,27 @@ from python_backends.instance.build import build, build_training, watch_jobs
 from python_backends.instance.job_watch import JobWatch
 from python_backends.instance.loop import Instance
 from python_backends.instance.training import Training
-from python_backends.nouns.messages import Load, Submit, TrainingLoad
+from python_backends.nouns.messages import Submit, TrainingLoad
 from python_backends.nouns.request import Request, Sampling
-from python_backends.nouns.step import Tokens
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.state.blocks import BlockPool
 from python_backends.settings import ROOT, EngineSettings, FinetuningSettings, ModelSettings, Settings
 from tests.cpu.test_finetuning import new_job, weights
+from tests.support.instance_link import Link
 from tests.support.tiny_models import VOCABULARY, TinyModel
 
 NUM_REQUESTS = 12
 WAIT_S = 120
 
 
-class Link:
-    """Keeps what the loop publishes; gives it the requests that come next."""
+class Clients(Link):
+    """Its inbox is what tests have put there since the last turn."""
 
-    def __init__(self) -> None:
-        self.inbox: list[Any] = []
-        self.answers: dict[int, list[int]] = {}
-        self.loads: list[Load] = []
-        self.num_ended = 0
+    inbox: list[Any]
 
     def receive(self, timeout_s: float) -> list[Any]:
         inbox, self.inbox = self.inbox, []
         return inbox
-
-    def publish(self, messages: Sequence[Any]) -> None:
-        self.loads += [message for message in messages if isinstance(message, Load)]
-        for tokens in [message for message in messages if isinstance(message, Tokens)]:
-            for request_id, token in zip(tokens.request_ids.tolist(), tokens.tokens.tolist(), strict=True):
-                self.answers.setdefault(request_id, []).append(token)
-            self.num_ended += int(np.count_nonzero(tokens.finishes))
 
 
 class Server:
@@ -64,7 +53,7 @@ class Server:
     def __init__(self, tiny: TinyModel, directory: Path, **finetuning: Any) -> None:
         self.settings = settings(tiny, **finetuning)
         self.scheduler, self.engine = build(self.settings)
-        self.link = Link()
+        self.link = Clients([])
         self.instance = Instance(self.scheduler, self.engine, self.link, lambda: None)
         training = build_training(self.settings, self.engine, self.scheduler)
         assert training is not None

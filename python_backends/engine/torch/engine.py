@@ -162,7 +162,8 @@ class TorchEngine:
     def launch(self, plan: StepPlan) -> None:
         began_s = time.monotonic()
         step = self._launcher.launch(plan)
-        if self._threads is not None and plan.num_decodes == len(plan.slots) and plan.window is None:
+        is_decode = len(plan.slots) and not len(plan.tokens) and plan.window is None
+        if self._threads is not None and is_decode:
             now_s = time.monotonic()
             self._threads.step(now_s - began_s, now_s)
         is_on_host = self.device.type == "cpu" or not len(step.order)

@@ -52,7 +52,7 @@ class Threads:
         self._retry_s, self._next_s = RETRY_S, 0.0
 
     def step(self, seconds: float, now_s: float) -> None:
-        """After a step in which all rows decode, and which took so many seconds."""
+        """After a step in which all rows decode; `seconds`: what it took."""
         if self._other:
             self._compare(seconds, now_s)
         elif now_s - self._look_s >= LOOK_S:

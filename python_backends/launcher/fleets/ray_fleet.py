@@ -32,7 +32,7 @@ log = logging.getLogger("gapless")
 
 OBJECT_STORE_BYTES = 80 << 20  # the least that Ray takes; nothing is stored in it
 AVOIDED_S = 20.0  # about as long as Ray takes to notice that a host is lost
-# for so long keepers are started again that Ray has put on another host: one that has just joined takes none
+# how long a keeper is started again if Ray has put it on another host: a host that has just joined takes none
 PLACE_S = 15.0
 ANSWER_S = 2.0  # for a keeper to answer, besides what it waits for
 
