@@ -28,6 +28,10 @@ class Instances:
     def num_known(self) -> int:
         return len(self._known - self._closed)
 
+    def is_known(self, instance: int) -> bool:
+        """Whether it takes requests, or will when it has been started again."""
+        return instance in self._known - self._closed
+
     def close(self, instances: frozenset[int]) -> None:
         """These, and no others, are to be empty."""
         self._closed = instances

@@ -1,8 +1,8 @@
 """Which requests may enter which instance after one has crashed under them.
 
 A crash names no culprit. After the first one everything re-enters together, and apart from requests that no
-crash has touched: if there are several instances, these are in others, so that a request that ends its
-instance does not end a second one. Requests that were in a slot at two crashes are suspects: they re-enter
+crash has touched: if there are several instances, these are in others. A request enters the instance again
+that crashed under it, also if it has to wait for it, so that it does not end a second one. Requests that were in a slot at two crashes are suspects: they re-enter
 one at a time, each alone in an instance, until it has come a few tokens past where it stood when the instance
 died, or has ended. A request that is alone at a crash is the culprit. Then all requests go on together.
 Tested in tests/pure/test_several_instances.py.
@@ -19,7 +19,7 @@ from python_backends.streams.stream import NO_INSTANCE, Stream
 
 SUSPECT_AFTER = 2  # crashes
 CLEARED_AFTER_TOKENS = 4  # past the mark of the last crash
-MAX_APART_NS = 30_000_000_000  # afterwards a request that had a crash enters any instance
+MAX_APART_NS = 30_000_000_000  # after a crash; then a request does not wait for its instance any longer
 
 
 class Quarantine:
@@ -41,7 +41,7 @@ class Quarantine:
             return [(stream, instances.ready) for stream in waiting]
         if instances.num_known == 1:
             return self._in_the_only_one(waiting, streams, instances.ready)
-        return self._apart(waiting, streams, instances.ready, now_ns)
+        return self._apart(waiting, streams, instances, now_ns)
 
     def is_calm(self, streams: Iterable[Stream]) -> bool:
         """Whether no trial goes on and no stream must be kept apart: then any stream may enter any
@@ -72,6 +72,7 @@ class Quarantine:
         for stream in [stream for stream in present if stream.seated] or present:
             stream.crashes += 1
             stream.crash_mark = len(stream.tokens)
+            stream.crashed_at = instance
             stream.crashed_ns = now_ns
             self._is_calm = False
         return None
@@ -91,42 +92,51 @@ class Quarantine:
         return [(suspects[0], ready)]
 
     def _apart(
-        self, waiting: list[Stream], streams: Iterable[Stream], ready: list[int], now_ns: int
+        self, waiting: list[Stream], streams: Iterable[Stream], instances: Instances, now_ns: int
     ) -> list[tuple[Stream, list[int]]]:
-        """A suspect enters an empty instance alone; other marked streams enter one where no unmarked stream
-        is, all of them the same; the others enter those that remain.
+        """A suspect enters its instance when that is empty, alone; other marked streams enter theirs when no
+        unmarked stream is there; the others enter those that remain.
         """
-        open_streams = list(streams)
+        open_streams, ready = list(streams), instances.ready
         chosen: list[tuple[Stream, list[int]]] = []
         suspects = [stream for stream in waiting if stream.crashes >= SUSPECT_AFTER]
-        place = self._place_of_trial(suspects, open_streams, ready)
+        place = self._place_of_trial(suspects, open_streams, instances, now_ns)
         if self.on_trial is not None and not self.on_trial.submitted:
             chosen.append((self.on_trial, [place]))
         unmarked = {stream.instance for stream in open_streams if not is_marked(stream)}
-        for_marked = [each for each in ready if each not in unmarked and each != place][:1]
+        free = [each for each in ready if each not in unmarked and each != place]
         marked_at = {stream.instance for stream in open_streams if is_marked(stream)}
         for stream in waiting:
             if stream.crashes >= SUSPECT_AFTER:
                 continue
             if is_marked(stream) and now_ns - stream.crashed_ns < MAX_APART_NS:
-                allowed = for_marked
-                marked_at.update(for_marked)
+                own = stream.crashed_at
+                allowed = [each for each in free if each == own] if instances.is_known(own) else free[:1]
+                marked_at.update(allowed)
                 chosen.append((stream, allowed))
         others = [each for each in ready if each not in marked_at and each != place]
         taken = {stream.request_id for stream, _ in chosen} | {each.request_id for each in suspects}
         chosen += [(stream, others) for stream in waiting if stream.request_id not in taken]
         return [(stream, allowed) for stream, allowed in chosen if allowed]
 
-    def _place_of_trial(self, suspects: list[Stream], streams: list[Stream], ready: list[int]) -> int:
+    def _place_of_trial(
+        self, suspects: list[Stream], streams: list[Stream], instances: Instances, now_ns: int
+    ) -> int:
         """The instance that is kept for the trial of a suspect, which begins as soon as the instance is
         empty; NO_INSTANCE if none is needed or can be spared.
         """
         if self.on_trial is not None:
             return self.on_trial.instance
-        if not suspects or len(ready) < 2:
+        if not suspects or len(instances.ready) < 2:
             return NO_INSTANCE
         counts = Counter(stream.instance for stream in streams)
-        place = min(ready, key=lambda each: counts[each])
+        own = suspects[0].crashed_at
+        if own in instances.ready:
+            place = own
+        elif instances.is_known(own) and now_ns - suspects[0].crashed_ns < MAX_APART_NS:
+            return NO_INSTANCE
+        else:
+            place = min(instances.ready, key=lambda each: counts[each])
         if not counts[place]:
             self.on_trial = suspects[0]
         return place

@@ -40,6 +40,7 @@ class Stream:
         "chunked",
         "context_tokens",
         "crash_mark",
+        "crashed_at",
         "crashed_ns",
         "crashes",
         "early",
@@ -90,6 +91,7 @@ class Stream:
         self.prediction: LengthPrediction | None = None  # none has come yet
         self.crashes = 0  # instance deaths with this request in a slot
         self.crash_mark = 0  # tokens that it had at the last of them
+        self.crashed_at = NO_INSTANCE  # the instance of that crash
         self.crashed_ns = 0  # when that was
 
     @property

@@ -319,7 +319,7 @@ def test_a_write_to_an_array_is_found() -> None:
 
 WRITERS = {  # of the attributes of a stream, besides the stream itself
     "submissions": {"instance", "last_request_epoch", "previous", "request_epoch", "seated"},
-    "quarantine": {"crash_mark", "crashed_ns", "crashes"},
+    "quarantine": {"crash_mark", "crashed_at", "crashed_ns", "crashes"},
     "table": {"error", "first_token_ns", "prediction", "started_ns"},
     "flow_control": {"unacked_ns"},
 }

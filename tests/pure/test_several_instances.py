@@ -124,6 +124,32 @@ def test_streams_of_a_dead_instance_enter_none_in_which_others_run() -> None:
     assert 0 in cluster.where(6, 7), "they have come past the place of the crash"
 
 
+def test_a_stream_waits_for_its_instance_though_another_one_is_empty() -> None:
+    """If the request ends instances, it does not end a second one."""
+    cluster = Cluster(3)
+    cluster.accept(1, 2)
+    for _ in range(2):
+        cluster.start_all()
+        cluster.lose(0)
+        assert cluster.where(1, 2) == [None, 1], "instance 2 is empty"
+        cluster.get_ready(0)
+        assert cluster.where(1, 2) == [0, 1]
+    trial = cluster.table.submissions.quarantine.on_trial
+    assert trial is not None
+    assert trial.request_id == 1
+
+
+def test_a_stream_of_an_instance_that_is_forgotten_enters_an_empty_one_at_once() -> None:
+    cluster = Cluster()
+    cluster.accept(1, 2)
+    cluster.start_all()
+    cluster.lose(0)
+    cluster.table.instance_ready(2)
+    cluster.table.submissions.forget(0)
+    cluster.post()
+    assert cluster.where(1) == [2]
+
+
 def test_requests_that_had_no_slot_in_a_dead_instance_go_to_another_one_at_once() -> None:
     cluster = Cluster()
     cluster.accept(1, 2, 3)
