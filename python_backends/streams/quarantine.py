@@ -2,9 +2,10 @@
 
 A crash names no culprit. After the first one everything re-enters together, and apart from requests that no
 crash has touched: if there are several instances, these are in others. A request enters the instance again
-that crashed under it, also if it has to wait for it, so that it does not end a second one. Requests that were in a slot at two crashes are suspects: they re-enter
-one at a time, each alone in an instance, until it has come a few tokens past where it stood when the instance
-died, or has ended. A request that is alone at a crash is the culprit. Then all requests go on together.
+that crashed under it, also if it has to wait for it, so that it does not end a second one. Requests that were
+in a slot at two crashes are suspects: they re-enter one at a time, each alone in an instance, until it has
+come a few tokens past where it stood when the instance died, or has ended. A request that is alone at a crash
+is the culprit. Then all requests go on together.
 Tested in tests/pure/test_several_instances.py.
 """
 
