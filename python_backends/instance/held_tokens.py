@@ -10,7 +10,8 @@ loop.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from python_backends.nouns.messages import Flush, FromInstance
 from python_backends.nouns.step import Tokens
@@ -19,16 +20,17 @@ from python_backends.nouns.step import Tokens
 class HeldTokens:
     """With an `interval_s` of 0, no tokens are held and no `Flush` is needed."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.interval_s = 0.0
+        self._clock = clock
         self._held: list[FromInstance] = []
         self._oldest_s = math.inf  # when the oldest token came that no `Flush` has followed
 
-    def put(self, messages: Sequence[FromInstance], now_s: float) -> list[FromInstance]:
+    def put(self, messages: Sequence[FromInstance]) -> list[FromInstance]:
         """Adds messages; returns those that are to be sent now, in order."""
         self._held += messages
         if self.interval_s and any(isinstance(message, Tokens) for message in messages):
-            self._oldest_s = min(self._oldest_s, now_s)
+            self._oldest_s = min(self._oldest_s, self._clock())
         return [] if self.interval_s and all(map(_can_wait, messages)) else self._take()
 
     def due(self, next_s: float) -> list[FromInstance]:

@@ -93,11 +93,12 @@ class Instance:
             self._publish_if_any(self._adapters.step())
         began_s = time.monotonic()
         plan = self.scheduler.plan()
-        planned_s = time.monotonic() - began_s
         if self._training is not None and self._training.has_work:
+            planned_s = time.monotonic() - began_s
             plan = self._train(self._training, plan)
+            began_s = time.monotonic() - planned_s
         self._num_empty_turns = 0 if plan or self._launched else self._num_empty_turns + 1
-        self._launch(plan, planned_s)
+        self._launch(plan, began_s)
         if self._is_output_due(plan):
             plan, output = self._collect()
             tokens = self.scheduler.apply(plan, output)
@@ -125,21 +126,21 @@ class Instance:
         window = training.window(plan)
         return plan if window is None else plan.with_window(window)
 
-    def _launch(self, plan: StepPlan | None, planned_s: float) -> None:
+    def _launch(self, plan: StepPlan | None, began_s: float) -> None:
         """Publishes which requests got a slot, in case that the launch ends this process, and launches
-        `plan`, if there is one, which took `planned_s` to make. There is time to look ahead while the device
-        computes.
+        `plan`, if there is one, whose planning began at `began_s`. There is time to look ahead while the
+        device computes.
         """
         self._publish(self.scheduler.take_started(), self._next_tokens_s(plan))
         if plan is not None:
-            began_s = time.monotonic()
-            self._launch_step(plan, began_s)
-            self._lead.observe(len(plan.tokens) > 0, planned_s + time.monotonic() - began_s)
+            self._launch_step(plan)
+            if self._steps_ahead:
+                self._lead.observe(len(plan.tokens) > 0, time.monotonic() - began_s)
         self.scheduler.refresh()
 
-    def _launch_step(self, plan: StepPlan, now_s: float) -> None:
+    def _launch_step(self, plan: StepPlan) -> None:
         if not self._launched:
-            self._running_since_s = now_s
+            self._running_since_s = time.monotonic()
         self._launched.append(plan)
         if self._was_idle:
             self._first_after_idle, self._was_idle = plan.number, False
@@ -255,7 +256,7 @@ class Instance:
         """Sends `messages`, in order. Tokens may be held for those of the
         next steps if these come early enough.
         """
-        now = self._held.put(messages, time.monotonic()) + self._held.due(next_tokens_s)
+        now = self._held.put(messages) + self._held.due(next_tokens_s)
         if now:
             self.link.publish(now)
 

@@ -63,7 +63,7 @@ class Admission:
     @property
     def is_due(self) -> bool:
         """Whether a request may get a slot now that could not before."""
-        return bool(self._waiting) and self._slots.num_free > 0 and self._may_admit
+        return self._may_admit and self._slots.num_free > 0 and bool(self._waiting)
 
     def follow(self, policy: Policy) -> None:
         """Admits by `policy` from now on."""
