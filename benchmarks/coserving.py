@@ -36,7 +36,16 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.coserving_modes import MODES, Processes
-from benchmarks.coserving_report import Round, add_shares, draw, figures, medians, row_of, shown
+from benchmarks.coserving_report import (
+    Round,
+    add_shares,
+    draw,
+    figures,
+    medians,
+    row_of,
+    shown,
+    triton_rounds,
+)
 from benchmarks.coserving_requests import Times
 from benchmarks.coserving_specs import SLOTS, Model
 from benchmarks.coserving_triton import through_triton
@@ -56,11 +65,10 @@ class Amount:
     capacity_s: tuple[float, float]  # warm-up and measurement
     times: Times
     bursts: int
-    triton_rounds: int
 
 
-FULL = Amount((3.0, 8.0), Times(4.0, 4.0, 12.0, 20.0), 5, 2)
-QUICK = Amount((0.5, 0.5), Times(0.5, 0.3, 1.0, 5.0), 1, 1)
+FULL = Amount((3.0, 8.0), Times(4.0, 4.0, 12.0, 20.0), 5)
+QUICK = Amount((0.5, 0.5), Times(0.5, 0.3, 1.0, 5.0), 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +179,7 @@ class Measurement:
     def _through_triton(self, model: Model) -> None:
         amount, basis = self._amount, self._basis
         loads = {load: LOADS[load] * basis.capacity_tok_s for load in self._asked.loads}
-        rows = through_triton(model, loads, basis.slo_s, amount.times, amount.triton_rounds)
+        rows = through_triton(model, loads, basis.slo_s, amount.times, self._asked.rounds)
         self._found.setdefault("triton", []).extend(rows)
         self._save()
 
@@ -194,11 +202,20 @@ class Result:
             for row in medians(load, rounds, found["basis"]["slo_s"])
         ]
 
+    @property
+    def triton_rows(self) -> list[dict[str, Any]]:
+        return [
+            {"shape": shape} | row
+            for shape, found in self.shapes.items()
+            for load in dict.fromkeys(row["load"] for row in found.get("triton", []))
+            for row in medians(load, triton_rounds(found["triton"], load), found["basis"]["slo_s"])
+        ]
+
     def write(self) -> None:
         """`load_averages`: what else ran on the machine when each call began."""
         if self._asked.json:
             about = {"dtype": self._asked.dtype, "slots": SLOTS, "loads": LOADS}
-            about |= {"load_averages": self._load_averages, "rows": self.rows, "shapes": self.shapes}
+            about |= {"load_averages": self._load_averages, "rows": self.rows + self.triton_rows, "shapes": self.shapes}
             write_result(self._asked.json, about)
 
 
@@ -225,9 +242,9 @@ def main() -> None:
     result = Result(asked)
     for shape in asked.shapes.split(","):
         Measurement(shape, asked, result.shapes.setdefault(shape, {}), result.write).run()
-    if asked.plot:
+    if asked.plot and result.rows:
         draw(asked.plot, [row for row in result.rows if row["shape"] == result.rows[0]["shape"]])
-    print(table([shown(row) for row in result.rows]))
+    print(table([shown(row) for row in result.rows + result.triton_rows]))
 
 
 if __name__ == "__main__":
