@@ -215,7 +215,11 @@ class Result:
         """`load_averages`: what else ran on the machine when each call began."""
         if self._asked.json:
             about = {"dtype": self._asked.dtype, "slots": SLOTS, "loads": LOADS}
-            about |= {"load_averages": self._load_averages, "rows": self.rows + self.triton_rows, "shapes": self.shapes}
+            about |= {
+                "load_averages": self._load_averages,
+                "rows": self.rows + self.triton_rows,
+                "shapes": self.shapes,
+            }
             write_result(self._asked.json, about)
 
 
