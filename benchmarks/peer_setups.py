@@ -37,6 +37,7 @@ SETUPS = {
     setup.name: setup
     for setup in (
         Setup("gapless", "gapless"),
+        Setup("gapless_fused", "gapless", {"fused_layers": "on"}),
         Setup("gapless_unfused", "gapless", {"fused_layers": "off"}),
         Setup("gapless_async", "gapless", {"steps_ahead": 1}),
         Setup("gapless_torch", "gapless", {"kind": "torch"}),
@@ -51,6 +52,7 @@ SETUPS = {
 }
 DEFAULT = (
     "gapless",
+    "gapless_fused",
     "gapless_unfused",
     "gapless_triton",
     "gapless_torch",
@@ -58,7 +60,7 @@ DEFAULT = (
     "openvino_defaults",
     "vllm",
 )
-NOT_ON_LARGE = ("gapless_torch",)  # not in the default on shape M, because a round takes long
+NOT_ON_LARGE = ("gapless_fused", "gapless_unfused", "gapless_torch")  # a round takes long
 BUDGETED = ("openvino", "openvino_defaults", "vllm")  # whose rows are measured with each token budget
 # whose tokens may differ from the reference in float32: its KV is quantised
 QUANTISED = ("openvino_defaults",)
