@@ -115,7 +115,7 @@ class SameTokens:
         if not folder.exists():
             shutil.copytree(MODEL, folder)
         prepare_model(setup, folder, dtype)
-        process = EngineProcess(setup, folder, dtype, work.in_flight)
+        process = EngineProcess(setup, folder, dtype, work)
         try:
             return process.run(work)[0]
         finally:

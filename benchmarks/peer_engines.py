@@ -2,8 +2,8 @@
 token arrived.
 
 A new one is a class with `run` in `ENGINES`, or, if it needs more, an `Engine` in its own module in
-`peer_workers/`. Each is made in its own process, from (model directory, dtype, requests in flight) and the
-options in `peer_setups.py`.
+`peer_workers/`. Each is made in its own process, from (model directory, dtype, requests in flight, tokens
+of the longest request) and the options in `peer_setups.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import numpy as np
 
 from benchmarks.peer_work import (
     BLOCK_TOKENS,
-    MAX_MODEL_TOKENS,
     PEER_TOKEN_BUDGET,
     Job,
     PeerEngine,
@@ -41,6 +40,7 @@ class Gapless:
         directory: Path,
         dtype: str,
         in_flight: int,
+        max_model_tokens: int,
         device: str = "cpu",
         kind: str = "openvino",
         **engine: Any,
@@ -49,7 +49,7 @@ class Gapless:
         from python_backends.settings import EngineSettings, ModelSettings, Settings
 
         model = ModelSettings(
-            directory=str(directory), dtype=dtype, device=device, max_model_tokens=MAX_MODEL_TOKENS
+            directory=str(directory), dtype=dtype, device=device, max_model_tokens=max_model_tokens
         )
         chosen = EngineSettings(
             kind=kind,
@@ -121,7 +121,9 @@ class Transformers:
     left padded; each generates to its longest.
     """
 
-    def __init__(self, directory: Path, dtype: str, _in_flight: int, device: str = "cpu") -> None:
+    def __init__(
+        self, directory: Path, dtype: str, _in_flight: int, _max_model_tokens: int, device: str = "cpu"
+    ) -> None:
         import torch
         from transformers import AutoModelForCausalLM
 

@@ -44,7 +44,8 @@ class EngineProcess:
     Every engine is started with large pages, as the launcher starts an instance.
     """
 
-    def __init__(self, setup: Setup, directory: Path, dtype: str, in_flight: int) -> None:
+    def __init__(self, setup: Setup, directory: Path, dtype: str, work: Work) -> None:
+        """`work`: the engine is started for as many requests and tokens as it has."""
         environment = setup.environment
         command = [
             str(environment.python),
@@ -55,7 +56,7 @@ class EngineProcess:
             str(directory),
             dtype,
         ]
-        command += [str(in_flight), json.dumps(setup.options)]
+        command += [str(work.in_flight), str(work.max_model_tokens), json.dumps(setup.options)]
         variables = with_large_pages({**os.environ, **environment.variables})
         self._name = setup.name
         self._process = subprocess.Popen(
@@ -115,10 +116,17 @@ def prepare(worker: str, directory: Path, dtype: str) -> None:
         module.prepare(directory, dtype)
 
 
-def serve(worker: str, directory: Path, dtype: str, in_flight: int, options: Mapping[str, Any]) -> None:
+def serve(
+    worker: str,
+    directory: Path,
+    dtype: str,
+    in_flight: int,
+    max_model_tokens: int,
+    options: Mapping[str, Any],
+) -> None:
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    engine = engine_class(worker)(directory, dtype, in_flight, **options)
+    engine = engine_class(worker)(directory, dtype, in_flight, max_model_tokens, **options)
     print(json.dumps({"versions": dict(installed())}), file=replies, flush=True)
     for line in sys.stdin:
         timings = engine.run(read_work(json.loads(line)))
@@ -154,7 +162,7 @@ def worker_module(worker: str) -> Any:
 
 
 def read_work(fields: Mapping[str, Any]) -> Work:
-    return Work([Job(**job) for job in fields["jobs"]], fields["in_flight"])
+    return Work(**{**fields, "jobs": [Job(**job) for job in fields["jobs"]]})
 
 
 def peak_gib(pid: int) -> float:
@@ -175,7 +183,7 @@ def main(what: str, worker: str, directory: str, dtype: str, *more: str) -> None
     if what == "prepare":
         prepare(worker, Path(directory), dtype)
     else:
-        serve(worker, Path(directory), dtype, int(more[0]), json.loads(more[1]))
+        serve(worker, Path(directory), dtype, int(more[0]), int(more[1]), json.loads(more[2]))
 
 
 if __name__ == "__main__":

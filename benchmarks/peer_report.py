@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peer_work import Timing
+from benchmarks.peer_work import Timing, Work
 from benchmarks.results_file import table as markdown
 from benchmarks.results_file import write_result
 
@@ -96,6 +96,30 @@ def row_of(
         piece_p50_ms=percentile(pieces, 50),
         piece_p99_ms=percentile(pieces, 99),
         peak_rss_gib=peak_rss_gib,
+    )
+
+
+def fields_of(work: Work) -> dict[str, Any]:
+    """Returns what the JSON says of the work."""
+    prompts, answers = [len(job.prompt) for job in work.jobs], [job.max_tokens for job in work.jobs]
+    return {
+        "name": work.name,
+        "requests": len(work.jobs),
+        "in_flight": work.in_flight,
+        "prompt_tokens": sum(prompts),
+        "longest_prompt": max(prompts, default=0),
+        "answer_tokens": sum(answers),
+        "longest_answer": max(answers, default=0),
+        "max_model_tokens": work.max_model_tokens,
+    }
+
+
+def line_of(work: Work) -> str:
+    of = fields_of(work)
+    return (
+        f"work {of['name']}: {of['requests']} requests, {of['in_flight']} in flight; prompts of up to"
+        f" {of['longest_prompt']:,} tokens, {of['prompt_tokens']:,} in all; answers of up to"
+        f" {of['longest_answer']:,}, {of['answer_tokens']:,} in all"
     )
 
 

@@ -1,4 +1,4 @@
-"""The work of the peers, and the record of every engine. Uses only the standard library, because it runs in
+"""The works of the peers, and the record of every engine. Uses only the standard library, because it runs in
 every peer's environment.
 """
 
@@ -6,19 +6,24 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import socket
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-MAX_MODEL_TOKENS = 512
 PEER_TOKEN_BUDGET = 512  # tokens of one step of every engine, unless a row says otherwise
-KV_POOL_GIB = 1  # of every engine
+# of every engine. Holds 16 requests of 2,176 tokens on the shapes S and M in bfloat16 and float32; on M in
+# float32, where a token takes the most, they are 1,088 of 1,365 blocks
+KV_POOL_GIB = 1
 BLOCK_TOKENS = 32
 ITEM_BYTES = {"bfloat16": 2, "float32": 4}
 QUICK_REQUESTS, QUICK_TOKENS = 16, 12
+LONGER_REQUESTS, LONGER_SEED = 32, 4321
+LONGER_PROMPTS, LONGER_ANSWERS = (32, 1500), (16, 600)  # tokens: the fewest and the most
+LONGER_IDS = range(300, 31_000)  # about those of workload.json
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +39,21 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Work:
+    """Requests, and how many of them an engine has at once. `max_model_tokens`: the context that every engine
+    is started with, at least the longest prompt with its answer.
+    """
+
     jobs: list[Job]
     in_flight: int
+    max_model_tokens: int = 512
+    name: str = ""
 
     def shifted(self, by: int, vocabulary: int) -> Work:
         """Returns work with the same lengths and other prompts, so that no prefix of an earlier round is
         found.
         """
-        return Work(
-            [Job([(token + by) % vocabulary for token in job.prompt], job.max_tokens) for job in self.jobs],
-            self.in_flight,
-        )
+        jobs = [Job([(token + by) % vocabulary for token in job.prompt], job.max_tokens) for job in self.jobs]
+        return replace(self, jobs=jobs)
 
 
 @dataclass(slots=True)
@@ -66,12 +75,45 @@ class PeerEngine(Protocol):
     def run(self, work: Work) -> list[Timing]: ...
 
 
-def load_work(quick: bool) -> Work:
+def load_work(quick: bool, name: str = "W") -> Work:
+    """Returns a work of WORKS; `quick`: its first requests, with short answers."""
+    work = WORKS[name]()
+    if not quick:
+        return work
+    jobs = [Job(job.prompt, min(job.max_tokens, QUICK_TOKENS)) for job in work.jobs[:QUICK_REQUESTS]]
+    return replace(work, jobs=jobs)
+
+
+def work_w() -> Work:
     table = json.loads(Path(__file__).with_name("workload.json").read_text())
     jobs = [Job(request["prompt"], request["max_tokens"]) for request in table["requests"]]
-    if quick:
-        jobs = [Job(job.prompt, min(job.max_tokens, QUICK_TOKENS)) for job in jobs[:QUICK_REQUESTS]]
-    return Work(jobs, table["concurrency"])
+    return Work(jobs, table["concurrency"], name="W")
+
+
+def longer_work() -> Work:
+    """Returns a work of mixed lengths, most of them short and some many times as long. It is the same at each
+    call.
+    """
+    generator = random.Random(LONGER_SEED)
+    prompts = log_uniform(generator, *LONGER_PROMPTS, LONGER_REQUESTS)
+    answers = log_uniform(generator, *LONGER_ANSWERS, LONGER_REQUESTS)
+    jobs = [
+        Job(generator.choices(LONGER_IDS, k=length), max_tokens)
+        for length, max_tokens in zip(prompts, answers, strict=True)
+    ]
+    return Work(jobs, in_flight=16, max_model_tokens=2176, name="longer")
+
+
+def log_uniform(generator: random.Random, fewest: int, most: int, count: int) -> list[int]:
+    """Returns `count` lengths at equal distances on a logarithmic scale, both ends included, in random order:
+    their sum does not depend on the generator.
+    """
+    lengths = [round(fewest * (most / fewest) ** (place / (count - 1))) for place in range(count)]
+    generator.shuffle(lengths)
+    return lengths
+
+
+WORKS: dict[str, Callable[[], Work]] = {"W": work_w, "longer": longer_work}
 
 
 def closed_loop(

@@ -3,12 +3,13 @@ tokens, memory.
 
     python benchmarks/peers.py --shapes S,M --rounds 5 --json benchmarks/results/peers.json
 
-The work is `workload.json` (64 requests, closed loop, 16 in flight, greedy, EOS ignored); the models have
-random weights and the Qwen2 architecture, and are made here. All engines have the same cores, large pages, a
-pool of 1 GiB for KV, and 512 tokens per step. Every engine runs in its own process and waits while another
-one works; the order rotates from round to round. Engines that can't be installed in the project's environment
-get their own, made on first use (see README.md in this folder). An engine that can't be installed or started
-is named and left out.
+The work is `workload.json` (64 requests, closed loop, 16 in flight, greedy, EOS ignored), or with `--work
+longer` one with prompts of up to 1,500 tokens and answers of up to 600. The models have random weights and
+the Qwen2 architecture, and are made here. All engines have the same cores, large pages, a pool of 1 GiB for
+KV, and 512 tokens per step. Every engine runs in its own process and waits while another one works; the order
+rotates from round to round. Engines that can't be installed in the project's environment get their own, made
+on first use (see README.md in this folder). An engine that can't be installed or started is named and left
+out.
 
 Before the measurement, greedy float32 answers of the bundled model are compared; an engine with different
 tokens is left out. For engines with several variants (vLLM), all of them are tried for a short time on each
@@ -34,9 +35,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.peer_check import Agreement, SameTokens, as_rows
 from benchmarks.peer_models import SHAPES, VOCABULARY, make_model, make_tokenizer
 from benchmarks.peer_process import EngineProcess, prepare_model
-from benchmarks.peer_report import Row, ratios, row_of, table, write_json, write_plot
+from benchmarks.peer_report import Row, fields_of, line_of, ratios, row_of, table, write_json, write_plot
 from benchmarks.peer_setups import DEFAULT, SETUPS, Setup, default_engines, setups_of, variants
-from benchmarks.peer_work import KV_POOL_GIB, PEER_TOKEN_BUDGET, Work, load_work
+from benchmarks.peer_work import KV_POOL_GIB, PEER_TOKEN_BUDGET, WORKS, Work, load_work
 
 TRIAL_ROUNDS = 2
 # before each pass: some engines' threads still poll for a while after their pass (vLLM's worker: a second)
@@ -79,9 +80,7 @@ class Peers:
                         " them at the same time"
                     )
                 prepare_model(setup, self._directory, self._dtype)
-                self._processes[name] = EngineProcess(
-                    setup, self._directory, self._dtype, self._work.in_flight
-                )
+                self._processes[name] = EngineProcess(setup, self._directory, self._dtype, self._work)
                 self.versions[name] = self._processes[name].versions
                 print(f"{self._shape} {name}: up after {time.monotonic() - started_s:.0f} s", flush=True)
             except CANNOT as error:
@@ -202,6 +201,7 @@ class Measurement:
     def about(self) -> dict[str, Any]:
         """Returns the fields of the JSON other than the rows."""
         return {
+            "work": fields_of(self._work),
             "rounds": self._rounds,
             "busy_processes": self._num_busy,
             "every_engine": {
@@ -225,7 +225,7 @@ class Measurement:
         if len(found) == 1 or not self._tries:
             return found[0].variables
         print(f"{shape} {worker}: a trial of {len(found)} variants", flush=True)
-        work = Work(self._work.jobs[: len(self._work.jobs) // 2], self._work.in_flight)
+        work = replace(self._work, jobs=self._work.jobs[: len(self._work.jobs) // 2])
         with self._engines(shape, work, directory) as peers:
             peers.start(found)
             rows = peers.run(TRIAL_ROUNDS)
@@ -284,6 +284,9 @@ def arguments_of() -> argparse.Namespace:
         type=engine_names,
         help=f"engines, of {', '.join(SETUPS)}; default {', '.join(DEFAULT)}, on M without gapless_torch",
     )
+    parser.add_argument(
+        "--work", default="W", choices=WORKS, help="the requests: W, or longer and of mixed lengths; W"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument(
@@ -320,7 +323,8 @@ def main() -> None:
         1 if asked.quick else asked.rounds,
         not asked.quick if asked.trial is None else asked.trial,
     )
-    found = Measurement(asked.dtype, rounds, load_work(asked.quick), asked.token_budgets, tries, asked.busy)
+    work = load_work(asked.quick, asked.work)
+    found = Measurement(asked.dtype, rounds, work, asked.token_budgets, tries, asked.busy)
     engines = {shape: asked.only or default_engines(shape) for shape in asked.shapes}
     if asked.check:
         found.compare_tokens(dict.fromkeys(name for names in engines.values() for name in names))
@@ -334,6 +338,7 @@ def main() -> None:
         print(f"left out: {name}: {why}")
     for name, ratio in ratios(found.rows).items():
         print(f"{name}: {ratio}")
+    print(line_of(work))
     print(table(found.rows) if found.rows else "nothing was measured")
 
 

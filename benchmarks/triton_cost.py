@@ -21,7 +21,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from benchmarks.peer_engines import TOKEN_BUDGET
 from benchmarks.peer_models import VOCABULARY, make_model
 from benchmarks.peer_process import EngineProcess
 from benchmarks.peer_setups import SETUPS
-from benchmarks.peer_work import MAX_MODEL_TOKENS, Job, Timing, Work, load_work
+from benchmarks.peer_work import Job, Timing, Work, load_work
 from benchmarks.results_file import table, write_result
 from python_backends.engine.kinds import kind_of
 from python_backends.linux.large_pages import with_large_pages
@@ -138,7 +138,7 @@ def make_texts(tokenizer: Tokenizer, work: Work, number: int) -> tuple[list[str]
     jobs = [
         Job(tokenizer.encode(text).ids, job.max_tokens) for text, job in zip(texts, work.jobs, strict=True)
     ]
-    return texts, Work(jobs, work.in_flight)
+    return texts, replace(work, jobs=jobs)
 
 
 def row_of(mode: str, work: Work, timings: list[Timing], num_chunks: int) -> Row:
@@ -162,7 +162,7 @@ def measure(
     settings = {
         "model.directory": str(directory),
         "model.dtype": dtype,
-        "model.max_model_tokens": str(MAX_MODEL_TOKENS),
+        "model.max_model_tokens": str(work.max_model_tokens),
         "engine.token_budget": str(TOKEN_BUDGET),
         "engine.kind": "openvino",
         **overrides,
@@ -170,9 +170,7 @@ def measure(
     rows: dict[str, list[Row]] = {mode: [] for mode in MODES}
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(
-            contextlib.closing(
-                EngineProcess(SETUPS[PEERS[settings["engine.kind"]]], directory, dtype, work.in_flight)
-            )
+            contextlib.closing(EngineProcess(SETUPS[PEERS[settings["engine.kind"]]], directory, dtype, work))
         )
         loaded = load(ROOT / "gapless.toml", settings)
         instance = stack.enter_context(contextlib.closing(Instance(loaded, directory)))

@@ -14,7 +14,6 @@ from benchmarks.http_streams import EnsembleStreams
 from benchmarks.peer_models import num_tokens, text_of
 from benchmarks.peer_work import (
     BLOCK_TOKENS,
-    MAX_MODEL_TOKENS,
     PEER_TOKEN_BUDGET,
     Job,
     Timing,
@@ -26,11 +25,11 @@ from tests.support.server.serving import Gapless
 
 
 class Engine:
-    def __init__(self, directory: Path, dtype: str, in_flight: int) -> None:
+    def __init__(self, directory: Path, dtype: str, in_flight: int, max_model_tokens: int) -> None:
         model = {
             "model.directory": directory,
             "model.dtype": dtype,
-            "model.max_model_tokens": MAX_MODEL_TOKENS,
+            "model.max_model_tokens": max_model_tokens,
         }
         engine = {
             "engine.kind": "openvino",

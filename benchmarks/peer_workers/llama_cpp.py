@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.http_streams import Event, HttpStreams
-from benchmarks.peer_work import MAX_MODEL_TOKENS, PEER_TOKEN_BUDGET, Timing, Work, free_port, num_cores
+from benchmarks.peer_work import PEER_TOKEN_BUDGET, Timing, Work, free_port, num_cores
 from benchmarks.peer_workers.gguf_file import write_gguf
 
 KV_TYPES = {"bfloat16": "bf16", "float32": "f32"}
@@ -45,14 +45,19 @@ class Streams(HttpStreams):
 
 class Engine:
     def __init__(
-        self, directory: Path, dtype: str, in_flight: int, token_budget: int = PEER_TOKEN_BUDGET
+        self,
+        directory: Path,
+        dtype: str,
+        in_flight: int,
+        max_model_tokens: int,
+        token_budget: int = PEER_TOKEN_BUDGET,
     ) -> None:
         port = free_port()
         options: dict[str, Any] = {
             "--model": directory / MODEL,
             "--port": port,
             "--parallel": in_flight,
-            "--ctx-size": in_flight * MAX_MODEL_TOKENS,
+            "--ctx-size": in_flight * max_model_tokens,
             "--threads": num_cores(),
             "--threads-http": 2,
             "--batch-size": token_budget,

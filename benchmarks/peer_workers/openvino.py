@@ -36,6 +36,7 @@ class Engine:
         directory: Path,
         dtype: str,
         in_flight: int,
+        _max_model_tokens: int,
         token_budget: int = PEER_TOKEN_BUDGET,
         default_kv_precision: bool = False,
     ) -> None:

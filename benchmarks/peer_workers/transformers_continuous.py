@@ -22,7 +22,12 @@ from benchmarks.peer_work import (
 
 class Engine:
     def __init__(
-        self, directory: Path, dtype: str, in_flight: int, token_budget: int = PEER_TOKEN_BUDGET
+        self,
+        directory: Path,
+        dtype: str,
+        in_flight: int,
+        _max_model_tokens: int,
+        token_budget: int = PEER_TOKEN_BUDGET,
     ) -> None:
         import torch
         from transformers import AutoModelForCausalLM, ContinuousBatchingConfig

@@ -8,12 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peer_work import MAX_MODEL_TOKENS, PEER_TOKEN_BUDGET, Job, Timing, Work, closed_loop
+from benchmarks.peer_work import PEER_TOKEN_BUDGET, Job, Timing, Work, closed_loop
 
 
 class Engine:
     def __init__(
-        self, directory: Path, dtype: str, in_flight: int, token_budget: int = PEER_TOKEN_BUDGET
+        self,
+        directory: Path,
+        dtype: str,
+        in_flight: int,
+        max_model_tokens: int,
+        token_budget: int = PEER_TOKEN_BUDGET,
     ) -> None:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
@@ -21,7 +26,7 @@ class Engine:
         arguments = EngineArgs(
             model=str(directory),
             dtype=dtype,
-            max_model_len=MAX_MODEL_TOKENS,
+            max_model_len=max_model_tokens,
             max_num_seqs=in_flight,
             max_num_batched_tokens=token_budget,
             enable_prefix_caching=False,

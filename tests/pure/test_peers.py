@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import random
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 
-from benchmarks import peer_environments, peer_setups, peers
+from benchmarks import peer_environments, peer_process, peer_setups, peers
 from benchmarks.peer_check import Agreement, same_tokens
 from benchmarks.peer_environments import Environment, vllm_variants
-from benchmarks.peer_models import VOCABULARY, make_tokenizer, num_tokens, text_of
-from benchmarks.peer_process import EngineProcess
-from benchmarks.peer_report import FIGURES, Row, Spread, ratios, row_of, summaries, table
+from benchmarks.peer_models import SHAPES, VOCABULARY, make_tokenizer, num_tokens, text_of
+from benchmarks.peer_process import EngineProcess, engine_class, read_work
+from benchmarks.peer_report import FIGURES, Row, Spread, fields_of, line_of, ratios, row_of, summaries, table
 from benchmarks.peer_setups import SETUPS, Setup, default_engines, setups_of
-from benchmarks.peer_work import Job, Timing, Work, closed_loop, kv_blocks, load_work
+from benchmarks.peer_work import BLOCK_TOKENS, WORKS, Job, Timing, Work, closed_loop, kv_blocks, load_work
 from benchmarks.peers import LeftOut, Measurement, Peers, rotated
 
 
@@ -47,6 +49,53 @@ def test_the_closed_loop_keeps_as_many_in_flight_as_it_may_and_counts_every_toke
         timing.submitted <= timing.tokens[0] <= timing.ended == timing.tokens[-1] for timing in timings
     )
     assert [timing.ids for timing in timings] == [list(range(job.max_tokens, 0, -1)) for job in work.jobs]
+
+
+def test_the_longer_work_is_the_same_at_each_call_and_its_lengths_reach_their_limits():
+    work = load_work(quick=False, name="longer")
+    assert work == load_work(quick=False, name="longer")
+    prompts, answers = [len(job.prompt) for job in work.jobs], [job.max_tokens for job in work.jobs]
+    assert (min(prompts), max(prompts), min(answers), max(answers)) == (32, 1500, 16, 600)
+    assert sum(length < 32 * (1500 / 32) ** 0.5 for length in prompts) == len(prompts) / 2
+    assert sum(length < 16 * (600 / 16) ** 0.5 for length in answers) == len(answers) / 2
+    assert prompts != sorted(prompts)
+    assert len({tuple(job.prompt[:8]) for job in work.jobs}) == len(work.jobs)
+    assert all(0 <= token < VOCABULARY for job in work.jobs for token in job.prompt)
+
+
+def test_a_round_of_the_longer_work_has_at_most_twice_the_tokens_of_the_usual_one():
+    usual, longer = (fields_of(load_work(quick=False, name=name)) for name in ("W", "longer"))
+    for kind in ("prompt_tokens", "answer_tokens"):
+        assert usual[kind] < longer[kind] <= 2 * usual[kind]
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_the_context_holds_the_longest_prompt_with_the_longest_answer(name: str):
+    about = fields_of(load_work(quick=False, name=name))
+    assert about["longest_prompt"] + about["longest_answer"] < about["max_model_tokens"]
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_quick_takes_few_requests_with_short_answers_and_has_the_context_of_the_whole_work(name: str):
+    work, quick = load_work(quick=False, name=name), load_work(quick=True, name=name)
+    assert [job.prompt for job in quick.jobs] == [job.prompt for job in work.jobs[:16]]
+    assert max(job.max_tokens for job in quick.jobs) == 12
+    for one in (quick, work.shifted(1, VOCABULARY)):
+        assert (one.name, one.max_model_tokens, one.in_flight) == (name, work.max_model_tokens, 16)
+
+
+def test_a_work_is_the_same_on_the_engines_side():
+    work = load_work(quick=True, name="longer")
+    assert read_work(json.loads(json.dumps(asdict(work)))) == work
+
+
+def test_a_line_says_which_work_it_was():
+    work = Work([Job([1] * 1000, 20), Job([1] * 500, 30)], 16, name="longer")
+    assert line_of(work) == (
+        "work longer: 2 requests, 16 in flight; prompts of up to 1,000 tokens, 1,500 in all; answers of up to"
+        " 30, 50 in all"
+    )
+    assert Measurement("float32", 1, work, [512], tries=False).about()["work"] == fields_of(work)
 
 
 def test_a_round_has_the_lengths_of_the_others_and_no_prompt_of_theirs():
@@ -159,6 +208,42 @@ def test_a_pool_of_a_gib_has_as_many_blocks_as_fit(tmp_path: Path):
     assert kv_blocks(tmp_path, "float32") == kv_blocks(tmp_path, "bfloat16") // 2
 
 
+@pytest.mark.parametrize("shape", ["S", "M"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_pool_holds_as_many_of_the_longest_requests_as_are_in_flight(
+    shape: str, dtype: str, tmp_path: Path
+):
+    (tmp_path / "config.json").write_text(json.dumps(SHAPES[shape]))
+    for name in WORKS:
+        work = load_work(quick=False, name=name)
+        of_one = -(-work.max_model_tokens // BLOCK_TOKENS)
+        assert kv_blocks(tmp_path, dtype) >= work.in_flight * of_one
+
+
+def test_an_engine_is_started_with_the_context_and_the_requests_of_its_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What the process is told, seen by a script in the place of its Python; and what it makes of it."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\nshift 6\necho "{\\"versions\\": {\\"told\\": \\"$1 $2\\"}}"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(peer_setups, "ready", lambda _name: Environment(python))
+    work = Work([], 3, max_model_tokens=2176)
+    process = EngineProcess(SETUPS["vllm"], tmp_path, "bfloat16", work)
+    process.close()
+    assert process.versions == {"told": "3 2176"}
+    started: list[object] = []
+    monkeypatch.setattr(peer_process, "serve", lambda *words: started.extend(words))
+    peer_process.main("serve", "vllm", "/model", "bfloat16", "3", "2176", "{}")
+    assert started == ["vllm", Path("/model"), "bfloat16", 3, 2176, {}]
+
+
+@pytest.mark.parametrize("worker", sorted({setup.worker for setup in SETUPS.values()}))
+def test_every_worker_takes_requests_in_flight_and_the_context_in_this_order(worker: str):
+    names = [name.lstrip("_") for name in inspect.signature(engine_class(worker)).parameters]
+    assert names[:4] == ["directory", "dtype", "in_flight", "max_model_tokens"]
+
+
 def test_every_engine_is_started_with_large_pages_and_with_its_own_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -170,7 +255,7 @@ def test_every_engine_is_started_with_large_pages_and_with_its_own_variables(
     python.chmod(0o755)
     monkeypatch.setattr(peer_setups, "ready", lambda name: Environment(python, {"OWN": name}))
     for name in SETUPS:
-        process = EngineProcess(SETUPS[name], tmp_path, "bfloat16", 1)
+        process = EngineProcess(SETUPS[name], tmp_path, "bfloat16", Work([], 1))
         process.close()
         assert process.versions == {"tunables": "glibc.malloc.hugetlb=1", "own": SETUPS[name].worker}
 
