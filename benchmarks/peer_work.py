@@ -21,7 +21,7 @@ KV_POOL_GIB = 1
 BLOCK_TOKENS = 32
 ITEM_BYTES = {"bfloat16": 2, "float32": 4}
 QUICK_REQUESTS, QUICK_TOKENS = 16, 12
-LONGER_REQUESTS, LONGER_SEED = 32, 4321
+LONGER_REQUESTS, LONGER_SEED = 40, 4321
 LONGER_PROMPTS, LONGER_ANSWERS = (32, 1500), (16, 600)  # tokens: the fewest and the most
 LONGER_IDS = range(300, 31_000)  # about those of workload.json
 
