@@ -115,9 +115,7 @@ def test_the_loads_of_a_run_are_those_of_its_starts() -> None:
 def _decodes(count: int) -> StepPlan:
     slots: Ids = np.arange(count, dtype=np.int32)
     ones = np.ones(count, np.int32)
-    return StepPlan(
-        0, (), slots, ones, slots + 10, ones, ones.astype(np.uint8), ones.astype(np.bool_), slots[:0]
-    )
+    return StepPlan(0, (), slots, ones, slots + 10, ones, count, ones.astype(np.bool_), slots[:0])
 
 
 # --- the whole loop
