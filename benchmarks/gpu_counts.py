@@ -31,7 +31,7 @@ from python_backends.engine.torch.decode_step import Step
 from python_backends.engine.torch.decoder import Decoder
 from python_backends.engine.torch.step_launcher import StepLauncher, batcher_of
 from python_backends.nouns.request import ModelLimits, Sampling
-from python_backends.nouns.step import Admit, SpanKind, StepPlan
+from python_backends.nouns.step import Admit, StepPlan
 from python_backends.settings import ModelSettings, Settings
 
 Watch = Callable[..., object]  # with a kernel and the arguments of its launch
@@ -281,6 +281,5 @@ def _plan(operations: tuple[Admit, ...], starts: Any, chunk_tokens: int, number:
     slots = np.arange(count + chunks, dtype=np.int32)
     firsts = np.concatenate([starts, np.zeros(chunks)]).astype(np.int32)
     lengths = np.array([1] * count + [chunk_tokens] * chunks, np.int32)
-    kinds = np.array([SpanKind.DECODE] * count + [SpanKind.PREFILL] * chunks, np.uint8)
     samples, tokens = np.ones(count + chunks, np.bool_), np.zeros(chunk_tokens, np.int32)
-    return StepPlan(number, operations, slots, np.zeros_like(slots), firsts, lengths, kinds, samples, tokens)
+    return StepPlan(number, operations, slots, np.zeros_like(slots), firsts, lengths, count, samples, tokens)

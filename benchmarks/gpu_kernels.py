@@ -24,7 +24,7 @@ from python_backends.engine.torch.operators import ResidualNorm, gate_operator
 from python_backends.engine.torch.projection import MOST_KERNEL_ROWS, Int8Projection
 from python_backends.engine.torch.step_batch import StepBatcher
 from python_backends.nouns.request import ModelLimits, Sampling
-from python_backends.nouns.step import Admit, Grow, Release, SpanKind, StepPlan
+from python_backends.nouns.step import Admit, Grow, Release, StepPlan
 
 WINDOWS_AND_CAPS = tuple(itertools.product((None, 16), (None, 8.0)))
 LIMITS = (  # temperature, top_k, top_p, min_p
@@ -127,9 +127,8 @@ def _plan_of(num_decodes: int) -> StepPlan:
     starts = np.concatenate([decoded, CHUNKS[0]])
     lengths = np.concatenate([np.ones_like(decoded), CHUNKS[1]])
     slots = np.arange(len(starts), dtype=np.int32)
-    kinds = np.array([SpanKind.DECODE] * num_decodes + [SpanKind.PREFILL] * len(CHUNKS[0]), np.uint8)
-    tokens = np.zeros(int(CHUNKS[1].sum()), np.int32)
-    return StepPlan(0, (), slots, slots, starts, lengths, kinds, np.ones(len(slots), np.bool_), tokens)
+    samples, tokens = np.ones(len(slots), np.bool_), np.zeros(int(CHUNKS[1].sum()), np.int32)
+    return StepPlan(0, (), slots, slots, starts, lengths, num_decodes, samples, tokens)
 
 
 def _state_of(plan: StepPlan, device: str) -> SlotState:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from benchmarks.magnus_requests import Ask
 from python_backends.nouns.request import Finish, ModelLimits
-from python_backends.nouns.step import Admit, SpanKind, StepOutput, StepPlan
+from python_backends.nouns.step import Admit, StepOutput, StepPlan
 
 TOKEN = 1
 
@@ -42,8 +42,8 @@ class SimulatedEngine:
                 length = self._lengths[operation.tokens.tobytes()]
                 self._left[operation.slot] = length
                 self._full[operation.slot] = length == operation.sampling.max_tokens
-        rows = int(np.count_nonzero(plan.kinds == SpanKind.DECODE))
-        self._now_s += (self._fixed_ms + self._row_ms * rows + self._token_ms * len(plan.tokens)) / 1e3
+        rows_ms = self._row_ms * plan.num_decodes
+        self._now_s += (self._fixed_ms + rows_ms + self._token_ms * len(plan.tokens)) / 1e3
         slots = plan.slots[plan.samples]
         ends = self._left[slots] == 1
         live = self._left[slots] > 0

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from python_backends.nouns.request import Ids, ModelLimits, Request
-from python_backends.nouns.step import Admit, Grow, SlotOperation, SpanKind, StepPlan
+from python_backends.nouns.step import Admit, Grow, SlotOperation, StepPlan
 
 NO_TOKENS = np.zeros(0, np.int32)
 
@@ -48,19 +48,18 @@ class BatchPlans:
         return plan
 
     def _write(self, operations: list[SlotOperation]) -> StepPlan:
-        starts = np.zeros_like(self._prompts) if self._steps == 1 else self._positions()
-        count, kind = len(self._requests), SpanKind.PREFILL if self._steps == 1 else SpanKind.DECODE
+        count, is_prefill = len(self._requests), self._steps == 1
         return StepPlan(
             number=self._steps,
             operations=tuple(operations),
             slots=self._slots,
             slot_generations=np.ones(count, np.int32),
-            first_starts=starts,
-            lengths=self._prompts if kind is SpanKind.PREFILL else np.ones(count, np.int32),
-            kinds=np.full(count, kind, np.uint8),
+            first_starts=np.zeros_like(self._prompts) if is_prefill else self._positions(),
+            lengths=self._prompts if is_prefill else np.ones(count, np.int32),
+            num_decodes=0 if is_prefill else count,
             samples=np.ones(count, np.bool_),
             tokens=np.concatenate([request.prompt for request in self._requests])
-            if kind is SpanKind.PREFILL
+            if is_prefill
             else NO_TOKENS,
         )
 

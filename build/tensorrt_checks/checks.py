@@ -197,13 +197,13 @@ def refusals(serving: Serving) -> Iterator[Verdict]:
     limits, none = serving.scheduler.limits, np.zeros(0, np.int32)
     tokens = np.array(prompt(limits.max_model_tokens + 50), np.int32)
     admit = Admit(0, 1 << 20, Sampling(max_tokens=5), len(tokens), 0, none, tokens)
-    plan = StepPlan(0, (admit,), none, none, none, none, none.astype(np.uint8), none.astype(np.bool_), none)
+    plan = StepPlan(0, (admit,), none, none, none, none, 0, none.astype(np.bool_), none)
     failures: tuple[object, ...] = ()
     end_s = time.monotonic() + 30
     while not failures and time.monotonic() < end_s:
         serving.engine.launch(plan)
         failures = getattr(serving.engine.collect(), "failures", ())
-        plan = StepPlan(0, (), none, none, none, none, none.astype(np.uint8), none.astype(np.bool_), none)
+        plan = StepPlan(0, (), none, none, none, none, 0, none.astype(np.bool_), none)
     yield bool(failures), f"a prompt of {len(tokens)} tokens is refused alone: {str(failures)[:120]}"
     yield len(serving.answer(prompt(20), max_tokens=10).tokens) == 10, "and the engine goes on"
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from python_backends.nouns.request import Ids, ModelLimits, Sampling
-from python_backends.nouns.step import Admit, Release, SpanKind, StepPlan
+from python_backends.nouns.step import Admit, Release, StepPlan
 
 DRAWN = Sampling(
     2,
@@ -39,23 +39,9 @@ def largest_steps(limits: ModelLimits, token_budget: int, context: int) -> list[
     slots = np.arange(limits.num_slots, dtype=np.int32)
     deep, ones = np.full_like(slots, context), np.ones_like(slots)
     return [
-        _plan(
-            0,
-            _admits(limits, lengths),
-            slots[: len(lengths)],
-            np.zeros_like(lengths),
-            lengths,
-            SpanKind.PREFILL,
-        ),
-        _plan(1, _admits(limits, deep), slots, deep - 1, ones, SpanKind.DECODE),
-        _plan(
-            2,
-            tuple(Release(slot, 0) for slot in slots.tolist()),
-            slots[:0],
-            slots[:0],
-            slots[:0],
-            SpanKind.DECODE,
-        ),
+        _plan(0, _admits(limits, lengths), slots[: len(lengths)], np.zeros_like(lengths), lengths, 0),
+        _plan(1, _admits(limits, deep), slots, deep - 1, ones, len(slots)),
+        _plan(2, tuple(Release(slot, 0) for slot in slots.tolist()), slots[:0], slots[:0], slots[:0], 0),
     ]
 
 
@@ -86,10 +72,9 @@ def _plan(
     slots: Ids,
     firsts: Ids,
     lengths: Ids,
-    kind: SpanKind,
+    num_decodes: int,
 ) -> StepPlan:
-    kinds = np.full(len(slots), kind, np.uint8)
-    tokens = np.zeros(int(lengths.sum()) if kind == SpanKind.PREFILL else 0, np.int32)
+    tokens = np.zeros(int(lengths[num_decodes:].sum()), np.int32)
     return StepPlan(
         number,
         operations,
@@ -97,7 +82,7 @@ def _plan(
         np.zeros_like(slots),
         firsts,
         lengths,
-        kinds,
+        num_decodes,
         np.ones(len(slots), np.bool_),
         tokens,
     )

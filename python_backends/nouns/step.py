@@ -11,7 +11,6 @@ for a run compares the numbers. Tested in tests/pure/test_messages.py.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
 from functools import cached_property
 from itertools import count
 
@@ -22,13 +21,6 @@ from python_backends.nouns.request import BASE, AdapterVersion, Ids, LogProbs, N
 from python_backends.nouns.training import Window
 
 _RUNS = count()  # of this process: no two schedulers over one engine give a number twice
-
-
-class SpanKind(IntEnum):
-    """What a span of a step's flat batch does."""
-
-    PREFILL = 0
-    DECODE = 1  # counted by `StepPlan.num_decodes`
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,9 +75,9 @@ class StepPlan:
     """One turn of the loop. Span i works on tokens [starts[i], starts[i] + lengths[i]) of the sequence in
     slots[i].
 
-    Decode spans come first and have length 1; their input is the slot's last token, which the engine holds.
-    The input of the prefill spans is in `tokens`, one after the other. A span with `samples` set yields one
-    new token: every decode span, and the last chunk of a prefill.
+    The first `num_decodes` spans are decodes, each of length 1: their input is the slot's last token, which
+    the engine holds. The others are chunks of prompts: their input is in `tokens`, one after the other. A
+    span with `samples` set yields one new token: every decode span, and the last chunk of a prefill.
 
     A plan of decode spans alone may have a window of training, whose rows stand after theirs and yield
     nothing here. Only engines that train are given one.
@@ -97,7 +89,7 @@ class StepPlan:
     slot_generations: Ids  # [spans]
     first_starts: Ids  # [spans] where they started in the first step of the run
     lengths: Ids  # [spans]
-    kinds: NDArray[np.uint8]  # [spans] SpanKind
+    num_decodes: int  # spans that decode; they come first
     samples: NDArray[np.bool_]  # [spans]
     tokens: Ids  # [prefill tokens of this step]
     run: int = field(default_factory=lambda: next(_RUNS))
@@ -110,10 +102,6 @@ class StepPlan:
         return self.first_starts + np.int32(self.step_in_run)
 
     @property
-    def num_decodes(self) -> int:
-        return int(np.count_nonzero(self.kinds)) if len(self.tokens) else len(self.slots)
-
-    @property
     def num_tokens(self) -> int:
         return int(self.lengths.sum())
 
@@ -122,16 +110,22 @@ class StepPlan:
 
     def next_in_run(self, number: int, operations: tuple[SlotOperation, ...] = ()) -> StepPlan:
         """The plan after this one, which has decode spans alone: each starts one token further."""
-        arrays = (
-            self.slots,
-            self.slot_generations,
-            self.first_starts,
-            self.lengths,
-            self.kinds,
-            self.samples,
-            self.tokens,
+        plan = object.__new__(StepPlan)
+        plan.__dict__.update(  # quicker than the constructor of a frozen class; one plan a step
+            number=number,
+            operations=operations,
+            slots=self.slots,
+            slot_generations=self.slot_generations,
+            first_starts=self.first_starts,
+            lengths=self.lengths,
+            num_decodes=self.num_decodes,
+            samples=self.samples,
+            tokens=self.tokens,
+            run=self.run,
+            step_in_run=self.step_in_run + 1,
+            window=None,
         )
-        return StepPlan(number, operations, *arrays, self.run, self.step_in_run + 1)
+        return plan
 
 
 class RowLogProbs(Noun, frozen=True, eq=False):

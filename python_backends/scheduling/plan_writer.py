@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from python_backends.nouns.request import Ids
-from python_backends.nouns.step import SpanKind, StepPlan
+from python_backends.nouns.step import StepPlan
 from python_backends.scheduling.outlook import Outlook
 from python_backends.scheduling.state.allocator import Allocator
 from python_backends.scheduling.state.slots import Rows, rows_of
@@ -133,7 +133,7 @@ class PlanWriter:
             slot_generations=table.generations[slots],
             first_starts=starts,
             lengths=lengths,
-            kinds=np.repeat(np.array([SpanKind.DECODE, SpanKind.PREFILL], np.uint8), [count, len(chunks)]),
+            num_decodes=count,
             samples=samples,
             tokens=self._prefill_tokens(chunks),
         )

@@ -28,7 +28,7 @@ NONE = np.zeros(0, np.int32)
 NO_SPANS: dict[str, Any] = dict.fromkeys(
     ("slots", "slot_generations", "first_starts", "lengths", "tokens"), NONE
 )
-NO_SPANS |= {"kinds": np.zeros(0, np.uint8), "samples": np.zeros(0, np.bool_)}
+NO_SPANS |= {"num_decodes": 0, "samples": np.zeros(0, np.bool_)}
 NO_TOKENS = Tokens(np.zeros(0, np.int64), NONE, NONE, NONE, np.zeros(0, np.uint8))
 
 

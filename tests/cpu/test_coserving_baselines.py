@@ -38,7 +38,7 @@ def test_one_whole_sequence_is_trained_after_so_many_steps(
         0,
         (),
         *[np.zeros(1, np.int32)] * 4,
-        np.zeros(1, np.uint8),
+        1,
         np.ones(1, np.bool_),
         np.zeros(0, np.int32),
     )

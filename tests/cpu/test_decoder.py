@@ -21,7 +21,7 @@ from python_backends.engine.torch.decoder import Decoder, StepInputs, rotary_tab
 from python_backends.engine.torch.projection import Projection, can_pack
 from python_backends.engine.torch.step_batch import StepBatch, StepBatcher, group_ends
 from python_backends.nouns.request import ModelLimits, Sampling
-from python_backends.nouns.step import Admit, SpanKind, StepPlan
+from python_backends.nouns.step import Admit, StepPlan
 from tests.support.tiny_models import VOCABULARY, TinyModel
 
 BLOCK_TOKENS = 4
@@ -144,7 +144,7 @@ def _flat_batch(
         slot_generations=np.ones(count, np.int32),
         first_starts=np.zeros(count, np.int32),
         lengths=lengths,
-        kinds=np.full(count, SpanKind.PREFILL, np.uint8),
+        num_decodes=0,
         samples=np.ones(count, np.bool_),
         tokens=torch.cat(prompts, 1)[0].numpy().astype(np.int32),
     )

@@ -27,7 +27,7 @@ from python_backends.finetuning.cursor import PackCursor
 from python_backends.finetuning.jobs import Job
 from python_backends.finetuning.pruning import plans
 from python_backends.nouns.request import BASE, AdapterVersion, Ids, ModelLimits, Sampling
-from python_backends.nouns.step import Admit, SpanKind, StepPlan
+from python_backends.nouns.step import Admit, StepPlan
 from python_backends.nouns.training import Keep, Pack, Window
 from python_backends.scheduling.piece_time import loads
 from tests.cpu.test_coserving import Server, assert_like, served
@@ -74,7 +74,7 @@ class Served:
         self.state.apply(admits)
         adapters.apply(admits)
         prompts = np.random.default_rng(4).integers(0, VOCABULARY, sum(PROMPTS)).astype(np.int32)
-        batch = self._batcher.batch(plan_of([0] * len(PROMPTS), PROMPTS, SpanKind.PREFILL, prompts))
+        batch = self._batcher.batch(plan_of([0] * len(PROMPTS), PROMPTS, 0, prompts))
         self.append(batch, self.decoder.forward(batch, self.cache))
 
     def _weights(self) -> list[LayerFactors]:
@@ -96,7 +96,7 @@ class Served:
         """All requests decode."""
         starts = [length + self._num_steps for length in PROMPTS]
         self._num_steps += 1
-        return self._batcher.batch(plan_of(starts, [1] * len(PROMPTS), SpanKind.DECODE, NO_TOKENS))
+        return self._batcher.batch(plan_of(starts, [1] * len(PROMPTS), len(PROMPTS), NO_TOKENS))
 
     def append(self, batch: StepBatch, logits: Tensor) -> None:
         self.state.append(batch.sampling_slots, logits.argmax(1))
@@ -114,13 +114,11 @@ def admit(slot: int) -> Admit:
     return Admit(slot, 0, Sampling(max_tokens=100), PROMPTS[slot], 0, blocks, adapter=adapter)
 
 
-def plan_of(starts: Any, lengths: Any, kind: SpanKind, tokens: Ids) -> StepPlan:
+def plan_of(starts: Any, lengths: Any, num_decodes: int, tokens: Ids) -> StepPlan:
     count = len(PROMPTS)
     slots, generations = np.arange(count, dtype=np.int32), np.zeros(count, np.int32)
     firsts, counts = (np.array(each, np.int32) for each in (starts, lengths))
-    return StepPlan(
-        0, (), slots, generations, firsts, counts, np.full(count, kind), np.ones(count, bool), tokens
-    )
+    return StepPlan(0, (), slots, generations, firsts, counts, num_decodes, np.ones(count, bool), tokens)
 
 
 def window_of(pack: Pack, first: int, last: int) -> Window:

@@ -16,7 +16,7 @@ from python_backends.engine.slots.penalties import Penalties, penalized
 from python_backends.engine.slots.sampler import Restrictions, probabilities, restricted, sample
 from python_backends.engine.slots.slot_state import SlotState
 from python_backends.nouns.request import Ids, ModelLimits, Request, Sampling
-from python_backends.nouns.step import Admit, Release, SpanKind, StepPlan
+from python_backends.nouns.step import Admit, Release, StepPlan
 from tests.support.tiny_models import Serving, TinyModel, generate, random_requests
 
 VOCABULARY = 50
@@ -50,7 +50,7 @@ def _plan(slots: list[int], lengths: list[int]) -> StepPlan:
         slot_generations=np.ones(count, np.int32),
         first_starts=np.array(lengths, np.int32) - 1,
         lengths=np.ones(count, np.int32),
-        kinds=np.full(count, SpanKind.DECODE, np.uint8),
+        num_decodes=count,
         samples=np.ones(count, np.bool_),
         tokens=np.zeros(0, np.int32),
     )

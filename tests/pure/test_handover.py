@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from python_backends.engine.protocol import ExportsBlocks
 from python_backends.engine.toy.engine import ToyEngine, toy_answer
 from python_backends.nouns.request import Finish, Ids, Request
-from python_backends.nouns.step import Admit, SpanKind, StepPlan, Tokens
+from python_backends.nouns.step import Admit, StepPlan, Tokens
 from python_backends.scheduling.handover import RefusedMove
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.settings import EngineSettings, ModelSettings, SchedulingSettings, Settings, ToySettings
@@ -269,7 +269,7 @@ def test_the_destination_decodes_at_once_and_prefills_nothing(depth: int) -> Non
     index = len(known.tokens)
     plan = destination.scheduler.plan()
     assert plan is not None
-    assert plan.kinds.tolist() == [SpanKind.DECODE]
+    assert plan.num_decodes == len(plan.slots) == 1
     assert plan.first_starts.tolist() == [9 + index - 1]
     assert isinstance(plan.operations[0], Admit)
     assert not destination.scheduler.take_started(), "nothing was found of its prompt, and it did not wait"

@@ -102,7 +102,7 @@ def test_a_fault_in_the_engine_thread_comes_out_of_collect() -> None:
         def close(self) -> None: ...
 
     engine = EngineThread(Faulty)
-    engine.launch(StepPlan(0, (), *[np.zeros(0, np.int32)] * 7))  # type: ignore[arg-type]
+    engine.launch(_plan(0))
     with pytest.raises(RuntimeError, match="the device is gone"):
         engine.collect()
 
@@ -285,7 +285,7 @@ def test_steps_with_prompts_and_steps_without_are_quick_each_in_their_own_way() 
 
 def _plan(num_prefill_tokens: int) -> StepPlan:
     empty: Any = np.zeros(0, np.int32)
-    return StepPlan(0, (), empty, empty, empty, empty, empty, empty, np.zeros(num_prefill_tokens, np.int32))
+    return StepPlan(0, (), empty, empty, empty, empty, 0, empty, np.zeros(num_prefill_tokens, np.int32))
 
 
 def gaps_of(link: Link) -> tuple[int, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from benchmarks.host_time_loop import NoEngine, steady_loop
 from python_backends.instance.build import build
 from python_backends.instance.loop import Instance as Loop
 from python_backends.nouns.request import Ids
-from python_backends.nouns.step import StepPlan
+from python_backends.nouns.step import Release, StepPlan
+from python_backends.nouns.training import Window
 from python_backends.scheduling.step_time import StepTime
 from python_backends.settings import EngineSettings, Settings
 from tests.support.instance_link import Link, submit
@@ -112,12 +114,19 @@ def test_the_loads_of_a_run_are_those_of_its_starts() -> None:
     assert times.loads(_decodes(2)) == (2, 10 + 11 + 2, 0, 0)
 
 
+def test_the_next_plan_of_a_run_has_all_of_the_last_one_but_its_place_and_its_window() -> None:
+    first = _decodes(3).with_window(Window(0, 4, (1, 4, 0.0)))
+    assert first.starts.tolist() == [10, 11, 12]
+    changed: dict[str, Any] = {"number": 7, "operations": (Release(0, 1),), "step_in_run": 1, "window": None}
+    after = first.next_in_run(7, changed["operations"])
+    assert vars(after) == vars(replace(first, **changed))
+    assert after.starts.tolist() == [11, 12, 13]
+
+
 def _decodes(count: int) -> StepPlan:
     slots: Ids = np.arange(count, dtype=np.int32)
     ones = np.ones(count, np.int32)
-    return StepPlan(
-        0, (), slots, ones, slots + 10, ones, ones.astype(np.uint8), ones.astype(np.bool_), slots[:0]
-    )
+    return StepPlan(0, (), slots, ones, slots + 10, ones, count, ones.astype(np.bool_), slots[:0])
 
 
 # --- the whole loop

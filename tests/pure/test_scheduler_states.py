@@ -24,7 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from python_backends.engine.toy.engine import ToyEngine, toy_answer
 from python_backends.nouns.request import QUANTILE_LEVELS, Finish, LengthPrediction, Request, Sampling
-from python_backends.nouns.step import Admit, Grow, Release, SpanKind, StepPlan, Tokens
+from python_backends.nouns.step import Admit, Grow, Release, StepPlan, Tokens
 from python_backends.scheduling.lengths import predicted_order
 from python_backends.scheduling.lengths.predicted_order import LOOKED_AT
 from python_backends.scheduling.policies import POLICIES
@@ -337,11 +337,11 @@ class SchedulerStates(RuleBasedStateMachine):
         always computed.
         """
         slots, table = self.scheduler.slots, self.device.rows
-        spans = zip(plan.slots, plan.starts, plan.lengths, plan.kinds, strict=True)
-        for slot, start, length, kind in spans:
+        spans = list(zip(plan.slots, plan.starts, plan.lengths, strict=True))
+        for slot, start, length in spans[plan.num_decodes :]:
             tokens = slots.tokens[slot, : min(start + length, slots.targets[slot] - 1)]
             last = len(tokens) // BLOCK_TOKENS
-            if kind == SpanKind.PREFILL and last > start // BLOCK_TOKENS:
+            if last > start // BLOCK_TOKENS:
                 assert self.scheduler.blocks.match(tokens, []) == table[int(slot)][:last]
 
     def take_started(self) -> None:

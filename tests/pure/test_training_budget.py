@@ -8,7 +8,7 @@ import pytest
 from python_backends.engine.kv.padding import padded
 from python_backends.finetuning.cursor import PackCursor
 from python_backends.nouns.request import Ids
-from python_backends.nouns.step import SpanKind, StepPlan
+from python_backends.nouns.step import StepPlan
 from python_backends.nouns.training import NO_LABEL, Pack, Window
 from python_backends.scheduling.piece_time import NOTHING, PieceTime, loads, loss_loads
 from python_backends.scheduling.step_time import StepTime
@@ -35,9 +35,9 @@ def decodes(rows: int, kv_tokens: int, prompt: int = 0) -> StepPlan:
     chunks = int(prompt > 0)
     starts = np.array([*[kv_tokens // max(1, rows) - 1] * rows, *[0] * chunks], np.int32)
     lengths = np.array([*[1] * rows, *[prompt] * chunks], np.int32)
-    kinds = np.array([*[SpanKind.DECODE] * rows, *[SpanKind.PREFILL] * chunks], np.uint8)
     slots = np.arange(rows + chunks, dtype=np.int32)
-    return StepPlan(0, (), slots, zeros(rows + chunks), starts, lengths, kinds, kinds == 0, zeros(prompt))
+    samples = np.ones(rows + chunks, np.bool_)
+    return StepPlan(0, (), slots, zeros(rows + chunks), starts, lengths, rows, samples, zeros(prompt))
 
 
 def step_time() -> StepTime:

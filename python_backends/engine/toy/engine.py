@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from python_backends.engine.kv.block_bytes import rows_of
 from python_backends.nouns.request import Finish, Ids, LogProbs, ModelLimits, Sampling
-from python_backends.nouns.step import Admit, Grow, RowLogProbs, SlotOperation, SpanKind, StepOutput, StepPlan
+from python_backends.nouns.step import Admit, Grow, RowLogProbs, SlotOperation, StepOutput, StepPlan
 from python_backends.settings import Settings
 
 DEFAULT_MODEL_TOKENS = 2048
@@ -111,11 +111,12 @@ class ToyEngine:
     def launch(self, plan: StepPlan) -> None:
         for operation in plan.operations:
             self._operate(operation)
-        chunks = iter(np.split(plan.tokens, np.cumsum(plan.lengths[plan.kinds == SpanKind.PREFILL])[:-1]))
+        chunks = iter(np.split(plan.tokens, np.cumsum(plan.lengths[plan.num_decodes :])[:-1]))
         sampled = []
-        for slot, start, kind, samples in zip(plan.slots, plan.starts, plan.kinds, plan.samples, strict=True):
+        spans = zip(plan.slots, plan.starts, plan.samples, strict=True)
+        for index, (slot, start, samples) in enumerate(spans):
             row = self._rows[int(slot)]
-            tokens = np.array([row.last_token], np.int32) if kind == SpanKind.DECODE else next(chunks)
+            tokens = np.array([row.last_token], np.int32) if index < plan.num_decodes else next(chunks)
             if not row.ended:
                 self._compute(row, int(start), tokens)
             if samples:

@@ -21,7 +21,7 @@ from python_backends.engine.torch.step_batch import StepBatch, StepBatcher
 from python_backends.engine.torch.training.activations import Activations
 from python_backends.engine.torch.training.layer_backward import PackState
 from python_backends.nouns.request import Ids, ModelLimits, Sampling
-from python_backends.nouns.step import Admit, SpanKind, StepPlan
+from python_backends.nouns.step import Admit, StepPlan
 from python_backends.nouns.training import LayerFacts, LayerPlan, Pack, Tile
 
 
@@ -139,10 +139,9 @@ class PackRun:
         slots = np.array([slot for slot, _, _ in pieces], np.int32)
         starts = np.array([begin - self._pack.bounds[slot] for slot, begin, _ in pieces], np.int32)
         lengths = np.array([end - begin for _, begin, end in pieces], np.int32)
-        kinds = np.full(len(slots), SpanKind.PREFILL, np.uint8)
         nothing = np.zeros(len(slots), np.bool_)
         tokens = self._pack.tokens[first:last]
-        return StepPlan(0, (), slots, np.zeros_like(slots), starts, lengths, kinds, nothing, tokens)
+        return StepPlan(0, (), slots, np.zeros_like(slots), starts, lengths, 0, nothing, tokens)
 
     def _keys_values(self, layer: int, sequence: int, first: int, last: int) -> tuple[Tensor, Tensor]:
         """Of a sequence's tokens [first, last): [kv_heads, tokens, dim] each, copied."""
