@@ -35,9 +35,8 @@ class WaitingList:
         self.num_blocks = 0  # that all of them need for their tokens so far
         self._arrived = SortedKeyList(key=lambda sequence: sequence.arrival)
         # who is next, but for those that are overdue
-        self._ranked = predicted or SortedKeyList(
-            key=lambda sequence: (-sequence.request.priority, sequence.arrival)
-        )
+        by_arrival = SortedKeyList(key=lambda sequence: (-sequence.request.priority, sequence.arrival))
+        self._ranked = by_arrival if predicted is None else predicted
         # (when, arrival of the sequence that got a slot): those that waited and had come earlier were passed
         # over then; both ascend
         self._passes: deque[tuple[float, float]] = deque()
