@@ -70,8 +70,8 @@ class WaitingList:
             self._passes.append((self._clock(), sequence.arrival))
 
     def in_order(self) -> Iterator[Sequence]:
-        """The waiting sequences in the order of their turns, after noting which are overdue now. Lazy: a policy
-        reads only the head.
+        """The waiting sequences in the order of their turns, after noting which are overdue now. Lazy: a
+        policy reads only the head.
         """
         if self._by_priority:
             self._note_overdue()

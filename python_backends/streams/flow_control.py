@@ -1,10 +1,10 @@
 """Windows that the detokenizer has not confirmed: how many there may be, when one is lost, and when a quiet
 stream is probed.
 
-Triton may no longer dispatch windows of a client that has left, and those inside a detokenizer that dies are lost:
-either way they are not confirmed, while younger ones of others are. The detokenizer takes windows in the
-order in which they were sent. A few keep it at work; more only wait there, and with them all tokens that come
-later. Used by the stream table. All times are nanoseconds of one monotonic clock.
+Triton may no longer dispatch windows of a client that has left, and those inside a detokenizer that dies are
+lost: either way they are not confirmed, while younger ones of others are. The detokenizer takes windows in
+the order in which they were sent. A few keep it at work; more only wait there, and with them all tokens that
+come later. Used by the stream table. All times are nanoseconds of one monotonic clock.
 Tested in tests/pure/test_streams.py and tests/pure/test_stream_states.py.
 """
 

@@ -128,7 +128,7 @@ def test_every_whole_number_is_in_its_own_column(state: SlotState) -> None:
 
 @pytest.mark.parametrize("field", [name for name, field in FIELDS.items() if field.sampling])
 def test_the_host_knows_that_a_slot_asks_for_a_field(field: str) -> None:
-    """What it does not know of is left out of the steps. Fractions and numbers are 1 or half of the default."""
+    """What it does not know of is left out. Fractions and numbers are 1 or half of the default."""
     name, default = FIELDS[field].sampling, FIELDS[field].default
     asks = {name: True if default is False else default / 2 or 1}
     plain = {} if name == "temperature" else {"temperature": 1.0}

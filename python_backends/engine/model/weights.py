@@ -145,8 +145,8 @@ def _qkv(module: Any, config: Any, order: Tensor) -> Linear:
     rows = qkv_rows(config, order)
     if len(rows) != len(fused.weight):
         raise ValueError(
-            f"q, k and v have {len(fused.weight)} rows together, and {len(rows)} by the number of heads in the"
-            " configuration: `families` reads another field than this family has"
+            f"q, k and v have {len(fused.weight)} rows together, and {len(rows)} by the number of heads in"
+            " the configuration: `families` reads another field than this family has"
         )
     if torch.equal(rows, torch.arange(len(rows))):
         return fused

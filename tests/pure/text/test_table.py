@@ -59,9 +59,9 @@ def test_the_docs_have_a_row_with_the_type_of_every_field() -> None:
 
 
 def test_the_random_requests_have_every_field_with_its_type() -> None:
-    assert random_requests.FIELDS == {
+    assert {
         name: field.dtype.replace("STRING", "BYTES") for name, field in FIELDS.items()
-    }
+    } == random_requests.FIELDS
 
 
 def test_what_a_field_sets_is_an_attribute_of_sampling_with_the_same_default() -> None:
