@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from python_backends.nouns.request import Ids, ModelLimits, Sampling
 from python_backends.nouns.step import Admit, Release, StepPlan
 
+# all that a request can ask of the sampler
 DRAWN = Sampling(
     2,
     temperature=1.0,
@@ -21,6 +22,8 @@ DRAWN = Sampling(
     top_p=0.9,
     min_p=0.01,
     repetition_penalty=1.1,
+    presence_penalty=0.1,
+    frequency_penalty=0.1,
     bad_words=((0, 1),),
     log_probs=True,
     num_top_log_probs=1,

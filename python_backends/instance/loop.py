@@ -253,8 +253,8 @@ class Instance:
             self._publish(messages)
 
     def _publish(self, messages: Sequence[FromInstance], next_tokens_s: float = 0.0) -> None:
-        """Sends `messages`, in order. Tokens may be held for those of the
-        next steps if these come early enough.
+        """Sends `messages`, in order. Tokens may be held for those of the next steps. `next_tokens_s`: when
+        the next tokens are expected; what is held is sent if that is too late. 0: this is not looked at.
         """
         now = self._held.put(messages) + self._held.due(next_tokens_s)
         if now:

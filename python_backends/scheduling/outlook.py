@@ -67,7 +67,7 @@ class Outlook:
         """Drops the curve once it is older than REFRESHED_S, and an order whose head is used up. Called while
         requests do not compete for anything. True: others come to the head of the waiting.
         """
-        if not self.future.is_drawn or self._clock() >= self._refreshed_s + REFRESHED_S:
+        if not self.future.has_curve or self._clock() >= self._refreshed_s + REFRESHED_S:
             self.future.forget()
             self._refreshed_s = -math.inf
         if self.order is None or not self.order.is_used_up:
@@ -94,7 +94,7 @@ class Outlook:
             self.order.sort(
                 num_head, self.future.lengths.usual_tokens, self._seconds, contention is Contention.SLOTS
             )
-        self.future.draw(num_used_blocks, shared_blocks, waiting())
+        self.future.compute(num_used_blocks, shared_blocks, waiting())
         return True
 
     def prefill_s(self, decodes: Ids) -> float:

@@ -98,7 +98,7 @@ class SlotScheduler:
     @property
     def peak_blocks(self) -> int:
         """The most KV blocks that will be in use, as admission computes it."""
-        if self.policy.looks_ahead and self.outlook.future.is_drawn:
+        if self.policy.looks_ahead and self.outlook.future.has_curve:
             return round(self.outlook.future.peak_blocks)
         return self.blocks.num_used + self._allocator.num_promised_blocks
 
@@ -106,7 +106,7 @@ class SlotScheduler:
     def future_blocks(self) -> int:
         """The most KV blocks that the requests with a slot will use, as predicted."""
         future = self.outlook.future
-        if future.is_drawn:
+        if future.has_curve:
             return round(future.peak_blocks)
         return round(future.peak_of_running(self.blocks.num_used, self._allocator.shared_blocks))
 

@@ -35,9 +35,8 @@ class WaitingList:
         self.num_blocks = 0  # that all of them need for their tokens so far
         self._arrived = SortedKeyList(key=lambda sequence: sequence.arrival)
         # who is next, but for those that are overdue
-        self._ranked = predicted or SortedKeyList(
-            key=lambda sequence: (-sequence.request.priority, sequence.arrival)
-        )
+        by_arrival = SortedKeyList(key=lambda sequence: (-sequence.request.priority, sequence.arrival))
+        self._ranked = by_arrival if predicted is None else predicted
         # (when, arrival of the sequence that got a slot): those that waited and had come earlier were passed
         # over then; both ascend
         self._passes: deque[tuple[float, float]] = deque()
@@ -71,18 +70,24 @@ class WaitingList:
             self._passes.append((self._clock(), sequence.arrival))
 
     def in_order(self) -> Iterator[Sequence]:
-        """The waiting sequences in the order of their turns. Lazy: a policy reads only the head."""
+        """The waiting sequences in the order of their turns, after noting which are overdue now. Lazy: a
+        policy reads only the head.
+        """
+        if self._by_priority:
+            self._note_overdue()
+        yield from self._turns()
+
+    def _turns(self) -> Iterator[Sequence]:
         if not self._by_priority:
             yield from self._arrived
             return
-        self._note_overdue()
         yield from self._arrived.irange_key(max_key=self._overdue, inclusive=(True, False))
         yield from (sequence for sequence in self._ranked if sequence.arrival >= self._overdue)
 
     @property
     def num_head_blocks(self) -> int:
         """The blocks that the one whose turn is next needs for its tokens so far; 0 if none waits."""
-        head = next(self.in_order(), None) or next(iter(self._arrived), None)
+        head = next(self._turns(), None) or next(iter(self._arrived), None)
         return 0 if head is None else self._blocks_for(head)
 
     def is_overdue(self, sequence: Sequence) -> bool:

@@ -1,10 +1,10 @@
 """Windows that the detokenizer has not confirmed: how many there may be, when one is lost, and when a quiet
 stream is probed.
 
-Windows of a client that has left are no longer dispatched, and those inside a detokenizer that dies are lost:
-either way they are not confirmed, while younger ones of others are. The detokenizer takes windows in the
-order in which they were sent. A few keep it at work; more only wait there, and with them all tokens that come
-later. Used by the stream table. All times are nanoseconds of one monotonic clock.
+Triton may no longer dispatch windows of a client that has left, and those inside a detokenizer that dies are
+lost: either way they are not confirmed, while younger ones of others are. The detokenizer takes windows in
+the order in which they were sent. A few keep it at work; more only wait there, and with them all tokens that
+come later. Used by the stream table. All times are nanoseconds of one monotonic clock.
 Tested in tests/pure/test_streams.py and tests/pure/test_stream_states.py.
 """
 
@@ -136,7 +136,7 @@ class FlowControl:
             wakes.append((now_ns // LOOK_AGAIN_NS + 1) * LOOK_AGAIN_NS)
         if not self.is_full(stream):
             probe_ns = stream.last_sent_ns + self._probe_every_ns(num_streams)
-            wakes.append(probe_ns if probe_ns > now_ns else now_ns + S)  # it waits for room
+            wakes.append(probe_ns if probe_ns > now_ns else now_ns + S)  # a probe of it waits for its turn
         return min(wakes)
 
     def _settle(self, sent_ns: int) -> None:

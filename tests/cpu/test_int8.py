@@ -22,9 +22,15 @@ from python_backends.engine.openvino.engine import OpenVINOEngine
 from python_backends.engine.torch.engine import TorchEngine
 from python_backends.engine.torch.projection import MOST_DIRECT_ROWS, PIECE_WEIGHTS, Int8Projection
 from python_backends.settings import ROOT, SettingsError, load
-from tests.support.tiny_models import INT8_REGRET, TINY, Serving, TinyModel, random_requests
+from tests.support.tiny_models import (
+    INT8_REGRET,
+    SOFT_CAPPED,
+    TINY,
+    Serving,
+    TinyModel,
+    random_requests,
+)
 
-SOFT_CAPPED = {"gemma2"}  # their attention is not in OpenVINO
 ROWS = (1, MOST_DIRECT_ROWS, MOST_DIRECT_ROWS + 1, 16, 256)
 DTYPES = (torch.float32, torch.bfloat16)
 

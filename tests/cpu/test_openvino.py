@@ -14,14 +14,13 @@ from python_backends.settings import SettingsError
 from tests.support.tiny_models import (
     BFLOAT16_REGRET,
     RELATIVES,
+    SOFT_CAPPED,
     TINY,
     VOCABULARY,
     Serving,
     TinyModel,
     random_requests,
 )
-
-SOFT_CAPPED = {"gemma2"}  # their attention is not in OpenVINO
 
 
 @pytest.fixture(params=sorted(TINY.keys() - SOFT_CAPPED))

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from python_backends.engine.slots.columns import Column, Share
 from python_backends.engine.slots.slot_state import SlotState
 from python_backends.nouns.request import Finish, ModelLimits, Sampling
 from python_backends.nouns.step import Admit, Grow, Release
+from python_backends.text.door.table import FIELDS
 
 LIMITS = ModelLimits(max_model_tokens=40, vocab_size=100, num_slots=4, num_blocks=40, block_tokens=4)
 
@@ -93,6 +95,50 @@ def test_a_new_tenant_inherits_no_stop_ids(state: SlotState) -> None:
     state.apply([_admit(0, 5, stop_ids=(1, 2, 3))])
     state.apply([Release(0, 1), _admit(0, 5, stop_ids=(4,))])
     assert _append(state, [0], [2])[1] == [Finish.RUNNING]
+
+
+# --- what a request asks for is where the sampler looks for it
+
+
+def test_every_fraction_is_in_its_own_column(state: SlotState) -> None:
+    """`Share` and `_shares` have the same order."""
+    asked = [
+        next(name for name in Sampling.__struct_fields__ if name.startswith(share.name.lower()))
+        for share in Share
+    ]
+    values = {name: (1 + place) / 8 for place, name in enumerate(asked)}
+    state.apply([_admit(2, 5, **values)])
+    assert state._sampling.shares[2].tolist() == list(values.values())
+
+
+def test_every_whole_number_is_in_its_own_column(state: SlotState) -> None:
+    """`Column` and `_row` have the same order."""
+    state.apply([_admit(1, 5, outputs=3, min_tokens=4, seed=11, top_k=6)])
+    assert dict(zip(Column, state._counts[1].tolist(), strict=True)) == {
+        Column.LAST_TOKEN: 0,
+        Column.LENGTH: 8,
+        Column.OUTPUTS: 3,
+        Column.MAX_LENGTH: 15,
+        Column.MIN_TOKENS: 4,
+        Column.SEED: 11,
+        Column.TOP_K: 6,
+        Column.ENDED: 0,
+    }
+
+
+@pytest.mark.parametrize("field", [name for name, field in FIELDS.items() if field.sampling])
+def test_the_host_knows_that_a_slot_asks_for_a_field(field: str) -> None:
+    """What it does not know of is left out. Fractions and numbers are 1 or half of the default."""
+    name, default = FIELDS[field].sampling, FIELDS[field].default
+    asks = {name: True if default is False else default / 2 or 1}
+    plain = {} if name == "temperature" else {"temperature": 1.0}
+    assert _flags(**plain | asks) != _flags(**plain)
+
+
+def _flags(**sampling: object) -> dict[str, list[int]]:
+    state = SlotState(LIMITS, torch.device("cpu"))
+    state.apply([_admit(0, 5, stop_ids=(7,), **sampling)])
+    return {name: values.tolist() for name, values in vars(state._sampling._asked).items()}
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from architecture import PICTURE, PROCESSES, WIRES, Wire, drawing
+
+from python_backends.nouns.messages import BetweenInstances, FromInstance, ToInstance
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "python_backends"
@@ -43,12 +46,25 @@ def test_every_thread_that_has_a_name_is_drawn() -> None:
     assert drawn == {*named, "loop"}
 
 
+def told_by_design_md() -> dict[tuple[str, str], set[str]]:
+    """The messages by their source and target."""
+    ways = [(row[0].split(" → "), row[1]) for row in rows("The way of a request")]
+    return {(source, target): set(re.findall(r"`(\w+)`", messages)) for (source, target), messages in ways}
+
+
+def test_design_md_has_every_message_of_a_wire() -> None:
+    told = told_by_design_md()
+    kinds = {
+        ("scheduler", "instance"): ToInstance,
+        ("instance", "scheduler"): FromInstance,
+        ("instance", "instance"): BetweenInstances,
+    }
+    for way, kind in kinds.items():
+        assert {each.__name__ for each in get_args(kind)} == told[way]
+
+
 def test_what_travels_is_what_design_md_says() -> None:
-    said = {(row[0], row[1]) for row in rows("The way of a request")}
-    told = {}
-    for way, messages in said:
-        source, target = way.split(" → ")
-        told[source, target] = set(re.findall(r"`(\w+)`", messages))
+    told = told_by_design_md()
     drawn = {(wire.source, wire.target): set(wire.messages) for wire in WIRES}
     assert drawn.keys() == told.keys()
     for way, messages in drawn.items():

@@ -56,7 +56,7 @@ def test_to_ask_changes_nothing(model: Path) -> None:
         instance.submit(request(number, [number + 1] * 40, max_tokens=8))
     instance.turn()
     scheduler, outlook = instance.scheduler, instance.scheduler.outlook
-    before = (outlook._refreshed_s, outlook.future.is_drawn, scheduler._admission._may_admit)
+    before = (outlook._refreshed_s, outlook.future.has_curve, scheduler._admission._may_admit)
     loads = [scheduler.load() for _ in range(3)]
     assert len(set(loads)) == 1
-    assert (outlook._refreshed_s, outlook.future.is_drawn, scheduler._admission._may_admit) == before
+    assert (outlook._refreshed_s, outlook.future.has_curve, scheduler._admission._may_admit) == before

@@ -93,9 +93,9 @@ def certainly(tokens: float) -> LengthPrediction:
     return LengthPrediction(tokens, np.full(LEVELS, tokens, np.float32))
 
 
-def drawn(scheduler: SlotScheduler, head: list[Sequence]) -> Curve:
+def computed(scheduler: SlotScheduler, head: list[Sequence]) -> Curve:
     future = scheduler.outlook.future
-    future.draw(scheduler.blocks.num_used, scheduler._allocator.shared_blocks, head)
+    future.compute(scheduler.blocks.num_used, scheduler._allocator.shared_blocks, head)
     return future._curve
 
 
@@ -107,19 +107,19 @@ def test_a_prefix_that_two_hold_counts_once_until_both_have_ended_and_growth_cou
     scheduler = seated([[7] * 8 + [1] * 3, [7] * 8 + [2] * 3], [11.0, 6.0])
     assert scheduler.blocks.num_used == 2 + 4 + 3
     scheduler.predict(0, certainly(31.0))
-    assert drawn(scheduler, []).total()[0].tolist() == [9, 9, 11], "now, when 1 ends, when 0 ends"
+    assert computed(scheduler, []).total()[0].tolist() == [9, 9, 11], "now, when 1 ends, when 0 ends"
     scheduler.cancel(1)
-    assert drawn(scheduler, []).total()[0].tolist() == [6, 11], "all that is left is held by 0 alone"
+    assert computed(scheduler, []).total()[0].tolist() == [6, 11], "all that is left is held by 0 alone"
 
 
-def test_the_peak_of_those_that_run_is_that_of_the_drawn_curve_and_nothing_is_drawn_for_it() -> None:
+def test_the_peak_of_those_that_run_is_that_of_the_curve_and_none_is_computed_for_it() -> None:
     scheduler = seated([[1] * 9, [1] * 9, [2] * 4], [30, 12, 60])
     future = scheduler.outlook.future
     asked = (scheduler.blocks.num_used, scheduler._allocator.shared_blocks)
-    before = future.is_drawn
+    before = future.has_curve
     peak = future.peak_of_running(*asked)
-    assert future.is_drawn == before
-    future.draw(*asked, [])
+    assert future.has_curve == before
+    future.compute(*asked, [])
     assert peak == future.peak_blocks
     assert scheduler.load().future_blocks == round(peak)
 
@@ -132,7 +132,7 @@ def test_one_that_waits_counts_what_it_would_add_and_keeps_what_it_shares() -> N
     waiting = Sequence(
         Request(9, np.array([7] * 8 + [5] * 4, np.int32), Sampling(max_tokens=20)), NOTHING, 9, 0
     )
-    curve = drawn(scheduler, [waiting])
+    curve = computed(scheduler, [waiting])
     assert scheduler.outlook.future._steps.tolist() == [0, 9, 10, 20]
     assert curve.total()[0].tolist() == [10, 10, 6, 0]
     seating = scheduler._allocator.seating(waiting)

@@ -29,6 +29,7 @@ from python_backends.settings import (
 )
 from python_backends.settings.setting import allowed
 from python_backends.settings.writing import gapless_toml
+from python_backends.watching.metrics import COUNTERS, GAUGES, HISTOGRAMS, LABELLED
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "python_backends"
@@ -380,3 +381,28 @@ def test_every_policy_and_every_engine_can_be_chosen_by_a_setting() -> None:
     }
     assert set(choices["policy"]) == POLICIES.keys()
     assert set(choices["kind"]) == {"auto", *KINDS}
+
+
+def test_the_docs_have_a_row_for_every_policy() -> None:
+    text = (ROOT / "docs/scheduling.md").read_text()
+    section = text[text.index("### Policies") : text.index("### Step time")]
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == POLICIES.keys()
+
+
+# --- metrics
+
+
+def test_every_metric_is_counted_somewhere_and_every_number_that_is_counted_is_a_metric() -> None:
+    """A name that nothing counts stays 0; one that is not declared ends the export of all others."""
+    declared = GAUGES.keys() | COUNTERS.keys() | HISTOGRAMS.keys()
+    counted = set().union(*(names_of_metrics(path) for path in MODULES if path.stem != "metrics"))
+    assert declared == counted
+    assert {*LABELLED} <= declared
+
+
+@cache
+def names_of_metrics(path: Path) -> frozenset[str]:
+    """Strings that have the form of one."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    strings = {node.value for node in nodes if isinstance(node, ast.Constant) and type(node.value) is str}
+    return frozenset(string for string in strings if re.fullmatch(r"gapless_[a-z0-9_]+", string))

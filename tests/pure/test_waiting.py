@@ -125,6 +125,21 @@ def test_who_was_passed_over_for_too_long_goes_first() -> None:
     assert now_s[0] == 110.0
 
 
+def test_to_ask_what_the_head_needs_changes_nothing() -> None:
+    """Only a look at the turns notes which are overdue."""
+    now_s = [0.0]
+    waiting = WaitingList(BOUND_S, lambda: now_s[0])
+    first, urgent = sequence(0), sequence(1, priority=9)
+    waiting.add(first)
+    waiting.add(urgent)
+    waiting.take(urgent)
+    now_s[0] = 2 * BOUND_S
+    assert waiting.num_head_blocks == 1
+    assert not waiting.is_overdue(first)
+    assert next(waiting.in_order()) is first
+    assert waiting.is_overdue(first)
+
+
 def test_a_step_costs_the_same_with_a_hundred_and_with_fifty_thousand_waiting() -> None:
     """With a plain list it cost the slot scheduler six times as much, and the
     stream table that looked at everybody 600 times.

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from benchmarks.recorded_engine import RecordedEngine
+from python_backends.engine.largest_steps import DRAWN
 from python_backends.engine.toy.engine import ToyEngine, toy_answer
 from python_backends.instance.warm_up import GREEDY, warm_up
 from python_backends.nouns.request import Request, Sampling
 from python_backends.nouns.step import Admit, Release, StepPlan
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.settings import EngineSettings, ModelSettings, Settings
+from python_backends.text.door.table import FIELDS
 
 
 def warm(**engine: int) -> RecordedEngine:
@@ -31,6 +33,14 @@ def samplings(plan: StepPlan, running: dict[int, Sampling]) -> list[Sampling]:
         elif isinstance(operation, Release):
             del running[operation.slot]
     return list(running.values())
+
+
+def test_the_first_steps_ask_for_all_that_a_request_can_ask_of_the_sampler() -> None:
+    """What they left out would be compiled under the first request that asks for it."""
+    asked = {field.sampling: field.default for field in FIELDS.values() if field.sampling}
+    del asked["min_tokens"]  # it bans stop ids, by the same operations as bad words
+    assert [name for name, default in asked.items() if getattr(DRAWN, name) == default] == []
+    assert DRAWN.bad_words
 
 
 def test_there_are_prompts_and_decodes_drawn_and_greedy() -> None:

@@ -201,6 +201,13 @@ RELATIVES: dict[str, tuple[type, dict[str, Any]]] = {
     "starcoder2": (Starcoder2Config, {**_GROUPED, "sliding_window": 16}),
 }
 
+# Their attention is not in OpenVINO, see `engine.choice`.
+SOFT_CAPPED = frozenset(
+    name
+    for name, (config_type, options) in (TINY | RELATIVES).items()
+    if getattr(config_type(**_SHAPE | options), "attn_logit_softcapping", None) is not None
+)
+
 # Embeddings of unlike length than other weights, where a model would repeat a token otherwise.
 _EMBEDDING_STD = {
     "exaone4": 1.2,
@@ -222,7 +229,7 @@ def build(name: str) -> Any:
     for key, parameter in model.named_parameters():
         if key.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.1)
-        if key.endswith("norm.weight"):
+        elif parameter.ndim == 1:  # a norm
             middle = float(parameter.detach().mean())  # 0 where a family adds one
             torch.nn.init.uniform_(parameter, middle - 0.5, middle + 0.5)
     return model

@@ -26,13 +26,14 @@ class Windows(Enum):
 class RotaryLayers(Enum):
     ALL = 0
     SLIDING = 1  # those with a window, if there are any
-    FLAGGED = 2  # by no_rope_layers, which are 1 where there *is* a rotary embedding
+    FLAGGED = 2  # those with a 1 in `no_rope_layers`: transformers' name says the opposite
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Names of modules in a layer, "" where there is none; names of
-    configuration fields, "" where there is none; and facts.
+    """Names of modules in a layer, "" where there is none; names of configuration fields, "" where there is
+    none; and facts. Names that are the same in all families are in `weights` and in `torch/adapters/modules`:
+    layers, mlp, rotary_emb, q_norm, k_norm, and the attention's scaling.
     """
 
     attention: str = "self_attn"
@@ -64,7 +65,7 @@ class Family:
     residual_scale: str = ""
     logit_scale: str = ""
     logit_divisor: str = ""
-    refused: tuple[str, ...] = ()  # configuration fields that must not be set
+    refused: tuple[str, ...] = ()  # configuration fields that must be absent, None, 0 or false
 
 
 LLAMA = Family()

@@ -143,6 +143,11 @@ def _qkv(module: Any, config: Any, order: Tensor) -> Linear:
     """All query heads, all key heads, all value heads; dimensions of queries and keys in `order`."""
     fused = _fused([getattr(module, name) for name in families.family_of(config).qkv])
     rows = qkv_rows(config, order)
+    if len(rows) != len(fused.weight):
+        raise ValueError(
+            f"q, k and v have {len(fused.weight)} rows together, and {len(rows)} by the number of heads in"
+            " the configuration: `families` reads another field than this family has"
+        )
     if torch.equal(rows, torch.arange(len(rows))):
         return fused
     rows = rows.to(fused.weight.device)
@@ -152,7 +157,7 @@ def _qkv(module: Any, config: Any, order: Tensor) -> Linear:
 def qkv_rows(config: Any, order: Tensor) -> Tensor:
     """Which row of the checkpoint's q, k and v, one after the other, comes where in the fused product."""
     dim, num_kv_heads = families.head_dim(config), families.num_kv_heads(config)
-    turned = config.num_attention_heads + num_kv_heads
+    turned = config.num_attention_heads + num_kv_heads  # heads of queries and keys
     rows = torch.arange((turned + num_kv_heads) * dim).view(-1, dim)  # [heads, dim]
     if families.family_of(config).qkv_by_head:
         rows = rows.view(-1, 3, dim).transpose(0, 1).reshape(-1, dim)

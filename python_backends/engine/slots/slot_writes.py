@@ -1,8 +1,8 @@
 """What the slot operations of a plan write on the device: gathered, sent together, and put into place by one
 kernel where kernels run.
 
-Owns what waits to be written. The slot state and what it is made of add to it; the slot state flushes, once
-for each plan. Tested in tests/cpu/test_slot_state.py and tests/cpu/test_kernels.py.
+Owns what waits to be written. The slot state and what it is made of add to it; the slot state calls `write`,
+once for each plan. Tested in tests/cpu/test_slot_state.py and tests/cpu/test_kernels.py.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class SlotWrites:
         self._waiting: list[tuple[Target, NDArray[Any], NDArray[Any], NDArray[Any]]] = []
 
     def add(self, target: Target, slots: NDArray[Any], columns: NDArray[Any], values: NDArray[Any]) -> None:
-        """target[slots, columns] = values, in numpy's sense. The same place is not added twice before a
-        flush.
+        """target[slots, columns] = values, in numpy's sense. The same place is not added twice before
+        `write`.
         """
         self._waiting.append((target, slots, columns, values))
 

@@ -124,7 +124,7 @@ NOTHING = Curve(np.zeros(1), np.zeros(1), 0.0, np.ones(1))
 
 class FutureMemory:
     """The curve of one instance and its row for each slot, changed by `believe`, `seat`, `leave`, `forget`
-    and `draw` of the outlook.
+    and `compute` of the outlook.
 
     The curve may reach `share` of the blocks; its peak is `caution` standard deviations above the mean.
     `sampled`: lengths are drawn from those of answers that ended here recently, as Past-Future does, and
@@ -147,12 +147,12 @@ class FutureMemory:
         self._variance: Array = np.zeros((slots.num_slots, 1))
         self._curve = NOTHING  # of all rows
         self._candidates: dict[int, Life] = {}  # of the first waiting sequences, by request id
-        self.is_drawn = False  # False: there is no curve, all rows are zeros
+        self.has_curve = False  # False: all rows are zeros
 
     # --- sequences come and go
 
     def believe(self, sequence: Sequence) -> None:
-        """Uses the prediction of `sequence` from now on; the curve changes when it is next drawn."""
+        """Uses the prediction of `sequence` from now on; the curve changes when it is next computed."""
         self._candidates.pop(sequence.request_id, None)
         if sequence.slot != NO_SLOT:
             self._believed[sequence.slot] = self._beliefs([sequence])[0]
@@ -161,14 +161,14 @@ class FutureMemory:
         """It has got a slot; other sequences hold `num_shared` of its blocks as well."""
         slot = sequence.slot
         self._believed[slot] = self._beliefs([sequence])[0]
-        if not self.is_drawn:
+        if not self.has_curve:
             return
         alive, blocks = life = self._life(sequence)
         self._mean[slot], self._variance[slot] = in_use(alive, blocks - num_shared)
         self._curve = self._curve.with_one_more(life, num_shared)
 
     def leave(self, slot: int) -> None:
-        if not self.is_drawn:
+        if not self.has_curve:
             return
         self._curve = self._curve.without(self._mean[slot], self._variance[slot])
         self._mean[slot] = self._variance[slot] = 0.0
@@ -186,15 +186,15 @@ class FutureMemory:
         return bool((-(-most // self._block_tokens)).sum() <= self._most_blocks)
 
     def forget(self) -> None:
-        """Drops the curve until it is next drawn."""
-        if self.is_drawn:
-            self.is_drawn, self._candidates, self._curve = False, {}, NOTHING
+        """Drops the curve until it is next computed."""
+        if self.has_curve:
+            self.has_curve, self._candidates, self._curve = False, {}, NOTHING
             self._steps = np.zeros(1)
             self._mean, self._variance = np.zeros((2, self._slots.num_slots, 1))
 
-    def draw(self, num_used_blocks: int, shared_blocks: SharedBlocks, head: list[Sequence]) -> None:
+    def compute(self, num_used_blocks: int, shared_blocks: SharedBlocks, head: list[Sequence]) -> None:
         """Computes the curve again for all slots, and the rows of `head`, the first waiting sequences."""
-        self.is_drawn = True
+        self.has_curve = True
         live = np.flatnonzero(self._slots.live)
         running, waiting = self._running(live), self._waiting(head)
         self._steps = points(np.concatenate([running.ahead, waiting.ahead]))
@@ -208,7 +208,7 @@ class FutureMemory:
         self._candidates = {sequence.request_id: row for sequence, row in zip(head, rows, strict=True)}
 
     def peak_of_running(self, num_used_blocks: int, shared_blocks: SharedBlocks) -> float:
-        """The most blocks that the sequences which have a slot will use, whether or not a curve is drawn."""
+        """The most blocks that the sequences which have a slot will use, whether or not there is a curve."""
         live = np.flatnonzero(self._slots.live)
         running = self._running(live)
         lives = self._lives(running, points(running.ahead))
@@ -226,10 +226,10 @@ class FutureMemory:
 
     def trial(self, num_available: int, seating: Callable[[Sequence], Seating]) -> TryReserve:
         """To be called with one waiting sequence after the other: reserves what it takes if that fits
-        together with all that run and with what was reserved before, else answers False; while no curve is
-        drawn, all fit. `num_available`: blocks that it may take some of when it gets a slot.
+        together with all that run and with what was reserved before, else answers False; while there is no
+        curve, all fit. `num_available`: blocks that it may take some of when it gets a slot.
         """
-        if not self.is_drawn:
+        if not self.has_curve:
             return lambda sequence: True
         curve, left, alone = self._curve, num_available, not self._slots.num_busy
 

@@ -64,12 +64,12 @@ def longest_rest(running: list[Sequence], rest_tokens: RestTokens) -> Sequence:
 @dataclass(frozen=True, slots=True)
 class Policy:
     select: Select
-    rank: Rank | None = None
+    rank: Rank | None = None  # a policy that has one is in `settings.PREDICTED_POLICIES`
     victim: Victim = youngest
     # admits by future memory, and reserves the predicted length; otherwise max_tokens
     looks_ahead: bool = False
     sampled: bool = False  # draws lengths from those of recent answers, and ignores predictions
     chunked_prefill: bool = True
-    by_priority: bool = True  # False: the waiting are in order of arrival alone
+    by_priority: bool = True  # False: the waiting are in order of arrival alone; none becomes overdue
     max_in_flight: int = 1 << 30  # launched steps whose tokens have not been read
     max_passed_over_steps: int = 0  # if not 0, used instead of the setting in seconds

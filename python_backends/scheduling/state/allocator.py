@@ -20,8 +20,8 @@ from python_backends.scheduling.state.view import Reserve, View
 
 
 class Allocator:
-    """`grows_by_need`: what is reserved is a guess and no promise, so while less than half of the blocks are
-    available, a sequence gets only those that its next token needs.
+    """`grows_by_need`: what is reserved for a sequence is a guess of its length. So while less than half of
+    the blocks are available, a sequence gets only the block of its next token.
     """
 
     def __init__(self, limits: ModelLimits, reserve: Reserve, grows_by_need: bool = False) -> None:

@@ -14,6 +14,7 @@ from client.parameters import TABLE
 from client.parameters import TIMEOUT as CLIENTS_TIMEOUT
 from python_backends.nouns.request import Sampling
 from python_backends.text.door.table import FIELDS, KNOWN, NEUTRAL
+from tests.support.server import random_requests
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = (ROOT / "docs/parameters.md").read_text()
@@ -55,6 +56,12 @@ def test_the_docs_have_a_row_with_the_type_of_every_field() -> None:
     for name in KNOWN - NEUTRAL.keys() - {"timeout", "pad_id"}:
         field = FIELDS[name]
         assert types[name].startswith(f"{field.dtype} list" if field.is_list else field.dtype), name
+
+
+def test_the_random_requests_have_every_field_with_its_type() -> None:
+    assert {
+        name: field.dtype.replace("STRING", "BYTES") for name, field in FIELDS.items()
+    } == random_requests.FIELDS
 
 
 def test_what_a_field_sets_is_an_attribute_of_sampling_with_the_same_default() -> None:

@@ -24,18 +24,9 @@ import numpy as np
 import psutil
 import tritonclient.grpc as triton
 
+from python_backends.text.door.table import FIELDS
+
 ROOT = Path(__file__).resolve().parents[3]
-DTYPES = {
-    "max_tokens": "INT32",
-    "min_tokens": "INT32",
-    "top_k": "INT32",
-    "temperature": "FP32",
-    "top_p": "FP32",
-    "seed": "UINT64",
-}
-DTYPES |= dict.fromkeys(("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"), "FP32")
-DTYPES |= {"num_top_log_probs": "INT32"}
-DTYPES |= {"request_priority": "INT32"}
 NUMPY = {"INT32": np.int32, "FP32": np.float32, "UINT64": np.uint64}
 
 
@@ -288,7 +279,7 @@ def tensor(name: str, value: Any) -> triton.InferInput:
     elif isinstance(value, list):
         data, kind = np.array([[word.encode() for word in value]], object), "BYTES"
     else:
-        kind = DTYPES[name]
+        kind = FIELDS[name].dtype
         data = np.array([[value]], NUMPY[kind])
     made = triton.InferInput(name, list(data.shape), kind)
     made.set_data_from_numpy(data)
