@@ -187,6 +187,6 @@ def _norms() -> set[str]:
 
 def _weight_types(engine: OpenVINOEngine) -> list[str]:
     """Of all matrix products of the compiled graph, in which type their weights lie."""
-    nodes = engine._inputs[0].request.get_compiled_model().get_runtime_model().get_ordered_ops()
+    nodes = engine._compiled.get_runtime_model().get_ordered_ops()
     products = [node for node in nodes if node.get_rt_info()["layerType"].astype(str) == "FullyConnected"]
     return [node.input_value(1).get_element_type().get_type_name() for node in products]

@@ -101,6 +101,7 @@ def test_the_steps_of_a_run_have_one_number_and_a_change_ends_the_run(model: Pat
     steady, after = plans[1:8], plans[8:]
     assert len({plan.run for plan in steady}) == 1
     assert [plan.step_in_run for plan in steady] == list(range(7))
+    assert not any(plan.operations for plan in steady[1:])
     assert [plan.starts.tolist() for plan in steady] == [[4 + turn] * 3 for turn in range(7)]
     assert {plan.run for plan in after}.isdisjoint({plans[0].run, steady[0].run})
     assert [plan.starts.tolist() for plan in after] == [[11 + turn] * 2 for turn in range(4)]

@@ -1,7 +1,7 @@
 """What the OpenVINO graph reads of a step, for one of its infer requests.
 
 Owns the arrays, which the request reads where they lie: in steps of the same decode rows they are changed in
-place. Steps are padded to few sizes. Called by the OpenVINO engine. Tested in tests/cpu/test_openvino.py.
+place. Steps are padded to few sizes. Called by `stages.py`. Tested in tests/cpu/test_openvino.py.
 """
 
 from __future__ import annotations
@@ -28,25 +28,21 @@ class StepInputs:
         self._arrays: dict[str, NDArray[np.int32]] = {}
         self._decodes = np.zeros(0, np.int32)  # positions of the decode rows
         self._run = -1  # the run for whose decode rows the arrays are made; -1: there are prompts among them
-        self._life = -1  # of the block table
         # of that run: the last one, and the one for which the arrays were made
         self._step_in_run = self._first_step = 0
 
-    def fill(self, plan: StepPlan, table: Table, life: int) -> bool:
-        """All but the tokens of the decode rows. False if it is a step of the same decode rows as before,
-        with the same blocks.
+    def fill(self, plan: StepPlan, table: Table) -> None:
+        """All but the tokens of the decode rows. In a run, arrays are made again when the listed blocks end:
+        the block table does not change before.
 
-        Spans have the order of the plan: decode rows, then chunks of prompts. `life` of the block table is
-        another one whenever something in it has changed. Positions are the plan's. A row that has ended
-        meanwhile computes a token more, after its last one, in a block of its own.
+        Spans have the order of the plan: decode rows, then chunks of prompts. Positions are the plan's. A row
+        that has ended meanwhile computes a token more, after its last one, in a block of its own.
         """
         steps = plan.step_in_run - self._first_step
-        if plan.run == self._run and life == self._life and steps < BLOCKS_AHEAD * BLOCK_TOKENS:
+        if plan.run == self._run and steps < BLOCKS_AHEAD * BLOCK_TOKENS:
             self._go_on(plan.step_in_run)
-            return False
-        self._make(plan, table)
-        self._life = life
-        return True
+        else:
+            self._make(plan, table)
 
     def put_tokens(self, tokens: NDArray[np.int64]) -> None:
         """Of the decode rows [decodes]."""

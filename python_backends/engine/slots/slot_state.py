@@ -92,9 +92,15 @@ class SlotState:
 
     @property
     def last_tokens(self) -> NDArray[np.int64]:
-        """[slots] of a CPU's own memory: an engine may write the next tokens here before it appends them."""
-        self._book_run()
+        """[slots] On a CPU."""
+        self.book_run()
         return self._counts.numpy()[:, Column.LAST_TOKEN]
+
+    def show_last_tokens(self, slots: Ids, tokens: Ids) -> None:
+        """On a CPU, `last_tokens` has them from now on, before they are appended or their sequences admitted.
+        Either is to follow.
+        """
+        self.last_tokens[slots] = tokens
 
     def apply(self, operations: Sequence[SlotOperation]) -> None:
         """Applies the operations of one plan, in order. If the plan releases a slot and admits another
@@ -121,7 +127,7 @@ class SlotState:
         """Applies all other changes. To be called after the tokens of the step before have been booked."""
         lives = {operation.slot: operation for operation in operations if not isinstance(operation, Grow)}
         if lives:
-            self._book_run()
+            self.book_run()
         self._admit([life for life in lives.values() if isinstance(life, Admit)])
         self._release([slot for slot, life in lives.items() if isinstance(life, Release)])
         self._write_out()
@@ -135,7 +141,7 @@ class SlotState:
         A row that ended gives its last token again and again: what a step launched before the end was read
         writes is the KV that belongs there, in blocks that are still its own.
         """
-        self._book_run()
+        self.book_run()
         if self._kernels:
             tokens, positions = torch.empty_like(slots), torch.empty_like(slots)
             self.fill_decode_inputs(slots, tokens, positions, len(slots))
@@ -163,7 +169,7 @@ class SlotState:
         host = host if order is None else host[order]
         if not self._sampling.is_asked(host):
             return GREEDY
-        self._book_run()
+        self.book_run()
         lengths = (plan.starts + plan.lengths)[plan.samples]
         lengths = lengths if order is None else lengths[order]
         return self._sampling.rows(Batch(slots, host, lengths, self._counts, self._stop_ids))
@@ -172,7 +178,7 @@ class SlotState:
         """Appends `tokens` [sampled] to `slots` and ends those that are done. [2, sampled] tokens and
         finishes; 0, RUNNING where a row had ended.
         """
-        self._book_run()
+        self.book_run()
         history = self._sampling.history
         if history.is_kept:
             history.append(slots, self._counts[slots, Column.LENGTH], tokens)
@@ -203,7 +209,7 @@ class SlotState:
             run.num_steps += 1
             run.tokens = tokens
             return tokens, run.running
-        self._book_run()
+        self.book_run()
         arrays = (self._counts.numpy(), self._stop_ids.numpy(), slots.numpy(), tokens)
         result: tuple[NDArray[np.int64], NDArray[np.int64]] = appended(*arrays)
         if number == self._appended:
@@ -224,7 +230,8 @@ class SlotState:
             np.full(len(slots), int(Finish.RUNNING)),
         )
 
-    def _book_run(self) -> None:
+    def book_run(self) -> None:
+        """Books plain steps that wait for it, as all that needs the counts does first."""
         run, self._run = self._run, None
         if run is not None and run.tokens is not None:
             counts, slots = self._counts.numpy(), run.slots.numpy()
@@ -250,16 +257,8 @@ class SlotState:
         max_length = min(admit.num_prompt_tokens + sampling.max_tokens, self._limits.max_model_tokens)
         top_k = min(sampling.top_k, self._limits.vocab_size)
         last_token = int(admit.tokens[-1]) if len(admit.tokens) else 0
-        return [
-            last_token,
-            length,
-            outputs,
-            max_length,
-            sampling.min_tokens,
-            _as_int64(sampling.seed),
-            top_k,
-            0,
-        ]
+        seed = _as_int64(sampling.seed)
+        return [last_token, length, outputs, max_length, sampling.min_tokens, seed, top_k, 0]
 
     def _known_ids(self, stop_ids: tuple[int, ...]) -> list[int]:
         return [stop for stop in stop_ids if 0 <= stop < self._limits.vocab_size]
