@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
-from python_backends.engine.kv.padding import padded
+from python_backends.engine.kv.padding import APART_WITH_TILES, padded
 from python_backends.finetuning.cursor import PackCursor
 from python_backends.nouns.request import Ids
 from python_backends.nouns.step import StepPlan
@@ -24,6 +26,8 @@ from python_backends.scheduling.training_budget import (
     loss,
     slack_s,
 )
+
+SIZES = partial(padded, most_apart=APART_WITH_TILES)
 
 
 def zeros(count: int) -> Ids:
@@ -127,10 +131,10 @@ def test_a_window_in_a_step_is_the_largest_with_which_the_step_ends_in_time() ->
     """f(rows, window) of the same example: 75 tokens would be in time, and with 64 there are 80 rows."""
     windows = piece_time(0.0, 0.00025)
     slack = slack_s(decodes(16, 4096), step_time(), 0.045, 0.025)
-    assert fused_window(slack, windows, pack(400), 0, 16, padded) == 64
+    assert fused_window(slack, windows, pack(400), 0, 16, SIZES) == 64
     slack = slack_s(decodes(64, 32768), step_time(), 0.045, 0.025)
-    assert fused_window(slack, windows, pack(400), 0, 64, padded) == 0
-    assert fused_window(0.025 - 0.010, windows, pack(400), 0, 0, padded) == 56
+    assert fused_window(slack, windows, pack(400), 0, 64, SIZES) == 0
+    assert fused_window(0.025 - 0.010, windows, pack(400), 0, 0, SIZES) == 56
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 8, 16, 33, 256])
@@ -138,14 +142,14 @@ def test_a_window_in_a_step_is_the_largest_with_which_the_step_ends_in_time() ->
 def test_a_step_with_a_window_has_few_sizes(num_rows: int, left: int) -> None:
     windows = piece_time(0.0, 0.001)
     sizes = {
-        fused_window(limit_s, windows, pack(left), 0, num_rows, padded)
+        fused_window(limit_s, windows, pack(left), 0, num_rows, SIZES)
         for limit_s in np.arange(0.0, 0.6, 0.001)
     }
     assert 0 in sizes
     assert min(sizes - {0}) <= 2 * LEAST
     assert max(sizes) == min(left, MOST) or left > MOST >= max(sizes) > MOST - 32
     assert len(sizes) < 30
-    assert all(padded(num_rows + size) == num_rows + size for size in sizes - {0, left})
+    assert all(SIZES(num_rows + size) == num_rows + size for size in sizes - {0, left})
 
 
 def test_windows_in_steps_grow_only_as_their_times_are_known() -> None:
@@ -153,7 +157,7 @@ def test_windows_in_steps_grow_only_as_their_times_are_known() -> None:
     times, sizes, whole = step_time(), [], pack(4000)
     plan = decodes(16, 4096)
     for _ in range(7):
-        tokens = fused_window(10.0, times.window_time, whole, 0, 16, padded)
+        tokens = fused_window(10.0, times.window_time, whole, 0, 16, SIZES)
         sizes.append(tokens)
         with_window = plan.with_window(Window(0, tokens, loads(whole, 0, tokens)))
         for _ in range(3):

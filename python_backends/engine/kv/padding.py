@@ -1,17 +1,21 @@
 """How many rows a step is given so that there are few sizes of steps.
 
 For each new number of rows, the libraries of a CPU generate code: this takes 6 to 16 ms, and 1 to 2 MiB that
-are never freed. They also multiply in tiles: on a processor with tiles of its own, 196 rows take longer than
-224. Rows of padding belong to the dead slot (see slot state), and their results are not read. Called by both
+are never freed. A processor with tiles (AMX) also multiplies whole tiles: 196 rows take longer than 224. On
+one without tiles each row costs its time, so sizes are nearer to each other there (docs/notebook/peers.md).
+Rows of padding belong to the dead slot (see slot state), and their results are not read. Called by both
 engines of our own.
 """
 
 from __future__ import annotations
 
-MOST_APART = 32  # rows, from one size to the next
+from python_backends.linux.processor import processor_flags
+
+APART_WITH_TILES, APART_WITHOUT = 32, 8  # rows from one size to the next, at most
+MOST_APART = APART_WITH_TILES if "amx_tile" in processor_flags() else APART_WITHOUT
 
 
-def padded(num_rows: int) -> int:
-    """The rows of a step with `num_rows` at least: four sizes an octave, then multiples of 32."""
-    size = min(max(1 << (num_rows - 1).bit_length() >> 3, 1), MOST_APART)
+def padded(num_rows: int, most_apart: int = MOST_APART) -> int:
+    """The rows of a step with `num_rows` at least: four sizes an octave, then multiples of `most_apart`."""
+    size = min(max(1 << (num_rows - 1).bit_length() >> 3, 1), most_apart)
     return -(-num_rows // size) * size

@@ -109,7 +109,7 @@ class OneAhead:
             self._state.show_last_tokens(running.slots.numpy(), running.tokens)
         admits = [each for each in plan.operations if isinstance(each, Admit) and len(each.tokens)]
         slots, tokens = [each.slot for each in admits], [each.tokens[-1] for each in admits]
-        self._state.show_last_tokens(np.array(slots, np.int32), np.array(tokens, np.int32))
+        self._state.show_last_tokens(np.array(slots, np.int64), np.array(tokens, np.int64))
 
     def _choose(self, running: Step) -> None:
         """Waits until it is computed, too."""

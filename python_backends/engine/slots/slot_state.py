@@ -96,7 +96,7 @@ class SlotState:
         self.book_run()
         return self._counts.numpy()[:, Column.LAST_TOKEN]
 
-    def show_last_tokens(self, slots: Ids, tokens: Ids) -> None:
+    def show_last_tokens(self, slots: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
         """On a CPU, `last_tokens` has them from now on, before they are appended or their sequences admitted.
         Either is to follow.
         """
