@@ -1,7 +1,7 @@
 """What the slot scheduler and an engine say to each other: a plan down, the tokens up, once a step.
 
 A slot is one row of the static decode batch. Slots change by operations only, applied in order before the
-step's spans run; only the first step of a run has any. Spans are arrays, never a dict per request.
+step's spans run. A step of a run has none, except for `Grow`. Spans are arrays, never a dict per request.
 
 A run is a series of steps in which the same slots decode and nothing else happens: each step's spans are one
 token further than those of the step before. Its steps have the same run number, and code that keeps something

@@ -27,13 +27,14 @@ class StepInputs:
         self._dead_slot = dead_slot
         self._arrays: dict[str, NDArray[np.int32]] = {}
         self._decodes = np.zeros(0, np.int32)  # positions of the decode rows
-        self._run = -1  # the run for whose decode rows the arrays are made; -1: there are prompts among them
+        # the run for whose decode rows the arrays are made; -1: there are prompts among them, or other blocks
+        self._run = -1
         # of that run: the last one, and the one for which the arrays were made
         self._step_in_run = self._first_step = 0
 
     def fill(self, plan: StepPlan, table: Table) -> None:
-        """All but the tokens of the decode rows. In a run, arrays are made again when the listed blocks end:
-        the block table does not change before.
+        """All but the tokens of the decode rows. In a run, arrays are made again when the listed blocks end,
+        and after `forget_blocks`.
 
         Spans have the order of the plan: decode rows, then chunks of prompts. Positions are the plan's. A row
         that has ended meanwhile computes a token more, after its last one, in a block of its own.
@@ -43,6 +44,10 @@ class StepInputs:
             self._go_on(plan.step_in_run)
         else:
             self._make(plan, table)
+
+    def forget_blocks(self) -> None:
+        """The block table has changed."""
+        self._run = -1
 
     def put_tokens(self, tokens: NDArray[np.int64]) -> None:
         """Of the decode rows [decodes]."""

@@ -60,14 +60,18 @@ class Stages:
         """`compute` may return before the step is computed."""
         self._state = state
         self._compute = compute
-        self._inputs = cycle([StepInputs(request, state.dead_slot) for request in requests])
+        self._inputs = [StepInputs(request, state.dead_slot) for request in requests]
+        self._turns = cycle(self._inputs)
         self._timer = StepTimer()
 
     def fill(self, plan: StepPlan, before: Step | None) -> Step:
         """A step with the inputs of `plan`, except for the tokens of its decode rows. The block table is as
         the operations of the plan leave it.
         """
-        inputs = next(self._inputs)
+        if plan.operations:
+            for each in self._inputs:
+                each.forget_blocks()
+        inputs = next(self._turns)
         inputs.fill(plan, self._state.table.numpy())
         if before is not None:
             return Step(plan, inputs, before.slots)
