@@ -373,10 +373,10 @@ def test_while_slots_and_memory_suffice_nothing_is_foreseen(
     """Five requests in a row on four slots, never more than four at once:
     as cheap as fcfs. A crowd is another thing.
     """
-    drawn: list[int] = []
-    draw = FutureMemory.draw
+    computed: list[int] = []
+    compute = FutureMemory.compute
     monkeypatch.setattr(
-        FutureMemory, "draw", lambda self, used, *rest: drawn.append(used) or draw(self, used, *rest)
+        FutureMemory, "compute", lambda self, used, *rest: computed.append(used) or compute(self, used, *rest)
     )
     instance = Instance(model, slots=4, blocks=64, policy="ours")
     for number in range(5):
@@ -385,12 +385,12 @@ def test_while_slots_and_memory_suffice_nothing_is_foreseen(
             turn(instance)
         instance.scheduler.load()
     instance.run()
-    assert not drawn
+    assert not computed
     for number in range(10, 16):
         instance.submit(request(number, [number] * 5, max_tokens=8))
     for _ in range(3):
         turn(instance)
-    assert drawn
+    assert computed
     instance.run()
     instance.scheduler.check_integrity()
 
