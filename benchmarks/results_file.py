@@ -121,10 +121,15 @@ def write_result(path: Path, result: dict[str, Any], device: dict[str, Any] | No
         "machine": machine() | (device or {}),
         "versions": versions(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(["python", _script(), *sys.argv[1:]]),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(depends_on | result, indent=1) + "\n")
+
+
+def _script() -> str:
+    """The script that runs, as it is named from the project's folder."""
+    return os.path.relpath(sys.argv[0], ROOT) if Path(sys.argv[0]).is_relative_to(ROOT) else sys.argv[0]
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
