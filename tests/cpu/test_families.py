@@ -105,6 +105,7 @@ def test_the_served_limit_alone_chooses_the_factors_of_a_long_rotary_embedding(
 def test_a_family_whose_number_of_kv_heads_is_read_wrong_is_found_at_the_start() -> None:
     """Its KV blocks would have another size, and its rows would be cut at the wrong places."""
     model = build("llama_grouped")
+    model.config.architectures = [type(model).__name__]
     model.config.num_key_value_heads = model.config.num_attention_heads
     with pytest.raises(ValueError, match="q, k and v have 128 rows together, and 192 by"):
         next(take_layers(model))
