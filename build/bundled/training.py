@@ -6,7 +6,7 @@ import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tqdm import tqdm
@@ -64,6 +64,12 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
         attn_implementation="eager",
     )
     return LlamaForCausalLM(config)
+
+
+def stored_model(directory: Path) -> LlamaForCausalLM:
+    """A stored model, to be trained further."""
+    model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+    return cast(LlamaForCausalLM, model)
 
 
 def new_optimizers(model: LlamaForCausalLM, rate: float) -> list[torch.optim.Optimizer]:
