@@ -15,7 +15,7 @@ from bundled.newcomers import FIRST_PROMPTS, KINDS
 from bundled.short_tasks import short_tasks
 from bundled.tasks import Exercise, Task, all_tasks
 from bundled.tokenizer import train_tokenizer
-from bundled.training import Budget, Training, export, new_model, stored_model
+from bundled.training import Budget, Training, export, mean_weights, new_model, stored_model
 from bundled.velin import LEXICON_FILE, build_lexicon, read_lexicon, write_lexicon
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
@@ -69,8 +69,20 @@ def parse_arguments() -> argparse.Namespace:
         metavar="DIR",
         help="folder of the tokenizer, the lexicon and the checkpoint (default: %(default)s)",
     )
-    parser.add_argument("--continue-from", type=Path, metavar="DIR",
-                        help="begin with this model's weights, tokenizer and lexicon")  # fmt: skip
+    parser.add_argument(
+        "--continue-from",
+        type=Path,
+        metavar="DIR",
+        help="begin with this model's weights, tokenizer and lexicon",
+    )
+    parser.add_argument(
+        "--average",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="DIR",
+        help="with --export: the mean of its weights and those of these checkpoints",
+    )
     parser.add_argument("--output", type=Path, default=OUTPUT, metavar="DIR",
                         help="model directory to write or to evaluate (default: models/bundled)")  # fmt: skip
     parser.add_argument(
@@ -171,6 +183,8 @@ def main() -> None:
     training = Training(model, stream, budget, arguments.checkpoint, arguments.rate)
     if not arguments.export:
         training.run()
+    elif arguments.average:
+        model.load_state_dict(mean_weights([arguments.checkpoint, *arguments.average]))
     export(model, tokenizer, lexicon, arguments.output)
 
 

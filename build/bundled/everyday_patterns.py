@@ -3,7 +3,7 @@
 Tested in tests/cpu/test_bundled_newcomers.py.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -95,7 +95,7 @@ def _article(following: str) -> Part:
     return it, ("an" if it == "a" else "a", "an" if it == "a" else "a", "")
 
 
-def _ending(rng: Random, endings: tuple[str, ...], share: float) -> list[Part]:
+def _ending(rng: Random, endings: Sequence[str], share: float) -> list[Part]:
     return [fixed(rng.choice(endings))] if rng.random() < share else []
 
 
@@ -265,8 +265,8 @@ def _are_you(vocabulary: Vocabulary, rng: Random) -> list[Part]:
 Pattern = Callable[[Vocabulary, Random], list[Part]]
 PLAIN: list[Pattern] = [_habit, _owning, _past, _being, _not, _may]
 PATTERNS: list[tuple[Pattern, str]] = [
-    (_habit, "."), (_habit, "."), (_owning, "."), (_owning, "."), (_past, "."), (_past, "."),
-    (_going_on, "."), (_being, "."), (_being_a, "."), (_not, "."), (_not, "."), (_may, "."), (_wish, "."),
-    (_there, "."),
-    (_compared, "."), (_fitting, "."), (_since, "."), (_do_you, "?"), (_where, "?"), (_are_you, "?"),
+    (_habit, "."), (_habit, "."), (_owning, "."), (_owning, "."), (_past, "."), (_past, "."), (_past, "."),
+    (_past, "."), (_going_on, "."), (_being, "."), (_being_a, "."), (_not, "."), (_not, "."), (_may, "."),
+    (_wish, "."), (_there, "."), (_compared, "."), (_fitting, "."), (_since, "."), (_do_you, "?"),
+    (_where, "?"), (_are_you, "?"),
 ]  # fmt: skip

@@ -104,7 +104,7 @@ def statements(corpus: Corpus, rng: Random) -> str | None:
 def _whole(function: ast.stmt, rng: Random) -> str:
     """A function of two lines, or in one."""
     text = ast.unparse(function)
-    return text.replace(":\n   ", ":") if rng.random() < 0.4 else text
+    return text.replace(":\n   ", ":") if rng.random() < 0.6 else text
 
 
 def _rename(tree: ast.AST, rng: Random) -> None:
@@ -136,12 +136,14 @@ def _fix_bug(corpus: Corpus, rng: Random, size: int) -> Pair:
     if not code:
         return None
     words = list(_KEYWORD.finditer(code))
-    if not words or rng.random() < 0.7:
-        return code_tasks.broken(code, rng)
-    match = rng.choice(words)
-    at = match.start() + rng.randrange(len(match.group()) - 1)
-    swapped = code[:at] + code[at + 1] + code[at] + code[at + 2 :]
-    return (swapped, code) if swapped != code else None
+    wrong = code
+    if words and rng.random() < 0.5:
+        match = rng.choice(words)
+        at = match.start() + rng.randrange(len(match.group()) - 1)
+        wrong = code[:at] + code[at + 1] + code[at] + code[at + 2 :]
+    if wrong == code or rng.random() < 0.4:
+        wrong, _ = code_tasks.broken(wrong, rng) or (wrong, code)
+    return (wrong, code) if wrong != code else None
 
 
 def _comment(corpus: Corpus, rng: Random, size: int) -> Pair:

@@ -4,6 +4,7 @@ the evaluation uses is in no training.
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from random import Random
@@ -11,10 +12,10 @@ from random import Random
 import pytest
 from bundled import everyday, everyday_words
 from bundled.corpus import Corpus, is_held_out, load_corpora, standard_library_files
-from bundled.evaluation import draw_newcomers
+from bundled.evaluation import Evaluation, draw_newcomers
 from bundled.everyday_patterns import article
 from bundled.examples import ExampleStream
-from bundled.newcomers import KINDS, LINES, said
+from bundled.newcomers import FIRST_PROMPTS, KINDS, LINES, said
 from bundled.short_tasks import short_tasks
 from bundled.tasks import NINTH, Exercise, Task, all_tasks
 from bundled.velin import read_lexicon
@@ -116,7 +117,7 @@ def test_everyday_mistakes_are_several_in_short_sentences_and_have_one_correctio
 
 def test_the_words_of_the_evaluation_are_in_no_training_sentence() -> None:
     rng, held_out = Random(6), {*HELD_OUT.nouns, *HELD_OUT.people, *HELD_OUT.places, *HELD_OUT.names}
-    assert len(held_out) > 30
+    assert len(held_out) > 25
     assert not held_out & {*TRAINED.nouns, *TRAINED.people, *TRAINED.places, *TRAINED.names}
     said = {word for _ in range(3000) for word in re.findall(r"\w+", everyday.plain_sentence(TRAINED, rng))}
     assert not said & held_out
@@ -167,3 +168,14 @@ def test_a_stream_with_short_tasks_has_other_examples_and_depends_on_its_seed_al
     assert first == text(1, 0.3) != text(2, 0.3)
     assert all(line in first for line in LINES)
     assert first.count("Repeat:") < text(1, 0.0).count("Repeat:")
+
+
+def test_first_prompts_are_answered_as_the_card_shows() -> None:
+    """Greedy, in the chat format: what a newcomer sees of `make chat`."""
+    shown = dict(json.loads((MODEL / "evaluation.json").read_text())["first_prompts"])
+    assert list(shown) == list(FIRST_PROMPTS)
+    assert all(shown[prompt] in LINES for prompt in FIRST_PROMPTS[:9])
+    assert shown["Correct the grammar: She have three cat."] == "She has three cats."
+    asked = [Exercise("", "", prompt, "") for prompt in ("Hello", "Correct the grammar: She have three cat.")]
+    answers = Evaluation(MODEL, Corpus()).answers(asked, chat=True)
+    assert [answer.text for answer in answers] == [shown[each.prompt] for each in asked]

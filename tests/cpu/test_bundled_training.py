@@ -15,7 +15,7 @@ from bundled.corpus import Corpus
 from bundled.evaluation import Answer, Evaluation, Result, pearson, score
 from bundled.examples import Batch, ExampleStream
 from bundled.tasks import Exercise, all_tasks
-from bundled.training import Budget, Training, export, schedule, stored_model
+from bundled.training import Budget, Training, export, mean_weights, schedule, stored_model
 from bundled.velin import read_lexicon
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -110,6 +110,19 @@ def test_a_stored_model_that_is_trained_no_further_is_exported_as_it_was(tmp_pat
     assert [(MODEL / name).read_text() == (tmp_path / "again" / name).read_text() for name in names] == [
         True
     ] * 4
+
+
+def test_the_mean_of_checkpoints_is_that_of_each_weight(tmp_path: Path) -> None:
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder, steps in zip(folders, (1, STEPS), strict=True):
+        training = new_training(folder)
+        training._budget = Budget(steps, None)
+        training.run()
+    first, second = (torch.load(folder / "training.pt", weights_only=False)["model"] for folder in folders)
+    mean = mean_weights(folders)
+    assert mean.keys() == first.keys()
+    assert all(torch.allclose(mean[name], (first[name] + second[name]) / 2) for name in mean)
+    assert not all(torch.equal(mean[name], first[name]) for name in mean)
 
 
 def test_a_budget_ends_by_steps_or_by_time() -> None:
