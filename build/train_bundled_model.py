@@ -1,23 +1,29 @@
 """The command line that trains, exports and evaluates the bundled model."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import TypeVar
 
 import torch
-from bundled.card import publish, tables
+from bundled.card import NEWCOMERS, publish, tables
 from bundled.corpus import Corpus, load_corpora
-from bundled.evaluation import Evaluation
+from bundled.evaluation import Evaluation, Result
 from bundled.examples import ExampleStream
-from bundled.tasks import Task, all_tasks
+from bundled.newcomers import FIRST_PROMPTS, KINDS
+from bundled.short_tasks import short_tasks
+from bundled.tasks import Exercise, Task, all_tasks
 from bundled.tokenizer import train_tokenizer
-from bundled.training import Budget, Training, export, new_model
+from bundled.training import Budget, Training, export, mean_weights, new_model, stored_model
 from bundled.velin import LEXICON_FILE, build_lexicon, read_lexicon, write_lexicon
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
 OUTPUT = Path(__file__).resolve().parents[1] / "models" / "bundled"
 TOKENIZER_EXAMPLES = 24_000
+Asked = TypeVar("Asked")
+GROWN = 0.3  # the progress from which on examples have their full lengths
 
 EPILOG = """\
 examples:
@@ -26,6 +32,9 @@ examples:
   Ctrl-C stops it at any time; the same command continues from the last checkpoint (one a minute).
   write the checkpoint as a model directory, without further training:
     python build/train_bundled_model.py --export --checkpoint /tmp/bundled
+  train a stored model further, in a number of steps:
+    python build/train_bundled_model.py --continue-from models/bundled --rate 1.5e-3 --steps 1000 \\
+      --checkpoint DIR
   measure the model in models/bundled on held-out prompts, as `make model-card` does:
     python build/train_bundled_model.py --evaluate
 
@@ -59,6 +68,20 @@ def parse_arguments() -> argparse.Namespace:
         default=Path("bundled-checkpoint"),
         metavar="DIR",
         help="folder of the tokenizer, the lexicon and the checkpoint (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--continue-from",
+        type=Path,
+        metavar="DIR",
+        help="begin with this model's weights, tokenizer and lexicon",
+    )
+    parser.add_argument(
+        "--average",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="DIR",
+        help="with --export: the mean of its weights and those of these checkpoints",
     )
     parser.add_argument("--output", type=Path, default=OUTPUT, metavar="DIR",
                         help="model directory to write or to evaluate (default: models/bundled)")  # fmt: skip
@@ -102,18 +125,36 @@ def load_lexicon(folder: Path, corpus: Corpus) -> dict[str, str]:
     return read_lexicon(folder)
 
 
+def keep_words(model: Path, folder: Path) -> None:
+    """Puts a stored model's tokenizer and lexicon into the checkpoint, unless it has its own."""
+    if not (folder / "tokenizer").exists():
+        PreTrainedTokenizerFast.from_pretrained(model).save_pretrained(folder / "tokenizer")
+        write_lexicon(read_lexicon(model), folder)
+
+
 def evaluate(arguments: argparse.Namespace, held_out: Corpus) -> None:
     """Measures chat and plain prompts, prints the tables, and writes them into the card and next to it."""
     # the words of the model's training: another Python's text has others
     tasks = all_tasks(read_lexicon(arguments.output))
-    evaluation = Evaluation(arguments.output, held_out)
-    formats = {"chat": True, "plain": False}
+    evaluation, prompts = Evaluation(arguments.output, held_out), arguments.prompts
+    short = short_tasks(read_lexicon(arguments.output), is_held_out=True)
     results = {
-        name: [evaluation.measure(task, arguments.prompts, chat) for task in tasks]
-        for name, chat in formats.items()
+        "chat": _results(tasks, lambda task: evaluation.measure(task, prompts, chat=True)),
+        "plain": _results(tasks, lambda task: evaluation.measure(task, prompts, chat=False)),
+        "reworded": _results(tasks, lambda task: evaluation.measure_reworded(task, prompts)),
+        "short": _results(short, lambda task: evaluation.measure(task, prompts, chat=True)),
+        NEWCOMERS: _results(list(KINDS), lambda kind: evaluation.measure_newcomers(kind, prompts // 4)),
     }
-    print(tables(results))
-    publish(arguments.output, results)
+    asked = [Exercise("", "", prompt, "") for prompt in FIRST_PROMPTS]
+    answered = list(
+        zip(FIRST_PROMPTS, [each.text for each in evaluation.answers(asked, chat=True)], strict=True)
+    )
+    print(tables(results, answered))
+    publish(arguments.output, results, answered)
+
+
+def _results(asked: list[Asked], measure: Callable[[Asked], Result]) -> list[Result]:
+    return [measure(each) for each in tqdm(asked, leave=False)]
 
 
 def main() -> None:
@@ -126,15 +167,24 @@ def main() -> None:
         evaluate(arguments, held_out)
         return
     arguments.checkpoint.mkdir(parents=True, exist_ok=True)
+    if arguments.continue_from:
+        keep_words(arguments.continue_from, arguments.checkpoint)
     lexicon = load_lexicon(arguments.checkpoint, corpus)
     tasks = all_tasks(lexicon)
     tokenizer = load_tokenizer(arguments.checkpoint, corpus, tasks, arguments.vocabulary)
-    model = new_model(tokenizer).to("cuda" if torch.cuda.is_available() else "cpu")
-    stream = ExampleStream(corpus, tasks, tokenizer, arguments.seed)
+    begun = arguments.continue_from
+    model = (stored_model(begun) if begun else new_model(tokenizer)).to(
+        "cuda" if torch.cuda.is_available() else "cpu"
+    )
+    stream = ExampleStream(
+        corpus, tasks, tokenizer, arguments.seed, short_tasks(lexicon), GROWN if begun else 0.0
+    )
     budget = Budget(arguments.steps, None if arguments.steps else arguments.minutes or 60)
     training = Training(model, stream, budget, arguments.checkpoint, arguments.rate)
     if not arguments.export:
         training.run()
+    elif arguments.average:
+        model.load_state_dict(mean_weights([arguments.checkpoint, *arguments.average]))
     export(model, tokenizer, lexicon, arguments.output)
 
 

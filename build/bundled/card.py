@@ -17,7 +17,10 @@ CARD, FIGURES = "README.md", "evaluation.json"
 BEGIN, END = "<!-- evaluation: written by `make model-card` -->", "<!-- end of evaluation -->"
 PEARSON_WANTED = 0.8
 
+NEWCOMERS = "anything else"
+
 Results = dict[str, list[Result]]  # by the prompts' format
+Answered = list[tuple[str, str]]  # prompts with the answers
 
 
 def table(results: list[Result]) -> str:
@@ -43,12 +46,38 @@ def table(results: list[Result]) -> str:
     return "\n".join(lines)
 
 
-def tables(results: Results) -> str:
+def newcomers_table(results: list[Result]) -> str:
+    """What is none of the tasks: how often the answer is a line that says what the model can do."""
+    lines = ["| what is said | prompts | answered by one of the lines |", "| --- | --: | --: |"]
+    shares = [(r.task, r.prompts, f"{r.exact:.1%}") for r in results]
+    mean = f"{fmean(r.exact for r in results):.1%}"
+    for name, prompts, share in [*shares, ("all", sum(r.prompts for r in results), mean)]:
+        lines.append(f"| {name} | {prompts} | {share.replace('%', ' %')} |")
+    return "\n".join(lines)
+
+
+def answers_table(answered: Answered) -> str:
+    """Prompts with the model's answers; a line break is shown as ↵."""
+    lines = ["| prompt | answer |", "| --- | --- |"]
+    shown = [[text.replace("\n", "↵") for text in pair] for pair in answered]
+    return "\n".join([*lines, *(f"| `{prompt}` | `{answer}` |" for prompt, answer in shown)])
+
+
+def tables(results: Results, answered: Answered | None = None) -> str:
     """One table a format, under headings."""
-    return "\n\n".join(f"### {name.capitalize()} prompts\n\n{table(each)}" for name, each in results.items())
+    parts = [_section(name, each) for name, each in results.items()]
+    if answered:
+        parts.append(f"### First prompts\n\n{answers_table(answered)}")
+    return "\n\n".join(parts)
 
 
-def publish(model: Path, results: Results) -> None:
+def _section(name: str, results: list[Result]) -> str:
+    if name == NEWCOMERS:
+        return f"### {name.capitalize()}\n\n{newcomers_table(results)}"
+    return f"### {name.capitalize()} prompts\n\n{table(results)}"
+
+
+def publish(model: Path, results: Results, answered: Answered | None = None) -> None:
     """Puts the tables between the card's marks, if there is a card,
     and the figures into the file beside it.
     """
@@ -56,6 +85,7 @@ def publish(model: Path, results: Results) -> None:
     figures = {
         **circumstances,
         "results": {name: [asdict(result) for result in each] for name, each in results.items()},
+        "first_prompts": answered or [],
     }
     (model / FIGURES).write_text(json.dumps(figures, indent=2) + "\n", "utf-8")
     card = model / CARD
@@ -68,7 +98,7 @@ def publish(model: Path, results: Results) -> None:
     measured = f"Measured {circumstances['date']}: " + ", ".join(
         f"{name} {value}" for name, value in circumstances["versions"].items()
     )
-    card.write_text(f"{before}{BEGIN}\n\n{tables(results)}\n\n{measured}.\n\n{END}{after}", "utf-8")
+    card.write_text(f"{before}{BEGIN}\n\n{tables(results, answered)}\n\n{measured}.\n\n{END}{after}", "utf-8")
 
 
 def _circumstances() -> dict[str, Any]:

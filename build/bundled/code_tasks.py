@@ -66,6 +66,14 @@ def _rename(code: str, corpus: Corpus, rng: Random) -> str:
     return IDENTIFIER.sub(rename, code)
 
 
+def new_name(corpus: Corpus, rng: Random) -> str:
+    """A snake_case name of two to four words that stand in functions."""
+    words: list[str] = []
+    while len(words) < 4:
+        words += sorted(set(re.findall(r"(?<![A-Za-z])[a-z]{2,}", rng.choice(corpus.functions)[1])))
+    return "_".join(rng.sample(words, k=rng.choice([2, 2, 2, 3, 4])))
+
+
 def _case_pair(corpus: Corpus, rng: Random, max_chars: int) -> tuple[str, str] | None:
     snake = function_input(corpus, rng, max_chars)
     if snake is None:
@@ -92,13 +100,16 @@ def to_snake_case(corpus: Corpus, rng: Random, max_chars: int) -> tuple[str, str
 def fix_bug(corpus: Corpus, rng: Random, max_chars: int) -> tuple[str, str] | None:
     """A function with one or two mistakes that its own text gives away, and the function without them."""
     code = function_input(corpus, rng, max_chars)
-    if code is None or "#" in code:
-        return None
+    return None if code is None or "#" in code else broken(code, rng)
+
+
+def broken(code: str, rng: Random) -> tuple[str, str] | None:
+    """The code with one or two mistakes, and as it is; None where none could be made."""
     lines = code.split("\n")
     for _ in range(1 if len(lines) < 4 or rng.random() < 0.5 else 2):
         _break_one_line(lines, code, rng)
-    broken = "\n".join(lines)
-    return (broken, code) if broken != code else None
+    wrong = "\n".join(lines)
+    return (wrong, code) if wrong != code else None
 
 
 def _break_one_line(lines: list[str], code: str, rng: Random) -> None:

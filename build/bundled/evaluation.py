@@ -4,17 +4,18 @@ exact, close and ended, and how lengths go together. Tested in tests/cpu/test_bu
 
 import difflib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from statistics import StatisticsError, correlation, fmean
 
 import torch
-from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from .corpus import Corpus
+from .newcomers import KINDS, LINES
 from .tasks import Exercise, Task
+from .wordings import reworded
 
 SEED = 20
 ROWS = 50
@@ -58,11 +59,31 @@ class Evaluation:
 
     def measure(self, task: Task, prompts: int, chat: bool) -> Result:
         """The task's scores on that many held-out prompts, in the chat format or as plain text."""
-        exercises = sorted(draw(task, self._held_out, prompts), key=lambda exercise: len(exercise.prompt))
+        return self._measure(task.name, draw(task, self._held_out, prompts), chat)
+
+    def measure_reworded(self, task: Task, prompts: int) -> Result:
+        """The same prompts in wordings that no training uses, in the chat format."""
+        rng, drawn = Random(f"{SEED} {task.name}"), draw(task, self._held_out, prompts)
+        return self._measure(
+            task.name, [reworded(task.name, each, rng, is_held_out=True) for each in drawn], True
+        )
+
+    def measure_newcomers(self, kind: str, prompts: int) -> Result:
+        """What is none of the tasks, in the chat format: exact is each answer that is one of the lines."""
+        exercises = sorted(draw_newcomers(kind, self._held_out, prompts), key=lambda each: len(each.prompt))
+        answers = self.answers(exercises, chat=True)
+        return score(kind, [accepting(*pair) for pair in zip(exercises, answers, strict=True)], answers)
+
+    def _measure(self, name: str, drawn: list[Exercise], chat: bool) -> Result:
+        exercises = sorted(drawn, key=lambda exercise: len(exercise.prompt))
+        return score(name, exercises, self.answers(exercises, chat))
+
+    def answers(self, exercises: list[Exercise], chat: bool) -> list[Answer]:
+        """The answers in the order of the exercises."""
         answers: list[Answer] = []
-        for start in tqdm(range(0, prompts, ROWS), desc=task.name, leave=False):
+        for start in range(0, len(exercises), ROWS):
             answers += self._answer(exercises[start : start + ROWS], chat)
-        return score(task.name, exercises, answers)
+        return answers
 
     def _answer(self, exercises: list[Exercise], chat: bool) -> Iterator[Answer]:
         texts = [self._as_chat(exercise.prompt) if chat else exercise.prompt + "\n" for exercise in exercises]
@@ -91,6 +112,20 @@ def draw(task: Task, corpus: Corpus, prompts: int) -> list[Exercise]:
         exercise = task.example(corpus, rng)
         drawn.setdefault(exercise.prompt, exercise)
     return list(drawn.values())
+
+
+def draw_newcomers(kind: str, corpus: Corpus, prompts: int) -> list[Exercise]:
+    """Different prompts of one kind that is none of the tasks, in words that no training uses."""
+    rng, drawn = Random(f"{SEED} {kind}"), dict[str, Exercise]()
+    while len(drawn) < prompts:
+        exercise = KINDS[kind][0](corpus, rng, True)
+        drawn.setdefault(exercise.prompt, exercise)
+    return list(drawn.values())
+
+
+def accepting(exercise: Exercise, answer: Answer) -> Exercise:
+    """The exercise, which accepts the answer if it is one of the lines that say what the model can do."""
+    return replace(exercise, answer=answer.text) if answer.text in LINES else exercise
 
 
 def score(task: str, exercises: list[Exercise], answers: list[Answer]) -> Result:

@@ -10,12 +10,22 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from .corpus import Corpus
+from .newcomers import newcomer
 from .tasks import Exercise, Task, repetition
 from .tokenizer import ASSISTANT, END, PAD, SYSTEM, USER
+from .wordings import quoted, reworded, usual
 
 LENGTHS = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 TOKENS_PER_BATCH = 2048
 IGNORED = -100
+# shares of the exercises: of those that are none of the tasks, of short inputs, of other wordings, of quotes
+NEWCOMERS, SHORT, REWORDED, USUAL, QUOTED = 0.15, 0.22, 0.4, 0.15, 0.04
+SYSTEM_TEXTS = (
+    "You are a helpful assistant.",
+    "You are a friendly assistant. Answer in short sentences.",
+    "Be brief.",
+    "You are a chatbot.",
+)
 
 Example = tuple[list[int], list[bool]]
 
@@ -34,10 +44,16 @@ class ExampleStream:
     """
 
     def __init__(
-        self, corpus: Corpus, tasks: list[Task], tokenizer: PreTrainedTokenizerFast, seed: int
+        self,
+        corpus: Corpus,
+        tasks: list[Task],
+        tokenizer: PreTrainedTokenizerFast,
+        seed: int,
+        short_tasks: list[Task] | None = None,
+        least_progress: float = 0.0,
     ) -> None:
         self._corpus, self._tasks, self._tokenizer = corpus, tasks, tokenizer
-        self._weights = [task.weight for task in tasks]
+        self._short_tasks, self._least_progress = short_tasks or [], least_progress
         self._rng = Random(seed)
         self._waiting: dict[int, list[Example]] = {length: [] for length in LENGTHS}
         self._special = {
@@ -56,7 +72,7 @@ class ExampleStream:
     def next_batch(self, progress: float) -> Batch:
         """The next batch; progress (0 to 1) of the training sets the mixture and the lengths."""
         while True:
-            ids, mask = self._example(progress)
+            ids, mask = self._example(max(progress, self._least_progress))
             fitting = [length for length in LENGTHS if length >= len(ids)]
             if not fitting:
                 continue
@@ -91,8 +107,23 @@ class ExampleStream:
         return self._chat(turns)
 
     def _exercise(self, reach: float) -> Exercise:
-        task = self._rng.choices(self._tasks, self._weights)[0]
-        return task.example(self._corpus, self._rng, reach)
+        draw = self._rng.random()
+        if self._short_tasks and draw < NEWCOMERS:
+            return newcomer(self._corpus, self._rng)
+        short = self._short_tasks and draw < NEWCOMERS + SHORT
+        tasks = self._short_tasks if short else self._tasks
+        task = self._rng.choices(tasks, [task.weight for task in tasks])[0]
+        exercise = task.example(self._corpus, self._rng, reach)
+        return self._as_asked(task, exercise) if self._short_tasks else exercise
+
+    def _as_asked(self, task: Task, exercise: Exercise) -> Exercise:
+        """In one of the task's wordings, or with its own instruction line."""
+        draw = self._rng.random()
+        if draw < REWORDED:
+            return reworded(task.name, exercise, self._rng)
+        if draw < REWORDED + USUAL:
+            return usual(exercise, self._rng)
+        return quoted(exercise, self._rng) if draw < REWORDED + USUAL + QUOTED else exercise
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
@@ -112,14 +143,15 @@ class ExampleStream:
         after = [*self._encode(exercise.answer), self._special[END]]
         return before + after, [False] * len(before) + [True] * len(after)
 
+    def _system_text(self) -> str:
+        if self._short_tasks and self._rng.random() < 0.3:
+            return self._rng.choice(SYSTEM_TEXTS)
+        return self._corpus.passage(self._rng, 60)
+
     def _chat(self, turns: list[Exercise]) -> Example:
         ids: list[int] = []
         if self._rng.random() < 0.15:
-            ids += [
-                self._special[SYSTEM],
-                *self._encode(self._corpus.passage(self._rng, 60)),
-                self._special[END],
-            ]
+            ids += [self._special[SYSTEM], *self._encode(self._system_text()), self._special[END]]
         learn = [False] * len(ids)
         for turn in turns:
             prompt = turn.prompt + ("\n" if self._rng.random() < 0.15 else "")

@@ -138,13 +138,18 @@ def _rude_and_polite(sentence: str, rng: Random) -> tuple[str, str]:
     first = body.split(" ")[0]
     lowered = lower_first(body)
     polite = f"Could you please {lowered}?" if first in IMPERATIVES else f"Please note that {lowered}."
-    insulted = INSULTABLE.sub(lambda m: _with_insult(m, rng), lowered)
+    rude = insulted(lowered, rng)
     start, end = rng.choice(RUDE_STARTS), rng.choice(RUDE_ENDS)
     if rng.random() < 0.2:
-        return insulted[0].upper() + insulted[1:] + end, polite
+        return rude[0].upper() + rude[1:] + end, polite
     if start.endswith("? "):
-        insulted = insulted[0].upper() + insulted[1:]
-    return start + insulted + end, polite
+        rude = rude[0].upper() + rude[1:]
+    return start + rude + end, polite
+
+
+def insulted(text: str, rng: Random) -> str:
+    """The text with an insult before some of its nouns."""
+    return INSULTABLE.sub(lambda m: _with_insult(m, rng), text)
 
 
 def _with_insult(match: re.Match[str], rng: Random) -> str:

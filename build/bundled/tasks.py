@@ -76,13 +76,18 @@ def all_tasks(lexicon: dict[str, str]) -> list[Task]:
             WORDS,
         ),
         Task(
-            "polite rewording", ("Reword politely:", "Say it politely:"), prose_tasks.reword_politely, WORDS
+            "polite rewording",
+            ("Reword politely:", "Say it politely:"),
+            prose_tasks.reword_politely,
+            WORDS,
+            2.0,
         ),
         Task(
             "to camelCase",
             ("Convert to camelCase:", "Translate to camelCase:"),
             code_tasks.to_camel_case,
             CHARS,
+            1.5,
         ),
         Task(
             "to snake_case",

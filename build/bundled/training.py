@@ -6,7 +6,7 @@ import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tqdm import tqdm
@@ -16,6 +16,7 @@ from .examples import IGNORED, Batch, ExampleStream
 from .tokenizer import CONTEXT_LENGTH, TOKENIZER_CONFIG
 from .velin import write_lexicon
 
+FILE = "training.pt"
 BATCHES_PER_STEP = 2
 WARM_UP_STEPS = 100
 DECAY_FROM = 0.65
@@ -66,6 +67,12 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
+def stored_model(directory: Path) -> LlamaForCausalLM:
+    """A stored model, to be trained further."""
+    model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+    return cast(LlamaForCausalLM, model)
+
+
 def new_optimizers(model: LlamaForCausalLM, rate: float) -> list[torch.optim.Optimizer]:
     """Muon for the layers' matrices, with AdamW's step size, and AdamW for the embeddings and the norms."""
     matrices = [p for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name]
@@ -81,7 +88,7 @@ class Training:
         self, model: LlamaForCausalLM, stream: ExampleStream, budget: Budget, checkpoint: Path, rate: float
     ) -> None:
         self.model, self._stream, self._budget, self._rate = model, stream, budget, rate
-        self._file = checkpoint / "training.pt"
+        self._file = checkpoint / FILE
         self.position = Position()
         self._optimizers = new_optimizers(model, rate)
         if self._file.exists():
@@ -162,6 +169,14 @@ def schedule(step: int, progress: float) -> float:
     """The learning rate's factor: warm-up, then constant, then linearly down to nearly nothing."""
     warm = min(1.0, (step + 1) / WARM_UP_STEPS)
     return warm * min(1.0, (1.02 - progress) / (1 - DECAY_FROM))
+
+
+def mean_weights(checkpoints: list[Path]) -> dict[str, torch.Tensor]:
+    """The mean of the weights of several checkpoints; runs of which each began where another one ended."""
+    states = [
+        torch.load(each / FILE, weights_only=False, map_location="cpu")["model"] for each in checkpoints
+    ]
+    return {name: torch.stack([state[name] for state in states]).mean(dim=0) for name in states[0]}
 
 
 def export(

@@ -15,8 +15,9 @@ from bundled.corpus import Corpus
 from bundled.evaluation import Answer, Evaluation, Result, pearson, score
 from bundled.examples import Batch, ExampleStream
 from bundled.tasks import Exercise, all_tasks
-from bundled.training import Budget, Training, schedule
+from bundled.training import Budget, Training, export, mean_weights, schedule, stored_model
 from bundled.velin import read_lexicon
+from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "bundled"
@@ -97,6 +98,33 @@ def test_a_finished_training_does_nothing_when_started_again(tmp_path: Path) -> 
     assert all(torch.equal(weight, again.model.state_dict()[name]) for name, weight in before.items())
 
 
+def test_a_stored_model_that_is_trained_no_further_is_exported_as_it_was(tmp_path: Path) -> None:
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(MODEL)
+    model = stored_model(MODEL)
+    assert model.dtype == torch.float32
+    export(model, tokenizer, read_lexicon(MODEL), tmp_path / "again")
+    before, after = (load_file(folder / "model.safetensors") for folder in (MODEL, tmp_path / "again"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(weight, after[name]) for name, weight in before.items())
+    names = ("config.json", "tokenizer_config.json", "velin.json", "generation_config.json")
+    assert [(MODEL / name).read_text() == (tmp_path / "again" / name).read_text() for name in names] == [
+        True
+    ] * 4
+
+
+def test_the_mean_of_checkpoints_is_that_of_each_weight(tmp_path: Path) -> None:
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder, steps in zip(folders, (1, STEPS), strict=True):
+        training = new_training(folder)
+        training._budget = Budget(steps, None)
+        training.run()
+    first, second = (torch.load(folder / "training.pt", weights_only=False)["model"] for folder in folders)
+    mean = mean_weights(folders)
+    assert mean.keys() == first.keys()
+    assert all(torch.allclose(mean[name], (first[name] + second[name]) / 2) for name in mean)
+    assert not all(torch.equal(mean[name], first[name]) for name in mean)
+
+
 def test_a_budget_ends_by_steps_or_by_time() -> None:
     assert [Budget(10, None).progress(step, 1e9) for step in (0, 5, 20)] == [0.0, 0.5, 1.0]
     assert [Budget(None, 2.0).progress(10**9, seconds) for seconds in (0, 60, 300)] == [0.0, 0.5, 1.0]
@@ -146,7 +174,8 @@ def test_the_card_shows_the_figures_that_were_measured() -> None:
     results = {name: [Result(**each) for each in rows] for name, rows in figures()["results"].items()}
     assert [result.task for result in results["chat"]] == [task.name for task in TASKS]
     assert (
-        f"{BEGIN}\n\n{tables(results)}\n\nMeasured {figures()['date']}" in (MODEL / "README.md").read_text()
+        f"{BEGIN}\n\n{tables(results, figures().get('first_prompts'))}\n\nMeasured {figures()['date']}"
+        in (MODEL / "README.md").read_text()
     )
 
 

@@ -8,8 +8,11 @@ import pytest
 import train_bundled_model
 from bundled.corpus import Corpus
 from bundled.tasks import Task
-from train_bundled_model import load_lexicon, load_tokenizer
+from bundled.velin import read_lexicon, write_lexicon
+from train_bundled_model import keep_words, load_lexicon, load_tokenizer
+from transformers import PreTrainedTokenizerFast
 
+MODEL = Path(__file__).resolve().parents[2] / "models" / "bundled"
 NAMES = Task("names", ("Convert to camelCase:",), lambda *_: ("read_lines(file)", "readLines(file)"), (1, 90))
 
 
@@ -30,3 +33,14 @@ def test_a_tokenizer_is_trained_once_and_cuts_names_at_their_joints(
     assert snake[2:] == camel[2:]
     again = load_tokenizer(tmp_path, Corpus(), [], 300)
     assert again.get_vocab() == tokenizer.get_vocab()
+
+
+def test_a_training_that_continues_has_the_tokenizer_and_the_lexicon_of_the_model(tmp_path: Path) -> None:
+    """They are copied once; a checkpoint that has its own keeps them."""
+    keep_words(MODEL, tmp_path)
+    kept = load_tokenizer(tmp_path, Corpus(), [], 300)
+    assert kept.get_vocab() == PreTrainedTokenizerFast.from_pretrained(MODEL).get_vocab()
+    assert load_lexicon(tmp_path, Corpus()) == read_lexicon(MODEL)
+    write_lexicon({"file": "netok"}, tmp_path)
+    keep_words(MODEL, tmp_path)
+    assert load_lexicon(tmp_path, Corpus()) == {"file": "netok"}
