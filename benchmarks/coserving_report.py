@@ -83,7 +83,6 @@ def medians(load: str, rounds: Sequence[Round], slo_s: float) -> list[Row]:
     rows = []
     for mode in rounds[0]:
         found = {key: [each[mode].get(key) for each in rounds if mode in each] for key in rounds[0][mode]}
-        found = {key: values for key, values in found.items() if key not in ("load", "round", "job")}
         numbers = {key: [value for value in values if value is not None] for key, values in found.items()}
         rows.append(
             {"mode": mode, "load": load, "slo_ms": slo_s * 1e3}
@@ -94,10 +93,13 @@ def medians(load: str, rounds: Sequence[Round], slo_s: float) -> list[Row]:
 
 
 def triton_rounds(rows: Sequence[Row], load: str) -> list[Round]:
-    """Those of `load`, through Triton: two rows for each, without a job and with one."""
-    rounds, rows = [], [row for row in rows if row["load"] == load]
-    for pair in zip(rows[::2], rows[1::2], strict=True):
-        alone, with_job = sorted(pair, key=lambda row: bool(row["job"]))
+    """Those of `load`, through Triton: two of `rows` for each, without a job and with one."""
+    rounds, of_load = [], [row for row in rows if row["load"] == load]
+    for pair in zip(of_load[::2], of_load[1::2], strict=True):
+        alone, with_job = (
+            {key: value for key, value in row.items() if key not in ("load", "round", "job")}
+            for row in sorted(pair, key=lambda row: bool(row["job"]))
+        )
         share = ratio(with_job["served_tok_s"], alone["served_tok_s"])
         rounds.append({"triton": alone, "triton, a job": with_job | {"served_of_serve_only": share}})
     return rounds

@@ -96,7 +96,7 @@ class Instance:
         if self._training is not None and self._training.has_work:
             planned_s = time.monotonic() - began_s
             plan = self._train(self._training, plan)
-            began_s = time.monotonic() - planned_s
+            began_s = time.monotonic() - planned_s  # as if training had taken no time
         self._num_empty_turns = 0 if plan or self._launched else self._num_empty_turns + 1
         self._launch(plan, began_s)
         if self._is_output_due(plan):
