@@ -24,8 +24,11 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <deque>
+#include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -41,7 +44,8 @@ constexpr int TILE = 16;           // rows of a tile of x, outputs of a tile of 
 constexpr int PANEL = 2 * TILE;    // outputs of a panel, rows of a block, inputs of a tile
 constexpr int LINES = 32;          // of weights that a panel has for 32 inputs, of 64 bytes
 constexpr int TAKEN = 4;           // panels that a thread takes at a time
-constexpr int BYTES_AHEAD = 2048;  // how far a thread fetches ahead of itself
+constexpr int SPINS = 2000;        // looks at what others still compute, before a thread lets others have its processor
+constexpr int BYTES_AHEAD = 8192;  // how far a thread fetches ahead of itself
 
 struct alignas(64) Line {
     Bfloat16 values[32];
@@ -61,7 +65,7 @@ private:
 
 inline void fetch(const char* from, int lines) {  // into the second cache: a panel is larger than the first
     for (int line = 0; line < lines; ++line) {
-        _mm_prefetch(from + line * 64, _MM_HINT_T1);
+        _mm_prefetch(from + line * 64, _MM_HINT_T0);
     }
 }
 
@@ -167,7 +171,7 @@ private:
     };
 
     template <int ROWS>
-    static void add(int rows, const Bfloat16* x, int depth, const Piece& piece, float* sums, const char* ahead, int lines) {
+    [[gnu::noinline]] static void add(int rows, const Bfloat16* x, int depth, const Piece& piece, float* sums, const char* ahead, int lines) {
         if constexpr (ROWS > 1) {
             if (rows < ROWS) {
                 return add<ROWS - 1>(rows, x, depth, piece, sums, ahead, lines);
@@ -244,21 +248,74 @@ struct Weight {
     int outputs = 0, depth = 0;
 };
 
-// y = x·Wᵀ + b over all threads; `finish(panel, row, y of its first 16 outputs, of the others)` gets each row of each panel.
-template <typename Finish>
-void product(const Bfloat16* x, int rows, const Weight& weight, const Finish& finish) {
+// Parts of an operation's work that follow each other, in one parallel region over all threads. An item of a part begins when all
+// items of the part before have ended. Who is done with its own share takes some of the others': a thread that is interrupted is
+// waited for only until its last items end, and one that never begins not at all.
+class Parts {
+public:
+    void add(int items, std::function<void(Multiplier&, int, int)> run) {
+        if (items > 0) {
+            m_parts.emplace_back(items, std::move(run));
+        }
+    }
+
+    void run() {
+        const int threads = tbb::this_task_arena::max_concurrency();
+        for (auto& part : m_parts) {
+            part.shares = std::vector<Share>(threads);
+            for (int i = 0; i < threads; ++i) {
+                part.shares[i].next = part.items * i / threads;
+                part.shares[i].end = part.items * (i + 1) / threads;
+            }
+        }
+        tbb::parallel_for(0, threads, [&](int thread) { run(thread, threads); }, tbb::static_partitioner{});
+    }
+
+private:
     struct alignas(64) Share {
         std::atomic<int> next;
         int end;
     };
-    if (rows == 0) {
-        return;
+
+    struct Part {
+        Part(int items, std::function<void(Multiplier&, int, int)> run) : items(items), run(std::move(run)), left(items) {}
+
+        int items;
+        std::function<void(Multiplier&, int, int)> run;
+        std::vector<Share> shares;
+        alignas(64) std::atomic<int> left;
+    };
+
+    void run(int thread, int threads) {
+        Multiplier multiplier;
+        const auto control = _mm_getcsr();
+        _mm_setcsr(control | 0x8040);  // numbers too small to matter are zero instead of slow, as the tiles have it
+        for (auto& part : m_parts) {
+            for (int i = 0; i < threads; ++i) {
+                auto& share = part.shares[(thread + i) % threads];
+                for (int first; (first = share.next.fetch_add(TAKEN)) < share.end;) {
+                    const int last = std::min(first + TAKEN, share.end);
+                    part.run(multiplier, first, last);
+                    part.left.fetch_sub(last - first);
+                }
+            }
+            for (int looked = 0; part.left.load() > 0; ++looked) {
+                looked < SPINS ? _mm_pause() : std::this_thread::yield();
+            }
+        }
+        _mm_setcsr(control);
     }
-    const int threads = tbb::this_task_arena::max_concurrency(), panels = weight.outputs / PANEL;
-    const int blocks = (rows + PANEL - 1) / PANEL, depth = weight.depth;
+
+    std::deque<Part> m_parts;
+};
+
+// y = x·Wᵀ + b; `finish(panel, row, y of its first 16 outputs, of the others)` gets each row of each panel.
+template <typename Finish>
+void add_product(Parts& parts, const Bfloat16* x, int rows, const Weight& weight, const Finish& finish) {
+    const int panels = weight.outputs / PANEL, blocks = (rows + PANEL - 1) / PANEL, depth = weight.depth;
     const int each = (LINES + blocks - 1) / blocks;  // lines of the next panel that a block fetches for 32 inputs
     const size_t size = size_t(depth) * PANEL * sizeof(Bfloat16);
-    const auto run = [&](Multiplier& multiplier, int first, int last) {
+    parts.add(panels, [=](Multiplier& multiplier, int first, int last) {
         alignas(64) float sums[PANEL * PANEL];
         for (int panel = first; panel < last; ++panel) {
             const auto* from = weight.panels + panel * size;
@@ -281,25 +338,7 @@ void product(const Bfloat16* x, int rows, const Weight& weight, const Finish& fi
                 }
             }
         }
-    };
-    std::vector<Share> shares(threads);
-    for (int i = 0; i < threads; ++i) {
-        shares[i].next = panels * i / threads;
-        shares[i].end = panels * (i + 1) / threads;
-    }
-    const auto compute = [&](int thread) {
-        Multiplier multiplier;
-        const auto control = _mm_getcsr();
-        _mm_setcsr(control | 0x8040);  // numbers too small to matter are zero instead of slow, as the tiles have it
-        for (int i = 0; i < threads; ++i) {
-            auto& share = shares[(thread + i) % threads];
-            for (int first; (first = share.next.fetch_add(TAKEN)) < share.end;) {
-                run(multiplier, first, std::min(first + TAKEN, share.end));
-            }
-        }
-        _mm_setcsr(control);
-    };
-    tbb::parallel_for(0, threads, compute, tbb::static_partitioner{});
+    });
 }
 
 // What follows x among an operation's inputs, by name.
@@ -376,15 +415,20 @@ public:
         const Inputs named{m_parts, inputs};
         const int width = inputs[0].get_shape().back(), rows = inputs[0].get_size() / width;
         const auto* x = static_cast<const float*>(inputs[0].data());
+        if (rows == 0) {
+            return true;
+        }
+        Parts parts;
         auto output = outputs.begin();
         if (changes()) {
             auto* y = static_cast<float*>((output++)->data());
-            end_layer(named, x, rows, width, y);
+            end_layer(parts, named, x, rows, width, y);
             x = y;
         }
         if (!m_widths.empty()) {
-            lead_on(named, x, rows, width, {output, outputs.end()});
+            lead_on(parts, named, x, rows, width, {output, outputs.end()});
         }
+        parts.run();
         return true;
     }
 
@@ -394,7 +438,7 @@ private:
     }
 
     // y = x + attended·Oᵀ, and what the feed-forward part makes of it added.
-    static void end_layer(const Inputs& inputs, const float* x, int rows, int width, float* y) {
+    static void end_layer(Parts& parts, const Inputs& inputs, const float* x, int rows, int width, float* y) {
         const auto add_to = [=](const float* before) {
             return [=](int panel, int row, __m512 low, __m512 high) {
                 const auto at = size_t(row) * width + panel * PANEL;
@@ -404,7 +448,7 @@ private:
         };
         const auto& attended = inputs["attended"];
         const auto* heads = static_cast<const Bfloat16*>(attended.data());
-        product(heads, rows, inputs.weight("output", attended.get_shape().back()), add_to(x));
+        add_product(parts, heads, rows, inputs.weight("output", attended.get_shape().back()), add_to(x));
         const auto up = inputs.weight("up", width);
         const int half = up.outputs / 2;
         thread_local Rows kept;
@@ -412,12 +456,12 @@ private:
         const auto gate = [=](int panel, int row, __m512 gate, __m512 up) {
             store(gated + size_t(row) * half + panel * TILE, _mm512_mul_ps(silu(gate), up));
         };
-        product(normed(inputs, "norm", y, rows, width), rows, up, gate);
-        product(gated, rows, inputs.weight("down", half), add_to(y));
+        add_product(parts, add_norm(parts, inputs, "norm", y, rows, width), rows, up, gate);
+        add_product(parts, gated, rows, inputs.weight("down", half), add_to(y));
     }
 
     // The products of what follows, each panel to the output that it belongs to.
-    void lead_on(const Inputs& inputs, const float* x, int rows, int width, ov::TensorVector outputs) const {
+    void lead_on(Parts& parts, const Inputs& inputs, const float* x, int rows, int width, ov::TensorVector outputs) const {
         struct Place {
             char* first_row;
             size_t stride;
@@ -430,35 +474,31 @@ private:
                 places.push_back({static_cast<char*>(output.data()) + column * size, outputs_width * size});
             }
         }
+        const auto* normed = add_norm(parts, inputs, "next_norm", x, rows, width);
         const auto put = [&](auto type) {
             using Value = decltype(type);
-            const auto put_row = [&](int panel, int row, __m512 low, __m512 high) {
+            const auto put_row = [places](int panel, int row, __m512 low, __m512 high) {
                 auto* to = reinterpret_cast<Value*>(places[panel].first_row + row * places[panel].stride);
                 store(to, low);
                 store(to + TILE, high);
             };
-            product(normed(inputs, "next_norm", x, rows, width), rows, inputs.weight("next", width), put_row);
+            add_product(parts, normed, rows, inputs.weight("next", width), put_row);
         };
         m_logits ? put(float()) : put(Bfloat16());
     }
 
-    // x [rows, width] normed by the factors `name`, in a memory that the next call overwrites.
-    static const Bfloat16* normed(const Inputs& inputs, const std::string& name, const float* x, int rows, int width) {
+    // Where x [rows, width] will be, normed by the factors `name`: a memory that the next norm overwrites.
+    static const Bfloat16* add_norm(Parts& parts, const Inputs& inputs, const std::string& name, const float* x, int rows, int width) {
         thread_local Rows kept;
         auto* to = kept.of(rows, width);
         const auto* factors = inputs.floats(name);
         const auto eps = *inputs.floats(name + "_eps");
-        const auto norm_row = [=](int row) {
-            const auto at = size_t(row) * width;
-            norm(x + at, factors, eps, width, to + at);
-        };
-        if (rows > PANEL) {
-            tbb::parallel_for(0, rows, norm_row);
-        } else {
-            for (int row = 0; row < rows; ++row) {
-                norm_row(row);
+        parts.add(rows, [=](Multiplier&, int first, int last) {
+            for (int row = first; row < last; ++row) {
+                const auto at = size_t(row) * width;
+                norm(x + at, factors, eps, width, to + at);
             }
-        }
+        });
         return to;
     }
 
