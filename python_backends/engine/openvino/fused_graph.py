@@ -1,5 +1,5 @@
-"""A described model as an OpenVINO graph in which all that lies between two attentions is one operation of
-ours.
+"""A described model as an OpenVINO graph in which layers that follow each other are one operation of ours,
+with their attention, and at the end the product that gives the logits.
 
 Owns nothing: written once at the start, like the graph that it varies. Layers of another kind than the
 operation computes are written as there. Called by the OpenVINO engine.
@@ -8,8 +8,9 @@ Tested in tests/cpu/test_fused_layer.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import openvino as ov
 import torch
@@ -17,10 +18,13 @@ from openvino import opset15 as ops
 from openvino.utils.node_factory import NodeFactory
 from torch import Tensor
 
-from python_backends.engine.model.description import Activation, Layer, Linear, Model, Norm, NormKind
-from python_backends.engine.openvino.graph import Graph, Node, floats, output
+from python_backends.engine.model.description import Activation, Heads, Layer, Linear, Model, Norm, NormKind
+from python_backends.engine.openvino.graph import Graph, Node, floats, integer, output
 
-TILE, PANEL = 16, 32  # outputs of a weight that lie together: fused_layer.cpp
+TILE = 16  # outputs of a weight that lie together: fused_multiplier.h
+PANEL = 32  # two tiles; rows that are multiplied at once
+# inputs of a step that the operation reads, in its order
+READ = ("past_lens", "subsequence_begins", "block_indices", "block_indices_begins", "sampling_rows")
 
 Parts = dict[str, Node]  # of the operation, by the names that it knows
 
@@ -29,76 +33,101 @@ class FusedGraph(Graph):
     def __init__(self, model: Model, num_positions: int, operation: FusedOperation) -> None:
         super().__init__(model, num_positions)
         self._operation = operation
+        self._tables = [
+            floats(table) for rotary in model.rotaries for table in rotary.tables(num_positions)
+        ]
 
-    def layers(self, x: Node, layers: Iterable[Layer]) -> Node:
-        # query, key and value of the layer that comes, where they are computed already
-        parts: list[Node] = []
-        for index, (layer, following) in enumerate(_with_following(layers)):
-            if not self._fits(layer):
-                x, parts = self.layer(x, index, layer), []
-                continue
-            parts = parts or self._operation.before(x, layer, self.widths)
-            attended = self.attended([ops.convert(part, "f32") for part in parts], index, layer.attention)
-            leads_on = following is not None and self._fits(following)
-            x, *parts = self._operation.between(
-                x, layer, attended, following if leads_on else None, self.widths
-            )
-        return x
-
-    def head(self, x: Node) -> Node:
+    def scores(self, layers: Iterable[Layer]) -> Node:
+        x, run = self.embedded(), self._no_layers()
+        for index, layer in enumerate(layers):
+            if fits(layer, self.model.heads):
+                run.add(layer, self.caches(index))
+            else:
+                x = self.layer(self._operation.after(x, run), index, layer)
+                run = self._no_layers()
         norm, head = self.model.norm, self.model.head
-        return (
-            self._operation.logits(x, norm, head) if _is_rms(norm) and _is_packable(head) else super().head(x)
-        )
+        if run.num_layers and _is_rms(norm) and _is_packable(head):
+            return self._operation.scores(x, run, norm, head)
+        x = self._operation.after(x, run)
+        return self.head(ops.gather(x, self.inputs["sampling_rows"], integer(0)))
 
-    def _fits(self, layer: Layer) -> bool:
-        return fits(layer) and all(width % PANEL == 0 for width in self.widths)
+    def _no_layers(self) -> FusedLayers:
+        return FusedLayers(self.model.heads, [self.inputs[name] for name in READ], self._tables)
+
+
+class FusedLayers:
+    """Layers that follow each other, packed for the operation."""
+
+    def __init__(self, heads: Heads, inputs: list[Node], tables: list[Node]) -> None:
+        """`inputs` as READ names them; `tables` are cos and sin of each rotary embedding, in turn."""
+        self.inputs = inputs
+        self.parts: Parts = {}
+        self.attributes: dict[str, Any] = {
+            "heads": [heads.num_query_heads, heads.num_kv_heads, heads.head_dim],
+            "scale": heads.scale,
+            "windows": [],
+            "rotaries": [],
+        }
+        for index, table in enumerate(tables):
+            self.parts[f"{('cos', 'sin')[index % 2]}.{index // 2}"] = table
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.attributes["windows"])
+
+    def add(self, layer: Layer, caches: list[Node]) -> None:
+        attention, up = layer.attention, layer.feed_forward.up
+        parts = (
+            dict(zip(("keys", "values"), caches, strict=True))
+            | _norm("attention_norm", layer.attention_norm)
+            | _packed("qkv", attention.qkv)
+            | _norm("q_norm", attention.q_norm)
+            | _norm("k_norm", attention.k_norm)
+            | _packed("output", attention.output)
+            | _norm("feed_forward_norm", layer.feed_forward_norm)
+            | _packed("up", Linear(_in_turn(up.weight), None if up.bias is None else _in_turn(up.bias)))
+            | _packed("down", layer.feed_forward.down)
+        )
+        self.parts |= {f"{self.num_layers}.{name}": part for name, part in parts.items()}
+        self.attributes["windows"].append(attention.window or 0)
+        self.attributes["rotaries"].append(-1 if attention.rotary is None else attention.rotary)
 
 
 class FusedOperation:
-    """Makes nodes of it. x is [tokens, 1, hidden] of float32, queries, keys
-    and values [tokens, 1, width] of bfloat16.
-    """
+    """Makes nodes of it. x is [tokens, 1, hidden] of float32."""
 
     def __init__(self, library: Path) -> None:
         self._operations = NodeFactory()
         self._operations.add_extension(str(library))
 
-    def before(self, x: Node, layer: Layer, widths: list[int]) -> list[Node]:
-        """Query, key and value of a layer."""
-        return self._node(x, _attention(layer), widths)
+    def after(self, x: Node, layers: FusedLayers) -> Node:
+        """x as the layers leave it."""
+        width = output(x).get_partial_shape()[2].get_length()
+        return self._node(x, layers, {}, width, samples=False) if layers.num_layers else x
 
-    def between(
-        self, x: Node, layer: Layer, attended: Node, following: Layer | None, widths: list[int]
-    ) -> list[Node]:
-        """x as `layer` leaves it after `attended` [tokens, 1, heads · dim], then
-        query, key and value of the layer that follows.
-        """
-        after = {"attended": ops.convert(attended, "bf16")} | _after_attention(layer)
-        return (
-            self._node(x, after, [])
-            if following is None
-            else self._node(x, after | _attention(following), widths)
-        )
+    def scores(self, x: Node, layers: FusedLayers, norm: Norm, head: Linear) -> Node:
+        """[sampled, 1, vocabulary] float32."""
+        return self._node(x, layers, _norm("norm", norm) | _packed("head", head), len(head.weight), samples=True)
 
-    def logits(self, x: Node, norm: Norm, head: Linear) -> Node:
-        """[tokens, 1, vocabulary] float32."""
-        return self._node(x, _next(norm, head), [len(head.weight)], logits=True)[0]
-
-    def _node(self, x: Node, parts: Parts, widths: list[int], *, logits: bool = False) -> list[Node]:
-        attributes = {"parts": list(parts), "widths": widths, "logits": logits}
-        node = self._operations.create(
-            "FusedLayer", [output(part) for part in (x, *parts.values())], attributes
-        )
-        return list(node.outputs())
+    def _node(self, x: Node, layers: FusedLayers, more: Parts, width: int, *, samples: bool) -> Node:
+        """[rows, 1, width]"""
+        parts = layers.parts | more
+        attributes = layers.attributes | {"names": list(parts), "samples": samples, "width": width}
+        inputs = [output(part) for part in (x, *layers.inputs, *parts.values())]
+        return self._operations.create("FusedLayers", inputs, attributes).output(0)
 
 
-def fits(layer: Layer) -> bool:
+def fits(layer: Layer, heads: Heads) -> bool:
     """Whether the operation computes such layers."""
     attention, feed_forward = layer.attention, layer.feed_forward
+    head_norms = [norm for norm in (attention.q_norm, attention.k_norm) if norm is not None]
     return (
         layer.residual_scale == 1
         and not layer.parallel
+        and heads.group <= PANEL
+        and heads.head_dim % 2 == 0
+        and attention.softcap is None
+        and all(_is_rms(norm) and len(norm.weight) == heads.head_dim for norm in head_norms)
         and layer.attention_output_norm is None
         and layer.feed_forward_output_norm is None
         and feed_forward.gated
@@ -116,31 +145,9 @@ def _is_packable(linear: Linear) -> bool:
     return linear.weight.dtype == torch.bfloat16 and all(size % PANEL == 0 for size in linear.weight.shape)
 
 
-def _after_attention(layer: Layer) -> Parts:
-    """What follows a layer's attention."""
-    up = layer.feed_forward.up
-    gates_and_ups = Linear(_in_turn(up.weight), None if up.bias is None else _in_turn(up.bias))
-    end_of_attention = _packed("output", layer.attention.output)
-    feed_forward = (
-        _norm("norm", layer.feed_forward_norm)
-        | _packed("up", gates_and_ups)
-        | _packed("down", layer.feed_forward.down)
-    )
-    return end_of_attention | feed_forward
-
-
-def _attention(layer: Layer) -> Parts:
-    """What leads to a layer's attention."""
-    return _next(layer.attention_norm, layer.attention.qkv)
-
-
-def _next(norm: Norm | None, linear: Linear) -> Parts:
-    return _norm("next_norm", norm) | _packed("next", linear)
-
-
 def _norm(name: str, norm: Norm | None) -> Parts:
-    assert norm is not None, "asked of fits"
-    return {name: floats(norm.weight), f"{name}_eps": floats(torch.tensor([norm.eps]))}
+    """The factors [width], and then the eps."""
+    return {} if norm is None else {name: floats(torch.cat([norm.weight.float(), torch.tensor([norm.eps])]))}
 
 
 def _packed(name: str, linear: Linear) -> Parts:
@@ -157,13 +164,3 @@ def _packed(name: str, linear: Linear) -> Parts:
 def _in_turn(gate_and_up: Tensor) -> Tensor:
     """[2 · width, …], gate and then up, as 16 rows of gate and 16 of up in turn."""
     return gate_and_up.reshape(2, -1, TILE, *gate_and_up.shape[1:]).transpose(0, 1).reshape(gate_and_up.shape)
-
-
-def _with_following(layers: Iterable[Layer]) -> Iterator[tuple[Layer, Layer | None]]:
-    before = None
-    for layer in layers:
-        if before is not None:
-            yield before, layer
-        before = layer
-    if before is not None:
-        yield before, None

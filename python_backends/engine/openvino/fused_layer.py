@@ -27,7 +27,8 @@ from python_backends.settings import ROOT
 
 log = logging.getLogger("gapless.instance")
 
-SOURCE = Path(__file__).with_suffix(".cpp")
+FOLDER = Path(__file__).parent
+SOURCE = FOLDER / "fused_layers.cpp"  # and the headers that it includes
 OPENVINO = Path(ov.__file__).parent
 WRITTEN_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
@@ -90,12 +91,12 @@ def compiled(kind: Kind) -> Path:
     if compiler is None:
         raise FileNotFoundError("a C++ compiler would make them: apt-get install g++")
     log.info("compiling %s for %s, once", SOURCE.name, kind)
-    headers = [f"-I{OPENVINO / 'include'}", f"-I{OPENVINO / 'include' / 'tbb'}"]
+    includes = [f"-I{FOLDER}", f"-I{OPENVINO / 'include'}", f"-I{OPENVINO / 'include' / 'tbb'}"]
     libraries = [str(next((OPENVINO / "libs").glob(name))) for name in ("libopenvino.so.*", "libtbb.so.*")]
     # another start at the same time finds all of it or nothing
     with TemporaryDirectory(dir=path.parent) as directory:
         made = Path(directory, path.name)
-        command = [compiler, *FLAGS[kind], *headers, str(SOURCE), *libraries, "-o", str(made)]
+        command = [compiler, *FLAGS[kind], *includes, str(SOURCE), *libraries, "-o", str(made)]
         subprocess.run(command, check=True, capture_output=True, text=True)
         made.chmod(0o755)  # whatever the umask
         made.replace(path)
@@ -128,7 +129,8 @@ def trusted_owners() -> set[int]:
 
 
 def _digest(kind: Kind) -> str:
-    made_from = [SOURCE.read_text(), *FLAGS[kind], ov.get_version(), str(OPENVINO)]
+    headers = [path.read_text() for path in sorted(FOLDER.glob("fused_*.h"))]
+    made_from = [SOURCE.read_text(), *headers, *FLAGS[kind], ov.get_version(), str(OPENVINO)]
     return hashlib.sha256("\n".join(made_from).encode()).hexdigest()[:16]
 
 

@@ -63,11 +63,11 @@ class Graph:
     def __init__(self, model: Model, num_positions: int) -> None:
         self.model = model
         # of query, key and value
-        self.widths = [model.heads.query_width, model.heads.kv_width, model.heads.kv_width]
+        self._widths = [model.heads.query_width, model.heads.kv_width, model.heads.kv_width]
         self._heads = model.heads
         self._cache_type = TYPES[model.embedding.dtype]
         self._parameters: list[Node] = []
-        self._inputs = {
+        self.inputs = {
             name: self._input(name, [-1] * rank, ov.Type.i32) for name, rank in STEP_INPUTS.items()
         }
         self._embedding = _weight(model.embedding)
@@ -78,13 +78,20 @@ class Graph:
 
         Raises SettingsError where OpenVINO's paged attention can't compute what the model wants.
         """
-        x = self.layers(self._embed(), layers)
-        return ov.Model([ops.result(self._logits(x))], self._parameters, "gapless")
+        scores = _scaled(ops.squeeze(self.scores(layers), integer(1)), self.model.logit_scale)
+        logits = _softcapped(scores, self.model.logit_softcap)
+        return ov.Model([ops.result(logits)], self._parameters, "gapless")
 
-    def layers(self, x: Node, layers: Iterable[Layer]) -> Node:
+    def scores(self, layers: Iterable[Layer]) -> Node:
+        """[sampled, 1, vocabulary], neither scaled nor capped"""
+        x = self.embedded()
         for index, layer in enumerate(layers):
             x = self.layer(x, index, layer)
-        return x
+        return self.head(ops.gather(x, self.inputs["sampling_rows"], integer(0)))
+
+    def embedded(self) -> Node:
+        x = ops.gather(self._embedding, self.inputs["tokens"], integer(0))
+        return ops.unsqueeze(_scaled(x, self.model.embedding_scale), integer(1))
 
     def layer(self, x: Node, index: int, layer: Layer) -> Node:
         normed = _norm(x, layer.attention_norm)
@@ -107,7 +114,7 @@ class Graph:
         tied = model.head.weight.data_ptr() == model.embedding.data_ptr()
         return _linear(_norm(x, model.norm), model.head, self._embedding if tied else None)
 
-    def attended(self, parts: list[Node], index: int, attention: Attention) -> Node:
+    def _attended(self, parts: list[Node], index: int, attention: Attention) -> Node:
         """Of query, key and value [tokens, 1, width] → [tokens, 1, heads · dim]."""
         if attention.softcap is not None:
             raise SettingsError(
@@ -119,28 +126,19 @@ class Graph:
         query = self._turned(query, heads.num_query_heads, attention.q_norm, attention.rotary)
         key = self._turned(key, heads.num_kv_heads, attention.k_norm, attention.rotary)
         flat = [
-            _reshaped(part, [-1, width]) for part, width in zip((query, key, value), self.widths, strict=True)
+            _reshaped(part, [-1, width]) for part, width in zip((query, key, value), self._widths, strict=True)
         ]
-        caches = [
-            self._input(cache_name(index, part), self._cache_shape(), self._cache_type)
-            for part in ("key", "value")
-        ]
-        return _reshaped(
-            self._paged_attention(flat, caches, attention.window or 0), [-1, 1, heads.query_width]
-        )
+        attended = self._paged_attention(flat, self.caches(index), attention.window or 0)
+        return _reshaped(attended, [-1, 1, heads.query_width])
 
-    def _embed(self) -> Node:
-        x = ops.gather(self._embedding, self._inputs["tokens"], _int(0))
-        return ops.unsqueeze(_scaled(x, self.model.embedding_scale), _int(1))
-
-    def _logits(self, x: Node) -> Node:
-        rows = ops.gather(x, self._inputs["sampling_rows"], _int(0))
-        logits = _scaled(ops.squeeze(self.head(rows), _int(1)), self.model.logit_scale)
-        return _softcapped(logits, self.model.logit_softcap)
+    def caches(self, index: int) -> list[Node]:
+        """The keys and values of a layer, as inputs."""
+        shape = [-1, self._heads.num_kv_heads, BLOCK_TOKENS, self._heads.head_dim]
+        return [self._input(cache_name(index, part), shape, self._cache_type) for part in ("key", "value")]
 
     def _attend(self, x: Node, index: int, attention: Attention) -> Node:
-        parts = _products(x, attention.qkv, self.widths)
-        return _linear(self.attended(parts, index, attention), attention.output)
+        parts = _products(x, attention.qkv, self._widths)
+        return _linear(self._attended(parts, index, attention), attention.output)
 
     def _turned(self, part: Node, num_heads: int, norm: Norm | None, rotary: int | None) -> Node:
         """Normed and turned queries or keys [tokens, 1, heads · dim]."""
@@ -162,7 +160,7 @@ class Graph:
     def _rotation(self, rotary: Rotary, num_positions: int) -> list[Node]:
         """cos and sin [tokens, 1, 1, dim]."""
         tables = [floats(torch.cat((table, table), 1)) for table in rotary.tables(num_positions)]
-        rows = [ops.gather(table, self._inputs["positions"], _int(0)) for table in tables]
+        rows = [ops.gather(table, self.inputs["positions"], integer(0)) for table in tables]
         return [_reshaped(row, [-1, 1, 1, self._heads.head_dim]) for row in rows]
 
     def _paged_attention(self, parts: list[Node], caches: list[Node], window: int) -> Node:
@@ -171,18 +169,18 @@ class Graph:
         """
         i32, f32 = np.zeros(0, np.int32), np.zeros(0, np.float32)
         names = ("past_lens", "subsequence_begins", "block_indices", "block_indices_begins")
-        lengths = [self._inputs[name] for name in names]
-        scale = [_float(self._heads.scale), _int(window), f32, self._inputs["max_context_len"]]
+        lengths = [self.inputs[name] for name in names]
+        scale = [_float(self._heads.scale), integer(window), f32, self.inputs["max_context_len"]]
         left_off = [
             i32,
             i32,
             i32,
             f32,
             f32,
-            _int(0),
-            _int(0),
+            integer(0),
+            integer(0),
             f32,
-            _int(0),
+            integer(0),
             i32,
             i32,
             i32,
@@ -197,9 +195,6 @@ class Graph:
         for name in ("num_k_heads", "num_v_heads"):
             info[name] = heads.num_kv_heads
         return node.output(0)
-
-    def _cache_shape(self) -> list[int]:
-        return [-1, self._heads.num_kv_heads, BLOCK_TOKENS, self._heads.head_dim]
 
     def _input(self, name: str, shape: list[int], kind: ov.Type) -> Node:
         parameter = ops.parameter(shape, kind, name=name)
@@ -297,7 +292,7 @@ def _float(value: float) -> Node:
     return ops.constant(np.float32(value))
 
 
-def _int(value: int) -> Node:
+def integer(value: int) -> Node:
     return ops.constant(np.int32(value))
 
 

@@ -1,0 +1,251 @@
+// Causal attention of a flat batch of tokens over KV blocks [blocks, kv_heads, 32, dim], with rotary embedding.
+//
+// A tile is up to 32 queries of one KV head: tokens of one span that follow each other, each with the query heads of its group. The
+// tokens of a block are what a panel has as outputs when scores are computed, and what it has as inputs when values are added up; so
+// keys and values of a block are put into panels first. Softmax goes from block to block with the greatest score so far (Milakov and
+// Gimelshein, Online normalizer calculation for softmax, 2018).
+
+#pragma once
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "fused_multiplier.h"
+#include "fused_vectors.h"
+
+namespace gapless {
+
+constexpr int BLOCK = 32;  // tokens of a KV block
+constexpr float NO_SCORE = -1e30f;
+
+// A memory that begins with a cache line, as tiles are loaded fastest; what was in it is lost when it grows.
+template <typename Value>
+class Kept {
+public:
+    Value* of(size_t size) {
+        const size_t lines = (size * sizeof(Value) + 63) / 64;
+        if (m_lines.size() < lines) {
+            m_lines = std::vector<Line>(lines);
+        }
+        return reinterpret_cast<Value*>(m_lines.data());
+    }
+
+private:
+    struct alignas(64) Line {
+        char bytes[64];
+    };
+
+    std::vector<Line> m_lines;
+};
+
+struct Heads {
+    int query = 0, kv = 0, dim = 0;
+    float scale = 0;
+
+    int group() const {
+        return query / kv;
+    }
+
+    int deep() const {  // dim with what makes it a depth of panels, which is zero
+        return (dim + PANEL - 1) / PANEL * PANEL;
+    }
+
+    size_t block_size() const {  // values of a KV block
+        return size_t(kv) * BLOCK * dim;
+    }
+};
+
+// Where the tokens of the flat batch are in their sequences and in KV blocks, and the tiles of their queries.
+class Batch {
+public:
+    struct Tile {
+        int row, tokens;    // the first one in the flat batch
+        int position;       // of the first one
+        const int* blocks;  // of the sequence
+    };
+
+    Batch(const Heads& heads, int spans, const int* past, const int* begins, const int* blocks, const int* block_begins)
+        : m_rows(begins[spans]) {
+        const int most = std::max(PANEL / heads.group(), 1);
+        m_places.reserve(m_rows);
+        for (int span = 0; span < spans; ++span) {
+            const int* of_span = blocks + block_begins[span];
+            const int tokens = begins[span + 1] - begins[span];
+            for (int token = 0; token < tokens; ++token) {
+                const int position = past[span] + token;
+                m_places.push_back({position, of_span[position / BLOCK]});
+            }
+            for (int token = 0; token < tokens; token += most) {
+                m_tiles.push_back({begins[span] + token, std::min(most, tokens - token), past[span] + token, of_span});
+            }
+        }
+    }
+
+    struct Place {
+        int position, block;
+    };
+
+    int rows() const {
+        return m_rows;
+    }
+    const std::vector<Place>& places() const {
+        return m_places;
+    }
+    const std::vector<Tile>& tiles() const {
+        return m_tiles;
+    }
+
+private:
+    int m_rows;
+    std::vector<Place> m_places;
+    std::vector<Tile> m_tiles;
+};
+
+// What happens to a head of a query or key [dim] before scores are computed; what is null is left out.
+struct Turn {
+    const float* norm = nullptr;  // [dim] and its eps
+    const float* cos = nullptr;   // [positions, dim / 2]
+    const float* sin = nullptr;
+
+    void operator()(const Bfloat16* from, int dim, int position, Bfloat16* to) const {
+        const int half = dim / 2;
+        auto factor = _mm512_set1_ps(1.f);
+        if (norm) {
+            auto squares = _mm512_setzero_ps();
+            for (int i = 0; i < dim; i += TILE) {
+                const auto values = load(from + i, mask(dim - i));
+                squares = _mm512_fmadd_ps(values, values, squares);
+            }
+            factor = _mm512_set1_ps(1.f / std::sqrt(_mm512_reduce_add_ps(squares) / dim + norm[dim]));
+        }
+        for (int i = 0; i < half; i += TILE) {
+            const auto some = mask(half - i);
+            auto first = load(from + i, some), second = load(from + half + i, some);
+            if (norm) {
+                first = _mm512_mul_ps(_mm512_mul_ps(first, factor), _mm512_maskz_loadu_ps(some, norm + i));
+                second = _mm512_mul_ps(_mm512_mul_ps(second, factor), _mm512_maskz_loadu_ps(some, norm + half + i));
+            }
+            if (cos) {
+                const auto c = _mm512_maskz_loadu_ps(some, cos + size_t(position) * half + i);
+                const auto s = _mm512_maskz_loadu_ps(some, sin + size_t(position) * half + i);
+                const auto turned = _mm512_fmsub_ps(first, c, _mm512_mul_ps(second, s));
+                second = _mm512_fmadd_ps(second, c, _mm512_mul_ps(first, s));
+                first = turned;
+            }
+            store(to + i, first, some);
+            store(to + half + i, second, some);
+        }
+    }
+};
+
+// The panel [32 tokens, deep] of the keys [32, dim] of a block.
+inline void pack_keys(const Bfloat16* keys, const Heads& heads, char* panel) {
+    for (int chunk = 0; chunk < heads.deep(); chunk += PANEL) {
+        const auto some = half_mask(heads.dim - chunk);
+        for (int half = 0; half < 2; ++half, panel += TILE * 64) {
+            __m512i rows[TILE];
+            for (int token = 0; token < TILE; ++token) {
+                rows[token] = _mm512_maskz_loadu_epi16(some, keys + size_t(half * TILE + token) * heads.dim + chunk);
+            }
+            transpose(rows);
+            for (int pair = 0; pair < TILE; ++pair) {
+                _mm512_store_si512(panel + pair * 64, rows[pair]);
+            }
+        }
+    }
+}
+
+// The panels [deep, 32 tokens] of the values [32, dim] of a block. Tokens from `count` on are zero, whatever their memory has.
+inline void pack_values(const Bfloat16* values, const Heads& heads, int count, char* panels) {
+    alignas(64) static constexpr auto ORDERS = [] {
+        std::array<std::array<uint16_t, 32>, 2> orders{};
+        for (int i = 0; i < 32; ++i) {
+            orders[0][i] = i / 2 + (i % 2) * 32;
+            orders[1][i] = orders[0][i] + 16;
+        }
+        return orders;
+    }();
+    const auto low = _mm512_loadu_si512(ORDERS[0].data()), high = _mm512_loadu_si512(ORDERS[1].data());
+    for (int chunk = 0; chunk < heads.deep(); chunk += PANEL, panels += LINES * 64) {
+        const auto some = half_mask(heads.dim - chunk);
+        for (int pair = 0; pair < TILE; ++pair) {
+            const auto* from = values + size_t(2 * pair) * heads.dim + chunk;
+            const auto even = _mm512_maskz_loadu_epi16(2 * pair < count ? some : 0, from);
+            const auto odd = _mm512_maskz_loadu_epi16(2 * pair + 1 < count ? some : 0, from + heads.dim);
+            _mm512_store_si512(panels + pair * 64, _mm512_permutex2var_epi16(even, low, odd));
+            _mm512_store_si512(panels + (TILE + pair) * 64, _mm512_permutex2var_epi16(even, high, odd));
+        }
+    }
+}
+
+// to [tokens, query_heads · dim], of the heads of a group = softmax(queries · keysᵀ · scale) · values. Queries [tokens · group, deep];
+// keys and values are those of the KV head in the first block of the cache. A token sees itself and the window − 1 before it; all
+// before it where the window is 0.
+inline void attend(Multiplier& multiplier, const Heads& heads, const Batch::Tile& tile, const Bfloat16* queries,
+                   const Bfloat16* keys, const Bfloat16* values, int window, Bfloat16* to) {
+    const int deep = heads.deep(), group = heads.group(), rows = tile.tokens * group;
+    alignas(64) float scores[PANEL * PANEL], most[PANEL], total[PANEL], kept[PANEL];
+    alignas(64) Bfloat16 shares[PANEL * PANEL];
+    thread_local Kept<char> kept_panel;
+    thread_local Kept<float> kept_sums;
+    char* panel = kept_panel.of(size_t(deep) * PANEL * 2);
+    float* sums = kept_sums.of(size_t(PANEL) * deep);
+    std::fill_n(sums, size_t(rows) * deep, 0.f);
+    std::fill_n(most, rows, NO_SCORE);
+    std::fill_n(total, rows, 0.f);
+    const int last = tile.position + tile.tokens - 1;  // positions
+    const int first = window ? std::max(tile.position - window + 1, 0) : 0;
+    const auto scale = _mm512_set1_ps(heads.scale);
+    for (int block = first / BLOCK; block <= last / BLOCK; ++block) {
+        const size_t at = tile.blocks[block] * heads.block_size();
+        if (block < last / BLOCK) {
+            const size_t next = tile.blocks[block + 1] * heads.block_size();
+            fetch(reinterpret_cast<const char*>(keys + next), heads.dim);  // 32 tokens of 2 bytes a value
+            fetch(reinterpret_cast<const char*>(values + next), heads.dim);
+        }
+        pack_keys(keys + at, heads, panel);
+        multiplier.multiply(queries, rows, deep, panel, scores, panel, 0);
+        for (int row = 0; row < rows; ++row) {
+            const int end = tile.position + row / group + 1 - block * BLOCK;
+            const uint32_t seen = bits(end) & ~(window ? bits(end - window) : 0);
+            auto low = _mm512_mul_ps(_mm512_load_ps(scores + row * PANEL), scale);
+            auto high = _mm512_mul_ps(_mm512_load_ps(scores + row * PANEL + TILE), scale);
+            const __mmask16 of_low = seen, of_high = seen >> TILE;
+            auto greatest = _mm512_mask_max_ps(_mm512_set1_ps(most[row]), of_low, _mm512_set1_ps(most[row]), low);
+            greatest = _mm512_mask_max_ps(greatest, of_high, greatest, high);
+            const float now = _mm512_reduce_max_ps(greatest);
+            low = _mm512_maskz_mov_ps(of_low, exponential(_mm512_sub_ps(low, _mm512_set1_ps(now))));
+            high = _mm512_maskz_mov_ps(of_high, exponential(_mm512_sub_ps(high, _mm512_set1_ps(now))));
+            kept[row] = now > most[row] ? std::exp(most[row] - now) : 1.f;
+            most[row] = now;
+            total[row] = total[row] * kept[row] + _mm512_reduce_add_ps(_mm512_add_ps(low, high));
+            store(shares + row * PANEL, low);
+            store(shares + row * PANEL + TILE, high);
+        }
+        pack_values(values + at, heads, std::min(last + 1 - block * BLOCK, BLOCK), panel);
+        for (int chunk = 0; chunk < deep; chunk += PANEL) {
+            multiplier.multiply(shares, rows, PANEL, panel + size_t(chunk) * PANEL * 2, scores, panel, 0);
+            for (int row = 0; row < rows; ++row) {
+                auto* sum = sums + row * deep + chunk;
+                const auto factor = _mm512_set1_ps(kept[row]);
+                store(sum, _mm512_fmadd_ps(_mm512_load_ps(sum), factor, _mm512_load_ps(scores + row * PANEL)));
+                store(sum + TILE, _mm512_fmadd_ps(_mm512_load_ps(sum + TILE), factor, _mm512_load_ps(scores + row * PANEL + TILE)));
+            }
+        }
+    }
+    for (int row = 0; row < rows; ++row) {
+        const auto factor = _mm512_set1_ps(1.f / total[row]);
+        auto* head = to + size_t(row / group) * heads.query * heads.dim + row % group * heads.dim;
+        for (int i = 0; i < heads.dim; i += TILE) {
+            store(head + i, _mm512_mul_ps(_mm512_load_ps(sums + row * deep + i), factor), mask(heads.dim - i));
+        }
+    }
+}
+
+}  // namespace gapless

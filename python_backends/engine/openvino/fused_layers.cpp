@@ -1,0 +1,302 @@
+// Decoder layers that follow each other, as one operation of OpenVINO's graph. For each layer:
+//
+//     q, k, v = norm(x)·Qᵀ
+//     x ← x + attention(q, k, v)·Oᵀ
+//     x ← x + (silu(g)·u)·Dᵀ,  g, u = norm(x)·Uᵀ
+//
+// and at the end, where the model ends, norm(x)·Hᵀ of the rows whose logits are wanted; of these rows alone the last layer computes
+// what follows its attention.
+//
+// A weight [out, in] lies in panels of 32 outputs; in U, 16 outputs of g and 16 of u take turns. A decode step reads every weight once,
+// so what counts is that reading never stops: each thread goes through panels that lie one after the other and fetches ahead of itself,
+// with many rows the next panel while it multiplies this one.
+//
+// Compiled by fused_layer.py when the engine starts, which asks Linux for the tiles as well.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <openvino/core/extension.hpp>
+#include <openvino/core/op_extension.hpp>
+#include <openvino/op/op.hpp>
+
+#include "fused_attention.h"
+#include "fused_multiplier.h"
+#include "fused_phases.h"
+#include "fused_vectors.h"
+
+namespace gapless {
+
+constexpr int TAKEN = 4;  // panels or rows that a thread takes at a time
+
+struct Weight {
+    const char* panels = nullptr;
+    const float* bias = nullptr;
+    int outputs = 0, depth = 0;
+};
+
+// y = x·Wᵀ + b; `finish(panel, row, y of its first 16 outputs, of the others)` gets each row of each panel.
+template <typename Finish>
+void add_product(Phases& phases, const Bfloat16* x, int rows, const Weight& weight, const Finish& finish) {
+    const int panels = weight.outputs / PANEL, blocks = (rows + PANEL - 1) / PANEL, depth = weight.depth;
+    const int each = (LINES + blocks - 1) / blocks;  // lines of the next panel that a block fetches for 32 inputs
+    const size_t size = size_t(depth) * PANEL * sizeof(Bfloat16);
+    phases.add(panels, TAKEN, [=](Multiplier& multiplier, int first, int last) {
+        alignas(64) float sums[PANEL * PANEL];
+        for (int panel = first; panel < last; ++panel) {
+            const auto* from = weight.panels + panel * size;
+            const auto* bias = weight.bias ? weight.bias + panel * PANEL : nullptr;
+            const auto low = bias ? _mm512_loadu_ps(bias) : _mm512_setzero_ps();
+            const auto high = bias ? _mm512_loadu_ps(bias + TILE) : _mm512_setzero_ps();
+            for (int block = 0; block < blocks; ++block) {
+                const int begin = block * PANEL, count = std::min(PANEL, rows - begin);
+                const char* ahead = from + BYTES_AHEAD;
+                int lines = block ? 0 : LINES;
+                if (blocks > 2) {
+                    ahead = from + size + size_t(block) * each * depth * 2;
+                    lines = panel + 1 < last ? std::clamp(LINES - block * each, 0, each) : 0;
+                }
+                multiplier.multiply(x + size_t(begin) * depth, count, depth, from, sums, ahead, lines);
+                for (int row = 0; row < count; ++row) {
+                    const auto* sum = sums + row * PANEL;
+                    const auto left = _mm512_add_ps(_mm512_load_ps(sum), low);
+                    finish(panel, begin + row, left, _mm512_add_ps(_mm512_load_ps(sum + TILE), high));
+                }
+            }
+        }
+    });
+}
+
+// to [rows, width] = x [rows, width], each row normed.
+inline void add_norm(Phases& phases, const float* x, int rows, int width, const float* weight, Bfloat16* to) {
+    phases.add(rows, TAKEN, [=](Multiplier&, int first, int last) {
+        for (int row = first; row < last; ++row) {
+            norm(x + size_t(row) * width, weight, width, to + size_t(row) * width);
+        }
+    });
+}
+
+// y [rows, width] = x + the product; y may be x.
+inline auto sum_with(const float* x, int width, float* y) {
+    return [=](int panel, int row, __m512 low, __m512 high) {
+        const auto at = size_t(row) * width + panel * PANEL;
+        store(y + at, _mm512_add_ps(_mm512_loadu_ps(x + at), low));
+        store(y + at + TILE, _mm512_add_ps(_mm512_loadu_ps(x + at + TILE), high));
+    };
+}
+
+// y [rows, width] = the product.
+template <typename Value>
+auto put(Value* y, int width) {
+    return [=](int panel, int row, __m512 low, __m512 high) {
+        auto* to = y + size_t(row) * width + panel * PANEL;
+        store(to, low);
+        store(to + TILE, high);
+    };
+}
+
+// The memory of a step between its products, kept for the next one.
+struct Memory {
+    Kept<float> x;
+    Kept<Bfloat16> normed, qkv, queries, attended, sampled, gated;
+};
+
+// Inputs: x [tokens, 1, width] float32 and FIXED; then those that `names` has. Output: x of all rows, or of the sampled ones, or their
+// logits, [rows, 1, width] float32.
+class FusedLayers : public ov::op::Op {
+public:
+    OPENVINO_OP("FusedLayers", "gapless");
+
+    FusedLayers() = default;
+
+    FusedLayers(const ov::OutputVector& inputs, const FusedLayers& other)
+        : Op(inputs),
+          m_names(other.m_names),
+          m_windows(other.m_windows),
+          m_rotaries(other.m_rotaries),
+          m_heads(other.m_heads),
+          m_scale(other.m_scale),
+          m_samples(other.m_samples),
+          m_width(other.m_width) {
+        constructor_validate_and_infer_types();
+    }
+
+    void validate_and_infer_types() override {
+        auto shape = get_input_partial_shape(0);
+        if (m_samples) {
+            shape[0] = get_input_partial_shape(SAMPLED)[0];
+        }
+        shape[2] = m_width;
+        set_output_type(0, ov::element::f32, shape);
+        for (size_t i = 0; i < m_names.size(); ++i) {
+            m_places[m_names[i]] = FIXED + i;
+        }
+    }
+
+    std::shared_ptr<ov::Node> clone_with_new_inputs(const ov::OutputVector& inputs) const override {
+        return std::make_shared<FusedLayers>(inputs, *this);
+    }
+
+    bool visit_attributes(ov::AttributeVisitor& visitor) override {
+        visitor.on_attribute("names", m_names);
+        visitor.on_attribute("windows", m_windows);
+        visitor.on_attribute("rotaries", m_rotaries);
+        visitor.on_attribute("heads", m_heads);
+        visitor.on_attribute("scale", m_scale);
+        visitor.on_attribute("samples", m_samples);
+        visitor.on_attribute("width", m_width);
+        return true;
+    }
+
+    bool has_evaluate() const override {
+        return true;
+    }
+
+    bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
+        thread_local Memory memory;
+        const Heads heads{int(m_heads[0]), int(m_heads[1]), int(m_heads[2]), float(m_scale)};
+        const auto integers = [&](int input) { return static_cast<const int*>(inputs[input].data()); };
+        const Batch batch(heads, inputs[PAST].get_size(), integers(PAST), integers(BEGINS), integers(BLOCKS), integers(BLOCK_BEGINS));
+        const int width = inputs[0].get_shape().back(), sampled = inputs[SAMPLED].get_size();
+        auto* output = static_cast<float*>(outputs[0].data());
+        int rows = batch.rows();
+        const auto* x = static_cast<const float*>(inputs[0].data());
+        const bool to_logits = m_places.count("head");
+        auto* own = memory.x.of(size_t(rows + sampled) * width);
+        auto* y = m_samples ? own : output;
+        Phases phases;
+        const int layers = m_windows.size();
+        for (int layer = 0; layer < layers; ++layer) {
+            const auto name = [&](const char* part) { return std::to_string(layer) + "." + part; };
+            auto* attended = memory.attended.of(size_t(rows) * heads.query * heads.dim);
+            add_attention(phases, inputs, layer, heads, batch, x, width, memory, attended);
+            if (m_samples && layer + 1 == layers) {
+                auto* to = to_logits ? own + size_t(rows) * width : output;
+                x = take_sampled(phases, x, width, integers(SAMPLED), sampled, to);
+                attended = take_sampled(phases, attended, heads.query * heads.dim, integers(SAMPLED), sampled,
+                                        memory.sampled.of(size_t(sampled) * heads.query * heads.dim));
+                rows = sampled;
+                y = to;
+            }
+            add_product(phases, attended, rows, weight(inputs, name("output"), heads.query * heads.dim), sum_with(x, width, y));
+            x = y;
+            add_feed_forward(phases, inputs, layer, rows, width, memory, y);
+        }
+        if (to_logits) {
+            auto* normed = memory.normed.of(size_t(rows) * width);
+            add_norm(phases, x, rows, width, floats(inputs, "norm"), normed);
+            add_product(phases, normed, rows, weight(inputs, "head", width), put(output, m_width));
+        }
+        phases.run();
+        return true;
+    }
+
+private:
+    enum { X, PAST, BEGINS, BLOCKS, BLOCK_BEGINS, SAMPLED, FIXED };  // inputs
+
+    // attended [rows, query heads · dim]
+    void add_attention(Phases& phases, const ov::TensorVector& inputs, int layer, const Heads& heads, const Batch& batch,
+                       const float* x, int width, Memory& memory, Bfloat16* attended) const {
+        const auto name = [&](const char* part) { return std::to_string(layer) + "." + part; };
+        const int rows = batch.rows(), deep = heads.deep(), group = heads.group();
+        const int qkv_width = (heads.query + 2 * heads.kv) * heads.dim;
+        auto* normed = memory.normed.of(size_t(rows) * width);
+        auto* qkv = memory.qkv.of(size_t(rows) * qkv_width);
+        add_norm(phases, x, rows, width, floats(inputs, name("attention_norm")), normed);
+        add_product(phases, normed, rows, weight(inputs, name("qkv"), width), put(qkv, qkv_width));
+
+        auto* queries = memory.queries.of(size_t(rows) * heads.query * deep);
+        auto* keys = static_cast<Bfloat16*>(const_cast<void*>(find(inputs, name("keys"))->data()));
+        auto* values = static_cast<Bfloat16*>(const_cast<void*>(find(inputs, name("values"))->data()));
+        const auto rotary = m_rotaries[layer];
+        const auto* cos = rotary < 0 ? nullptr : floats(inputs, "cos." + std::to_string(rotary));
+        const auto* sin = rotary < 0 ? nullptr : floats(inputs, "sin." + std::to_string(rotary));
+        const Turn turn_query{floats(inputs, name("q_norm")), cos, sin}, turn_key{floats(inputs, name("k_norm")), cos, sin};
+        phases.add(rows, TAKEN, [=, &batch](Multiplier&, int first, int last) {
+            for (int row = first; row < last; ++row) {
+                const auto place = batch.places()[row];
+                const auto* from = qkv + size_t(row) * qkv_width;
+                for (int head = 0; head < heads.query; ++head, from += heads.dim) {
+                    auto* to = queries + ((size_t(head / group) * rows + row) * group + head % group) * deep;
+                    turn_query(from, heads.dim, place.position, to);
+                    std::fill(to + heads.dim, to + deep, 0);
+                }
+                const size_t at = place.block * heads.block_size() + size_t(place.position % BLOCK) * heads.dim;
+                for (int head = 0; head < heads.kv; ++head, from += heads.dim) {
+                    turn_key(from, heads.dim, place.position, keys + at + size_t(head) * BLOCK * heads.dim);
+                }
+                for (int head = 0; head < heads.kv; ++head, from += heads.dim) {
+                    std::copy_n(from, heads.dim, values + at + size_t(head) * BLOCK * heads.dim);
+                }
+            }
+        });
+        const int window = m_windows[layer];
+        phases.add(batch.tiles().size() * heads.kv, 1, [=, &batch](Multiplier& multiplier, int first, int last) {
+            for (int item = first; item < last; ++item) {
+                const auto& tile = batch.tiles()[item / heads.kv];
+                const int head = item % heads.kv;
+                const auto of_head = size_t(head) * BLOCK * heads.dim;
+                const auto* from = queries + (size_t(head) * rows + tile.row) * group * deep;
+                auto* to = attended + size_t(tile.row) * heads.query * heads.dim + size_t(head) * group * heads.dim;
+                attend(multiplier, heads, tile, from, keys + of_head, values + of_head, window, to);
+            }
+        });
+    }
+
+    // y [rows, width] ← y + feed-forward(norm(y))
+    void add_feed_forward(Phases& phases, const ov::TensorVector& inputs, int layer, int rows, int width, Memory& memory,
+                          float* y) const {
+        const auto name = [&](const char* part) { return std::to_string(layer) + "." + part; };
+        const auto up = weight(inputs, name("up"), width);
+        const int half = up.outputs / 2;
+        auto* normed = memory.normed.of(size_t(rows) * width);
+        auto* gated = memory.gated.of(size_t(rows) * half);
+        add_norm(phases, y, rows, width, floats(inputs, name("feed_forward_norm")), normed);
+        add_product(phases, normed, rows, up, [=](int panel, int row, __m512 gate, __m512 up) {
+            store(gated + size_t(row) * half + panel * TILE, _mm512_mul_ps(silu(gate), up));
+        });
+        add_product(phases, gated, rows, weight(inputs, name("down"), half), sum_with(y, width, y));
+    }
+
+    template <typename Value>
+    static Value* take_sampled(Phases& phases, const Value* from, int width, const int* sampled, int count, Value* to) {
+        phases.add(count, TAKEN, [=](Multiplier&, int first, int last) {
+            for (int row = first; row < last; ++row) {
+                std::copy_n(from + size_t(sampled[row]) * width, width, to + size_t(row) * width);
+            }
+        });
+        return to;
+    }
+
+    const ov::Tensor* find(const ov::TensorVector& inputs, const std::string& name) const {
+        const auto found = m_places.find(name);
+        return found == m_places.end() ? nullptr : &inputs[found->second];
+    }
+
+    const float* floats(const ov::TensorVector& inputs, const std::string& name) const {
+        const auto* tensor = find(inputs, name);
+        return tensor ? static_cast<const float*>(tensor->data()) : nullptr;
+    }
+
+    Weight weight(const ov::TensorVector& inputs, const std::string& name, int depth) const {
+        const auto& packed = *find(inputs, name);
+        const int outputs = packed.get_byte_size() / sizeof(Bfloat16) / depth;
+        return {static_cast<const char*>(packed.data()), floats(inputs, name + "_bias"), outputs, depth};
+    }
+
+    std::vector<std::string> m_names;
+    std::vector<int64_t> m_windows, m_rotaries, m_heads;  // of each layer, of each layer, [query, kv, dim]
+    double m_scale = 1;
+    bool m_samples = false;
+    int64_t m_width = 0;
+    std::unordered_map<std::string, size_t> m_places;
+};
+
+}  // namespace gapless
+
+OPENVINO_CREATE_EXTENSIONS(std::vector<ov::Extension::Ptr>({std::make_shared<ov::OpExtension<gapless::FusedLayers>>()}));

@@ -1,0 +1,175 @@
+// Products of bfloat16 by what the processor has, tiles (AMX) or vectors (AVX512_BF16): up to 32 rows by a panel of 32 outputs.
+//
+// A panel [32 outputs, depth] lies in tiles as the processor takes them: [depth / 32, 2, 16, 16, 2], the last three being pairs of
+// inputs, outputs, and the two of a pair. Depth is a multiple of 32. A row's sums do not depend on the rows beside it.
+
+#pragma once
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+namespace gapless {
+
+using Bfloat16 = uint16_t;
+
+constexpr int TILE = 16;         // rows of a tile of x, outputs of a tile of a weight, floats of a vector
+constexpr int PANEL = 2 * TILE;  // outputs of a panel, rows of a block, inputs of a tile
+constexpr int LINES = 32;        // of weights that a panel has for 32 inputs, of 64 bytes
+
+// How far ahead of itself a thread fetches weights, and into which cache; measured on one processor of each kind.
+#ifdef __AMX_BF16__
+constexpr int BYTES_AHEAD = 2048;
+constexpr auto NEAREST = _MM_HINT_T1;  // the second one: a panel is larger than the first
+#else
+constexpr int BYTES_AHEAD = 8192;
+constexpr auto NEAREST = _MM_HINT_T0;
+#endif
+
+inline void fetch(const char* from, int lines) {
+    for (int line = 0; line < lines; ++line) {
+        _mm_prefetch(from + line * 64, NEAREST);
+    }
+}
+
+#ifdef __AMX_BF16__
+
+// Multiplies by its thread's tile registers: 0 and 1 are sums of the first 16 rows, 2 and 3 of the others, 4 and 5 rows, 6 and 7 weights.
+class Multiplier {
+public:
+    ~Multiplier() {
+        _tile_release();
+    }
+
+    // sums [rows, 32] = up to 32 rows of x · panel. Fetches `lines` lines from `ahead` on for each 32 inputs.
+    void multiply(const Bfloat16* x, int rows, int depth, const char* panel, float* sums, const char* ahead, int lines) {
+        shape(rows);
+        if (rows > TILE) {
+            multiply<true>(x, depth, panel, sums, ahead, lines);
+        } else {
+            multiply<false>(x, depth, panel, sums, ahead, lines);
+        }
+    }
+
+private:
+    void shape(int rows) {
+        if (rows == m_rows) {
+            return;
+        }
+        m_rows = rows;
+        struct {
+            uint8_t palette = 1, start = 0, reserved[14] = {};
+            uint16_t bytes[16] = {};
+            uint8_t rows[16] = {};
+        } config;
+        std::fill_n(config.bytes, 8, 64);
+        std::fill_n(config.rows, 8, TILE);
+        config.rows[0] = config.rows[1] = config.rows[4] = std::min(rows, TILE);
+        config.rows[2] = config.rows[3] = config.rows[5] = std::max(rows - TILE, 1);
+        _tile_loadconfig(&config);
+    }
+
+    template <bool MANY>  // more than 16 rows
+    static void multiply(const Bfloat16* x, int depth, const char* panel, float* sums, const char* ahead, int lines) {
+        const auto* others = x + TILE * depth;
+        const size_t stride = depth * sizeof(Bfloat16);
+        _tile_zero(0);
+        _tile_zero(1);
+        if (MANY) {
+            _tile_zero(2);
+            _tile_zero(3);
+        }
+        for (int i = 0; i < depth; i += PANEL) {
+            _tile_loadd(6, panel, 64);
+            _tile_loadd(4, x + i, stride);
+            _tile_loadd(7, panel + TILE * 64, 64);
+            fetch(ahead, lines);
+            _tile_dpbf16ps(0, 4, 6);
+            if (MANY) {
+                _tile_loadd(5, others + i, stride);
+                _tile_dpbf16ps(2, 5, 6);
+            }
+            _tile_dpbf16ps(1, 4, 7);
+            if (MANY) {
+                _tile_dpbf16ps(3, 5, 7);
+            }
+            panel += LINES * 64;
+            ahead += lines * 64;
+        }
+        _tile_stored(0, sums, PANEL * sizeof(float));
+        _tile_stored(1, sums + TILE, PANEL * sizeof(float));
+        if (MANY) {
+            _tile_stored(2, sums + TILE * PANEL, PANEL * sizeof(float));
+            _tile_stored(3, sums + TILE * PANEL + TILE, PANEL * sizeof(float));
+        }
+    }
+
+    int m_rows = 0;
+};
+
+#else
+
+// Multiplies by vectors: 8 rows at a time, so many inputs that the piece of the panel stays in the nearest cache for the next 8.
+class Multiplier {
+public:
+    // sums [rows, 32] = up to 32 rows of x · panel. Fetches `lines` lines from `ahead` on for each 32 inputs.
+    void multiply(const Bfloat16* x, int rows, int depth, const char* panel, float* sums, const char* ahead, int lines) {
+        for (int i = 0; i < depth; i += PIECE) {
+            const Piece piece{panel + i * 64, std::min(PIECE, depth - i), i == 0};
+            for (int row = 0; row < rows; row += TOGETHER) {
+                const auto* from = x + size_t(row) * depth + i;
+                const auto* next = ahead + i / PANEL * lines * 64;
+                add<TOGETHER>(std::min(TOGETHER, rows - row), from, depth, piece, sums + row * PANEL, next, row ? 0 : lines);
+            }
+        }
+    }
+
+private:
+    static constexpr int TOGETHER = 8, PIECE = 256;
+
+    struct Piece {
+        const char* panel;
+        int inputs;
+        bool first;
+    };
+
+    // not a part of what calls it: the sums would not all stay in registers
+    template <int ROWS>
+    [[gnu::noinline]] static void add(int rows, const Bfloat16* x, int depth, const Piece& piece, float* sums, const char* ahead, int lines) {
+        if constexpr (ROWS > 1) {
+            if (rows < ROWS) {
+                return add<ROWS - 1>(rows, x, depth, piece, sums, ahead, lines);
+            }
+        }
+        __m512 low[ROWS], high[ROWS];
+        for (int row = 0; row < ROWS; ++row) {
+            low[row] = piece.first ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + row * PANEL);
+            high[row] = piece.first ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + row * PANEL + TILE);
+        }
+        const char* tiles = piece.panel;
+        for (int i = 0; i < piece.inputs; i += PANEL, tiles += LINES * 64, ahead += lines * 64) {
+            fetch(ahead, lines);
+            for (int pair = 0; pair < TILE; ++pair) {
+                const auto left = reinterpret_cast<__m512bh>(_mm512_loadu_si512(tiles + pair * 64));
+                const auto right = reinterpret_cast<__m512bh>(_mm512_loadu_si512(tiles + (TILE + pair) * 64));
+                for (int row = 0; row < ROWS; ++row) {
+                    int32_t both;
+                    std::memcpy(&both, x + size_t(row) * depth + i + 2 * pair, sizeof(both));
+                    const auto inputs = reinterpret_cast<__m512bh>(_mm512_set1_epi32(both));
+                    low[row] = _mm512_dpbf16_ps(low[row], inputs, left);
+                    high[row] = _mm512_dpbf16_ps(high[row], inputs, right);
+                }
+            }
+        }
+        for (int row = 0; row < ROWS; ++row) {
+            _mm512_storeu_ps(sums + row * PANEL, low[row]);
+            _mm512_storeu_ps(sums + row * PANEL + TILE, high[row]);
+        }
+    }
+};
+
+#endif
+
+}  // namespace gapless
