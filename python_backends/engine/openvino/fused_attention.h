@@ -107,6 +107,16 @@ private:
     std::vector<Tile> m_tiles;
 };
 
+// Where in the cache the first block begins that an item of attention reads, of tiles and KV heads; 0 after the last one.
+inline size_t first_block(const Batch& batch, const Heads& heads, int item, int window) {
+    if (item >= int(batch.tiles().size()) * heads.kv) {
+        return 0;
+    }
+    const auto& tile = batch.tiles()[item / heads.kv];
+    const int first = window ? std::max(tile.position - window + 1, 0) : 0;
+    return tile.blocks[first / BLOCK] * heads.block_size() + size_t(item % heads.kv) * BLOCK * heads.dim;
+}
+
 // What happens to a head of a query or key [dim] before scores are computed; what is null is left out.
 struct Turn {
     const float* norm = nullptr;  // [dim] and its eps
@@ -184,11 +194,17 @@ inline void pack_values(const Bfloat16* values, const Heads& heads, int count, c
     }
 }
 
+inline void fetch_block(const Bfloat16* from, int dim) {  // 32 tokens of one KV head
+    for (int line = 0; line < dim; ++line) {
+        _mm_prefetch(reinterpret_cast<const char*>(from) + line * 64, _MM_HINT_T0);
+    }
+}
+
 // to [tokens, query_heads · dim], of the heads of a group = softmax(queries · keysᵀ · scale) · values. Queries [tokens · group, deep];
 // keys and values are those of the KV head in the first block of the cache. A token sees itself and the window − 1 before it; all
-// before it where the window is 0.
+// before it where the window is 0. Fetches the KV block `following` values further on in the cache while it computes the last one.
 inline void attend(Multiplier& multiplier, const Heads& heads, const Batch::Tile& tile, const Bfloat16* queries,
-                   const Bfloat16* keys, const Bfloat16* values, int window, Bfloat16* to) {
+                   const Bfloat16* keys, const Bfloat16* values, int window, size_t following, Bfloat16* to) {
     const int deep = heads.deep(), group = heads.group(), rows = tile.tokens * group;
     alignas(64) float scores[PANEL * PANEL], most[PANEL], total[PANEL], kept[PANEL];
     alignas(64) Bfloat16 shares[PANEL * PANEL];
@@ -204,11 +220,8 @@ inline void attend(Multiplier& multiplier, const Heads& heads, const Batch::Tile
     const auto scale = _mm512_set1_ps(heads.scale);
     for (int block = first / BLOCK; block <= last / BLOCK; ++block) {
         const size_t at = tile.blocks[block] * heads.block_size();
-        if (block < last / BLOCK) {
-            const size_t next = tile.blocks[block + 1] * heads.block_size();
-            fetch(reinterpret_cast<const char*>(keys + next), heads.dim);  // 32 tokens of 2 bytes a value
-            fetch(reinterpret_cast<const char*>(values + next), heads.dim);
-        }
+        const size_t next = block < last / BLOCK ? tile.blocks[block + 1] * heads.block_size() : following;
+        fetch_block(keys + next, heads.dim);
         pack_keys(keys + at, heads, panel);
         multiplier.multiply(queries, rows, deep, panel, scores, panel, 0);
         for (int row = 0; row < rows; ++row) {
@@ -228,6 +241,7 @@ inline void attend(Multiplier& multiplier, const Heads& heads, const Batch::Tile
             store(shares + row * PANEL, low);
             store(shares + row * PANEL + TILE, high);
         }
+        fetch_block(values + next, heads.dim);
         pack_values(values + at, heads, std::min(last + 1 - block * BLOCK, BLOCK), panel);
         for (int chunk = 0; chunk < deep; chunk += PANEL) {
             multiplier.multiply(shares, rows, PANEL, panel + size_t(chunk) * PANEL * 2, scores, panel, 0);

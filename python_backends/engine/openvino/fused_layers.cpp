@@ -243,7 +243,8 @@ private:
                 const auto of_head = size_t(head) * BLOCK * heads.dim;
                 const auto* from = queries + (size_t(head) * rows + tile.row) * group * deep;
                 auto* to = attended + size_t(tile.row) * heads.query * heads.dim + size_t(head) * group * heads.dim;
-                attend(multiplier, heads, tile, from, keys + of_head, values + of_head, window, to);
+                const auto following = first_block(batch, heads, item + 1, window) - of_head;
+                attend(multiplier, heads, tile, from, keys + of_head, values + of_head, window, following, to);
             }
         });
     }
