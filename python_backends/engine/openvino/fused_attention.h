@@ -194,12 +194,6 @@ inline void pack_values(const Bfloat16* values, const Heads& heads, int count, c
     }
 }
 
-inline void fetch_block(const Bfloat16* from, int dim) {  // 32 tokens of one KV head
-    for (int line = 0; line < dim; ++line) {
-        _mm_prefetch(reinterpret_cast<const char*>(from) + line * 64, _MM_HINT_T0);
-    }
-}
-
 // to [tokens, query_heads · dim], of the heads of a group = softmax(queries · keysᵀ · scale) · values. Queries [tokens · group, deep];
 // keys and values are those of the KV head in the first block of the cache. A token sees itself and the window − 1 before it; all
 // before it where the window is 0. Fetches the KV block `following` values further on in the cache while it computes the last one.
@@ -221,9 +215,9 @@ inline void attend(Multiplier& multiplier, const Heads& heads, const Batch::Tile
     for (int block = first / BLOCK; block <= last / BLOCK; ++block) {
         const size_t at = tile.blocks[block] * heads.block_size();
         const size_t next = block < last / BLOCK ? tile.blocks[block + 1] * heads.block_size() : following;
-        fetch_block(keys + next, heads.dim);
+        fetch(keys + next, heads.dim);  // 32 tokens of 2 bytes a value
         pack_keys(keys + at, heads, panel);
-        multiplier.multiply(queries, rows, deep, panel, scores, panel, 0);
+        multiplier.multiply(queries, rows, deep, panel, scores, false);
         for (int row = 0; row < rows; ++row) {
             const int end = tile.position + row / group + 1 - block * BLOCK;
             const uint32_t seen = bits(end) & ~(window ? bits(end - window) : 0);
@@ -241,10 +235,10 @@ inline void attend(Multiplier& multiplier, const Heads& heads, const Batch::Tile
             store(shares + row * PANEL, low);
             store(shares + row * PANEL + TILE, high);
         }
-        fetch_block(values + next, heads.dim);
+        fetch(values + next, heads.dim);
         pack_values(values + at, heads, std::min(last + 1 - block * BLOCK, BLOCK), panel);
         for (int chunk = 0; chunk < deep; chunk += PANEL) {
-            multiplier.multiply(shares, rows, PANEL, panel + size_t(chunk) * PANEL * 2, scores, panel, 0);
+            multiplier.multiply(shares, rows, PANEL, panel + size_t(chunk) * PANEL * 2, scores, false);
             for (int row = 0; row < rows; ++row) {
                 auto* sum = sums + row * deep + chunk;
                 const auto factor = _mm512_set1_ps(kept[row]);

@@ -8,8 +8,7 @@
 // what follows its attention.
 //
 // A weight [out, in] lies in panels of 32 outputs; in U, 16 outputs of g and 16 of u take turns. A decode step reads every weight once,
-// so what counts is that reading never stops: each thread goes through panels that lie one after the other and fetches ahead of itself,
-// with many rows the next panel while it multiplies this one.
+// so what counts is that reading never stops: each thread goes through panels that lie one after the other and fetches ahead of itself.
 //
 // Compiled by fused_layer.py when the engine starts, which asks Linux for the tiles as well.
 
@@ -43,30 +42,20 @@ struct Weight {
 // y = x·Wᵀ + b; `finish(panel, row, y of its first 16 outputs, of the others)` gets each row of each panel.
 template <typename Finish>
 void add_product(Phases& phases, const Bfloat16* x, int rows, const Weight& weight, const Finish& finish) {
-    const int panels = weight.outputs / PANEL, blocks = (rows + PANEL - 1) / PANEL, depth = weight.depth;
-    const int each = (LINES + blocks - 1) / blocks;  // lines of the next panel that a block fetches for 32 inputs
+    const int panels = weight.outputs / PANEL, depth = weight.depth;
     const size_t size = size_t(depth) * PANEL * sizeof(Bfloat16);
     phases.add(panels, TAKEN, [=](Multiplier& multiplier, int first, int last) {
-        alignas(64) float sums[PANEL * PANEL];
+        thread_local Kept<float> kept;
+        float* sums = kept.of(size_t(rows) * PANEL);
         for (int panel = first; panel < last; ++panel) {
-            const auto* from = weight.panels + panel * size;
+            multiplier.multiply(x, rows, depth, weight.panels + panel * size, sums, panel + 1 < panels);
             const auto* bias = weight.bias ? weight.bias + panel * PANEL : nullptr;
             const auto low = bias ? _mm512_loadu_ps(bias) : _mm512_setzero_ps();
             const auto high = bias ? _mm512_loadu_ps(bias + TILE) : _mm512_setzero_ps();
-            for (int block = 0; block < blocks; ++block) {
-                const int begin = block * PANEL, count = std::min(PANEL, rows - begin);
-                const char* ahead = from + BYTES_AHEAD;
-                int lines = block ? 0 : LINES;
-                if (blocks > 2) {
-                    ahead = from + size + size_t(block) * each * depth * 2;
-                    lines = panel + 1 < last ? std::clamp(LINES - block * each, 0, each) : 0;
-                }
-                multiplier.multiply(x + size_t(begin) * depth, count, depth, from, sums, ahead, lines);
-                for (int row = 0; row < count; ++row) {
-                    const auto* sum = sums + row * PANEL;
-                    const auto left = _mm512_add_ps(_mm512_load_ps(sum), low);
-                    finish(panel, begin + row, left, _mm512_add_ps(_mm512_load_ps(sum + TILE), high));
-                }
+            for (int row = 0; row < rows; ++row) {
+                const auto* sum = sums + row * PANEL;
+                const auto left = _mm512_add_ps(_mm512_load_ps(sum), low);
+                finish(panel, row, left, _mm512_add_ps(_mm512_load_ps(sum + TILE), high));
             }
         }
     });

@@ -19,41 +19,47 @@ constexpr int TILE = 16;         // rows of a tile of x, outputs of a tile of a 
 constexpr int PANEL = 2 * TILE;  // outputs of a panel, rows of a block, inputs of a tile
 constexpr int LINES = 32;        // of weights that a panel has for 32 inputs, of 64 bytes
 
-// How far ahead of itself a thread fetches weights, and into which cache; measured on one processor of each kind.
-#ifdef __AMX_BF16__
-constexpr int BYTES_AHEAD = 2048;
-constexpr auto NEAREST = _MM_HINT_T1;  // the second one: a panel is larger than the first
-#else
-constexpr int BYTES_AHEAD = 8192;
-constexpr auto NEAREST = _MM_HINT_T0;
-#endif
-
-inline void fetch(const char* from, int lines) {
+inline void fetch(const void* from, int lines) {  // into the nearest cache
     for (int line = 0; line < lines; ++line) {
-        _mm_prefetch(from + line * 64, NEAREST);
+        _mm_prefetch(static_cast<const char*>(from) + line * 64, _MM_HINT_T0);
     }
 }
 
 #ifdef __AMX_BF16__
 
-// Multiplies by its thread's tile registers: 0 and 1 are sums of the first 16 rows, 2 and 3 of the others, 4 and 5 rows, 6 and 7 weights.
+// Multiplies by its thread's tile registers, 32 rows at a time: 0 and 1 are sums of the first 16 rows, 2 and 3 of the others, 4 and 5
+// rows, 6 and 7 weights.
 class Multiplier {
 public:
     ~Multiplier() {
         _tile_release();
     }
 
-    // sums [rows, 32] = up to 32 rows of x · panel. Fetches `lines` lines from `ahead` on for each 32 inputs.
-    void multiply(const Bfloat16* x, int rows, int depth, const char* panel, float* sums, const char* ahead, int lines) {
-        shape(rows);
-        if (rows > TILE) {
-            multiply<true>(x, depth, panel, sums, ahead, lines);
-        } else {
-            multiply<false>(x, depth, panel, sums, ahead, lines);
+    // sums [rows, 32] = x [rows, depth] · panel. What follows the panel in memory is fetched where another one `follows`.
+    void multiply(const Bfloat16* x, int rows, int depth, const char* panel, float* sums, bool follows) {
+        const int blocks = (rows + PANEL - 1) / PANEL;
+        const int each = (LINES + blocks - 1) / blocks;  // lines of the next panel that a block fetches for 32 inputs
+        for (int block = 0; block < blocks; ++block) {
+            const int begin = block * PANEL, count = std::min(PANEL, rows - begin);
+            const char* ahead = panel + BYTES_AHEAD;
+            int lines = block ? 0 : LINES;
+            if (blocks > 2) {
+                ahead = panel + size_t(PANEL) * depth * 2 + size_t(block) * each * depth * 2;
+                lines = std::clamp(LINES - block * each, 0, each);
+            }
+            shape(count);
+            const auto* from = x + size_t(begin) * depth;
+            if (count > TILE) {
+                multiply<true>(from, depth, panel, sums + begin * PANEL, ahead, follows ? lines : 0);
+            } else {
+                multiply<false>(from, depth, panel, sums + begin * PANEL, ahead, follows ? lines : 0);
+            }
         }
     }
 
 private:
+    static constexpr int BYTES_AHEAD = 2048;
+
     void shape(int rows) {
         if (rows == m_rows) {
             return;
@@ -85,7 +91,9 @@ private:
             _tile_loadd(6, panel, 64);
             _tile_loadd(4, x + i, stride);
             _tile_loadd(7, panel + TILE * 64, 64);
-            fetch(ahead, lines);
+            for (int line = 0; line < lines; ++line) {
+                _mm_prefetch(ahead + line * 64, _MM_HINT_T1);  // the second cache: a panel is larger than the first
+            }
             _tile_dpbf16ps(0, 4, 6);
             if (MANY) {
                 _tile_loadd(5, others + i, stride);
@@ -111,17 +119,23 @@ private:
 
 #else
 
-// Multiplies by vectors: 8 rows at a time, so many inputs that the piece of the panel stays in the nearest cache for the next 8.
+// Multiplies by vectors: 8 rows at a time, and of so many inputs that this piece of the panel stays in the nearest cache for all rows.
+// Each time it fetches a share of the next piece, so that reading and multiplying go on together.
 class Multiplier {
 public:
-    // sums [rows, 32] = up to 32 rows of x · panel. Fetches `lines` lines from `ahead` on for each 32 inputs.
-    void multiply(const Bfloat16* x, int rows, int depth, const char* panel, float* sums, const char* ahead, int lines) {
+    // sums [rows, 32] = x [rows, depth] · panel. What follows the panel in memory is fetched where another one `follows`.
+    void multiply(const Bfloat16* x, int rows, int depth, const char* panel, float* sums, bool follows) {
+        const int times = (rows + TOGETHER - 1) / TOGETHER;
+        const int each = (LINES + times - 1) / times;  // lines of the next piece that are fetched for 32 inputs
         for (int i = 0; i < depth; i += PIECE) {
             const Piece piece{panel + i * 64, std::min(PIECE, depth - i), i == 0};
-            for (int row = 0; row < rows; row += TOGETHER) {
+            const char* end = piece.panel + (PIECE + piece.inputs) * 64;  // of what is fetched
+            const char* ahead = piece.panel + PIECE * 64;
+            const bool fetches = follows || i + PIECE < depth;
+            for (int row = 0; row < rows; row += TOGETHER, ahead += piece.inputs / PANEL * each * 64) {
                 const auto* from = x + size_t(row) * depth + i;
-                const auto* next = ahead + i / PANEL * lines * 64;
-                add<TOGETHER>(std::min(TOGETHER, rows - row), from, depth, piece, sums + row * PANEL, next, row ? 0 : lines);
+                const int lines = fetches && ahead < end ? each : 0;
+                add<TOGETHER>(std::min(TOGETHER, rows - row), from, depth, piece, sums + row * PANEL, ahead, lines);
             }
         }
     }
