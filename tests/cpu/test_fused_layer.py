@@ -1,5 +1,5 @@
-"""Our operation for what lies between two attentions: its numbers beside
-torch's, and the engine with and without it.
+"""Our operation for layers that follow each other: its numbers beside torch's, and the engine with and
+without it.
 """
 
 from __future__ import annotations
@@ -7,14 +7,15 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino as ov
 import pytest
 import torch
-from numpy.typing import NDArray
 from openvino import opset15 as ops
 from torch import Tensor
 from torch.nn import functional
@@ -23,18 +24,31 @@ from python_backends.engine.model.description import (
     Activation,
     Attention,
     FeedForward,
+    Heads,
     Layer,
     Linear,
     Norm,
     NormKind,
+    Rotary,
 )
-from python_backends.engine.openvino import fused_layer
-from python_backends.engine.openvino.fused_graph import FusedOperation, fits
+from python_backends.engine.openvino import fused_graph, fused_layer
+from python_backends.engine.openvino.fused_graph import READ, FusedLayers, FusedOperation, fits
 from python_backends.engine.openvino.fused_layer import Kind
+from python_backends.engine.openvino.graph import BLOCK_TOKENS, Node, floats
 from tests.support.tiny_models import BFLOAT16_REGRET, TINY, Serving, TinyModel, random_requests
 
-HIDDEN, HEADS, GATED, WIDTHS = 160, 96, 224, [96, 32, 64]
-ROWS = (1, 5, 16, 17, 32, 33, 64, 70, 131)
+HIDDEN, GATED, VOCABULARY, POSITIONS = 160, 224, 256, 256
+ROTARY = Rotary(torch.tensor([1.0, 0.3, 0.1, 0.0]).repeat(8), 1.1)
+# of the spans of a step: tokens in KV blocks, tokens to compute, whether the last one is sampled
+SPANS = [
+    (40, 1, True),
+    (0, 1, True),
+    (31, 1, True),
+    (0, 70, False),
+    (33, 35, True),
+    (100, 5, True),
+    (95, 33, True),
+]
 
 wanted = pytest.mark.skipif(
     fused_layer.library() is None, reason="wants a C++ compiler, and AVX512_BF16 or AMX"
@@ -46,57 +60,34 @@ def random_linear(outputs: int, inputs: int, bias: bool) -> Linear:
     return Linear(weight.bfloat16(), torch.randn(outputs).bfloat16() if bias else None)
 
 
-def random_norm() -> Norm:
-    return Norm(NormKind.RMS, torch.rand(HIDDEN) + 0.5, None, 1e-5)
+def random_norm(width: int = HIDDEN) -> Norm:
+    return Norm(NormKind.RMS, torch.rand(width) + 0.5, None, 1e-5)
 
 
-@dataclass
-class Between:
-    """Random weights of what lies between two attentions."""
-
-    layer: Layer
-    following: Layer
-
-    @classmethod
-    def random(cls, bias: bool) -> Between:
-        torch.manual_seed(int(bias))
-        return cls(cls._layer(bias), cls._layer(bias))
-
-    @staticmethod
-    def _layer(bias: bool) -> Layer:
-        attention = Attention(
-            random_linear(sum(WIDTHS), HIDDEN, bias),
-            random_linear(HIDDEN, HEADS, bias),
-            None,
-            None,
-            None,
-            None,
-            None,
-        )
-        up, down = random_linear(2 * GATED, HIDDEN, bias), random_linear(HIDDEN, GATED, bias)
-        feed_forward = FeedForward(up, down, Activation.SILU, gated=True)
-        return Layer(
-            attention,
-            feed_forward,
-            random_norm(),
-            None,
-            random_norm(),
-            None,
-            parallel=False,
-            residual_scale=1,
-        )
-
-    def expected(self, x: Tensor, attended: Tensor) -> list[Tensor]:
-        """By torch in float32, rounded to bfloat16 where the operation rounds."""
-        x = x + linear(attended, self.layer.attention.output)
-        gate, up = linear(normed(x, self.layer.feed_forward_norm), self.layer.feed_forward.up).chunk(2, -1)
-        x = x + linear(rounded(functional.silu(gate) * up), self.layer.feed_forward.down)
-        return [
-            x,
-            *torch.split(
-                linear(normed(x, self.following.attention_norm), self.following.attention.qkv), WIDTHS, -1
-            ),
-        ]
+def random_layer(
+    heads: Heads, *, bias: bool = False, norms: bool = False, window: int | None = None, turns: bool = True
+) -> Layer:
+    attention = Attention(
+        random_linear(heads.query_width + 2 * heads.kv_width, HIDDEN, bias),
+        random_linear(HIDDEN, heads.query_width, bias),
+        random_norm(heads.head_dim) if norms else None,
+        random_norm(heads.head_dim) if norms else None,
+        0 if turns else None,
+        window,
+        None,
+    )
+    up, down = random_linear(2 * GATED, HIDDEN, bias), random_linear(HIDDEN, GATED, bias)
+    feed_forward = FeedForward(up, down, Activation.SILU, gated=True)
+    return Layer(
+        attention,
+        feed_forward,
+        random_norm(),
+        None,
+        random_norm(),
+        None,
+        parallel=False,
+        residual_scale=1,
+    )
 
 
 def rounded(x: Tensor) -> Tensor:
@@ -108,8 +99,123 @@ def linear(x: Tensor, by: Linear) -> Tensor:
 
 
 def normed(x: Tensor, norm: Norm | None) -> Tensor:
-    assert norm is not None
-    return rounded(functional.rms_norm(x, (HIDDEN,), norm.weight, norm.eps))
+    return x if norm is None else functional.rms_norm(x, x.shape[-1:], norm.weight, norm.eps)
+
+
+class Model:
+    """Layers with random weights, sequences whose tokens are partly in KV blocks, and what torch computes."""
+
+    def __init__(self, heads: Heads, layers: list[Layer]) -> None:
+        self.heads, self.layers = heads, layers
+        self.norm, self.head = random_norm(), random_linear(VOCABULARY, HIDDEN, bias=False)
+        self.rotary = Rotary(ROTARY.frequencies[: heads.head_dim // 2], ROTARY.scale)
+        # of each layer and span, all that is in KV blocks: [2, kv_heads, tokens, dim]
+        self.past = [
+            [rounded(torch.randn(2, heads.num_kv_heads, past, heads.head_dim)) for past, _, _ in SPANS]
+            for _ in layers
+        ]
+        self.x = [torch.randn(tokens, HIDDEN) for _, tokens, _ in SPANS]
+
+    def expected(self, span: int) -> Tensor:
+        """x [tokens, hidden] of a span after all layers, by torch in float32, rounded to bfloat16 where the
+        operation rounds.
+        """
+        x = self.x[span]
+        for index, layer in enumerate(self.layers):
+            x = x + linear(self._attended(x, span, index), layer.attention.output)
+            up = layer.feed_forward.up
+            gate, up = linear(rounded(normed(x, layer.feed_forward_norm)), up).chunk(2, -1)
+            x = x + linear(rounded(functional.silu(gate) * up), layer.feed_forward.down)
+        return x
+
+    def logits(self, x: Tensor) -> Tensor:
+        return linear(rounded(normed(x, self.norm)), self.head)
+
+    def _attended(self, x: Tensor, span: int, index: int) -> Tensor:
+        heads, attention, past = self.heads, self.layers[index].attention, SPANS[span][0]
+        qkv = rounded(linear(rounded(normed(x, self.layers[index].attention_norm)), attention.qkv))
+        q, k, v = (
+            part.unflatten(-1, (-1, heads.head_dim)).transpose(0, 1)
+            for part in qkv.split([heads.query_width, heads.kv_width, heads.kv_width], -1)
+        )
+        q = rounded(self._turned(normed(q, attention.q_norm), past, attention))
+        k = rounded(self._turned(normed(k, attention.k_norm), past, attention))
+        k, v = torch.cat([self.past[index][span], torch.stack([k, v])], 2).repeat_interleave(heads.group, 1)
+        distance = past + torch.arange(len(x))[:, None] - torch.arange(k.shape[1])
+        is_seen = (distance >= 0) & (distance < (attention.window or k.shape[1]))
+        attended = functional.scaled_dot_product_attention(q, k, v, is_seen, scale=heads.scale)
+        return rounded(attended.transpose(0, 1).flatten(1))
+
+    def _turned(self, x: Tensor, past: int, attention: Attention) -> Tensor:
+        if attention.rotary is None:
+            return x
+        cos, sin = (table[past : past + x.shape[1]] for table in self.rotary.tables(POSITIONS))
+        first, second = x.chunk(2, -1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+class Computed:
+    """A model by the operation, of all rows or the logits of the sampled ones."""
+
+    def __init__(self, operation: FusedOperation, model: Model, *, to_logits: bool = False) -> None:
+        self._model = model
+        self._parameters: list[Node] = []
+        x = self._input("x", [-1, 1, HIDDEN], ov.Type.f32)
+        inputs = [self._input(name, [-1], ov.Type.i32) for name in READ]
+        layers = FusedLayers(model.heads, inputs, [floats(table) for table in model.rotary.tables(POSITIONS)])
+        shape = [-1, model.heads.num_kv_heads, BLOCK_TOKENS, model.heads.head_dim]
+        for index, layer in enumerate(model.layers):
+            caches = [self._input(f"{index}.{part}", shape, ov.Type.bf16) for part in ("key", "value")]
+            layers.add(layer, caches)
+        node = (
+            operation.scores(x, layers, model.norm, model.head) if to_logits else operation.after(x, layers)
+        )
+        whole = ov.Model([ops.result(node)], self._parameters, "one operation")
+        options = {"INFERENCE_PRECISION_HINT": "bf16"}
+        self._request = ov.Core().compile_model(whole, "CPU", options).create_infer_request()
+
+    def __call__(self, spans: list[int]) -> Tensor:
+        """[rows, width] of the spans of SPANS. Where a KV block holds no token, it holds no numbers."""
+        past, tokens = ([SPANS[span][part] for span in spans] for part in (0, 1))
+        counts = [-(-(SPANS[span][0] + SPANS[span][1]) // BLOCK_TOKENS) for span in spans]
+        ends = np.cumsum(tokens)
+        blocks = torch.randperm(sum(counts) + 3)[: sum(counts)]
+        values = {
+            "past_lens": past,
+            "subsequence_begins": [0, *ends],
+            "block_indices": blocks.tolist(),
+            "block_indices_begins": [0, *np.cumsum(counts)],
+            "sampling_rows": [end - 1 for end, span in zip(ends, spans, strict=True) if SPANS[span][2]],
+        }
+        self._put("x", torch.cat([self._model.x[span] for span in spans])[:, None].numpy())
+        for name, value in values.items():
+            self._put(name, np.array(value, np.int32))
+        of_span, caches = blocks.split(counts), []  # the request reads the caches where they lie
+        for index in range(len(self._model.layers)):
+            for part, name in enumerate(("key", "value")):
+                heads = self._model.heads
+                cache = torch.full(
+                    (sum(counts) + 3, heads.num_kv_heads, BLOCK_TOKENS, heads.head_dim), np.nan
+                )
+                for span, its_blocks in zip(spans, of_span, strict=True):
+                    kept = self._model.past[index][span][part]
+                    for place, block in enumerate(its_blocks):
+                        tokens_of_it = kept[:, place * BLOCK_TOKENS : (place + 1) * BLOCK_TOKENS]
+                        cache[block, :, : tokens_of_it.shape[1]] = tokens_of_it
+                bits = cache.bfloat16().view(torch.int16).numpy()
+                caches.append(bits)
+                self._request.set_tensor(f"{index}.{name}", ov.Tensor(bits, list(bits.shape), ov.Type.bf16))
+        self._request.infer()
+        return torch.from_numpy(np.array(self._request.get_output_tensor(0).data))[:, 0]
+
+    def _input(self, name: str, shape: list[int], kind: ov.Type) -> Node:
+        parameter = ops.parameter(shape, kind, name=name)
+        parameter.output(0).get_tensor().set_names({name})
+        self._parameters.append(parameter)
+        return parameter
+
+    def _put(self, name: str, value: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> None:
+        self._request.set_tensor(name, ov.Tensor(value))
 
 
 @pytest.fixture(scope="module", params=fused_layer.kinds_here())
@@ -118,67 +224,90 @@ def operation(request: pytest.FixtureRequest) -> FusedOperation:
     return FusedOperation(fused_layer.compiled(request.param))
 
 
-def compiled(
-    outputs: list[ov.Output], inputs: list[ov.Node]
-) -> Callable[[list[NDArray[np.float32]]], list[Tensor]]:
-    model = ov.Model([ops.result(ops.convert(output, "f32")) for output in outputs], inputs, "one operation")
-    request = (
-        ov.Core().compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "bf16"}).create_infer_request()
-    )
-
-    def run(arrays: list[NDArray[np.float32]]) -> list[Tensor]:
-        return [torch.from_numpy(np.array(value)) for value in request.infer(arrays).values()]
-
-    return run
-
-
-def whole(operation: FusedOperation, between: Between) -> Callable[[list[NDArray[np.float32]]], list[Tensor]]:
-    x, attended = (ops.parameter([-1, 1, width], ov.Type.f32) for width in (HIDDEN, HEADS))
-    return compiled(operation.between(x, between.layer, attended, between.following, WIDTHS), [x, attended])
+ALL = list(range(len(SPANS)))
+HEADS = {
+    "grouped": Heads(4, 2, 32, 32**-0.5),
+    "padded": Heads(6, 2, 16, 0.3),  # a head is half of what is multiplied at once
+    "odd": Heads(2, 1, 48, 48**-0.5),
+    "wide": Heads(8, 8, 64, 0.1),
+    "one of many": Heads(32, 1, 32, 0.2),
+}
 
 
 @wanted
-@pytest.mark.parametrize("bias", [False, True])
-def test_it_computes_what_torch_computes_for_any_number_of_rows(
-    operation: FusedOperation, bias: bool
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"bias": True}, {"norms": True}, {"window": 20}, {"window": 64}, {"turns": False}],
+    ids=str,
+)
+def test_it_computes_what_torch_computes(
+    operation: FusedOperation, name: str, options: dict[str, Any]
 ) -> None:
-    between = Between.random(bias)
-    run = whole(operation, between)
-    for rows in ROWS:
-        x, attended = torch.randn(rows, 1, HIDDEN), rounded(torch.randn(rows, 1, HEADS))
-        for got, expected in zip(
-            run([x.numpy(), attended.numpy()]), between.expected(x, attended), strict=True
-        ):
-            torch.testing.assert_close(got, expected, rtol=2**-7, atol=0.03)
+    torch.manual_seed(1)
+    model = Model(HEADS[name], [random_layer(HEADS[name], **options)])
+    got = Computed(operation, model)(ALL)
+    expected = torch.cat([model.expected(span) for span in ALL])
+    torch.testing.assert_close(got, expected, rtol=2**-7, atol=0.05)
+
+
+@wanted
+def test_the_sampled_rows_have_the_logits_of_all_layers(operation: FusedOperation) -> None:
+    torch.manual_seed(2)
+    heads = HEADS["grouped"]
+    model = Model(heads, [random_layer(heads), random_layer(heads, window=32), random_layer(heads)])
+    rows = [model.expected(span)[-1] for span in ALL if SPANS[span][2]]
+    got = Computed(operation, model, to_logits=True)(ALL)
+    torch.testing.assert_close(got, model.logits(torch.stack(rows)), rtol=2**-6, atol=0.1)
 
 
 @wanted
 def test_a_row_is_the_same_to_the_last_bit_in_any_company(operation: FusedOperation) -> None:
-    run = whole(operation, Between.random(bias=True))
-    x, attended = torch.randn(max(ROWS), 1, HIDDEN).numpy(), torch.randn(max(ROWS), 1, HEADS).numpy()
-    alone = [run([x[:rows], attended[:rows]]) for rows in ROWS]
-    for rows, outputs in zip(ROWS, alone, strict=True):
-        for part, of_all in zip(outputs, alone[-1], strict=True):
-            assert torch.equal(part, of_all[:rows])
-
-
-@wanted
-def test_logits_are_float32(operation: FusedOperation) -> None:
     torch.manual_seed(3)
-    norm, head, x = random_norm(), random_linear(512, HIDDEN, bias=False), torch.randn(9, 1, HIDDEN)
-    parameter = ops.parameter([-1, 1, HIDDEN], ov.Type.f32)
-    run = compiled([operation.logits(parameter, norm, head)], [parameter])
-    torch.testing.assert_close(run([x.numpy()])[0], linear(normed(x, norm), head), rtol=1e-4, atol=1e-2)
+    heads = HEADS["grouped"]
+    compute = Computed(
+        operation, Model(heads, [random_layer(heads, bias=True), random_layer(heads, window=20)])
+    )
+    together = compute(ALL)
+    ends = np.cumsum([0, *(tokens for _, tokens, _ in SPANS)])
+    for span, (begin, end) in enumerate(pairwise(ends)):
+        assert torch.equal(compute([span]), together[begin:end])
 
 
 @wanted
 def test_gates_far_from_zero_stay_numbers(operation: FusedOperation) -> None:
-    between = Between.random(bias=False)
-    between.layer.feed_forward.up.weight.mul_(64)  # gates of some hundred
-    x, attended = torch.randn(20, 1, HIDDEN), torch.zeros(20, 1, HEADS)
-    outputs = whole(operation, between)([x.numpy(), attended.numpy()])
-    for got, expected in zip(outputs, between.expected(x, attended), strict=True):
-        torch.testing.assert_close(got, expected, rtol=2**-7, atol=2**-7 * float(expected.abs().max()))
+    torch.manual_seed(4)
+    heads = HEADS["grouped"]
+    model = Model(heads, [random_layer(heads)])
+    model.layers[0].feed_forward.up.weight.mul_(64)  # gates of some hundred
+    expected = torch.cat([model.expected(span) for span in ALL])
+    atol = 2**-7 * float(expected.abs().max())
+    torch.testing.assert_close(Computed(operation, model)(ALL), expected, rtol=2**-7, atol=atol)
+
+
+@wanted
+def test_scores_far_from_zero_stay_numbers(operation: FusedOperation) -> None:
+    torch.manual_seed(5)
+    heads = replace(HEADS["grouped"], scale=40.0)  # one token has nearly all of the attention
+    model = Model(heads, [random_layer(heads)])
+    got = Computed(operation, model)(ALL)
+    assert torch.isfinite(got).all()
+
+
+@pytest.mark.parametrize("refused", [{0}, {1}, {2}, {0, 2}])
+@wanted
+def test_layers_of_both_kinds_follow_each_other(
+    one: TinyModel, monkeypatch: pytest.MonkeyPatch, refused: set[int]
+) -> None:
+    asked = iter(range(3))
+    monkeypatch.setattr(
+        fused_graph, "fits", lambda layer, heads: next(asked) not in refused and fits(layer, heads)
+    )
+    requests = random_requests(24, seed=8)
+    engine = one.openvino_engine(dtype="bfloat16", fused_layers="on", slots=8)
+    assert next(asked, None) is None, "every layer was looked at"
+    what = f"bfloat16, openvino, layers {refused} its own"
+    one.check_rounding(what, requests, Serving(engine).run(requests), BFLOAT16_REGRET)
 
 
 @pytest.mark.parametrize("name", sorted(TINY.keys() - {"gemma2", "gemma3"}))
@@ -295,9 +424,11 @@ def test_another_processor_is_named(
 
 
 def test_layers_that_it_does_not_compute_are_openvinos() -> None:
-    layer = Between.random(bias=False).layer
-    assert fits(layer)
-    float32 = Linear(torch.zeros(HIDDEN, HEADS), None)
+    heads = HEADS["grouped"]
+    layer = random_layer(heads, norms=True)
+    assert fits(layer, heads)
+    attention = layer.attention
+    float32 = Linear(torch.zeros(HIDDEN, heads.query_width), None)
     others = [
         replace(layer, parallel=True),
         replace(layer, residual_scale=0.5),
@@ -306,9 +437,10 @@ def test_layers_that_it_does_not_compute_are_openvinos() -> None:
         replace(layer, attention_norm=replace(random_norm(), kind=NormKind.LAYER)),
         replace(layer, feed_forward=replace(layer.feed_forward, activation=Activation.GELU)),
         replace(layer, feed_forward=replace(layer.feed_forward, gated=False)),
-        replace(layer, attention=replace(layer.attention, output=float32)),
-        replace(
-            layer, attention=replace(layer.attention, output=random_linear(HIDDEN, HEADS + 8, bias=False))
-        ),
+        replace(layer, attention=replace(attention, output=float32)),
+        replace(layer, attention=replace(attention, output=random_linear(HIDDEN, 136, bias=False))),
+        replace(layer, attention=replace(attention, softcap=30.0)),
+        replace(layer, attention=replace(attention, q_norm=random_norm(heads.query_width))),
     ]
-    assert not any(map(fits, others))
+    assert not any(fits(other, heads) for other in others)
+    assert not fits(layer, replace(heads, num_query_heads=2 * fused_graph.PANEL + 2))

@@ -33,9 +33,7 @@ class FusedGraph(Graph):
     def __init__(self, model: Model, num_positions: int, operation: FusedOperation) -> None:
         super().__init__(model, num_positions)
         self._operation = operation
-        self._tables = [
-            floats(table) for rotary in model.rotaries for table in rotary.tables(num_positions)
-        ]
+        self._tables = [floats(table) for rotary in model.rotaries for table in rotary.tables(num_positions)]
 
     def scores(self, layers: Iterable[Layer]) -> Node:
         x, run = self.embedded(), self._no_layers()
@@ -107,7 +105,9 @@ class FusedOperation:
 
     def scores(self, x: Node, layers: FusedLayers, norm: Norm, head: Linear) -> Node:
         """[sampled, 1, vocabulary] float32."""
-        return self._node(x, layers, _norm("norm", norm) | _packed("head", head), len(head.weight), samples=True)
+        return self._node(
+            x, layers, _norm("norm", norm) | _packed("head", head), len(head.weight), samples=True
+        )
 
     def _node(self, x: Node, layers: FusedLayers, more: Parts, width: int, *, samples: bool) -> Node:
         """[rows, 1, width]"""

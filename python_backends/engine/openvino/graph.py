@@ -126,7 +126,8 @@ class Graph:
         query = self._turned(query, heads.num_query_heads, attention.q_norm, attention.rotary)
         key = self._turned(key, heads.num_kv_heads, attention.k_norm, attention.rotary)
         flat = [
-            _reshaped(part, [-1, width]) for part, width in zip((query, key, value), self._widths, strict=True)
+            _reshaped(part, [-1, width])
+            for part, width in zip((query, key, value), self._widths, strict=True)
         ]
         attended = self._paged_attention(flat, self.caches(index), attention.window or 0)
         return _reshaped(attended, [-1, 1, heads.query_width])
