@@ -26,7 +26,7 @@ def function_lengths(source: str) -> list[int]:
 def report(room: str) -> None:
     """Prints the files of one folder, largest first, and the lengths of its functions."""
     tracked = subprocess.run(
-        ["git", "ls-files", f"{room}/*.py", f"{room}/*.cpp"],
+        ["git", "ls-files", f"{room}/*.py", f"{room}/*.cpp", f"{room}/*.h"],
         cwd=ROOT,
         check=True,
         capture_output=True,

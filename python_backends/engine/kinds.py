@@ -26,12 +26,13 @@ def _openvino_engine(settings: Settings) -> Engine:
     return OpenVINOEngine(settings)
 
 
-def _has_fused_layers(settings: Settings) -> bool:
+def _openvino_layers(settings: Settings) -> str | None:
     if settings.model.dtype != "bfloat16":
-        return False
+        return None
     from python_backends.engine.openvino.fused_layer import library
 
-    return library() is not None
+    path = library()
+    return None if path is None else path.name
 
 
 def _tensorrt_llm_engine(settings: Settings) -> Engine:
@@ -56,13 +57,14 @@ class EngineKind:
     blocks_on: tuple[str, ...] = ()  # devices on which `launch` returns only after the step
     warms_up: bool = True  # it takes its first steps before the instance is ready
     takes_adapters: bool = False
-    # whether it has fused layers for these settings here, of which only a trial tells if they are faster
-    tries_layers: Callable[[Settings], bool] = lambda _: False
+    # its fused layers for these settings here, by a name that changes with their code, or None; only a trial
+    # tells whether they are faster
+    fused_layers: Callable[[Settings], str | None] = lambda _: None
 
 
 KINDS: dict[str, EngineKind] = {
     "torch": EngineKind(_torch_engine, blocks_on=("cpu",), takes_adapters=True),
-    "openvino": EngineKind(_openvino_engine, gives_way=True, tries_layers=_has_fused_layers),
+    "openvino": EngineKind(_openvino_engine, gives_way=True, fused_layers=_openvino_layers),
     "tensorrt_llm": EngineKind(_tensorrt_llm_engine, warms_up=False, takes_adapters=True),
     "toy": EngineKind(_toy_engine, warms_up=False),
 }

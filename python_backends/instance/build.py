@@ -42,8 +42,8 @@ def build(settings: Settings) -> tuple[SlotScheduler, Engine]:
     """
     settings = choose(settings).settings
     kind = kind_of(settings)
-    if settings.engine.fused_layers == "auto" and kind.tries_layers(settings):
-        settings = with_faster_layers(settings, kind.make)
+    if settings.engine.fused_layers == "auto" and (layers := kind.fused_layers(settings)):
+        settings = with_faster_layers(settings, kind.make, layers)
     make = partial(kind.make, settings)
     engine = (
         EngineThread(make) if settings.steps_ahead and settings.model.device in kind.blocks_on else make()

@@ -1,6 +1,6 @@
 """Whether the fused layers of an engine are faster here than its library's own operations: both are tried
-once for each kind of processor, model and settings, and the result is kept in `run/trials/`, or beside the
-request log where `run/` can't be written.
+once for each kind of processor, model, settings and version of the layers, and the result is kept in
+`run/trials/`, or beside the request log where `run/` can't be written.
 
 On some processors they win, on others they lose (docs/measured.md). One process tries at a time, so that
 several instances do not measure each other. Called by `build` before the engine is made.
@@ -55,12 +55,12 @@ class Times:
         return 1000 * (self.prompts_s + self.decodes_s)
 
 
-def with_faster_layers(settings: Settings, make: MakeEngine) -> Settings:
-    """`settings` with engine.fused_layers on or off, as an earlier trial says; without one both are tried
-    now.
+def with_faster_layers(settings: Settings, make: MakeEngine, layers: str) -> Settings:
+    """`settings` with engine.fused_layers on or off, as an earlier trial of these `layers` says; without one
+    both are tried now.
     """
     directory = trials(settings)
-    path = directory / f"fused-layers-{_key(settings)}.json"
+    path = directory / f"fused-layers-{_key(settings, layers)}.json"
     with _alone(directory):
         chosen = _known(path)
         return with_layers(settings, chosen if chosen is not None else _try_both(settings, make, path))
@@ -143,7 +143,7 @@ def _smaller(settings: Settings) -> Settings:
     return replace(settings, engine=replace(engine, kv_blocks=num_blocks))
 
 
-def _key(settings: Settings) -> str:
+def _key(settings: Settings, layers: str) -> str:
     """Of everything that the times depend on."""
     config = settings.model_directory / "config.json"
     parts = [
@@ -151,7 +151,7 @@ def _key(settings: Settings) -> str:
         str(len(os.sched_getaffinity(0))),
         config.read_text(),
         json.dumps(dataclasses.asdict(replace(settings.model, directory=""))),
-        f"{settings.engine.kind} {settings.engine.slots} {settings.engine.threads}",
+        f"{settings.engine.kind} {settings.engine.slots} {settings.engine.threads} {layers}",
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 

@@ -350,7 +350,7 @@ def test_without_a_compiler_it_says_so_and_serves(
 def test_what_does_not_compile_is_shown_and_left_out(
     nothing_compiled: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    source = tmp_path / "fused_layer.cpp"
+    source = tmp_path / "fused_layers.cpp"
     source.write_text("this is no C++")
     monkeypatch.setattr(fused_layer, "SOURCE", source)
     assert fused_layer.library() is None

@@ -35,9 +35,9 @@ class Engines:
         toy = ToySettings(step_ms=self.step_ms[settings.engine.fused_layers])
         return ToyEngine(replace(settings, toy=toy))
 
-    def chosen(self, **engine: Any) -> str:
+    def chosen(self, layers: str = "layers", **engine: Any) -> str:
         settings = replace(self.settings, engine=replace(self.settings.engine, **engine))
-        return with_faster_layers(settings, self.make).engine.fused_layers
+        return with_faster_layers(settings, self.make, layers).engine.fused_layers
 
 
 @pytest.fixture(autouse=True)
@@ -64,15 +64,17 @@ def test_the_faster_layers_are_chosen_and_the_result_is_kept(
     assert (kept["on_ms"] < kept["off_ms"]) == (expected == "on")
 
 
-def test_other_settings_and_a_damaged_result_are_tried_again(tmp_path: Path) -> None:
+def test_other_settings_other_layers_and_a_damaged_result_are_tried_again(tmp_path: Path) -> None:
     engines = Engines(tmp_path / "model", 1.0, 2.0)
     engines.chosen()
     engines.chosen(slots=3)
     assert len(engines.made) == 4
+    engines.chosen("layers of a later version")
+    assert len(engines.made) == 6
     for path in (tmp_path / "run/trials").iterdir():
         path.write_text("{")
     engines.chosen()
-    assert len(engines.made) == 6
+    assert len(engines.made) == 8
 
 
 def test_two_instances_do_not_try_at_the_same_time(tmp_path: Path) -> None:
@@ -94,6 +96,6 @@ def test_where_run_cannot_be_written_the_result_is_beside_the_request_log(
     settings = replace(
         engines.settings, prediction=replace(engines.settings.prediction, directory=str(tmp_path / "data"))
     )
-    assert with_faster_layers(settings, engines.make).engine.fused_layers == "off"
+    assert with_faster_layers(settings, engines.make, "layers").engine.fused_layers == "off"
     assert trials(settings) == tmp_path / "data/trials"
     assert len(list((tmp_path / "data/trials").iterdir())) == 1

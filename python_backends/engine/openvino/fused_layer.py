@@ -1,4 +1,4 @@
-"""The library with our own operation for OpenVINO's graph (`fused_layer.cpp`): compiled once for each version
+"""The library with our own operation for OpenVINO's graph (`fused_layers.cpp`): compiled once for each version
 of what it is made from.
 
 Owns `run/compiled/`. The headers come with OpenVINO's package; without a compiler, or on another processor,

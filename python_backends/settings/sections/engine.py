@@ -61,7 +61,7 @@ class EngineSettings:
     )
     fused_layers: str = setting(
         "auto",
-        "on: openvino with bfloat16 computes everything between two attentions in one operation of Gapless,"
+        "on: openvino with bfloat16 computes all layers in one operation of Gapless,"
         " compiled at the first start if there is g++ and the processor multiplies bfloat16 (AMX,"
         " AVX512_BF16) | off: OpenVINO's own operations | auto: the first start tries both and keeps the"
         " result in run/trials",
