@@ -3,7 +3,7 @@ PY := .venv/bin/python
 SETTINGS := $(if $(MODEL),--set model.directory=$(abspath $(MODEL))) $(if $(DEVICE),--set model.device=$(DEVICE)) \
             $(if $(DTYPE),--set model.dtype=$(DTYPE)) $(if $(SLOTS),--set engine.slots=$(SLOTS)) $(foreach s,$(SET),--set $(s))
 SOURCES := python_backends client build benchmarks tests
-QUICK := $(addprefix tests/pure/,client test_architecture.py test_doc_links.py test_house.py test_messages.py test_results.py \
+QUICK := $(addprefix tests/pure/,client test_architecture.py test_delivery.py test_doc_links.py test_house.py test_messages.py test_results.py \
          test_router.py test_scheduling.py test_streams.py test_waiting.py test_words.py)
 
 .PHONY: help quick settings serve cluster finetune chat bench perf stats top trace test fuzz lint format model-card size stale clean

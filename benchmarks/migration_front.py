@@ -88,7 +88,7 @@ class Front:
         self._readers: dict[type, Callable[[Any], None]] = {
             Tokens: self._on_tokens,
             Started: self._table.started,
-            Flush: lambda _: self._table.flush(),
+            Flush: lambda _: self._table.delivery.flush(),
             InstanceLoad: lambda news: self._router.heard(news.instance, news.load),
             InstanceMove: self._on_move,
             InstanceReady: self._on_ready,

@@ -22,7 +22,7 @@ from python_backends.launcher.stubs import PREDICTOR
 from python_backends.launcher.triton_server import TritonServer
 from python_backends.linux.pauses import AwakeClock
 from python_backends.settings import Settings
-from python_backends.streams.flow_control import CONFIRM_NS
+from python_backends.streams.delivery import CONFIRM_NS
 from python_backends.watching.board import Board
 from python_backends.watching.instance_state import CLOSING, DRAINING
 from python_backends.watching.metrics import EXPORT_EVERY_S

@@ -32,8 +32,8 @@ class Stream:
 
     The stream itself, by its verbs: tokens, what was sent and confirmed of them, how it ends. Submissions:
     which instance has it, and in which life. Quarantine: its crashes. The stream table: times, the
-    prediction, the error. Flow control: when unconfirmed windows were sent. Counts of output tokens, smallest
-    first: num_acked ≤ num_sent ≤ len(tokens).
+    prediction, the error. `Unconfirmed`: when its windows were sent. Counts of output tokens, smallest first:
+    num_acked ≤ num_sent ≤ len(tokens).
     """
 
     __slots__ = (

@@ -3,8 +3,9 @@
 Owns every open stream; one thread of the scheduler model calls it. Tokens of instances and feedback of the
 detokenizer come in; what is to be sent, submitted and cancelled comes out. It knows neither sockets nor
 Triton: `sender` is only carried along, `clock` returns monotonic nanoseconds. What an instance has of the
-streams is in `submissions`, which to look at in `ready_queue`, which windows are not confirmed in
-`flow_control`. Tested in tests/pure/test_streams.py and tests/pure/test_stream_states.py.
+streams is in `submissions`, which to look at in `ready_queue`, when their windows are sent in `delivery`,
+which are not confirmed in `unconfirmed`. Tested in tests/pure/test_streams.py and
+tests/pure/test_stream_states.py.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from python_backends.nouns.messages import ANY_EPOCH, Failed, ToInstance
 from python_backends.nouns.request import Feedback, Finish, Idle, LengthPrediction, Request, WaitReason
 from python_backends.nouns.step import Started, Tokens
 from python_backends.settings import StreamSettings
-from python_backends.streams.flow_control import CONFIRM_NS, FlowControl
+from python_backends.streams.delivery import Delivery
 from python_backends.streams.log_probs import UNKNOWN, TokenLogProbs, by_row
 from python_backends.streams.outgoing import Outgoing
-from python_backends.streams.pacing import Pacing
 from python_backends.streams.predictions import within
 from python_backends.streams.ready_queue import ReadyQueue
 from python_backends.streams.stream import Stream
 from python_backends.streams.stream_metrics import StreamMetrics
 from python_backends.streams.submissions import Dispatcher, OnlyInstance, Submissions
+from python_backends.streams.unconfirmed import Unconfirmed
 from python_backends.watching.metrics import Metrics
 
 S = 1_000_000_000
@@ -43,14 +44,14 @@ class StreamTable:
         dispatcher: Dispatcher | None = None,
     ) -> None:
         """`dispatcher`: decides which instance gets a stream; None: there is only one."""
-        self.pacing = Pacing(settings.coalescing_ms / 1000, settings.sender_load)
         self._settings = settings
         self._clock = clock
         self._context_tokens = context_tokens
         self._metrics = StreamMetrics(metrics)
         self._streams: dict[int, Stream] = {}  # in order of acceptance
         self._ready = ReadyQueue()
-        self._flow = FlowControl(settings)
+        self._unconfirmed = Unconfirmed()
+        self.delivery = Delivery(settings, self._unconfirmed, self._streams, clock())
         self.submissions = Submissions(dispatcher or OnlyInstance())  # moves change these too
         self._ended: list[Stream] = []
 
@@ -118,12 +119,8 @@ class StreamTable:
             if stream is not None and stream.accepts(request_epoch, index):
                 count += self._append(stream, now, index, token, finish, scores.get(row, UNKNOWN))
         if count:
-            self._ready.flush_at(now + int(self.pacing.interval_s * S))
+            self.delivery.tokens_came(now)
             self._metrics.generated(count)
-
-    def flush(self) -> None:
-        """Tokens that have come wait no longer for others."""
-        self._ready.flush()
 
     def feedback(self, feedback: Feedback) -> None:
         """What the detokenizer found in a window: it is confirmed, and may have ended the stream."""
@@ -131,7 +128,7 @@ class StreamTable:
         if stream is None:
             return
         self._ready.touch(stream.request_id)
-        self._flow.confirmed(stream)
+        self._unconfirmed.confirmed(stream)
         stream.confirm(feedback.num_tokens, feedback.answered)
         if feedback.error:
             self._lose(stream, feedback.error)
@@ -144,7 +141,7 @@ class StreamTable:
         """The detokenizer has handled everything that it received: windows that were sent long before and are
         still unconfirmed are lost.
         """
-        self._flow.idle(idle.at_ns, idle.began_ns)
+        self._unconfirmed.idle(idle.at_ns, idle.began_ns)
 
     def predicted(self, request_id: int, prediction: LengthPrediction) -> None:
         """How long an answer is expected to be; comes at any time, or never."""
@@ -164,14 +161,14 @@ class StreamTable:
         `began_ns`: from now on it may be missed.
         """
         now = self._clock()
-        self._flow.server_answered(began_ns, now)
+        self._unconfirmed.server_answered(began_ns, now)
         stream = self._streams.get(outgoing.request_id)
         if stream is not None:
-            self._flow.sent(stream, now, is_probe=outgoing.is_probe)
+            self._unconfirmed.sent(stream, now, is_probe=outgoing.is_probe)
 
     def server_answered(self, began_ns: int) -> None:
         """A call of the server that began then has ended."""
-        self._flow.server_answered(began_ns, self._clock())
+        self._unconfirmed.server_answered(began_ns, self._clock())
 
     def instance_ready(self, instance: int) -> None:
         self.submissions.instance_ready(instance)
@@ -201,7 +198,7 @@ class StreamTable:
         """The server has not taken this window, so its stream ends with an error."""
         stream = self._streams.get(outgoing.request_id)
         if stream is not None:
-            self._flow.not_sent(stream)
+            self._unconfirmed.not_sent(stream)
             self._lose(stream, error)
 
     def fail_all(self, error: str) -> None:
@@ -222,16 +219,15 @@ class StreamTable:
     def due(self) -> list[Outgoing]:
         """The responses that are to be sent now; every stream that has ended leaves the table here."""
         now = self._clock()
-        self._flow.look(now)
+        self._unconfirmed.look(now)
         outgoing = [
             out
             for number in self._ready.take(now)
             if (out := self._look_at(self._streams[number], now)) is not None
         ]
-        held = self._ready.take_held(now, max(0, self._flow.num_free - len(outgoing)))
-        outgoing += [out for number in held if (out := self._news_of(self._streams[number], now)) is not None]
-        quiet = self._ready.take_quiet(self._flow.num_free_for_probes)
-        outgoing += [out for number in quiet if (out := self._probe(self._streams[number], now)) is not None]
+        held = self.delivery.take_held(now, len(outgoing))
+        outgoing += [self._next_window(stream, now) for stream in held]
+        outgoing += [self._probe(stream, now) for stream in self.delivery.take_quiet(now)]
         outgoing.sort(key=lambda out: not out.is_urgent)
         self._metrics.sent(len(outgoing))
         return outgoing
@@ -241,12 +237,13 @@ class StreamTable:
         if not self.submissions.is_told:
             return 0.0
         now = self._clock()
-        return max(0, self._ready.next_ns(now + MAX_WAIT_NS, self._flow.num_free > 0) - now) / S
+        return max(0, self.delivery.next_ns(self._ready.next_ns(now + MAX_WAIT_NS)) - now) / S
 
     def check_integrity(self) -> None:
         """Re-derives from the streams what is kept in addition. Raises AssertionError."""
         self.submissions.check_integrity(self._streams.values())
         self._ready.check_integrity(set(self._streams))
+        self.delivery.check_integrity(set(self._streams))
 
     # --- inside
 
@@ -294,25 +291,15 @@ class StreamTable:
         outgoing = self._due(stream, now)
         if outgoing is not None and outgoing.final:
             return outgoing
-        if self._may_follow(stream):
-            self._ready.hold(stream.request_id)
+        self.delivery.wait(stream, now)
         self._look_again(stream, now)
         return outgoing
 
     def _look_again(self, stream: Stream, now: int) -> None:
-        self._ready.timers.set(stream.request_id, self._flow.wake_ns(stream, now, len(self._streams)))
+        self._ready.wake_at(stream.request_id, self.delivery.wake_ns(stream, now))
 
-    def _may_follow(self, stream: Stream) -> bool:
-        """Whether it has tokens that its client would read now."""
-        return stream.has_news and stream.is_followed and not self._flow.is_full(stream)
-
-    def _news_of(self, stream: Stream, now: int) -> Outgoing | None:
-        """Of a stream whose tokens have waited to be sent together; None if
-        they went out with something else meanwhile.
-        """
-        if not self._may_follow(stream):
-            return None
-        outgoing = Outgoing(stream.request_id, stream.sender, stream.send_window(now), final=False)
+    def _next_window(self, stream: Stream, now: int, emit: bool = False) -> Outgoing:
+        outgoing = Outgoing(stream.request_id, stream.sender, stream.send_window(now, emit), final=False)
         self._look_again(stream, now)
         return outgoing
 
@@ -320,61 +307,41 @@ class StreamTable:
         request = stream.request
         if request.deadline_ns and now >= request.deadline_ns and stream.finish == Finish.RUNNING:
             self._end(stream, Finish.DEADLINE)
-        if stream.finish == Finish.RUNNING and self._flow.is_silent(stream, now):
+        if stream.finish == Finish.RUNNING and self._unconfirmed.is_silent(stream, now):
             self._end_silent(stream)
         if stream.finish == Finish.ERROR:
             return self._before_error(stream, now)
         if stream.finish != Finish.RUNNING:
             return self._last(stream, now)
-        if self._flow.is_full(stream):
-            return None
-        if stream.awaits_first_token and self._may_follow(stream):
-            return Outgoing(stream.request_id, stream.sender, stream.send_window(now), final=False)
-        if self._flow.is_quiet(stream, now, len(self._streams)):
-            self._ready.add_quiet(stream.request_id)
-        return None
+        return self._next_window(stream, now) if self.delivery.may_send_first(stream) else None
 
-    def _probe(self, stream: Stream, now: int) -> Outgoing | None:
+    def _probe(self, stream: Stream, now: int) -> Outgoing:
         """An empty window for a stream that waits; after a while a chunk without text goes out, so that a
         broken connection shows.
-
-        None if something else was sent meanwhile.
         """
-        if self._flow.is_full(stream) or not self._flow.is_quiet(stream, now, len(self._streams)):
-            return None
         emit = not stream.chunked and now - stream.request.arrival_ns >= FIRST_CHUNK_NS
-        outgoing = Outgoing(stream.request_id, stream.sender, stream.send_window(now, emit), final=False)
-        self._look_again(stream, now)
-        return outgoing
+        return self._next_window(stream, now, emit)
 
     def _end_silent(self, stream: Stream) -> None:
         """A window was lost with a detokenizer that died, or its client is gone."""
-        if self._flow.is_lost_with_detokenizer(stream):
-            self._flow.forget(stream)
+        if self._unconfirmed.is_lost_with_detokenizer(stream):
+            self._unconfirmed.forget(stream)
             self._lose(stream, "a part of the answer was lost, because the detokenizer was restarted")
         else:
             self._end(stream, Finish.CANCELLED)
 
     def _before_error(self, stream: Stream, now: int) -> Outgoing | None:
-        """A stream gets the text so far, and the error once the detokenizer is done with it.
-
-        Triton never releases a request one of whose steps fails while another one runs.
-        """
+        """A stream gets the text so far, and the error once the detokenizer is done with it."""
         if stream.request.stream and stream.has_news:
             return Outgoing(
                 stream.request_id, stream.sender, stream.send_window_before_error(now), final=False
             )
-        if (
-            stream.unacked_ns
-            and now - stream.last_sent_ns < CONFIRM_NS
-            and not self._flow.is_silent(stream, now)
-        ):
-            return None
-        return self._last(stream, now)
+        return self._last(stream, now) if self.delivery.may_fail(stream, now) else None
 
     def _last(self, stream: Stream, now: int) -> Outgoing:
         self.submissions.remove(stream)
         self._ready.drop(stream.request_id)
+        self.delivery.drop(stream)
         del self._streams[stream.request_id]
         self._ended.append(stream)
         self._metrics.ended(stream, now)

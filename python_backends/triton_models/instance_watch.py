@@ -122,7 +122,7 @@ class InstanceWatch:
     def _on_ready(self, news: InstanceReady) -> None:
         if self._is_wanted(news.instance):
             self.loads.ready(news.instance, news.limits, news.hello.host, news.hello.pid)
-            self._link.send(news.instance, [Pace(self._table.pacing.interval_s)])
+            self._link.send(news.instance, [Pace(self._table.delivery.interval_s)])
             self._table.instance_ready(news.instance)
         if self._cluster is not None:
             self._cluster.ready(news)

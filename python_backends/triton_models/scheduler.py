@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("gapless.scheduler")
 
 REQUEST = reader(Request)
-PACE_EVERY_S = 0.1
 LONG_WAIT_S = 10.0  # requests wait for longer: the log says why
 COMPLAIN_EVERY_S = 60.0  # about the same failure of what no stream depends on
 LOST_PART = "a part of the answer could not be sent"
@@ -86,7 +85,7 @@ class TritonPythonModel:
             Started: table.started,
             Feedback: table.feedback,
             Idle: table.idle,
-            Flush: lambda _: table.flush(),
+            Flush: lambda _: table.delivery.flush(),
             Failed: table.failed,
             **self._instances.readers,
         }
@@ -101,8 +100,7 @@ class TritonPythonModel:
         self._arrivals: SimpleQueue[tuple[Request, Any]] = SimpleQueue()
         self._news: deque[Any] = deque()  # from the instance and the detokenizer, not yet taken
         self._complained_s: dict[str, float] = {}
-        self._sending_s = 0.0
-        self._paced_s = self._exported_s = time.monotonic()
+        self._exported_s = time.monotonic()
         self._tell_at_s = time.monotonic() + LONG_WAIT_S
         self._stopping = False
         self.life = Life("scheduler")
@@ -160,9 +158,8 @@ class TritonPythonModel:
             self._try_to_send(outgoing)
         self._observe("ended answers could not be recorded", self._log_ended)
         now_s = time.monotonic()
-        self._sending_s += now_s - started_s
-        if now_s - self._paced_s >= PACE_EVERY_S:
-            self._pace(now_s)
+        if self._table.delivery.spent(now_s - started_s, now_s):
+            self._link.send_all([Pace(self._table.delivery.interval_s)])
         if now_s - self._exported_s >= EXPORT_EVERY_S:
             self._exported_s = now_s
             if self._closing.exists():
@@ -186,17 +183,6 @@ class TritonPythonModel:
             if now_s - self._complained_s.get(what, -math.inf) >= COMPLAIN_EVERY_S:
                 self._complained_s[what] = now_s
                 log.exception("%s; streams go on", what)
-
-    def _pace(self, now_s: float) -> None:
-        """Asks the instance to send tokens of several steps together: a
-        message that has arrived has cost a turn already.
-        """
-        pacing = self._table.pacing
-        before_s = pacing.interval_s
-        pacing.adjust(self._sending_s, now_s - self._paced_s)
-        self._sending_s, self._paced_s = 0.0, now_s
-        if pacing.interval_s != before_s:
-            self._link.send_all([Pace(pacing.interval_s)])
 
     def _take(self, news: Any) -> None:
         self._readers[type(news)](news)
@@ -285,7 +271,7 @@ class TritonPythonModel:
             gauge("gapless_waiting", count, (("reason", reason.value),))
         self._tell_why(waiting)
         gauge("gapless_queued_tokens", self._table.num_queued_tokens)
-        gauge("gapless_coalescing_seconds", self._table.pacing.interval_s)
+        gauge("gapless_coalescing_seconds", self._table.delivery.interval_s)
         began_ns = time.monotonic_ns()
         self._export.export()
         self._table.server_answered(began_ns)

@@ -322,7 +322,7 @@ WRITERS = {  # of the attributes of a stream, besides the stream itself
     "submissions": {"instance", "last_request_epoch", "previous", "request_epoch", "seated"},
     "quarantine": {"crash_mark", "crashed_at", "crashed_ns", "crashes"},
     "table": {"error", "first_token_ns", "prediction", "started_ns"},
-    "flow_control": {"unacked_ns"},
+    "unconfirmed": {"unacked_ns"},
 }
 
 

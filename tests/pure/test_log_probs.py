@@ -10,7 +10,7 @@ import pytest
 from python_backends.nouns.request import Feedback, Finish, LogProbs, TokenWindow
 from python_backends.nouns.step import RowLogProbs, Tokens
 from python_backends.text.detokenize.detokenizer import Piece, new_log_probs
-from tests.pure.test_streams import House, crash
+from tests.support.stream_table import House, crash
 
 ASKS = {"log_probs": True, "num_top_log_probs": 2}
 

@@ -22,9 +22,9 @@ from python_backends.nouns.messages import Cancel, Submit
 from python_backends.nouns.request import Feedback, Finish, Idle, Request, Sampling, TokenWindow
 from python_backends.nouns.step import Started, Tokens
 from python_backends.settings import StreamSettings
-from python_backends.streams.flow_control import ANSWER_EVERY_NS, IDLE_NS, LONG_SILENCE_NS
 from python_backends.streams.outgoing import Outgoing
 from python_backends.streams.table import StreamTable
+from python_backends.streams.unconfirmed import ANSWER_EVERY_NS, IDLE_NS, LONG_SILENCE_NS
 from python_backends.watching.metrics import Metrics
 from tests.support.examples import examples
 
@@ -291,7 +291,7 @@ class StreamStates(RuleBasedStateMachine):
 
     @rule(busy_share=st.sampled_from([0.0, 0.5]))
     def measure_load(self, busy_share: float) -> None:
-        self.table.pacing.adjust(busy_share * 0.2, 0.2)
+        self.table.delivery.adjust(busy_share * 0.2, 0.2)
 
     # --- time and the streams thread
 
@@ -528,7 +528,7 @@ def spoil(news: Started | list[Row]) -> Started | list[Row]:
 
 def left_in(table: StreamTable) -> list[str]:
     """The names of all that is not empty."""
-    owners = (table, table.submissions, table._ready, table._ready.timers)
+    owners = (table, table.submissions, table._ready, table.delivery)
     return [
         name
         for owner in owners

@@ -4,102 +4,12 @@ once, in order, and exactly one last answer.
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pytest
 
-from python_backends.nouns.messages import Cancel, Submit
-from python_backends.nouns.request import Feedback, Finish, Idle, Request, Sampling, TokenWindow
-from python_backends.nouns.step import Started, Tokens
-from python_backends.settings import StreamSettings
-from python_backends.streams.outgoing import Outgoing
-from python_backends.streams.pacing import Pacing
-from python_backends.streams.table import StreamTable
-from python_backends.watching.metrics import Metrics
-
-MS = 1_000_000
-
-
-@dataclass
-class House:
-    """A stream table, a clock that we turn, and what came out of the table so far."""
-
-    options: dict[str, Any] = field(default_factory=dict)
-    now_ns: int = 1_000_000_000
-
-    def __post_init__(self) -> None:
-        settings = StreamSettings(**self.options)
-        self.metrics = Metrics()
-        self.table = StreamTable(
-            settings,
-            lambda: self.now_ns,
-            lambda words: max([len(w) for w in words], default=0) + 4,
-            self.metrics,
-        )
-        self.sent: dict[Any, list[Outgoing]] = {}
-        self.submitted: list[Submit] = []
-        self.cancelled: list[int] = []
-
-    def accept(self, number: int, **options: Any) -> bool:
-        sampling = Sampling(max_tokens=options.pop("max_tokens", 100), **options.pop("sampling", {}))
-        options = {"stream": True, "arrival_ns": self.now_ns, **options}
-        refusal = self.table.accept(
-            Request(number, np.arange(3, dtype=np.int32), sampling, **options), sender=number
-        )
-        self.turn()
-        return not refusal
-
-    def turn(self, ms: float = 0.0) -> None:
-        self.now_ns += int(ms * MS)
-        self.post()
-        for outgoing in self.table.due():
-            self.sent.setdefault(outgoing.sender, []).append(outgoing)
-            if not outgoing.final:
-                self.table.handed_over(outgoing, self.now_ns)
-        self.post()
-
-    def post(self) -> None:
-        for message in self.table.outbox().get(0, []):
-            if isinstance(message, Cancel):
-                self.cancelled.append(message.request_id)
-            else:
-                self.submitted.append(message)
-
-    def tokens(self, *rows: tuple[int, int, int, int, Finish]) -> None:
-        """Rows of (request, epoch, index, token, finish)."""
-        columns = list(zip(*rows, strict=True))
-        kinds = (np.int64, np.int32, np.int32, np.int32, np.uint8)
-        self.table.tokens(
-            Tokens(*(np.array(column, kind) for column, kind in zip(columns, kinds, strict=True)))
-        )
-
-    def start(self, number: int, epoch: int = 0) -> None:
-        self.table.started(Started(number, epoch, 0))
-
-    def windows(self, number: int) -> list[TokenWindow]:
-        return [outgoing.window for outgoing in self.sent.get(number, []) if outgoing.window is not None]
-
-    def received(self, number: int) -> list[int]:
-        """The tokens as a reader of the windows puts them together."""
-        tokens: list[int] = []
-        for window in self.windows(number):
-            assert window.start <= window.num_sent == len(tokens) or window.start == 0
-            tokens = tokens[: window.num_sent] + window.tokens[window.num_sent - window.start :].tolist()
-        return tokens
-
-    def finals(self, number: int) -> int:
-        return sum(outgoing.final for outgoing in self.sent.get(number, []))
-
-
-def running(number: int = 1, **options: Any) -> House:
-    house = House(options)
-    house.table.instance_ready(0)
-    house.accept(number)
-    house.start(number)
-    return house
+from python_backends.nouns.request import Feedback, Finish, Idle
+from tests.support.stream_table import MS, House, crash, running, waiting_for_company
 
 
 def test_the_first_token_is_sent_at_once_and_the_last_ends_the_stream() -> None:
@@ -230,17 +140,6 @@ def test_a_deadline_ends_a_request_that_waits_as_well_as_one_that_runs() -> None
     assert 2 in house.cancelled
 
 
-def test_a_stream_that_waits_is_probed_and_gets_one_empty_chunk() -> None:
-    house = running()
-    for _ in range(8):
-        house.turn(ms=125)
-        house.table.feedback(Feedback(1, 0))
-    windows = house.windows(1)
-    assert len(windows) == 4
-    assert [window.emit for window in windows].count(True) == 1
-    assert all(len(window.tokens) == 0 for window in windows)
-
-
 def test_an_answer_that_is_not_streamed_comes_in_one_piece() -> None:
     house = House()
     house.table.instance_ready(0)
@@ -253,119 +152,6 @@ def test_an_answer_that_is_not_streamed_comes_in_one_piece() -> None:
     assert windows[-1].tokens.tolist() == list(range(50, 59))
     assert windows[-1].num_sent == 0
     assert [window.echo for window in windows if window.echo] == ["user text"]
-
-
-def test_tokens_are_put_together_only_while_the_sender_is_busy() -> None:
-    pacing = Pacing(max_interval_s=0.040, wanted_load=0.1)
-    pacing.adjust(busy_s=0.001, elapsed_s=0.1)
-    assert pacing.interval_s == 0
-    pacing.adjust(busy_s=0.02, elapsed_s=0.1)
-    assert pacing.interval_s == pytest.approx(0.020), "twice as busy as wanted"
-    pacing.adjust(busy_s=0.05, elapsed_s=0.1)
-    assert pacing.interval_s == 0.040
-    for _ in range(100):
-        pacing.adjust(busy_s=0.001, elapsed_s=0.1)
-    assert pacing.interval_s == 0
-
-
-def waiting_for_company() -> House:
-    """The second token of its stream waits, for 40 ms at most."""
-    house = running()
-    house.table.pacing.interval_s = 0.040
-    for index in range(2):
-        house.tokens((1, 0, index, 50 + index, Finish.RUNNING))
-        house.turn()
-    assert house.received(1) == [50]
-    return house
-
-
-def test_tokens_wait_for_company_until_the_instance_expects_no_more_in_time() -> None:
-    house = waiting_for_company()
-    assert house.table.wait_s() > 0
-    house.table.flush()
-    assert house.table.wait_s() == 0
-    house.turn()
-    assert house.received(1) == [50, 51]
-
-
-def test_tokens_of_an_instance_that_says_nothing_more_wait_no_longer_than_others() -> None:
-    house = waiting_for_company()
-    house.turn(ms=39)
-    assert house.received(1) == [50]
-    house.turn(ms=2)
-    assert house.received(1) == [50, 51]
-
-
-def test_a_slow_reader_gets_its_tokens_in_fewer_and_larger_windows() -> None:
-    house = running(max_unacknowledged=2)
-    for index in range(10):
-        house.tokens((1, 0, index, 50 + index, Finish.RUNNING))
-        house.turn(ms=1)
-    assert len(house.windows(1)) == 2
-    house.table.feedback(Feedback(1, 1))
-    house.turn()
-    assert house.received(1) == list(range(50, 60))
-
-
-def crowd(*numbers: int, **options: Any) -> House:
-    """Streams that have each got their first token, all confirmed."""
-    house = House(options)
-    house.table.instance_ready(0)
-    for number in numbers:
-        house.accept(number)
-        house.tokens((number, 0, 0, 50, Finish.RUNNING))
-        house.turn(ms=1)
-    for number in numbers:
-        house.table.feedback(Feedback(number, 1))
-    house.turn()
-    return house
-
-
-def test_a_crowd_sends_no_more_windows_than_keep_the_detokenizer_at_work() -> None:
-    house = crowd(1, 2, 3, max_in_flight=2)
-    for index in range(1, 4):
-        house.tokens(*((number, 0, index, 50 + index, Finish.RUNNING) for number in (1, 2, 3)))
-        house.turn(ms=1)
-    assert [house.received(number) for number in (1, 2, 3)] == [[50, 51], [50, 51], [50]]
-    assert house.table.wait_s() > 0, "until a window is confirmed nothing is to be done"
-
-
-def test_who_has_waited_longest_is_the_first_for_whom_there_is_room() -> None:
-    house = crowd(1, 2, 3, max_in_flight=1)
-    for index in range(1, 4):
-        house.tokens(*((number, 0, index, 50 + index, Finish.RUNNING) for number in (1, 2, 3)))
-        house.turn(ms=1)
-        house.table.feedback(Feedback(index, 1 + index))
-        house.turn(ms=1)
-    assert [len(house.received(number)) for number in (1, 2, 3)] == [4, 2, 3]
-
-
-def test_first_and_last_tokens_need_no_room() -> None:
-    house = crowd(1, 2, max_in_flight=1)
-    house.tokens((1, 0, 1, 51, Finish.RUNNING))
-    house.turn(ms=1)
-    house.accept(3)
-    house.tokens((2, 0, 1, 51, Finish.STOP), (3, 0, 0, 50, Finish.RUNNING))
-    house.turn(ms=1)
-    assert [house.received(number) for number in (1, 2, 3)] == [[50, 51], [50, 51], [50]]
-
-
-def test_a_window_that_is_lost_takes_no_room_once_the_detokenizer_has_nothing_to_do() -> None:
-    house = crowd(1, 2, max_in_flight=1)
-    house.tokens((1, 0, 1, 51, Finish.RUNNING))
-    house.turn(ms=1)
-    house.tokens((2, 0, 1, 51, Finish.RUNNING))
-    house.turn(ms=1)
-    assert house.received(2) == [50]
-    house.table.idle(Idle(house.now_ns))
-    house.turn()
-    assert house.received(2) == [50], "the server may stand still with the window inside"
-    house.turn(ms=100)
-    house.table.server_answered(house.now_ns)
-    house.turn(ms=200)
-    house.table.idle(Idle(house.now_ns))
-    house.turn()
-    assert house.received(2) == [50, 51]
 
 
 def test_a_lone_client_whose_window_is_lost_is_gone_once_the_detokenizer_has_nothing_to_do() -> None:
@@ -413,15 +199,6 @@ def test_windows_that_nobody_confirms_end_their_stream_and_keep_nobody_busy() ->
     assert house.finals(1) == 1
 
 
-def test_many_waiting_streams_are_probed_less_often() -> None:
-    house = House({"max_open": 2000})
-    for number in range(1000):
-        house.accept(number)
-    for _ in range(10):
-        house.turn(ms=100)
-    assert sum(map(len, house.sent.values())) <= 1000
-
-
 def test_only_a_request_that_was_alone_in_a_crash_is_failed() -> None:
     """Requests 1, 2 and 3; whoever computes beside or is 2 sees the instance die."""
     house = House()
@@ -459,13 +236,6 @@ def test_only_a_request_that_was_alone_in_a_crash_is_failed() -> None:
     house.turn()
     assert house.finals(1) == house.finals(3) == 1
     assert len(house.received(1)) == 5
-
-
-def crash(house: House) -> None:
-    house.table.instance_lost(0)
-    house.turn()
-    house.table.instance_ready(0)
-    house.turn()
 
 
 def on_trial(**options: Any) -> House:
@@ -513,30 +283,6 @@ def test_a_stream_that_failed_is_not_taken_for_one_whose_client_is_gone() -> Non
     house.table.idle(Idle(house.now_ns))
     house.turn()
     assert house.sent[1][-1].error == "a part of the answer could not be sent"
-
-
-def test_a_stream_that_fails_gets_its_text_so_far_and_its_error_once_that_is_confirmed() -> None:
-    house = waiting_for_company()
-    house.table.fail_all("the server is shutting down")
-    house.turn()
-    assert house.received(1) == [50, 51]
-    assert house.windows(1)[-1].finish is Finish.RUNNING
-    assert house.finals(1) == 0, "a request must not fail while its window is inside the detokenizer"
-    for window in house.windows(1):
-        house.table.feedback(Feedback(1, window.start + len(window.tokens)))
-    house.turn()
-    assert house.sent[1][-1].error == "the server is shutting down"
-    assert house.finals(1) == 1
-
-
-def test_the_error_of_a_stream_does_not_wait_for_a_confirmation_that_never_comes() -> None:
-    house = waiting_for_company()
-    house.table.fail(1, "an error")
-    for _ in range(6):
-        house.turn(ms=250)
-    assert house.received(1) == [50, 51]
-    assert house.finals(1) == 1
-    assert house.sent[1][-1].error == "an error"
 
 
 def test_nothing_follows_a_part_that_was_lost() -> None:
@@ -591,45 +337,3 @@ def test_a_machine_that_stands_still_for_a_minute_costs_no_client_its_answer() -
     house.turn()
     house.turn(ms=60_000)
     assert house.finals(1) == 0
-
-
-@pytest.mark.parametrize("per_second", [300, 1100])
-def test_with_1024_waiting_requests_and_a_slow_detokenizer_nobody_is_cancelled_and_tokens_pass(
-    per_second: int,
-) -> None:
-    """Two streams compute, the others wait; the detokenizer deals with `per_second` windows."""
-    house = House({"max_open": 1024})
-    house.table.instance_ready(0)
-    house.table.pacing.interval_s = 0.05
-    for number in range(1024):
-        house.accept(number)
-    inside: deque[tuple[int, int, int]] = deque()
-    num_seen, oldest_ns, last_probe = (
-        dict.fromkeys(range(1024), 0),
-        0,
-        dict.fromkeys(range(1024), house.now_ns),
-    )
-    slowest_probe_ns, budget = 0, 0.0
-    for index in range(20 * 120):  # two minutes in steps of 50 ms
-        house.now_ns += 50 * MS
-        if index < 90:
-            house.tokens(*[(number, 0, index, 50, Finish.RUNNING) for number in (0, 1)])
-        for out in house.table.due():
-            assert not out.final
-            house.table.handed_over(out, house.now_ns)
-            assert out.window is not None
-            inside.append((out.request_id, out.window.start + len(out.window.tokens), house.now_ns))
-            slowest_probe_ns = max(slowest_probe_ns, house.now_ns - last_probe[out.request_id])
-            last_probe[out.request_id] = house.now_ns
-        budget = min(budget + per_second / 20, 60)
-        while inside and budget >= 1:
-            number, reached, sent_ns = inside.popleft()
-            oldest_ns, budget = max(oldest_ns, house.now_ns - sent_ns), budget - 1
-            num_seen[number] += 1
-            house.table.feedback(Feedback(number, reached))
-        if not inside:
-            house.table.idle(Idle(house.now_ns))
-    assert len(house.table) == 1024
-    assert oldest_ns < 1000 * MS, "tokens would wait behind probes"
-    assert min(num_seen.values()) > 3
-    assert slowest_probe_ns < 30_000 * MS, "a client that leaves is noticed by then"

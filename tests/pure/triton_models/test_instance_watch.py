@@ -110,7 +110,7 @@ def test_the_end_of_an_instance_that_should_not_run_is_no_loss(tmp_path: Path) -
 def test_an_instance_that_gets_ready_is_told_for_how_long_all_of_them_hold_tokens(tmp_path: Path) -> None:
     watch = Watch(tmp_path, instances=2)
     watch.get_ready(0)
-    watch.table.pacing.interval_s = 0.04
+    watch.table.delivery.interval_s = 0.04
     watch.get_ready(1)
     assert watch.link.sent == [(0, Pace(0.0)), (1, Pace(0.04))]
 

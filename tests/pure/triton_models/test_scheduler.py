@@ -156,7 +156,7 @@ def test_a_server_that_shuts_down_gives_streams_their_text_so_far(served: Model,
     served.tell(tokens(1, 5))
     wait_for(lambda: sender.sent, 10)
     [stream] = served.table._streams.values()
-    served.table.pacing.interval_s = 30.0
+    served.table.delivery.interval_s = 30.0
     served.tell(tokens(1, 5, 6))
     wait_for(lambda: len(stream.tokens) == 2, 10)
     assert stream.has_news, "the second token waits for company"
@@ -242,7 +242,7 @@ def test_tokens_are_held_by_what_is_sent_for_all_instances_together_and_each_is_
     """Each instance alone may be far from what a sender can bear."""
     instances = Instances(run_directory)
     assert instances.hear(Pace) == [[Pace(0.0)], [Pace(0.0)]]
-    busy_s, adjust = [0.0], served.table.pacing.adjust
+    busy_s, adjust = [0.0], served.table.delivery.adjust
 
     def count(busy: float, elapsed: float) -> None:
         busy_s[0] += busy
@@ -254,7 +254,7 @@ def test_tokens_are_held_by_what_is_sent_for_all_instances_together_and_each_is_
 
     send = Sender.send
     monkeypatch.setattr(Sender, "send", send_slowly)
-    monkeypatch.setattr(served.table.pacing, "adjust", count)
+    monkeypatch.setattr(served.table.delivery, "adjust", count)
     for number in (1, 2):
         served.ask(number)
     for end, [submit] in zip(instances.ends, instances.hear(Submit), strict=True):

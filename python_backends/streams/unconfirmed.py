@@ -1,50 +1,47 @@
-"""Windows that the detokenizer has not confirmed: how many there may be, when one is lost, and when a quiet
-stream is probed.
+"""Windows that the detokenizer has not confirmed: how many there are, and when one is lost.
 
 Triton may no longer dispatch windows of a client that has left, and those inside a detokenizer that dies are
 lost: either way they are not confirmed, while younger ones of others are. The detokenizer takes windows in
-the order in which they were sent. A few keep it at work; more only wait there, and with them all tokens that
-come later. Used by the stream table. All times are nanoseconds of one monotonic clock.
-Tested in tests/pure/test_streams.py and tests/pure/test_stream_states.py.
+the order in which they were sent. Used by the stream table and the rule of delivery. All times are
+nanoseconds of one monotonic clock. Tested in tests/pure/test_streams.py and tests/pure/test_stream_states.py.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-from python_backends.settings import StreamSettings
 from python_backends.streams.stream import Stream
 
-MS = 1_000_000
 S = 1_000_000_000
 SILENCE_NS = S // 2  # a window sent this long before a confirmed one is lost
-LONG_SILENCE_NS = (
-    30 * S
-)  # a window that is unconfirmed for this long is lost, even if no later one is confirmed
-LOOK_AGAIN_NS = S // 4  # at streams with unconfirmed windows, at all of them together
+# a window that is unconfirmed for this long is lost, even if no later one is confirmed
+LONG_SILENCE_NS = 30 * S
 IDLE_NS = S // 5  # the detokenizer says that it is idle after this time without a window
 # the streams thread looks at the table once a second: after a longer time it, or the machine, stood still
 PAUSE_NS = 2 * S
-CONFIRM_NS = S  # an error waits this long at most for the windows before it
-PROBE_SHARE = 4  # at most one window of four that are under way is a probe
 ANSWER_EVERY_NS = S // 20  # the server's answers are noted this often
 MAX_ANSWERS = 200
 
 
-class FlowControl:
-    def __init__(self, settings: StreamSettings) -> None:
-        self._max_unacknowledged = settings.max_unacknowledged
-        self._max_in_flight = settings.max_in_flight
-        self._max_probes = max(1, settings.max_in_flight // PROBE_SHARE)
-        self._probe_ns = int(settings.probe_ms * MS)
+class Unconfirmed:
+    def __init__(self) -> None:
         self._last_confirmed_ns = 0  # what was sent before is confirmed or lost
         # when windows were sent that are neither confirmed nor known to be lost, ascending
-        self._in_flight_ns: deque[int] = deque()
+        self._sent_ns: deque[int] = deque()
         self._probes_ns: deque[int] = deque()  # when those of them were sent that are probes
         # when calls of the server began and ended, ascending
         self._answers: deque[tuple[int, int]] = deque(maxlen=MAX_ANSWERS)
         self._awake_since_ns = self._looked_ns = 0
         self._detokenizer_began_ns = 0
+
+    @property
+    def num(self) -> int:
+        """Of all streams, as of the last look."""
+        return len(self._sent_ns)
+
+    @property
+    def num_probes(self) -> int:
+        return len(self._probes_ns)
 
     def look(self, now_ns: int) -> None:
         """Forgets windows that are confirmed or lost. Called once a second at
@@ -53,7 +50,7 @@ class FlowControl:
         if now_ns - self._looked_ns > PAUSE_NS:
             self._awake_since_ns = now_ns
         self._looked_ns = now_ns
-        self._forget(self._in_flight_ns, now_ns)
+        self._forget(self._sent_ns, now_ns)
         self._forget(self._probes_ns, now_ns)
 
     def server_answered(self, began_ns: int, ended_ns: int) -> None:
@@ -67,7 +64,7 @@ class FlowControl:
         """The server has taken the last window of this stream: from now on it counts as sent."""
         if stream.unacked_ns:
             stream.unacked_ns[-1] = now_ns
-            self._in_flight_ns.append(now_ns)
+            self._sent_ns.append(now_ns)
             if is_probe:
                 self._probes_ns.append(now_ns)
 
@@ -96,22 +93,9 @@ class FlowControl:
         if self._answers and self._answers[0][1] <= at_ns - IDLE_NS:
             self._settle(self._answers[0][0])
 
-    @property
-    def num_free(self) -> int:
-        """How many windows more may be sent, as of the last look."""
-        return max(0, self._max_in_flight - len(self._in_flight_ns))
-
-    @property
-    def num_free_for_probes(self) -> int:
-        """How many probes more may be sent: they must not take the place of tokens."""
-        return min(self.num_free, max(0, self._max_probes - len(self._probes_ns)))
-
     def is_lost_with_detokenizer(self, stream: Stream) -> bool:
         """Whether its oldest unconfirmed window was sent to a detokenizer that has died."""
         return bool(stream.unacked_ns) and stream.unacked_ns[0] < self._detokenizer_began_ns
-
-    def is_full(self, stream: Stream) -> bool:
-        return len(stream.unacked_ns) >= self._max_unacknowledged
 
     def is_silent(self, stream: Stream, now_ns: int) -> bool:
         """A window of it is lost: its client is gone, or the detokenizer has died."""
@@ -123,22 +107,6 @@ class FlowControl:
             or max(sent_ns, self._awake_since_ns) + LONG_SILENCE_NS < now_ns
         )
 
-    def is_quiet(self, stream: Stream, now_ns: int, num_streams: int) -> bool:
-        """Nothing was sent for so long that it is probed."""
-        return now_ns - stream.last_sent_ns >= self._probe_every_ns(num_streams)
-
-    def wake_ns(self, stream: Stream, now_ns: int, num_streams: int) -> int:
-        """When something is next due for this stream if nothing comes in: its
-        deadline, word of a lost window, a probe.
-        """
-        wakes = [stream.request.deadline_ns] if stream.request.deadline_ns else []
-        if stream.unacked_ns:
-            wakes.append((now_ns // LOOK_AGAIN_NS + 1) * LOOK_AGAIN_NS)
-        if not self.is_full(stream):
-            probe_ns = stream.last_sent_ns + self._probe_every_ns(num_streams)
-            wakes.append(probe_ns if probe_ns > now_ns else now_ns + S)  # a probe of it waits for its turn
-        return min(wakes)
-
     def _settle(self, sent_ns: int) -> None:
         """What was sent before is confirmed or lost."""
         self._last_confirmed_ns = max(self._last_confirmed_ns, sent_ns)
@@ -147,7 +115,3 @@ class FlowControl:
         done_ns = max(self._last_confirmed_ns, now_ns - LONG_SILENCE_NS)
         while sent_ns and sent_ns[0] <= done_ns:
             sent_ns.popleft()
-
-    def _probe_every_ns(self, num_streams: int) -> int:
-        """At most a thousand probes a second over all streams."""
-        return max(self._probe_ns, num_streams * MS)
