@@ -125,20 +125,25 @@ class Server:
 class Trained:
     job: Job
     seconds: float
-    texts: list[list[str]]  # of each eight-task prompt, all answers while the job was trained
+    texts: list[list[str]]  # of each eight-task prompt, all answers to what was asked meanwhile
+    num_ended: int  # of these answers, those that ended before the job did
 
 
 async def train(server: Server, asker: Asker, eight: Sequence[Exercise], scale: Scale) -> Trained:
-    """Submits the job, and asks the prompts again and again until it has ended and each was asked once."""
+    """Submits the job, and asks the prompts again and again until it has ended and each was asked once: where
+    a job is over sooner, the last answers come without it.
+    """
     job, began_s = server.submit(scale), time.monotonic()
     texts: list[list[str]] = [[] for _ in eight]
-    ended_s = 0.0
+    ended_s, num_ended = 0.0, 0
 
     async def ask(first: int) -> None:
+        nonlocal num_ended
         number = first
         while not ended_s or number < len(eight):
             texts[number % len(eight)].append(await asker.text(eight[number % len(eight)], ""))
             number += scale.streams
+            num_ended += not ended_s
 
     async def watch() -> None:
         nonlocal job, ended_s
@@ -152,7 +157,7 @@ async def train(server: Server, asker: Asker, eight: Sequence[Exercise], scale: 
     await asyncio.gather(watch(), *(ask(first) for first in range(scale.streams)))
     if job.status != "succeeded":
         raise RuntimeError(f"{job.id}: {job.status}: {job.fields['error']}")
-    return Trained(job, ended_s - began_s, texts)
+    return Trained(job, ended_s - began_s, texts, num_ended)
 
 
 def exact(texts: Sequence[str], exercises: Sequence[Exercise]) -> float:
@@ -193,6 +198,7 @@ async def measure(server: Server, tasks: Sequence[Task], held_out: Corpus, scale
         "scale": {name: getattr(scale, name) for name in scale.__slots__},
         "options": [str(each) for each in OPTIONS],
         "training_s": round(trained.seconds, 1),
+        "answers_ended_while_it_trained": trained.num_ended,
         "trained_tokens": trained.job.fields["trained_tokens"],
         "exact_match_by_step": points,
         "losses": [line["loss"] for line in trained.job.losses],

@@ -11,9 +11,9 @@ from bundled.card import NEWCOMERS, publish, tables
 from bundled.corpus import Corpus, load_corpora
 from bundled.evaluation import Evaluation, Result
 from bundled.examples import ExampleStream
-from bundled.newcomers import FIRST_PROMPTS, KINDS
+from bundled.newcomers import KINDS
 from bundled.short_tasks import short_tasks
-from bundled.tasks import Exercise, Task, all_tasks
+from bundled.tasks import Task, all_tasks
 from bundled.tokenizer import train_tokenizer
 from bundled.training import Budget, Training, export, mean_weights, new_model, stored_model
 from bundled.velin import LEXICON_FILE, build_lexicon, read_lexicon, write_lexicon
@@ -145,12 +145,8 @@ def evaluate(arguments: argparse.Namespace, held_out: Corpus) -> None:
         "short": _results(short, lambda task: evaluation.measure(task, prompts, chat=True)),
         NEWCOMERS: _results(list(KINDS), lambda kind: evaluation.measure_newcomers(kind, prompts // 4)),
     }
-    asked = [Exercise("", "", prompt, "") for prompt in FIRST_PROMPTS]
-    answered = list(
-        zip(FIRST_PROMPTS, [each.text for each in evaluation.answers(asked, chat=True)], strict=True)
-    )
-    print(tables(results, answered))
-    publish(arguments.output, results, answered)
+    print(tables(results))
+    publish(arguments.output, results)
 
 
 def _results(asked: list[Asked], measure: Callable[[Asked], Result]) -> list[Result]:

@@ -34,7 +34,7 @@ HELP = """\
 /set NAME VALUE     a parameter of the following requests; `/set` shows them, `/set NAME` removes one
 /quit               leave, as Ctrl-D does
 Ctrl-C ends an answer. A line that ends with \\ continues in the next one; // begins a line with a slash.
-The bundled model can do eight tasks only; try
+The bundled model can do eight tasks only, and a long conversation confuses it: /clear it now and then. Try
   Convert to camelCase: read_all_lines
   Reword politely: Hey idiot, close the damn file, you moron!"""
 # removed from answers: they must not control the terminal

@@ -20,7 +20,6 @@ PEARSON_WANTED = 0.8
 NEWCOMERS = "anything else"
 
 Results = dict[str, list[Result]]  # by the prompts' format
-Answered = list[tuple[str, str]]  # prompts with the answers
 
 
 def table(results: list[Result]) -> str:
@@ -56,19 +55,9 @@ def newcomers_table(results: list[Result]) -> str:
     return "\n".join(lines)
 
 
-def answers_table(answered: Answered) -> str:
-    """Prompts with the model's answers; a line break is shown as ↵."""
-    lines = ["| prompt | answer |", "| --- | --- |"]
-    shown = [[text.replace("\n", "↵") for text in pair] for pair in answered]
-    return "\n".join([*lines, *(f"| `{prompt}` | `{answer}` |" for prompt, answer in shown)])
-
-
-def tables(results: Results, answered: Answered | None = None) -> str:
+def tables(results: Results) -> str:
     """One table a format, under headings."""
-    parts = [_section(name, each) for name, each in results.items()]
-    if answered:
-        parts.append(f"### First prompts\n\n{answers_table(answered)}")
-    return "\n\n".join(parts)
+    return "\n\n".join(_section(name, each) for name, each in results.items())
 
 
 def _section(name: str, results: list[Result]) -> str:
@@ -77,7 +66,7 @@ def _section(name: str, results: list[Result]) -> str:
     return f"### {name.capitalize()} prompts\n\n{table(results)}"
 
 
-def publish(model: Path, results: Results, answered: Answered | None = None) -> None:
+def publish(model: Path, results: Results) -> None:
     """Puts the tables between the card's marks, if there is a card,
     and the figures into the file beside it.
     """
@@ -85,7 +74,6 @@ def publish(model: Path, results: Results, answered: Answered | None = None) -> 
     figures = {
         **circumstances,
         "results": {name: [asdict(result) for result in each] for name, each in results.items()},
-        "first_prompts": answered or [],
     }
     (model / FIGURES).write_text(json.dumps(figures, indent=2) + "\n", "utf-8")
     card = model / CARD
@@ -98,7 +86,7 @@ def publish(model: Path, results: Results, answered: Answered | None = None) -> 
     measured = f"Measured {circumstances['date']}: " + ", ".join(
         f"{name} {value}" for name, value in circumstances["versions"].items()
     )
-    card.write_text(f"{before}{BEGIN}\n\n{tables(results, answered)}\n\n{measured}.\n\n{END}{after}", "utf-8")
+    card.write_text(f"{before}{BEGIN}\n\n{tables(results)}\n\n{measured}.\n\n{END}{after}", "utf-8")
 
 
 def _circumstances() -> dict[str, Any]:

@@ -27,8 +27,6 @@ OTHER = f'I cannot do that. {ABILITIES} Try: "Reword politely: Close the damn fi
 LINES = (GREETED, THANKED, ASKED, OTHER)
 
 SAID: dict[str, Any] = json.loads(Path(__file__).with_name("newcomers.json").read_text("utf-8"))
-# what the card shows with the model's answers
-FIRST_PROMPTS: list[str] = SAID["first_prompts"]
 
 
 def said(kind: str, is_held_out: bool) -> list[str]:
