@@ -1,5 +1,5 @@
-"""The library with our own operation for OpenVINO's graph (`fused_layers.cpp`): compiled once for each version
-of what it is made from.
+"""The library with our own operation for OpenVINO's graph (`fused_layers.cpp`): compiled once for each
+version of what it is made from.
 
 Owns `run/compiled/`. The headers come with OpenVINO's package; without a compiler, or on another processor,
 the engine serves with OpenVINO's operations alone. `python -m python_backends.engine.openvino.fused_layer`
