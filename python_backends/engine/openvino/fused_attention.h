@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -108,7 +109,7 @@ private:
 };
 
 // Where in the cache the first block begins that an item of attention reads, of tiles and KV heads; 0 after the last one.
-inline size_t first_block(const Batch& batch, const Heads& heads, int item, int window) {
+inline ptrdiff_t first_block(const Batch& batch, const Heads& heads, int item, int window) {
     if (item >= int(batch.tiles().size()) * heads.kv) {
         return 0;
     }
@@ -196,9 +197,9 @@ inline void pack_values(const Bfloat16* values, const Heads& heads, int count, c
 
 // to [tokens, query_heads · dim], of the heads of a group = softmax(queries · keysᵀ · scale) · values. Queries [tokens · group, deep];
 // keys and values are those of the KV head in the first block of the cache. A token sees itself and the window − 1 before it; all
-// before it where the window is 0. Fetches the KV block `following` values further on in the cache while it computes the last one.
+// before it where the window is 0. Fetches the block `following` values further on while it computes the last one.
 inline void attend(Multiplier& multiplier, const Heads& heads, const Batch::Tile& tile, const Bfloat16* queries,
-                   const Bfloat16* keys, const Bfloat16* values, int window, size_t following, Bfloat16* to) {
+                   const Bfloat16* keys, const Bfloat16* values, int window, ptrdiff_t following, Bfloat16* to) {
     const int deep = heads.deep(), group = heads.group(), rows = tile.tokens * group;
     alignas(64) float scores[PANEL * PANEL], most[PANEL], total[PANEL], kept[PANEL];
     alignas(64) Bfloat16 shares[PANEL * PANEL];
@@ -214,7 +215,7 @@ inline void attend(Multiplier& multiplier, const Heads& heads, const Batch::Tile
     const auto scale = _mm512_set1_ps(heads.scale);
     for (int block = first / BLOCK; block <= last / BLOCK; ++block) {
         const size_t at = tile.blocks[block] * heads.block_size();
-        const size_t next = block < last / BLOCK ? tile.blocks[block + 1] * heads.block_size() : following;
+        const ptrdiff_t next = block < last / BLOCK ? tile.blocks[block + 1] * heads.block_size() : following;
         fetch(keys + next, heads.dim);  // 32 tokens of 2 bytes a value
         pack_keys(keys + at, heads, panel);
         multiplier.multiply(queries, rows, deep, panel, scores, false);

@@ -20,6 +20,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include <openvino/core/except.hpp>
 #include <openvino/core/extension.hpp>
 #include <openvino/core/op_extension.hpp>
 #include <openvino/op/op.hpp>
@@ -152,6 +153,7 @@ public:
         const auto integers = [&](int input) { return static_cast<const int*>(inputs[input].data()); };
         const Batch batch(heads, inputs[PAST].get_size(), integers(PAST), integers(BEGINS), integers(BLOCKS), integers(BLOCK_BEGINS));
         const int width = inputs[0].get_shape().back(), sampled = inputs[SAMPLED].get_size();
+        OPENVINO_ASSERT(sampled <= batch.rows(), "more rows are sampled than there are");
         auto* output = static_cast<float*>(outputs[0].data());
         int rows = batch.rows();
         const auto* x = static_cast<const float*>(inputs[0].data());
@@ -161,7 +163,6 @@ public:
         Phases phases;
         const int layers = m_windows.size();
         for (int layer = 0; layer < layers; ++layer) {
-            const auto name = [&](const char* part) { return std::to_string(layer) + "." + part; };
             auto* attended = memory.attended.of(size_t(rows) * heads.query * heads.dim);
             add_attention(phases, inputs, layer, heads, batch, x, width, memory, attended);
             if (m_samples && layer + 1 == layers) {
@@ -172,7 +173,7 @@ public:
                 rows = sampled;
                 y = to;
             }
-            add_product(phases, attended, rows, weight(inputs, name("output"), heads.query * heads.dim), sum_with(x, width, y));
+            add_product(phases, attended, rows, weight(inputs, of(layer, "output"), heads.query * heads.dim), sum_with(x, width, y));
             x = y;
             add_feed_forward(phases, inputs, layer, rows, width, memory, y);
         }
@@ -191,21 +192,20 @@ private:
     // attended [rows, query heads · dim]
     void add_attention(Phases& phases, const ov::TensorVector& inputs, int layer, const Heads& heads, const Batch& batch,
                        const float* x, int width, Memory& memory, Bfloat16* attended) const {
-        const auto name = [&](const char* part) { return std::to_string(layer) + "." + part; };
         const int rows = batch.rows(), deep = heads.deep(), group = heads.group();
         const int qkv_width = (heads.query + 2 * heads.kv) * heads.dim;
         auto* normed = memory.normed.of(size_t(rows) * width);
         auto* qkv = memory.qkv.of(size_t(rows) * qkv_width);
-        add_norm(phases, x, rows, width, floats(inputs, name("attention_norm")), normed);
-        add_product(phases, normed, rows, weight(inputs, name("qkv"), width), put(qkv, qkv_width));
+        add_norm(phases, x, rows, width, floats(inputs, of(layer, "attention_norm")), normed);
+        add_product(phases, normed, rows, weight(inputs, of(layer, "qkv"), width), put(qkv, qkv_width));
 
         auto* queries = memory.queries.of(size_t(rows) * heads.query * deep);
-        auto* keys = static_cast<Bfloat16*>(const_cast<void*>(find(inputs, name("keys"))->data()));
-        auto* values = static_cast<Bfloat16*>(const_cast<void*>(find(inputs, name("values"))->data()));
+        auto* keys = static_cast<Bfloat16*>(const_cast<void*>(find(inputs, of(layer, "keys"))->data()));
+        auto* values = static_cast<Bfloat16*>(const_cast<void*>(find(inputs, of(layer, "values"))->data()));
         const auto rotary = m_rotaries[layer];
         const auto* cos = rotary < 0 ? nullptr : floats(inputs, "cos." + std::to_string(rotary));
         const auto* sin = rotary < 0 ? nullptr : floats(inputs, "sin." + std::to_string(rotary));
-        const Turn turn_query{floats(inputs, name("q_norm")), cos, sin}, turn_key{floats(inputs, name("k_norm")), cos, sin};
+        const Turn turn_query{floats(inputs, of(layer, "q_norm")), cos, sin}, turn_key{floats(inputs, of(layer, "k_norm")), cos, sin};
         phases.add(rows, TAKEN, [=, &batch](Multiplier&, int first, int last) {
             for (int row = first; row < last; ++row) {
                 const auto place = batch.places()[row];
@@ -232,7 +232,7 @@ private:
                 const auto of_head = size_t(head) * BLOCK * heads.dim;
                 const auto* from = queries + (size_t(head) * rows + tile.row) * group * deep;
                 auto* to = attended + size_t(tile.row) * heads.query * heads.dim + size_t(head) * group * heads.dim;
-                const auto following = first_block(batch, heads, item + 1, window) - of_head;
+                const auto following = first_block(batch, heads, item + 1, window) - ptrdiff_t(of_head);
                 attend(multiplier, heads, tile, from, keys + of_head, values + of_head, window, following, to);
             }
         });
@@ -241,16 +241,15 @@ private:
     // y [rows, width] ← y + feed-forward(norm(y))
     void add_feed_forward(Phases& phases, const ov::TensorVector& inputs, int layer, int rows, int width, Memory& memory,
                           float* y) const {
-        const auto name = [&](const char* part) { return std::to_string(layer) + "." + part; };
-        const auto up = weight(inputs, name("up"), width);
+        const auto up = weight(inputs, of(layer, "up"), width);
         const int half = up.outputs / 2;
         auto* normed = memory.normed.of(size_t(rows) * width);
         auto* gated = memory.gated.of(size_t(rows) * half);
-        add_norm(phases, y, rows, width, floats(inputs, name("feed_forward_norm")), normed);
+        add_norm(phases, y, rows, width, floats(inputs, of(layer, "feed_forward_norm")), normed);
         add_product(phases, normed, rows, up, [=](int panel, int row, __m512 gate, __m512 up) {
             store(gated + size_t(row) * half + panel * TILE, _mm512_mul_ps(silu(gate), up));
         });
-        add_product(phases, gated, rows, weight(inputs, name("down"), half), sum_with(y, width, y));
+        add_product(phases, gated, rows, weight(inputs, of(layer, "down"), half), sum_with(y, width, y));
     }
 
     template <typename Value>
@@ -261,6 +260,10 @@ private:
             }
         });
         return to;
+    }
+
+    static std::string of(int layer, const char* name) {
+        return std::to_string(layer) + "." + name;
     }
 
     const ov::Tensor* find(const ov::TensorVector& inputs, const std::string& name) const {
