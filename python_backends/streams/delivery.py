@@ -30,6 +30,7 @@ class Delivery:
 
     1. The last window is sent at once. An error is sent when the windows before it are confirmed, after
        CONFIRM_NS at the latest: Triton never releases a request one of whose steps fails while another runs.
+       Before it, a streamed answer gets its text so far. No other window is sent: it would end the stream.
     2. Otherwise a stream of which `max_unacknowledged` windows are under way sends nothing: a client that
        reads slowly, or has left, gets its later tokens in fewer and larger windows.
     3. A window with the first tokens is sent at once: the client waits for it alone.
@@ -112,7 +113,7 @@ class Delivery:
         """Something happened to it, and what was to be sent at once is sent: what else it has waits."""
         if self._may_send(stream):
             self._held[stream.request_id] = stream
-        if stream.finish == Finish.RUNNING and self._is_quiet(stream, now_ns):
+        if self._is_quiet(stream, now_ns):
             self._quiet[stream.request_id] = stream
 
     def drop(self, stream: Stream) -> None:
@@ -173,11 +174,15 @@ class Delivery:
 
     def _may_send(self, stream: Stream) -> bool:
         """Whether it has tokens that its client would read now."""
-        return stream.has_news and stream.is_followed and not self._is_full(stream)
+        if stream.finish != Finish.RUNNING or self._is_full(stream):
+            return False
+        return stream.has_news and stream.is_followed
 
     def _is_quiet(self, stream: Stream, now_ns: int) -> bool:
         """Whether nothing was sent for so long that it is probed."""
-        return now_ns - stream.last_sent_ns >= self._probe_every_ns and not self._is_full(stream)
+        if stream.finish != Finish.RUNNING or self._is_full(stream):
+            return False
+        return now_ns - stream.last_sent_ns >= self._probe_every_ns
 
 
 def _take(streams: dict[int, Stream], most: int) -> list[Stream]:

@@ -149,6 +149,44 @@ def test_the_error_of_a_stream_does_not_wait_for_a_confirmation_that_never_comes
     assert house.sent[1][-1].error == "an error"
 
 
+def test_an_answer_in_one_piece_that_fails_while_its_tokens_are_held_gets_its_error_alone() -> None:
+    house = House()
+    house.table.instance_ready(0)
+    house.table.delivery.interval_s = 0.040
+    house.accept(1, stream=False, stop_words=("x",))
+    for index in range(2):
+        house.tokens((1, 0, index, 50 + index, Finish.RUNNING))
+        house.turn()
+    house.table.fail(1, "an error")
+    house.turn(ms=50)
+    assert [(window.tokens.tolist(), window.silent) for window in house.windows(1)] == [([50], True)]
+    house.table.feedback(Feedback(1, 1))
+    house.turn()
+    assert [out.error for out in house.sent[1]] == ["", "an error"]
+    assert house.finals(1) == 1
+
+
+@pytest.mark.parametrize(("fails", "num_probes"), [(False, 1), (True, 0)])
+def test_a_stream_that_waits_to_be_probed_is_not_probed_once_it_fails(fails: bool, num_probes: int) -> None:
+    house = running(2, max_in_flight=4)  # one probe at a time
+    house.turn(ms=200)
+    house.accept(1)
+    house.turn(ms=60)
+    assert [out.is_probe for out in house.sent[2]] == [True]
+    house.tokens((1, 0, 0, 50, Finish.RUNNING))
+    house.turn(ms=1)
+    house.turn(ms=260)
+    if fails:
+        house.table.fail(1, "an error")
+    house.table.feedback(Feedback(2, 0))
+    house.turn()
+    assert house.received(1) == [50]
+    assert [out.is_probe for out in house.sent[1]] == [False] + [True] * num_probes
+    house.table.feedback(Feedback(1, 1))
+    house.turn()
+    assert [out.error for out in house.sent[1] if out.final] == ["an error"] * fails
+
+
 @pytest.mark.parametrize("per_second", [300, 1100])
 def test_with_1024_waiting_requests_and_a_slow_detokenizer_nobody_is_cancelled_and_tokens_pass(
     per_second: int,
