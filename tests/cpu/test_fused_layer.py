@@ -35,7 +35,15 @@ from python_backends.engine.openvino import fused_graph, fused_layer
 from python_backends.engine.openvino.fused_graph import READ, FusedLayers, FusedOperation, fits
 from python_backends.engine.openvino.fused_layer import Kind
 from python_backends.engine.openvino.graph import BLOCK_TOKENS, Node, floats
-from tests.support.tiny_models import BFLOAT16_REGRET, TINY, Serving, TinyModel, random_requests
+from tests.support.tiny_models import (
+    BFLOAT16_REGRET,
+    RELATIVES,
+    SOFT_CAPPED,
+    TINY,
+    Serving,
+    TinyModel,
+    random_requests,
+)
 
 HIDDEN, GATED, VOCABULARY, POSITIONS = 160, 224, 256, 256
 ROTARY = Rotary(torch.tensor([1.0, 0.3, 0.1, 0.0]).repeat(8), 1.1)
@@ -65,8 +73,18 @@ def random_norm(width: int = HIDDEN) -> Norm:
 
 
 def random_layer(
-    heads: Heads, *, bias: bool = False, norms: bool = False, window: int | None = None, turns: bool = True
+    heads: Heads,
+    *,
+    bias: bool = False,
+    norms: bool = False,
+    window: int | None = None,
+    turns: bool = True,
+    gelu: bool = False,
+    normed_before: bool = True,
+    normed_after: bool = False,
+    residual_scale: float = 1,
 ) -> Layer:
+    """`norms`: of queries and keys; `normed_before` and `normed_after`: attention and feed-forward."""
     attention = Attention(
         random_linear(heads.query_width + 2 * heads.kv_width, HIDDEN, bias),
         random_linear(HIDDEN, heads.query_width, bias),
@@ -77,16 +95,16 @@ def random_layer(
         None,
     )
     up, down = random_linear(2 * GATED, HIDDEN, bias), random_linear(HIDDEN, GATED, bias)
-    feed_forward = FeedForward(up, down, Activation.SILU, gated=True)
+    feed_forward = FeedForward(up, down, Activation.GELU_TANH if gelu else Activation.SILU, gated=True)
     return Layer(
         attention,
         feed_forward,
-        random_norm(),
-        None,
-        random_norm(),
-        None,
+        random_norm() if normed_before else None,
+        random_norm() if normed_after else None,
+        random_norm() if normed_before else None,
+        random_norm() if normed_after else None,
         parallel=False,
-        residual_scale=1,
+        residual_scale=residual_scale,
     )
 
 
@@ -122,10 +140,14 @@ class Model:
         """
         x = self.x[span]
         for index, layer in enumerate(self.layers):
-            x = x + linear(self._attended(x, span, index), layer.attention.output)
-            up = layer.feed_forward.up
-            gate, up = linear(rounded(normed(x, layer.feed_forward_norm)), up).chunk(2, -1)
-            x = x + linear(rounded(functional.silu(gate) * up), layer.feed_forward.down)
+            scale, feed_forward = layer.residual_scale, layer.feed_forward
+            attended = linear(self._attended(x, span, index), layer.attention.output)
+            x = x + scale * normed(attended, layer.attention_output_norm)
+            gate, up = linear(rounded(normed(x, layer.feed_forward_norm)), feed_forward.up).chunk(2, -1)
+            is_silu = feed_forward.activation == Activation.SILU
+            gate = functional.silu(gate) if is_silu else functional.gelu(gate, approximate="tanh")
+            fed = linear(rounded(gate * up), feed_forward.down)
+            x = x + scale * normed(fed, layer.feed_forward_output_norm)
         return x
 
     def logits(self, x: Tensor) -> Tensor:
@@ -238,7 +260,17 @@ HEADS = {
 @pytest.mark.parametrize("name", HEADS)
 @pytest.mark.parametrize(
     "options",
-    [{}, {"bias": True}, {"norms": True}, {"window": 20}, {"window": 64}, {"turns": False}],
+    [
+        {},
+        {"bias": True},
+        {"norms": True},
+        {"window": 20},
+        {"window": 64},
+        {"turns": False},
+        {"gelu": True},
+        {"normed_after": True, "residual_scale": 0.3},
+        {"normed_after": True, "normed_before": False, "gelu": True},
+    ],
     ids=str,
 )
 def test_it_computes_what_torch_computes(
@@ -310,7 +342,7 @@ def test_layers_of_both_kinds_follow_each_other(
     one.check_rounding(what, requests, Serving(engine).run(requests), BFLOAT16_REGRET)
 
 
-@pytest.mark.parametrize("name", sorted(TINY.keys() - {"gemma2", "gemma3"}))
+@pytest.mark.parametrize("name", sorted((TINY | RELATIVES).keys() - SOFT_CAPPED))
 @wanted
 def test_its_tokens_are_nearly_as_good_as_those_of_float32(
     tiny: Callable[[str], TinyModel], name: str
@@ -431,9 +463,6 @@ def test_layers_that_it_does_not_compute_are_openvinos() -> None:
     float32 = Linear(torch.zeros(HIDDEN, heads.query_width), None)
     others = [
         replace(layer, parallel=True),
-        replace(layer, residual_scale=0.5),
-        replace(layer, attention_output_norm=random_norm()),
-        replace(layer, feed_forward_norm=None),
         replace(layer, attention_norm=replace(random_norm(), kind=NormKind.LAYER)),
         replace(layer, feed_forward=replace(layer.feed_forward, activation=Activation.GELU)),
         replace(layer, feed_forward=replace(layer.feed_forward, gated=False)),

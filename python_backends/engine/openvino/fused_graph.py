@@ -65,6 +65,8 @@ class FusedLayers:
             "scale": heads.scale,
             "windows": [],
             "rotaries": [],
+            "gelus": [],
+            "residual_scales": [],
         }
         for index, table in enumerate(tables):
             self.parts[f"{('cos', 'sin')[index % 2]}.{index // 2}"] = table
@@ -82,13 +84,17 @@ class FusedLayers:
             | _norm("q_norm", attention.q_norm)
             | _norm("k_norm", attention.k_norm)
             | _packed("output", attention.output)
+            | _norm("output_norm", layer.attention_output_norm)
             | _norm("feed_forward_norm", layer.feed_forward_norm)
             | _packed("up", Linear(_in_turn(up.weight), None if up.bias is None else _in_turn(up.bias)))
             | _packed("down", layer.feed_forward.down)
+            | _norm("down_norm", layer.feed_forward_output_norm)
         )
         self.parts |= {f"{self.num_layers}.{name}": part for name, part in parts.items()}
         self.attributes["windows"].append(attention.window or 0)
         self.attributes["rotaries"].append(-1 if attention.rotary is None else attention.rotary)
+        self.attributes["gelus"].append(int(layer.feed_forward.activation == Activation.GELU_TANH))
+        self.attributes["residual_scales"].append(float(layer.residual_scale))
 
 
 class FusedOperation:
@@ -121,18 +127,21 @@ def fits(layer: Layer, heads: Heads) -> bool:
     """Whether the operation computes such layers."""
     attention, feed_forward = layer.attention, layer.feed_forward
     head_norms = [norm for norm in (attention.q_norm, attention.k_norm) if norm is not None]
+    norms = (
+        layer.attention_norm,
+        layer.attention_output_norm,
+        layer.feed_forward_norm,
+        layer.feed_forward_output_norm,
+    )
     return (
-        layer.residual_scale == 1
-        and not layer.parallel
+        not layer.parallel
         and heads.group <= PANEL
         and heads.head_dim % 2 == 0
         and attention.softcap is None
         and all(_is_rms(norm) and len(norm.weight) == heads.head_dim for norm in head_norms)
-        and layer.attention_output_norm is None
-        and layer.feed_forward_output_norm is None
         and feed_forward.gated
-        and feed_forward.activation == Activation.SILU
-        and all(map(_is_rms, (layer.attention_norm, layer.feed_forward_norm)))
+        and feed_forward.activation in (Activation.SILU, Activation.GELU_TANH)
+        and all(norm is None or _is_rms(norm) for norm in norms)
         and all(map(_is_packable, (attention.qkv, attention.output, feed_forward.up, feed_forward.down)))
     )
 

@@ -1,10 +1,11 @@
 // Decoder layers that follow each other, as one operation of OpenVINO's graph. For each layer:
 //
 //     q, k, v = norm(x)·Qᵀ
-//     x ← x + attention(q, k, v)·Oᵀ
-//     x ← x + (silu(g)·u)·Dᵀ,  g, u = norm(x)·Uᵀ
+//     x ← x + r·norm(attention(q, k, v)·Oᵀ)
+//     x ← x + r·norm((activation(g)·u)·Dᵀ),  g, u = norm(x)·Uᵀ
 //
-// and at the end, where the model ends, norm(x)·Hᵀ of the rows whose logits are wanted; of these rows alone the last layer computes
+// with the norms that the layer has, SiLU or GELU, and r = its residual scale;
+// at the end, where the model ends, norm(x)·Hᵀ of the rows whose logits are wanted; of these rows alone the last layer computes
 // what follows its attention.
 //
 // A weight [out, in] lies in panels of 32 outputs; in U, 16 outputs of g and 16 of u take turns. A decode step reads every weight once,
@@ -71,12 +72,13 @@ inline void add_norm(Phases& phases, const float* x, int rows, int width, const 
     });
 }
 
-// y [rows, width] = x + the product; y may be x.
-inline auto sum_with(const float* x, int width, float* y) {
+// y [rows, width] = x + scale · the product; y may be x.
+inline auto sum_with(const float* x, float scale, int width, float* y) {
+    const auto factor = _mm512_set1_ps(scale);
     return [=](int panel, int row, __m512 low, __m512 high) {
         const auto at = size_t(row) * width + panel * PANEL;
-        store(y + at, _mm512_add_ps(_mm512_loadu_ps(x + at), low));
-        store(y + at + TILE, _mm512_add_ps(_mm512_loadu_ps(x + at + TILE), high));
+        store(y + at, _mm512_fmadd_ps(low, factor, _mm512_loadu_ps(x + at)));
+        store(y + at + TILE, _mm512_fmadd_ps(high, factor, _mm512_loadu_ps(x + at + TILE)));
     };
 }
 
@@ -92,7 +94,7 @@ auto put(Value* y, int width) {
 
 // The memory of a step between its products, kept for the next one.
 struct Memory {
-    Kept<float> x;
+    Kept<float> x, before_norm;
     Kept<Bfloat16> normed, qkv, queries, attended, sampled, gated;
 };
 
@@ -109,6 +111,8 @@ public:
           m_names(other.m_names),
           m_windows(other.m_windows),
           m_rotaries(other.m_rotaries),
+          m_gelus(other.m_gelus),
+          m_residual_scales(other.m_residual_scales),
           m_heads(other.m_heads),
           m_scale(other.m_scale),
           m_samples(other.m_samples),
@@ -136,6 +140,8 @@ public:
         visitor.on_attribute("names", m_names);
         visitor.on_attribute("windows", m_windows);
         visitor.on_attribute("rotaries", m_rotaries);
+        visitor.on_attribute("gelus", m_gelus);
+        visitor.on_attribute("residual_scales", m_residual_scales);
         visitor.on_attribute("heads", m_heads);
         visitor.on_attribute("scale", m_scale);
         visitor.on_attribute("samples", m_samples);
@@ -173,7 +179,7 @@ public:
                 rows = sampled;
                 y = to;
             }
-            add_product(phases, attended, rows, weight(inputs, of(layer, "output"), heads.query * heads.dim), sum_with(x, width, y));
+            add_to(phases, inputs, layer, "output", attended, heads.query * heads.dim, rows, width, memory, x, y);
             x = y;
             add_feed_forward(phases, inputs, layer, rows, width, memory, y);
         }
@@ -246,10 +252,38 @@ private:
         auto* normed = memory.normed.of(size_t(rows) * width);
         auto* gated = memory.gated.of(size_t(rows) * half);
         add_norm(phases, y, rows, width, floats(inputs, of(layer, "feed_forward_norm")), normed);
-        add_product(phases, normed, rows, up, [=](int panel, int row, __m512 gate, __m512 up) {
-            store(gated + size_t(row) * half + panel * TILE, _mm512_mul_ps(silu(gate), up));
+        const auto gate_by = [=](auto activation) {
+            return [=](int panel, int row, __m512 gate, __m512 up) {
+                store(gated + size_t(row) * half + panel * TILE, _mm512_mul_ps(activation(gate), up));
+            };
+        };
+        if (m_gelus[layer]) {
+            add_product(phases, normed, rows, up, gate_by([](__m512 gate) { return gelu(gate); }));
+        } else {
+            add_product(phases, normed, rows, up, gate_by([](__m512 gate) { return silu(gate); }));
+        }
+        add_to(phases, inputs, layer, "down", gated, half, rows, width, memory, y, y);
+    }
+
+    // y [rows, width] = x + the product of `from` [rows, depth] and the weight `name`, normed where the layer norms it, times the
+    // residual scale
+    void add_to(Phases& phases, const ov::TensorVector& inputs, int layer, const std::string& name, const Bfloat16* from, int depth,
+                int rows, int width, Memory& memory, const float* x, float* y) const {
+        const auto product = weight(inputs, of(layer, name), depth);
+        const auto* factors = floats(inputs, of(layer, name + "_norm"));
+        const float scale = m_residual_scales[layer];
+        if (!factors) {
+            add_product(phases, from, rows, product, sum_with(x, scale, width, y));
+            return;
+        }
+        auto* z = memory.before_norm.of(size_t(rows) * width);
+        add_product(phases, from, rows, product, put(z, width));
+        phases.add(rows, TAKEN, [=](Multiplier&, int first, int last) {
+            for (int row = first; row < last; ++row) {
+                const auto at = size_t(row) * width;
+                add_normed(x + at, z + at, factors, scale, width, y + at);
+            }
         });
-        add_product(phases, gated, rows, weight(inputs, of(layer, "down"), half), sum_with(y, width, y));
     }
 
     template <typename Value>
@@ -262,7 +296,7 @@ private:
         return to;
     }
 
-    static std::string of(int layer, const char* name) {
+    static std::string of(int layer, const std::string& name) {
         return std::to_string(layer) + "." + name;
     }
 
@@ -283,7 +317,9 @@ private:
     }
 
     std::vector<std::string> m_names;
-    std::vector<int64_t> m_windows, m_rotaries, m_heads;  // of each layer, of each layer, [query, kv, dim]
+    std::vector<int64_t> m_windows, m_rotaries, m_gelus;  // of each layer
+    std::vector<double> m_residual_scales;                // of each layer
+    std::vector<int64_t> m_heads;                         // query, kv, dim
     double m_scale = 1;
     bool m_samples = false;
     int64_t m_width = 0;

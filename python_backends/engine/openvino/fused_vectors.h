@@ -27,6 +27,13 @@ inline __m512 silu(__m512 x) {
     return _mm512_div_ps(x, _mm512_add_ps(_mm512_set1_ps(1.f), exponential(_mm512_sub_ps(_mm512_setzero_ps(), x))));
 }
 
+// By its approximation with tanh: x·(1 + tanh(z)) / 2 = x / (1 + exp(−2z)), z = √(2/π)·(x + 0.044715·x³).
+inline __m512 gelu(__m512 x) {
+    const auto cubic = _mm512_mul_ps(_mm512_mul_ps(x, x), _mm512_mul_ps(x, _mm512_set1_ps(0.044715f)));
+    const auto power = _mm512_mul_ps(_mm512_add_ps(x, cubic), _mm512_set1_ps(-1.59576912f));
+    return _mm512_div_ps(x, _mm512_add_ps(_mm512_set1_ps(1.f), exponential(power)));
+}
+
 inline void store(float* to, __m512 values) {
     _mm512_storeu_ps(to, values);
 }
@@ -82,16 +89,31 @@ inline void transpose(__m512i (&rows)[TILE]) {
     }
 }
 
-// to [width] = x / rms(x) · weight, for one row; weight [width], and then the eps.
-inline void norm(const float* x, const float* weight, int width, Bfloat16* to) {
+// 1 / rms(x) of a row [width], in every place.
+inline __m512 inverse_rms(const float* x, int width, float eps) {
     auto squares = _mm512_setzero_ps();
     for (int i = 0; i < width; i += TILE) {
         const auto values = _mm512_loadu_ps(x + i);
         squares = _mm512_fmadd_ps(values, values, squares);
     }
-    const auto factor = _mm512_set1_ps(1.f / std::sqrt(_mm512_reduce_add_ps(squares) / width + weight[width]));
+    return _mm512_set1_ps(1.f / std::sqrt(_mm512_reduce_add_ps(squares) / width + eps));
+}
+
+// to [width] = x / rms(x) · weight, for one row; weight [width], and then the eps. Without a weight x itself.
+inline void norm(const float* x, const float* weight, int width, Bfloat16* to) {
+    const auto factor = weight ? inverse_rms(x, width, weight[width]) : _mm512_set1_ps(1.f);
     for (int i = 0; i < width; i += TILE) {
-        store(to + i, _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(x + i), factor), _mm512_loadu_ps(weight + i)));
+        const auto values = _mm512_loadu_ps(x + i);
+        store(to + i, weight ? _mm512_mul_ps(_mm512_mul_ps(values, factor), _mm512_loadu_ps(weight + i)) : values);
+    }
+}
+
+// y [width] = x + scale · the norm of z, for one row.
+inline void add_normed(const float* x, const float* z, const float* weight, float scale, int width, float* y) {
+    const auto factor = _mm512_mul_ps(inverse_rms(z, width, weight[width]), _mm512_set1_ps(scale));
+    for (int i = 0; i < width; i += TILE) {
+        const auto values = _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(z + i), factor), _mm512_loadu_ps(weight + i));
+        store(y + i, _mm512_add_ps(_mm512_loadu_ps(x + i), values));
     }
 }
 
