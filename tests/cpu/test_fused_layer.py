@@ -1,4 +1,4 @@
-"""Our operation for layers that follow each other: its numbers beside torch's, and the engine with and
+"""Our operation for layers that follow each other: its results compared with torch's, and the engine with and
 without it.
 """
 

@@ -224,6 +224,6 @@ def test_with_1024_waiting_requests_and_a_slow_detokenizer_nobody_is_cancelled_a
         if not inside:
             house.table.idle(Idle(house.now_ns))
     assert len(house.table) == 1024
-    assert oldest_ns < 1000 * MS, "tokens would wait behind probes"
+    assert oldest_ns < 1000 * MS, "tokens would wait until the probes are confirmed"
     assert min(num_seen.values()) > 3
     assert slowest_probe_ns < 30_000 * MS, "a client that leaves is noticed by then"

@@ -25,26 +25,6 @@ namespace gapless {
 constexpr int BLOCK = 32;  // tokens of a KV block
 constexpr float NO_SCORE = -1e30f;
 
-// A memory that begins with a cache line, as tiles are loaded fastest; what was in it is lost when it grows.
-template <typename Value>
-class Kept {
-public:
-    Value* of(size_t size) {
-        const size_t lines = (size * sizeof(Value) + 63) / 64;
-        if (m_lines.size() < lines) {
-            m_lines = std::vector<Line>(lines);
-        }
-        return reinterpret_cast<Value*>(m_lines.data());
-    }
-
-private:
-    struct alignas(64) Line {
-        char bytes[64];
-    };
-
-    std::vector<Line> m_lines;
-};
-
 struct Heads {
     int query = 0, kv = 0, dim = 0;
     float scale = 0;
@@ -69,6 +49,10 @@ public:
         int row, tokens;    // the first one in the flat batch
         int position;       // of the first one
         const int* blocks;  // of the sequence
+
+        int first_block(int window) const {  // that its queries see, of the sequence's; 0: no window
+            return window ? std::max(position - window + 1, 0) / BLOCK : 0;
+        }
     };
 
     Batch(const Heads& heads, int spans, const int* past, const int* begins, const int* blocks, const int* block_begins)
@@ -114,8 +98,7 @@ inline ptrdiff_t first_block(const Batch& batch, const Heads& heads, int item, i
         return 0;
     }
     const auto& tile = batch.tiles()[item / heads.kv];
-    const int first = window ? std::max(tile.position - window + 1, 0) : 0;
-    return tile.blocks[first / BLOCK] * heads.block_size() + size_t(item % heads.kv) * BLOCK * heads.dim;
+    return tile.blocks[tile.first_block(window)] * heads.block_size() + size_t(item % heads.kv) * BLOCK * heads.dim;
 }
 
 // What happens to a head of a query or key [dim] before scores are computed; what is null is left out.
@@ -210,10 +193,9 @@ inline void attend(Multiplier& multiplier, const Heads& heads, const Batch::Tile
     std::fill_n(sums, size_t(rows) * deep, 0.f);
     std::fill_n(most, rows, NO_SCORE);
     std::fill_n(total, rows, 0.f);
-    const int last = tile.position + tile.tokens - 1;  // positions
-    const int first = window ? std::max(tile.position - window + 1, 0) : 0;
+    const int last = tile.position + tile.tokens - 1;  // position
     const auto scale = _mm512_set1_ps(heads.scale);
-    for (int block = first / BLOCK; block <= last / BLOCK; ++block) {
+    for (int block = tile.first_block(window); block <= last / BLOCK; ++block) {
         const size_t at = tile.blocks[block] * heads.block_size();
         const ptrdiff_t next = block < last / BLOCK ? tile.blocks[block + 1] * heads.block_size() : following;
         fetch(keys + next, heads.dim);  // 32 tokens of 2 bytes a value

@@ -107,18 +107,16 @@ class FusedOperation:
     def after(self, x: Node, layers: FusedLayers) -> Node:
         """x as the layers leave it."""
         width = output(x).get_partial_shape()[2].get_length()
-        return self._node(x, layers, {}, width, samples=False) if layers.num_layers else x
+        return self._node(x, layers, {}, width) if layers.num_layers else x
 
     def scores(self, x: Node, layers: FusedLayers, norm: Norm, head: Linear) -> Node:
         """[sampled, 1, vocabulary] float32."""
-        return self._node(
-            x, layers, _norm("norm", norm) | _packed("head", head), len(head.weight), samples=True
-        )
+        return self._node(x, layers, _norm("norm", norm) | _packed("head", head), len(head.weight))
 
-    def _node(self, x: Node, layers: FusedLayers, more: Parts, width: int, *, samples: bool) -> Node:
+    def _node(self, x: Node, layers: FusedLayers, more: Parts, width: int) -> Node:
         """[rows, 1, width]"""
         parts = layers.parts | more
-        attributes = layers.attributes | {"names": list(parts), "samples": samples, "width": width}
+        attributes = layers.attributes | {"names": list(parts), "width": width}
         inputs = [output(part) for part in (x, *layers.inputs, *parts.values())]
         return self._operations.create("FusedLayers", inputs, attributes).output(0)
 

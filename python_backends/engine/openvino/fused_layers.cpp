@@ -98,8 +98,8 @@ struct Memory {
     Kept<Bfloat16> normed, qkv, queries, attended, sampled, gated;
 };
 
-// Inputs: x [tokens, 1, width] float32 and FIXED; then those that `names` has. Output: x of all rows, or of the sampled ones, or their
-// logits, [rows, 1, width] float32.
+// Inputs: x [tokens, 1, width] float32, what it reads of a step, then what `names` has. Output, [rows, 1, width] float32: the logits of
+// the sampled rows where a head is among the inputs, else x of all rows.
 class FusedLayers : public ov::op::Op {
 public:
     OPENVINO_OP("FusedLayers", "gapless");
@@ -115,21 +115,20 @@ public:
           m_residual_scales(other.m_residual_scales),
           m_heads(other.m_heads),
           m_scale(other.m_scale),
-          m_samples(other.m_samples),
           m_width(other.m_width) {
         constructor_validate_and_infer_types();
     }
 
     void validate_and_infer_types() override {
-        auto shape = get_input_partial_shape(0);
-        if (m_samples) {
+        for (size_t i = 0; i < m_names.size(); ++i) {
+            m_places[m_names[i]] = FIXED + i;
+        }
+        auto shape = get_input_partial_shape(X);
+        if (to_logits()) {
             shape[0] = get_input_partial_shape(SAMPLED)[0];
         }
         shape[2] = m_width;
         set_output_type(0, ov::element::f32, shape);
-        for (size_t i = 0; i < m_names.size(); ++i) {
-            m_places[m_names[i]] = FIXED + i;
-        }
     }
 
     std::shared_ptr<ov::Node> clone_with_new_inputs(const ov::OutputVector& inputs) const override {
@@ -144,7 +143,6 @@ public:
         visitor.on_attribute("residual_scales", m_residual_scales);
         visitor.on_attribute("heads", m_heads);
         visitor.on_attribute("scale", m_scale);
-        visitor.on_attribute("samples", m_samples);
         visitor.on_attribute("width", m_width);
         return true;
     }
@@ -158,32 +156,30 @@ public:
         const Heads heads{int(m_heads[0]), int(m_heads[1]), int(m_heads[2]), float(m_scale)};
         const auto integers = [&](int input) { return static_cast<const int*>(inputs[input].data()); };
         const Batch batch(heads, inputs[PAST].get_size(), integers(PAST), integers(BEGINS), integers(BLOCKS), integers(BLOCK_BEGINS));
-        const int width = inputs[0].get_shape().back(), sampled = inputs[SAMPLED].get_size();
+        const int width = inputs[X].get_shape().back(), sampled = inputs[SAMPLED].get_size();
         OPENVINO_ASSERT(sampled <= batch.rows(), "more rows are sampled than there are");
         auto* output = static_cast<float*>(outputs[0].data());
         int rows = batch.rows();
-        const auto* x = static_cast<const float*>(inputs[0].data());
-        const bool to_logits = m_places.count("head");
+        const auto* x = static_cast<const float*>(inputs[X].data());
         auto* own = memory.x.of(size_t(rows + sampled) * width);
-        auto* y = m_samples ? own : output;
+        auto* y = to_logits() ? own : output;
         Phases phases;
         const int layers = m_windows.size();
         for (int layer = 0; layer < layers; ++layer) {
             auto* attended = memory.attended.of(size_t(rows) * heads.query * heads.dim);
             add_attention(phases, inputs, layer, heads, batch, x, width, memory, attended);
-            if (m_samples && layer + 1 == layers) {
-                auto* to = to_logits ? own + size_t(rows) * width : output;
-                x = take_sampled(phases, x, width, integers(SAMPLED), sampled, to);
+            if (to_logits() && layer + 1 == layers) {
+                y = own + size_t(rows) * width;
+                x = take_sampled(phases, x, width, integers(SAMPLED), sampled, y);
                 attended = take_sampled(phases, attended, heads.query * heads.dim, integers(SAMPLED), sampled,
                                         memory.sampled.of(size_t(sampled) * heads.query * heads.dim));
                 rows = sampled;
-                y = to;
             }
             add_to(phases, inputs, layer, "output", attended, heads.query * heads.dim, rows, width, memory, x, y);
             x = y;
             add_feed_forward(phases, inputs, layer, rows, width, memory, y);
         }
-        if (to_logits) {
+        if (to_logits()) {
             auto* normed = memory.normed.of(size_t(rows) * width);
             add_norm(phases, x, rows, width, floats(inputs, "norm"), normed);
             add_product(phases, normed, rows, weight(inputs, "head", width), put(output, m_width));
@@ -193,7 +189,11 @@ public:
     }
 
 private:
-    enum { X, PAST, BEGINS, BLOCKS, BLOCK_BEGINS, SAMPLED, FIXED };  // inputs
+    enum { X, PAST, BEGINS, BLOCKS, BLOCK_BEGINS, SAMPLED, FIXED };  // inputs, and their number
+
+    bool to_logits() const {
+        return m_places.count("head");
+    }
 
     // attended [rows, query heads · dim]
     void add_attention(Phases& phases, const ov::TensorVector& inputs, int layer, const Heads& heads, const Batch& batch,
@@ -321,7 +321,6 @@ private:
     std::vector<double> m_residual_scales;                // of each layer
     std::vector<int64_t> m_heads;                         // query, kv, dim
     double m_scale = 1;
-    bool m_samples = false;
     int64_t m_width = 0;
     std::unordered_map<std::string, size_t> m_places;
 };

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 namespace gapless {
 
@@ -18,6 +19,26 @@ using Bfloat16 = uint16_t;
 constexpr int TILE = 16;         // rows of a tile of x, outputs of a tile of a weight, floats of a vector
 constexpr int PANEL = 2 * TILE;  // outputs of a panel, rows of a block, inputs of a tile
 constexpr int LINES = 32;        // of weights that a panel has for 32 inputs, of 64 bytes
+
+// A memory that begins with a cache line, as tiles are loaded fastest; what was in it is lost when it grows.
+template <typename Value>
+class Kept {
+public:
+    Value* of(size_t size) {
+        const size_t lines = (size * sizeof(Value) + 63) / 64;
+        if (m_lines.size() < lines) {
+            m_lines = std::vector<Line>(lines);
+        }
+        return reinterpret_cast<Value*>(m_lines.data());
+    }
+
+private:
+    struct alignas(64) Line {
+        char bytes[64];
+    };
+
+    std::vector<Line> m_lines;
+};
 
 inline void fetch(const void* from, int lines) {  // into the nearest cache
     for (int line = 0; line < lines; ++line) {

@@ -124,7 +124,7 @@ class OneAhead:
 
 
 def _infer(request: ov.InferRequest) -> None:
-    """The logits are read where they lie; a copy takes 3 % of a step of 16 rows (shape S)."""
+    """The logits are read where they lie; a copy takes 4 % of a step of 16 rows (shape S)."""
     request.infer(share_outputs=True)
 
 
