@@ -26,7 +26,7 @@ from python_backends.cluster.router import Router
 from python_backends.launcher.fleets.places import places
 from python_backends.linux.large_pages import with_large_pages
 from python_backends.linux.process_group import end_group, start_group
-from python_backends.nouns.messages import Failed, Flush
+from python_backends.nouns.messages import Failed
 from python_backends.nouns.moves import Adopted, Held
 from python_backends.nouns.request import Feedback, Ids, Request, Sampling
 from python_backends.nouns.step import Started, Tokens
@@ -88,7 +88,6 @@ class Front:
         self._readers: dict[type, Callable[[Any], None]] = {
             Tokens: self._on_tokens,
             Started: self._table.started,
-            Flush: lambda _: self._table.delivery.flush(),
             InstanceLoad: lambda news: self._router.heard(news.instance, news.load),
             InstanceMove: self._on_move,
             InstanceReady: self._on_ready,

@@ -7,7 +7,6 @@ makes its parts. Tested in tests/pure/test_instance.py.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,10 +16,9 @@ from python_backends.engine.protocol import Engine
 from python_backends.handover.moves import Moves
 from python_backends.instance.adapters import InstanceAdapters
 from python_backends.instance.heartbeat import HEARTBEAT_S, Heartbeat
-from python_backends.instance.held_tokens import HeldTokens
 from python_backends.instance.lead import Lead
 from python_backends.instance.training import Training
-from python_backends.nouns.messages import Cancel, Failed, FromInstance, Pace, Predicted, Submit, ToInstance
+from python_backends.nouns.messages import Cancel, Failed, FromInstance, Predicted, Submit, ToInstance
 from python_backends.nouns.moves import AbortMove, MoveOut, Reserve, Resume
 from python_backends.nouns.step import StepOutput, StepPlan
 from python_backends.scheduling.scheduler import SlotScheduler
@@ -74,7 +72,6 @@ class Instance:
         self._first_after_idle = -1
         self._running_since_s = 0.0  # the oldest launched step
         self._num_empty_turns = 0  # the latest turns, in which nothing was planned or collected
-        self._held = HeldTokens()
         self._last_submit = 0  # the number of the last Submit in this session
         self._step_time = scheduler.outlook.step_time
         self._lead = Lead()
@@ -90,7 +87,7 @@ class Instance:
     def turn(self) -> None:
         self._take_inbox()
         if self._adapters is not None:
-            self._publish_if_any(self._adapters.step())
+            self._publish(self._adapters.step())
         began_s = time.monotonic()
         plan = self.scheduler.plan()
         if self._training is not None and self._training.has_work:
@@ -117,7 +114,6 @@ class Instance:
         seconds = slack_s(plan, times, tpot_s, training.idle_s, self._lateness.seconds)
         if plan is not None and self.scheduler.num_waiting:
             seconds = 0.0
-        self._publish([], self._next_tokens_s(plan) + seconds)
         has_worked = training.work(seconds, plan)
         if plan is None:
             return None
@@ -131,7 +127,7 @@ class Instance:
         `plan`, if there is one, whose planning began at `began_s`. There is time to look ahead while the
         device computes.
         """
-        self._publish(self.scheduler.take_started(), self._next_tokens_s(plan))
+        self._publish(self.scheduler.take_started())
         if plan is not None:
             self._launch_step(plan)
             if self._steps_ahead:
@@ -168,7 +164,7 @@ class Instance:
         """Takes the messages that have come, and those that come before it is time for the next plan."""
         while True:
             if self._moves is not None and self._moves.is_active:
-                self._publish_if_any(self._moves.step())
+                self._publish(self._moves.step())
             wait_s = self._patience_s()
             news = self.link.receive(wait_s)
             for message in news:
@@ -212,14 +208,6 @@ class Instance:
         is_loading = self._adapters is not None and self._adapters.is_loading
         return (is_moving or is_loading) and not self._launched
 
-    def _next_tokens_s(self, plan: StepPlan | None) -> float:
-        """When the next tokens are expected if `plan` is launched now."""
-        oldest = self._launched[0] if self._launched else plan
-        if oldest is None:
-            return math.inf
-        began_s = self._running_since_s if self._launched else time.monotonic()
-        return began_s + self._step_time.expected_s(oldest)
-
     def _take(self, message: ToInstance | NewSession) -> None:
         if isinstance(message, Submit):
             self._submit(message)
@@ -227,18 +215,15 @@ class Instance:
             self.scheduler.predict(message.request_id, message.prediction)
         elif isinstance(message, Cancel):
             self.scheduler.cancel(message.request_id, message.request_epoch)
-        elif isinstance(message, Pace):
-            self._held.interval_s = message.interval_s
         elif isinstance(message, NewSession):
             self._forget_all()
         elif self._moves is not None and isinstance(message, Reserve | MoveOut | AbortMove | Resume):
-            self._publish_if_any(self._moves.take(message))
+            self._publish(self._moves.take(message))
 
     def _forget_all(self) -> None:
         if self._moves is not None:
             self._moves.new_session()
         self.scheduler.cancel_all()
-        self._held = HeldTokens()
         self._last_submit = 0
 
     def _submit(self, message: Submit) -> None:
@@ -248,17 +233,10 @@ class Instance:
         except ValueError as error:
             self._publish([Failed(message.request.request_id, str(error), message.request_epoch)])
 
-    def _publish_if_any(self, messages: Sequence[FromInstance]) -> None:
+    def _publish(self, messages: Sequence[FromInstance]) -> None:
+        """Sends `messages`, in order; with none, nothing."""
         if messages:
-            self._publish(messages)
-
-    def _publish(self, messages: Sequence[FromInstance], next_tokens_s: float = 0.0) -> None:
-        """Sends `messages`, in order. Tokens may be held for those of the next steps. `next_tokens_s`: when
-        the next tokens are expected; what is held is sent if that is too late. 0: this is not looked at.
-        """
-        now = self._held.put(messages) + self._held.due(next_tokens_s)
-        if now:
-            self.link.publish(now)
+            self.link.publish(messages)
 
     def _beat_if_due(self) -> None:
         if not self._heartbeat.is_due(self.scheduler.is_idle and not self._is_training):

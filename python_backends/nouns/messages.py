@@ -122,16 +122,6 @@ class Cancel(Noun, frozen=True):
     request_epoch: int = ANY_EPOCH  # only this life of it
 
 
-class Pace(Noun, frozen=True):
-    """How long tokens may wait in an instance for those of the next steps, at most."""
-
-    interval_s: float
-
-
-class Flush(Noun, frozen=True):
-    """All tokens that have come may be sent to clients now: no more are expected in time to go with them."""
-
-
 class Failed(Noun, frozen=True):
     """An instance can't take this request, or can't go on with it."""
 
@@ -183,10 +173,8 @@ class Load(Noun, frozen=True):
     training: TrainingLoad | None = None  # None: there are no jobs
 
 
-ToInstance = Hello | Submit | Predicted | Cancel | Pace | Reserve | MoveOut | AbortMove | Resume
-FromInstance = (
-    Hello | Started | Tokens | Flush | Load | Failed | Reserved | Refused | Held | Adopted | MoveEnded
-)
+ToInstance = Hello | Submit | Predicted | Cancel | Reserve | MoveOut | AbortMove | Resume
+FromInstance = Hello | Started | Tokens | Load | Failed | Reserved | Refused | Held | Adopted | MoveEnded
 BetweenInstances = Blocks | Last | Ack | Nak
 
 

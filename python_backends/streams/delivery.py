@@ -37,18 +37,17 @@ class Delivery:
     4. Other tokens are held until they are due, and then sent if fewer than `max_in_flight` windows of all
        streams are under way; the stream that has waited longest is the first. The detokenizer takes one
        window after the other. A few keep it at work; more only wait there, where no later token joins them.
-    5. Held tokens are due `interval_s` after the first of them came, or when the instance says that no more
-       are expected by then (`Flush`). Each window takes half a millisecond of a processor on its way through
-       the server, and a CPU engine computes on the same processors. So every PACE_EVERY_S the interval grows
-       by as much as sending takes more than `sender_load` of the time, from FIRST_STEP_S up to
-       `coalescing_ms`, which no reader notices. It shrinks by SHRINKING, below FIRST_STEP_S to nothing, when
-       sending takes a SHRINKING-th of that: a lone stream gets every token at once.
+    5. Held tokens are due `interval_s` after the first of them came. Each window takes half a millisecond of
+       a processor on its way through the server, and a CPU engine computes on the same processors. So every
+       PACE_EVERY_S the interval grows by as much as sending takes more than `sender_load` of the time, from
+       FIRST_STEP_S up to `coalescing_ms`, which no reader notices. It shrinks by SHRINKING, below
+       FIRST_STEP_S to nothing, when sending takes a SHRINKING-th of that: a lone stream gets every token at
+       once.
     6. A stream that has sent nothing for `probe_ms`, and for PROBE_SPACING_NS times the number of streams, is
        probed. A PROBE_SHARE-th of `max_in_flight` at most are probes, so that tokens don't wait for them.
 
-    Two more places hold something back, so that the streams thread takes one message instead of several:
-    the instance tokens, by `interval_s` (`Pace`, `instance/held_tokens.py`), the detokenizer confirmations
-    (`wires/feedback.py`).
+    The detokenizer holds its confirmations back as well, so that the streams thread takes one message instead
+    of several (`wires/feedback.py`).
     """
 
     def __init__(
@@ -60,24 +59,20 @@ class Delivery:
         self._open_streams = open_streams
         self._held: dict[int, Stream] = {}  # their tokens wait, in order
         self._quiet: dict[int, Stream] = {}  # to be probed, in order
-        self._flush_ns = 0  # when the oldest held tokens are due; 0: none wait
-        self._is_flushed = False  # all held tokens are due
+        self._due_ns = 0  # when the oldest held tokens are due; 0: at once
         self._busy_s, self._paced_s = 0.0, now_ns / S
 
     # --- how long tokens are held
 
-    def spent(self, busy_s: float, now_s: float) -> bool:
-        """Sending took this time. Returns whether `interval_s` has changed."""
+    def spent(self, busy_s: float, now_s: float) -> None:
+        """Sending took this time, up to now."""
         self._busy_s += busy_s
         elapsed_s = now_s - self._paced_s
-        if elapsed_s < PACE_EVERY_S:
-            return False
-        before_s = self.interval_s
-        self.adjust(self._busy_s, elapsed_s)
-        self._busy_s, self._paced_s = 0.0, now_s
-        return self.interval_s != before_s
+        if elapsed_s >= PACE_EVERY_S:
+            self._adjust(self._busy_s, elapsed_s)
+            self._busy_s, self._paced_s = 0.0, now_s
 
-    def adjust(self, busy_s: float, elapsed_s: float) -> None:
+    def _adjust(self, busy_s: float, elapsed_s: float) -> None:
         """To the time spent in sending out of the time elapsed."""
         wanted_s = self._settings.sender_load * elapsed_s
         if busy_s > wanted_s:
@@ -88,12 +83,8 @@ class Delivery:
 
     def tokens_came(self, now_ns: int) -> None:
         """They are due after the interval, or with those that came before them."""
-        if self._flush_ns == 0:
-            self._flush_ns = now_ns + int(self.interval_s * S)
-
-    def flush(self) -> None:
-        """Tokens that have come are due."""
-        self._is_flushed = True
+        if self._due_ns == 0:
+            self._due_ns = now_ns + int(self.interval_s * S)
 
     # --- which streams send now
 
@@ -122,10 +113,11 @@ class Delivery:
 
     def take_held(self, now_ns: int, num_others: int) -> list[Stream]:
         """Those whose held tokens are sent now, next to `num_others` windows."""
-        if not self._is_flushed and now_ns < self._flush_ns:
+        if now_ns < self._due_ns:
             return []
         taken = _take(self._held, self._num_free - num_others)
-        self._is_flushed, self._flush_ns = bool(self._held), 0
+        if not self._held:
+            self._due_ns = 0
         return [stream for stream in taken if self._may_send(stream)]
 
     def take_quiet(self, now_ns: int) -> list[Stream]:
@@ -140,7 +132,7 @@ class Delivery:
         """When held tokens are sent if nothing happens, at the latest `otherwise_ns`; 0: now."""
         if not self._held or self._num_free <= 0:
             return otherwise_ns
-        return 0 if self._is_flushed else min(otherwise_ns, self._flush_ns)
+        return min(otherwise_ns, self._due_ns)
 
     def wake_ns(self, stream: Stream, now_ns: int) -> int:
         """When something is next due for this stream if nothing comes in: its

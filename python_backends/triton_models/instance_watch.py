@@ -15,13 +15,12 @@ from typing import Any
 
 from python_backends.cluster.cluster import Cluster
 from python_backends.cluster.router import Router
-from python_backends.nouns.messages import Pace
 from python_backends.settings import ClusterSettings
 from python_backends.streams.table import StreamTable
 from python_backends.triton_models.instance_loads import InstanceLoads
 from python_backends.watching.cluster_files import ClusterOrders, ClusterStatus, MoveResult
 from python_backends.watching.metrics import Metrics
-from python_backends.wires import InstanceLoad, InstanceLost, InstanceMove, InstanceReady, SchedulerEnd
+from python_backends.wires import InstanceLoad, InstanceLost, InstanceMove, InstanceReady
 
 ORDERS_EVERY_S = 0.2
 MOST_REQUESTS = 50  # that the status names
@@ -36,7 +35,6 @@ class InstanceWatch:
         run_directory: Path,
         router: Router | None,
         table: StreamTable,
-        link: SchedulerEnd,
         metrics: Metrics,
     ) -> None:
         """`router`: None where there is one instance."""
@@ -48,7 +46,6 @@ class InstanceWatch:
             InstanceLost: self._on_lost,
         }
         self._table = table
-        self._link = link
         self._metrics = metrics
         self._orders, self._ordered_s = ClusterOrders(run_directory), 0.0
         self._status = ClusterStatus(run_directory)
@@ -122,7 +119,6 @@ class InstanceWatch:
     def _on_ready(self, news: InstanceReady) -> None:
         if self._is_wanted(news.instance):
             self.loads.ready(news.instance, news.limits, news.hello.host, news.hello.pid)
-            self._link.send(news.instance, [Pace(self._table.delivery.interval_s)])
             self._table.instance_ready(news.instance)
         if self._cluster is not None:
             self._cluster.ready(news)

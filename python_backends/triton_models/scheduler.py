@@ -22,7 +22,7 @@ import triton_python_backend_utils as pb_utils
 
 from python_backends.cluster.router import Router
 from python_backends.engine.kinds import kind_of
-from python_backends.nouns.messages import Failed, Flush, Pace, reader
+from python_backends.nouns.messages import Failed, reader
 from python_backends.nouns.request import Feedback, Idle, Request, WaitReason
 from python_backends.nouns.step import Started, Tokens
 from python_backends.streams.outgoing import Outgoing
@@ -75,9 +75,7 @@ class TritonPythonModel:
         self._table = StreamTable(settings, time.monotonic_ns, context_tokens, self._metrics, router)
         table = self._table
         self._link = SchedulerEnd(run_directory(), settings.dead_after_s)
-        self._instances = InstanceWatch(
-            everything.cluster, run_directory(), router, table, self._link, self._metrics
-        )
+        self._instances = InstanceWatch(everything.cluster, run_directory(), router, table, self._metrics)
         self._loads = self._instances.loads
         self._readers: dict[type, Callable[[Any], None]]
         self._readers = {
@@ -85,7 +83,6 @@ class TritonPythonModel:
             Started: table.started,
             Feedback: table.feedback,
             Idle: table.idle,
-            Flush: lambda _: table.delivery.flush(),
             Failed: table.failed,
             **self._instances.readers,
         }
@@ -158,8 +155,7 @@ class TritonPythonModel:
             self._try_to_send(outgoing)
         self._observe("ended answers could not be recorded", self._log_ended)
         now_s = time.monotonic()
-        if self._table.delivery.spent(now_s - started_s, now_s):
-            self._link.send_all([Pace(self._table.delivery.interval_s)])
+        self._table.delivery.spent(now_s - started_s, now_s)
         if now_s - self._exported_s >= EXPORT_EVERY_S:
             self._exported_s = now_s
             if self._closing.exists():

@@ -161,11 +161,6 @@ class SchedulerEnd:
         if messages and peer is not None and peer.is_known:
             self._send(peer, messages)
 
-    def send_all(self, messages: Sequence[ToInstance]) -> None:
-        """Sends to every instance that there is a session with."""
-        for instance in self._peers:
-            self.send(instance, messages)
-
     def close(self) -> None:
         if self._authenticator is not None:
             self._authenticator.stop()
@@ -240,7 +235,7 @@ class InstanceEnd:
         self.publish([self._hello])
 
     def receive(self, timeout_s: float) -> list[Any]:
-        """Waits for news, or until woken. Returns Submit, Predicted, Cancel, Pace, messages of moves and
+        """Waits for news, or until woken. Returns Submit, Predicted, Cancel, messages of moves and
         NewSession in the order of their arrival.
         """
         news: list[Any] = []

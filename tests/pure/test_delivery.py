@@ -38,31 +38,22 @@ def test_many_waiting_streams_are_probed_less_often() -> None:
 def test_tokens_are_put_together_only_while_the_sender_is_busy() -> None:
     settings = StreamSettings(coalescing_ms=40.0, sender_load=0.1)
     delivery = Delivery(settings, Unconfirmed(), {}, now_ns=0)
-    assert not delivery.spent(busy_s=0.001, now_s=0.125)
-    assert not delivery.spent(busy_s=0.020, now_s=0.1875)
-    assert delivery.interval_s == 0, "too early to know"
-    assert delivery.spent(busy_s=0.005, now_s=0.25)
-    assert delivery.interval_s == pytest.approx(0.020), "twice as busy as wanted"
-    assert delivery.spent(busy_s=0.06, now_s=0.375)
-    assert delivery.interval_s == 0.040
-    assert not delivery.spent(busy_s=0.06, now_s=0.5)
-    assert [delivery.spent(0.001, now_s) for now_s in (1, 2, 3, 4)] == [True, True, True, False]
-    assert delivery.interval_s == 0
+    intervals_s = []
+    for busy_s, now_s in (
+        *((0.001, 0.125), (0.020, 0.1875), (0.005, 0.25), (0.06, 0.375), (0.06, 0.5)),
+        *((0.001, 1.0), (0.001, 2.0), (0.001, 3.0), (0.001, 4.0)),
+    ):
+        delivery.spent(busy_s, now_s)
+        intervals_s.append(delivery.interval_s)
+    assert intervals_s[:2] == [0, 0], "the second is too early to know"
+    assert intervals_s[2:] == pytest.approx([0.020, 0.040, 0.040, 0.020, 0.010, 0, 0]), "twice as busy first"
 
 
-def test_tokens_wait_for_company_until_the_instance_expects_no_more_in_time() -> None:
-    house = waiting_for_company()
-    assert house.table.wait_s() > 0
-    house.table.delivery.flush()
-    assert house.table.wait_s() == 0
-    house.turn()
-    assert house.received(1) == [50, 51]
-
-
-def test_tokens_of_an_instance_that_says_nothing_more_wait_no_longer_than_others() -> None:
+def test_tokens_wait_for_company_until_the_interval_is_over() -> None:
     house = waiting_for_company()
     house.turn(ms=39)
     assert house.received(1) == [50]
+    assert house.table.wait_s() == pytest.approx(0.001)
     house.turn(ms=2)
     assert house.received(1) == [50, 51]
 

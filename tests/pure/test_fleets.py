@@ -102,7 +102,7 @@ def test_sessions_go_through_tcp_with_the_keys_of_the_cluster_alone(
     assert [type(each) for each in said] == [InstanceReady]
     instance.publish([Load(num_slots=4)])
     assert [each.load.num_slots for each in wait_for(lambda: scheduler.receive(0.1), 30)] == [4]
-    scheduler.send_all([Cancel(7, 1)])
+    scheduler.send(0, [Cancel(7, 1)])
     assert wait_for(lambda: instance.receive(0.1), 30) == [Cancel(7, 1)]
     intruder.publish([Load()])
     assert not any(isinstance(each, InstanceLoad) for each in scheduler.receive(0.5))

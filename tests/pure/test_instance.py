@@ -16,7 +16,7 @@ from python_backends.engine.engine_thread import EngineThread
 from python_backends.instance.build import build
 from python_backends.instance.lead import FIRST_S, SPARE_S, Lead
 from python_backends.instance.loop import Instance
-from python_backends.nouns.messages import Cancel, Failed, Pace
+from python_backends.nouns.messages import Cancel, Failed
 from python_backends.nouns.request import Request, Sampling
 from python_backends.nouns.step import StepOutput, StepPlan
 from python_backends.scheduling.scheduler import SlotScheduler
@@ -65,14 +65,6 @@ def test_tokens_are_the_same_however_many_steps_are_launched_ahead() -> None:
     expected = serve(0, inbox, 8)
     assert [len(expected[number]) for number in range(8)] == [10 + number for number in range(8)]
     assert serve(1, inbox, 8) == serve(2, inbox, 8) == expected
-
-
-@pytest.mark.parametrize("steps_ahead", [0, 1])
-def test_a_scheduler_model_that_is_busy_hears_of_many_steps_at_once(steps_ahead: int) -> None:
-    requests = [submit(number, 5 + 3 * number, max_tokens=10 + number) for number in range(3)]
-    at_once, held = (served(steps_ahead, [[*pace, *requests]], 3) for pace in ([], [Pace(60.0)]))
-    assert held.answers == at_once.answers
-    assert held.num_frames <= 2 * 3 < at_once.num_frames, "the first tokens and the last of each"
 
 
 def test_a_stop_that_is_read_late_gives_no_token_more() -> None:

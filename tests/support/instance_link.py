@@ -20,7 +20,6 @@ class Link:
         self.loads: list[Load] = []
         self.answers: dict[int, list[int]] = {}
         self.num_ended = 0
-        self.num_frames = 0  # with tokens
 
     def receive(self, timeout_s: float) -> list[Any]:
         return self.inbox.pop(0) if self.inbox else []
@@ -31,7 +30,6 @@ class Link:
             for request_id, token in zip(tokens.request_ids.tolist(), tokens.tokens.tolist(), strict=True):
                 self.answers.setdefault(request_id, []).append(token)
             self.num_ended += int(np.count_nonzero(tokens.finishes))
-        self.num_frames += any(isinstance(message, Tokens) for message in messages)
 
 
 def submit(number: int, length: int, **sampling: Any) -> Submit:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from python_backends.cluster.router import Router
-from python_backends.nouns.messages import Hello, Load, Pace
+from python_backends.nouns.messages import Hello, Load
 from python_backends.nouns.request import ModelLimits
 from python_backends.settings import ClusterSettings, StreamSettings
 from python_backends.streams.table import StreamTable
@@ -19,24 +19,13 @@ from python_backends.wires import InstanceLoad, InstanceLost, InstanceReady
 LIMITS = ModelLimits(max_model_tokens=64, vocab_size=100, num_slots=4, num_blocks=100, block_tokens=16)
 
 
-class Link:
-    """The wire to the instances."""
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[int, Any]] = []
-
-    def send(self, instance: int, messages: Any) -> None:
-        self.sent += [(instance, message) for message in messages]
-
-
 class Watch:
     def __init__(self, directory: Path, **cluster: float) -> None:
         settings = ClusterSettings(**cluster)  # type: ignore[arg-type]
         self.metrics, self.directory = Metrics(), directory
         router = Router(settings) if settings.most_instances > 1 else None
         self.table = StreamTable(StreamSettings(), lambda: 0, lambda words: 4, self.metrics, router)
-        self.link = Link()
-        self.watch = InstanceWatch(settings, directory, router, self.table, self.link, self.metrics)  # type: ignore[arg-type]
+        self.watch = InstanceWatch(settings, directory, router, self.table, self.metrics)
         self.watch._ordered_s = float("-inf")
         self.look()
 
@@ -105,14 +94,6 @@ def test_the_end_of_an_instance_that_should_not_run_is_no_loss(tmp_path: Path) -
     watch.hear(InstanceLost(1))
     assert watch.num_losses == 1, "this one should run"
     assert watch.states() == {"lost": 1, "ready": 1}
-
-
-def test_an_instance_that_gets_ready_is_told_for_how_long_all_of_them_hold_tokens(tmp_path: Path) -> None:
-    watch = Watch(tmp_path, instances=2)
-    watch.get_ready(0)
-    watch.table.delivery.interval_s = 0.04
-    watch.get_ready(1)
-    assert watch.link.sent == [(0, Pace(0.0)), (1, Pace(0.04))]
 
 
 def test_the_next_scheduler_model_takes_over_which_instances_should_run(tmp_path: Path) -> None:

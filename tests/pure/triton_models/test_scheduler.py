@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from python_backends.engine.choice import choose
-from python_backends.nouns.messages import Load, Pace, Submit
-from python_backends.nouns.request import Finish, ModelLimits, Request, Sampling, Subject
+from python_backends.nouns.messages import Load
+from python_backends.nouns.request import Finish, Request, Sampling, Subject
 from python_backends.nouns.step import Tokens
 from python_backends.settings import dump, load
 from python_backends.watching.instance_state import CLOSING
 from python_backends.watching.restarts import RestartCounts
-from python_backends.wires import InstanceEnd, InstanceLoad
+from python_backends.wires import InstanceLoad
 from tests.pure.triton_models.conftest import Request as TritonRequest
 from tests.pure.triton_models.conftest import Sender
 from tests.support.server.serving import wait_for
@@ -206,60 +206,17 @@ def test_why_requests_wait_is_a_metric_and_is_logged(served: Model, caplog: pyte
     )
 
 
-class Instances:
-    """The ends of two instances, and what each has heard."""
-
-    def __init__(self, run_directory: Path) -> None:
-        limits = ModelLimits(
-            max_model_tokens=64, vocab_size=448, num_slots=4, num_blocks=100, block_tokens=16
-        )
-        self.ends = [InstanceEnd(run_directory, f"instance-{number}", limits) for number in range(2)]
-        self.news: list[list[Any]] = [[], []]
-
-    def hear(self, kind: type) -> list[list[Any]]:
-        """All messages of this kind, of each; waits until each has heard one."""
-
-        def find() -> list[list[Any]]:
-            for end, news in zip(self.ends, self.news, strict=True):
-                news += end.receive(0.01)
-            found = [[each for each in news if isinstance(each, kind)] for news in self.news]
-            return found if all(found) else []
-
-        return list(wait_for(find, 30))
-
-    def close(self) -> None:
-        for end in self.ends:
-            end.close()
-
-
-TWO = {"cluster.instances": "2", "cluster.policy": "round_robin", "streams.coalescing_ms": "60"}
-
-
-@pytest.mark.parametrize("served", [{**TWO, "streams.dead_after_s": "600"}], indirect=True)
-def test_tokens_are_held_by_what_is_sent_for_all_instances_together_and_each_is_told(
-    served: Model, run_directory: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("served", [{"streams.coalescing_ms": "60"}], indirect=True)
+def test_tokens_are_put_together_once_sending_takes_too_long(
+    served: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each instance alone may be far from what a sender can bear."""
-    instances = Instances(run_directory)
-    assert instances.hear(Pace) == [[Pace(0.0)], [Pace(0.0)]]
-    busy_s, adjust = [0.0], served.table.delivery.adjust
-
-    def count(busy: float, elapsed: float) -> None:
-        busy_s[0] += busy
-        adjust(busy, elapsed)
-
     def send_slowly(sender: Sender, *response: Any, **flags: Any) -> None:
         time.sleep(0.1)
         send(sender, *response, **flags)
 
     send = Sender.send
     monkeypatch.setattr(Sender, "send", send_slowly)
-    monkeypatch.setattr(served.table.delivery, "adjust", count)
-    for number in (1, 2):
-        served.ask(number)
-    for end, [submit] in zip(instances.ends, instances.hear(Submit), strict=True):
-        end.publish([tokens(submit.request.request_id, 5)])
-    wait_for(lambda: busy_s[0] >= 0.2, 10)
-    wait_for(lambda: all(paces[1:] for paces in instances.hear(Pace)), 10)
-    assert all(paces[1].interval_s > 0 for paces in instances.hear(Pace))
-    instances.close()
+    served.ask(1)
+    assert served.table.delivery.interval_s == 0
+    served.tell(tokens(1, 5))
+    wait_for(lambda: served.table.delivery.interval_s > 0, 10)
