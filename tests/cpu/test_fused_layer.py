@@ -4,6 +4,7 @@ without it.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -31,10 +32,13 @@ from python_backends.engine.model.description import (
     NormKind,
     Rotary,
 )
-from python_backends.engine.openvino import fused_graph, fused_layer
-from python_backends.engine.openvino.fused_graph import READ, FusedLayers, FusedOperation, fits
+from python_backends.engine.openvino import engine as openvino_engine
+from python_backends.engine.openvino import fused_fetch, fused_graph, fused_layer
+from python_backends.engine.openvino.fused_fetch import DEPTH, PIECE, ROWS
+from python_backends.engine.openvino.fused_graph import PANEL, READ, FusedLayers, FusedOperation, fits
 from python_backends.engine.openvino.fused_layer import Kind
 from python_backends.engine.openvino.graph import BLOCK_TOKENS, Node, floats
+from python_backends.engine.openvino.inputs import StepInputs
 from tests.support.tiny_models import (
     BFLOAT16_REGRET,
     RELATIVES,
@@ -307,6 +311,54 @@ def test_a_row_is_the_same_to_the_last_bit_in_any_company(operation: FusedOperat
 
 
 @wanted
+def test_results_do_not_depend_on_the_cache_that_weights_are_fetched_into(operation: FusedOperation) -> None:
+    torch.manual_seed(6)
+    heads = HEADS["grouped"]
+    compute = Computed(operation, Model(heads, [random_layer(heads)]), to_logits=True)
+    libraries = [ctypes.CDLL(str(fused_layer.compiled(kind))) for kind in fused_layer.kinds_here()]
+    logits = []
+    for cache in fused_fetch.CACHES:
+        for library in libraries:
+            library.gapless_fetch_into(cache)
+        torch.manual_seed(7)
+        logits.append(compute(ALL))
+    assert torch.equal(*logits)
+
+
+@pytest.mark.parametrize("kind", fused_layer.kinds_here())
+def test_the_product_by_which_the_cache_is_chosen_is_that_of_the_layers(kind: Kind) -> None:
+    torch.manual_seed(8)
+    x, weight = torch.randn(ROWS, DEPTH).bfloat16(), random_linear(PIECE * PANEL, DEPTH, bias=False)
+    (packed,) = fused_graph._packed("weight", weight).values()
+    trial = fused_fetch.Trial(fused_layer.compiled(kind))
+    trial.x.copy_(x)
+    trial.weights[1].copy_(torch.from_numpy(packed.data.copy()).view(torch.bfloat16).view(PIECE, -1))
+    assert trial.multiply(cache=1, piece=1) > 0
+    sums = trial.sums.transpose(0, 1).reshape(ROWS, -1)
+    torch.testing.assert_close(sums, x.float() @ weight.weight.float().T, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("faster", fused_fetch.CACHES)
+def test_weights_are_fetched_into_the_cache_with_which_products_are_faster(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, faster: int
+) -> None:
+    used: list[int] = []
+
+    class Trial:
+        def __init__(self, library: Path) -> None:
+            self.fetch_into = used.append
+
+        def multiply(self, cache: int, piece: int) -> float:
+            return 0.001 if cache == faster or piece in (4, 5) else 0.002
+
+    monkeypatch.setattr(fused_fetch, "Trial", Trial)
+    with caplog.at_level(logging.INFO, "gapless.instance"):
+        fused_fetch.use_faster_cache(Path())
+    assert used == [faster]
+    assert f"into cache {faster} of the processor: 1.00 ms instead of 2.00" in caplog.text
+
+
+@wanted
 def test_gates_far_from_zero_stay_numbers(operation: FusedOperation) -> None:
     torch.manual_seed(4)
     heads = HEADS["grouped"]
@@ -326,6 +378,33 @@ def test_scores_far_from_zero_stay_numbers(operation: FusedOperation) -> None:
     assert torch.isfinite(got).all()
 
 
+def spied_padding(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether the steps of the engines that are made are padded."""
+    pads: list[bool] = []
+
+    def make(request: ov.InferRequest, dead_slot: int, wants_padding: bool) -> StepInputs:
+        pads.append(wants_padding)
+        return StepInputs(request, dead_slot, wants_padding)
+
+    monkeypatch.setattr(openvino_engine, "StepInputs", make)
+    return pads
+
+
+@wanted
+def test_steps_of_one_operation_have_no_rows_of_padding(
+    one: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """11 rows would be padded to 12: the same tokens as with one slot, where there is nothing to pad."""
+    pads = spied_padding(monkeypatch)
+    requests = random_requests(11, seed=12, max_tokens=20)
+    many, alone = (
+        Serving(one.openvino_engine(dtype="bfloat16", fused_layers="on", slots=slots), token_budget=1000)
+        for slots in (11, 1)
+    )
+    assert pads == [False, False]
+    assert many.run(requests) == alone.run(requests)
+
+
 @pytest.mark.parametrize("refused", [{0}, {1}, {2}, {0, 2}])
 @wanted
 def test_layers_of_both_kinds_follow_each_other(
@@ -336,7 +415,9 @@ def test_layers_of_both_kinds_follow_each_other(
         fused_graph, "fits", lambda layer, heads: next(asked) not in refused and fits(layer, heads)
     )
     requests = random_requests(24, seed=8)
+    pads = spied_padding(monkeypatch)
     engine = one.openvino_engine(dtype="bfloat16", fused_layers="on", slots=8)
+    assert pads == [len(set(range(3)) - refused) < 3]
     assert next(asked, None) is None, "every layer was looked at"
     what = f"bfloat16, openvino, layers {refused} its own"
     one.check_rounding(what, requests, Serving(engine).run(requests), BFLOAT16_REGRET)

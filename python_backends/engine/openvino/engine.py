@@ -31,8 +31,10 @@ from python_backends.engine.model.description import Model
 from python_backends.engine.model.quantised import quantise_if_asked
 from python_backends.engine.model.weights import describe, take_layers
 from python_backends.engine.openvino import fused_layer
+from python_backends.engine.openvino.fused_fetch import use_faster_cache
 from python_backends.engine.openvino.fused_graph import FusedGraph, FusedOperation
 from python_backends.engine.openvino.graph import BLOCK_TOKENS, TYPES, Graph, cache_name
+from python_backends.engine.openvino.inputs import StepInputs
 from python_backends.engine.openvino.launching import OneAhead, OneByOne
 from python_backends.engine.slots.slot_state import SlotState
 from python_backends.nouns.request import Ids
@@ -56,12 +58,13 @@ class OpenVINOEngine:
         self.limits = model_limits(settings, config)
         model = load_model(settings, config)
         description = describe(model, declared_tokens(settings, config))
-        graph = _graph(settings, description, self.limits.max_model_tokens).build(
-            quantise_if_asked(take_layers(model), settings.model.weights)
-        )
-        del model, description
+        graph = _graph(settings, description, self.limits.max_model_tokens)
         shape = block_shape(settings, config)
-        self._compiled = _compiled(graph, shape, settings.engine.threads)
+        self._compiled = _compiled(
+            graph.build(quantise_if_asked(take_layers(model), settings.model.weights)),
+            shape,
+            settings.engine.threads,
+        )
         state = SlotState(self.limits, torch.device("cpu"))
         requests = [self._compiled.create_infer_request() for _ in range(2 if settings.steps_ahead else 1)]
         self.kv_format, self.block_bytes = shape.kv_format, shape.num_bytes
@@ -69,10 +72,9 @@ class OpenVINOEngine:
         self.export_blocks = self._blocks.read
         self._launched_steps = LaunchedSteps()
         self.on_done = self._launched_steps.on_done
+        inputs = [StepInputs(request, state.dead_slot, graph.wants_padding) for request in requests]
         self._launcher: OneByOne | OneAhead = (
-            OneAhead(state, requests, self._launched_steps)
-            if settings.steps_ahead
-            else OneByOne(state, requests)
+            OneAhead(state, inputs, self._launched_steps) if settings.steps_ahead else OneByOne(state, inputs)
         )
 
     def launch(self, plan: StepPlan) -> None:
@@ -108,11 +110,10 @@ class OpenVINOEngine:
 def _graph(settings: Settings, model: Model, num_positions: int) -> Graph:
     wanted = settings.engine.fused_layers == "on" and settings.model.dtype == "bfloat16"
     library = fused_layer.library() if wanted else None
-    return (
-        Graph(model, num_positions)
-        if library is None
-        else FusedGraph(model, num_positions, FusedOperation(library))
-    )
+    if library is None:
+        return Graph(model, num_positions)
+    use_faster_cache(library)
+    return FusedGraph(model, num_positions, FusedOperation(library))
 
 
 def _compiled(graph: ov.Model, shape: BlockShape, threads: int) -> ov.CompiledModel:

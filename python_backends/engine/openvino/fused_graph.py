@@ -45,6 +45,7 @@ class FusedGraph(Graph):
                 run = self._no_layers()
         norm, head = self.model.norm, self.model.head
         if run.num_layers and _is_rms(norm) and _is_packable(head):
+            self.wants_padding = run.num_layers <= index  # some of the layers are not in it
             return self._operation.scores(x, run, norm, head)
         x = self._operation.after(x, run)
         return self.head(ops.gather(x, self.inputs["sampling_rows"], integer(0)))

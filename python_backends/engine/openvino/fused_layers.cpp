@@ -328,3 +328,18 @@ private:
 }  // namespace gapless
 
 OPENVINO_CREATE_EXTENSIONS(std::vector<ov::Extension::Ptr>({std::make_shared<ov::OpExtension<gapless::FusedLayers>>()}));
+
+// For fused_fetch.py, which tries both caches.
+extern "C" void gapless_fetch_into(int cache) {
+    gapless::fetches_into_first = cache == 1;
+}
+
+// sums [panels, rows, 32] = x [rows, depth] · panels.
+extern "C" void gapless_multiply(const uint16_t* x, int rows, int depth, const char* panels, int count, float* sums) {
+    gapless::Multiplier multiplier;
+    for (int panel = 0; panel < count; ++panel) {
+        multiplier.multiply(x, rows, depth, panels, sums, panel + 1 < count);
+        panels += size_t(depth) * gapless::PANEL * sizeof(gapless::Bfloat16);
+        sums += size_t(rows) * gapless::PANEL;
+    }
+}

@@ -8,6 +8,7 @@
 #include <immintrin.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -40,9 +41,19 @@ private:
     std::vector<Line> m_lines;
 };
 
-inline void fetch(const void* from, int lines) {  // into the nearest cache
-    for (int line = 0; line < lines; ++line) {
-        _mm_prefetch(static_cast<const char*>(from) + line * 64, _MM_HINT_T0);
+// Which cache `fetch` fills. Processors differ: fused_layer.py tries both at the start.
+inline std::atomic<bool> fetches_into_first{true};
+
+inline void fetch(const void* from, int lines) {
+    const auto* at = static_cast<const char*>(from);
+    if (fetches_into_first.load(std::memory_order_relaxed)) {
+        for (int line = 0; line < lines; ++line) {
+            _mm_prefetch(at + line * 64, _MM_HINT_T0);
+        }
+    } else {
+        for (int line = 0; line < lines; ++line) {
+            _mm_prefetch(at + line * 64, _MM_HINT_T1);
+        }
     }
 }
 
@@ -112,9 +123,7 @@ private:
             _tile_loadd(6, panel, 64);
             _tile_loadd(4, x + i, stride);
             _tile_loadd(7, panel + TILE * 64, 64);
-            for (int line = 0; line < lines; ++line) {
-                _mm_prefetch(ahead + line * 64, _MM_HINT_T1);  // the second cache: a panel is larger than the first
-            }
+            fetch(ahead, lines);
             _tile_dpbf16ps(0, 4, 6);
             if (MANY) {
                 _tile_loadd(5, others + i, stride);
@@ -140,7 +149,7 @@ private:
 
 #else
 
-// Multiplies by vectors: 8 rows at a time, and of so many inputs that this piece of the panel stays in the nearest cache for all rows.
+// Multiplies by vectors: 8 rows at a time, and of so many inputs that this piece of the panel stays in the first cache for all rows.
 // Each time it fetches a share of the next piece, so that reading and multiplying go on together.
 class Multiplier {
 public:

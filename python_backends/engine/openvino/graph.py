@@ -60,6 +60,8 @@ class Graph:
     which the plugin knows rotary embedding.
     """
 
+    wants_padding = True  # code is generated for each new number of rows
+
     def __init__(self, model: Model, num_positions: int) -> None:
         self.model = model
         # of query, key and value

@@ -1,7 +1,7 @@
 """What the OpenVINO graph reads of a step, for one of its infer requests.
 
 Owns the arrays, which the request reads where they lie: in steps of the same decode rows they are changed in
-place. Steps are padded to few sizes. Called by `stages.py`. Tested in tests/cpu/test_openvino.py.
+place. Called by `stages.py`. Tested in tests/cpu/test_openvino.py.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ Table = NDArray[np.int64]  # [slots, blocks]
 
 
 class StepInputs:
-    def __init__(self, request: ov.InferRequest, dead_slot: int) -> None:
+    def __init__(self, request: ov.InferRequest, dead_slot: int, wants_padding: bool) -> None:
+        """`wants_padding`: steps are padded to few sizes."""
         self.request = request
         self._dead_slot = dead_slot
+        self._padded = padded if wants_padding else int
         self._arrays: dict[str, NDArray[np.int32]] = {}
         self._decodes = np.zeros(0, np.int32)  # positions of the decode rows
         # the run for whose decode rows the arrays are made; -1: there are prompts among them, or other blocks
@@ -62,13 +64,14 @@ class StepInputs:
     def _make(self, plan: StepPlan, table: Table) -> None:
         num_rows = plan.num_decodes + len(plan.tokens)
         # one span each: the first token of the dead slot
-        padding = np.zeros(padded(num_rows) - num_rows, np.int32)
+        padding = np.zeros(self._padded(num_rows) - num_rows, np.int32)
         slots = np.concatenate([plan.slots, padding + self._dead_slot])
         starts = np.concatenate([plan.starts, padding])
         lengths = np.concatenate([plan.lengths, padding + 1])
         ends, num_tokens = np.cumsum(lengths), starts + lengths
         blocks, begins = _blocks(table[slots], num_tokens)
         sampled = ends[: len(plan.samples)][plan.samples] - 1
+        num_sampled = self._padded(max(len(sampled), 1))
         arrays = {
             "tokens": np.concatenate([np.zeros(plan.num_decodes, np.int32), plan.tokens, padding]),
             "positions": np.repeat(starts - ends + lengths, lengths) + np.arange(ends[-1]),
@@ -77,7 +80,7 @@ class StepInputs:
             "block_indices": blocks,
             "block_indices_begins": begins,
             "max_context_len": num_tokens.max(),
-            "sampling_rows": np.concatenate([sampled, np.zeros(padded(max(len(sampled), 1)) - len(sampled))]),
+            "sampling_rows": np.append(sampled, np.zeros(num_sampled - len(sampled))),
         }
         self._arrays = {name: np.array(values, np.int32) for name, values in arrays.items()}
         self._run = -1 if len(plan.tokens) else plan.run

@@ -15,6 +15,7 @@ import openvino as ov
 import torch
 
 from python_backends.engine.launched_steps import LaunchedSteps
+from python_backends.engine.openvino.inputs import StepInputs
 from python_backends.engine.openvino.stages import Stages, Step
 from python_backends.engine.slots.slot_state import SlotState
 from python_backends.nouns.step import Admit, StepOutput, StepPlan
@@ -23,9 +24,9 @@ from python_backends.nouns.step import Admit, StepOutput, StepPlan
 class OneByOne:
     """`launch` returns when the tokens of its step are booked. The thread that calls it computes too."""
 
-    def __init__(self, state: SlotState, requests: Sequence[ov.InferRequest]) -> None:
+    def __init__(self, state: SlotState, inputs: Sequence[StepInputs]) -> None:
         self._state = state
-        self._stages = Stages(state, requests, _infer)
+        self._stages = Stages(state, inputs, _infer)
         self._newest: Step | None = None
         self._outputs: deque[StepOutput] = deque()
 
@@ -52,17 +53,15 @@ class OneAhead:
     has a processor of its own (docs/notebook/token_gap.md).
     """
 
-    def __init__(
-        self, state: SlotState, requests: Sequence[ov.InferRequest], launched_steps: LaunchedSteps
-    ) -> None:
+    def __init__(self, state: SlotState, inputs: Sequence[StepInputs], launched_steps: LaunchedSteps) -> None:
         self._state = state
-        self._stages = Stages(state, requests, ov.InferRequest.start_async)
+        self._stages = Stages(state, inputs, ov.InferRequest.start_async)
         self._launched_steps = launched_steps
         self._newest: Step | None = None
         self._outputs: deque[StepOutput] = deque()
         self._computed_s = 0.0  # when a step was computed last
-        for request in requests:
-            request.set_callback(self._computed, None)
+        for each in inputs:
+            each.request.set_callback(self._computed, None)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:

@@ -1,7 +1,7 @@
 """The stages of a step of the OpenVINO engine: its inputs are filled, it is computed, its tokens are chosen,
 and they are booked.
 
-Owns the inputs of each infer request, which take turns, and the times of the steps. Which stage comes when is
+The inputs of the infer requests take turns. Owns the times of the steps. Which stage comes when is
 decided by `launching.py`, which calls this. Tested in tests/cpu/test_openvino.py.
 """
 
@@ -54,14 +54,14 @@ class Stages:
     def __init__(
         self,
         state: SlotState,
-        requests: Sequence[ov.InferRequest],
+        inputs: Sequence[StepInputs],
         compute: Callable[[ov.InferRequest], object],
     ) -> None:
         """`compute` may return before the step is computed."""
         self._state = state
         self._compute = compute
-        self._inputs = [StepInputs(request, state.dead_slot) for request in requests]
-        self._turns = cycle(self._inputs)
+        self._inputs = inputs
+        self._turns = cycle(inputs)
         self._timer = StepTimer()
 
     def fill(self, plan: StepPlan, before: Step | None) -> Step:
