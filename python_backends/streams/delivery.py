@@ -69,10 +69,10 @@ class Delivery:
         self._busy_s += busy_s
         elapsed_s = now_s - self._paced_s
         if elapsed_s >= PACE_EVERY_S:
-            self._adjust(self._busy_s, elapsed_s)
+            self.adjust(self._busy_s, elapsed_s)
             self._busy_s, self._paced_s = 0.0, now_s
 
-    def _adjust(self, busy_s: float, elapsed_s: float) -> None:
+    def adjust(self, busy_s: float, elapsed_s: float) -> None:
         """To the time spent in sending out of the time elapsed."""
         wanted_s = self._settings.sender_load * elapsed_s
         if busy_s > wanted_s:

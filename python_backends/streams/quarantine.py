@@ -124,17 +124,19 @@ class Quarantine:
         self, suspects: list[Stream], streams: list[Stream], instances: Instances, now_ns: int
     ) -> int:
         """The instance that is kept for the trial of a suspect, which begins as soon as the instance is
-        empty; NO_INSTANCE if none is needed or can be spared.
+        empty; NO_INSTANCE if none is needed or can be spared yet.
         """
         if self.on_trial is not None:
             return self.on_trial.instance
-        if not suspects or len(instances.ready) < 2:
+        if not suspects:
             return NO_INSTANCE
-        counts = Counter(stream.instance for stream in streams)
-        own = suspects[0].crashed_at
+        counts, own = Counter(stream.instance for stream in streams), suspects[0].crashed_at
+        may_wait = now_ns - suspects[0].crashed_ns < MAX_APART_NS
+        if may_wait and len(instances.ready) < 2:
+            return NO_INSTANCE
         if own in instances.ready:
             place = own
-        elif instances.is_known(own) and now_ns - suspects[0].crashed_ns < MAX_APART_NS:
+        elif may_wait and instances.is_known(own):
             return NO_INSTANCE
         else:
             place = min(instances.ready, key=lambda each: counts[each])

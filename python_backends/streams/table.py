@@ -182,9 +182,11 @@ class StreamTable:
             self._end(culprit, Finish.ERROR)
 
     def failed(self, failed: Failed) -> None:
-        """An instance can't go on with a request, in this life of it."""
+        """An instance can't go on with a request, in this life of it. One that has ended has its answer."""
         stream = self._streams.get(failed.request_id)
-        if stream is not None and failed.request_epoch in (ANY_EPOCH, stream.request_epoch):
+        if stream is None or stream.finish != Finish.RUNNING:
+            return
+        if failed.request_epoch in (ANY_EPOCH, stream.request_epoch):
             self.fail(failed.request_id, failed.error)
 
     def fail(self, request_id: int, error: str) -> None:

@@ -214,6 +214,38 @@ def test_a_suspect_waits_for_an_instance_that_gets_empty() -> None:
     assert waiting[WaitReason.TRIAL] == 1, "the other suspect waits for its own trial"
 
 
+@pytest.mark.parametrize("ready", [0, 1])
+def test_suspects_are_tried_in_the_instance_that_is_left(ready: int) -> None:
+    """The other one does not come back. A stream that runs there ends before the trial begins."""
+    cluster = Cluster()
+    cluster.accept(1, 2)
+    cluster.start_all()
+    cluster.lose(0)
+    cluster.get_ready(0)
+    assert cluster.where(1) == [0]
+    cluster.start_all()
+    cluster.lose(0)
+    if ready == 0:
+        cluster.lose(1)
+        cluster.get_ready(0)
+    cluster.now_ns += MAX_APART_NS - 1
+    cluster.post()
+    assert cluster.where(1) == [None], "the other one may come back"
+    cluster.now_ns += 1
+    cluster.post()
+    cluster.accept(3)
+    if ready == 1:
+        assert cluster.where(1, 2, 3) == [None, 1, None]
+        cluster.tokens(2, 0, 1, Finish.STOP)
+        cluster.table.due()
+        cluster.post()
+    assert cluster.where(1, 3) == [ready, None]
+    cluster.start_all()
+    cluster.tokens(1, 0, CLEARED_AFTER_TOKENS)
+    cluster.post()
+    assert cluster.where(1, 3) == [ready, ready]
+
+
 def test_suspects_are_not_sent_into_an_instance_that_is_to_be_empty() -> None:
     cluster = Cluster()
     cluster.table.submissions.close(frozenset({1}))
@@ -254,3 +286,15 @@ def test_an_instance_that_has_a_request_no_more_can_not_fail_it(epoch: int, ends
     cluster.lose(0)
     cluster.table.failed(Failed(1, "it does not fit", epoch))
     assert (cluster.table._streams[1].finish == Finish.ERROR) is ends
+
+
+def test_an_instance_can_not_fail_a_request_whose_last_token_has_come() -> None:
+    cluster = Cluster()
+    cluster.accept(1)
+    cluster.tokens(1, 0, 2, Finish.LENGTH)
+    cluster.table.failed(Failed(1, "too late", 0))
+    (last,) = cluster.table.due()
+    assert last.final
+    assert not last.error
+    assert last.window is not None
+    assert last.window.finish == Finish.LENGTH

@@ -4,7 +4,7 @@ For each new number of rows, the libraries of a CPU generate code: this takes 6 
 are never freed. A processor with tiles (AMX) also multiplies whole tiles: 196 rows take longer than 224. On
 one without tiles each row costs its time, so sizes are nearer to each other there (docs/notebook/peers.md).
 Rows of padding belong to the dead slot (see slot state), and their results are not read. Called by both
-engines of our own.
+engines of our own; not for fused layers, for which no code is generated.
 """
 
 from __future__ import annotations
