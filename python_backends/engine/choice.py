@@ -74,8 +74,8 @@ def _kind(settings: Settings, config: dict[str, Any]) -> tuple[str, str]:
 def _dtype(settings: Settings, config: dict[str, Any], flags: Collection[str]) -> tuple[str, str]:
     """And why."""
     stored = config.get("dtype") or config.get("torch_dtype") or "float32"
-    if settings.engine.kind == "toy":
-        return "float32", "the toy engine has no weights"
+    if not kind_of(settings).has_weights:
+        return "float32", f"the {settings.engine.kind} engine has no weights"
     if stored not in HALF:
         return "float32", f"the checkpoint is of {stored}"
     if settings.model.device != "cpu":

@@ -57,6 +57,7 @@ class EngineKind:
     blocks_on: tuple[str, ...] = ()  # devices on which `launch` returns only after the step
     warms_up: bool = True  # it takes its first steps before the instance is ready
     takes_adapters: bool = False
+    has_weights: bool = True
     # its fused layers for these settings here, by a name that changes with their code, or None; only a trial
     # tells whether they are faster
     fused_layers: Callable[[Settings], str | None] = lambda _: None
@@ -66,7 +67,7 @@ KINDS: dict[str, EngineKind] = {
     "torch": EngineKind(_torch_engine, blocks_on=("cpu",), takes_adapters=True),
     "openvino": EngineKind(_openvino_engine, gives_way=True, fused_layers=_openvino_layers),
     "tensorrt_llm": EngineKind(_tensorrt_llm_engine, warms_up=False, takes_adapters=True),
-    "toy": EngineKind(_toy_engine, warms_up=False),
+    "toy": EngineKind(_toy_engine, warms_up=False, has_weights=False),
 }
 
 
