@@ -131,3 +131,12 @@ def unknown(text: str) -> list[str]:
 def test_what_is_not_there_is_found() -> None:
     text = "`streams.max_open` `streams.most_open` `engine/kinds.py` `engine/sorts.py`\nmake test\nmake best"
     assert unknown(text) == ["engine/sorts.py", "streams.most_open", "make best"]
+
+
+def test_the_index_of_the_notebook_says_what_its_pages_say() -> None:
+    index = (ROOT / "docs/log.md").read_text()
+    for page in tracked("docs/notebook/*.md"):
+        found = re.search(r"^\*\*Verdict\*\*: (.*)$", page.read_text(), re.MULTILINE)
+        assert found is not None, page
+        verdict = re.sub(r"\]\((?!\.\./|http)", "](notebook/", found[1]).replace("](../", "](")
+        assert f"(notebook/{page.name}) | {verdict} |" in index, page
