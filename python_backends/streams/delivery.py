@@ -16,7 +16,7 @@ from python_backends.streams.unconfirmed import Unconfirmed
 
 MS = 1_000_000
 S = 1_000_000_000
-PACE_EVERY_S = 0.1
+ADJUST_EVERY_S = 0.1
 SHRINKING = 2.0
 FIRST_STEP_S = 0.010
 PROBE_SHARE = 4
@@ -39,7 +39,7 @@ class Delivery:
        window after the other. A few keep it at work; more only wait there, where no later token joins them.
     5. Held tokens are due `interval_s` after the first of them came. Each window takes half a millisecond of
        a processor on its way through the server, and a CPU engine computes on the same processors. So every
-       PACE_EVERY_S the interval grows by as much as sending takes more than `sender_load` of the time, from
+       ADJUST_EVERY_S the interval grows by as much as sending takes more than `sender_load` of the time, from
        FIRST_STEP_S up to `coalescing_ms`, which no reader notices. It shrinks by SHRINKING, below
        FIRST_STEP_S to nothing, when sending takes a SHRINKING-th of that: a lone stream gets every token at
        once.
@@ -59,18 +59,19 @@ class Delivery:
         self._open_streams = open_streams
         self._held: dict[int, Stream] = {}  # their tokens wait, in order
         self._quiet: dict[int, Stream] = {}  # to be probed, in order
-        self._due_ns = 0  # when the oldest held tokens are due; 0: at once
-        self._busy_s, self._paced_s = 0.0, now_ns / S
+        # when held tokens are due; 0: what is held is due at once, and tokens that come after the interval
+        self._due_ns = 0
+        self._busy_s, self._adjusted_s = 0.0, now_ns / S
 
     # --- how long tokens are held
 
     def spent(self, busy_s: float, now_s: float) -> None:
         """Sending took this time, up to now."""
         self._busy_s += busy_s
-        elapsed_s = now_s - self._paced_s
-        if elapsed_s >= PACE_EVERY_S:
+        elapsed_s = now_s - self._adjusted_s
+        if elapsed_s >= ADJUST_EVERY_S:
             self.adjust(self._busy_s, elapsed_s)
-            self._busy_s, self._paced_s = 0.0, now_s
+            self._busy_s, self._adjusted_s = 0.0, now_s
 
     def adjust(self, busy_s: float, elapsed_s: float) -> None:
         """To the time spent in sending out of the time elapsed."""

@@ -5,6 +5,7 @@ without it.
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -37,7 +38,7 @@ from python_backends.engine.openvino import fused_fetch, fused_graph, fused_laye
 from python_backends.engine.openvino.fused_fetch import DEPTH, PIECE, ROWS
 from python_backends.engine.openvino.fused_graph import PANEL, READ, FusedLayers, FusedOperation, fits
 from python_backends.engine.openvino.fused_layer import Kind
-from python_backends.engine.openvino.graph import BLOCK_TOKENS, Node, floats
+from python_backends.engine.openvino.graph import BLOCK_TOKENS, Graph, Node, floats
 from python_backends.engine.openvino.inputs import StepInputs
 from tests.support.tiny_models import (
     BFLOAT16_REGRET,
@@ -333,7 +334,7 @@ def test_the_product_by_which_the_cache_is_chosen_is_that_of_the_layers(kind: Ki
     trial = fused_fetch.Trial(fused_layer.compiled(kind))
     trial.x.copy_(x)
     trial.weights[1].copy_(torch.from_numpy(packed.data.copy()).view(torch.bfloat16).view(PIECE, -1))
-    assert trial.multiply(cache=1, piece=1) > 0
+    assert trial.multiply(1, 1) > 0
     sums = trial.sums.transpose(0, 1).reshape(ROWS, -1)
     torch.testing.assert_close(sums, x.float() @ weight.weight.float().T, rtol=1e-4, atol=1e-4)
 
@@ -348,13 +349,14 @@ def test_weights_are_fetched_into_the_cache_with_which_products_are_faster(
         def __init__(self, library: Path) -> None:
             self.fetch_into = used.append
 
-        def multiply(self, cache: int, piece: int) -> float:
-            return 0.001 if cache == faster or piece in (4, 5) else 0.002
+        def multiply(self, number: int, piece: int) -> float:
+            return 0.001 if number == faster or piece in (4, 5) else 0.002
 
     monkeypatch.setattr(fused_fetch, "Trial", Trial)
     with caplog.at_level(logging.INFO, "gapless.instance"):
-        fused_fetch.use_faster_cache(Path())
-    assert used == [faster]
+        fused_fetch.use_faster_cache(Path(f"faster with {faster}"))
+        fused_fetch.use_faster_cache(Path(f"faster with {faster}"))
+    assert used == [faster], "it is tried once in a process"
     assert f"into cache {faster} of the processor: 1.00 ms instead of 2.00" in caplog.text
 
 
@@ -405,6 +407,24 @@ def test_steps_of_one_operation_have_no_rows_of_padding(
     assert many.run(requests) == alone.run(requests)
 
 
+@wanted
+def test_what_a_graph_is_made_from_is_freed_before_it_is_compiled(
+    one: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of the weights would lie there as long as OpenVINO makes its own."""
+    alive: list[int] = []
+    compiled = openvino_engine._compiled
+
+    def count_and_compile(*args: Any) -> ov.CompiledModel:
+        gc.collect()
+        alive.append(sum(issubclass(type(each), Graph | FusedLayers) for each in gc.get_objects()))
+        return compiled(*args)
+
+    monkeypatch.setattr(openvino_engine, "_compiled", count_and_compile)
+    one.openvino_engine(dtype="bfloat16", fused_layers="on")
+    assert alive == [0]
+
+
 @pytest.mark.parametrize("refused", [{0}, {1}, {2}, {0, 2}])
 @wanted
 def test_layers_of_both_kinds_follow_each_other(
@@ -417,7 +437,7 @@ def test_layers_of_both_kinds_follow_each_other(
     requests = random_requests(24, seed=8)
     pads = spied_padding(monkeypatch)
     engine = one.openvino_engine(dtype="bfloat16", fused_layers="on", slots=8)
-    assert pads == [len(set(range(3)) - refused) < 3]
+    assert pads == [True]
     assert next(asked, None) is None, "every layer was looked at"
     what = f"bfloat16, openvino, layers {refused} its own"
     one.check_rounding(what, requests, Serving(engine).run(requests), BFLOAT16_REGRET)

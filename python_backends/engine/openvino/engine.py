@@ -59,12 +59,11 @@ class OpenVINOEngine:
         model = load_model(settings, config)
         description = describe(model, declared_tokens(settings, config))
         graph = _graph(settings, description, self.limits.max_model_tokens)
+        whole = graph.build(quantise_if_asked(take_layers(model), settings.model.weights))
+        wants_padding = graph.wants_padding
+        del model, description, graph  # before the compiler and the KV blocks need memory
         shape = block_shape(settings, config)
-        self._compiled = _compiled(
-            graph.build(quantise_if_asked(take_layers(model), settings.model.weights)),
-            shape,
-            settings.engine.threads,
-        )
+        self._compiled = _compiled(whole, shape, settings.engine.threads)
         state = SlotState(self.limits, torch.device("cpu"))
         requests = [self._compiled.create_infer_request() for _ in range(2 if settings.steps_ahead else 1)]
         self.kv_format, self.block_bytes = shape.kv_format, shape.num_bytes
@@ -72,7 +71,7 @@ class OpenVINOEngine:
         self.export_blocks = self._blocks.read
         self._launched_steps = LaunchedSteps()
         self.on_done = self._launched_steps.on_done
-        inputs = [StepInputs(request, state.dead_slot, graph.wants_padding) for request in requests]
+        inputs = [StepInputs(request, state.dead_slot, wants_padding) for request in requests]
         self._launcher: OneByOne | OneAhead = (
             OneAhead(state, inputs, self._launched_steps) if settings.steps_ahead else OneByOne(state, inputs)
         )

@@ -37,16 +37,18 @@ class FusedGraph(Graph):
 
     def scores(self, layers: Iterable[Layer]) -> Node:
         x, run = self.embedded(), self._no_layers()
+        self.wants_padding = False
         for index, layer in enumerate(layers):
             if fits(layer, self.model.heads):
                 run.add(layer, self.caches(index))
             else:
+                self.wants_padding = True
                 x = self.layer(self._operation.after(x, run), index, layer)
                 run = self._no_layers()
         norm, head = self.model.norm, self.model.head
         if run.num_layers and _is_rms(norm) and _is_packable(head):
-            self.wants_padding = run.num_layers <= index  # some of the layers are not in it
             return self._operation.scores(x, run, norm, head)
+        self.wants_padding = True
         x = self._operation.after(x, run)
         return self.head(ops.gather(x, self.inputs["sampling_rows"], integer(0)))
 

@@ -60,7 +60,7 @@ class Graph:
     which the plugin knows rotary embedding.
     """
 
-    wants_padding = True  # code is generated for each new number of rows
+    wants_padding = True  # code is generated for each new number of rows; known after `build`
 
     def __init__(self, model: Model, num_positions: int) -> None:
         self.model = model
