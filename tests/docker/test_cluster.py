@@ -7,12 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.composed import Composed, GrpcOnlooker, HttpOnlooker, run
+from tests.support.composed import LONG, Composed, GrpcOnlooker, HttpOnlooker, run
 from tests.support.server.serving import wait_for
 
 pytestmark = pytest.mark.timeout(900)
-
-LONG = {"text_input": "def read(", "max_tokens": 600, "min_tokens": 600}
 
 
 @pytest.fixture(scope="module")

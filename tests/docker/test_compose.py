@@ -14,12 +14,11 @@ import time
 import pytest
 
 from tests.docker.conftest import NOTES
-from tests.support.composed import ROOT, Composed, GrpcOnlooker, HttpOnlooker, run
+from tests.support.composed import LONG, ROOT, Composed, GrpcOnlooker, HttpOnlooker, run
 from tests.support.server.serving import busyness, wait_for
 
 pytestmark = pytest.mark.timeout(600)
 
-LONG = {"text_input": "def read(", "max_tokens": 600, "min_tokens": 600}
 SHORT = {"text_input": "def write(", "max_tokens": 8, "min_tokens": 8}
 HOW = {"is killed": signal.SIGKILL, "stands still": signal.SIGSTOP}
 ROW = re.compile(
@@ -100,11 +99,12 @@ def test_what_dies_comes_back_without_a_hand(
         pytest.skip("only root of the host can kill a container's first process")
     wait_for(served.answers, 120)  # a row does not suffer from the one before
     life = served.life(process)
+    signal_it = served.ready_to_signal(process, life[1], HOW[how])
     onlookers = [HttpOnlooker(served.http_port, LONG), GrpcOnlooker(served.grpc_port, LONG)]
     for onlooker in onlookers:
         onlooker.wait_for_text()
     killed_s = time.monotonic()
-    served.signal(process, life[1], HOW[how])
+    signal_it()
     newcomer = HttpOnlooker(served.http_port, SHORT)
     assert not any(onlooker.answer.reasons for onlooker in onlookers), (
         "the answers were too short to be interrupted"
@@ -178,7 +178,7 @@ def test_a_model_that_can_not_be_loaded_again_ends_the_launcher_and_docker_start
     broken = served.model / "tokenizer.json"
     whole, restarts = broken.read_text(), int(served.inspect(".RestartCount"))
     broken.write_text("{")
-    served.signal("tokenizer", served.pid("tokenizer"), signal.SIGKILL)
+    served.ready_to_signal("tokenizer", served.pid("tokenizer"), signal.SIGKILL)()
     wait_for(lambda: int(served.inspect(".RestartCount")) >= restarts + 2, 240)
     broken.write_text(whole)
     wait_for(served.answers, 120)

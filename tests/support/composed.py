@@ -11,7 +11,8 @@ import os
 import subprocess
 import threading
 import time
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from client.errors import GaplessError
 from tests.support.server.serving import Answer, free_ports, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
+# The longest answer that the bundled model has room for: short ones would end before anything is killed.
+LONG = {"text_input": "def read(", "max_tokens": 1900, "min_tokens": 1900}
 MARKS = {  # what stands in the command line of each process
     "instance": "gapless-instance-0",
     "tritonserver": "bin/tritonserver",
@@ -127,12 +130,25 @@ class Composed:
         """What changes when it is started again, be it in another life of the container."""
         return self.inspect(".State.StartedAt"), self.pid(process)
 
-    def signal(self, process: str, pid: int, number: int) -> None:
-        """Nobody can kill a container's first process from inside."""
-        if process == "init":
-            os.kill(pid, number)
-        else:
-            self.inside(f"kill -{number} {pid}")
+    def ready_to_signal(self, process: str, pid: int, number: int) -> Callable[[], object]:
+        """What sends the signal at once when it is called: `docker exec` takes as
+        long to start as an answer of some hundred tokens.
+        """
+        if process == "init":  # nobody can kill a container's first process from inside
+            return partial(os.kill, pid, number)
+        command = [
+            "docker",
+            "exec",
+            "-i",
+            self.container,
+            "bash",
+            "-c",
+            f"echo ready; read; kill -{number} {pid}",
+        ]
+        waiting = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert waiting.stdout
+        assert waiting.stdout.readline() == "ready\n"
+        return partial(waiting.communicate, "\n", timeout=60)
 
     def says_ready(self) -> bool:
         """What a probe asks."""
