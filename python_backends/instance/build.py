@@ -24,6 +24,7 @@ from python_backends.instance.job_watch import JobWatch
 from python_backends.instance.layer_trial import with_faster_layers
 from python_backends.instance.training import Training
 from python_backends.instance.warm_up import warm_up
+from python_backends.linux.large_pages import keep_large_pages_if_faster
 from python_backends.nouns.request import AdapterVersion
 from python_backends.scheduling.policies.fcfs import reserve_max_tokens
 from python_backends.scheduling.scheduler import SlotScheduler
@@ -42,6 +43,8 @@ def build(settings: Settings) -> tuple[SlotScheduler, Engine]:
     """
     settings = choose(settings).settings
     kind = kind_of(settings)
+    if kind.has_weights and settings.model.device == "cpu":
+        keep_large_pages_if_faster()
     if settings.engine.fused_layers == "auto" and (layers := kind.fused_layers(settings)):
         settings = with_faster_layers(settings, kind.make, layers)
     make = partial(kind.make, settings)

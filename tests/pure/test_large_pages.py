@@ -1,19 +1,28 @@
-"""The process of an engine asks for large pages, and whoever knows better is heard."""
+"""The process of an engine asks for large pages, and gives them up where they are slower; what a user has set
+stays.
+"""
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from python_backends.linux.large_pages import with_large_pages
+from python_backends.linux import large_pages
+from python_backends.linux.large_pages import TUNABLES, keep_large_pages_if_faster, with_large_pages
 
+ROOT = Path(__file__).resolve().parents[2]
 POLICY = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 LARGE_ARRAY = """
+import sys
 from pathlib import Path
 import numpy as np
+from python_backends.linux.large_pages import give_up_large_pages
+if sys.argv[1] == "off":
+    give_up_large_pages()
 array = np.ones(16 << 20)
 lines = Path("/proc/self/smaps").read_text().splitlines()
 print(sum(int(line.split()[1]) for line in lines if line.startswith("AnonHugePages")))
@@ -32,15 +41,54 @@ def test_what_is_tuned_already_stays(given: dict[str, str], expected: str) -> No
     assert with_large_pages({"PATH": "/bin", **given}) == {"PATH": "/bin", "GLIBC_TUNABLES": expected}
 
 
-@pytest.mark.skipif(
+has_large_pages = pytest.mark.skipif(
     not POLICY.exists() or "[never]" in POLICY.read_text(), reason="this system has no transparent huge pages"
 )
-def test_a_large_array_lies_in_large_pages() -> None:
+
+
+@has_large_pages
+@pytest.mark.parametrize("pages", ["on", "off"])
+def test_a_large_array_lies_in_large_pages_until_they_are_given_up(pages: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", LARGE_ARRAY],
+        [sys.executable, "-c", LARGE_ARRAY, pages],
         env=with_large_pages({}),
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
     )
-    assert int(done.stdout) > 64 << 10, "KiB, of 128 MiB"
+    assert (int(done.stdout) > 64 << 10) == (pages == "on"), "KiB, of 128 MiB"
+
+
+@pytest.mark.parametrize(
+    ("small_s", "large_s", "chosen"),
+    [(0.032, 0.031, "on"), (0.032, 0.0325, "on"), (0.032, 0.033, "off")],
+    ids=["faster", "about the same", "slower"],
+)
+def test_they_are_given_up_where_the_same_memory_is_read_more_slowly(
+    small_s: float,
+    large_s: float,
+    chosen: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    given_up: list[bool] = []
+    monkeypatch.setattr(large_pages, "_read_times", lambda: (small_s, large_s))
+    monkeypatch.setattr(large_pages, "give_up_large_pages", lambda: given_up.append(True))
+    monkeypatch.setenv(TUNABLES, "glibc.malloc.hugetlb=1")
+    with caplog.at_level(logging.INFO, "gapless.instance"):
+        keep_large_pages_if_faster.__wrapped__()
+    assert bool(given_up) == (chosen == "off")
+    assert f"large pages = {chosen}: the same memory was read in {1000 * large_s:.1f} ms" in caplog.text
+
+
+def test_a_process_that_was_not_started_with_them_tries_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large_pages, "_read_times", lambda: pytest.fail("tried"))
+    monkeypatch.setenv(TUNABLES, "glibc.malloc.hugetlb=0")
+    keep_large_pages_if_faster.__wrapped__()
+
+
+@has_large_pages
+def test_both_kinds_are_read_in_some_time() -> None:
+    small_s, large_s = large_pages._read_times()
+    assert 0.1 < small_s / large_s < 10

@@ -33,7 +33,7 @@
 
 namespace gapless {
 
-constexpr int TAKEN = 4;  // panels or rows that a thread takes at a time
+constexpr int TAKEN = 4;  // rows that a thread takes at a time
 
 struct Weight {
     const char* panels = nullptr;
@@ -46,7 +46,7 @@ template <typename Finish>
 void add_product(Phases& phases, const Bfloat16* x, int rows, const Weight& weight, const Finish& finish) {
     const int panels = weight.outputs / PANEL, depth = weight.depth;
     const size_t size = size_t(depth) * PANEL * sizeof(Bfloat16);
-    phases.add(panels, TAKEN, [=](Multiplier& multiplier, int first, int last) {
+    phases.add(panels, 1, [=](Multiplier& multiplier, int first, int last) {
         thread_local Kept<float> kept;
         float* sums = kept.of(size_t(rows) * PANEL);
         for (int panel = first; panel < last; ++panel) {

@@ -179,7 +179,7 @@ private:
         bool first;
     };
 
-    // not a part of what calls it: the sums would not all stay in registers
+    // Not a part of what calls it, and its loops over rows unrolled early: else the sums do not all stay in registers.
     template <int ROWS>
     [[gnu::noinline]] static void add(int rows, const Bfloat16* x, int depth, const Piece& piece, float* sums, const char* ahead, int lines) {
         if constexpr (ROWS > 1) {
@@ -188,6 +188,7 @@ private:
             }
         }
         __m512 low[ROWS], high[ROWS];
+#pragma GCC unroll 8
         for (int row = 0; row < ROWS; ++row) {
             low[row] = piece.first ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + row * PANEL);
             high[row] = piece.first ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + row * PANEL + TILE);
@@ -198,6 +199,7 @@ private:
             for (int pair = 0; pair < TILE; ++pair) {
                 const auto left = reinterpret_cast<__m512bh>(_mm512_loadu_si512(tiles + pair * 64));
                 const auto right = reinterpret_cast<__m512bh>(_mm512_loadu_si512(tiles + (TILE + pair) * 64));
+#pragma GCC unroll 8
                 for (int row = 0; row < ROWS; ++row) {
                     int32_t both;
                     std::memcpy(&both, x + size_t(row) * depth + i + 2 * pair, sizeof(both));
@@ -207,6 +209,7 @@ private:
                 }
             }
         }
+#pragma GCC unroll 8
         for (int row = 0; row < ROWS; ++row) {
             _mm512_storeu_ps(sums + row * PANEL, low[row]);
             _mm512_storeu_ps(sums + row * PANEL + TILE, high[row]);
