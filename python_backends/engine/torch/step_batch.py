@@ -30,6 +30,7 @@ from python_backends.engine.torch.attention_spans import (
     DecodeGroup,
     PagedSpans,
     PrefillSpan,
+    attention_mask,
 )
 from python_backends.nouns.request import Ids
 from python_backends.nouns.step import StepPlan
@@ -158,8 +159,9 @@ class StepBatcher:
     def _group(self, first: int, last: int, table: Tensor, positions: Tensor, starts: Ids) -> DecodeGroup:
         num_blocks = int(starts[last - 1]) // self._block_tokens + 1
         gather = self._cache.gather_rows(table[first:last, :num_blocks])
-        mask = self._mask(positions[first:last], self._arange(num_blocks * self._block_tokens))[:, None, None]
-        return DecodeGroup(first, last, gather, mask)
+        tokens = self._arange(num_blocks * self._block_tokens)
+        mask = attention_mask(positions[first:last], tokens, None, self._cache.shape.dtype)
+        return DecodeGroup(first, last, gather, mask[:, None, None])
 
     def _window_group(
         self, first: int, last: int, table: Tensor, positions: Tensor, starts: Ids, window: int
@@ -170,22 +172,9 @@ class StepBatcher:
         begins = (positions[rows] - (window - 1)).clamp_(min=0)[:, None] // size  # [rows, 1]
         columns = (begins + self._arange(num_blocks)).clamp_(max=table.shape[1] - 1)
         gather = self._cache.gather_rows(table[rows].gather(1, columns))
-        mask = self._mask(positions[rows], begins * size + self._arange(num_blocks * size), window)[
-            :, None, None
-        ]
-        return DecodeGroup(first, last, gather, mask)
-
-    def _mask(self, positions: Tensor, tokens: Tensor, window: int | None = None) -> Tensor:
-        """[rows, tokens]: 0 up to and with its own position, as far
-        back as the window goes; −inf elsewhere.
-        """
-        positions = positions[:, None]
-        hidden = tokens > positions
-        if window is not None:
-            hidden |= tokens <= positions - window
-        return torch.zeros(hidden.shape, dtype=self._cache.shape.dtype, device=hidden.device).masked_fill_(
-            hidden, float("-inf")
-        )
+        tokens = begins * size + self._arange(num_blocks * size)
+        mask = attention_mask(positions[rows], tokens, window, self._cache.shape.dtype)
+        return DecodeGroup(first, last, gather, mask[:, None, None])
 
     def _arange(self, count: int, first: int = 0) -> Tensor:
         return torch.arange(first, first + count, device=self._state.device)
@@ -215,9 +204,8 @@ class StepBatcher:
         size = self._block_tokens
         begin, end = max(0, start - window + 1) // size if window else 0, -(-(start + length) // size)
         gather = self._cache.gather_rows(self._state.table[slot, None, begin:end])
-        mask = self._mask(
-            self._arange(length, start), self._arange((end - begin) * size, begin * size), window
-        )
+        positions, tokens = self._arange(length, start), self._arange((end - begin) * size, begin * size)
+        mask = attention_mask(positions, tokens, window, self._cache.shape.dtype)
         return PrefillSpan(last - length, last, gather, mask)
 
     def _sampling(self, plan: StepPlan, count: int, slots: Tensor) -> tuple[Tensor, Tensor]:
