@@ -100,7 +100,7 @@ class StepBatcher:
         if len(plan.slots) > count:
             num_rows = num_before + count + len(plan.tokens)
             num_padding = padded(num_rows) - num_rows
-            rows = _joined(rows, self._chunks(plan, count), self._padding(num_padding))
+            rows = _joined(rows, self._chunks(plan), self._padding(num_padding))
             sampling_rows, slots = self._sampling(plan, count, slots)
         write = self._cache.write_rows(rows.blocks, rows.positions % self._block_tokens)
         spans = self._spans(plan, table, positions, plan.starts[order], write, num_padding)
@@ -179,12 +179,8 @@ class StepBatcher:
     def _arange(self, count: int, first: int = 0) -> Tensor:
         return torch.arange(first, first + count, device=self._state.device)
 
-    def _chunks(self, plan: StepPlan, count: int) -> _Rows:
-        starts, lengths = plan.starts[count:], plan.lengths[count:]
-        offsets = np.arange(len(plan.tokens)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        positions = np.repeat(starts, lengths) + offsets
-        slots = np.repeat(plan.slots[count:], lengths)
-        device = self._put(np.stack([plan.tokens, positions, slots]))
+    def _chunks(self, plan: StepPlan) -> _Rows:
+        device = self._put(np.stack([plan.tokens, *chunk_places(plan)]))
         return _Rows(device[0], device[1], self._state.table[device[2], device[1] // self._block_tokens])
 
     def _padding(self, count: int) -> _Rows:
@@ -218,6 +214,15 @@ class StepBatcher:
 
     def _put(self, values: NDArray[np.generic]) -> Tensor:
         return to_device(values.astype(np.int64), self._state.device)
+
+
+def chunk_places(plan: StepPlan) -> tuple[NDArray[np.int64], Ids]:
+    """Positions and slots of the tokens of all chunks, each [prefill tokens]."""
+    count = plan.num_decodes
+    starts, lengths = plan.starts[count:], plan.lengths[count:]
+    firsts = np.cumsum(lengths) - lengths
+    positions = np.repeat(starts - firsts, lengths) + np.arange(len(plan.tokens))
+    return positions, np.repeat(plan.slots[count:], lengths)
 
 
 def adapter_rows(
