@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from python_backends.engine.kv.kv_cache import KVCache
 from python_backends.engine.model.description import Heads, Layer, Linear, Model, Rotary
-from python_backends.engine.torch.adapters.rows import add_adapters
+from python_backends.engine.torch.adapters.slot_adapters import add_adapters
 from python_backends.engine.torch.attention import attend_operator, score_operator
 from python_backends.engine.torch.attention_spans import LayerAttention, Rotation
 from python_backends.engine.torch.operators import (

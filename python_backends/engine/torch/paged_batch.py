@@ -18,8 +18,7 @@ from python_backends.engine.kv.padding import padded
 from python_backends.engine.model.description import Heads
 from python_backends.engine.slots.row_index import RowIndex
 from python_backends.engine.slots.slot_state import SlotState
-from python_backends.engine.torch.adapters.rows import AdapterRows
-from python_backends.engine.torch.adapters.slot_adapters import SlotAdapters
+from python_backends.engine.torch.adapters.slot_adapters import AdapterRows, SlotAdapters
 from python_backends.engine.torch.attention_spans import PagedSpans, chunk_rows
 from python_backends.engine.torch.paged_parts import divided
 from python_backends.engine.torch.step_batch import StepBatch, adapter_rows, chunk_places

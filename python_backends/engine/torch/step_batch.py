@@ -23,8 +23,7 @@ from python_backends.engine.kv.kv_cache import KVCache
 from python_backends.engine.kv.padding import padded
 from python_backends.engine.slots.row_index import RowIndex
 from python_backends.engine.slots.slot_state import SlotState
-from python_backends.engine.torch.adapters.rows import AdapterRows
-from python_backends.engine.torch.adapters.slot_adapters import SlotAdapters
+from python_backends.engine.torch.adapters.slot_adapters import AdapterRows, SlotAdapters
 from python_backends.engine.torch.attention_spans import (
     AttentionSpans,
     DecodeGroup,
