@@ -16,8 +16,8 @@ Rotation = tuple[Tensor, Tensor]  # cos and sin [tokens, 1, dim]; for kernels th
 
 
 def chunk_rows(dtype: torch.dtype) -> int:
-    """Rows of a tile of a chunk, the most: what a program of the kernel
-    holds in registers without spilling them.
+    """The most rows that a tile of a chunk has: as many as a program of the kernel holds in registers without
+    spilling them.
     """
     return 16 if dtype == torch.float32 else 64
 

@@ -25,8 +25,8 @@ IN_CACHE = "kv"  # kept by the KV cache
 
 
 class Activations:
-    """Of `num_tokens` tokens; `plans` say what, one a layer. Values of less than a bit each are the signs of
-    a plain RELU's input, eight in a byte.
+    """Of `num_tokens` tokens; `plans` say what, one a layer. Of a plain RELU's input only signs may be kept,
+    eight in a byte.
     """
 
     def __init__(
@@ -162,9 +162,8 @@ def _is_bits(name: str, plan: LayerPlan) -> bool:
 
 
 class Recorder:
-    """What the blocks of a decoder show of the rows of a window: copied to `activations` from token `first`
-    on. The window has `num_rows` from the row on that `rows` names; those before are of requests, those after
-    are padding.
+    """Copies what the blocks of a decoder show of the rows of a window. In the batch, rows before them are of
+    requests, and rows after them are padding.
     """
 
     def __init__(self) -> None:
@@ -177,7 +176,9 @@ class Recorder:
     def recording(
         self, activations: Activations, first: int, num_rows: int, first_row: int = 0
     ) -> Iterator[None]:
-        """Within it, blocks compute a window. Outside nothing is copied."""
+        """Within it, rows [first_row, first_row + num_rows) of the batch are copied to `activations`, from
+        token `first` of the pack on. Outside of it nothing is copied.
+        """
         self._activations, self._first, self.rows.first = activations, first, first_row
         self._window = slice(first_row, first_row + num_rows)
         try:

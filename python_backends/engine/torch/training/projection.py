@@ -58,15 +58,15 @@ class Factors:
 
 
 class TrainingRows:
-    """Which rows of a batch are in training: from `first` on, with padding. None: none is."""
+    """Which rows of a batch are in training: those from `first` on, with padding; None: no row is."""
 
     def __init__(self) -> None:
         self.first: int | None = None
 
 
 class AdaptedProjection:
-    """Shows what it gave to the one who watches. In a forward pass, `rows` have the adapter; others have the
-    frozen product alone.
+    """In a forward pass, `rows` have the adapter; others have the frozen product alone. The result is shown
+    to the function that watches.
     """
 
     def __init__(self, frozen: Projection, rows: TrainingRows) -> None:
