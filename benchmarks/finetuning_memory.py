@@ -69,7 +69,14 @@ def our_bytes(shape: str, keep: str, num_layers: int, length: int) -> tuple[floa
     session.begin(pack, pack.num_labels)
     session.window(0, len(pack.tokens))
     values = sum(sum(plan.kept.values()) for plan in made)
-    return values * model.dtype.itemsize, model.num_kept_bytes
+    return values * model.dtype.itemsize, _kept_bytes(model._run)
+
+
+def _kept_bytes(run: Any) -> int:
+    """Of the pack of `run`: activations, and KV blocks with the one for padding."""
+    tensors = [rows for layer in run.state.activations._rows for rows in layer.values()]
+    pieces = [piece for rows in tensors for piece in rows._pieces]
+    return sum(each.nbytes for each in [*pieces, run.cache.blocks])
 
 
 def peft_bytes(shape: str, kind: str, num_layers: int, length: int) -> tuple[None, int]:

@@ -29,7 +29,7 @@ from python_backends.engine.step_timer import StepTimer
 from python_backends.engine.torch.adapters.slot_adapters import SlotAdapters
 from python_backends.engine.torch.decode_step import Step
 from python_backends.engine.torch.decoder import Decoder
-from python_backends.engine.torch.step_launcher import StepLauncher, batcher_of
+from python_backends.engine.torch.step_launcher import StepLauncher
 from python_backends.nouns.request import ModelLimits, Sampling
 from python_backends.nouns.step import Admit, StepPlan
 from python_backends.settings import ModelSettings, Settings
@@ -229,9 +229,7 @@ class CountedModel:
         )
         cache = KVCache(shape, blocks + 1, META)
         state = SlotState(limits, META, kernels=True, most_stop_ids=STOP_IDS)
-        adapters = SlotAdapters(META)
-        batcher = batcher_of(state, cache, decoder, adapters, kernels=True)
-        launcher = StepLauncher(decoder, state, cache, batcher, adapters)
+        launcher = StepLauncher(decoder, state, cache, SlotAdapters(META), kernels=True)
         launcher.timer = StepTimer(self._recorder.mark, lambda later, earlier: 0.0)
         return launcher
 

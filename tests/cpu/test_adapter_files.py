@@ -125,7 +125,14 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no rank": (_config(r=0), "r = 0: must be a whole number of at least 1"),
     "another rank": (_config(r=5), "must be [5, 64]"),
     "too large a rank": (_config(r=100), "rank 100 of model.layers.0.self_attn.q_proj: must be at most 64"),
+    "a rank of 400 digits": (_config(r=10**400), "must be a whole number of at least 1"),
+    "an alpha of 400 digits": (_config(lora_alpha=10**400), "must be a finite number"),
+    "alpha is not a number": (_config(lora_alpha=float("nan")), "lora_alpha = nan: must be a finite number"),
     "a broken pattern": (_config(rank_pattern={"(": 3}), "rank_pattern: '('"),
+    "a pattern that must stand alone": (
+        _config(rank_pattern={"(?i)q_proj": 3}),
+        "rank_pattern: '(?i)q_proj'",
+    ),
     "a target without tensors": (_config(target_modules=["lm_head"]), "target_modules: 'lm_head'"),
     "an unknown module": (
         _tensors(lambda t, key: {**t, "base_model.model.lm_head.lora_A.weight": t[key]}),
@@ -137,6 +144,10 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "another shape": (_tensors(lambda t, key: {**t, key: t[key][1:]}), "its shape is [63, 4]"),
     "not a number": (_tensors(lambda t, key: {**t, key: t[key] / 0}), "all values must be finite"),
+    "not a number in float32": (
+        _tensors(lambda t, key: {**t, key: t[key].double() * 1e300}),
+        "all values must be finite",
+    ),
 }
 
 
@@ -149,6 +160,14 @@ def test_what_is_not_computed_is_refused_by_name(what: str, good: Path, tmp_path
     with pytest.raises(BadAdapterError) as refused:
         adapted(transformed("llama_grouped")).factors(peft_files.read(directory, tmp_path))
     assert says in str(refused.value)
+
+
+def test_weights_of_one_byte_are_read(good: Path, tmp_path: Path) -> None:
+    """torch can't say of these whether they are finite."""
+    directory = tmp_path / "law"
+    shutil.copytree(good, directory)
+    _tensors(lambda t, key: {**t, key: t[key].to(torch.float8_e4m3fn)})(directory)
+    assert adapted(transformed("llama_grouped")).factors(peft_files.read(directory, tmp_path))
 
 
 def test_links_lead_to_nothing_outside(good: Path, tmp_path: Path) -> None:

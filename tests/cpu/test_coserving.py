@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from python_backends.engine.protocol import Trains
-from python_backends.engine.torch.training.session import TrainingSession
+from python_backends.engine.torch.training.model import TrainedModel
 from python_backends.finetuning.alone import train
 from python_backends.finetuning.jobs import Job, JobError, jobs_directory
 from python_backends.finetuning.watchers import announced, refusals
@@ -275,10 +275,10 @@ def test_an_example_that_is_longer_than_the_server_takes_is_refused_by_number(
 def test_a_fault_in_one_job_fails_it_with_its_message(
     one: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(session: TrainingSession, tile: Any) -> None:
+    def broken(model: TrainedModel, tile: Any) -> None:
         raise RuntimeError("no memory for a tile")
 
-    monkeypatch.setattr(TrainingSession, "backward", broken)
+    monkeypatch.setattr(TrainedModel, "backward", broken)
     server, job = Server(one, tmp_path), new_job(tmp_path, steps=5)
     assert len(served(server)) == NUM_REQUESTS
     server.train(job)

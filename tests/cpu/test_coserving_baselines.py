@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.coserving_report import add_shares, medians
 from benchmarks.coserving_temporal import Temporal
-from python_backends.engine.torch.training.session import TrainingSession
+from python_backends.engine.torch.training.model import TrainedModel
 from python_backends.finetuning.jobs import Job
 from python_backends.nouns.step import StepPlan
 from python_backends.nouns.training import AdapterShape, Tile
@@ -24,13 +24,13 @@ def test_one_whole_sequence_is_trained_after_so_many_steps(
 ) -> None:
     server, job = Server(one, tmp_path), new_job(tmp_path, steps=100)
     tiles: list[Tile] = []
-    tile = TrainingSession.backward
+    tile = TrainedModel.backward
 
-    def counted(session: TrainingSession, each: Tile) -> None:
+    def counted(model: TrainedModel, each: Tile) -> None:
         tiles.append(each)
-        tile(session, each)
+        tile(model, each)
 
-    monkeypatch.setattr(TrainingSession, "backward", counted)
+    monkeypatch.setattr(TrainedModel, "backward", counted)
     temporal = Temporal(server.engine, server.scheduler.blocks, FinetuningSettings(), job, steps=3)  # type: ignore[arg-type]
     lengths = {len(example.ids) for example in job.examples}
     num_layers = len(server.engine.start_training()(job_shape(job), 1).facts)  # type: ignore[attr-defined]

@@ -13,6 +13,7 @@ import torch
 from python_backends.finetuning.alone import train
 from python_backends.finetuning.export import export
 from python_backends.finetuning.jobs import Job, JobError
+from python_backends.nouns.training import LayerPlan
 from python_backends.settings import ROOT
 from tests.support.finetuning_jobs import MODULES, new_job, settings, weights
 from tests.support.tiny_models import TinyModel
@@ -74,12 +75,16 @@ def test_a_loss_that_is_not_finite_fails_the_job_and_keeps_the_last_checkpoint(
 ) -> None:
     from python_backends.engine.torch.training.session import TrainingSession
 
-    job, loss = new_job(tmp_path, steps=9), TrainingSession.loss
+    job, install, num_installed = new_job(tmp_path, steps=9), TrainingSession.install, 0
 
-    def broken(session: TrainingSession, first: int, last: int) -> float:
-        return float("nan") if session.num_steps == 5 else loss(session, first, last)
+    def breaking(session: TrainingSession, plans: tuple[LayerPlan, ...]) -> None:
+        nonlocal num_installed
+        num_installed += 1
+        install(session, plans)
+        if num_installed == 6:
+            session.loss = lambda first, last: float("nan")
 
-    monkeypatch.setattr(TrainingSession, "loss", broken)
+    monkeypatch.setattr(TrainingSession, "install", breaking)
     train(job, settings(one))
     fields = Job(job.directory).fields
     assert fields["status"] == "failed"

@@ -16,7 +16,7 @@ from python_backends.engine.model.description import Layer, Linear, Model
 from python_backends.engine.model.weights import describe, take_layers
 from python_backends.engine.torch.decoder import rotary_tables
 from python_backends.engine.torch.operators import norm_operator
-from python_backends.engine.torch.training.adapter import Adapter
+from python_backends.engine.torch.training.adapter import Adapter, targets_of
 from python_backends.engine.torch.training.model import TrainedModel, trained_model
 from python_backends.engine.torch.training.small_operators import SmallOperators, softcapped
 from python_backends.finetuning.cursor import PackCursor
@@ -71,12 +71,7 @@ def drawn(model: TrainedModel, shape: AdapterShape) -> Adapter:
 
 
 def targets(model: TrainedModel, adapter: Adapter) -> dict[int, frozenset[str]]:
-    names = frozenset(
-        name
-        for name in PROJECTIONS
-        if any(part.name in adapter.shape.modules for part in model.modules[name])
-    )
-    return dict.fromkeys(range(len(model.facts)), names)
+    return dict.fromkeys(range(len(model.facts)), targets_of(model.modules, adapter.shape))
 
 
 def by_tiles(

@@ -16,10 +16,22 @@ Rotation = tuple[Tensor, Tensor]  # cos and sin [tokens, 1, dim]; for kernels th
 
 
 def chunk_rows(dtype: torch.dtype) -> int:
-    """Rows of a tile of a chunk, the most: what a program of the kernel
-    holds in registers without spilling them.
+    """The most rows that a tile of a chunk has: as many as a program of the kernel holds in registers without
+    spilling them.
     """
     return 16 if dtype == torch.float32 else 64
+
+
+def attention_mask(positions: Tensor, tokens: Tensor, window: int | None, dtype: torch.dtype) -> Tensor:
+    """[rows, tokens] for rows at `positions` [rows]: 0 for each of `tokens` [tokens] or [rows, tokens] up to
+    and with the row's own position, as far back as the window goes; −inf for the others.
+    """
+    positions = positions[:, None]
+    hidden = tokens > positions
+    if window is not None:
+        hidden |= tokens <= positions - window
+    zeros = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+    return zeros.masked_fill_(hidden, float("-inf"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ list of slots.
 Everything else a step needs lies in the slot state: tokens, positions and blocks are gathered inside, the
 most probable tokens appended inside. On CUDA each bucket's step is captured once, at the start, as two graphs
 that share one pool of memory: the forward pass to the logits, and the choice and append of tokens, one graph
-for greedy rows and one for rows that draw; rows that ask for more have theirs chosen after the first by the
-engine. The same functions run uncaptured in the
-tests (`engine.cuda_graphs = "eager"`). Called by the torch engine.
+for greedy rows and one for rows that draw. Where a row asks for more, the engine chooses tokens after the
+first graph without the second. The same functions run uncaptured in the tests
+(`engine.cuda_graphs = "eager"`). Called by the torch engine.
 """
 
 from __future__ import annotations

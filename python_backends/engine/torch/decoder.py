@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from python_backends.engine.kv.kv_cache import KVCache
 from python_backends.engine.model.description import Heads, Layer, Linear, Model, Rotary
-from python_backends.engine.torch.adapters.rows import add_adapters
+from python_backends.engine.torch.adapters.slot_adapters import add_adapters
 from python_backends.engine.torch.attention import attend_operator, score_operator
 from python_backends.engine.torch.attention_spans import LayerAttention, Rotation
 from python_backends.engine.torch.operators import (
@@ -61,7 +61,6 @@ class Block:
 
     def __init__(self, layer: Layer, index: int, heads: Heads, dtype: torch.dtype, kernels: bool) -> None:
         attention, feed_forward = layer.attention, layer.feed_forward
-        self.heads = heads
         self.window = attention.window
         self.projections: dict[str, AnyProjection] = {
             "qkv": _projection(attention.qkv, kernels),
@@ -85,13 +84,6 @@ class Block:
         self._shares_norm = layer.feed_forward_norm is None
         self.residual_scale = layer.residual_scale
         self._is_parallel = layer.parallel
-        self.forward = self._parallel if layer.parallel else self._sequential
-
-    def twin(self) -> Block:
-        """The same weights and operators in a block of its own."""
-        twin = copy.copy(self)
-        twin.forward = twin._parallel if self._is_parallel else twin._sequential
-        return twin
 
     def replace(
         self,
@@ -103,17 +95,15 @@ class Block:
         self.norm, self.feed_forward_norm = norm, feed_forward_norm
         self.projections = dict(projections)
 
-    def _sequential(self, x: Tensor, added: Tensor | None, step: StepInputs) -> Tensor:
-        normed = self.norm.after(x, added, self.residual_scale)
-        attended = self._attention_output_norm(self._attend(normed, step))
-        fed = self._feed_forward(self.feed_forward_norm.after(x, attended, self.residual_scale), step)
-        return self._feed_forward_output_norm(fed)
-
-    def _parallel(self, x: Tensor, added: Tensor | None, step: StepInputs) -> Tensor:
+    def forward(self, x: Tensor, added: Tensor | None, step: StepInputs) -> Tensor:
         normed = self.norm.after(x, added, self.residual_scale)
         attended = self._attend(normed, step)
-        fed = self._feed_forward(normed if self._shares_norm else self.feed_forward_norm.of(x), step)
-        return attended.add_(fed)
+        if self._is_parallel:
+            fed = self._feed_forward(normed if self._shares_norm else self.feed_forward_norm.of(x), step)
+            return attended.add_(fed)
+        attended = self._attention_output_norm(attended)
+        fed = self._feed_forward(self.feed_forward_norm.after(x, attended, self.residual_scale), step)
+        return self._feed_forward_output_norm(fed)
 
     def _attend(self, normed: Tensor, step: StepInputs) -> Tensor:
         qkv = self._project("qkv", normed, step)
@@ -156,7 +146,7 @@ class Decoder:
     def twin(self) -> Decoder:
         """The same weights in blocks that may be changed by `Block.replace`, while this one serves."""
         twin = copy.copy(self)
-        twin.blocks = [block.twin() for block in self.blocks]
+        twin.blocks = [copy.copy(block) for block in self.blocks]
         return twin
 
     def forward(self, batch: StepBatch, cache: KVCache) -> Tensor:

@@ -49,7 +49,7 @@ from python_backends.engine.torch.adapters.slot_adapters import SlotAdapters, We
 from python_backends.engine.torch.decode_step import Graphs
 from python_backends.engine.torch.decoder import Decoder
 from python_backends.engine.torch.kernel_trial import kernel_obstacle
-from python_backends.engine.torch.step_launcher import LaunchedStep, StepLauncher, batcher_of
+from python_backends.engine.torch.step_launcher import LaunchedStep, StepLauncher
 from python_backends.engine.torch.threads import Threads
 from python_backends.engine.torch.training.model import TrainedModel
 from python_backends.engine.torch.training.session import TrainingSession
@@ -74,9 +74,10 @@ class TorchEngine:
         # parts of a product are added in float32
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         memory = device_memory(self.device)
-        is_measured = memory is not None and settings.engine.measures_kv
+        # what is free of it decides how many KV blocks there are
+        measured = memory if settings.engine.measures_kv else None
         self.limits = model_limits(settings, config)
-        if is_measured:
+        if measured is not None:
             self.limits = self.limits.changed(
                 max_model_tokens=declared_tokens(settings, config), num_blocks=1
             )
@@ -96,8 +97,8 @@ class TorchEngine:
         stop_ids = most_stop_ids(settings) if has_fixed_shapes else None
         self._launched: deque[LaunchedStep] = deque()
         self._make_state(shape, stop_ids)
-        if memory is not None and is_measured:
-            num_blocks = self._measured_blocks(memory, shape, settings.engine.token_budget)
+        if measured is not None:
+            num_blocks = self._measured_blocks(measured, shape, settings.engine.token_budget)
             self.limits = model_limits(settings, config, num_blocks)
             self._make_state(shape, stop_ids)
         if has_fixed_shapes:
@@ -121,8 +122,7 @@ class TorchEngine:
             ) from error
         self._adapters = SlotAdapters(self.device)
         self.state = SlotState(self.limits, self.device, self._kernels, stop_ids)
-        batcher = batcher_of(self.state, self.cache, self.decoder, self._adapters, self._kernels)
-        self._launcher = StepLauncher(self.decoder, self.state, self.cache, batcher, self._adapters)
+        self._launcher = StepLauncher(self.decoder, self.state, self.cache, self._adapters, self._kernels)
 
     def _measured_blocks(self, memory: DeviceMemory, shape: BlockShape, token_budget: int) -> int:
         """How many KV blocks the device has memory for, besides weights and

@@ -234,7 +234,9 @@ def _joined(  # type: ignore[no-untyped-def]  # noqa: PLR0913
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _turned(at, other, mask, cos, sin, turns, TURNS: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803, PLR0913
-    """What stands `at`, turned with what is `other` further by the angles at `turns` of the tables."""
+    """The values `at`, each turned together with the one `other` places further, by the angles that the
+    tables have at `turns`.
+    """
     values = tl.load(at, mask=mask, other=0.0)
     if TURNS:
         c = tl.load(cos + turns, mask=mask, other=0.0).to(tl.float32)

@@ -18,11 +18,10 @@ from python_backends.engine.kv.padding import padded
 from python_backends.engine.model.description import Heads
 from python_backends.engine.slots.row_index import RowIndex
 from python_backends.engine.slots.slot_state import SlotState
-from python_backends.engine.torch.adapters.rows import AdapterRows
-from python_backends.engine.torch.adapters.slot_adapters import SlotAdapters
+from python_backends.engine.torch.adapters.slot_adapters import AdapterRows, SlotAdapters
 from python_backends.engine.torch.attention_spans import PagedSpans, chunk_rows
 from python_backends.engine.torch.paged_parts import divided
-from python_backends.engine.torch.step_batch import StepBatch, adapter_rows
+from python_backends.engine.torch.step_batch import StepBatch, adapter_rows, chunk_places
 from python_backends.nouns.step import StepPlan
 
 ALIGNED = 2  # int64: each section of what is sent begins at a multiple of 16 bytes, as kernels were compiled
@@ -80,8 +79,8 @@ class PagedBatcher:
         self, count: int, num_rows: int, slots: Tensor, positions: Tensor, tiles: Tensor | None
     ) -> dict[int | None, PagedSpans]:
         made = {}
+        most_rows = self._state.dead_slot + 1
         for window in self._windows:
-            most_rows = self._state.dead_slot + 1
             parts = divided(positions, count, most_rows, window, self._heads) if count else None
             made[window] = PagedSpans(
                 count, num_rows, slots, positions, self._state.table, window, parts, tiles
@@ -93,12 +92,9 @@ class PagedBatcher:
         count, total = plan.num_decodes, padded(num_rows)
         tokens, positions = np.zeros(total, np.int64), np.zeros(total, np.int64)
         slots = np.full(total, self._state.dead_slot, np.int64)
-        starts, lengths = plan.starts[count:], plan.lengths[count:]
-        offsets = np.arange(len(plan.tokens)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         tokens[count:num_rows] = plan.tokens
-        positions[count:num_rows] = np.repeat(starts, lengths) + offsets
         slots[:count] = plan.slots[:count]
-        slots[count:num_rows] = np.repeat(plan.slots[count:], lengths)
+        positions[count:num_rows], slots[count:num_rows] = chunk_places(plan)
         return tokens, positions, slots
 
     def _sampling(self, plan: StepPlan) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -21,7 +21,7 @@ PART_TOKENS = 64  # a part has a multiple of it: a tile of keys in bfloat16
 
 
 def divided(positions: Tensor, count: int, most_rows: int, window: int | None, heads: Heads) -> Parts:
-    """What the first `count` rows of `positions` [rows] see. `most_rows`: that there may ever be."""
+    """What the first `count` rows of `positions` [rows] see. `most_rows`: the most that any step has."""
     device, extra = positions.device, extra_parts(count, heads.num_kv_heads)
     num_items, num_heads = count + extra, heads.num_query_heads
 

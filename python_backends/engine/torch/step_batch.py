@@ -23,13 +23,13 @@ from python_backends.engine.kv.kv_cache import KVCache
 from python_backends.engine.kv.padding import padded
 from python_backends.engine.slots.row_index import RowIndex
 from python_backends.engine.slots.slot_state import SlotState
-from python_backends.engine.torch.adapters.rows import AdapterRows
-from python_backends.engine.torch.adapters.slot_adapters import SlotAdapters
+from python_backends.engine.torch.adapters.slot_adapters import AdapterRows, SlotAdapters
 from python_backends.engine.torch.attention_spans import (
     AttentionSpans,
     DecodeGroup,
     PagedSpans,
     PrefillSpan,
+    attention_mask,
 )
 from python_backends.nouns.request import Ids
 from python_backends.nouns.step import StepPlan
@@ -99,7 +99,7 @@ class StepBatcher:
         if len(plan.slots) > count:
             num_rows = num_before + count + len(plan.tokens)
             num_padding = padded(num_rows) - num_rows
-            rows = _joined(rows, self._chunks(plan, count), self._padding(num_padding))
+            rows = _joined(rows, self._chunks(plan), self._padding(num_padding))
             sampling_rows, slots = self._sampling(plan, count, slots)
         write = self._cache.write_rows(rows.blocks, rows.positions % self._block_tokens)
         spans = self._spans(plan, table, positions, plan.starts[order], write, num_padding)
@@ -158,8 +158,9 @@ class StepBatcher:
     def _group(self, first: int, last: int, table: Tensor, positions: Tensor, starts: Ids) -> DecodeGroup:
         num_blocks = int(starts[last - 1]) // self._block_tokens + 1
         gather = self._cache.gather_rows(table[first:last, :num_blocks])
-        mask = self._mask(positions[first:last], self._arange(num_blocks * self._block_tokens))[:, None, None]
-        return DecodeGroup(first, last, gather, mask)
+        tokens = self._arange(num_blocks * self._block_tokens)
+        mask = attention_mask(positions[first:last], tokens, None, self._cache.shape.dtype)
+        return DecodeGroup(first, last, gather, mask[:, None, None])
 
     def _window_group(
         self, first: int, last: int, table: Tensor, positions: Tensor, starts: Ids, window: int
@@ -170,32 +171,15 @@ class StepBatcher:
         begins = (positions[rows] - (window - 1)).clamp_(min=0)[:, None] // size  # [rows, 1]
         columns = (begins + self._arange(num_blocks)).clamp_(max=table.shape[1] - 1)
         gather = self._cache.gather_rows(table[rows].gather(1, columns))
-        mask = self._mask(positions[rows], begins * size + self._arange(num_blocks * size), window)[
-            :, None, None
-        ]
-        return DecodeGroup(first, last, gather, mask)
-
-    def _mask(self, positions: Tensor, tokens: Tensor, window: int | None = None) -> Tensor:
-        """[rows, tokens]: 0 up to and with its own position, as far
-        back as the window goes; −inf elsewhere.
-        """
-        positions = positions[:, None]
-        hidden = tokens > positions
-        if window is not None:
-            hidden |= tokens <= positions - window
-        return torch.zeros(hidden.shape, dtype=self._cache.shape.dtype, device=hidden.device).masked_fill_(
-            hidden, float("-inf")
-        )
+        tokens = begins * size + self._arange(num_blocks * size)
+        mask = attention_mask(positions[rows], tokens, window, self._cache.shape.dtype)
+        return DecodeGroup(first, last, gather, mask[:, None, None])
 
     def _arange(self, count: int, first: int = 0) -> Tensor:
         return torch.arange(first, first + count, device=self._state.device)
 
-    def _chunks(self, plan: StepPlan, count: int) -> _Rows:
-        starts, lengths = plan.starts[count:], plan.lengths[count:]
-        offsets = np.arange(len(plan.tokens)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        positions = np.repeat(starts, lengths) + offsets
-        slots = np.repeat(plan.slots[count:], lengths)
-        device = self._put(np.stack([plan.tokens, positions, slots]))
+    def _chunks(self, plan: StepPlan) -> _Rows:
+        device = self._put(np.stack([plan.tokens, *chunk_places(plan)]))
         return _Rows(device[0], device[1], self._state.table[device[2], device[1] // self._block_tokens])
 
     def _padding(self, count: int) -> _Rows:
@@ -215,9 +199,8 @@ class StepBatcher:
         size = self._block_tokens
         begin, end = max(0, start - window + 1) // size if window else 0, -(-(start + length) // size)
         gather = self._cache.gather_rows(self._state.table[slot, None, begin:end])
-        mask = self._mask(
-            self._arange(length, start), self._arange((end - begin) * size, begin * size), window
-        )
+        positions, tokens = self._arange(length, start), self._arange((end - begin) * size, begin * size)
+        mask = attention_mask(positions, tokens, window, self._cache.shape.dtype)
         return PrefillSpan(last - length, last, gather, mask)
 
     def _sampling(self, plan: StepPlan, count: int, slots: Tensor) -> tuple[Tensor, Tensor]:
@@ -230,6 +213,15 @@ class StepBatcher:
 
     def _put(self, values: NDArray[np.generic]) -> Tensor:
         return to_device(values.astype(np.int64), self._state.device)
+
+
+def chunk_places(plan: StepPlan) -> tuple[NDArray[np.int64], Ids]:
+    """Positions and slots of the tokens of all chunks, each [prefill tokens]."""
+    count = plan.num_decodes
+    starts, lengths = plan.starts[count:], plan.lengths[count:]
+    firsts = np.cumsum(lengths) - lengths
+    positions = np.repeat(starts - firsts, lengths) + np.arange(len(plan.tokens))
+    return positions, np.repeat(plan.slots[count:], lengths)
 
 
 def adapter_rows(

@@ -50,11 +50,17 @@ class StepLauncher:
         decoder: Decoder,
         state: SlotState,
         cache: KVCache,
-        batcher: Batcher,
         adapters: SlotAdapters,
+        kernels: bool,
     ) -> None:
-        self._decoder, self._state, self._cache = decoder, state, cache
-        self.batcher, self._adapters = batcher, adapters
+        """`kernels`: ours run there."""
+        self._decoder, self._state, self._cache, self._adapters = decoder, state, cache, adapters
+        if kernels:
+            from python_backends.engine.torch.paged_batch import PagedBatcher  # brings Triton's language
+
+            self.batcher: Batcher = PagedBatcher(state, cache, decoder.heads, decoder.windows, adapters)
+        else:
+            self.batcher = StepBatcher(state, cache, decoder.windows, adapters)
         self.decode_steps: DecodeSteps | None = None
         self.timer = StepTimer()
         self.trained: TrainedModel | None = None  # while adapters are trained
@@ -112,13 +118,3 @@ class StepLauncher:
         result = self._state.append(slots, chosen)
         asking = order[rows.asks.host_rows] if rows.asks is not None else order[:0]
         return LaunchedStep(plan.number, order, result, scores, asking, times)
-
-
-def batcher_of(
-    state: SlotState, cache: KVCache, decoder: Decoder, adapters: SlotAdapters, kernels: bool
-) -> Batcher:
-    if kernels:
-        from python_backends.engine.torch.paged_batch import PagedBatcher  # brings Triton's language
-
-        return PagedBatcher(state, cache, decoder.heads, decoder.windows, adapters)
-    return StepBatcher(state, cache, decoder.windows, adapters)

@@ -58,25 +58,17 @@ class AdaptedModel:
         return {name: factors for name, factors in made.items() if factors is not None}
 
     def _product(self, adapter: PeftAdapter, layer: int, parts: Sequence[Module]) -> Factors | None:
-        found = [(part, *self._pair(adapter, layer, part)) for part in parts]
-        adapted = [(part, a, b) for part, a, b in found if a is not None and b is not None]
+        pairs = [(part, self._pair(adapter, layer, part)) for part in parts]
+        adapted = [(part, *pair) for part, pair in pairs if pair is not None]
         if not adapted:
             return None
-        a = torch.cat([a for _, a, _ in adapted])
-        b = torch.zeros((sum(len(part.rows) for part in parts), len(a)))
-        first = 0
-        for part, _, own in adapted:
-            b[part.rows.cpu(), first : first + own.shape[1]] = own
-            first += own.shape[1]
-        return Factors(*(each.to(self.device, self.dtype).contiguous() for each in (a, b)))
+        return Factors(*(each.to(self.device, self.dtype) for each in joined(parts, adapted)))
 
-    def _pair(
-        self, adapter: PeftAdapter, layer: int, part: Module
-    ) -> tuple[Tensor, Tensor] | tuple[None, None]:
-        """A [rank, in] and scaled B [out, rank] of a module, in float32."""
+    def _pair(self, adapter: PeftAdapter, layer: int, part: Module) -> tuple[Tensor, Tensor] | None:
+        """A [rank, in] and scaled B [out, rank] of a module, in float32; None: it is not adapted."""
         keys = [key_of(self.prefix, layer, part, side) for side in "AB"]
         if not any(key in adapter.tensors for key in keys):
-            return None, None
+            return None
         path = keys[0].removeprefix("base_model.model.").rsplit(".lora_", 1)[0]
         rank = adapter.rank(path)
         if rank > self.max_rank:
@@ -95,6 +87,17 @@ class AdaptedModel:
             has = "it is missing" if tensor is None else f"its shape is {list(tensor.shape)}"
             raise BadAdapterError(f"{key}: {has}, must be {shape}")
         return tensor.float()
+
+
+def joined(parts: Sequence[Module], adapted: Sequence[tuple[Module, Tensor, Tensor]]) -> Factors:
+    """Of the product of `parts`, for A [rank, in] and scaled B [out, rank] of each module that is adapted."""
+    a = torch.cat([a for _, a, _ in adapted])
+    b = a.new_zeros((sum(len(part.rows) for part in parts), len(a)))
+    first = 0
+    for part, _, own in adapted:
+        b[part.rows.to(b.device), first : first + own.shape[1]] = own
+        first += own.shape[1]
+    return Factors(a, b)
 
 
 def adapted_model(model: Any, max_rank: int, device: torch.device) -> AdaptedModel:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from python_backends.engine.protocol import BadAdapterError
 from python_backends.nouns.training import AdapterShape
 
 MAX_CONFIG_BYTES = 1 << 20
+LARGEST = sys.float_info.max  # of a number in the configuration
 # fields of the configuration that are read here, or change nothing once the adapter is trained
 KNOWN = frozenset(
     (
@@ -64,7 +66,7 @@ class PeftAdapter:
     def _of_module(self, patterns: str, field: str, module: str) -> Any:
         """As PEFT chooses: by the first pattern that the end of the path matches."""
         for pattern, value in (self.config.get(patterns) or {}).items():
-            if re.match(rf"(.*\.)?({pattern})$", module):
+            if _end_of_path(pattern).match(module):
                 return value
         return self.config[field]
 
@@ -79,7 +81,7 @@ def read(directory: Path, root: Path) -> PeftAdapter:
     except (SafetensorError, KeyError, ValueError) as error:
         raise BadAdapterError(f"{WEIGHTS}: {error}") from error
     for key, tensor in tensors.items():
-        if not tensor.is_floating_point() or not tensor.isfinite().all():
+        if not tensor.is_floating_point() or not tensor.float().isfinite().all():
             raise BadAdapterError(f"{WEIGHTS}: {key}: all values must be finite numbers of a float type")
     _check_targets(config, tensors)
     digest = hashlib.blake2b(len(written).to_bytes(8, "little") + written + content, digest_size=16)
@@ -154,10 +156,10 @@ def _check_numbers(config: dict[str, Any]) -> None:
         by_pattern = config.get(patterns) or {}
         if not isinstance(by_pattern, dict):
             raise BadAdapterError(f"{patterns} = {by_pattern!r:.100}: must be a JSON object")
-        least = 1 if field == "r" else -math.inf
+        least = 1 if field == "r" else -LARGEST
         for name, value in ((field, config.get(field)), *by_pattern.items()):
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not is_number or not math.isfinite(value) or value < least or (least == 1 and value % 1):
+            if not is_number or not least <= value <= LARGEST or (least == 1 and value % 1):
                 allowed = "a whole number of at least 1" if least == 1 else "a finite number"
                 raise BadAdapterError(f"{name} = {value!r:.100}: must be {allowed}")
         _check_patterns(patterns, by_pattern)
@@ -166,9 +168,14 @@ def _check_numbers(config: dict[str, Any]) -> None:
 def _check_patterns(name: str, patterns: dict[str, Any]) -> None:
     for pattern in patterns:
         try:
-            re.compile(pattern)
+            _end_of_path(pattern)
         except re.error as error:
             raise BadAdapterError(f"{name}: {pattern!r:.100}: {error}") from error
+
+
+def _end_of_path(pattern: str) -> re.Pattern[str]:
+    """Matches the modules whose path ends with `pattern`, as PEFT has it."""
+    return re.compile(rf"(.*\.)?({pattern})$")
 
 
 def _check_targets(config: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:

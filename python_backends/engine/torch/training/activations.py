@@ -7,8 +7,10 @@ Tested in tests/cpu/test_training.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,8 +25,8 @@ IN_CACHE = "kv"  # kept by the KV cache
 
 
 class Activations:
-    """Of `num_tokens` tokens; `plans` say what, one a layer. Values of less than a bit each are the signs of
-    a plain RELU's input, eight in a byte.
+    """Of `num_tokens` tokens; `plans` say what, one a layer. Of a plain RELU's input only signs may be kept,
+    eight in a byte.
     """
 
     def __init__(
@@ -44,11 +46,6 @@ class Activations:
             {name: Rows(next(places), memory, width) for name, width in _widths(plan).items()}
             for plan in plans
         ]
-
-    @property
-    def num_bytes(self) -> int:
-        """Without keys and values."""
-        return sum(rows.num_bytes for layer in self._rows for rows in layer.values())
 
     def keep(self, layer: int, name: str, first: int, values: Tensor) -> None:
         """Copies `values` [tokens, width], those of the pack from token `first` on, if they are kept."""
@@ -83,10 +80,6 @@ class Rows:
             row_values = _values_of(width, memory[block].dtype)
             piece = memory[block][start : start + count * row_values].view(count, row_values)
             self._pieces.append(piece.view(torch.uint8)[:, : width.values] if width.is_bytes else piece)
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(piece.nbytes for piece in self._pieces)
 
     def write(self, first: int, values: Tensor) -> None:
         """`values` [rows, width] from row `first` on."""
@@ -169,27 +162,33 @@ def _is_bits(name: str, plan: LayerPlan) -> bool:
 
 
 class Recorder:
-    """What the blocks of a decoder show of the rows of a window: copied to `activations` from token `first`
-    on. The window has `num_rows` from the row on that `rows` names; those before are of requests, those after
-    are padding.
+    """Copies what the blocks of a decoder show of the rows of a window. In the batch, rows before them are of
+    requests, and rows after them are padding.
     """
 
     def __init__(self) -> None:
-        self.activations: Activations | None = None
         self.rows = TrainingRows()
+        self._activations: Activations | None = None
         self._first = 0
         self._window = slice(0)
 
-    def begin(self, activations: Activations, first: int, num_rows: int, first_row: int = 0) -> None:
-        self.activations, self._first, self.rows.first = activations, first, first_row
+    @contextmanager
+    def recording(
+        self, activations: Activations, first: int, num_rows: int, first_row: int = 0
+    ) -> Iterator[None]:
+        """Within it, rows [first_row, first_row + num_rows) of the batch are copied to `activations`, from
+        token `first` of the pack on. Outside of it nothing is copied.
+        """
+        self._activations, self._first, self.rows.first = activations, first, first_row
         self._window = slice(first_row, first_row + num_rows)
-
-    def end(self) -> None:
-        self.activations = self.rows.first = None
+        try:
+            yield
+        finally:
+            self._activations = self.rows.first = None
 
     def keep(self, layer: int, name: str, values: Tensor) -> None:
-        if self.activations is not None:
-            self.activations.keep(layer, name, self._first, values[self._window])
+        if self._activations is not None:
+            self._activations.keep(layer, name, self._first, values[self._window])
 
 
 class _RecordedNorm(ResidualNorm):
@@ -219,7 +218,12 @@ class LayerRecorder:
         self._layer, self._recorder = layer, recorder
         self._query, self._query_key = widths
         self._qkv: Tensor | None = None
-        takes = {"qkv": self._after_qkv, "o": self._after_o, "up": self._after_up, "down": self._after_down}
+        takes: dict[str, Callable[[Tensor], None]] = {
+            "qkv": self._after_qkv,
+            "o": self._after_o,
+            "up": partial(recorder.keep, layer, "gate_up"),
+            "down": partial(recorder.keep, layer, "fed"),
+        }
         for name, projection in adapted.items():
             projection.watch(takes[name])
         block.replace(
@@ -238,9 +242,3 @@ class LayerRecorder:
         self._recorder.keep(self._layer, "q", self._qkv[:, : self._query])
         self._recorder.keep(self._layer, "attended", attended)
         self._qkv = None
-
-    def _after_up(self, gate_up: Tensor) -> None:
-        self._recorder.keep(self._layer, "gate_up", gate_up)
-
-    def _after_down(self, fed: Tensor) -> None:
-        self._recorder.keep(self._layer, "fed", fed)

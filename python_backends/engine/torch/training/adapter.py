@@ -1,8 +1,5 @@
 """A LoRA adapter in training: its weights in float32 as PEFT names and shapes them, and as the fused products
-of the engine need them.
-
-A product of several modules (q, k and v; gate and up) has one A, in which theirs stand one after the other,
-and a B [out, rank · modules] that is zero where a row is not a module's. Called by `model` and the optimiser.
+of the engine need them (`adapters/factors.py`). Called by `model` and the optimiser.
 Tested in tests/cpu/test_training.py.
 """
 
@@ -14,6 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from python_backends.engine.torch.adapters.factors import joined
 from python_backends.engine.torch.adapters.modules import Module, Modules, key_of, names_of
 from python_backends.engine.torch.training.projection import Factors
 from python_backends.nouns.training import AdapterShape
@@ -39,12 +37,11 @@ class Adapter:
         """All zero, of `dtype`."""
         targets_of(modules, shape)
         self.shape = shape
-        self._prefix = prefix
+        self._prefix, self._all_modules = prefix, modules
         self._modules = {
             name: tuple(part for part in parts if part.name in shape.modules)
             for name, parts in modules.items()
         }
-        self._num_outputs = {name: sum(len(part.rows) for part in parts) for name, parts in modules.items()}
         self.layers: list[dict[str, Tensor]] = [self._zeros(layer, dtype) for layer in range(num_layers)]
 
     def _zeros(self, layer: int, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -90,20 +87,19 @@ class Adapter:
         if not parts:
             return None
         own = self.layers[layer]
-        a = torch.cat([own[self._key(layer, part, "A")] for part in parts])
-        b = a.new_zeros((self._num_outputs[name], len(a)))
-        for part, columns in self._columns(name):
-            b[part.rows, columns] = self.shape.scale * own[self._key(layer, part, "B")]
+        adapted = [
+            (part, own[self._key(layer, part, "A")], self.shape.scale * own[self._key(layer, part, "B")])
+            for part in parts
+        ]
+        a, b = joined(self._all_modules[name], adapted)
         return Factors(a.to(dtype), b.to(dtype), torch.zeros_like(a), torch.zeros_like(b))
 
     def gradients(self, layer: int, name: str, factors: Factors) -> dict[str, Tensor]:
         """By key, of the weights of one product."""
         found = {}
-        for part, columns in self._columns(name):
+        rank = self.shape.rank
+        for index, part in enumerate(self._modules[name]):
+            columns = slice(index * rank, (index + 1) * rank)
             found[self._key(layer, part, "A")] = factors.a_gradient[columns]
             found[self._key(layer, part, "B")] = self.shape.scale * factors.b_gradient[part.rows, columns]
         return found
-
-    def _columns(self, name: str) -> list[tuple[Module, slice]]:
-        rank = self.shape.rank
-        return [(part, slice(i * rank, (i + 1) * rank)) for i, part in enumerate(self._modules[name])]

@@ -16,7 +16,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from python_backends.engine.torch.attention_spans import Rotation
+from python_backends.engine.torch.attention_spans import Rotation, attention_mask
 from python_backends.engine.torch.training.activations import Activations, signs_of
 from python_backends.engine.torch.training.projection import AdaptedProjection
 from python_backends.engine.torch.training.small_operators import Pullback, SmallOperators, vjp
@@ -70,7 +70,7 @@ class _TilePass:
         dx = dy if from_feed_forward is None else dy + from_feed_forward
         if self._needs.o:
             from_attention = self._attention(dy if self._small.facts.parallel else dx)
-            if self._needs.input and from_attention is not None:
+            if from_attention is not None:
                 d_normed = from_attention if d_normed is None else d_normed + from_attention
         if self._needs.input:
             if d_normed is not None:
@@ -182,7 +182,9 @@ class _TilePass:
         window = self._small.window
         first_key = begin if window is None else max(begin, first - window + 1)
         keys, values = self._state.keys_values(self._layer.index, sequence, first_key - begin, last - begin)
-        mask = _mask((first, last), first_key, window, keys)
+        positions = torch.arange(first, last, device=keys.device)
+        tokens = torch.arange(first_key, last, device=keys.device)
+        mask = attention_mask(positions, tokens, window, keys.dtype)
         q = self._queries[first - self._first : last - self._first]
         out, back = vjp(lambda q, k, v: self._small.attend(q, k, v, mask), q, keys, values)
         return _AttentionPiece((first, last), first_key, out, back)
@@ -228,14 +230,3 @@ class _AttentionPiece:
     first_key: int
     out: Tensor  # [tokens, heads · dim]
     back: Pullback
-
-
-def _mask(rows: tuple[int, int], first_key: int, window: int | None, like: Tensor) -> Tensor:
-    """[tokens, keys]: 0 up to and with a token itself, as far back as the window goes; −inf elsewhere."""
-    tokens = torch.arange(*rows, device=like.device)[:, None]
-    keys = torch.arange(first_key, rows[1], device=like.device)
-    hidden = keys > tokens
-    if window is not None:
-        hidden |= keys <= tokens - window
-    zeros = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
-    return zeros.masked_fill_(hidden, float("-inf"))

@@ -26,9 +26,8 @@ from python_backends.engine.torch.projection import Projection
 from python_backends.engine.torch.step_batch import StepBatch
 from python_backends.engine.torch.training.activations import LayerRecorder, Recorder, num_blocks
 from python_backends.engine.torch.training.adapter import Adapter
-from python_backends.engine.torch.training.joined_batch import joined
 from python_backends.engine.torch.training.layer_backward import LayerParts, backward
-from python_backends.engine.torch.training.pack_run import PackBlocks, PackRun, blocks_of
+from python_backends.engine.torch.training.pack_run import PackBlocks, PackRun, blocks_of, joined
 from python_backends.engine.torch.training.projection import AdaptedProjection, Factors
 from python_backends.engine.torch.training.trainable import Trainable
 from python_backends.nouns.request import Ids
@@ -53,9 +52,7 @@ class TrainedModel:
 
     @torch.no_grad()
     def __init__(self, trainable: Trainable, decoder: Decoder, cache: KVCache | None = None) -> None:
-        """`cache`: of which blocks are borrowed; None: packs have memory of their own. Raises SettingsError
-        if the weights are not plain.
-        """
+        """`cache`: of which blocks are borrowed; None: packs have memory of their own."""
         self.modules: Modules = trainable.modules
         self.prefix = trainable.prefix
         self.dtype, self.device = trainable.dtype, trainable.device
@@ -141,11 +138,8 @@ class TrainedModel:
     def forward(self, tile: Tile) -> None:
         """The forward pass of a tile; tiles come in the order of `PackCursor`."""
         assert self._run is not None
-        self._recorder.begin(self._run.state.activations, tile.first, tile.last - tile.first)
-        try:
+        with self._recorder.recording(self._run.state.activations, tile.first, tile.last - tile.first):
             self._run.forward(tile)
-        finally:
-            self._recorder.end()
         self._synchronise()
 
     @torch.no_grad()
@@ -155,11 +149,8 @@ class TrainedModel:
         run = self._run
         if run.has_residual(first, last):
             return
-        self._recorder.begin(run.state.activations, first, last - first)
-        try:
+        with self._recorder.recording(run.state.activations, first, last - first):
             x = self.decoder.residual(run.batch(first, last), run.cache)
-        finally:
-            self._recorder.end()
         run.keep_residual(first, x[: last - first])
 
     @property
@@ -174,11 +165,8 @@ class TrainedModel:
         assert self._run is not None
         run, count, first_row = self._run, window.last - window.first, len(decodes.tokens)
         batch = joined(decodes, run.batch(window.first, window.last, first_row))
-        self._recorder.begin(run.state.activations, window.first, count, first_row)
-        try:
+        with self._recorder.recording(run.state.activations, window.first, count, first_row):
             logits, x = self.decoder.forward_with_residual(batch, cache)
-        finally:
-            self._recorder.end()
         run.keep_residual(window.first, x[first_row : first_row + count])
         return logits
 
@@ -202,12 +190,6 @@ class TrainedModel:
         """The time of a piece is measured."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-
-    @property
-    def num_kept_bytes(self) -> int:
-        """Of the pack that is computed: activations, and KV blocks with the one for padding."""
-        assert self._run is not None
-        return self._run.state.activations.num_bytes + self._run.cache.blocks.nbytes
 
     @torch.no_grad()
     def gradients(self) -> dict[str, Tensor]:
@@ -243,6 +225,5 @@ def trained_model(model: Any, declared: int) -> TrainedModel:
 
 
 def _plain(projection: Any) -> Projection:
-    if not isinstance(projection, Projection):
-        raise SettingsError("model.weights: only 'same' can be trained")
+    assert isinstance(projection, Projection)
     return projection

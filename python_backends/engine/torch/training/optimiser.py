@@ -26,7 +26,6 @@ class Optimiser:
             for layer in adapter.layers
         ]
         self._adapter = adapter
-        self.num_steps = 0
 
     def begin(self, gradients: Mapping[str, Tensor], max_norm: float) -> float:
         """Takes the gradients of every weight, and clips them; returns their global norm before that."""
@@ -35,12 +34,11 @@ class Optimiser:
         return float(torch.nn.utils.clip_grad_norm_(self._adapter.weights.values(), max_norm))
 
     def step(self, layer: int, learning_rate: float) -> None:
-        """Updates the weights of one layer. The last layer ends a step."""
+        """Updates the weights of one layer."""
         optimiser = self._layers[layer]
         optimiser.param_groups[0]["lr"] = learning_rate
         optimiser.step()
         optimiser.zero_grad()
-        self.num_steps += layer == len(self._layers) - 1
 
     @property
     def moments(self) -> dict[str, Tensor]:
@@ -53,7 +51,6 @@ class Optimiser:
 
     def resume(self, moments: Mapping[str, Tensor], num_steps: int) -> None:
         """Goes on after `num_steps` steps."""
-        self.num_steps = num_steps
         for key, weight, optimiser in self._weights() if num_steps else ():
             values = {name: moments[f"{key}.{name}"].to(weight).clone() for name in MOMENTS}
             optimiser.state[weight] = {"step": torch.tensor(float(num_steps)), **values}

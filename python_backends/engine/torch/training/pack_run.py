@@ -1,12 +1,13 @@
 """A pack in its memory: KV blocks for keys and values, what the forward pass keeps, and the residual stream.
-Tiles and windows are batches of prefill spans, of which none samples. Owned by the model that is trained.
+Tiles and windows are batches of prefill spans, of which none samples; a window may stand in the batch of a
+step of requests. Owned by the model that is trained.
 Tested in tests/cpu/test_fused_windows.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch.nn import functional
 
 from python_backends.engine.kv.kv_cache import KVCache
 from python_backends.engine.slots.slot_state import SlotState
+from python_backends.engine.torch.attention_spans import AttentionSpans
 from python_backends.engine.torch.decoder import Decoder, StepInputs
 from python_backends.engine.torch.step_batch import StepBatch, StepBatcher
 from python_backends.engine.torch.training.activations import Activations
@@ -111,17 +113,15 @@ class PackRun:
     def forward(self, tile: Tile) -> None:
         """The layer's forward pass of a tile."""
         rows, block, decoder = slice(tile.first, tile.last), self._decoder.blocks[tile.layer], self._decoder
-        inputs = self._inputs_of(tile.first, tile.last)
+        inputs, count = self._inputs_of(tile.first, tile.last), tile.last - tile.first
         if tile.layer == 0:
             x, added = decoder.embedded(inputs.batch.tokens), None
-        else:
-            x, added = (
-                padded_rows(each[rows], len(inputs.batch.tokens)) for each in (self._stream, self._added)
-            )
+        else:  # copies, with rows of zeros after them
+            padding = (0, 0, 0, len(inputs.batch.tokens) - count)
+            x, added = (functional.pad(each[rows], padding) for each in (self._stream, self._added))
         more = block.forward(x, added, inputs)
         if tile.layer + 1 == len(decoder.blocks):
             x.add_(more, alpha=decoder.residual_scale)
-        count = tile.last - tile.first
         self._stream[rows], self._added[rows] = x[:count], more[:count]
 
     def _inputs_of(self, first: int, last: int) -> StepInputs:
@@ -154,7 +154,23 @@ class PackRun:
         return keys, values
 
 
-def padded_rows(x: Tensor, count: int) -> Tensor:
-    """A copy of x [rows, hidden] with rows of zeros up to `count`."""
-    padded: Tensor = functional.pad(x, (0, 0, 0, count - len(x)))
-    return padded
+def joined(decodes: StepBatch, window: StepBatch) -> StepBatch:
+    """The flat batch of a step with a window of training: the rows of requests, then those of the window.
+
+    `decodes` are rows that decode, all of a step; `window` has chunks in blocks of the same cache, and the
+    padding of both. Sampled are the rows of `decodes`, and only these have adapters of requests.
+    """
+    count = len(decodes.tokens)
+    spans = {}
+    for sliding, each in decodes.spans.items():
+        chunks = window.spans[sliding]
+        assert isinstance(each, AttentionSpans)  # no kernels where adapters are trained
+        assert isinstance(chunks, AttentionSpans)
+        spans[sliding] = each.followed_by(chunks, count)
+    return replace(
+        decodes,
+        tokens=torch.cat((decodes.tokens, window.tokens)),
+        positions=torch.cat((decodes.positions, window.positions)),
+        spans=spans,
+        sampling_rows=torch.arange(count, device=decodes.tokens.device),
+    )

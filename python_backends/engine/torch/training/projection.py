@@ -1,9 +1,9 @@
 """A frozen product with an adapter beside it: y = x·Wᵀ + b + (x·Aᵀ)·Bᵀ, forward and backward.
 
-On a CPU backward needs W in the other direction, packed a second time (measured: up to 5 times faster than
-through the first): as many bytes again as the layers' weights, only while a model is trained. It is packed at
-its first use, so that a server which begins to train does not stand still for all layers at once. On a GPU
-the same weight serves both directions. Tested in tests/cpu/test_training.py.
+On a CPU the backward pass needs W in the other direction, packed a second time: products with the first one
+would take several times as long. These are as many bytes again as the layers' weights, only while a model is
+trained. A weight is packed at its first use, so that a server which begins to train does not stand still for
+all layers at once. On a GPU the same weight serves both directions. Tested in tests/cpu/test_training.py.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ class Factors:
 
 
 class TrainingRows:
-    """Which rows of a batch are in training: from `first` on, with padding. None: none is."""
+    """Which rows of a batch are in training: those from `first` on, with padding; None: no row is."""
 
     def __init__(self) -> None:
         self.first: int | None = None
 
 
 class AdaptedProjection:
-    """Shows what it gave to the one who watches. In a forward pass, `rows` have the adapter; others have the
-    frozen product alone.
+    """In a forward pass, `rows` have the adapter; others have the frozen product alone. The result is shown
+    to the function that watches.
     """
 
     def __init__(self, frozen: Projection, rows: TrainingRows) -> None:

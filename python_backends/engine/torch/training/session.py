@@ -14,14 +14,16 @@ from numpy.typing import NDArray
 from python_backends.engine.torch.training.adapter import Adapter, targets_of
 from python_backends.engine.torch.training.model import TrainedModel
 from python_backends.engine.torch.training.optimiser import Optimiser
-from python_backends.nouns.request import Ids
-from python_backends.nouns.training import AdapterShape, LayerFacts, LayerPlan, Pack, Tile
+from python_backends.nouns.training import AdapterShape, LayerPlan
 
 Arrays = dict[str, NDArray[Any]]
 
 
 class TrainingSession:
-    """An adapter of `shape` for `model`, drawn by `seed`. ValueError if the model has no such modules."""
+    """An adapter of `shape` for `model`, drawn by `seed`. ValueError if the model has no such modules.
+
+    What packs and tiles need is the model's own: one session's mini-batch is computed at a time.
+    """
 
     def __init__(self, model: TrainedModel, shape: AdapterShape, seed: int) -> None:
         self._model = model
@@ -29,45 +31,16 @@ class TrainingSession:
         with torch.no_grad():
             self._adapter.draw(seed)
         self._optimiser = Optimiser(self._adapter)
-
-    @property
-    def facts(self) -> tuple[LayerFacts, ...]:
-        return self._model.facts
-
-    @property
-    def targets(self) -> dict[int, frozenset[str]]:
-        """The products with an adapter, by layer."""
-        names = targets_of(self._model.modules, self._adapter.shape)
-        return dict.fromkeys(range(len(self.facts)), names)
-
-    @property
-    def num_steps(self) -> int:
-        return self._optimiser.num_steps
+        self.facts = model.facts
+        # the products with an adapter, by layer
+        self.targets = dict.fromkeys(range(len(model.facts)), targets_of(model.modules, shape))
+        self.num_blocks, self.begin, self.end = model.num_blocks, model.begin, model.end
+        self.forward, self.window = model.forward, model.window
+        self.loss, self.backward = model.loss, model.backward
 
     def install(self, plans: tuple[LayerPlan, ...]) -> None:
         """Begins a mini-batch with the weights as they are now."""
         self._model.install(self._adapter, plans)
-
-    def num_blocks(self, pack: Pack, plans: tuple[LayerPlan, ...]) -> int:
-        return self._model.num_blocks(pack, plans)
-
-    def begin(self, pack: Pack, num_labels: int, borrowed: Ids | None = None) -> None:
-        self._model.begin(pack, num_labels, borrowed)
-
-    def end(self) -> None:
-        self._model.end()
-
-    def forward(self, tile: Tile) -> None:
-        self._model.forward(tile)
-
-    def window(self, first: int, last: int) -> None:
-        self._model.window(first, last)
-
-    def loss(self, first: int, last: int) -> float:
-        return self._model.loss(first, last)
-
-    def backward(self, tile: Tile) -> None:
-        self._model.backward(tile)
 
     def clip(self, max_norm: float) -> float:
         """Ends the mini-batch: its gradients are those of the updates that follow, one for each layer in
