@@ -69,8 +69,8 @@ class Texts:
 
     def ask(self, open_requests: int) -> None:
         """Makes new requests until `open_requests` are open."""
-        count = open_requests - len(self._table)
-        for request in self._door.admit([self._fields() for _ in range(count)]) if count > 0 else []:
+        for _ in range(open_requests - len(self._table)):
+            request = self._door.answer(self._fields())
             assert isinstance(request, Request)
             assert not self._table.accept(request, None)
 
