@@ -44,7 +44,7 @@ from python_backends.triton_models.tensors import (
 )
 from python_backends.watching.instance_state import CLOSING
 from python_backends.watching.metrics import EXPORT_EVERY_S, Metrics
-from python_backends.watching.restarts import RestartsFile
+from python_backends.watching.restarts import read_restarts
 from python_backends.wires import RecordsEnd, SchedulerEnd
 
 if TYPE_CHECKING:
@@ -69,7 +69,6 @@ class TritonPythonModel:
         self._blobs = Blobs()
         self._single_use = SingleUse()
         self._closing = run_directory() / CLOSING
-        self._restarts = RestartsFile(run_directory())
         self._metrics = Metrics()
         router = Router(everything.cluster) if everything.cluster.most_instances > 1 else None
         self._table = StreamTable(settings, time.monotonic_ns, context_tokens, self._metrics, router)
@@ -77,8 +76,7 @@ class TritonPythonModel:
         self._link = SchedulerEnd(run_directory(), settings.dead_after_s)
         self._instances = InstanceWatch(everything.cluster, run_directory(), router, table, self._metrics)
         self._loads = self._instances.loads
-        self._readers: dict[type, Callable[[Any], None]]
-        self._readers = {
+        self._readers: dict[type, Callable[[Any], None]] = {
             Tokens: table.tokens,
             Started: table.started,
             Feedback: table.feedback,
@@ -141,9 +139,11 @@ class TritonPythonModel:
                 self._table.fail_all("the scheduler failed inside")
 
     def _turn(self) -> None:
-        self._news.extend(self._link.receive(0.0 if self._news else self._wait_s()))
+        wait_s = 0.0 if self._news else min(self._table.wait_s(), self._instances.wait_s())
+        self._news.extend(self._link.receive(wait_s))
         while self._news:  # one that raises takes none of the others along
-            self._take(self._news.popleft())
+            news = self._news.popleft()
+            self._readers[type(news)](news)
         self._observe("orders could not be read", self._instances.take_orders)
         self._observe("the instances could not be looked after", self._instances.look)
         self._accept()
@@ -164,10 +164,6 @@ class TritonPythonModel:
             self._observe("metrics could not be exported", self._export_metrics)
             self._observe("the status of the instances could not be written", self._instances.write_status)
 
-    def _wait_s(self) -> float:
-        """How long nothing will be due if nothing comes in."""
-        return min(self._table.wait_s(), self._instances.wait_s())
-
     def _observe(self, what: str, action: Callable[[], object]) -> None:
         """Does something that no stream depends on. A failure is logged, at most once a minute, and has no
         other effect.
@@ -179,9 +175,6 @@ class TritonPythonModel:
             if now_s - self._complained_s.get(what, -math.inf) >= COMPLAIN_EVERY_S:
                 self._complained_s[what] = now_s
                 log.exception("%s; streams go on", what)
-
-    def _take(self, news: Any) -> None:
-        self._readers[type(news)](news)
 
     def _accept(self) -> None:
         while not self._arrivals.empty():
@@ -287,7 +280,7 @@ class TritonPythonModel:
             )
 
     def _count_restarts(self) -> None:
-        start_time_s, counts = self._restarts.read()
+        start_time_s, counts = read_restarts(run_directory())
         self._metrics.gauge("gapless_start_time_seconds", start_time_s)
         for process, count in counts.items():
             self._metrics.total("gapless_restarts_total", count, (("process", process),))
