@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from math import ceil
 
 import numpy as np
 
@@ -172,7 +173,7 @@ class Source:
             return []
         tokens = self._handover.tokens(order.request_id)
         block_tokens = self._scheduler.limits.block_tokens
-        first, last = leaving.num_sent, -((1 - len(tokens)) // block_tokens)  # of all but one token
+        first, last = leaving.num_sent, ceil((len(tokens) - 1) / block_tokens)  # of all but one token
         leaving.blocks = self._handover.take(order.request_id, first, last)
         leaving.phase = _Phase.WAITS
         output_tokens = tokens[sequence.num_prompt_tokens :]

@@ -183,7 +183,7 @@ class TritonPythonModel:
             if refusal:
                 if self._spans is not None:
                     self._spans.forget(request.request_id)
-                self._refuse(request.request_id, sender, refusal)
+                self._end(request.request_id, sender, failure(refusal, "UNAVAILABLE"), "its refusal")
             else:
                 self._predictions.opened(request)
 
@@ -211,21 +211,14 @@ class TritonPythonModel:
         if self._records is not None:
             self._records.send(self._predictions.take_records())
 
-    def _refuse(self, request_id: int, sender: Any, refusal: str) -> None:
-        """A refusal that can't be sent affects no other stream."""
-        try:
-            final(sender, failure(refusal, "UNAVAILABLE"))
-        except Exception:
-            log.exception("request %d: its refusal could not be sent", request_id)
-
     def _try_to_send(self, outgoing: Outgoing) -> None:
         """A response that can't be sent ends its own stream and touches no other."""
         try:
             self._send(outgoing)
         except Exception:
             log.exception("request %d: a response could not be sent", outgoing.request_id)
-            if outgoing.final:
-                self._end_without_answer(outgoing)
+            if outgoing.final:  # the sender is still open if it was the last window that could not be sent
+                self._end(outgoing.request_id, outgoing.sender, failure(LOST_PART), "its end")
             else:
                 self._table.not_sent(outgoing, LOST_PART)
 
@@ -244,12 +237,12 @@ class TritonPythonModel:
         if outgoing.final:
             final(outgoing.sender, failure(outgoing.error) if outgoing.error else None)
 
-    def _end_without_answer(self, outgoing: Outgoing) -> None:
-        """The stream has left the table; its sender is still open if its last window could not be sent."""
+    def _end(self, request_id: int, sender: Any, response: Any, what: str) -> None:
+        """Ends a request that is not in the table. If `what` can't be sent, no other stream notices."""
         try:
-            final(outgoing.sender, failure(LOST_PART))
+            final(sender, response)
         except Exception:
-            log.exception("request %d: its end could not be sent", outgoing.request_id)
+            log.exception("request %d: %s could not be sent", request_id, what)
 
     def _export_metrics(self) -> None:
         gauge = self._metrics.gauge

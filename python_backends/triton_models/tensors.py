@@ -84,9 +84,6 @@ class SingleUse:
     def __init__(self) -> None:
         self._arrivals_ns: dict[int, int] = {}  # by request id, in order of acceptance
 
-    def __len__(self) -> int:
-        return len(self._arrivals_ns)
-
     def check(self, request: Request, now_ns: int) -> None:
         """`now_ns` is of the clock of `arrival_ns`. Raises ForgedError."""
         if request.request_id in self._arrivals_ns or now_ns - request.arrival_ns > VALID_NS:
