@@ -39,7 +39,7 @@ from python_backends.text.checkpoint import read_checkpoint
 from python_backends.text.detokenize.detokenizer import Detokenizer, context_tokens
 from python_backends.text.door.door import open_door
 from python_backends.watching.metrics import Metrics
-from python_backends.wires import InstanceEnd, InstanceReady, SchedulerEnd
+from python_backends.wires.sessions import InstanceEnd, InstanceReady, SchedulerEnd
 
 MODES = ("inline", "processes", "slots", "async")
 TOKEN_BUDGET = 256

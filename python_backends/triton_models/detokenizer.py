@@ -30,7 +30,7 @@ from python_backends.triton_models.tensors import (
     final,
     run_directory,
 )
-from python_backends.wires import FeedbackEnd
+from python_backends.wires.feedback import FeedbackEnd
 
 if TYPE_CHECKING:
     from python_backends.watching.spans import TraceSpans

@@ -45,7 +45,8 @@ from python_backends.triton_models.tensors import (
 from python_backends.watching.instance_state import CLOSING
 from python_backends.watching.metrics import EXPORT_EVERY_S, Metrics
 from python_backends.watching.restarts import read_restarts
-from python_backends.wires import RecordsEnd, SchedulerEnd
+from python_backends.wires.records import RecordsEnd
+from python_backends.wires.sessions import SchedulerEnd
 
 if TYPE_CHECKING:
     from python_backends.triton_models.tracing import StreamTraceSpans
