@@ -19,20 +19,17 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from math import ceil
 
-import numpy as np
-
 from python_backends.handover.transport import Transport
 from python_backends.nouns.messages import FromInstance
 from python_backends.nouns.moves import Held, Last, MoveEnded, MoveOut, Nak, Resume
 from python_backends.nouns.request import Ids
 from python_backends.scheduling.scheduler import SlotScheduler
-from python_backends.scheduling.state.sequence import Sequence, Status
+from python_backends.scheduling.state.sequence import NO_BLOCKS, Sequence, Status
 from python_backends.wires.copies import Copied, HandedOver, LetGo
 
 log = logging.getLogger("gapless.instance")
 
 SILENT_S = 30.0  # a move of which nothing has been heard for so long is given up
-NO_BLOCKS: Ids = np.zeros(0, np.int32)
 
 
 class _Phase(Enum):

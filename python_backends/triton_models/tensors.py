@@ -1,4 +1,4 @@
-"""Conversion between Triton's tensors and nouns, and other functions that the three models share.
+"""Conversion between Triton's tensors and nouns, and other functions that the models share.
 
 Tested in tests/pure/triton_models/test_messages_between_models.py.
 """
