@@ -179,6 +179,6 @@ def _ids_of(door: Door, messages: list[dict[str, str]]) -> list[int]:
     """No ids where the template takes no such conversation."""
     assert door.template is not None
     try:
-        return door.encoder.encode(door.template.render(messages)).tolist()
+        return list(door.encoder.encode(door.template.render(messages)).tolist())
     except RefusedError:
         return []
