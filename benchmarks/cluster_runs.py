@@ -36,7 +36,7 @@ from python_backends.settings.sections.scheduling import PREDICTED_POLICIES
 from python_backends.streams.stream import Stream
 from python_backends.streams.table import StreamTable
 from python_backends.watching.metrics import Metrics
-from python_backends.wires import InstanceLost, InstanceMove, InstanceReady
+from python_backends.wires.sessions import InstanceLost, InstanceMove, InstanceReady
 
 LOOK_S = 0.25  # how often ended answers leave the table
 LEAST_TOKENS = 8  # of an answer so far, if its time per token counts

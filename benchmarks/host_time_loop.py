@@ -25,7 +25,7 @@ from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.settings import EngineSettings, Settings, StreamSettings
 from python_backends.streams.table import StreamTable
 from python_backends.watching.metrics import Metrics
-from python_backends.wires import InstanceEnd, NewSession, SchedulerEnd
+from python_backends.wires.sessions import InstanceEnd, NewSession, SchedulerEnd
 
 NOTHING = np.zeros(0, np.int32)
 # of 32 tokens; the longest answer fills 64, and admission leaves a twentieth of all blocks free

@@ -34,7 +34,13 @@ from python_backends.settings import ROOT, ClusterSettings, Settings, StreamSett
 from python_backends.streams.stream import Stream
 from python_backends.streams.table import StreamTable
 from python_backends.watching.metrics import Metrics
-from python_backends.wires import InstanceLoad, InstanceLost, InstanceMove, InstanceReady, SchedulerEnd
+from python_backends.wires.sessions import (
+    InstanceLoad,
+    InstanceLost,
+    InstanceMove,
+    InstanceReady,
+    SchedulerEnd,
+)
 
 INSTANCES = (0, 1)
 SILENT_S = 60.0  # an instance that has said nothing for so long has died

@@ -39,7 +39,7 @@ from python_backends.text.checkpoint import read_checkpoint
 from python_backends.text.detokenize.detokenizer import Detokenizer, context_tokens
 from python_backends.text.door.door import open_door
 from python_backends.watching.metrics import Metrics
-from python_backends.wires import InstanceEnd, InstanceReady, SchedulerEnd
+from python_backends.wires.sessions import InstanceEnd, InstanceReady, SchedulerEnd
 
 MODES = ("inline", "processes", "slots", "async")
 TOKEN_BUDGET = 256
@@ -69,8 +69,8 @@ class Texts:
 
     def ask(self, open_requests: int) -> None:
         """Makes new requests until `open_requests` are open."""
-        count = open_requests - len(self._table)
-        for request in self._door.admit([self._fields() for _ in range(count)]) if count > 0 else []:
+        for _ in range(open_requests - len(self._table)):
+            request = self._door.answer(self._fields())
             assert isinstance(request, Request)
             assert not self._table.accept(request, None)
 

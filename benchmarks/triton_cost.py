@@ -45,7 +45,7 @@ from python_backends.nouns.messages import Submit
 from python_backends.nouns.request import Request, Sampling
 from python_backends.nouns.step import Tokens
 from python_backends.settings import ROOT, Settings, dump, load
-from python_backends.wires import InstanceReady, SchedulerEnd
+from python_backends.wires.sessions import InstanceReady, SchedulerEnd
 from tests.support.server.serving import Gapless
 
 MODES = ("engine", "instance", "ensemble")

@@ -27,7 +27,7 @@ from python_backends.prediction.place import adopt, directory_of
 from python_backends.prediction.request_log import RequestLog
 from python_backends.prediction.versions import current
 from python_backends.settings import PredictionSettings, read_settings
-from python_backends.wires import LearnerEnd
+from python_backends.wires.records import LearnerEnd
 
 log = logging.getLogger("gapless.learner")
 

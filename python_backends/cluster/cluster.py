@@ -19,7 +19,7 @@ from python_backends.settings import ClusterSettings
 from python_backends.streams.table import StreamTable
 from python_backends.watching.cluster_files import MoveOrder, MoveResult
 from python_backends.watching.metrics import Metrics
-from python_backends.wires import InstanceLost, InstanceMove, InstanceReady
+from python_backends.wires.sessions import InstanceLost, InstanceMove, InstanceReady
 
 
 class Cluster:

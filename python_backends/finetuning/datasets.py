@@ -101,10 +101,7 @@ class _Reader:
         return Example(ids, np.arange(len(ids)) >= len(prompt))
 
     def _ids(self, text: str) -> Ids:
-        ids = self._door.encoder.encode([text])[0]
-        if isinstance(ids, RefusedError):
-            raise ids
-        return ids
+        return self._door.encoder.encode(text)
 
     def _checked(self, example: Example) -> Example:
         count, most = len(example.ids), self._door.max_model_tokens
@@ -182,7 +179,6 @@ def _ids_of(door: Door, messages: list[dict[str, str]]) -> list[int]:
     """No ids where the template takes no such conversation."""
     assert door.template is not None
     try:
-        ids = door.encoder.encode([door.template.render(messages)])[0]
+        return list(door.encoder.encode(door.template.render(messages)).tolist())
     except RefusedError:
         return []
-    return [] if isinstance(ids, RefusedError) else ids.tolist()

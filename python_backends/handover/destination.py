@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import ceil
 
 import numpy as np
 
@@ -83,9 +84,9 @@ class Destination:
         if coming is None:
             return []
         coming.heard_s = self._clock()
-        if isinstance(news, Written):
-            return self._written(coming)
         try:
+            if isinstance(news, Written):
+                return self._written(coming)
             return self._came(coming, news.message, news.payload)
         except RefusedMove as refused:
             return self._refuse(coming, refused.why)
@@ -127,9 +128,10 @@ class Destination:
         return []
 
     def _last_came(self, coming: _Coming, message: Last, payload: memoryview) -> list[FromInstance]:
+        """Raises what `_came` raises."""
         tokens = np.concatenate([coming.order.request.prompt, message.output_tokens]).astype(np.int32)
         end = message.first + message.count
-        if end != -((1 - len(tokens)) // self._block_tokens) or coming.being_written:
+        if end != ceil((len(tokens) - 1) / self._block_tokens) or coming.being_written:
             raise ValueError(f"{end} blocks for {len(tokens)} tokens")
         blocks = self._handover.blocks_of(message.move, message.first, end)
         if not self._writes_last:
@@ -142,6 +144,7 @@ class Destination:
         return self._adopt(coming, tokens)
 
     def _written(self, coming: _Coming) -> list[FromInstance]:
+        """Raises ValueError if the request has come whole and its tokens are not its own."""
         coming.num_written = coming.being_written.popleft()
         order = coming.order
         if coming.tokens is not None:
@@ -151,13 +154,9 @@ class Destination:
         return []
 
     def _adopt(self, coming: _Coming, tokens: Ids) -> list[FromInstance]:
+        """Raises ValueError if these are not tokens of this request."""
         order = coming.order
-        try:
-            first_index = self._handover.adopt(order.move, tokens)
-        except ValueError as error:
-            request_id = coming.order.request.request_id
-            log.warning("request %d can't move here: %s", request_id, error)
-            return self._refuse(coming, "model")
+        first_index = self._handover.adopt(order.move, tokens)
         del self._coming[order.move]
         self._transport.forget(order.move)
         return [Adopted(order.move, order.request.request_id, order.request_epoch, first_index)]

@@ -54,17 +54,14 @@ class Moves:
         self._note_activity()
         return messages
 
-    def received(self) -> list[FromInstance]:
-        """Takes what the other instances have sent, and what was copied."""
+    def step(self) -> list[FromInstance]:
+        """Takes what the other instances have sent, and what was copied. Once a turn, before the next plan,
+        while `is_active`.
+        """
         messages: list[FromInstance] = []
         for news in self._transport.received():
             messages += self._take(news)
-        self._note_activity()
-        return messages
-
-    def step(self) -> list[FromInstance]:
-        """Once a turn, before the next plan, while `is_active`."""
-        messages = [*self.received(), *self._source.look(), *self._destination.look()]
+        messages += [*self._source.look(), *self._destination.look()]
         self._note_activity()
         return messages
 

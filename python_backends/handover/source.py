@@ -17,21 +17,19 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
-
-import numpy as np
+from math import ceil
 
 from python_backends.handover.transport import Transport
 from python_backends.nouns.messages import FromInstance
 from python_backends.nouns.moves import Held, Last, MoveEnded, MoveOut, Nak, Resume
 from python_backends.nouns.request import Ids
 from python_backends.scheduling.scheduler import SlotScheduler
-from python_backends.scheduling.state.sequence import Sequence, Status
+from python_backends.scheduling.state.sequence import NO_BLOCKS, Sequence, Status
 from python_backends.wires.copies import Copied, HandedOver, LetGo
 
 log = logging.getLogger("gapless.instance")
 
 SILENT_S = 30.0  # a move of which nothing has been heard for so long is given up
-NO_BLOCKS: Ids = np.zeros(0, np.int32)
 
 
 class _Phase(Enum):
@@ -172,7 +170,7 @@ class Source:
             return []
         tokens = self._handover.tokens(order.request_id)
         block_tokens = self._scheduler.limits.block_tokens
-        first, last = leaving.num_sent, -((1 - len(tokens)) // block_tokens)  # of all but one token
+        first, last = leaving.num_sent, ceil((len(tokens) - 1) / block_tokens)  # of all but one token
         leaving.blocks = self._handover.take(order.request_id, first, last)
         leaving.phase = _Phase.WAITS
         output_tokens = tokens[sequence.num_prompt_tokens :]

@@ -36,7 +36,7 @@ from python_backends.text.detokenize.detokenizer import Detokenizer
 from python_backends.text.door.door import open_door
 from python_backends.watching.board import Board
 from python_backends.watching.instance_state import InstanceRecord, State
-from python_backends.wires import InstanceEnd
+from python_backends.wires.sessions import InstanceEnd
 
 log = logging.getLogger("gapless.instance")
 

@@ -23,7 +23,7 @@ from python_backends.nouns.moves import AbortMove, MoveOut, Reserve, Resume
 from python_backends.nouns.step import StepOutput, StepPlan
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.training_budget import GOAL, Lateness, slack_s
-from python_backends.wires import NewSession
+from python_backends.wires.sessions import NewSession
 
 log = logging.getLogger("gapless.instance")
 

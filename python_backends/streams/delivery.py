@@ -139,7 +139,8 @@ class Delivery:
         """When something is next due for this stream if nothing comes in: its
         deadline, word of a lost window, a probe.
         """
-        wakes = [stream.request.deadline_ns] if stream.request.deadline_ns else []
+        deadline_ns = stream.request.deadline_ns if stream.finish == Finish.RUNNING else 0
+        wakes = [deadline_ns] if deadline_ns else []
         if stream.unacked_ns:
             wakes.append((now_ns // LOOK_AGAIN_NS + 1) * LOOK_AGAIN_NS)
         if not self._is_full(stream):

@@ -26,7 +26,7 @@ class Outgoing:
     @property
     def is_probe(self) -> bool:
         """It brings no token."""
-        return not self.final and self.window is not None and self.window.is_probe
+        return self.window is not None and self.window.is_probe
 
     @property
     def is_urgent(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from python_backends.nouns.request import Finish, Ids, LengthPrediction, Request, TokenWindow
+from python_backends.nouns.request import Finish, LengthPrediction, Request, TokenWindow
 from python_backends.streams.log_probs import UNKNOWN, StreamLogProbs, TokenLogProbs
 
 NO_INSTANCE = -1
@@ -202,7 +202,7 @@ class Stream:
         scores = None if silent else self.log_probs
         return TokenWindow(
             request_id=request.request_id,
-            tokens=self._ids(start),
+            tokens=np.array(self.tokens[start:], np.int32),
             start=start,
             num_sent=num_sent,
             min_tokens=request.sampling.min_tokens,
@@ -217,9 +217,6 @@ class Stream:
             log_probs=None if scores is None else scores.since(num_sent),
             cum_log_prob=0.0 if scores is None else scores.sum(num_sent),
         )
-
-    def _ids(self, start: int) -> Ids:
-        return np.array(self.tokens[start:], np.int32)
 
     def _echo(self) -> str:
         """The user's text goes before the first text of the answer, once."""

@@ -44,8 +44,9 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     tokenizer = _tokenizer(directory / "tokenizer.json")
     texts = {**_table(directory / "special_tokens_map.json"), **_table(directory / "tokenizer_config.json")}
     config = _table(directory / "config.json")
-    # models for images or audio have the settings of their text part there
-    config = {**config, **_section(config, "text_config")}
+    text_part = config.get("text_config")  # models that also take images or audio have it
+    if isinstance(text_part, dict):
+        config |= text_part
     generation = _table(directory / "generation_config.json")
     named = {name: text for name in _NAMED_TOKENS if (text := _content(texts.get(name)))}
     return Checkpoint(
@@ -56,7 +57,7 @@ def read_checkpoint(directory: Path) -> Checkpoint:
         chat_template=_chat_template(directory, texts),
         eos_ids=_eos_ids(tokenizer, named, generation.get("eos_token_id"), config.get("eos_token_id")),
         max_model_tokens=next((int(config[name]) for name in _CONTEXT_NAMES if config.get(name)), 0),
-        vocab_size=max(int(config.get("vocab_size") or 0), _num_ids(tokenizer)),
+        vocab_size=max(int(config.get("vocab_size") or 0), num_ids(tokenizer)),
     )
 
 
@@ -78,11 +79,6 @@ def _table(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: must hold a JSON object")
     return value
-
-
-def _section(table: dict[str, Any], name: str) -> dict[str, Any]:
-    value = table.get(name)
-    return value if isinstance(value, dict) else {}
 
 
 def _content(token: Any) -> str:
@@ -124,5 +120,6 @@ def _eos_ids(tokenizer: Tokenizer, named: dict[str, str], *configured: Any) -> t
     return tuple(sorted(int(token_id) for token_id in ids if token_id is not None and int(token_id) >= 0))
 
 
-def _num_ids(tokenizer: Tokenizer) -> int:
+def num_ids(tokenizer: Tokenizer) -> int:
+    """Returns one more than the largest id, added tokens included."""
     return 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)

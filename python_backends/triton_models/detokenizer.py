@@ -30,7 +30,7 @@ from python_backends.triton_models.tensors import (
     final,
     run_directory,
 )
-from python_backends.wires import FeedbackEnd
+from python_backends.wires.feedback import FeedbackEnd
 
 if TYPE_CHECKING:
     from python_backends.watching.spans import TraceSpans
@@ -53,9 +53,10 @@ ASK_EVERY_S = 0.5  # is_cancelled() is a round trip: not for every window
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        self._detokenizer = Detokenizer(read_checkpoint(effective_settings().model_directory))
+        settings = effective_settings()
+        self._detokenizer = Detokenizer(read_checkpoint(settings.model_directory))
         self._blobs = Blobs()
-        self._spans = _spans(effective_settings().server.trace_url)
+        self._spans = _spans(settings.server.trace_url)
         self._link = FeedbackEnd(run_directory())
         self._asked_s: dict[int, float] = {}  # when each stream's client was last asked after
         self._ended_ns = 0  # the last execute; BUSY during one
@@ -85,8 +86,8 @@ class TritonPythonModel:
             self._spans.close()
 
     def _say_when_idle(self) -> None:
-        """Some windows never get here, those that were lost with a stub:
-        only what does not come tells the scheduler.
+        """Tells the scheduler model that no window is here: windows that were lost with an earlier process
+        never come, so no feedback can name them. Also sends the feedback that was held.
         """
         clock, began_ns = AwakeClock(LATE_S), time.monotonic_ns()
         self._link.send(Idle(began_ns, began_ns))
@@ -94,7 +95,8 @@ class TritonPythonModel:
             clock.advance()
             now_ns = time.monotonic_ns()
             is_idle = clock.since_pause_s > SETTLED_S and now_ns - self._ended_ns > IDLE_NS
-            self._link.send(*([Idle(now_ns, began_ns)] if is_idle else []))
+            idle = [Idle(now_ns, began_ns)] if is_idle else []
+            self._link.send(*idle)
 
     def _traced(self, request: Any) -> Feedback | None:
         assert self._spans is not None
@@ -186,7 +188,7 @@ def _response(window: TokenWindow, piece: Piece, scores: LogProbs | None) -> Any
         pb_utils.Tensor("batch_index", np.zeros((1, 1), np.int32)),  # the row of the request, which has one
     ]
     finish = window.finish
-    if piece.stopped_at and finish in (Finish.STOP, Finish.LENGTH):
+    if piece.stopped_at and finish == Finish.LENGTH:
         finish = Finish.STOP
     if finish != Finish.RUNNING:
         outputs.append(pb_utils.Tensor("finish_reason", np.array([[finish.reason.encode()]], object)))

@@ -20,7 +20,7 @@ from python_backends.streams.table import StreamTable
 from python_backends.triton_models.instance_loads import InstanceLoads
 from python_backends.watching.cluster_files import ClusterOrders, ClusterStatus, MoveResult
 from python_backends.watching.metrics import Metrics
-from python_backends.wires import InstanceLoad, InstanceLost, InstanceMove, InstanceReady
+from python_backends.wires.sessions import InstanceLoad, InstanceLost, InstanceMove, InstanceReady
 
 ORDERS_EVERY_S = 0.2
 MOST_REQUESTS = 50  # that the status names

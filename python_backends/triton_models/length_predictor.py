@@ -21,10 +21,9 @@ from python_backends.linux.time_slice import stand_back
 from python_backends.nouns.messages import LengthAnswer, reader
 from python_backends.nouns.request import Subject
 from python_backends.prediction.budget import Budget
-from python_backends.prediction.encoder import Encoder, SentenceEncoder
+from python_backends.prediction.encoder import SentenceEncoder
 from python_backends.prediction.place import directory_of
 from python_backends.prediction.predictor import Predictor
-from python_backends.settings import PredictionSettings
 from python_backends.triton_models.life import LONGEST_PREDICTION_S, Life, watched
 from python_backends.triton_models.tensors import Blobs, ForgedError, effective_settings, failure
 
@@ -38,10 +37,12 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         stand_back()
         settings = effective_settings()
-        asked: PredictionSettings = settings.prediction
+        asked = settings.prediction
         budget = Budget(asked.processor_share * len(os.sched_getaffinity(0)), time.monotonic)
         self._blobs = Blobs()
-        self._predictor = Predictor(asked, directory_of(settings), lambda: _encoder(asked.encoder), budget)
+        self._predictor = Predictor(
+            asked, directory_of(settings), lambda: SentenceEncoder(asked.encoder), budget
+        )
         self.life = Life("length_predictor", LONGEST_PREDICTION_S)
 
     @watched
@@ -78,7 +79,3 @@ class TritonPythonModel:
 
     def _response(self, answers: tuple[LengthAnswer, ...]) -> Any:
         return pb_utils.InferenceResponse([self._blobs.tensor("length_answers", answers)])
-
-
-def _encoder(name: str) -> Encoder:
-    return SentenceEncoder(name)

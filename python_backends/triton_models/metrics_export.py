@@ -16,6 +16,7 @@ class MetricsExport:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._families = {name: _family(name, text, is_gauge) for name, text, is_gauge in families()}
+        self._gauges = {name for name, _, is_gauge in families() if is_gauge}
         self._exported: dict[tuple[str, Labels], tuple[Any, float]] = {}
         self.export()
 
@@ -25,9 +26,13 @@ class MetricsExport:
                 self._families[name].Metric(labels=dict(labels)),
                 None,
             )
-            if value != before:
+            if value == before:
+                continue
+            if name in self._gauges:
+                metric.set(value)  # no difference: that to an infinite value would be no number
+            else:
                 metric.increment(value - (before or 0.0))
-                self._exported[name, labels] = metric, value
+            self._exported[name, labels] = metric, value
 
 
 def _family(name: str, description: str, is_gauge: bool) -> Any:

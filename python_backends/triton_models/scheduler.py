@@ -44,8 +44,9 @@ from python_backends.triton_models.tensors import (
 )
 from python_backends.watching.instance_state import CLOSING
 from python_backends.watching.metrics import EXPORT_EVERY_S, Metrics
-from python_backends.watching.restarts import RestartsFile
-from python_backends.wires import RecordsEnd, SchedulerEnd
+from python_backends.watching.restarts import read_restarts
+from python_backends.wires.records import RecordsEnd
+from python_backends.wires.sessions import SchedulerEnd
 
 if TYPE_CHECKING:
     from python_backends.triton_models.tracing import StreamTraceSpans
@@ -69,7 +70,6 @@ class TritonPythonModel:
         self._blobs = Blobs()
         self._single_use = SingleUse()
         self._closing = run_directory() / CLOSING
-        self._restarts = RestartsFile(run_directory())
         self._metrics = Metrics()
         router = Router(everything.cluster) if everything.cluster.most_instances > 1 else None
         self._table = StreamTable(settings, time.monotonic_ns, context_tokens, self._metrics, router)
@@ -77,8 +77,7 @@ class TritonPythonModel:
         self._link = SchedulerEnd(run_directory(), settings.dead_after_s)
         self._instances = InstanceWatch(everything.cluster, run_directory(), router, table, self._metrics)
         self._loads = self._instances.loads
-        self._readers: dict[type, Callable[[Any], None]]
-        self._readers = {
+        self._readers: dict[type, Callable[[Any], None]] = {
             Tokens: table.tokens,
             Started: table.started,
             Feedback: table.feedback,
@@ -141,9 +140,11 @@ class TritonPythonModel:
                 self._table.fail_all("the scheduler failed inside")
 
     def _turn(self) -> None:
-        self._news.extend(self._link.receive(0.0 if self._news else self._wait_s()))
+        wait_s = 0.0 if self._news else min(self._table.wait_s(), self._instances.wait_s())
+        self._news.extend(self._link.receive(wait_s))
         while self._news:  # one that raises takes none of the others along
-            self._take(self._news.popleft())
+            news = self._news.popleft()
+            self._readers[type(news)](news)
         self._observe("orders could not be read", self._instances.take_orders)
         self._observe("the instances could not be looked after", self._instances.look)
         self._accept()
@@ -164,10 +165,6 @@ class TritonPythonModel:
             self._observe("metrics could not be exported", self._export_metrics)
             self._observe("the status of the instances could not be written", self._instances.write_status)
 
-    def _wait_s(self) -> float:
-        """How long nothing will be due if nothing comes in."""
-        return min(self._table.wait_s(), self._instances.wait_s())
-
     def _observe(self, what: str, action: Callable[[], object]) -> None:
         """Does something that no stream depends on. A failure is logged, at most once a minute, and has no
         other effect.
@@ -180,9 +177,6 @@ class TritonPythonModel:
                 self._complained_s[what] = now_s
                 log.exception("%s; streams go on", what)
 
-    def _take(self, news: Any) -> None:
-        self._readers[type(news)](news)
-
     def _accept(self) -> None:
         while not self._arrivals.empty():
             request, sender = self._arrivals.get_nowait()
@@ -190,7 +184,7 @@ class TritonPythonModel:
             if refusal:
                 if self._spans is not None:
                     self._spans.forget(request.request_id)
-                self._refuse(request.request_id, sender, refusal)
+                self._end(request.request_id, sender, failure(refusal, "UNAVAILABLE"), "its refusal")
             else:
                 self._predictions.opened(request)
 
@@ -218,21 +212,14 @@ class TritonPythonModel:
         if self._records is not None:
             self._records.send(self._predictions.take_records())
 
-    def _refuse(self, request_id: int, sender: Any, refusal: str) -> None:
-        """A refusal that can't be sent affects no other stream."""
-        try:
-            final(sender, failure(refusal, "UNAVAILABLE"))
-        except Exception:
-            log.exception("request %d: its refusal could not be sent", request_id)
-
     def _try_to_send(self, outgoing: Outgoing) -> None:
         """A response that can't be sent ends its own stream and touches no other."""
         try:
             self._send(outgoing)
         except Exception:
             log.exception("request %d: a response could not be sent", outgoing.request_id)
-            if outgoing.final:
-                self._end_without_answer(outgoing)
+            if outgoing.final:  # the sender is still open if it was the last window that could not be sent
+                self._end(outgoing.request_id, outgoing.sender, failure(LOST_PART), "its end")
             else:
                 self._table.not_sent(outgoing, LOST_PART)
 
@@ -251,12 +238,12 @@ class TritonPythonModel:
         if outgoing.final:
             final(outgoing.sender, failure(outgoing.error) if outgoing.error else None)
 
-    def _end_without_answer(self, outgoing: Outgoing) -> None:
-        """The stream has left the table; its sender is still open if its last window could not be sent."""
+    def _end(self, request_id: int, sender: Any, response: Any, what: str) -> None:
+        """Ends a request that is not in the table. If `what` can't be sent, no other stream notices."""
         try:
-            final(outgoing.sender, failure(LOST_PART))
+            final(sender, response)
         except Exception:
-            log.exception("request %d: its end could not be sent", outgoing.request_id)
+            log.exception("request %d: %s could not be sent", request_id, what)
 
     def _export_metrics(self) -> None:
         gauge = self._metrics.gauge
@@ -287,7 +274,7 @@ class TritonPythonModel:
             )
 
     def _count_restarts(self) -> None:
-        start_time_s, counts = self._restarts.read()
+        start_time_s, counts = read_restarts(run_directory())
         self._metrics.gauge("gapless_start_time_seconds", start_time_s)
         for process, count in counts.items():
             self._metrics.total("gapless_restarts_total", count, (("process", process),))

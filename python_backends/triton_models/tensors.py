@@ -1,4 +1,4 @@
-"""Conversion between Triton's tensors and nouns, and other functions that the three models share.
+"""Conversion between Triton's tensors and nouns, and other functions that the models share.
 
 Tested in tests/pure/triton_models/test_messages_between_models.py.
 """
@@ -83,9 +83,6 @@ class SingleUse:
 
     def __init__(self) -> None:
         self._arrivals_ns: dict[int, int] = {}  # by request id, in order of acceptance
-
-    def __len__(self) -> int:
-        return len(self._arrivals_ns)
 
     def check(self, request: Request, now_ns: int) -> None:
         """`now_ns` is of the clock of `arrival_ns`. Raises ForgedError."""

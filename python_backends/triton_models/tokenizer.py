@@ -12,7 +12,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from python_backends.nouns.request import RefusedError, Request
+from python_backends.nouns.request import RefusedError
 from python_backends.text.checkpoint import read_checkpoint
 from python_backends.text.door.door import ANY_ENGINE, open_door
 from python_backends.text.door.fields import of_parameters
@@ -46,33 +46,28 @@ class TritonPythonModel:
             ]
         if self._adapters is not None:
             self._door = self._door.with_adapters(self._adapters.read())
-        return [self._response(self._admitted(request)) for request in requests]
-
-    def _admitted(self, request: Any) -> Request | RefusedError:
-        fields = _fields(request)
-        return fields if isinstance(fields, RefusedError) else self._door.answer(fields)
+        return [self._response(request) for request in requests]
 
     def finalize(self) -> None:
         self.life.end()
 
-    def _response(self, admitted: Request | RefusedError) -> Any:
+    def _response(self, request: Any) -> Any:
+        """An error in one request is its answer: an exception would fail all requests of the batch."""
+        try:
+            admitted = self._door.answer(_fields(request))
+        except RefusedError as refused:
+            return failure(str(refused), "INVALID_ARG")
         if isinstance(admitted, RefusedError):
             return failure(str(admitted), "INVALID_ARG")
         return pb_utils.InferenceResponse([self._blobs.tensor("request", admitted)])
 
 
-def _fields(request: Any) -> dict[str, Any] | RefusedError:
-    """An error in one request is its answer. It is not raised, because an exception would fail all requests
-    of the batch.
-    """
+def _fields(request: Any) -> dict[str, Any]:
+    """Raises RefusedError."""
     try:
-        of_request = of_parameters(json.loads(request.parameters()))
-    except ValueError as error:  # RefusedError is one
-        return (
-            error
-            if isinstance(error, RefusedError)
-            else RefusedError(f"parameters: must be JSON in UTF-8 ({error})")
-        )
-    fields = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        parameters = json.loads(request.parameters())
+    except ValueError as error:
+        raise RefusedError(f"parameters: must be JSON in UTF-8 ({error})") from error
+    fields = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()} | of_parameters(parameters)
     timeout_us = request.timeout()
-    return {**fields, **of_request, **({"timeout": timeout_us} if timeout_us else {})}
+    return {**fields, "timeout": timeout_us} if timeout_us else fields

@@ -84,7 +84,7 @@ class ClusterOrders:
             written["instances"] = orders.instances
         if orders.move is not None:
             written["move"] = asdict(orders.move)
-        _replace(self._path, written)
+        replace_json(self._path, written)
 
 
 class ClusterStatus:
@@ -114,11 +114,11 @@ class ClusterStatus:
         return frozenset(wanted) if wanted and is_good else None
 
     def write(self, status: dict[str, Any]) -> None:
-        _replace(self._path, status)
+        replace_json(self._path, status)
 
 
-def _replace(path: Path, content: dict[str, Any]) -> None:
-    """Raises OSError."""
+def replace_json(path: Path, content: dict[str, Any]) -> None:
+    """Writes the file as a whole, or leaves the one that was there. Raises OSError."""
     written = path.with_suffix(".new")
     written.write_text(json.dumps(content))
     written.replace(path)

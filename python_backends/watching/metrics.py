@@ -101,24 +101,7 @@ HISTOGRAMS = {
     "gapless_token_gap_seconds": "Time for which the device is idle between two steps while there is work",
 }
 BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-GAP_BOUNDS_S = (
-    1e-5,
-    2.5e-5,
-    5e-5,
-    1e-4,
-    2.5e-4,
-    5e-4,
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-)
+GAP_BOUNDS_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, *(bound for bound in BOUNDS_S if bound <= 1.0))
 TOKEN_BOUNDS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0)
 _BOUNDS = {"gapless_token_gap_seconds": GAP_BOUNDS_S, "gapless_length_prediction_error_tokens": TOKEN_BOUNDS}
 

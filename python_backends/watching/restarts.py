@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from python_backends.watching.cluster_files import replace_json
+
 log = logging.getLogger("gapless")
 
 NAME = "restarts.json"
@@ -33,33 +35,21 @@ class RestartCounts:
         self.write()
 
     def write(self) -> None:
-        """Writes the file; if that fails, only logs a warning."""
-        written = self._path.with_suffix(".new")
+        """Writes the file; if that fails, only logs a warning, the first time."""
         try:
-            written.write_text(json.dumps({"start_time_s": self._start_time_s, "counts": self._counts}))
-            written.replace(self._path)
+            replace_json(self._path, {"start_time_s": self._start_time_s, "counts": self._counts})
         except OSError as error:
-            self._complain(error)
-
-    def _complain(self, error: OSError) -> None:
-        """Logs a warning, only the first time."""
-        if not self._has_complained:
-            self._has_complained = True
-            log.warning(
-                "the counts of restarts can't be written (%s); /metrics has old ones until then", error
-            )
+            if not self._has_complained:
+                self._has_complained = True
+                log.warning(
+                    "the counts of restarts can't be written (%s); /metrics has old ones until then", error
+                )
 
 
-class RestartsFile:
-    """The scheduler model's side: reads the file."""
+def read_restarts(run_directory: Path) -> tuple[float, dict[str, int]]:
+    """Returns when the launcher was started, in Unix time, and how often each process was started again.
 
-    def __init__(self, run_directory: Path) -> None:
-        self._path = run_directory / NAME
-
-    def read(self) -> tuple[float, dict[str, int]]:
-        """Returns when the launcher was started, in Unix time, and the count of each process.
-
-        Raises OSError or ValueError if the file is lost or damaged.
-        """
-        written = json.loads(self._path.read_text())
-        return written["start_time_s"], written["counts"]
+    Raises OSError or ValueError if the file is lost or damaged.
+    """
+    written = json.loads((run_directory / NAME).read_text())
+    return written["start_time_s"], written["counts"]

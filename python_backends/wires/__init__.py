@@ -8,28 +8,3 @@ run directory.
 The scheduler model binds, the others connect, in any order and as often as they are restarted; only the
 learner, and instances for each other, bind their own.
 """
-
-from python_backends.wires.feedback import FeedbackEnd
-from python_backends.wires.records import LearnerEnd, RecordsEnd
-from python_backends.wires.sessions import (
-    InstanceEnd,
-    InstanceLoad,
-    InstanceLost,
-    InstanceMove,
-    InstanceReady,
-    NewSession,
-    SchedulerEnd,
-)
-
-__all__ = [
-    "FeedbackEnd",
-    "InstanceEnd",
-    "InstanceLoad",
-    "InstanceLost",
-    "InstanceMove",
-    "InstanceReady",
-    "LearnerEnd",
-    "NewSession",
-    "RecordsEnd",
-    "SchedulerEnd",
-]

@@ -180,14 +180,14 @@ class BlocksWire:
         message = frame.message
         if not isinstance(message, kinds):
             return "such a message does not belong here"
-        if num_payloads != isinstance(message, Blocks | Last):
+        if num_payloads != (0 if isinstance(message, Ack | Nak) else 1):
             return "it has too few or too many parts"
         return "" if isinstance(message, Ack | Nak) or self._fits(message, frame.payload) else WRONG_SIZE
 
     def _fits(self, message: Blocks | Last, payload: memoryview) -> bool:
-        least = isinstance(message, Blocks)  # of blocks
+        least_count = 1 if isinstance(message, Blocks) else 0
         size = message.count * self._block_bytes
-        return message.first >= 0 and message.count >= least and payload.nbytes == size
+        return message.first >= 0 and message.count >= least_count and payload.nbytes == size
 
     def _send(self, socket: zmq.Socket[Any], frames: list[Any]) -> None:
         try:

@@ -206,11 +206,15 @@ class Copies:
             if outgoing.last is not None:
                 last, outgoing.last = outgoing.last, None
                 return last
-        return self._next_writing(is_last=True)
+        return self.next_writing(is_last=True)
 
-    def next_writing(self) -> Writing | None:
-        """The next blocks to write; moves take turns."""
-        return self._next_writing(is_last=False)
+    def next_writing(self, is_last: bool = False) -> Writing | None:
+        """The next blocks to write: the last ones of a move, or others. Moves take turns."""
+        for move, incoming in self._incoming.items():
+            if incoming.to_write and incoming.to_write[0].is_last == is_last:
+                self._incoming[move] = self._incoming.pop(move)
+                return incoming.to_write.popleft()
+        return None
 
     def next_sending(self, num_blocks: int) -> Sending | None:
         """The next blocks to send, `num_blocks` at most; moves take turns."""
@@ -223,13 +227,6 @@ class Copies:
         outgoing.first += len(blocks)
         outgoing.num_unacknowledged += 1
         return Sending(message, outgoing.to, blocks)
-
-    def _next_writing(self, is_last: bool) -> Writing | None:
-        for move, incoming in self._incoming.items():
-            if incoming.to_write and incoming.to_write[0].is_last == is_last:
-                self._incoming[move] = self._incoming.pop(move)
-                return incoming.to_write.popleft()
-        return None
 
 
 def _may_send(outgoing: _Outgoing) -> bool:

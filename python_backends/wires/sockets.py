@@ -1,6 +1,6 @@
 """ZeroMQ sockets in the run directory, the frames that they receive, and a way to end a wait for frames.
 
-Used by the rooms of this folder. Tested in tests/pure/test_sessions.py.
+Used by the modules of this folder. Tested in tests/pure/test_sessions.py.
 """
 
 from __future__ import annotations

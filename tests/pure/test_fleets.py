@@ -18,8 +18,8 @@ from python_backends.nouns.messages import Cancel, Load
 from python_backends.nouns.request import ModelLimits
 from python_backends.settings import ClusterSettings, Settings, SettingsError, load
 from python_backends.watching.board import Board
-from python_backends.wires import InstanceEnd, InstanceLoad, InstanceReady, SchedulerEnd
 from python_backends.wires.network import NETWORK, CurveKeys, Network, network_as_bytes, read_network
+from python_backends.wires.sessions import InstanceEnd, InstanceLoad, InstanceReady, SchedulerEnd
 from tests.support.server.serving import free_ports, wait_for
 from tests.support.server.toy_model import write_toy_model
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from python_backends.launcher.health import MAX_FAILED_STARTS, MAX_FAILURES, FailedStarts, GiveUpError, Pulse
-from python_backends.watching.restarts import RestartCounts, RestartsFile
+from python_backends.watching.restarts import RestartCounts, read_restarts
 
 
 class Asked:
@@ -67,7 +67,7 @@ def test_restarts_are_counted_by_process_and_others_can_read_them(tmp_path: Path
     written = RestartCounts(tmp_path, ["instance", "tokenizer"])
     for process in ("tokenizer", "instance", "tokenizer"):
         written.add(process)
-    start_time_s, counts = RestartsFile(tmp_path).read()
+    start_time_s, counts = read_restarts(tmp_path)
     assert start_time_s > 1.7e9
     assert counts == {"instance": 1, "tokenizer": 2}
 

@@ -16,7 +16,7 @@ from python_backends.settings import ClusterSettings, Settings
 from python_backends.watching.board import Board
 from python_backends.watching.cluster_files import STATUS, ClusterStatus
 from python_backends.watching.instance_state import InstanceRecord, State
-from python_backends.watching.restarts import RestartsFile
+from python_backends.watching.restarts import read_restarts
 from tests.support.server.serving import wait_for
 
 
@@ -47,7 +47,7 @@ class Launcher:
         wait_for(lambda: self.running() == list(numbers), 30)
 
     def num_restarts(self) -> int:
-        return sum(RestartsFile(self.directory).read()[1].values())
+        return sum(read_restarts(self.directory)[1].values())
 
     def say(self, number: int, state: State) -> None:
         InstanceRecord(self.board, number).write(state)

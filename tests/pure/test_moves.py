@@ -53,9 +53,9 @@ from python_backends.streams.stream import Stream
 from python_backends.streams.table import StreamTable
 from python_backends.watching.cluster_files import MoveOrder, MoveResult
 from python_backends.watching.metrics import Metrics
-from python_backends.wires import InstanceLost, InstanceMove, InstanceReady
 from python_backends.wires.blocks import DroppedFrames, Frame, Payload
 from python_backends.wires.copier import Copier
+from python_backends.wires.sessions import InstanceLost, InstanceMove, InstanceReady
 from tests.pure.test_scheduler_states import RULES, asks, make_request
 from tests.support.examples import examples
 from tests.support.scheduling import VOCAB, request, write_vocabulary

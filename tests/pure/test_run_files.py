@@ -15,7 +15,7 @@ from python_backends.launcher.run_directories import MARK
 from python_backends.launcher.run_files import KEEP_EVERY_S, SETTINGS, RunFiles
 from python_backends.settings import Settings, read_settings
 from python_backends.watching.instance_state import KEY
-from python_backends.watching.restarts import NAME, RestartsFile
+from python_backends.watching.restarts import NAME, read_restarts
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,7 +30,7 @@ def test_what_was_removed_or_cut_off_is_written_again(tmp_path: Path) -> None:
     files.keep()
     assert (tmp_path / KEY).read_bytes() == key
     assert read_settings(tmp_path / SETTINGS) == Settings()
-    assert RestartsFile(tmp_path).read()[1]["instance-0"] == 0
+    assert read_restarts(tmp_path)[1]["instance-0"] == 0
     assert (tmp_path / MARK).is_file()
 
 
@@ -100,16 +100,16 @@ def test_a_full_disk_does_not_keep_an_instance_from_being_started_again(tmp_path
 
 
 def test_counts_go_on_when_their_file_is_lost(tmp_path: Path) -> None:
-    files, reader = RunFiles(tmp_path, Settings()), RestartsFile(tmp_path)
+    files = RunFiles(tmp_path, Settings())
     files.restarts.add("instance-0")
-    start_time_s, counts = reader.read()
+    start_time_s, counts = read_restarts(tmp_path)
     assert counts["instance-0"] == 1
     (tmp_path / NAME).unlink()
     files.restarts.add("instance-0")
-    assert reader.read() == (start_time_s, {**counts, "instance-0": 2})
+    assert read_restarts(tmp_path) == (start_time_s, {**counts, "instance-0": 2})
     (tmp_path / NAME).write_text("{")
     files.keep()
-    assert reader.read() == (start_time_s, {**counts, "instance-0": 2})
+    assert read_restarts(tmp_path) == (start_time_s, {**counts, "instance-0": 2})
 
 
 def test_the_file_of_readiness_is_there_while_it_is_ready_and_is_written_again(

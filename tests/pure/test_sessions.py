@@ -17,17 +17,16 @@ from python_backends.linux import pauses
 from python_backends.nouns.messages import Cancel, Load, Submit
 from python_backends.nouns.request import Feedback, ModelLimits, Request, Sampling
 from python_backends.nouns.step import Tokens
-from python_backends.wires import (
-    FeedbackEnd,
+from python_backends.wires import sessions
+from python_backends.wires.feedback import MOST_HELD, FeedbackEnd
+from python_backends.wires.sessions import (
     InstanceEnd,
     InstanceLoad,
     InstanceLost,
     InstanceReady,
     NewSession,
     SchedulerEnd,
-    sessions,
 )
-from python_backends.wires.feedback import MOST_HELD
 
 LIMITS = ModelLimits(100, 50, 4, 20, 16, "x")
 

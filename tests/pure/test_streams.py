@@ -285,6 +285,19 @@ def test_a_stream_that_failed_is_not_taken_for_one_whose_client_is_gone() -> Non
     assert house.sent[1][-1].error == "a part of the answer could not be sent"
 
 
+def test_a_failed_stream_whose_deadline_passes_is_not_looked_at_again_and_again() -> None:
+    """Its error waits until the window before it is confirmed."""
+    house = House()
+    house.table.instance_ready(0)
+    house.accept(1, deadline_ns=house.now_ns + 300 * MS)
+    house.tokens((1, 0, 0, 50, Finish.RUNNING))
+    house.turn()
+    house.table.fail(1, "the engine failed")
+    house.turn(ms=400)
+    assert house.finals(1) == 0
+    assert house.table.wait_s() > 0, "a busy loop"
+
+
 def test_nothing_follows_a_part_that_was_lost() -> None:
     house = waiting_for_company()
     house.table.feedback(Feedback(1, 1, error="a part could not be sent"))

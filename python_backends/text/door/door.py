@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -56,7 +56,6 @@ class Door:
     max_model_tokens: int
     eos_ids: tuple[int, ...]
     engine: ModelLimits
-    clock: Callable[[], int] = time.monotonic_ns
     names_subjects: bool = False  # requests need a subject, from which the length is predicted
 
     def with_adapters(self, adapters: tuple[AdapterVersion, ...]) -> Door:
@@ -65,13 +64,9 @@ class Door:
             return self
         return replace(self, engine=self.engine.changed(adapters=adapters))
 
-    def admit(self, batch: Iterable[Mapping[str, Any]]) -> list[Request | RefusedError]:
-        """Returns one result for each request's fields, in order."""
-        return [self.answer(fields) for fields in batch]
-
     def answer(self, fields: Mapping[str, Any]) -> Request | RefusedError:
         """Checks a request's fields (name to value, absent if not given)."""
-        arrival_ns = self.clock()
+        arrival_ns = time.monotonic_ns()
         try:
             values = self.fields.read(fields)
             refuse_what_the_engine_lacks(values, self.engine)
@@ -94,8 +89,6 @@ class Door:
             self._check_length(values, self._most_prompt_tokens + 1, more=True)
         encoding = self.encoder.encoding(prompt)
         ids = self.encoder.ids(encoding)
-        if isinstance(ids, RefusedError):
-            raise ids
         return ids if values["text_input"] is None else self.encoder.framed(ids), encoding
 
     def _request(self, values: Values, prompt: str, arrival_ns: int) -> Request:
@@ -125,11 +118,8 @@ class Door:
         return Subject(instruction[:MAX_READ_CHARS], given[:MAX_READ_CHARS], count)
 
     def _sampling(self, values: Values, num_prompt: int) -> Sampling:
-        max_tokens, min_tokens, seed = (
-            self._max_tokens(values, num_prompt),
-            values["min_tokens"],
-            values["seed"],
-        )
+        max_tokens = self._max_tokens(values, num_prompt)
+        min_tokens, seed = values["min_tokens"], values["seed"]
         if min_tokens > max_tokens:
             raise RefusedError(
                 f"min_tokens = {min_tokens}: must be at most max_tokens, which is {max_tokens} here"
@@ -144,20 +134,28 @@ class Door:
 
     def _bad_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         """Returns the token ids of each word, without and with a space before it, because most vocabularies
-        have different tokens for these.
+        have different tokens for these. Raises RefusedError at the first that has too many tokens, before
+        the next one is encoded.
         """
-        if not words:
-            return ()
-        bad = [ids for i, word in enumerate(words) for ids in self._spelled(i, word)]
+        bad = [
+            self._bad_word(i, spelling)
+            for i, word in enumerate(words)
+            for spelling in ([word] if word[0].isspace() else [word, f" {word}"])
+        ]
         return tuple(dict.fromkeys(bad))
 
-    def _spelled(self, index: int, word: str) -> Iterator[tuple[int, ...]]:
-        """Yields the ids of each spelling of a word. Raises RefusedError at the first that has too many
-        tokens, before the next one is encoded.
-        """
-        for spelling in [word] if word[0].isspace() else [word, f" {word}"]:
-            (ids,) = self.encoder.encode([spelling])
-            yield _bad_word(index, ids, self.engine.max_bad_word_tokens)
+    def _bad_word(self, index: int, spelling: str) -> tuple[int, ...]:
+        """Returns the token ids of one spelling of the word at `index`. Raises RefusedError."""
+        try:
+            ids = self.encoder.encode(spelling)
+        except RefusedError as error:
+            raise RefusedError(f"bad_words[{index}]: {error}") from error
+        most = self.engine.max_bad_word_tokens
+        if not 1 <= len(ids) <= most:
+            raise RefusedError(
+                f"bad_words[{index}] = {len(ids)} tokens: must have 1 to {most}, also after a space"
+            )
+        return tuple(ids.tolist())
 
     @property
     def _most_prompt_tokens(self) -> int:
@@ -194,16 +192,6 @@ class Door:
                 f"because {name} has {num_prompt} tokens and this model's context is {self.max_model_tokens}"
             )
         return max_tokens
-
-
-def _bad_word(index: int, ids: Ids | RefusedError, most: int) -> tuple[int, ...]:
-    if isinstance(ids, RefusedError):
-        raise RefusedError(f"bad_words[{index}]: {ids}")
-    if not 1 <= len(ids) <= most:
-        raise RefusedError(
-            f"bad_words[{index}] = {len(ids)} tokens: must have 1 to {most}, also after a space"
-        )
-    return tuple(ids.tolist())
 
 
 def open_door(

@@ -9,14 +9,13 @@ the ids that transformers gives it. Called by the door. Tested in tests/pure/tex
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Encoding, Tokenizer
 
 from python_backends.nouns.request import Ids, RefusedError
-from python_backends.text.checkpoint import CheckpointError
+from python_backends.text.checkpoint import CheckpointError, num_ids
 from python_backends.text.door.special_tokens import SpecialTokens
 
 # A prompt with at most this many bytes for each token of its limit is encoded at once: most longer ones have
@@ -39,9 +38,11 @@ class PromptEncoder:
         self._true_ids, self._forbidden = self._tables()
         self._before, self._behind = self._frame()
 
-    def encode(self, texts: Iterable[str]) -> list[Ids | RefusedError]:
-        """Returns the ids of each text, without those that begin or end a prompt (see `framed`)."""
-        return [self.ids(self.encoding(text)) for text in texts]
+    def encode(self, text: str) -> Ids:
+        """Returns the ids of a text, without those that begin or end a prompt (see `framed`). Raises
+        RefusedError.
+        """
+        return self.ids(self.encoding(text))
 
     def encoding(self, text: str) -> Encoding:
         """Returns what `ids` reads. It also has the characters of each token. It is 20 times as large as the
@@ -64,17 +65,15 @@ class PromptEncoder:
                 return True
         return False
 
-    def ids(self, encoding: Encoding) -> Ids | RefusedError:
-        """Returns the model's ids, or a refusal if users' text became a special token: some vocabularies
-        (Unigram) contain special tokens also as words, and find them after the search for added tokens has
-        ignored them.
+    def ids(self, encoding: Encoding) -> Ids:
+        """Returns the model's ids. Raises RefusedError if users' text became a special token: some
+        vocabularies (Unigram) contain special tokens also as words, and find them after the search for added
+        tokens has ignored them.
         """
         raw = np.array(encoding.ids, np.int32)
         if self._forbidden[raw].any():
             token = self._tokenizer.id_to_token(int(raw[self._forbidden[raw]][0]))
-            return RefusedError(
-                f"{token!r} in the prompt: this model's tokenizer can't take it as plain text"
-            )
+            raise RefusedError(f"{token!r} in the prompt: this model's tokenizer can't take it as plain text")
         return self._true_ids[raw]
 
     def framed(self, ids: Ids) -> Ids:
@@ -85,7 +84,7 @@ class PromptEncoder:
 
     def _tables(self) -> tuple[Ids, NDArray[np.bool_]]:
         """Returns two arrays by the copy's ids: the model's id; whether plain text must not have this id."""
-        size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        size = num_ids(self._tokenizer)
         true_ids, forbidden = np.arange(size, dtype=np.int32), np.zeros(size, np.bool_)
         unknown = _unknown(self._tokenizer)
         for text in self._special.tokens:

@@ -15,12 +15,12 @@ from typing import Any
 from python_backends.nouns.request import BASE, AdapterVersion, ModelLimits, RefusedError
 from python_backends.settings import LimitSettings
 from python_backends.text.door.table import (
+    ALL_FIELDS,
     FIELDS,
     KNOWN,
     LAST_TOKEN,
     NEUTRAL,
     SUPPORTED,
-    TIMEOUT,
     TOP_LOG_PROBS,
     VOCABULARY,
     Field,
@@ -93,9 +93,7 @@ class FieldReader:
         _refuse_unsupported(fields)
         texts = {"text_input": _text(fields, self.prompt), "messages": _messages(fields, self.prompt)}
         values = {
-            name: self._value(fields, name, field)
-            for name, field in {**FIELDS, "timeout": TIMEOUT}.items()
-            if name not in texts
+            name: self._value(fields, name, field) for name, field in ALL_FIELDS.items() if name not in texts
         }
         self._check(fields, values)
         return texts | values

@@ -93,9 +93,12 @@ FIELDS: dict[str, Field] = {
     "lora_task_id": Field("UINT64", "the same, of an adapter whose name is a number", most=(1 << 64) - 1),
     "request_priority": Field("INT32", "larger goes first", 0, -MAX_INT, MAX_INT),
 }
-# not a tensor: Triton's own parameter
-TIMEOUT = Field("", "microseconds; the answer ends with what there is", 0, 0, 10**15)
-KNOWN = frozenset((*FIELDS, "timeout"))
+# and the one that is no tensor: Triton's own parameter
+ALL_FIELDS = {
+    **FIELDS,
+    "timeout": Field("", "microseconds; the answer ends with what there is", 0, 0, 10**15),
+}
+KNOWN = frozenset(ALL_FIELDS)
 # fields of TensorRT-LLM's clients: refused with any other value
 NEUTRAL: dict[str, float | str] = {"beam_width": 1}
-SUPPORTED = tuple(name for name in (*FIELDS, "timeout") if name not in NEUTRAL)
+SUPPORTED = tuple(name for name in ALL_FIELDS if name not in NEUTRAL)

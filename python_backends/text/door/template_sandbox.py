@@ -42,49 +42,13 @@ BY_ITEMS = frozenset(
 )
 BY_ITEMS |= {"selectattr", "sort", "unique"}
 FROM_THE_RIGHT = frozenset({"rfind", "rpartition", "rsplit"})
+STR_METHODS = frozenset({"capitalize", "casefold", "count", "endswith", "find", "index", "isalnum"})
+STR_METHODS |= {"isalpha", "isascii", "isdecimal", "isdigit", "islower", "isnumeric", "isspace", "istitle"}
+STR_METHODS |= {"isupper", "join", "lower", "lstrip", "partition", "removeprefix", "removesuffix"}
+STR_METHODS |= {"replace", "rfind", "rpartition", "rsplit", "rstrip", "split", "splitlines", "startswith"}
+STR_METHODS |= {"strip", "swapcase", "title", "upper"}
 _METHODS: Mapping[type, frozenset[str]] = {
-    str: frozenset(
-        (
-            *(
-                "capitalize",
-                "casefold",
-                "count",
-                "endswith",
-                "find",
-                "index",
-                "isalnum",
-                "isalpha",
-                "isascii",
-                "isdecimal",
-                "isdigit",
-            ),
-            *(
-                "islower",
-                "isnumeric",
-                "isspace",
-                "istitle",
-                "isupper",
-                "join",
-                "lower",
-                "lstrip",
-                "partition",
-                "removeprefix",
-            ),
-            *(
-                "removesuffix",
-                "replace",
-                "rfind",
-                "rpartition",
-                "rsplit",
-                "rstrip",
-                "split",
-                "splitlines",
-                "startswith",
-                "strip",
-            ),
-            *("swapcase", "title", "upper"),
-        )
-    ),
+    str: STR_METHODS,
     list: frozenset({"count", "index"}),
     tuple: frozenset({"count", "index"}),
     dict: frozenset({"get", "items", "keys", "values"}),

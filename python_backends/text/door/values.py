@@ -27,9 +27,7 @@ def number(fields: Fields, name: str, low: float, high: float) -> float:
     return float(value)
 
 
-def integer(fields: Fields, name: str, low: float, high: float) -> int | None:
-    if name not in fields:
-        return None
+def integer(fields: Fields, name: str, low: float, high: float) -> int:
     value = plain(name, fields[name])
     if type(value) is not int or not low <= value <= high:
         raise RefusedError(f"{name} = {shown(value)}: must be a whole number between {low} and {high}")

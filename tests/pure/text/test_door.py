@@ -36,8 +36,7 @@ NUM_TEXT = len(byte_level().tokenizer.encode(TEXT).ids)
 def admit(**fields: Any) -> Request | RefusedError:
     if "messages" not in fields:
         fields = {"text_input": TEXT, **fields}
-    (answer,) = DOOR.admit([fields])
-    return answer
+    return DOOR.answer(fields)
 
 
 def taken(**fields: Any) -> Request:
@@ -169,9 +168,8 @@ def test_special_tokens_in_a_text_are_text() -> None:
 
 def test_a_plain_prompt_gets_the_tokens_that_open_it_and_a_chat_has_its_own() -> None:
     door = open_door(sentence_piece(), LIMITS)
-    plain, chat = door.admit(
-        [{"text_input": "hello"}, {"messages": '[{"role": "user", "content": "hello"}]'}]
-    )
+    plain = door.answer({"text_input": "hello"})
+    chat = door.answer({"messages": '[{"role": "user", "content": "hello"}]'})
     assert isinstance(plain, Request)
     assert isinstance(chat, Request)
     assert plain.prompt.tolist() == sentence_piece().tokenizer.encode("hello").ids
@@ -189,10 +187,9 @@ def test_a_priority_travels_with_the_request() -> None:
     assert taken(request_priority=tensor(-3, np.int32)).priority == -3
 
 
-def test_one_bad_request_of_a_batch_harms_no_other() -> None:
-    answers = DOOR.admit([{"text_input": "a"}, {"text_input": ""}, {"text_input": 5}, {"text_input": "b"}])
+def test_one_bad_request_harms_no_other() -> None:
+    answers = [DOOR.answer({"text_input": text}) for text in ("a", "", 5, "b")]
     assert [isinstance(answer, Request) for answer in answers] == [True, False, False, True]
-    assert DOOR.admit([]) == []
 
 
 def test_what_is_left_of_the_context_bounds_the_answer() -> None:
@@ -209,7 +206,7 @@ def test_what_is_left_of_the_context_bounds_the_answer() -> None:
 
 def test_prompts_are_bounded_by_a_setting_below_the_context() -> None:
     door = open_door(byte_level(), replace(LIMITS, max_prompt_tokens=10))
-    taken, refused = door.admit([{"text_input": "0" * 10}, {"text_input": "0" * 11}])
+    taken, refused = (door.answer({"text_input": "0" * length}) for length in (10, 11))
     assert isinstance(taken, Request)
     assert str(refused) == "text_input = 11 tokens: must be at most 10 (limits.max_prompt_tokens)"
 
@@ -384,7 +381,7 @@ def test_a_refusal_names_the_field_the_value_and_the_limit(name: str, value: Any
 
 
 def test_a_prompt_is_a_text_or_messages() -> None:
-    (neither,) = DOOR.admit([{}])
+    neither = DOOR.answer({})
     assert str(neither) == "text_input, messages: exactly one of them must be given, neither was"
     assert (
         refused(text_input="a", messages="[]")
@@ -409,7 +406,7 @@ def test_existing_clients_say_no_words_with_one_empty_string() -> None:
 
 def test_a_model_without_a_template_takes_texts_only() -> None:
     door = open_door(replace(byte_level(), chat_template=None), LIMITS)
-    (answer,) = door.admit([{"messages": '[{"role": "user", "content": "a"}]'}])
+    answer = door.answer({"messages": '[{"role": "user", "content": "a"}]'})
     assert str(answer) == "messages: this model has no chat template; send text_input"
 
 
@@ -432,7 +429,7 @@ values = st.one_of(
 @examples
 @given(fields=st.dictionaries(st.sampled_from(SUPPORTED), values, max_size=4))
 def test_nothing_gets_past_the_door_but_requests_and_refusals(fields: dict[str, Any]) -> None:
-    (answer,) = DOOR.admit([fields])
+    answer = DOOR.answer(fields)
     assert isinstance(answer, Request | RefusedError)
     if isinstance(answer, RefusedError):
         assert any(str(answer).startswith(name) for name in [*fields, "text_input"])
@@ -475,13 +472,13 @@ ENGINE = ModelLimits(
     ],
 )
 def test_what_this_servers_engine_can_not_do_is_refused(fields: dict[str, Any], message: str) -> None:
-    (answer,) = open_door(byte_level(), LIMITS, engine=ENGINE).admit([{"text_input": "hello", **fields}])
+    answer = open_door(byte_level(), LIMITS, engine=ENGINE).answer({"text_input": "hello", **fields})
     assert str(answer) == message
 
 
 def test_an_engine_that_lacks_something_takes_requests_that_ask_for_nothing_of_it() -> None:
     fields = {"text_input": "hello", "min_p": 0.0, "return_log_probs": False, "lora_name": "law"}
-    (answer,) = open_door(byte_level(), LIMITS, engine=ENGINE).admit([fields])
+    answer = open_door(byte_level(), LIMITS, engine=ENGINE).answer(fields)
     assert isinstance(answer, Request)
     assert answer.adapter == AdapterVersion("law", "2", "03")
 
@@ -499,6 +496,6 @@ def test_an_engine_that_lacks_something_takes_requests_that_ask_for_nothing_of_i
 def test_an_adapter_without_a_version_is_the_newest_of_its_name(
     fields: dict[str, Any], full_name: str
 ) -> None:
-    (answer,) = open_door(byte_level(), LIMITS, engine=ENGINE).admit([{"text_input": "hello", **fields}])
+    answer = open_door(byte_level(), LIMITS, engine=ENGINE).answer({"text_input": "hello", **fields})
     assert isinstance(answer, Request)
     assert answer.adapter.full_name == full_name

@@ -152,7 +152,7 @@ def test_a_refusal_keeps_nothing_of_what_it_refuses() -> None:
     """A batch of 64 took 780 MiB: an exception holds the frames that
     it came through, and these the messages.
     """
-    (refusal,) = opened("byte_level").admit([{"messages": json.dumps([{}] * 2049)}])
+    refusal = opened("byte_level").answer({"messages": json.dumps([{}] * 2049)})
     assert isinstance(refusal, RefusedError)
     assert (refusal.__traceback__, refusal.__context__, refusal.__cause__) == (None, None, None)
 
@@ -167,9 +167,8 @@ def test_the_first_bad_word_with_too_many_tokens_ends_the_encoding() -> None:
 
 
 def test_a_prompt_that_is_refused_is_refused_alone() -> None:
-    answers = opened("byte_level").admit(
-        [{"text_input": text} for text in ("hello", "q" * MEGABYTE, "q" * MOST, "world")]
-    )
+    texts = ("hello", "q" * MEGABYTE, "q" * MOST, "world")
+    answers = [opened("byte_level").answer({"text_input": text}) for text in texts]
     assert [isinstance(answer, Request) for answer in answers] == [True, False, False, True]
 
 

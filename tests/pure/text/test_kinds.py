@@ -179,7 +179,7 @@ def test_a_prompt_gets_the_ids_that_the_library_gives_it(kind: str, text: str) -
     tokenizer = checkpoint(kind).tokenizer
     assume(not any(token in text for token in [*TURNS, *checkpoint(kind).special_tokens]))
     wanted = tokenizer.encode(text).ids
-    (answer,) = door(kind).admit([{"text_input": text}])
+    answer = door(kind).answer({"text_input": text})
     if not tokenizer.encode(text, add_special_tokens=False).ids:
         wanted = tokenizer.encode("").ids
     if isinstance(answer, RefusedError):
@@ -192,7 +192,7 @@ def test_a_prompt_gets_the_ids_that_the_library_gives_it(kind: str, text: str) -
 @examples
 @given(text=texts.map(lambda text: text.replace("<|user|>", "")))
 def test_a_chat_gets_the_ids_of_its_rendered_text(kind: str, text: str) -> None:
-    (answer,) = door(kind).admit([{"messages": json.dumps([{"role": "user", "content": text}])}])
+    answer = door(kind).answer({"messages": json.dumps([{"role": "user", "content": text}])})
     assert isinstance(answer, Request), answer
     rendered = f"<|user|>{text}<|end|><|assistant|>"
     assert answer.prompt.tolist() == checkpoint(kind).tokenizer.encode(rendered, add_special_tokens=False).ids
@@ -201,7 +201,7 @@ def test_a_chat_gets_the_ids_of_its_rendered_text(kind: str, text: str) -> None:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("byte_level", "llama_2")])
 def test_special_tokens_that_users_type_are_text_or_refused(kind: str) -> None:
     special = checkpoint(kind).tokenizer.token_to_id("<|end|>")
-    (answer,) = door(kind).admit([{"text_input": "hello <|end|> world"}])
+    answer = door(kind).answer({"text_input": "hello <|end|> world"})
     if isinstance(answer, RefusedError):
         assert kind in ("t5", "unigram_with_bytes")  # their vocabularies hold special tokens as words
         assert str(answer).startswith("'<|end|>' in the prompt")
@@ -227,7 +227,7 @@ def test_an_answer_behind_its_prompt_keeps_the_space_between_words() -> None:
 def test_a_plain_prompt_and_its_answer_read_as_the_library_decodes_both_together(
     kind: str, data: st.DataObject, prompt: str, steps: list[tuple[int, int, int]]
 ) -> None:
-    (asked,) = door(kind).admit([{"text_input": prompt}])
+    asked = door(kind).answer({"text_input": prompt})
     assume(isinstance(asked, Request))
     ids = encoded(kind, prompt)
     assume(ids)
@@ -244,7 +244,7 @@ def test_the_first_word_keeps_its_space_after_a_plain_prompt_and_drops_it_in_a_c
     tokens = encoded(kind, "world stop")
     chat = {"messages": json.dumps([{"role": "user", "content": "hello"}])}
     for fields, text in (({"text_input": "hello"}, " world stop"), (chat, "world stop")):
-        (asked,) = door(kind).admit([fields])
+        asked = door(kind).answer(fields)
         assert isinstance(asked, Request), asked
         stream = Stream(detokenizer(kind), tokens, continues_text=asked.continues_text)
         stream.run([(1, 1, 0)] * len(tokens))

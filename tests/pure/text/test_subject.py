@@ -55,14 +55,14 @@ def test_an_explicit_instruction_counts_and_is_no_part_of_the_input() -> None:
 
 
 def admitted(**fields: Any) -> Request | RefusedError:
-    return open_door(byte_level(), LimitSettings(), 1 << 16, names_subjects=True).admit([fields])[0]
+    return open_door(byte_level(), LimitSettings(), 1 << 16, names_subjects=True).answer(fields)
 
 
 def test_the_door_counts_the_tokens_of_the_input_alone() -> None:
     request = admitted(text_input="Say it:\nabc", max_tokens=3)
     assert isinstance(request, Request)
     assert request.subject == Subject(
-        "Say it", "abc", len(open_door(byte_level(), LimitSettings(), 99).encoder.encode(["abc"])[0])
+        "Say it", "abc", len(open_door(byte_level(), LimitSettings(), 99).encoder.encode("abc"))
     )
 
 
@@ -82,7 +82,7 @@ def test_an_input_that_the_prompt_spells_differently_is_counted_by_its_share_of_
 
 
 def test_nothing_is_counted_where_nothing_is_predicted() -> None:
-    request = open_door(byte_level(), LimitSettings(), 99).admit([{"text_input": "Say it: abc"}])[0]
+    request = open_door(byte_level(), LimitSettings(), 99).answer({"text_input": "Say it: abc"})
     assert isinstance(request, Request)
     assert request.subject is None
 

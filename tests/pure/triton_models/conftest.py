@@ -99,6 +99,9 @@ class Metric:
     def increment(self, amount: float) -> None:
         pass
 
+    def set(self, value: float) -> None:
+        pass
+
 
 class MetricFamily:
     GAUGE, COUNTER = 1, 2

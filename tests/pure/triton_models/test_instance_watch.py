@@ -14,7 +14,7 @@ from python_backends.streams.table import StreamTable
 from python_backends.triton_models.instance_watch import InstanceWatch
 from python_backends.watching.cluster_files import ORDERS, STATUS, ClusterOrders, ClusterStatus, Orders
 from python_backends.watching.metrics import Metrics
-from python_backends.wires import InstanceLoad, InstanceLost, InstanceReady
+from python_backends.wires.sessions import InstanceLoad, InstanceLost, InstanceReady
 
 LIMITS = ModelLimits(max_model_tokens=64, vocab_size=100, num_slots=4, num_blocks=100, block_tokens=16)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from types import ModuleType
 from typing import Any
@@ -27,6 +28,7 @@ class Family:
 
     GAUGE, COUNTER = 1, 2
     written: list[dict[str, str]]
+    numbers: dict[str, Number]  # the last one of each name
 
     def __init__(self, name: str, **_: Any) -> None:
         self.name = name
@@ -38,8 +40,14 @@ class Family:
 class Number:
     def __init__(self, labels: dict[str, str]) -> None:
         self.labels = labels
+        self.value = 0.0
+        Family.numbers[labels["name"]] = self
 
     def increment(self, amount: float) -> None:
+        self.set(self.value + amount)
+
+    def set(self, value: float) -> None:
+        self.value = value
         Family.written.append(self.labels)
 
 
@@ -50,14 +58,32 @@ def trips_by_instance() -> Counter[str]:
     return counts
 
 
+@pytest.fixture
+def server(pb_utils: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pb_utils, "MetricFamily", Family)
+    Family.written, Family.numbers = [], {}
+
+
+def test_a_gauge_that_was_infinite_shows_a_number_again(server: None) -> None:
+    """The freeness of an instance is, while it is drained, and it may be restored. A counter goes on."""
+    from python_backends.triton_models.metrics_export import MetricsExport
+
+    metrics, labels = Metrics(), (("instance", "0"),)
+    export = MetricsExport(metrics)
+    for freeness in (100.0, -math.inf, 50.0):
+        metrics.gauge("gapless_instance_freeness_tokens", freeness, labels)
+        metrics.count("gapless_dispatches_total", 2, labels)
+        export.export()
+        assert Family.numbers["gapless_instance_freeness_tokens"].value == freeness
+    assert Family.numbers["gapless_dispatches_total"].value == 6
+
+
 def test_an_instance_costs_at_most_six_round_trips_a_second_and_none_while_nothing_changes(
-    pb_utils: ModuleType, monkeypatch: pytest.MonkeyPatch
+    server: None,
 ) -> None:
     """With the most instances that there can be."""
     from python_backends.triton_models.metrics_export import MetricsExport
 
-    monkeypatch.setattr(pb_utils, "MetricFamily", Family)
-    Family.written = []
     metrics, router = Metrics(), Router(ClusterSettings(instances=MAX_INSTANCES))
     loads = InstanceLoads(metrics, router)
     for number in range(MAX_INSTANCES):

@@ -21,7 +21,7 @@ from python_backends.nouns.step import Tokens
 from python_backends.settings import dump, load
 from python_backends.watching.instance_state import CLOSING
 from python_backends.watching.restarts import RestartCounts
-from python_backends.wires import InstanceLoad
+from python_backends.wires.sessions import InstanceLoad
 from tests.pure.triton_models.conftest import Request as TritonRequest
 from tests.pure.triton_models.conftest import Sender
 from tests.support.server.serving import wait_for
