@@ -8,8 +8,10 @@ with its name, its value and what is allowed. Tested in tests/pure/test_house.py
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
+import os
 import re
 import tomllib
 import typing
@@ -17,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from python_backends.settings.all_settings import Settings
+from python_backends.settings.all_settings import ROOT, Settings
 from python_backends.settings.setting import Allowed, SettingsError, allowed
 
 RENAMED = {
@@ -27,6 +29,30 @@ RENAMED = {
     "tensorrt_llm.max_adapter_rank": "adapters.max_rank",
 }
 VARIABLE = re.compile(r"GAPLESS_([A-Z_]+?)__([A-Z_0-9]+)")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments that `of_command_line` reads."""
+    parser.add_argument(
+        "--settings",
+        type=Path,
+        default=ROOT / "gapless.toml",
+        metavar="FILE",
+        help="those of the server; default: gapless.toml",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.FIELD=VALUE",
+        dest="overrides",
+        help="one setting",
+    )
+
+
+def of_command_line(asked: argparse.Namespace) -> Settings:
+    """The settings by the command line and the environment of this process. Raises SettingsError."""
+    return load(asked.settings, dict(item.partition("=")[::2] for item in asked.overrides), os.environ)
 
 
 def load(
