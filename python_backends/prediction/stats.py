@@ -25,7 +25,7 @@ from rich.table import Table
 from python_backends.nouns.request import QUANTILE_LEVELS, Floats
 from python_backends.prediction.lengths import LEVELS
 from python_backends.prediction.place import directory_of
-from python_backends.prediction.request_log import FILE, RequestLog
+from python_backends.prediction.request_log import FILE, RequestLog, teaches
 from python_backends.prediction.versions import Version, current
 from python_backends.settings import SettingsError, add_arguments, of_command_line
 
@@ -53,7 +53,7 @@ class Row:
     by_forest: float  # share that the forest predicted
     length: float
     error: float  # mean, absolute, in tokens
-    wrong: float  # share off by more than 10 tokens and 10 %
+    wrong: float  # share of which `teaches` is true: so far off that it is learned from
     covered: tuple[float, ...]  # at LEVELS
 
 
@@ -71,15 +71,14 @@ def outcomes(log: RequestLog, last: int) -> list[Outcome]:
 
 def row(name: str, group: Sequence[Outcome]) -> Row:
     lengths, means = np.array([each.length for each in group]), np.array([each.mean for each in group])
-    errors = np.abs(means - lengths)
     covered = (lengths[:, None] <= np.stack([each.quantiles for each in group])).mean(axis=0)
     return Row(
         name,
         len(group),
         float(np.mean([each.version > 0 for each in group])),
         float(lengths.mean()),
-        float(errors.mean()),
-        float(((errors > 10) & (errors > 0.1 * lengths)).mean()),
+        float(np.abs(means - lengths).mean()),
+        float(np.mean([teaches(each.mean, each.length) for each in group])),
         tuple(covered.tolist()),
     )
 
