@@ -26,7 +26,7 @@ from python_backends.prediction.features import features
 from python_backends.prediction.forest import Forest, ForestError
 from python_backends.prediction.history import AnswerHistory
 from python_backends.prediction.request_log import FILE, RequestLog, instruction_id
-from python_backends.prediction.versions import Version, current, read
+from python_backends.prediction.versions import Version, current
 from python_backends.settings import PredictionSettings
 
 log = logging.getLogger("gapless.length_predictor")
@@ -66,8 +66,9 @@ class Predictor:
     def answer(self, subjects: Sequence[Subject]) -> list[LengthAnswer]:
         """One answer for each of `subjects`, in order."""
         if self._clock() - self._looked_s >= LOOK_EVERY_S:
-            self._looked_s = self._clock()
-            self._spending(self._look)
+            self._looked_s, started_s = self._clock(), time.thread_time()
+            self._look()
+            self._budget.spend(time.thread_time() - started_s)
         made = self._features(subjects)
         predicted = self._by_forest(subjects, made)
         return [
@@ -134,11 +135,6 @@ class Predictor:
                 chosen.append(place)
         return chosen
 
-    def _spending(self, work: Callable[[], None]) -> None:
-        started_s = time.thread_time()
-        work()
-        self._budget.spend(time.thread_time() - started_s)
-
     # --- new versions and new answers
 
     def _look(self) -> None:
@@ -162,7 +158,7 @@ class Predictor:
         version = current(self._directory)
         if version is None or version == self._version:
             return
-        self._forest, self._version = read(self._directory, version), version
+        self._forest, self._version = Forest.load(version.path(self._directory)), version
         self._start_loading()
 
     def _start_loading(self) -> None:
@@ -176,10 +172,8 @@ class Predictor:
         except Exception as error:
             self._say_once(f"no encoder, so recent history alone predicts lengths: {error}")
             return
-        self._instructions, self._inputs = (
-            CachedEncoder(encoder, MAX_INSTRUCTIONS),
-            CachedEncoder(encoder, MAX_INPUTS),
-        )
+        self._instructions = CachedEncoder(encoder, MAX_INSTRUCTIONS)
+        self._inputs = CachedEncoder(encoder, MAX_INPUTS)
 
     def _say_once(self, what: str) -> None:
         if what not in self._said:
