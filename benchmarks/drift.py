@@ -31,13 +31,12 @@ from benchmarks.results_file import table, write_result
 from python_backends.learner import Learner
 from python_backends.nouns.messages import AnswerRecord, LengthAnswer
 from python_backends.nouns.request import Finish
-from python_backends.prediction.budget import Budget
 from python_backends.prediction.encoder import PACKAGED, Encoder, SentenceEncoder
 from python_backends.prediction.forest import Forest
 from python_backends.prediction.history import AnswerHistory
 from python_backends.prediction.learning import learn
 from python_backends.prediction.lengths import LEVELS
-from python_backends.prediction.predictor import Predictor
+from python_backends.prediction.predictor import Budget, Predictor
 from python_backends.prediction.request_log import RequestLog, instruction_id
 from python_backends.prediction.versions import current
 from python_backends.settings import PredictionSettings

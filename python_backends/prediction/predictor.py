@@ -20,7 +20,6 @@ import numpy as np
 
 from python_backends.nouns.messages import LengthAnswer
 from python_backends.nouns.request import Floats, Subject
-from python_backends.prediction.budget import Budget
 from python_backends.prediction.encoder import CachedEncoder, Encoder
 from python_backends.prediction.features import features
 from python_backends.prediction.forest import Forest, ForestError
@@ -34,6 +33,28 @@ log = logging.getLogger("gapless.length_predictor")
 LOOK_EVERY_S = 3.0
 MAX_INSTRUCTIONS, MAX_INPUTS = 256, 2048  # remembered embeddings, 1.5 KB each with the default encoder
 FIRST_COST_S = 0.02  # assumed cost of encoding a text, until it is measured
+MAX_SAVED_S = 2.0  # seconds of idle time whose budget may be spent at once
+
+
+class Budget:
+    """How much processor time may still be spent: an allowance that grows with time, up to a limit."""
+
+    def __init__(self, share: float, clock: Callable[[], float]) -> None:
+        """`share` of one processor; `clock` in seconds."""
+        self._share = min(share, 1.0)
+        self._clock = clock
+        self._seen_s = clock()
+        self._left_s = self._share * MAX_SAVED_S
+
+    def affords(self, cost_s: float) -> bool:
+        now_s = self._clock()
+        self._left_s = min(self._share * MAX_SAVED_S, self._left_s + (now_s - self._seen_s) * self._share)
+        self._seen_s = now_s
+        return self._share > 0 and cost_s <= self._left_s
+
+    def spend(self, cost_s: float) -> None:
+        """The allowance may go below zero; it then has to grow back first."""
+        self._left_s -= cost_s
 
 
 class Predictor:

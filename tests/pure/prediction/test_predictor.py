@@ -12,9 +12,8 @@ import pytest
 
 from python_backends.nouns.request import Floats, Subject
 from python_backends.prediction import encoder
-from python_backends.prediction.budget import MAX_SAVED_S, Budget
 from python_backends.prediction.encoder import CachedEncoder, EncoderError, packaged_directory
-from python_backends.prediction.predictor import LOOK_EVERY_S, Predictor
+from python_backends.prediction.predictor import LOOK_EVERY_S, MAX_SAVED_S, Budget, Predictor
 from python_backends.prediction.request_log import RequestLog
 from python_backends.settings import PredictionSettings
 from tests.support.records import record
