@@ -12,7 +12,6 @@ from itertools import islice
 from python_backends.nouns.request import WaitReason
 from python_backends.scheduling.adapters import LoadedAdapters
 from python_backends.scheduling.contention import Contention, contention_of
-from python_backends.scheduling.lengths.predicted_order import HEAD
 from python_backends.scheduling.outlook import Outlook
 from python_backends.scheduling.policies.policy import Policy
 from python_backends.scheduling.state.allocator import Allocator
@@ -81,9 +80,7 @@ class Admission:
         if contention is Contention.AMPLE:
             others_come = self._outlook.forget_if_old()
         else:
-            others_come = self._outlook.refresh(
-                contention, self._allocator.blocks.num_used, self._allocator.shared_blocks, self._head
-            )
+            others_come = self._outlook.refresh(contention is Contention.SLOTS, self._first_waiting)
         self._may_admit |= others_come
 
     def select(self) -> list[Sequence]:
@@ -107,8 +104,7 @@ class Admission:
         view = replace(self._allocator.view(), is_overdue=self._waiting.is_overdue)
         if not self._policy.looks_ahead:
             return view
-        num_available = self._allocator.blocks.num_available
-        return replace(view, try_reserve=self._outlook.future.trial(num_available, self._allocator.seating))
+        return replace(view, try_reserve=self._outlook.future.trial())
 
-    def _head(self) -> list[Sequence]:
-        return list(islice(self._waiting.in_order(), HEAD + self._slots.num_free))
+    def _first_waiting(self, count: int) -> list[Sequence]:
+        return list(islice(self._waiting.in_order(), count))

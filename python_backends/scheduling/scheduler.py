@@ -55,7 +55,7 @@ class SlotScheduler:
         )
         self.slots = self._allocator.slots
         self.blocks = self._allocator.blocks
-        self.outlook = Outlook(self.policy, settings, limits, self.slots, clock)
+        self.outlook = Outlook(self.policy, settings, limits, self._allocator, clock)
         chunked, by_priority = self.policy.chunked_prefill, self.policy.by_priority
         self._plans = PlanWriter(self._allocator, self.outlook, self.token_budget, chunked, by_priority)
         self._booking = Booking(self.slots)
@@ -108,7 +108,7 @@ class SlotScheduler:
         future = self.outlook.future
         if future.has_curve:
             return round(future.peak_blocks)
-        return round(future.peak_of_running(self.blocks.num_used, self._allocator.shared_blocks))
+        return round(future.peak_of_running())
 
     def load(self) -> Load:
         """What this instance carries."""

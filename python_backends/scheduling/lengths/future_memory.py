@@ -16,15 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from python_backends.nouns.request import Ids, ModelLimits
+from python_backends.nouns.request import ModelLimits
 from python_backends.scheduling.lengths.belief import MEDIAN, WEIGHTS, Array, Lengths, rest
-from python_backends.scheduling.state.sequence import NO_SLOT, Seating, Sequence
-from python_backends.scheduling.state.slots import SlotTable
+from python_backends.scheduling.state.allocator import Allocator
+from python_backends.scheduling.state.sequence import NO_SLOT, Sequence
 
 NUM_POINTS = 32  # of the curve
-TryReserve = Callable[[Sequence], bool]
-# [n] how many blocks of each slot other sequences hold as well
-SharedBlocks = Callable[[NDArray[np.intp]], Ids]
 Row = tuple[Array, Array]  # mean and variance of the blocks in use, at each point
 # at each point: the probability that a sequence is still running, and its blocks if it is
 Life = tuple[Array, Array]
@@ -132,10 +129,11 @@ class FutureMemory:
     """
 
     def __init__(
-        self, slots: SlotTable, limits: ModelLimits, share: float, caution: float, sampled: bool
+        self, allocator: Allocator, limits: ModelLimits, share: float, caution: float, sampled: bool
     ) -> None:
         self.lengths = Lengths()
-        self._slots = slots
+        self._allocator = allocator
+        self._slots = slots = allocator.slots
         self._block_tokens = limits.block_tokens
         self._max_model_tokens = limits.max_model_tokens
         self._most_blocks = share * limits.num_blocks
@@ -192,7 +190,7 @@ class FutureMemory:
             self._steps = np.zeros(1)
             self._mean, self._variance = np.zeros((2, self._slots.num_slots, 1))
 
-    def compute(self, num_used_blocks: int, shared_blocks: SharedBlocks, head: list[Sequence]) -> None:
+    def compute(self, head: list[Sequence]) -> None:
         """Computes the curve again for all slots, and the rows of `head`, the first waiting sequences."""
         self.has_curve = True
         live = np.flatnonzero(self._slots.live)
@@ -200,19 +198,15 @@ class FutureMemory:
         self._steps = points(np.concatenate([running.ahead, waiting.ahead]))
         shape = (self._slots.num_slots, len(self._steps))
         self._mean, self._variance = np.zeros(shape), np.zeros(shape)
-        lives = self._lives(running, self._steps)
-        (self._mean[live], self._variance[live]), self._curve = _together(
-            lives, running.held, num_used_blocks, lambda: shared_blocks(live)
-        )
+        (self._mean[live], self._variance[live]), self._curve = self._together(live, running, self._steps)
         rows = zip(*self._lives(waiting, self._steps), strict=True)
         self._candidates = {sequence.request_id: row for sequence, row in zip(head, rows, strict=True)}
 
-    def peak_of_running(self, num_used_blocks: int, shared_blocks: SharedBlocks) -> float:
+    def peak_of_running(self) -> float:
         """The most blocks that the sequences which have a slot will use, whether or not there is a curve."""
         live = np.flatnonzero(self._slots.live)
         running = self._running(live)
-        lives = self._lives(running, points(running.ahead))
-        _, curve = _together(lives, running.held, num_used_blocks, lambda: shared_blocks(live))
+        _, curve = self._together(live, running, points(running.ahead))
         return curve.peak(self._caution)
 
     def check_integrity(self) -> None:
@@ -224,18 +218,18 @@ class FutureMemory:
     def peak_blocks(self) -> float:
         return self._curve.peak(self._caution)
 
-    def trial(self, num_available: int, seating: Callable[[Sequence], Seating]) -> TryReserve:
+    def trial(self) -> Callable[[Sequence], bool]:
         """To be called with one waiting sequence after the other: reserves what it takes if that fits
         together with all that run and with what was reserved before, else answers False; while there is no
-        curve, all fit. `num_available`: blocks that it may take some of when it gets a slot.
+        curve, all fit.
         """
         if not self.has_curve:
             return lambda sequence: True
-        curve, left, alone = self._curve, num_available, not self._slots.num_busy
+        curve, left, alone = self._curve, self._allocator.blocks.num_available, not self._slots.num_busy
 
         def try_reserve(sequence: Sequence) -> bool:
             nonlocal curve, left, alone
-            takes = seating(sequence)
+            takes = self._allocator.seating(sequence)
             if takes.blocks_now > left:
                 return False
             tried = curve.with_one_more(self._life(sequence), takes.num_shared)
@@ -299,15 +293,12 @@ class FutureMemory:
     def _lives(self, stands: _Stands, steps: Array) -> Life:
         return lives(stands.held, stands.tokens, stands.ahead, stands.weights, steps, self._block_tokens)
 
-
-def _together(
-    life: Life, held: Array, num_used_blocks: int, shared_blocks: Callable[[], Ids]
-) -> tuple[Row, Curve]:
-    """The rows [n, points] of n sequences that hold `held` [n] of the blocks in use, and their curve."""
-    alive, blocks = life
-    num_held = float(held.sum())
-    shared = shared_blocks() if num_held > num_used_blocks else np.zeros(len(held))
-    mean, variance = in_use(alive, blocks - shared[:, None])
-    num_shared = float(num_used_blocks - num_held + shared.sum())
-    curve = Curve(mean.sum(axis=0), variance.sum(axis=0), num_shared, none_alive(alive[shared > 0]))
-    return (mean, variance), curve
+    def _together(self, live: NDArray[np.intp], running: _Stands, steps: Array) -> tuple[Row, Curve]:
+        """The rows [n, points] of the sequences in the slots `live` [n], and their curve."""
+        alive, blocks = self._lives(running, steps)
+        num_used, num_held = self._allocator.blocks.num_used, float(running.held.sum())
+        shared = self._allocator.shared_blocks(live) if num_held > num_used else np.zeros(len(live))
+        mean, variance = in_use(alive, blocks - shared[:, None])
+        num_shared = float(num_used - num_held + shared.sum())
+        curve = Curve(mean.sum(axis=0), variance.sum(axis=0), num_shared, none_alive(alive[shared > 0]))
+        return (mean, variance), curve
