@@ -17,9 +17,8 @@ from python_backends.nouns.messages import ANY_EPOCH, Failed, Load
 from python_backends.nouns.request import AdapterVersion, Ids, LengthPrediction, ModelLimits, Request
 from python_backends.nouns.step import Started, StepOutput, StepPlan, Tokens
 from python_backends.scheduling.adapters import LoadedAdapters
-from python_backends.scheduling.admission import Admission
+from python_backends.scheduling.admission import Admission, Contention
 from python_backends.scheduling.booking import Booking
-from python_backends.scheduling.contention import Contention
 from python_backends.scheduling.handover import Handover
 from python_backends.scheduling.outlook import Outlook
 from python_backends.scheduling.plan_writer import PlanWriter
