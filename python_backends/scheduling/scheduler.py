@@ -55,8 +55,7 @@ class SlotScheduler:
         self.slots = self._allocator.slots
         self.blocks = self._allocator.blocks
         self.outlook = Outlook(self.policy, settings, limits, self._allocator, clock)
-        chunked, by_priority = self.policy.chunked_prefill, self.policy.by_priority
-        self._plans = PlanWriter(self._allocator, self.outlook, self.token_budget, chunked, by_priority)
+        self._plans = PlanWriter(self._allocator, self.outlook, self.policy, self.token_budget)
         self._booking = Booking(self.slots)
         self.num_evictions = 0
         self._clock = clock
@@ -173,7 +172,7 @@ class SlotScheduler:
         sequence = self._roster.find(request_id)
         if sequence is None or request_epoch not in (ANY_EPOCH, sequence.request_epoch):
             return False
-        self._roster.leave(request_id)
+        self._roster.leave(sequence)
         if sequence.status is Status.WAITING:
             self._waiting.remove(sequence)
             sequence.status = Status.FINISHED
@@ -246,7 +245,7 @@ class SlotScheduler:
         self._waiting.check_integrity()
         self.outlook.future.check_integrity()
         self.handover.check_integrity()
-        assert self.num_running + len(self._waiting) == len(self._roster), (
+        assert int(self.slots.live.sum()) + len(self._waiting) == len(self._roster), (
             "a sequence is neither waiting nor running"
         )
 
@@ -335,9 +334,8 @@ class SlotScheduler:
 
     def _finish(self, slots: list[int]) -> None:
         for slot in slots:
-            sequence = self.slots.sequences[slot]
-            assert sequence is not None
-            self._roster.leave(sequence.request_id)
+            sequence = self.slots.sequence(slot)
+            self._roster.leave(sequence)
             self._leave(sequence, Status.FINISHED)
             self.outlook.future.lengths.ended(sequence.num_output_tokens)
 

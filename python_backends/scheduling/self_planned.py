@@ -62,9 +62,9 @@ class CountingAllocator(Allocator):
     def seat(self, sequence: Sequence) -> int:
         sequence.reserved_blocks = self._reservation(sequence)
         sequence.blocks = np.array(self.blocks.take(sequence.reserved_blocks), np.int32)
-        slot = self.slots.seat(sequence, len(sequence.tokens), self.limit(sequence))
+        self.slots.seat(sequence, len(sequence.tokens), self.limit(sequence))
         self._started.append(Started(sequence.request_id, sequence.request_epoch, 0))
-        self._operations.append(self._admission(sequence, slot))
+        self._operations.append(self._admission(sequence))
         return 0
 
     def unseat(self, sequence: Sequence) -> None:
@@ -135,13 +135,6 @@ class SelfPlannedScheduler(SlotScheduler):
         for release in output.released:
             self._allocator.let_go(release)
         return tokens
-
-    def check_integrity(self) -> None:
-        self._allocator.check_integrity()
-        self._waiting.check_integrity()
-        assert int(self.slots.live.sum()) + len(self._waiting) == len(self._roster), (
-            "a sequence is neither waiting nor running"
-        )
 
     def _book_all(self, output: GatheredOutput) -> Tokens:
         table = self.slots
