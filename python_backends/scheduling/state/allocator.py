@@ -68,7 +68,7 @@ class Allocator:
         self.blocks.share(found)
         limit = self.limit(sequence)
         reserved = self._reservation(sequence)
-        fresh = self.blocks.take(max(0, self._first_blocks(sequence, reserved) - len(found)))
+        fresh = self.blocks.take(max(0, min(self._blocks_to_grow(sequence), reserved) - len(found)))
         num_computed = len(found) * self._limits.block_tokens
         self.slots.seat(sequence, num_computed, limit)
         sequence.reserved_blocks, sequence.num_published = reserved, len(found)
@@ -154,13 +154,12 @@ class Allocator:
 
     # --- sequences that move here
 
-    def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Keeps a free slot for `sequence`, and blocks for `num_tokens` tokens and some that follow. Blocks
-        of its tokens so far that are found are shared. False: too few blocks are available.
+    def reserve(self, sequence: Sequence) -> bool:
+        """Keeps a free slot for `sequence`, and blocks for its tokens so far and some that follow. Those that
+        are found are shared. False: too few blocks are available.
         """
         found = self._found(sequence)
-        wanted = self.blocks.blocks_for(min(num_tokens + self._growth_tokens, self.limit(sequence)))
-        missing = max(0, wanted - len(found))
+        missing = max(0, self._blocks_to_grow(sequence) - len(found))
         if missing + self.blocks.num_revived(found) > self.blocks.num_available:
             return False
         self.blocks.share(found)
@@ -229,7 +228,8 @@ class Allocator:
         """The blocks that `sequence` would take if it got a slot now."""
         found = self._found(sequence)
         num_revived = self.blocks.num_revived(found)
-        fresh = max(0, self._first_blocks(sequence, self._reservation(sequence)) - len(found))
+        wanted = min(self._blocks_to_grow(sequence), self._reservation(sequence))
+        fresh = max(0, wanted - len(found))
         return Seating(fresh + num_revived, len(found) - num_revived)
 
     def _found(self, sequence: Sequence) -> list[int]:
@@ -238,11 +238,9 @@ class Allocator:
         """
         return self.blocks.match(sequence.tokens[:-1], sequence.keys, root_key=sequence.root_key)
 
-    def _first_blocks(self, sequence: Sequence, reserved: int) -> int:
-        return min(
-            self.blocks.blocks_for(min(len(sequence.tokens) + self._growth_tokens, self.limit(sequence))),
-            reserved,
-        )
+    def _blocks_to_grow(self, sequence: Sequence) -> int:
+        """Blocks for its tokens so far and some that follow."""
+        return self.blocks.blocks_for(min(len(sequence.tokens) + self._growth_tokens, self.limit(sequence)))
 
     @property
     def _growth_tokens(self) -> int:
