@@ -94,27 +94,13 @@ def rows(found: Sequence[Outcome]) -> list[Row]:
 
 def table(made: Sequence[Row]) -> Table:
     drawn = Table(title="predicted lengths; covered: answers not longer than the quantile")
-    for name in (
-        "instruction",
-        "answers",
-        "by forest",
-        "length",
-        "error",
-        "wrong",
-        "covered 0.5",
-        "covered 0.9",
-    ):
-        drawn.add_column(name, justify="left" if name == "instruction" else "right")
+    drawn.add_column("instruction")
+    for name in ("answers", "by forest", "length", "error", "wrong", "covered 0.5", "covered 0.9"):
+        drawn.add_column(name, justify="right")
     for each in made:
+        numbers = [f"{each.answers}", f"{each.by_forest:.0%}", f"{each.length:.0f}", f"{each.error:.1f}"]
         shares = [f"{share:.0%}" for share in (each.wrong, each.covered[HALF], each.covered[NINETY])]
-        cells = (
-            str(each.answers),
-            f"{each.by_forest:.0%}",
-            f"{each.length:.0f}",
-            f"{each.error:.1f}",
-            *shares,
-        )
-        drawn.add_row(each.instruction[:60], *cells, end_section=each.instruction == "all")
+        drawn.add_row(each.instruction[:60], *numbers, *shares, end_section=each.instruction == "all")
     return drawn
 
 
