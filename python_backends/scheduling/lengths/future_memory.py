@@ -57,8 +57,8 @@ def in_use(alive: Array, blocks: Array | float) -> Row:
 
 
 def none_alive(alive: Array) -> Array:
-    """[steps] how likely none of n sequences is alive that are so with
-    probabilities `alive` [n, steps], each by itself.
+    """[steps] the probability that none of n sequences is alive, if each is alive with probability `alive`
+    [n, steps], independently of the others.
     """
     none: Array = np.clip(1.0 - alive, 0.0, 1.0).prod(axis=0)
     return none
@@ -91,7 +91,7 @@ class Curve:
     mean: Array  # [points] of blocks that one sequence holds
     variance: Array  # [points]
     num_shared: float  # blocks that several hold
-    none: Array  # [points] how likely none of these is alive
+    none: Array  # [points] the probability that none of their holders is alive
 
     def with_one_more(self, life: Life, num_shared: int) -> Curve:
         """Adds a sequence that would hold this many blocks together with others,
@@ -103,7 +103,7 @@ class Curve:
         return Curve(self.mean + mean, self.variance + variance, max(self.num_shared, num_shared), none)
 
     def without(self, mean: Array, variance: Array) -> Curve:
-        """What one held alone is free."""
+        """The blocks that one sequence held alone are free."""
         return Curve(self.mean - mean, self.variance - variance, self.num_shared, self.none)
 
     def total(self) -> Row:
