@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from python_backends.nouns.request import Ids, ModelLimits
+from python_backends.nouns.request import Ids
 from python_backends.scheduling.lengths.belief import Array
 from python_backends.scheduling.lengths.future_memory import FutureMemory
 from python_backends.scheduling.lengths.predicted_order import HEAD, PredictedOrder
@@ -33,15 +33,12 @@ class Outlook:
         self,
         policy: Policy,
         settings: SchedulingSettings,
-        limits: ModelLimits,
         allocator: Allocator,
         clock: Callable[[], float],
     ) -> None:
         self.step_time = StepTime()
         self._max_step_s = settings.max_step_ms / 1000
-        self.future = FutureMemory(
-            allocator, limits, settings.memory_share, settings.memory_caution, policy.sampled
-        )
+        self.future = FutureMemory(allocator, settings.memory_share, settings.memory_caution, policy.sampled)
         self.order = (
             PredictedOrder(policy.rank, settings, self.future.rest_tokens, clock) if policy.rank else None
         )

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from python_backends.nouns.request import ModelLimits
 from python_backends.scheduling.lengths.belief import MEDIAN, WEIGHTS, Array, Lengths, rest
 from python_backends.scheduling.state.allocator import Allocator
 from python_backends.scheduling.state.sequence import NO_SLOT, Sequence
@@ -128,15 +127,12 @@ class FutureMemory:
     predictions are ignored.
     """
 
-    def __init__(
-        self, allocator: Allocator, limits: ModelLimits, share: float, caution: float, sampled: bool
-    ) -> None:
+    def __init__(self, allocator: Allocator, share: float, caution: float, sampled: bool) -> None:
         self.lengths = Lengths()
         self._allocator = allocator
         self._slots = slots = allocator.slots
-        self._block_tokens = limits.block_tokens
-        self._max_model_tokens = limits.max_model_tokens
-        self._most_blocks = share * limits.num_blocks
+        self._block_tokens = allocator.blocks.block_tokens
+        self._most_blocks = share * allocator.blocks.num_blocks
         self._caution = caution
         self._sampled = sampled
         self._believed: Array = np.ones((slots.num_slots, len(WEIGHTS)))
@@ -177,10 +173,8 @@ class FutureMemory:
         """Whether all running sequences and those `waiting` would fit if
         every answer used all of its max_tokens.
         """
-        limits = np.array([sequence.request.max_total_tokens for sequence in waiting], np.int64)
-        most = np.concatenate(
-            [self._slots.limits[self._slots.live], np.minimum(limits, self._max_model_tokens)]
-        )
+        limits = np.array([self._allocator.limit(sequence) for sequence in waiting], np.int64)
+        most = np.concatenate([self._slots.limits[self._slots.live], limits])
         return bool((-(-most // self._block_tokens)).sum() <= self._most_blocks)
 
     def forget(self) -> None:
@@ -262,25 +256,23 @@ class FutureMemory:
 
     def _running(self, live: NDArray[np.intp]) -> _Stands:
         table = self._slots
-        tokens, made = table.planned[live], table.planned[live] - table.prompts[live]
-        believed, most = self._believed[live], (table.limits[live] - tokens).astype(np.float64)
-        if self._sampled:
-            believed = self.lengths.sampled(made, made + most)
-        held = table.capacity[live] // self._block_tokens
-        return _Stands(
-            tokens.astype(np.float64), held.astype(np.float64), *rest(believed, made.astype(np.float64), most)
-        )
+        tokens = table.planned[live].astype(np.float64)
+        made, most = tokens - table.prompts[live], table.limits[live] - tokens
+        held = (table.capacity[live] // self._block_tokens).astype(np.float64)
+        return self._stands(tokens, held, self._believed[live], made, most)
 
     def _waiting(self, sequences: list[Sequence]) -> _Stands:
         tokens = np.array([len(sequence.tokens) for sequence in sequences], np.float64)
         made = tokens - np.array([sequence.num_prompt_tokens for sequence in sequences], np.float64)
-        limits = np.array([sequence.request.max_total_tokens for sequence in sequences], np.float64)
-        limits = np.minimum(limits, self._max_model_tokens)
-        believed = self._beliefs(sequences)
-        if self._sampled:
-            believed = self.lengths.sampled(made, limits - tokens + made)
+        most = np.array([self._allocator.limit(sequence) for sequence in sequences], np.float64) - tokens
         held = np.ceil((tokens + 1) / self._block_tokens)
-        return _Stands(tokens, held, *rest(believed, made, limits - tokens))
+        return self._stands(tokens, held, self._beliefs(sequences), made, most)
+
+    def _stands(self, tokens: Array, held: Array, believed: Array, made: Array, most: Array) -> _Stands:
+        """Of n sequences that have `made` [n] output tokens and may have `most` [n] more."""
+        if self._sampled:
+            believed = self.lengths.sampled(made, made + most)
+        return _Stands(tokens, held, *rest(believed, made, most))
 
     def _life(self, sequence: Sequence) -> Life:
         """The life of a sequence that waits, or has just got its slot."""

@@ -221,8 +221,7 @@ class Allocator:
         )
 
     def _blocks_needed(self, sequence: Sequence) -> int:
-        found = self._found(sequence)
-        return self._reservation(sequence) - len(found) + self.blocks.num_revived(found)
+        return self._reservation(sequence) - self.seating(sequence).num_shared
 
     def seating(self, sequence: Sequence) -> Seating:
         """The blocks that `sequence` would take if it got a slot now."""
