@@ -118,13 +118,10 @@ class PlanWriter:
 
     def _plan(self, decodes: Ids, chunks: list[Chunk]) -> StepPlan:
         table, count = self._slots, len(decodes)
-        slots = np.concatenate([decodes, np.array([slot for slot, _, _ in chunks], np.int32)])
-        starts = np.concatenate(
-            [table.planned[decodes] - 1, np.array([start for _, start, _ in chunks], np.int32)]
-        )
-        lengths = np.concatenate(
-            [np.ones(count, np.int32), np.array([length for _, _, length in chunks], np.int32)]
-        )
+        columns = np.array(chunks, np.int32).reshape(-1, 3)
+        slots = np.concatenate([decodes, columns[:, 0]])
+        starts = np.concatenate([table.planned[decodes] - 1, columns[:, 1]])
+        lengths = np.concatenate([np.ones(count, np.int32), columns[:, 2]])
         samples = table.plan_spans(slots, starts + lengths)
         return StepPlan(
             number=self.next_number(),
