@@ -155,8 +155,8 @@ class Allocator:
     # --- sequences that move here
 
     def reserve(self, sequence: Sequence) -> bool:
-        """Keeps a free slot for `sequence`, and blocks for its tokens so far and some that follow. Those that
-        are found are shared. False: too few blocks are available.
+        """Keeps a free slot for `sequence`, and blocks for its tokens so far and some that follow. Blocks of
+        its tokens so far that are found are shared. False: too few blocks are available.
         """
         found = self._found(sequence)
         missing = max(0, self._blocks_to_grow(sequence) - len(found))
