@@ -69,7 +69,7 @@ fuzz:           ## ten thousand random requests against a server of its own, the
 
 settings:       ## write gapless.toml from the declarations in python_backends/settings
 	@build/set-up
-	@$(PY) -m python_backends.settings
+	@$(PY) -m python_backends.settings.writing
 
 lint:           ## ruff, mypy, codespell
 	@build/set-up dev

@@ -31,15 +31,14 @@ from benchmarks.results_file import table, write_result
 from python_backends.learner import Learner
 from python_backends.nouns.messages import AnswerRecord, LengthAnswer
 from python_backends.nouns.request import Finish
-from python_backends.prediction.budget import Budget
 from python_backends.prediction.encoder import PACKAGED, Encoder, SentenceEncoder
 from python_backends.prediction.forest import Forest
 from python_backends.prediction.history import AnswerHistory
 from python_backends.prediction.learning import learn
 from python_backends.prediction.lengths import LEVELS
-from python_backends.prediction.predictor import Predictor
+from python_backends.prediction.predictor import Budget, Predictor
 from python_backends.prediction.request_log import RequestLog, instruction_id
-from python_backends.prediction.versions import current, read
+from python_backends.prediction.versions import current
 from python_backends.settings import PredictionSettings
 
 PHASE_S = 1200.0  # each of three
@@ -95,7 +94,7 @@ class Run:
         version = learn(directory, encoder)
         self.learned_at_s.append(self.now_s)
         if self._frozen is None and version is not None:
-            self._frozen = read(directory, version)
+            self._frozen = Forest.load(version.path(directory))
         return 0
 
     def _mean(self, answer: LengthAnswer) -> float:

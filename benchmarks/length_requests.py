@@ -68,7 +68,7 @@ class Remembered:
     """An encoder whose texts are known before: it encodes each once, many at the same time."""
 
     def __init__(self, encoder: Encoder, requests: Sequence[Asked]) -> None:
-        self.name, self.dim = encoder.name, encoder.dim
+        self.name = encoder.name
         texts = sorted(
             {text for asked in requests for text in (asked.subject.instruction, asked.subject.user_input)},
             key=len,

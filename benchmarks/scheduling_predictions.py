@@ -58,9 +58,8 @@ class ServedPredictor:
 
 def _serve(theirs: Connection, directory: Path) -> None:
     """The predictor's process. Sends an empty list when the encoder is loaded."""
-    from python_backends.prediction.budget import Budget
     from python_backends.prediction.encoder import SentenceEncoder
-    from python_backends.prediction.predictor import Predictor
+    from python_backends.prediction.predictor import Budget, Predictor
 
     stand_back()
     settings = PredictionSettings()

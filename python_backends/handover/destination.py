@@ -62,10 +62,9 @@ class Destination:
     def reserve(self, order: Reserve) -> list[FromInstance]:
         if order.move in self._coming or order.move in self._dropped:
             return [Refused(order.move, "busy")]
-        num_tokens = len(order.request.prompt) + len(order.delivered)
         try:
             num_found = self._handover.reserve(
-                order.move, order.request, num_tokens, order.request_epoch, order.delivered, order.age_s
+                order.move, order.request, order.delivered, order.request_epoch, order.age_s
             )
         except RefusedMove as refused:
             return [Refused(order.move, refused.why)]

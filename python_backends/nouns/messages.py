@@ -123,11 +123,11 @@ class Cancel(Noun, frozen=True):
 
 
 class Failed(Noun, frozen=True):
-    """An instance can't take this request, or can't go on with it."""
+    """An instance can't take this life of a request, or can't go on with it."""
 
     request_id: int
     error: str
-    request_epoch: int = ANY_EPOCH  # only this life of it
+    request_epoch: int
 
 
 JOB_STATUSES = ("queued", "running", "succeeded", "failed", "cancelled")

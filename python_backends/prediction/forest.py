@@ -11,7 +11,7 @@ used by the predictor.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -147,7 +147,9 @@ def _flatten(trees: list[Any], seen: Observations) -> Forest:
     sizes = np.array([tree.node_count for tree in trees])
     roots = (np.cumsum(sizes) - sizes).astype(np.int32)
     nodes = np.arange(sizes.sum(), dtype=np.int32)
-    is_leaf = np.concatenate([tree.children_left for tree in trees]) < 0
+    left = np.concatenate([tree.children_left for tree in trees])
+    right = np.concatenate([tree.children_right for tree in trees])
+    is_leaf, root_of = left < 0, np.repeat(roots, sizes)
     first, count, members, parts = np.zeros_like(nodes), np.zeros_like(nodes), [], []
     for number, (tree, root) in enumerate(zip(trees, roots, strict=True)):
         leaves = tree.apply(seen.features)
@@ -158,16 +160,8 @@ def _flatten(trees: list[Any], seen: Observations) -> Forest:
         parts.append((seen.weights / np.bincount(leaves, seen.weights)[leaves])[members[-1]])
     return Forest(
         roots=roots,
-        left=np.where(
-            is_leaf,
-            nodes,
-            np.concatenate([tree.children_left + root for tree, root in zip(trees, roots, strict=True)]),
-        ),
-        right=np.where(
-            is_leaf,
-            nodes,
-            np.concatenate([tree.children_right + root for tree, root in zip(trees, roots, strict=True)]),
-        ),
+        left=np.where(is_leaf, nodes, left + root_of),
+        right=np.where(is_leaf, nodes, right + root_of),
         feature=np.maximum(np.concatenate([tree.feature for tree in trees]), 0).astype(np.int32),
         threshold=np.concatenate([tree.threshold for tree in trees]),
         first=first,
@@ -191,8 +185,7 @@ def _calibrated(forest: Forest, seen: Observations, unseen: Flags) -> Forest:
     ids = ids[counts >= MIN_TO_CALIBRATE]
     groups = [usable, *(usable & (seen.instructions == each) for each in ids)]
     rows = [calibrate(scores[group], seen.weights[group]) for group in groups]
-    values = {field.name: getattr(forest, field.name) for field in fields(forest)}
-    return Forest(**{**values, "levels": np.stack(rows), "instructions": ids})
+    return replace(forest, levels=np.stack(rows), instructions=ids)
 
 
 def _scores(forest: Forest, seen: Observations, unseen: Flags) -> Doubles:
@@ -210,9 +203,7 @@ def _scores(forest: Forest, seen: Observations, unseen: Flags) -> Doubles:
 
 
 def calibrate(scores: Doubles, weights: Doubles) -> Doubles:
-    """For each of LEVELS the level to ask for instead, so that it covers that share of what was not seen
-    (split conformal prediction, Vovk et al. 2005, in the space of levels, as Kuleshov et al., ICML 2018, with
-    out-of-bag trees in place of a second set). An observation counts as often as it represents others.
+    """For each of LEVELS the level to ask for instead, so that it covers that share of what was not seen.
 
     This is split conformal prediction (Vovk et al. 2005) in the space of levels, as Kuleshov et al., ICML
     2018, with out-of-bag trees in place of a second data set. An observation counts by its weight. A length

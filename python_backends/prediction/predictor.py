@@ -20,13 +20,12 @@ import numpy as np
 
 from python_backends.nouns.messages import LengthAnswer
 from python_backends.nouns.request import Floats, Subject
-from python_backends.prediction.budget import Budget
 from python_backends.prediction.encoder import CachedEncoder, Encoder
 from python_backends.prediction.features import features
 from python_backends.prediction.forest import Forest, ForestError
 from python_backends.prediction.history import AnswerHistory
 from python_backends.prediction.request_log import FILE, RequestLog, instruction_id
-from python_backends.prediction.versions import Version, current, read
+from python_backends.prediction.versions import Version, current
 from python_backends.settings import PredictionSettings
 
 log = logging.getLogger("gapless.length_predictor")
@@ -34,6 +33,28 @@ log = logging.getLogger("gapless.length_predictor")
 LOOK_EVERY_S = 3.0
 MAX_INSTRUCTIONS, MAX_INPUTS = 256, 2048  # remembered embeddings, 1.5 KB each with the default encoder
 FIRST_COST_S = 0.02  # assumed cost of encoding a text, until it is measured
+MAX_SAVED_S = 2.0  # seconds of idle time whose budget may be spent at once
+
+
+class Budget:
+    """How much processor time may still be spent: an allowance that grows with time, up to a limit."""
+
+    def __init__(self, share: float, clock: Callable[[], float]) -> None:
+        """`share` of one processor; `clock` in seconds."""
+        self._share = min(share, 1.0)
+        self._clock = clock
+        self._seen_s = clock()
+        self._left_s = self._share * MAX_SAVED_S
+
+    def affords(self, cost_s: float) -> bool:
+        now_s = self._clock()
+        self._left_s = min(self._share * MAX_SAVED_S, self._left_s + (now_s - self._seen_s) * self._share)
+        self._seen_s = now_s
+        return self._share > 0 and cost_s <= self._left_s
+
+    def spend(self, cost_s: float) -> None:
+        """The allowance may go below zero; it then has to grow back first."""
+        self._left_s -= cost_s
 
 
 class Predictor:
@@ -66,8 +87,9 @@ class Predictor:
     def answer(self, subjects: Sequence[Subject]) -> list[LengthAnswer]:
         """One answer for each of `subjects`, in order."""
         if self._clock() - self._looked_s >= LOOK_EVERY_S:
-            self._looked_s = self._clock()
-            self._spending(self._look)
+            self._looked_s, started_s = self._clock(), time.thread_time()
+            self._look()
+            self._budget.spend(time.thread_time() - started_s)
         made = self._features(subjects)
         predicted = self._by_forest(subjects, made)
         return [
@@ -134,11 +156,6 @@ class Predictor:
                 chosen.append(place)
         return chosen
 
-    def _spending(self, work: Callable[[], None]) -> None:
-        started_s = time.thread_time()
-        work()
-        self._budget.spend(time.thread_time() - started_s)
-
     # --- new versions and new answers
 
     def _look(self) -> None:
@@ -162,7 +179,7 @@ class Predictor:
         version = current(self._directory)
         if version is None or version == self._version:
             return
-        self._forest, self._version = read(self._directory, version), version
+        self._forest, self._version = Forest.load(version.path(self._directory)), version
         self._start_loading()
 
     def _start_loading(self) -> None:
@@ -176,10 +193,8 @@ class Predictor:
         except Exception as error:
             self._say_once(f"no encoder, so recent history alone predicts lengths: {error}")
             return
-        self._instructions, self._inputs = (
-            CachedEncoder(encoder, MAX_INSTRUCTIONS),
-            CachedEncoder(encoder, MAX_INPUTS),
-        )
+        self._instructions = CachedEncoder(encoder, MAX_INSTRUCTIONS)
+        self._inputs = CachedEncoder(encoder, MAX_INPUTS)
 
     def _say_once(self, what: str) -> None:
         if what not in self._said:

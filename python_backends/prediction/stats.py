@@ -25,9 +25,9 @@ from rich.table import Table
 from python_backends.nouns.request import QUANTILE_LEVELS, Floats
 from python_backends.prediction.lengths import LEVELS
 from python_backends.prediction.place import directory_of
-from python_backends.prediction.request_log import FILE, RequestLog
+from python_backends.prediction.request_log import FILE, RequestLog, teaches
 from python_backends.prediction.versions import Version, current
-from python_backends.settings import ROOT, SettingsError, load
+from python_backends.settings import SettingsError, add_arguments, of_command_line
 
 COLUMNS = "at_s, instruction, num_output_tokens, ended, mean, quantiles, version, instruction_text"
 MAX_INSTRUCTIONS = 20
@@ -53,7 +53,7 @@ class Row:
     by_forest: float  # share that the forest predicted
     length: float
     error: float  # mean, absolute, in tokens
-    wrong: float  # share off by more than 10 tokens and 10 %
+    wrong: float  # share of which `teaches` is true: so far off that it is learned from
     covered: tuple[float, ...]  # at LEVELS
 
 
@@ -71,15 +71,14 @@ def outcomes(log: RequestLog, last: int) -> list[Outcome]:
 
 def row(name: str, group: Sequence[Outcome]) -> Row:
     lengths, means = np.array([each.length for each in group]), np.array([each.mean for each in group])
-    errors = np.abs(means - lengths)
     covered = (lengths[:, None] <= np.stack([each.quantiles for each in group])).mean(axis=0)
     return Row(
         name,
         len(group),
         float(np.mean([each.version > 0 for each in group])),
         float(lengths.mean()),
-        float(errors.mean()),
-        float(((errors > 10) & (errors > 0.1 * lengths)).mean()),
+        float(np.abs(means - lengths).mean()),
+        float(np.mean([teaches(each.mean, each.length) for each in group])),
         tuple(covered.tolist()),
     )
 
@@ -95,27 +94,13 @@ def rows(found: Sequence[Outcome]) -> list[Row]:
 
 def table(made: Sequence[Row]) -> Table:
     drawn = Table(title="predicted lengths; covered: answers not longer than the quantile")
-    for name in (
-        "instruction",
-        "answers",
-        "by forest",
-        "length",
-        "error",
-        "wrong",
-        "covered 0.5",
-        "covered 0.9",
-    ):
-        drawn.add_column(name, justify="left" if name == "instruction" else "right")
+    drawn.add_column("instruction")
+    for name in ("answers", "by forest", "length", "error", "wrong", "covered 0.5", "covered 0.9"):
+        drawn.add_column(name, justify="right")
     for each in made:
+        numbers = [f"{each.answers}", f"{each.by_forest:.0%}", f"{each.length:.0f}", f"{each.error:.1f}"]
         shares = [f"{share:.0%}" for share in (each.wrong, each.covered[HALF], each.covered[NINETY])]
-        cells = (
-            str(each.answers),
-            f"{each.by_forest:.0%}",
-            f"{each.length:.0f}",
-            f"{each.error:.1f}",
-            *shares,
-        )
-        drawn.add_row(each.instruction[:60], *cells, end_section=each.instruction == "all")
+        drawn.add_row(each.instruction[:60], *numbers, *shares, end_section=each.instruction == "all")
     return drawn
 
 
@@ -159,10 +144,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--settings", type=Path, default=ROOT / "gapless.toml", metavar="FILE", help="those of the server"
-    )
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", dest="overrides")
+    add_arguments(parser)
     parser.add_argument("--last", type=int, default=5000, help="answers, counted from the newest")
     parser.add_argument(
         "--plot",
@@ -172,8 +154,7 @@ def main() -> int:
     )
     asked = parser.parse_args()
     try:
-        overrides = dict(item.partition("=")[::2] for item in asked.overrides)
-        directory = directory_of(load(asked.settings, overrides))
+        directory = directory_of(of_command_line(asked))
         log = RequestLog(directory)
         found = outcomes(log, asked.last)
         log.close()

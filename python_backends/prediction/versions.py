@@ -67,11 +67,6 @@ def _numbers(directory: Path) -> set[int]:
     return {int(match[1]) for match in found if match}
 
 
-def read(directory: Path, version: Version) -> Forest:
-    """Raises ForestError."""
-    return Forest.load(version.path(directory))
-
-
 def _replace(path: Path, write: Callable[[Path], object]) -> None:
     written = path.with_suffix(".new")
     write(written)

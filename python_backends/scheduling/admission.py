@@ -1,24 +1,35 @@
-"""Admission: which waiting sequences get a slot, by the policy, and when that is to be looked at again.
+"""Admission: what requests compete for, which waiting sequences get a slot, by the policy, and when that is
+to be looked at again.
 
 Owns what is known since the last look; changes neither the waiting list nor the slots. Called by the slot
-scheduler, which gives the slots. Tested in tests/pure/test_scheduling.py.
+scheduler, which gives the slots. Tested in tests/pure/test_scheduling.py and tests/pure/test_contention.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from enum import StrEnum
 from itertools import islice
 
 from python_backends.nouns.request import WaitReason
 from python_backends.scheduling.adapters import LoadedAdapters
-from python_backends.scheduling.contention import Contention, contention_of
-from python_backends.scheduling.lengths.predicted_order import HEAD
 from python_backends.scheduling.outlook import Outlook
 from python_backends.scheduling.policies.policy import Policy
 from python_backends.scheduling.state.allocator import Allocator
 from python_backends.scheduling.state.sequence import Sequence
 from python_backends.scheduling.state.view import View
 from python_backends.scheduling.waiting import WaitingList
+
+SCARCE = 1 / 8  # slots are scarce if at most this share of them is free
+
+
+class Contention(StrEnum):
+    """What requests compete for: the only definition."""
+
+    # all running and waiting requests fit at once, even at max_tokens: no prediction is needed
+    AMPLE = "ample"
+    SLOTS = "slots"  # at most SCARCE of the slots are free: a slot for one request makes another one wait
+    MEMORY = "memory"  # slots are free, but there may be too few KV blocks
 
 
 class Admission:
@@ -81,9 +92,7 @@ class Admission:
         if contention is Contention.AMPLE:
             others_come = self._outlook.forget_if_old()
         else:
-            others_come = self._outlook.refresh(
-                contention, self._allocator.blocks.num_used, self._allocator.shared_blocks, self._head
-            )
+            others_come = self._outlook.refresh(contention is Contention.SLOTS, self._first_waiting)
         self._may_admit |= others_come
 
     def select(self) -> list[Sequence]:
@@ -107,8 +116,16 @@ class Admission:
         view = replace(self._allocator.view(), is_overdue=self._waiting.is_overdue)
         if not self._policy.looks_ahead:
             return view
-        num_available = self._allocator.blocks.num_available
-        return replace(view, try_reserve=self._outlook.future.trial(num_available, self._allocator.seating))
+        return replace(view, try_reserve=self._outlook.future.trial())
 
-    def _head(self) -> list[Sequence]:
-        return list(islice(self._waiting.in_order(), HEAD + self._slots.num_free))
+    def _first_waiting(self, count: int) -> list[Sequence]:
+        return list(islice(self._waiting.in_order(), count))
+
+
+def contention_of(fits_all: bool, num_free_slots: int, num_slots: int) -> Contention:
+    """`fits_all`: there are slots for all waiting requests, and blocks for
+    all running and waiting ones at max_tokens.
+    """
+    if fits_all:
+        return Contention.AMPLE
+    return Contention.SLOTS if num_free_slots <= num_slots * SCARCE else Contention.MEMORY

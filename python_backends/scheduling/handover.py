@@ -21,9 +21,7 @@ from python_backends.scheduling.admission import Admission
 from python_backends.scheduling.plan_writer import PlanWriter
 from python_backends.scheduling.state.allocator import Allocator
 from python_backends.scheduling.state.roster import Roster
-from python_backends.scheduling.state.sequence import Sequence, Status
-
-NO_TOKENS: Ids = np.zeros(0, np.int32)
+from python_backends.scheduling.state.sequence import Sequence, Status, check_ids
 
 
 class RefusedMove(Exception):  # noqa: N818 (nothing is wrong: it is an answer)
@@ -141,17 +139,10 @@ class Handover:
     # --- at the destination
 
     def reserve(
-        self,
-        move: int,
-        request: Request,
-        num_tokens: int,
-        request_epoch: int,
-        delivered: Ids = NO_TOKENS,
-        age_s: float = 0.0,
+        self, move: int, request: Request, delivered: Ids, request_epoch: int, age_s: float = 0.0
     ) -> int:
-        """Keeps a slot for `request`, and blocks for the `num_tokens` tokens that it has, prompt and output,
-        and for some that follow. `delivered` [n] is its output as far as it is known; `age_s`: how long ago
-        it came to its first instance.
+        """Keeps a slot for `request`, and blocks for its prompt, for `delivered` [n], its output as far as it
+        is known, and for some tokens that follow. `age_s`: how long ago it came to its first instance.
 
         Returns how many leading blocks of prompt and `delivered` are here already, and are shared. Raises
         RefusedMove.
@@ -161,14 +152,12 @@ class Handover:
             sequence = self._requests.new_sequence(request, delivered, request_epoch, age_s)
         except ValueError as error:
             raise RefusedMove("model") from error
-        if num_tokens >= self._allocator.limit(sequence):
-            raise RefusedMove("model")
         if not self._requests.adapters.is_loaded(request.adapter):
             self._requests.adapters.want(request.adapter)
             raise RefusedMove("adapter")
         if not self._slots.num_free:
             raise RefusedMove("slots")
-        if not self._admission.fits(sequence) or not self._allocator.reserve(sequence, num_tokens):
+        if not self._admission.fits(sequence) or not self._allocator.reserve(sequence):
             raise RefusedMove("memory")
         self._reserved[move] = sequence
         return sequence.num_published
@@ -240,8 +229,7 @@ class Handover:
             )
         if not np.array_equal(tokens[: len(sequence.tokens)], sequence.tokens):
             raise ValueError("these tokens begin with those of another request")
-        if ((tokens < 0) | (tokens >= self._vocab_size)).any():
-            raise ValueError(f"a token id is not between 0 and {self._vocab_size - 1}")
+        check_ids(sequence.request, tokens[sequence.num_prompt_tokens :], self._vocab_size)
         if self._blocks.blocks_for(count - 1) > len(sequence.blocks):
             raise ValueError(f"{count} tokens: only {len(sequence.blocks)} blocks were imported")
 

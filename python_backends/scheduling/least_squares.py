@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-MEMORY = 2000  # observations: the weight of one falls by 1 / MEMORY with each later one; also `memory`
-WARM = 64  # the first observations: all have full weight; also `warm`
-FAR = 4.0  # times the usual error: work further off was interrupted, not slow, and gets less weight
+MEMORY = 2000  # the weight of an observation falls by 1 / MEMORY with each later one
+WARM = 64  # that many observations at the beginning have full weight
+FAR = 4.0  # usual errors: work that is further off was interrupted, and gets less weight
 NEW = 1.0  # an observation with a larger leverage is unlike all so far
 STAY = 1e-6  # weight that keeps a coefficient at its value when observations have no information about it
 
@@ -20,7 +20,8 @@ Array = NDArray[np.float64]
 
 
 class LeastSquares:
-    """`coefficients` are seconds for one of each feature; `learn` changes them.
+    """`coefficients` are seconds for one of each feature; `learn` changes them. `memory` and `warm` take the
+    place of MEMORY and WARM.
 
     Keeps the normal equations Σ w·x·xᵀ·c = Σ w·x·t, in which old observations lose weight.
     """

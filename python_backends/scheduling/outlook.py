@@ -14,14 +14,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from python_backends.nouns.request import Ids, ModelLimits
-from python_backends.scheduling.contention import Contention
+from python_backends.nouns.request import Ids
 from python_backends.scheduling.lengths.belief import Array
-from python_backends.scheduling.lengths.future_memory import FutureMemory, SharedBlocks
+from python_backends.scheduling.lengths.future_memory import FutureMemory
 from python_backends.scheduling.lengths.predicted_order import HEAD, PredictedOrder
 from python_backends.scheduling.policies.policy import Policy
+from python_backends.scheduling.state.allocator import Allocator
 from python_backends.scheduling.state.sequence import Sequence
-from python_backends.scheduling.state.slots import SlotTable
 from python_backends.scheduling.step_time import StepTime
 from python_backends.settings import SchedulingSettings
 
@@ -34,20 +33,17 @@ class Outlook:
         self,
         policy: Policy,
         settings: SchedulingSettings,
-        limits: ModelLimits,
-        slots: SlotTable,
+        allocator: Allocator,
         clock: Callable[[], float],
     ) -> None:
         self.step_time = StepTime()
         self._max_step_s = settings.max_step_ms / 1000
-        self.future = FutureMemory(
-            slots, limits, settings.memory_share, settings.memory_caution, policy.sampled
-        )
+        self.future = FutureMemory(allocator, settings.memory_share, settings.memory_caution, policy.sampled)
         self.order = (
             PredictedOrder(policy.rank, settings, self.future.rest_tokens, clock) if policy.rank else None
         )
         self._is_used = policy.looks_ahead or self.order is not None
-        self._slots = slots
+        self._slots = allocator.slots
         self._clock = clock
         self._refreshed_s = -math.inf
 
@@ -75,26 +71,18 @@ class Outlook:
         self.order.forget()
         return True
 
-    def refresh(
-        self,
-        contention: Contention,
-        num_used_blocks: int,
-        shared_blocks: SharedBlocks,
-        waiting: Callable[[], list[Sequence]],
-    ) -> bool:
-        """Computes everything again if that is due: for all slots, and for the
-        head of the `waiting`. False: it was not.
+    def refresh(self, slots_are_scarce: bool, first_waiting: Callable[[int], list[Sequence]]) -> bool:
+        """Computes everything again if that is due: for all slots, and for as many of the waiting as a step
+        may look at. False: it was not.
         """
         used_up = self.order is not None and self.order.is_used_up
         if not self._is_used or (self._clock() < self._refreshed_s + REFRESHED_S and not used_up):
             return False
         self._refreshed_s = self._clock()
+        num_head = HEAD + self._slots.num_free
         if self.order is not None:
-            num_head = HEAD + self._slots.num_free
-            self.order.sort(
-                num_head, self.future.lengths.usual_tokens, self._seconds, contention is Contention.SLOTS
-            )
-        self.future.compute(num_used_blocks, shared_blocks, waiting())
+            self.order.sort(num_head, self.future.lengths.usual_tokens, self._seconds, slots_are_scarce)
+        self.future.compute(first_waiting(num_head))
         return True
 
     def prefill_s(self, decodes: Ids) -> float:

@@ -24,7 +24,9 @@ NUM_ERRORS = 64  # latest errors that the margin is taken of
 SURE = 0.95  # share of the pieces that are done within the expected time and the margin
 
 MOST_MARGIN = 2.0  # what takes longer was interrupted
-FAR_BELOW, NUM_FAR_BELOW = 2.0, 3  # times less than expected, so often: what was learned was interrupted
+# if so many pieces in a row take so many times less than expected, those that were learned from before them
+# had been interrupted
+NUM_FAR_BELOW, FAR_BELOW = 3, 2.0
 
 NOTHING: Loads = (0, 0, 0.0)
 
@@ -59,11 +61,6 @@ class PieceTime:
         self.most_tokens = 0  # of a piece so far
 
     @property
-    def coefficients(self) -> tuple[float, ...]:
-        """Seconds for one of each of FEATURES."""
-        return tuple(self._fit.coefficients)
-
-    @property
     def is_learned(self) -> bool:
         """Whether the time of any piece is known."""
         return self._fit.count > 0
@@ -76,15 +73,15 @@ class PieceTime:
         """That such a piece takes; 0 before any was seen."""
         return float(sum(one * load for one, load in zip(self._fit.coefficients, (1, *loads), strict=True)))
 
-    def observe(self, loads: Loads, seconds: float, num_before: int = 0) -> bool:
-        """Whether it is learned from: not from the first piece of a size, for which libraries generate code.
-        `num_before`: rows of others that were computed together with its tokens.
+    def observe(self, loads: Loads, seconds: float, num_before: int = 0) -> None:
+        """The first piece of a size is not learned from: libraries generate code for it. `num_before`: rows
+        of others that were computed together with its tokens.
         """
         self.most_tokens = max(self.most_tokens, loads[1])
         size = num_before + loads[1]
         if size not in self._sizes:
             self._sizes.add(size)
-            return False
+            return
         self._observed.append((1.0, *loads, seconds))
         is_far_below = FAR_BELOW * seconds < self.expected_s(loads)
         self._num_far_below = self._num_far_below + 1 if is_far_below else 0
@@ -93,12 +90,11 @@ class PieceTime:
         if self._fit.count < WARM or len(self._observed) >= BATCH:
             observed, self._observed = np.array(self._observed, np.float64), []
             self._learn(observed[:, :-1], observed[:, -1])
-        return True
 
     def _begin_again(self, tokens: int) -> None:
-        """With the latest observations, the last one of a piece of so many tokens. A piece may take longer
-        than it needs, but not less. Without this, pieces that seem not to fit are tried too rarely to correct
-        it.
+        """Forgets all but the latest observations; the last one is of a piece of `tokens` tokens. A piece may
+        take longer than it needs, but not less. Without this, pieces that seem not to fit are tried too
+        rarely to correct it.
         """
         self._fit = LeastSquares(len(FEATURES), MEMORY, WARM)
         self._errors.clear()

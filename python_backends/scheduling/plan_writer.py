@@ -14,6 +14,7 @@ import numpy as np
 from python_backends.nouns.request import Ids
 from python_backends.nouns.step import StepPlan
 from python_backends.scheduling.outlook import Outlook
+from python_backends.scheduling.policies.policy import Policy
 from python_backends.scheduling.state.allocator import Allocator
 from python_backends.scheduling.state.slots import Rows, rows_of
 
@@ -22,17 +23,16 @@ TILE = 32  # rows of a step that is cut to fit: products are computed in tiles o
 
 
 class PlanWriter:
-    """`chunked`: prompts are cut to fit. `by_priority`: prompts of higher priority are computed first."""
+    """The policy says whether prompts are cut to fit, and whether those of higher priority are computed
+    first.
+    """
 
-    def __init__(
-        self, allocator: Allocator, outlook: Outlook, token_budget: int, chunked: bool, by_priority: bool
-    ) -> None:
+    def __init__(self, allocator: Allocator, outlook: Outlook, policy: Policy, token_budget: int) -> None:
         self._allocator = allocator
         self._slots = allocator.slots
         self._outlook = outlook
+        self._policy = policy
         self._token_budget = token_budget
-        self._chunked = chunked
-        self._by_priority = by_priority
         self.num_steps = 0  # planned so far
         self._last: StepPlan  # the plan written last
         self._rows: Rows  # of the last plan, if it has decode rows only
@@ -78,7 +78,7 @@ class PlanWriter:
     def _chunks(self, decodes: Ids) -> list[Chunk]:
         """This step's prefill chunks, in order of priority and arrival."""
         chunks: list[Chunk] = []
-        slots = self._slots.prefilling(self._by_priority)
+        slots = self._slots.prefilling(self._policy.by_priority)
         if not slots:
             return chunks
         budget = self._token_budget - len(decodes)
@@ -90,7 +90,7 @@ class PlanWriter:
                 continue  # the next step shares that block
             start = int(self._slots.computed[slot])
             length = int(self._slots.targets[slot]) - start
-            if self._chunked:
+            if self._policy.chunked_prefill:
                 length = self._cut(
                     min(length, budget),
                     self._token_budget - budget,
@@ -118,13 +118,10 @@ class PlanWriter:
 
     def _plan(self, decodes: Ids, chunks: list[Chunk]) -> StepPlan:
         table, count = self._slots, len(decodes)
-        slots = np.concatenate([decodes, np.array([slot for slot, _, _ in chunks], np.int32)])
-        starts = np.concatenate(
-            [table.planned[decodes] - 1, np.array([start for _, start, _ in chunks], np.int32)]
-        )
-        lengths = np.concatenate(
-            [np.ones(count, np.int32), np.array([length for _, _, length in chunks], np.int32)]
-        )
+        columns = np.array(chunks, np.int32).reshape(-1, 3)
+        slots = np.concatenate([decodes, columns[:, 0]])
+        starts = np.concatenate([table.planned[decodes] - 1, columns[:, 1]])
+        lengths = np.concatenate([np.ones(count, np.int32), columns[:, 2]])
         samples = table.plan_spans(slots, starts + lengths)
         return StepPlan(
             number=self.next_number(),

@@ -17,9 +17,8 @@ from python_backends.nouns.messages import ANY_EPOCH, Failed, Load
 from python_backends.nouns.request import AdapterVersion, Ids, LengthPrediction, ModelLimits, Request
 from python_backends.nouns.step import Started, StepOutput, StepPlan, Tokens
 from python_backends.scheduling.adapters import LoadedAdapters
-from python_backends.scheduling.admission import Admission
+from python_backends.scheduling.admission import Admission, Contention
 from python_backends.scheduling.booking import Booking
-from python_backends.scheduling.contention import Contention
 from python_backends.scheduling.handover import Handover
 from python_backends.scheduling.outlook import Outlook
 from python_backends.scheduling.plan_writer import PlanWriter
@@ -55,9 +54,8 @@ class SlotScheduler:
         )
         self.slots = self._allocator.slots
         self.blocks = self._allocator.blocks
-        self.outlook = Outlook(self.policy, settings, limits, self.slots, clock)
-        chunked, by_priority = self.policy.chunked_prefill, self.policy.by_priority
-        self._plans = PlanWriter(self._allocator, self.outlook, self.token_budget, chunked, by_priority)
+        self.outlook = Outlook(self.policy, settings, self._allocator, clock)
+        self._plans = PlanWriter(self._allocator, self.outlook, self.policy, self.token_budget)
         self._booking = Booking(self.slots)
         self.num_evictions = 0
         self._clock = clock
@@ -108,7 +106,7 @@ class SlotScheduler:
         future = self.outlook.future
         if future.has_curve:
             return round(future.peak_blocks)
-        return round(future.peak_of_running(self.blocks.num_used, self._allocator.shared_blocks))
+        return round(future.peak_of_running())
 
     def load(self) -> Load:
         """What this instance carries."""
@@ -174,7 +172,7 @@ class SlotScheduler:
         sequence = self._roster.find(request_id)
         if sequence is None or request_epoch not in (ANY_EPOCH, sequence.request_epoch):
             return False
-        self._roster.leave(request_id)
+        self._roster.leave(sequence)
         if sequence.status is Status.WAITING:
             self._waiting.remove(sequence)
             sequence.status = Status.FINISHED
@@ -247,7 +245,7 @@ class SlotScheduler:
         self._waiting.check_integrity()
         self.outlook.future.check_integrity()
         self.handover.check_integrity()
-        assert self.num_running + len(self._waiting) == len(self._roster), (
+        assert int(self.slots.live.sum()) + len(self._waiting) == len(self._roster), (
             "a sequence is neither waiting nor running"
         )
 
@@ -336,9 +334,8 @@ class SlotScheduler:
 
     def _finish(self, slots: list[int]) -> None:
         for slot in slots:
-            sequence = self.slots.sequences[slot]
-            assert sequence is not None
-            self._roster.leave(sequence.request_id)
+            sequence = self.slots.sequence(slot)
+            self._roster.leave(sequence)
             self._leave(sequence, Status.FINISHED)
             self.outlook.future.lengths.ended(sequence.num_output_tokens)
 

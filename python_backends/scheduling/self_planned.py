@@ -15,7 +15,15 @@ import numpy as np
 
 from python_backends.nouns.messages import Failed
 from python_backends.nouns.request import QUANTILE_LEVELS, Ids, ModelLimits
-from python_backends.nouns.step import GatheredOutput, Release, Started, StepOutput, StepPlan, Tokens
+from python_backends.nouns.step import (
+    GatheredOutput,
+    Release,
+    SlotFailure,
+    Started,
+    StepOutput,
+    StepPlan,
+    Tokens,
+)
 from python_backends.scheduling.policies.fcfs import in_order
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.state.allocator import Allocator
@@ -54,9 +62,9 @@ class CountingAllocator(Allocator):
     def seat(self, sequence: Sequence) -> int:
         sequence.reserved_blocks = self._reservation(sequence)
         sequence.blocks = np.array(self.blocks.take(sequence.reserved_blocks), np.int32)
-        slot = self.slots.seat(sequence, len(sequence.tokens), self.limit(sequence))
+        self.slots.seat(sequence, len(sequence.tokens), self.limit(sequence))
         self._started.append(Started(sequence.request_id, sequence.request_epoch, 0))
-        self._operations.append(self._admission(sequence, slot))
+        self._operations.append(self._admission(sequence))
         return 0
 
     def unseat(self, sequence: Sequence) -> None:
@@ -123,17 +131,10 @@ class SelfPlannedScheduler(SlotScheduler):
         self._in_flight -= 1
         tokens = self._book_all(output) if len(output.slots) else NO_TOKENS
         for failure in output.failures:
-            self._fail(failure.slot, failure.slot_generation, failure.error)
+            self._fail(failure)
         for release in output.released:
             self._allocator.let_go(release)
         return tokens
-
-    def check_integrity(self) -> None:
-        self._allocator.check_integrity()
-        self._waiting.check_integrity()
-        assert int(self.slots.live.sum()) + len(self._waiting) == len(self._roster), (
-            "a sequence is neither waiting nor running"
-        )
 
     def _book_all(self, output: GatheredOutput) -> Tokens:
         table = self.slots
@@ -142,8 +143,8 @@ class SelfPlannedScheduler(SlotScheduler):
         table.follow(output.slots)
         return tokens
 
-    def _fail(self, slot: int, generation: int, error: str) -> None:
-        sequence = self.slots.sequences[slot]
-        if sequence is not None and self.slots.generations[slot] == generation:
-            self._failed.append(Failed(sequence.request_id, error))
-            self._finish([slot])
+    def _fail(self, failure: SlotFailure) -> None:
+        sequence = self.slots.sequences[failure.slot]
+        if sequence is not None and self.slots.generations[failure.slot] == failure.slot_generation:
+            self._failed.append(Failed(sequence.request_id, failure.error, sequence.request_epoch))
+            self.cancel(sequence.request_id)

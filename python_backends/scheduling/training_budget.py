@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from python_backends.nouns.step import StepPlan
-from python_backends.nouns.training import Loads, Pack
+from python_backends.nouns.training import Pack
 from python_backends.scheduling.piece_time import PieceTime, loads, loss_loads
 from python_backends.scheduling.step_time import StepTime
 
@@ -51,9 +51,9 @@ class Lateness:
 def slack_s(
     plan: StepPlan | None, times: StepTime, tpot_s: float, idle_s: float, late_s: float = 0.0
 ) -> float:
-    """Seconds for training before `plan` is launched; `plan` is None where there is nothing to compute. None
-    before a step with prompts, whose first tokens are waited for. What requests are late, `late_s`, is caught
-    up first.
+    """Seconds for training before `plan` is launched; `plan` is None where there is nothing to compute. There
+    is no time before a step with prompts, whose first tokens are waited for. `late_s`, by which requests are
+    late, is caught up first.
     """
     if plan is None:
         return idle_s
@@ -67,7 +67,7 @@ def forward(seconds: float, times: PieceTime, pack: Pack, first: int) -> int:
     0: not even the least piece.
     """
     sizes = _sizes(len(pack.tokens) - first)
-    return _most(seconds, times, sizes, lambda tokens: loads(pack, first, first + tokens))
+    return _most(seconds, times, sizes, lambda tokens: times.seconds(loads(pack, first, first + tokens)))
 
 
 def fused_window(
@@ -75,37 +75,35 @@ def fused_window(
 ) -> int:
     """How many tokens from `first` on add at most `seconds` to a step of `num_rows` other rows; 0: not even
     the least window. `times`: what windows add. No margin is needed, since that of the step holds for all of
-    it. The rows of the step need no padding, but with the last window of a pack.
+    it. With such a window the step needs no rows of padding, unless it is the last one of its pack.
     """
-    left = len(pack.tokens) - first
-    known = max(LEAST, GROWTH * times.most_tokens)
-    for tokens in (sizes := _fused_sizes(left, num_rows, padded)):
-        fits = times.expected_s(loads(pack, first, first + tokens)) <= seconds
-        if fits and (tokens <= known or tokens == sizes[-1]):
-            return tokens
-    return 0
+    sizes = _fused_sizes(len(pack.tokens) - first, num_rows, padded)
+    return _most(seconds, times, sizes, lambda tokens: times.expected_s(loads(pack, first, first + tokens)))
 
 
 def loss(seconds: float, times: PieceTime, pack: Pack, first: int, last: int) -> int:
     """Of how many of the tokens [first, last) the loss is computed within `seconds`; 0: not even of the least
     number.
     """
-    return _most(seconds, times, _sizes(last - first), lambda tokens: loss_loads(pack, first, first + tokens))
+    sizes = _sizes(last - first)
+    return _most(seconds, times, sizes, lambda tokens: times.seconds(loss_loads(pack, first, first + tokens)))
 
 
 def backward(seconds: float, times: PieceTime, pack: Pack, last: int) -> int:
     """How many tokens before `last` are computed backward in one layer within `seconds`; 0: not even the
     least piece.
     """
-    return _most(seconds, times, _sizes(last), lambda tokens: loads(pack, last - tokens, last))
+    return _most(seconds, times, _sizes(last), lambda tokens: times.seconds(loads(pack, last - tokens, last)))
 
 
-def _most(seconds: float, times: PieceTime, sizes: list[int], loads_of: Callable[[int], Loads]) -> int:
-    """The largest of few sizes: for every new one the libraries of a CPU generate code."""
+def _most(seconds: float, times: PieceTime, sizes: list[int], takes_s: Callable[[int], float]) -> int:
+    """The largest of few sizes, of which each `takes_s`: for every new one the libraries of a CPU generate
+    code.
+    """
     known = max(LEAST, GROWTH * times.most_tokens) if times.is_learned else LEAST
     for tokens in sizes:
         is_known = tokens <= known or tokens == sizes[-1]
-        if is_known and times.seconds(loads_of(tokens)) <= seconds:
+        if is_known and takes_s(tokens) <= seconds:
             return tokens
     return 0
 

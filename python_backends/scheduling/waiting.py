@@ -2,7 +2,7 @@
 
 Larger priorities go first, and within a priority the earlier arrival, or the one that a `PredictedOrder` puts
 first. A sequence is passed over when one that came later gets a slot before it; once that is longer ago than
-the bound it goes first, whatever its priority. Nothing here gets dearer by how many wait.
+the bound it goes first, whatever its priority. No call takes much longer when more sequences wait.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Any room may read them; they do not change after the start.
 """
 
 from python_backends.settings.all_settings import ROOT, Settings
-from python_backends.settings.reading import dump, load, read_settings
+from python_backends.settings.reading import add_arguments, dump, load, of_command_line, read_settings
 from python_backends.settings.sections.adapters import AdapterSettings
 from python_backends.settings.sections.cluster import ClusterSettings
 from python_backends.settings.sections.engine import EngineSettings
@@ -36,7 +36,9 @@ __all__ = [
     "StreamSettings",
     "TensorRTLLMSettings",
     "ToySettings",
+    "add_arguments",
     "dump",
     "load",
+    "of_command_line",
     "read_settings",
 ]

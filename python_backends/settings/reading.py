@@ -8,8 +8,10 @@ with its name, its value and what is allowed. Tested in tests/pure/test_house.py
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
+import os
 import re
 import tomllib
 import typing
@@ -17,8 +19,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from python_backends.settings.all_settings import Settings
-from python_backends.settings.setting import SettingsError, allowed
+from python_backends.settings.all_settings import ROOT, Settings
+from python_backends.settings.setting import Allowed, SettingsError, allowed
 
 RENAMED = {
     "engine.toy_step_ms": "toy.step_ms",
@@ -29,6 +31,30 @@ RENAMED = {
 VARIABLE = re.compile(r"GAPLESS_([A-Z_]+?)__([A-Z_0-9]+)")
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments that `of_command_line` reads."""
+    parser.add_argument(
+        "--settings",
+        type=Path,
+        default=ROOT / "gapless.toml",
+        metavar="FILE",
+        help="those of the server; default: gapless.toml",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.FIELD=VALUE",
+        dest="overrides",
+        help="one setting",
+    )
+
+
+def of_command_line(asked: argparse.Namespace) -> Settings:
+    """The settings by the command line and the environment of this process. Raises SettingsError."""
+    return load(asked.settings, dict(item.partition("=")[::2] for item in asked.overrides), os.environ)
+
+
 def load(
     path: Path, overrides: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None
 ) -> Settings:
@@ -36,9 +62,10 @@ def load(
     SettingsError.
     """
     try:
-        table: dict[str, dict[str, Any]] = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
+        table = tomllib.loads(path.read_text())
+    except (OSError, ValueError) as error:  # ValueError: not TOML, or not UTF-8
         raise SettingsError(f"{path}: {error}") from error
+    _check_sections(table)
     for name, text in {**_of_environment(environment or {}), **(overrides or {})}.items():
         section, _, field = name.partition(".")
         table.setdefault(section, {})[field] = _parse(name, text)
@@ -60,58 +87,50 @@ def _of_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {f"{match[1]}.{match[2]}".lower(): text for match, text in found if match}
 
 
-def _settings(table: dict[str, dict[str, Any]]) -> Settings:
+def _check_sections(table: dict[str, Any]) -> None:
+    """Raises SettingsError if something at the top of a file is not one of our sections."""
     sections = typing.get_type_hints(Settings)
     for section, values in table.items():
-        for field in values:
-            _check_name(f"{section}.{field}")
-        if section not in sections:
-            raise SettingsError(f"unknown section [{section}]; there are {', '.join(sections)}")
-    return Settings(
-        **{name: _section(name, section, table.get(name, {})) for name, section in sections.items()}
-    )
+        if section not in sections or not isinstance(values, dict):
+            raise SettingsError(f"{section}: must be a section, one of {', '.join(sections)}")
 
 
-def _section(name: str, section: type[Any], values: dict[str, Any]) -> Any:
-    types, fields = (
-        typing.get_type_hints(section),
-        {field.name: field for field in dataclasses.fields(section)},
-    )
-    return section(
-        **{
-            field: _checked(f"{name}.{field}", value, types[field], fields[field])
-            for field, value in values.items()
-        }
-    )
+def _settings(table: dict[str, dict[str, Any]]) -> Settings:
+    sections = {
+        section: {field: _checked(f"{section}.{field}", value) for field, value in values.items()}
+        for section, values in table.items()
+    }
+    types = typing.get_type_hints(Settings)
+    return Settings(**{section: types[section](**values) for section, values in sections.items()})
 
 
-def _check_name(name: str) -> type[Any]:
-    """Returns the type of a setting. Raises SettingsError if there is no such setting."""
+def _declared(name: str) -> tuple[type[Any], Allowed]:
+    """The type and the allowed values of a setting. Raises SettingsError if there is no such setting."""
     section, _, field = name.partition(".")
     sections = typing.get_type_hints(Settings)
     if name in RENAMED:
         raise SettingsError(f"{name} is called {RENAMED[name]} now")
     if section not in sections:
         raise SettingsError(f"unknown setting {name}; the sections are {', '.join(sections)}")
-    types = typing.get_type_hints(sections[section])
-    if field not in types:
-        raise SettingsError(f"unknown setting {name}; there are {', '.join(types)}")
-    wanted: type[Any] = types[field]
-    return wanted
+    fields = {each.name: each for each in dataclasses.fields(sections[section])}
+    if field not in fields:
+        raise SettingsError(f"unknown setting {name}; there are {', '.join(fields)}")
+    return typing.get_type_hints(sections[section])[field], allowed(fields[field])
 
 
-def _checked(name: str, value: Any, wanted: type[Any], field: dataclasses.Field[Any]) -> Any:
+def _checked(name: str, value: Any) -> Any:
+    wanted, limits = _declared(name)
     if wanted is float and type(value) is int:
         value = float(value)
     if type(value) is not wanted:
         raise SettingsError(f"{name} = {value!r}: must be of type {wanted.__name__}")
-    if not allowed(field).allows(value):
-        raise SettingsError(f"{name} = {value!r}: must be {allowed(field).text}")
+    if not limits.allows(value):
+        raise SettingsError(f"{name} = {value!r}: must be {limits.text}")
     return value
 
 
 def _parse(name: str, text: str) -> Any:
-    wanted = _check_name(name)
+    wanted, _ = _declared(name)
     if wanted is bool:
         return {"true": True, "false": False}.get(text.lower(), text)
     try:

@@ -1,4 +1,4 @@
-"""Writes `gapless.toml` and the list of settings for --help from the declarations.
+"""Writes `gapless.toml` (`make settings`) and the list of settings for --help from the declarations.
 
 Tested in tests/pure/test_house.py.
 """
@@ -10,7 +10,7 @@ import json
 import textwrap
 from typing import Any
 
-from python_backends.settings.all_settings import TITLES, Settings
+from python_backends.settings.all_settings import ROOT, TITLES, Settings
 from python_backends.settings.setting import allowed
 
 WIDTH = 110
@@ -64,3 +64,7 @@ def _help(section: str, field: dataclasses.Field[Any]) -> str:
     return f"{section}.{field.name} = {_value(field.default)}{limits}\n" + textwrap.indent(
         textwrap.fill(what.meaning, 92), " " * 8
     )
+
+
+if __name__ == "__main__":
+    (ROOT / "gapless.toml").write_text(gapless_toml())

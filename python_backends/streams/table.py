@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, ValuesView
 from typing import Any
 
-from python_backends.nouns.messages import ANY_EPOCH, Failed, ToInstance
+from python_backends.nouns.messages import Failed, ToInstance
 from python_backends.nouns.request import Feedback, Finish, Idle, LengthPrediction, Request, WaitReason
 from python_backends.nouns.step import Started, Tokens
 from python_backends.settings import StreamSettings
@@ -186,7 +186,7 @@ class StreamTable:
         stream = self._streams.get(failed.request_id)
         if stream is None or stream.finish != Finish.RUNNING:
             return
-        if failed.request_epoch in (ANY_EPOCH, stream.request_epoch):
+        if failed.request_epoch == stream.request_epoch:
             self.fail(failed.request_id, failed.error)
 
     def fail(self, request_id: int, error: str) -> None:

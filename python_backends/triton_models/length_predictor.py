@@ -20,10 +20,9 @@ import triton_python_backend_utils as pb_utils
 from python_backends.linux.time_slice import stand_back
 from python_backends.nouns.messages import LengthAnswer, reader
 from python_backends.nouns.request import Subject
-from python_backends.prediction.budget import Budget
 from python_backends.prediction.encoder import SentenceEncoder
 from python_backends.prediction.place import directory_of
-from python_backends.prediction.predictor import Predictor
+from python_backends.prediction.predictor import Budget, Predictor
 from python_backends.triton_models.life import LONGEST_PREDICTION_S, Life, watched
 from python_backends.triton_models.tensors import Blobs, ForgedError, effective_settings, failure
 

@@ -98,7 +98,7 @@ class Move:
     def reserve(self) -> None:
         known = np.array(self.source.answers[self.request.request_id], np.int32)
         self.num_found = self.num_copied = self.destination.scheduler.handover.reserve(
-            self.number, self.request, len(self.request.prompt) + len(known), self.number, known
+            self.number, self.request, known, self.number
         )
 
     def finish(self, count: int) -> None:

@@ -68,6 +68,15 @@ def test_it_says_how_far_off_predictions_were_and_how_honest(run) -> None:  # ty
     assert (directory / "stats.svg").stat().st_size > 1000
 
 
+def test_it_reads_the_environment_as_the_server_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GAPLESS_PREDICTION__DIRECTORY", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["stats"])
+    assert stats.main() == 1
+    assert str(tmp_path) in capsys.readouterr().err
+
+
 def test_before_anything_is_logged_it_says_so(run) -> None:  # type: ignore[no-untyped-def]
     directory, told = run
     code, text = told()

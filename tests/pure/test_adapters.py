@@ -287,11 +287,11 @@ def test_a_request_moves_only_to_an_instance_that_has_loaded_its_adapter() -> No
     served = Served(max_loaded=1)
     request = Request(1, np.arange(9, dtype=np.int32), Sampling(20), adapter=A)
     with pytest.raises(RefusedMove) as refused:
-        served.scheduler.handover.reserve(1, request, 9, 0)
+        served.scheduler.handover.reserve(1, request, request.prompt[:0], 0)
     assert refused.value.why == "adapter"
     served.turns(3)
     assert served.parts.installed == [A.digest], "it is loaded meanwhile"
-    served.scheduler.handover.reserve(1, request, 9, 0)
+    served.scheduler.handover.reserve(1, request, request.prompt[:0], 0)
     served.submit(2, B)
     served.turns(3)
     assert served.parts.installed == [A.digest], "the request that is about to come has it"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from python_backends.nouns.request import WaitReason
-from python_backends.scheduling.contention import Contention, contention_of
+from python_backends.scheduling.admission import Contention, contention_of
 from tests.support.scheduling import Instance, request, write_vocabulary
 
 

@@ -95,7 +95,7 @@ def certainly(tokens: float) -> LengthPrediction:
 
 def computed(scheduler: SlotScheduler, head: list[Sequence]) -> Curve:
     future = scheduler.outlook.future
-    future.compute(scheduler.blocks.num_used, scheduler._allocator.shared_blocks, head)
+    future.compute(head)
     return future._curve
 
 
@@ -115,11 +115,10 @@ def test_a_prefix_that_two_hold_counts_once_until_both_have_ended_and_growth_cou
 def test_the_peak_of_those_that_run_is_that_of_the_curve_and_none_is_computed_for_it() -> None:
     scheduler = seated([[1] * 9, [1] * 9, [2] * 4], [30, 12, 60])
     future = scheduler.outlook.future
-    asked = (scheduler.blocks.num_used, scheduler._allocator.shared_blocks)
     before = future.has_curve
-    peak = future.peak_of_running(*asked)
+    peak = future.peak_of_running()
     assert future.has_curve == before
-    future.compute(*asked, [])
+    future.compute([])
     assert peak == future.peak_blocks
     assert scheduler.load().future_blocks == round(peak)
 

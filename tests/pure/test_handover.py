@@ -32,6 +32,7 @@ from tests.support.scheduling import VOCAB, answer, request, write_vocabulary
 
 BLOCKS, SIZE = 26, 4
 MOST_TOKENS = 100
+NO_TOKENS = np.zeros(0, np.int32)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -151,12 +152,7 @@ class Move:
     def reserve(self, **options: Any) -> None:
         known = self.answer
         self.next_block = self.destination.handover.reserve(
-            self.number,
-            known.request,
-            len(known.request.prompt) + len(known.tokens),
-            known.epoch + 1,
-            known.delivered,
-            **options,
+            self.number, known.request, known.delivered, known.epoch + 1, **options
         )
 
     def copy(self, last: int) -> None:
@@ -399,7 +395,7 @@ def test_a_late_cancel_of_an_earlier_life_changes_nothing() -> None:
 def test_a_reservation_is_counted_and_nothing_else_gets_its_slot_or_blocks() -> None:
     streams, _, host = pair(slots=2)
     ask = request(1, [3] * 10, max_tokens=40)
-    assert host.handover.reserve(1, ask, 11, 1) == 0
+    assert host.handover.reserve(1, ask, NO_TOKENS, 1) == 0
     load = host.scheduler.load()
     assert (load.num_reserved_slots, load.num_running, load.num_slots) == (1, 0, 2)
     assert load.num_used_blocks == 13, "all of its limit: 50 tokens"
@@ -416,16 +412,16 @@ def test_a_reservation_is_counted_and_nothing_else_gets_its_slot_or_blocks() -> 
 def test_a_move_is_refused_where_slots_or_blocks_are_lacking_or_the_model_is_another() -> None:
     streams, _, host = pair(slots=2)
     with pytest.raises(RefusedMove) as refused:
-        host.handover.reserve(1, request(1, [VOCAB] * 10), 11, 1)
+        host.handover.reserve(1, request(1, [VOCAB] * 10), NO_TOKENS, 1)
     assert refused.value.why == "model"
     streams.submit(host, request(2, [2] * 60, max_tokens=8))
     host.turn()
     with pytest.raises(RefusedMove) as refused:
-        host.handover.reserve(1, request(1, [3] * 20, max_tokens=40), 21, 1)
+        host.handover.reserve(1, request(1, [3] * 20, max_tokens=40), NO_TOKENS, 1)
     assert refused.value.why == "memory"
-    host.handover.reserve(1, request(1, [3] * 5, max_tokens=4), 6, 1)
+    host.handover.reserve(1, request(1, [3] * 5, max_tokens=4), NO_TOKENS, 1)
     with pytest.raises(RefusedMove) as refused:
-        host.handover.reserve(2, request(3, [3] * 5, max_tokens=4), 6, 1)
+        host.handover.reserve(2, request(3, [3] * 5, max_tokens=4), NO_TOKENS, 1)
     assert refused.value.why == "slots"
     host.handover.drop(1)
     run(host)
@@ -438,7 +434,7 @@ def test_a_reservation_without_blocks_for_a_later_round_is_refused_and_stays() -
         streams.submit(host, request(number, [number] * 25, max_tokens=10))
     host.turn()
     before = host.scheduler.load().num_used_blocks
-    host.handover.reserve(1, request(1, [3] * 60, max_tokens=40), 4, 1)
+    host.handover.reserve(1, request(1, [3] * 4, max_tokens=96), NO_TOKENS, 1)
     assert host.scheduler.load().num_used_blocks == before + 2
     assert len(host.handover.blocks_of(1, 0, 5)) == 5
     with pytest.raises(RefusedMove):
@@ -454,13 +450,13 @@ def test_a_reservation_without_blocks_for_a_later_round_is_refused_and_stays() -
     [
         ([3] * 5, "must be more than 5"),
         ([3] * 4 + [4, 4], "another request"),
-        ([3] * 5 + [VOCAB], "a token id"),
+        ([3] * 5 + [VOCAB], f"token id {VOCAB} in the answer so far"),
         ([3] * 5 + [1] * 60, "fewer than 26"),
     ],
 )
 def test_tokens_of_another_request_are_not_adopted(tokens: list[int], message: str) -> None:
     _, _, host = pair()
-    host.handover.reserve(1, request(1, [3] * 5, max_tokens=21), 6, 1)
+    host.handover.reserve(1, request(1, [3] * 5, max_tokens=21), NO_TOKENS, 1)
     with pytest.raises(ValueError, match=message):
         host.handover.adopt(1, np.array(tokens, np.int32))
     host.handover.drop(1)
@@ -525,7 +521,7 @@ def test_a_new_session_leaves_no_reservation_and_no_hold() -> None:
     host.turns(8)
     read = host.handover.take(1, 0, 2)
     host.handover.hold(1)
-    host.handover.reserve(5, request(2, [4] * 9), 10, 1)
+    host.handover.reserve(5, request(2, [4] * 9), NO_TOKENS, 1)
     host.handover.abandon_all()
     host.scheduler.check_integrity()
     assert host.scheduler.load().num_reserved_slots == 0

@@ -254,6 +254,25 @@ def test_a_wrong_setting_is_named_with_its_value_and_what_is_allowed(
         load(ROOT / "gapless.toml", override)
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"slots = 3", "slots: must be a section, one of model, engine,"),
+        (b"engine = 3", "engine: must be a section"),
+        (b"[machine]\nslots = 3", "machine: must be a section"),
+        (b"[engine]\nslot = 3", "unknown setting engine.slot; there are kind, slots,"),
+        (b"[engine]\nslots = true", "engine.slots = True: must be of type int"),
+        (b"[engine", "gapless.toml: "),
+        (b"# \xff", "gapless.toml: "),
+    ],
+)
+def test_a_wrong_file_is_refused_with_what_is_wrong(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "gapless.toml"
+    path.write_bytes(content)
+    with pytest.raises(SettingsError, match=re.escape(message)):
+        load(path)
+
+
 def test_the_environment_goes_before_the_file_and_the_command_line_before_both() -> None:
     environment = {
         "GAPLESS_ENGINE__SLOTS": "32",

@@ -13,7 +13,7 @@ from tensorrt_llm.manners import manners
 
 from python_backends.engine.tensorrt_llm.request_loop import EngineDeadError
 from python_backends.engine.toy.engine import toy_log_probs
-from python_backends.nouns.messages import Cancel
+from python_backends.nouns.messages import Cancel, Failed
 from python_backends.nouns.request import AdapterVersion, Finish, Sampling
 from python_backends.nouns.step import Admit
 from tests.support.tensorrt import MAX_MODEL_TOKENS, VOCAB_SIZE, Serving, answer_of, make_settings, submit
@@ -227,6 +227,17 @@ def test_an_error_that_comes_after_an_abort_frees_the_slot_and_is_told_nobody(mo
     ) as serving:
         serving.run()
         assert serving.link.failed == {}
+
+
+def test_a_failure_names_the_life_that_has_failed_and_is_not_the_length_of_an_answer(model: Path) -> None:
+    """The next life of the request may run in another instance already."""
+    manners.refused_token = 77
+    asked = [submit(number, 8, max_tokens=40, last=77 if number == 1 else 0) for number in range(5)]
+    asked = [message.changed(request_epoch=3) for message in asked]
+    with Serving(make_settings(model), [asked]) as serving:
+        serving.run()
+        assert serving.link.failures == [Failed(1, "this request has gone wrong", 3)]
+        assert len(serving.scheduler.outlook.future.lengths._ended) == 4
 
 
 def test_a_request_that_is_refused_at_once_fails_alone(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

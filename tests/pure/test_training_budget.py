@@ -167,6 +167,15 @@ def test_windows_in_steps_grow_only_as_their_times_are_known() -> None:
     assert times.expected_s(with_window) == pytest.approx(0.0221 + 0.0240, rel=0.05)
 
 
+def test_before_any_time_is_known_windows_in_steps_are_the_least() -> None:
+    """Each step may have another number of rows: then the first window of each is not learned from."""
+    windows, whole = PieceTime(), pack(4000)
+    for num_rows, expected in ((8, 16), (16, 16), (24, 16), (24, 16), (24, 32)):
+        tokens = fused_window(10.0, windows, whole, 0, num_rows, SIZES)
+        assert tokens == expected
+        windows.observe(loads(whole, 0, tokens), 0.0001 * tokens, num_rows)
+
+
 def test_the_loss_is_computed_of_as_many_tokens_as_there_is_time_for() -> None:
     labels = np.where(np.arange(100) < 60, NO_LABEL, 1).astype(np.int32)
     half = Pack(zeros(100), labels, (0, 100))
@@ -224,7 +233,7 @@ def test_the_times_of_pieces_are_learned() -> None:
         load = (int(random.integers(1, 5)), int(random.integers(1, 300)), float(random.integers(0, 90_000)))
         truth = 0.001 + 0.0002 * load[0] + 0.00005 * load[1] + 1e-7 * load[2]
         times.observe(load, truth * random.uniform(0.9, 1.1))
-    assert times.coefficients == pytest.approx([0.001, 0.0002, 0.00005, 1e-7], rel=0.3)
+    assert times._fit.coefficients == pytest.approx([0.001, 0.0002, 0.00005, 1e-7], rel=0.3)
     assert 1.0 < times.seconds((2, 100, 10_000)) / 0.0074 < 1.15
 
 

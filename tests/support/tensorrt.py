@@ -59,6 +59,7 @@ class TensorRTLink(Link):
     def __init__(self, inbox: Sequence[list[Any]]) -> None:
         super().__init__(inbox)
         self.failed: dict[int, str] = {}
+        self.failures: list[Failed] = []
         self.finishes: dict[int, Finish] = {}
         self.log_probs: dict[int, list[tuple[float, list[int], list[float]]]] = {}
         self.rows: list[int] = []  # tokens of each message
@@ -68,6 +69,7 @@ class TensorRTLink(Link):
         for message in messages:
             if isinstance(message, Failed):
                 self.failed[message.request_id] = message.error
+                self.failures.append(message)
             elif hasattr(message, "finishes"):
                 self._note(message)
 

@@ -16,15 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from python_backends.nouns.request import Ids, ModelLimits
 from python_backends.scheduling.lengths.belief import MEDIAN, WEIGHTS, Array, Lengths, rest
-from python_backends.scheduling.state.sequence import NO_SLOT, Seating, Sequence
-from python_backends.scheduling.state.slots import SlotTable
+from python_backends.scheduling.state.allocator import Allocator
+from python_backends.scheduling.state.sequence import NO_SLOT, Sequence
 
 NUM_POINTS = 32  # of the curve
-TryReserve = Callable[[Sequence], bool]
-# [n] how many blocks of each slot other sequences hold as well
-SharedBlocks = Callable[[NDArray[np.intp]], Ids]
 Row = tuple[Array, Array]  # mean and variance of the blocks in use, at each point
 # at each point: the probability that a sequence is still running, and its blocks if it is
 Life = tuple[Array, Array]
@@ -60,8 +56,8 @@ def in_use(alive: Array, blocks: Array | float) -> Row:
 
 
 def none_alive(alive: Array) -> Array:
-    """[steps] how likely none of n sequences is alive that are so with
-    probabilities `alive` [n, steps], each by itself.
+    """[steps] the probability that none of n sequences is alive, if each is alive with probability `alive`
+    [n, steps], independently of the others.
     """
     none: Array = np.clip(1.0 - alive, 0.0, 1.0).prod(axis=0)
     return none
@@ -94,7 +90,7 @@ class Curve:
     mean: Array  # [points] of blocks that one sequence holds
     variance: Array  # [points]
     num_shared: float  # blocks that several hold
-    none: Array  # [points] how likely none of these is alive
+    none: Array  # [points] the probability that none of their holders is alive
 
     def with_one_more(self, life: Life, num_shared: int) -> Curve:
         """Adds a sequence that would hold this many blocks together with others,
@@ -106,7 +102,7 @@ class Curve:
         return Curve(self.mean + mean, self.variance + variance, max(self.num_shared, num_shared), none)
 
     def without(self, mean: Array, variance: Array) -> Curve:
-        """What one held alone is free."""
+        """The blocks that one sequence held alone are free."""
         return Curve(self.mean - mean, self.variance - variance, self.num_shared, self.none)
 
     def total(self) -> Row:
@@ -131,14 +127,12 @@ class FutureMemory:
     predictions are ignored.
     """
 
-    def __init__(
-        self, slots: SlotTable, limits: ModelLimits, share: float, caution: float, sampled: bool
-    ) -> None:
+    def __init__(self, allocator: Allocator, share: float, caution: float, sampled: bool) -> None:
         self.lengths = Lengths()
-        self._slots = slots
-        self._block_tokens = limits.block_tokens
-        self._max_model_tokens = limits.max_model_tokens
-        self._most_blocks = share * limits.num_blocks
+        self._allocator = allocator
+        self._slots = slots = allocator.slots
+        self._block_tokens = allocator.blocks.block_tokens
+        self._most_blocks = share * allocator.blocks.num_blocks
         self._caution = caution
         self._sampled = sampled
         self._believed: Array = np.ones((slots.num_slots, len(WEIGHTS)))
@@ -179,10 +173,8 @@ class FutureMemory:
         """Whether all running sequences and those `waiting` would fit if
         every answer used all of its max_tokens.
         """
-        limits = np.array([sequence.request.max_total_tokens for sequence in waiting], np.int64)
-        most = np.concatenate(
-            [self._slots.limits[self._slots.live], np.minimum(limits, self._max_model_tokens)]
-        )
+        limits = np.array([self._allocator.limit(sequence) for sequence in waiting], np.int64)
+        most = np.concatenate([self._slots.limits[self._slots.live], limits])
         return bool((-(-most // self._block_tokens)).sum() <= self._most_blocks)
 
     def forget(self) -> None:
@@ -192,7 +184,7 @@ class FutureMemory:
             self._steps = np.zeros(1)
             self._mean, self._variance = np.zeros((2, self._slots.num_slots, 1))
 
-    def compute(self, num_used_blocks: int, shared_blocks: SharedBlocks, head: list[Sequence]) -> None:
+    def compute(self, head: list[Sequence]) -> None:
         """Computes the curve again for all slots, and the rows of `head`, the first waiting sequences."""
         self.has_curve = True
         live = np.flatnonzero(self._slots.live)
@@ -200,19 +192,15 @@ class FutureMemory:
         self._steps = points(np.concatenate([running.ahead, waiting.ahead]))
         shape = (self._slots.num_slots, len(self._steps))
         self._mean, self._variance = np.zeros(shape), np.zeros(shape)
-        lives = self._lives(running, self._steps)
-        (self._mean[live], self._variance[live]), self._curve = _together(
-            lives, running.held, num_used_blocks, lambda: shared_blocks(live)
-        )
+        (self._mean[live], self._variance[live]), self._curve = self._together(live, running, self._steps)
         rows = zip(*self._lives(waiting, self._steps), strict=True)
         self._candidates = {sequence.request_id: row for sequence, row in zip(head, rows, strict=True)}
 
-    def peak_of_running(self, num_used_blocks: int, shared_blocks: SharedBlocks) -> float:
+    def peak_of_running(self) -> float:
         """The most blocks that the sequences which have a slot will use, whether or not there is a curve."""
         live = np.flatnonzero(self._slots.live)
         running = self._running(live)
-        lives = self._lives(running, points(running.ahead))
-        _, curve = _together(lives, running.held, num_used_blocks, lambda: shared_blocks(live))
+        _, curve = self._together(live, running, points(running.ahead))
         return curve.peak(self._caution)
 
     def check_integrity(self) -> None:
@@ -224,18 +212,18 @@ class FutureMemory:
     def peak_blocks(self) -> float:
         return self._curve.peak(self._caution)
 
-    def trial(self, num_available: int, seating: Callable[[Sequence], Seating]) -> TryReserve:
+    def trial(self) -> Callable[[Sequence], bool]:
         """To be called with one waiting sequence after the other: reserves what it takes if that fits
         together with all that run and with what was reserved before, else answers False; while there is no
-        curve, all fit. `num_available`: blocks that it may take some of when it gets a slot.
+        curve, all fit.
         """
         if not self.has_curve:
             return lambda sequence: True
-        curve, left, alone = self._curve, num_available, not self._slots.num_busy
+        curve, left, alone = self._curve, self._allocator.blocks.num_available, not self._slots.num_busy
 
         def try_reserve(sequence: Sequence) -> bool:
             nonlocal curve, left, alone
-            takes = seating(sequence)
+            takes = self._allocator.seating(sequence)
             if takes.blocks_now > left:
                 return False
             tried = curve.with_one_more(self._life(sequence), takes.num_shared)
@@ -268,25 +256,23 @@ class FutureMemory:
 
     def _running(self, live: NDArray[np.intp]) -> _Stands:
         table = self._slots
-        tokens, made = table.planned[live], table.planned[live] - table.prompts[live]
-        believed, most = self._believed[live], (table.limits[live] - tokens).astype(np.float64)
-        if self._sampled:
-            believed = self.lengths.sampled(made, made + most)
-        held = table.capacity[live] // self._block_tokens
-        return _Stands(
-            tokens.astype(np.float64), held.astype(np.float64), *rest(believed, made.astype(np.float64), most)
-        )
+        tokens = table.planned[live].astype(np.float64)
+        made, most = tokens - table.prompts[live], table.limits[live] - tokens
+        held = (table.capacity[live] // self._block_tokens).astype(np.float64)
+        return self._stands(tokens, held, self._believed[live], made, most)
 
     def _waiting(self, sequences: list[Sequence]) -> _Stands:
         tokens = np.array([len(sequence.tokens) for sequence in sequences], np.float64)
         made = tokens - np.array([sequence.num_prompt_tokens for sequence in sequences], np.float64)
-        limits = np.array([sequence.request.max_total_tokens for sequence in sequences], np.float64)
-        limits = np.minimum(limits, self._max_model_tokens)
-        believed = self._beliefs(sequences)
-        if self._sampled:
-            believed = self.lengths.sampled(made, limits - tokens + made)
+        most = np.array([self._allocator.limit(sequence) for sequence in sequences], np.float64) - tokens
         held = np.ceil((tokens + 1) / self._block_tokens)
-        return _Stands(tokens, held, *rest(believed, made, limits - tokens))
+        return self._stands(tokens, held, self._beliefs(sequences), made, most)
+
+    def _stands(self, tokens: Array, held: Array, believed: Array, made: Array, most: Array) -> _Stands:
+        """Of n sequences that have `made` [n] output tokens and may have `most` [n] more."""
+        if self._sampled:
+            believed = self.lengths.sampled(made, made + most)
+        return _Stands(tokens, held, *rest(believed, made, most))
 
     def _life(self, sequence: Sequence) -> Life:
         """The life of a sequence that waits, or has just got its slot."""
@@ -299,15 +285,12 @@ class FutureMemory:
     def _lives(self, stands: _Stands, steps: Array) -> Life:
         return lives(stands.held, stands.tokens, stands.ahead, stands.weights, steps, self._block_tokens)
 
-
-def _together(
-    life: Life, held: Array, num_used_blocks: int, shared_blocks: Callable[[], Ids]
-) -> tuple[Row, Curve]:
-    """The rows [n, points] of n sequences that hold `held` [n] of the blocks in use, and their curve."""
-    alive, blocks = life
-    num_held = float(held.sum())
-    shared = shared_blocks() if num_held > num_used_blocks else np.zeros(len(held))
-    mean, variance = in_use(alive, blocks - shared[:, None])
-    num_shared = float(num_used_blocks - num_held + shared.sum())
-    curve = Curve(mean.sum(axis=0), variance.sum(axis=0), num_shared, none_alive(alive[shared > 0]))
-    return (mean, variance), curve
+    def _together(self, live: NDArray[np.intp], running: _Stands, steps: Array) -> tuple[Row, Curve]:
+        """The rows [n, points] of the sequences in the slots `live` [n], and their curve."""
+        alive, blocks = self._lives(running, steps)
+        num_used, num_held = self._allocator.blocks.num_used, float(running.held.sum())
+        shared = self._allocator.shared_blocks(live) if num_held > num_used else np.zeros(len(live))
+        mean, variance = in_use(alive, blocks - shared[:, None])
+        num_shared = float(num_used - num_held + shared.sum())
+        curve = Curve(mean.sum(axis=0), variance.sum(axis=0), num_shared, none_alive(alive[shared > 0]))
+        return (mean, variance), curve

@@ -2,9 +2,9 @@
 operations.
 
 Owns a few numbers for each waiting sequence. A step reads the head of the order; a sequence that comes in
-between is after it until the order is next made. Of a crowd only a part is looked at each time, besides the
-head, so that no step waits for a long sort: the next part the next time. Called by the waiting list and the
-slot scheduler; the ranks are policies. Tested in tests/pure/test_predicted_lengths.py.
+between is after it until the order is next made. If very many wait, a sort looks at the head and at one part
+of the others, and the next sort at the next part, so that no step waits for a long sort. Called by the
+waiting list and the slot scheduler; the ranks are policies. Tested in tests/pure/test_predicted_lengths.py.
 """
 
 from __future__ import annotations

@@ -68,14 +68,14 @@ class Allocator:
         self.blocks.share(found)
         limit = self.limit(sequence)
         reserved = self._reservation(sequence)
-        fresh = self.blocks.take(max(0, self._first_blocks(sequence, reserved) - len(found)))
+        fresh = self.blocks.take(max(0, min(self._blocks_to_grow(sequence), reserved) - len(found)))
         num_computed = len(found) * self._limits.block_tokens
-        slot = self.slots.seat(sequence, num_computed, limit)
+        self.slots.seat(sequence, num_computed, limit)
         sequence.reserved_blocks, sequence.num_published = reserved, len(found)
         self.num_promised_blocks += reserved
         self._hold(sequence, found + fresh)
         self._started.append(Started(sequence.request_id, sequence.request_epoch, num_computed))
-        self._operations.append(self._admission(sequence, slot))
+        self._operations.append(self._admission(sequence))
         return len(found) - num_revived
 
     def catch_up(self, slot: int) -> None:
@@ -85,7 +85,7 @@ class Allocator:
         A step that is already launched may still have to write the last shared block. That is safe: the
         device runs steps in order.
         """
-        sequence = self._sequence(slot)
+        sequence = self.slots.sequence(slot)
         first = sequence.num_published
         found = self.blocks.match(sequence.tokens[:-1], sequence.keys, first, sequence.root_key)
         if not found:
@@ -105,7 +105,7 @@ class Allocator:
         """Of the prompt block that its next token falls into; None if no
         other sequence could find that block.
         """
-        sequence = self._sequence(slot)
+        sequence = self.slots.sequence(slot)
         index = int(self.slots.computed[slot]) // self._limits.block_tokens
         if (index + 1) * self._limits.block_tokens >= len(sequence.tokens):
             return None
@@ -115,13 +115,13 @@ class Allocator:
         """The keys of the prompt blocks that are full once it has
         computed `end` tokens, and were not before.
         """
-        sequence = self._sequence(slot)
+        sequence = self.slots.sequence(slot)
         last = end // self._limits.block_tokens
         return self._keys(sequence, sequence.tokens, last)[sequence.num_published : last]
 
     def shared_blocks(self, slots: NDArray[np.intp]) -> Ids:
         """[n] how many blocks of each of these slots, none of them free, others hold as well."""
-        return self.blocks.num_shared([self._sequence(slot).blocks for slot in slots.tolist()])
+        return self.blocks.num_shared([self.slots.sequence(slot).blocks for slot in slots.tolist()])
 
     def grow(self, sequence: Sequence) -> None:
         """Gives `sequence` blocks for its next tokens, as many as are available; the caller has made sure
@@ -154,13 +154,12 @@ class Allocator:
 
     # --- sequences that move here
 
-    def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Keeps a free slot for `sequence`, and blocks for `num_tokens` tokens and some that follow. Blocks
-        of its tokens so far that are found are shared. False: too few blocks are available.
+    def reserve(self, sequence: Sequence) -> bool:
+        """Keeps a free slot for `sequence`, and blocks for its tokens so far and some that follow. Blocks of
+        its tokens so far that are found are shared. False: too few blocks are available.
         """
         found = self._found(sequence)
-        wanted = self.blocks.blocks_for(min(num_tokens + self._growth_tokens, self.limit(sequence)))
-        missing = max(0, wanted - len(found))
+        missing = max(0, self._blocks_to_grow(sequence) - len(found))
         if missing + self.blocks.num_revived(found) > self.blocks.num_available:
             return False
         self.blocks.share(found)
@@ -186,7 +185,7 @@ class Allocator:
         """
         self.publish(sequence, sequence.tokens[:-1])
         self.slots.seat_moved(sequence, self.limit(sequence))
-        self._operations.append(self._admission(sequence, sequence.slot))
+        self._operations.append(self._admission(sequence))
         return int(self.blocks.num_shared([sequence.blocks])[0])
 
     def free_reserved(self, sequence: Sequence) -> None:
@@ -204,7 +203,7 @@ class Allocator:
 
     def publish_prefill(self, slot: int, end: int) -> None:
         """Makes full prompt blocks findable for later plans: safe, because the device runs steps in order."""
-        self.publish(self._sequence(slot), self.slots.tokens[slot, :end])
+        self.publish(self.slots.sequence(slot), self.slots.tokens[slot, :end])
 
     def check_integrity(self) -> None:
         """Raises AssertionError."""
@@ -222,14 +221,14 @@ class Allocator:
         )
 
     def _blocks_needed(self, sequence: Sequence) -> int:
-        found = self._found(sequence)
-        return self._reservation(sequence) - len(found) + self.blocks.num_revived(found)
+        return self._reservation(sequence) - self.seating(sequence).num_shared
 
     def seating(self, sequence: Sequence) -> Seating:
         """The blocks that `sequence` would take if it got a slot now."""
         found = self._found(sequence)
         num_revived = self.blocks.num_revived(found)
-        fresh = max(0, self._first_blocks(sequence, self._reservation(sequence)) - len(found))
+        wanted = min(self._blocks_to_grow(sequence), self._reservation(sequence))
+        fresh = max(0, wanted - len(found))
         return Seating(fresh + num_revived, len(found) - num_revived)
 
     def _found(self, sequence: Sequence) -> list[int]:
@@ -238,11 +237,9 @@ class Allocator:
         """
         return self.blocks.match(sequence.tokens[:-1], sequence.keys, root_key=sequence.root_key)
 
-    def _first_blocks(self, sequence: Sequence, reserved: int) -> int:
-        return min(
-            self.blocks.blocks_for(min(len(sequence.tokens) + self._growth_tokens, self.limit(sequence))),
-            reserved,
-        )
+    def _blocks_to_grow(self, sequence: Sequence) -> int:
+        """Blocks for its tokens so far and some that follow."""
+        return self.blocks.blocks_for(min(len(sequence.tokens) + self._growth_tokens, self.limit(sequence)))
 
     @property
     def _growth_tokens(self) -> int:
@@ -258,10 +255,10 @@ class Allocator:
         """The most tokens that it may come to hold."""
         return min(sequence.request.max_total_tokens, self._limits.max_model_tokens)
 
-    def _admission(self, sequence: Sequence, slot: int) -> Admit:
+    def _admission(self, sequence: Sequence) -> Admit:
         return Admit(
-            slot=slot,
-            slot_generation=int(self.slots.generations[slot]),
+            slot=sequence.slot,
+            slot_generation=int(self.slots.generations[sequence.slot]),
             sampling=sequence.request.sampling,
             num_prompt_tokens=sequence.num_prompt_tokens,
             num_output_tokens=sequence.num_output_tokens,
@@ -288,8 +285,3 @@ class Allocator:
         """
         add_keys(sequence.keys, tokens, count, self._limits.block_tokens, sequence.root_key)
         return sequence.keys
-
-    def _sequence(self, slot: int) -> Sequence:
-        sequence = self.slots.sequences[slot]
-        assert sequence is not None
-        return sequence

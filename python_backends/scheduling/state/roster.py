@@ -36,12 +36,9 @@ class Roster:
         self._sequences[sequence.request_id] = sequence
         self.num_high_priority += sequence.request.priority > 0
 
-    def leave(self, request_id: int) -> Sequence | None:
-        """Removes the sequence of a request, if it has one."""
-        sequence = self._sequences.pop(request_id, None)
-        if sequence is not None:
-            self.num_high_priority -= sequence.request.priority > 0
-        return sequence
+    def leave(self, sequence: Sequence) -> None:
+        del self._sequences[sequence.request_id]
+        self.num_high_priority -= sequence.request.priority > 0
 
     def _place(self, arrived_s: float) -> float:
         later: list[float] = []

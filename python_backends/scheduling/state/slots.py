@@ -65,6 +65,12 @@ class SlotTable:
     def num_reserved(self) -> int:
         return len(self.reserved)
 
+    def sequence(self, slot: int) -> Sequence:
+        """The sequence in a slot that has one."""
+        sequence = self.sequences[slot]
+        assert sequence is not None
+        return sequence
+
     def running(self) -> list[Sequence]:
         """The sequences in slots, in order of arrival."""
         return sorted((s for s in self.sequences if s is not None), key=lambda sequence: sequence.arrival)
@@ -93,11 +99,9 @@ class SlotTable:
         self._fill(sequence.slot, sequence, count, limit)
         self.targets[sequence.slot] = count
 
-    def seat(self, sequence: Sequence, num_computed: int, limit: int) -> int:
+    def seat(self, sequence: Sequence, num_computed: int, limit: int) -> None:
         """Gives `sequence` the lowest free slot."""
-        slot = heapq.heappop(self._free)
-        self._fill(slot, sequence, num_computed, limit)
-        return slot
+        self._fill(heapq.heappop(self._free), sequence, num_computed, limit)
 
     def _fill(self, slot: int, sequence: Sequence, num_computed: int, limit: int) -> None:
         count = len(sequence.tokens)
@@ -172,9 +176,7 @@ class SlotTable:
     def resume(self, slot: int) -> None:
         """Its row goes on, as the life of the request that its sequence names."""
         self.held[slot] = False
-        sequence = self.sequences[slot]
-        assert sequence is not None
-        self.request_epochs[slot] = sequence.request_epoch
+        self.request_epochs[slot] = self.sequence(slot).request_epoch
 
     def is_settled(self, slot: int) -> bool:
         """Whether it is held, and every launched step that has its row has been booked."""
@@ -200,17 +202,10 @@ class SlotTable:
         slots = np.flatnonzero(self.live & (self.computed < self.targets)).tolist()
         if not by_priority:
             return sorted(slots, key=self.arrival)
-        return sorted(slots, key=lambda slot: (-self.priority(slot), self.arrival(slot)))
-
-    def priority(self, slot: int) -> int:
-        sequence = self.sequences[slot]
-        assert sequence is not None
-        return sequence.request.priority
+        return sorted(slots, key=lambda slot: (-self.sequence(slot).request.priority, self.arrival(slot)))
 
     def arrival(self, slot: int) -> float:
-        sequence = self.sequences[slot]
-        assert sequence is not None
-        return sequence.arrival
+        return self.sequence(slot).arrival
 
 
 def rows_of(slots: Ids) -> Rows:

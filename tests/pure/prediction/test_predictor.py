@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from python_backends.nouns.request import Floats, Subject
-from python_backends.prediction.budget import MAX_SAVED_S, Budget
+from python_backends.prediction import encoder
 from python_backends.prediction.encoder import CachedEncoder, EncoderError, packaged_directory
-from python_backends.prediction.predictor import LOOK_EVERY_S, Predictor
+from python_backends.prediction.predictor import LOOK_EVERY_S, MAX_SAVED_S, Budget, Predictor
 from python_backends.prediction.request_log import RequestLog
 from python_backends.settings import PredictionSettings
 from tests.support.records import record
@@ -178,9 +178,13 @@ def test_remembered_embeddings_are_bounded() -> None:
     assert cached.encode(["a", "bb", "dddd"]).shape == (3, 32)
 
 
-def test_a_packaged_model_that_is_not_the_published_one_is_refused(tmp_path: Path) -> None:
+def test_a_packaged_model_that_is_not_the_published_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"something else")
+    monkeypatch.setattr(encoder, "_find_package", lambda: tmp_path)
     with pytest.raises(EncoderError, match="is not the published model"):
-        packaged_directory(lambda: tmp_path)
+        packaged_directory()
+    monkeypatch.setattr(encoder, "_find_package", lambda: None)
     with pytest.raises(EncoderError, match="not installed"):
-        packaged_directory(lambda: None)
+        packaged_directory()
