@@ -88,7 +88,7 @@ class SlotState:
         `append`.
         """
         draws = SlotDraws(slots, self._counts, self._sampling.shares) if choice is Choice.DRAWN else None
-        return self.append_greedy(slots, sample(logits, SamplingRows(draws, banned=None)))
+        return self.append_greedy(slots, sample(logits, SamplingRows(draws)))
 
     @property
     def last_tokens(self) -> NDArray[np.int64]:
