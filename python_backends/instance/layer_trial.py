@@ -131,10 +131,15 @@ def _prompt_tokens(limits: ModelLimits) -> int:
 
 
 def _smaller(settings: Settings) -> Settings:
-    """With KV blocks for the trial alone."""
-    engine = settings.engine
+    """With KV blocks for the trial alone, and no longer sequences than these hold."""
+    engine, model = settings.engine, settings.model
     num_blocks = engine.slots * -(-(PROMPT_TOKENS + OUTPUT_TOKENS) // engine.block_tokens)
-    return replace(settings, engine=replace(engine, kv_blocks=num_blocks))
+    longest = min(model.max_model_tokens, num_blocks * engine.block_tokens)
+    return replace(
+        settings,
+        engine=replace(engine, kv_blocks=num_blocks),
+        model=replace(model, max_model_tokens=longest),
+    )
 
 
 def _key(settings: Settings, layers: str) -> str:
