@@ -248,17 +248,19 @@ def tokens_drawn_otherwise(vocabulary: int, device: str) -> int:
     for share, column in ((Share.TEMPERATURE, 0), (Share.TOP_P, 2), (Share.MIN_P, 3)):
         shares[:, share] = torch.from_numpy(limits[:, column].copy())
     counts, shares, slots = counts.to(device), shares.to(device), torch.arange(rows, device=device)
-    parts = (shares[:, share] for share in (Share.TOP_P, Share.MIN_P))
+    drawing = slots[shares[:, Share.TEMPERATURE] > 0]
+    of_slots, parts = counts[drawing], shares[drawing]
     draws = Draws(
-        shares[:, Share.TEMPERATURE],
-        counts[:, Column.SEED],
-        counts[:, Column.OUTPUTS],
-        Restrictions(counts[:, Column.TOP_K], *parts),
+        drawing,
+        parts[:, Share.TEMPERATURE],
+        of_slots[:, Column.SEED],
+        of_slots[:, Column.OUTPUTS],
+        Restrictions(of_slots[:, Column.TOP_K], parts[:, Share.TOP_P], parts[:, Share.MIN_P]),
     )
     unlike = 0
     for steepness in (0.01, 1.0, 6.0):
         logits = torch.randn((rows, vocabulary), device=device) * steepness
-        wanted = sample(logits, SamplingRows(draws, banned=None))
+        wanted = sample(logits, SamplingRows(draws))
         unlike += int((draw(logits, slots, counts, shares) != wanted).sum())
     return unlike
 

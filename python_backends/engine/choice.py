@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from python_backends.engine.kinds import KINDS, kind_of
+from python_backends.engine.openvino import BLOCK_TOKENS as OPENVINO_BLOCK_TOKENS
 from python_backends.linux.processor import processor_flags
 from python_backends.settings import Settings, SettingsError
 
 AUTO = "auto"
-OPENVINO_BLOCK_TOKENS = 32
 MULTIPLIES_BFLOAT16 = ("amx_bf16", "avx512_bf16")
 HALF = ("bfloat16", "float16")
 

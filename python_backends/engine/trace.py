@@ -44,14 +44,17 @@ def trace_steps(loop: Loop, num_steps: int, path: Path) -> int:
         engine,
         Recorded(plain[2], ("receive", "publish")),
     )
-    trace, until_s = Trace(), time.monotonic() + MOST_S
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
+    options = _ExperimentalConfig(profile_all_threads=True)  # the engine's too, where it has one
     try:
-        while len(engine.outputs) < num_steps and time.monotonic() < until_s:
-            loop.turn()
+        with profile(activities=activities, experimental_config=options) as profiled:
+            until_s = time.monotonic() + MOST_S
+            while len(engine.outputs) < num_steps and time.monotonic() < until_s:
+                loop.turn()
     finally:
         loop.scheduler, loop.engine, loop.link = plain
-        trace.stop()
-    trace.write(path, engine.outputs)
+    profiled.export_chrome_trace(str(path))
+    _add_forward_passes(path, engine.outputs)
     return len(engine.outputs)
 
 
@@ -78,37 +81,16 @@ class Recorded:
         return spanned
 
 
-class Trace:
-    """Between `__init__` and `stop` everything is recorded."""
-
-    def __init__(self) -> None:
-        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
-        options = _ExperimentalConfig(profile_all_threads=True)  # the engine's too, where it has one
-        self._profile = profile(activities=activities, experimental_config=options)
-        self._profile.start()
-
-    def stop(self) -> None:
-        self._profile.stop()
-
-    def write(self, path: Path, outputs: list[StepOutput]) -> None:
-        """`outputs` are those of all collected steps, in order."""
-        self._profile.export_chrome_trace(str(path))
-        trace = json.loads(path.read_text())
-        collects = [
-            event for event in trace["traceEvents"] if event.get("name") == "collect" and "dur" in event
-        ]
-        ends_us = sorted(event["ts"] + event["dur"] for event in collects)
-        trace["traceEvents"] += [
-            {
-                "ph": "X",
-                "name": f"step {output.number}",
-                "ts": began_us,
-                "dur": output.busy_s * 1e6,
-                **DEVICE_ROW,
-            }
-            for output, began_us in zip(outputs, begins(outputs, ends_us, 1e6), strict=True)
-        ]
-        path.write_text(json.dumps(trace))
+def _add_forward_passes(path: Path, outputs: list[StepOutput]) -> None:
+    """To the trace in `path`. `outputs` are those of all collected steps, in order."""
+    trace = json.loads(path.read_text())
+    collects = [event for event in trace["traceEvents"] if event.get("name") == "collect" and "dur" in event]
+    ends_us = sorted(event["ts"] + event["dur"] for event in collects)
+    trace["traceEvents"] += [
+        {"ph": "X", "name": f"step {output.number}", "ts": began_us, "dur": output.busy_s * 1e6, **DEVICE_ROW}
+        for output, began_us in zip(outputs, begins(outputs, ends_us, 1e6), strict=True)
+    ]
+    path.write_text(json.dumps(trace))
 
 
 def begins(outputs: list[StepOutput], collected: list[float], unit: float) -> list[float]:

@@ -73,7 +73,13 @@ class AdapterFiles:
                 self._warn(
                     directory.name, f"adapter {directory.name!r:.200} is not served: its name is not valid"
                 )
-            elif (directory / CONFIG).exists():
+                continue
+            try:
+                is_adapter = (directory / CONFIG).exists()
+            except OSError as error:  # others may not look into it
+                self._warn(directory.name, f"adapter {directory.name} is not served: {error}")
+                continue
+            if is_adapter:
                 yield directory.name, "", directory
             else:
                 yield from ((directory.name, place.name, place) for place in numbered(directory))
@@ -90,6 +96,9 @@ class AdapterFiles:
         except BadAdapterError as error:
             digest = ""
             log.warning("adapter %s is not served: %s", name, error)
+        except Exception:  # of memory, for example: one adapter must not end the thread, or the instance
+            digest = ""
+            log.exception("adapter %s is not served", name)
         return _Checked(stamp, digest)
 
     def _warn(self, about: str, text: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from python_backends.engine.protocol import TakesAdapters
-from python_backends.instance.adapter_thread import AdapterThread, Listed, Loaded, NotLoaded
+from python_backends.instance.adapter_thread import AdapterThread, Listed, Loaded
 from python_backends.nouns.messages import Failed
 from python_backends.nouns.request import AdapterVersion
 from python_backends.scheduling.scheduler import SlotScheduler
@@ -69,21 +69,17 @@ class InstanceAdapters:
         if isinstance(news, Loaded):
             self._loaded = news
             return []
-        return self._fail(news)
+        error = f"lora_name = {news.adapter.full_name!r}: {news.error}"
+        return self._scheduler.fail_waiting(news.adapter, error)
 
     def _install(self, loaded: Loaded) -> None:
         adapters, digest = self._scheduler.adapters, loaded.adapter.digest
-        if not adapters.is_loaded(loaded.adapter):
-            if adapters.num_loaded >= self._max_loaded:
-                unused = adapters.unused(self._scheduler.first_running)
-                if unused is None:
-                    return
-                adapters.remove(unused)
-                self._engine.drop_adapter(unused)
-            self._engine.install_adapter(digest, loaded.weights)
+        if adapters.num_loaded >= self._max_loaded:
+            unused = adapters.unused(self._scheduler.first_running)
+            if unused is None:
+                return
+            adapters.remove(unused)
+            self._engine.drop_adapter(unused)
+        self._engine.install_adapter(digest, loaded.weights)
         self._scheduler.adapter_loaded(digest)
         self._loaded = None
-
-    def _fail(self, news: NotLoaded) -> list[Failed]:
-        error = f"lora_name = {news.adapter.full_name!r}: {news.error}"
-        return self._scheduler.fail_waiting(news.adapter, error)

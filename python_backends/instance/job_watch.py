@@ -42,8 +42,7 @@ class JobWatch:
 
     def close(self) -> None:
         self._closed.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._thread.join()
 
     def look(self) -> None:
         """Takes the jobs that can be taken now, the oldest first."""

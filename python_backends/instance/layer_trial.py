@@ -18,7 +18,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,21 +38,9 @@ OUTPUT_TOKENS = 25
 # output tokens for each prompt token of a workload: 3,915 to 9,375 in benchmarks/workload.json
 OUTPUT_SHARE = 0.42
 LEAST_GAIN = 0.02  # the fused layers must be faster by this
-AUTO, ON, OFF = "auto", "on", "off"
+ON, OFF = "on", "off"
 
 MakeEngine = Callable[[Settings], Engine]
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Of one way to compute: the steps with prompts, and the decode steps that follow in a workload."""
-
-    prompts_s: float
-    decodes_s: float
-
-    @property
-    def total_ms(self) -> float:
-        return 1000 * (self.prompts_s + self.decodes_s)
 
 
 def with_faster_layers(settings: Settings, make: MakeEngine, layers: str) -> Settings:
@@ -79,7 +67,7 @@ def with_layers(settings: Settings, fused: str) -> Settings:
 
 def _try_both(settings: Settings, make: MakeEngine, path: Path) -> str:
     log.info("trying with and without fused layers, once on this kind of processor")
-    off, on = (_times_of(make(_smaller(with_layers(settings, way)))).total_ms for way in (OFF, ON))
+    off, on = (_best_ms(make(_smaller(with_layers(settings, way)))) for way in (OFF, ON))
     chosen = ON if off / on - 1 >= LEAST_GAIN else OFF
     log.info(
         "engine.fused_layers = %s: the same work took %.0f ms with them and %.0f ms without (%s; without this"
@@ -93,17 +81,23 @@ def _try_both(settings: Settings, make: MakeEngine, path: Path) -> str:
     return chosen
 
 
-def _times_of(engine: Engine) -> Times:
-    """The fastest of several passes: other processes may have been busy during some."""
+def _best_ms(engine: Engine) -> float:
+    """The fastest steps of several passes, with prompts and without: other processes may have been busy
+    during some.
+    """
     passes = [_pass(engine) for _ in range(PASSES)][1:]
     engine.close()
     del engine
     gc.collect()  # its memory is free before the next engine is made
-    return Times(min(each.prompts_s for each in passes), min(each.decodes_s for each in passes))
+    prompts_s = min(prompts_s for prompts_s, _ in passes)
+    decodes_s = min(decodes_s for _, decodes_s in passes)
+    return 1000 * (prompts_s + decodes_s)
 
 
-def _pass(engine: Engine) -> Times:
-    """Every slot serves a request. The median step in which all decode stands for those of a workload."""
+def _pass(engine: Engine) -> tuple[float, float]:
+    """Every slot serves a request. The seconds of the steps with prompts, and of the decode steps that follow
+    in a workload: the median step in which all decode stands for those.
+    """
     limits = engine.limits
     scheduler = SlotScheduler(limits)
     for request in _requests(limits):
@@ -120,7 +114,7 @@ def _pass(engine: Engine) -> Times:
         elif plan.num_decodes == limits.num_slots:
             decodes_s.append(took_s)
     num_decodes = OUTPUT_SHARE * _prompt_tokens(limits)
-    return Times(prompts_s, num_decodes * float(np.median(decodes_s)))
+    return prompts_s, num_decodes * float(np.median(decodes_s))
 
 
 def _requests(limits: ModelLimits) -> Iterator[Request]:
@@ -137,10 +131,15 @@ def _prompt_tokens(limits: ModelLimits) -> int:
 
 
 def _smaller(settings: Settings) -> Settings:
-    """With KV blocks for the trial alone."""
-    engine = settings.engine
+    """With KV blocks for the trial alone, and no longer sequences than these hold."""
+    engine, model = settings.engine, settings.model
     num_blocks = engine.slots * -(-(PROMPT_TOKENS + OUTPUT_TOKENS) // engine.block_tokens)
-    return replace(settings, engine=replace(engine, kv_blocks=num_blocks))
+    longest = min(model.max_model_tokens, num_blocks * engine.block_tokens)
+    return replace(
+        settings,
+        engine=replace(engine, kv_blocks=num_blocks),
+        model=replace(model, max_model_tokens=longest),
+    )
 
 
 def _key(settings: Settings, layers: str) -> str:

@@ -177,8 +177,9 @@ class Instance:
         # a single empty turn may be one in which a sequence was evicted
         if self.scheduler.is_idle or (self._num_empty_turns > 1 and self._only_waits):
             self._was_idle = True
-            training = self._training
-            return training.patience_s if training is not None and training.has_work else HEARTBEAT_S
+            if self._training is not None and self._training.has_work:
+                return self._training.patience_s
+            return HEARTBEAT_S
         if not self._launched:
             return 0.0
         with_prompts = self.scheduler.num_waiting > 0 or len(self._launched[-1].tokens) > 0
@@ -194,10 +195,6 @@ class Instance:
     def _has_adapter_news(self) -> bool:
         """Whether there is news of adapters, which the turn takes after its messages."""
         return self._adapters is not None and self._adapters.has_news
-
-    @property
-    def _is_training(self) -> bool:
-        return self._training is not None and self._training.has_work
 
     @property
     def _only_waits(self) -> bool:
@@ -239,7 +236,8 @@ class Instance:
             self.link.publish(messages)
 
     def _beat_if_due(self) -> None:
-        if not self._heartbeat.is_due(self.scheduler.is_idle and not self._is_training):
+        is_training = self._training is not None and self._training.has_work
+        if not self._heartbeat.is_due(self.scheduler.is_idle and not is_training):
             return
         moved_bytes = self._moves.take_sent_bytes() if self._moves is not None else 0
         training = self._training.take_report() if self._training is not None else None

@@ -51,7 +51,9 @@ class _Running:
 
 
 class Training:
-    """`limits` are the engine's. One thread uses it, but `offer` and `count_jobs` are another's."""
+    """`limits` are the engine's. One thread uses it, except for `takes_jobs`, `offer` and `count_jobs`, which
+    are for the thread that finds jobs.
+    """
 
     def __init__(
         self,
@@ -76,7 +78,8 @@ class Training:
         self._times: dict[Kind, PieceTime] = defaultdict(PieceTime)
         self._retry_s, self._stuck_s = RETRY_S, time.monotonic()
         self._slack_s = self._until_s = 0.0  # of the latest `work`, and when it ends
-        self._report = TrainingLoad()
+        self._report = TrainingLoad()  # without the jobs
+        self._num_jobs: tuple[int, ...] = ()  # by JOB_STATUSES
 
     @property
     def has_work(self) -> bool:
@@ -104,7 +107,7 @@ class Training:
 
     def count_jobs(self, counts: tuple[int, ...]) -> None:
         """Of the job directory, in the order of JOB_STATUSES."""
-        self._report = self._report.changed(jobs=counts)
+        self._num_jobs = counts
 
     def work(self, slack_s: float, plan: StepPlan | None) -> bool:
         """Trains for `slack_s` before the step of `plan`, if a piece fits; at least one piece where there is
@@ -145,8 +148,8 @@ class Training:
 
     def take_report(self) -> TrainingLoad | None:
         """What was trained since the last report; None while there is nothing to tell."""
-        report = self._report
-        self._report = TrainingLoad(loss=report.loss, jobs=report.jobs)
+        report = self._report.changed(jobs=self._num_jobs)
+        self._report = TrainingLoad(loss=report.loss)
         return report if any(report.jobs) else None
 
     def close(self) -> None:
@@ -164,13 +167,14 @@ class Training:
 
     def _take_offered(self) -> None:
         while self._offered:
-            job, lock = self._offered.popleft()
+            job, lock = self._offered[0]
             try:
                 self._begin(job, lock)
             except Exception as error:
                 self._fail(job, error)
                 lock.close()
-                self._free_if_idle()
+            self._offered.popleft()  # only now, so that `takes_jobs` never misses it
+            self._free_if_idle()
 
     def _begin(self, job: Job, lock: ExitStack) -> None:
         if self._new_session is None:

@@ -4,11 +4,14 @@ requests are those of a server without a job.
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,7 @@ from python_backends.engine.protocol import Trains
 from python_backends.engine.torch.training.model import TrainedModel
 from python_backends.finetuning.alone import train
 from python_backends.finetuning.jobs import Job, JobError, jobs_directory
+from python_backends.finetuning.trainer import Progress
 from python_backends.finetuning.watchers import announced, refusals
 from python_backends.instance.build import build, build_training, watch_jobs
 from python_backends.instance.job_watch import JobWatch
@@ -241,6 +245,53 @@ def test_two_jobs_share_what_there_is_and_more_wait(one: TinyModel, tmp_path: Pa
     assert [line["loss"] for line in jobs[0].losses] == pytest.approx(
         [line["loss"] for line in jobs[2].losses], rel=1e-4
     )
+
+
+def test_a_job_that_begins_has_its_place_already(
+    one: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To begin takes a while, in which the thread that finds jobs may look for more of them."""
+    server = Server(one, tmp_path, max_jobs=1)
+    jobs = [new_job(tmp_path, steps=3) for _ in range(2)]
+    assert isinstance(server.engine, Trains)
+    start = server.engine.start_training
+
+    def look_meanwhile() -> Any:
+        server.watch.look()
+        return start()
+
+    monkeypatch.setattr(server.engine, "start_training", look_meanwhile)
+    server.watch.look()
+    server.training.work(0.0, None)
+    assert len(server.training._running) == 1
+    server.train(*jobs)
+    server.close()
+
+
+def test_steps_that_end_while_jobs_are_counted_are_reported_all() -> None:
+    """The thread that finds jobs counts them, the loop adds what was trained."""
+    parts: Any = None
+    training = Training(parts, parts, parts, parts, FinetuningSettings())
+    training._current = SimpleNamespace(tokens=0)  # type: ignore[assignment]
+    is_over, interval_s, num_steps = threading.Event(), sys.getswitchinterval(), 20_000
+
+    def count() -> None:
+        while not is_over.is_set():
+            training.count_jobs((1, 0, 0, 0, 0))
+
+    counting = threading.Thread(target=count)
+    sys.setswitchinterval(1e-6)
+    try:
+        counting.start()
+        for _ in range(num_steps):
+            training._learned(Progress(step=1, num_steps=1, loss=1.0, tokens=1))
+    finally:
+        sys.setswitchinterval(interval_s)
+        is_over.set()
+        counting.join()
+    report = training.take_report()
+    assert report is not None
+    assert (report.tokens, report.steps, report.jobs) == (num_steps, num_steps, (1, 0, 0, 0, 0))
 
 
 def test_a_bad_job_fails_alone(one: TinyModel, tmp_path: Path) -> None:

@@ -33,12 +33,12 @@ from python_backends.engine.model.description import (
     NormKind,
     Rotary,
 )
+from python_backends.engine.openvino import BLOCK_TOKENS, fused_fetch, fused_graph, fused_layer
 from python_backends.engine.openvino import engine as openvino_engine
-from python_backends.engine.openvino import fused_fetch, fused_graph, fused_layer
 from python_backends.engine.openvino.fused_fetch import DEPTH, PIECE, ROWS
 from python_backends.engine.openvino.fused_graph import PANEL, READ, FusedLayers, FusedOperation, fits
 from python_backends.engine.openvino.fused_layer import Kind
-from python_backends.engine.openvino.graph import BLOCK_TOKENS, Graph, Node, floats
+from python_backends.engine.openvino.graph import Graph, Node, floats
 from python_backends.engine.openvino.inputs import StepInputs
 from tests.support.tiny_models import (
     BFLOAT16_REGRET,

@@ -34,6 +34,8 @@ def read(directory: Path, root: Path) -> ReadAdapter:
     content = (directory / "adapter_config.json").read_text()
     if content == "bad":
         raise BadAdapterError("use_dora = True: not supported")
+    if content == "too large":
+        raise MemoryError
     return ReadAdapter(content, f"weights of {content}")
 
 
@@ -77,6 +79,26 @@ def test_what_changes_is_read_again(root: Path, caplog: pytest.LogCaptureFixture
     found = [each.full_name for each in files.search()]
     assert found == ["flat@1e1e1e1e", "law@1", "law@9", "law@10"]
     assert len(caplog.messages) == 2
+
+
+def test_an_adapter_that_can_not_be_read_leaves_the_others_served(
+    root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a fault while it is read nor a directory into which this process may not look."""
+    exists = Path.exists
+
+    def forbidden(path: Path) -> bool:
+        if path.parent.name == "secret":
+            raise PermissionError(13, "Permission denied", str(path))
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", forbidden)
+    write(root / "huge", "too large")
+    write(root / "secret", "0a")
+    files = AdapterFiles(root, read)
+    assert len(files.search()) == len(files.search()) == 4
+    assert caplog.text.count("adapter huge is not served") == 1
+    assert caplog.text.count("adapter secret is not served: [Errno 13] Permission denied") == 1
 
 
 def test_a_root_that_is_not_there_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

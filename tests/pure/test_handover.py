@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from python_backends.engine.protocol import ExportsBlocks
-from python_backends.engine.toy.engine import ToyEngine, toy_answer
+from python_backends.engine.toy.engine import ToyEngine
 from python_backends.nouns.request import Finish, Ids, Request
 from python_backends.nouns.step import Admit, StepPlan, Tokens
 from python_backends.scheduling.handover import RefusedMove
@@ -29,6 +29,7 @@ from python_backends.settings import EngineSettings, ModelSettings, SchedulingSe
 from tests.pure.test_scheduler_states import NEVER_EVICT, RULES, Device, asks, make_request
 from tests.support.examples import examples
 from tests.support.scheduling import VOCAB, answer, request, write_vocabulary
+from tests.support.toy_answers import toy_answer
 
 BLOCKS, SIZE = 26, 4
 MOST_TOKENS = 100

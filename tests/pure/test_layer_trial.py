@@ -77,6 +77,20 @@ def test_other_settings_other_layers_and_a_damaged_result_are_tried_again(tmp_pa
     assert len(engines.made) == 8
 
 
+def test_engines_are_tried_whatever_length_the_server_is_to_take(tmp_path: Path) -> None:
+    """An engine refuses model.max_model_tokens that do not fit its KV blocks, of which a trial has few."""
+    engines, made = Engines(tmp_path / "model", 1.0, 2.0), []
+
+    def make(settings: Settings) -> ToyEngine:
+        made.append(settings)
+        return engines.make(settings)
+
+    long = replace(engines.settings, model=replace(engines.settings.model, max_model_tokens=8192))
+    assert with_faster_layers(long, make, "layers").model == long.model
+    for each in made:
+        assert each.model.max_model_tokens <= each.engine.kv_blocks * each.engine.block_tokens
+
+
 def test_two_instances_do_not_try_at_the_same_time(tmp_path: Path) -> None:
     engines = Engines(tmp_path / "model", 0.5, 1.0)
     threads = [threading.Thread(target=engines.chosen) for _ in range(2)]

@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from python_backends.cluster.cluster import Cluster
 from python_backends.cluster.move import MoveReason
 from python_backends.cluster.router import Router
-from python_backends.engine.toy.engine import ToyEngine, toy_answer
+from python_backends.engine.toy.engine import ToyEngine
 from python_backends.handover.moves import Moves
 from python_backends.nouns.messages import Cancel, Failed, Hello, Load, Submit
 from python_backends.nouns.moves import (
@@ -59,6 +59,7 @@ from python_backends.wires.sessions import InstanceLost, InstanceMove, InstanceR
 from tests.pure.test_scheduler_states import RULES, asks, make_request
 from tests.support.examples import examples
 from tests.support.scheduling import VOCAB, request, write_vocabulary
+from tests.support.toy_answers import toy_answer
 
 SLOTS, BLOCKS, SIZE, MOST_TOKENS = 3, 80, 4, 100
 STEP_S = 0.01

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from python_backends.engine.toy.engine import ToyEngine, toy_answer
+from python_backends.engine.toy.engine import ToyEngine
 from python_backends.nouns.request import QUANTILE_LEVELS, Finish, LengthPrediction, Request, Sampling
 from python_backends.nouns.step import Admit, Grow, Release, StepPlan, Tokens
 from python_backends.scheduling.lengths import predicted_order
@@ -34,6 +34,7 @@ from python_backends.scheduling.state.view import Reserve
 from python_backends.settings import EngineSettings, ModelSettings, SchedulingSettings, Settings
 from tests.support.examples import examples
 from tests.support.scheduling import VOCAB, write_vocabulary
+from tests.support.toy_answers import toy_answer
 
 BLOCKS, BLOCK_TOKENS = 26, 4
 MOST_TOKENS = 100  # of prompt and answer; a lone request always fits

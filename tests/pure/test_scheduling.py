@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from python_backends.engine.toy.engine import toy_answer, toy_next
+from python_backends.engine.toy.engine import toy_next
 from python_backends.nouns.request import Finish, ModelLimits, Request, Sampling
 from python_backends.nouns.step import StepPlan
 from python_backends.scheduling.scheduler import SlotScheduler
@@ -21,6 +21,7 @@ from python_backends.scheduling.state.sequence import Sequence
 from python_backends.scheduling.state.view import View
 from python_backends.settings import SchedulingSettings
 from tests.support.scheduling import VOCAB, Instance, answer, request, write_vocabulary
+from tests.support.toy_answers import toy_answer
 
 NO_TOKENS = np.zeros(0, np.int32)
 

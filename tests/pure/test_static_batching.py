@@ -24,11 +24,12 @@ from benchmarks.static_batching.batches import (
     wasted_accesses,
 )
 from benchmarks.static_batching.mode import Served, StaticMode
-from python_backends.engine.toy.engine import ToyEngine, toy_answer
+from python_backends.engine.toy.engine import ToyEngine
 from python_backends.nouns.request import Finish, Request, Sampling
 from python_backends.settings import EngineSettings, ModelSettings, Settings
 from tests.pure.test_scheduling import model
 from tests.support.scheduling import VOCAB
+from tests.support.toy_answers import toy_answer
 
 __all__ = ["model"]  # a fixture
 

@@ -19,13 +19,14 @@ from tensorrt_llm.lora_helper import LoraConfig
 from tensorrt_llm.manners import manners
 from tensorrt_llm.sampling_params import SamplingParams
 
+from python_backends.engine.tensorrt_llm.limits import model_limits
 from python_backends.instance.build import build
 from python_backends.nouns.messages import Predicted
 from python_backends.nouns.request import LengthPrediction, Sampling
 from python_backends.nouns.step import Admit
 from python_backends.scheduling.self_planned import SelfPlannedScheduler
 from python_backends.settings import SettingsError
-from tests.support.tensorrt import Serving, answer_of, make_settings, submit, write_model
+from tests.support.tensorrt import VOCAB_SIZE, Serving, answer_of, make_settings, submit, write_model
 
 # --- memory
 
@@ -124,6 +125,10 @@ def test_the_number_of_blocks_follows_from_memory_and_shape(tmp_path: Path) -> N
     with Serving(settings) as serving:
         block_bytes = 2 * 2 * 2 * 16 * 4 * 4  # K and V, layers, heads, values, float32, tokens
         assert serving.engine.limits.num_blocks == int(0.002 * 2**30) // block_bytes
+
+
+def test_a_text_config_that_is_null_says_nothing(tmp_path: Path) -> None:
+    assert model_limits(make_settings(write_model(tmp_path, text_config=None))).vocab_size == VOCAB_SIZE
 
 
 # --- what is refused at start

@@ -9,13 +9,14 @@ import pytest
 
 from benchmarks.recorded_engine import RecordedEngine
 from python_backends.engine.largest_steps import DRAWN
-from python_backends.engine.toy.engine import ToyEngine, toy_answer
+from python_backends.engine.toy.engine import ToyEngine
 from python_backends.instance.warm_up import GREEDY, warm_up
 from python_backends.nouns.request import Request, Sampling
 from python_backends.nouns.step import Admit, Release, StepPlan
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.settings import EngineSettings, ModelSettings, Settings
 from python_backends.text.door.table import FIELDS
+from tests.support.toy_answers import toy_answer
 
 
 def warm(**engine: int) -> RecordedEngine:

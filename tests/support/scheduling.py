@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from python_backends.engine.toy.engine import ToyEngine, toy_answer
+from python_backends.engine.toy.engine import ToyEngine
 from python_backends.nouns.request import Finish, Request, Sampling
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.settings import EngineSettings, ModelSettings, SchedulingSettings, Settings
+from tests.support.toy_answers import toy_answer
 
 VOCAB = 97
 

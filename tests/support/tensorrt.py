@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from python_backends.engine.toy.engine import toy_answer
 from python_backends.instance.build import build
 from python_backends.instance.loop import Instance
 from python_backends.nouns.messages import Failed, Submit
@@ -25,6 +24,7 @@ from python_backends.settings import (
     TensorRTLLMSettings,
 )
 from tests.support.instance_link import Link
+from tests.support.toy_answers import toy_answer
 
 VOCAB_SIZE = 512
 MAX_MODEL_TOKENS = 256

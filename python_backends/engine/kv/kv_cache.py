@@ -1,8 +1,8 @@
 """Keys and values of all layers, in blocks: [blocks, layers, 2, kv_heads, tokens, dim], so that a block is
 one contiguous run.
 
-Heads come before tokens: a gather then returns each head's keys in one piece, and attention over pieces is up
-to twice as fast on a CPU as over strides. Owns that tensor and the arithmetic from (block, head, offset) to
+Heads come before tokens: a gather then returns each head's keys in one piece, over which attention is faster
+on a CPU than over strides (docs/design.md). Owns that tensor and the arithmetic from (block, head, offset) to
 its rows; which block belongs to which sequence is the scheduler's. Called by the step batch (rows), the
 decoder (write) and attention (gather). Tested in tests/cpu/test_decoder.py.
 """

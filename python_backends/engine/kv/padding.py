@@ -1,7 +1,7 @@
 """How many rows a step is given so that there are few sizes of steps.
 
-For each new number of rows, the libraries of a CPU generate code: this takes 6 to 16 ms, and 1 to 2 MiB that
-are never freed. A processor with tiles (AMX) also multiplies whole tiles: 196 rows take longer than 224. On
+For each new number of rows, the libraries of a CPU generate code: this takes the time of a step, and memory
+that is never freed (docs/notebook/cpu_steps.md). A processor with tiles (AMX) also multiplies whole tiles. On
 one without tiles each row costs its time, so sizes are nearer to each other there (docs/notebook/peers.md).
 Rows of padding belong to the dead slot (see slot state), and their results are not read. Called by both
 engines of our own; not for fused layers, for which no code is generated.

@@ -105,8 +105,8 @@ def _embedding_scale(embedding: Any, config: Any, family: Family) -> float:
 
 def _rotary(module: Any, config: Any, kind: str, declared_tokens: int) -> Rotary:
     """The rotary embedding of layers of one `kind`, "" for all."""
-    parameters, prefix = families.rope_parameters(config)[kind], f"{kind}_" if kind else ""
-    frequencies = getattr(module, f"{prefix}original_inv_freq").float()
+    parameters = families.rope_parameters(config)[kind]
+    frequencies = _of_kind(module, kind, "original_inv_freq").float()
     if (
         parameters["rope_type"] == "longrope"
         and declared_tokens > parameters["original_max_position_embeddings"]
@@ -115,15 +115,12 @@ def _rotary(module: Any, config: Any, kind: str, declared_tokens: int) -> Rotary
             config, frequencies.device, declared_tokens, kind or None
         )
     still = families.head_dim(config) // 2 - len(frequencies)
-    return Rotary(
-        functional.pad(frequencies, (0, still)), float(getattr(module, f"{prefix}attention_scaling"))
-    )
+    return Rotary(functional.pad(frequencies, (0, still)), float(_of_kind(module, kind, "attention_scaling")))
 
 
-def _rotated(module: Any, config: Any) -> int:
-    """How many dimensions of a head turn: as many in every layer of the families served."""
-    kind = next(iter(families.rope_parameters(config)))
-    return 2 * len(getattr(module, f"{kind}_original_inv_freq" if kind else "original_inv_freq"))
+def _of_kind(module: Any, kind: str, name: str) -> Any:
+    """The field `name` of transformers' rotary embedding, for layers of one `kind`."""
+    return getattr(module, f"{kind}_{name}" if kind else name)
 
 
 def _attention(module: Any, config: Any, order: Tensor, window: int | None, rotary: int | None) -> Attention:
@@ -165,9 +162,10 @@ def qkv_rows(config: Any, order: Tensor) -> Tensor:
 
 
 def dimension_order(model: Any) -> Tensor:
-    """`head_order` of transformers' causal language model."""
+    """`head_order` of transformers' causal language model. As many dimensions turn in each of its layers."""
     config = model.config
-    rotated = _rotated(model.base_model.rotary_emb, config)
+    kind = next(iter(families.rope_parameters(config)))
+    rotated = 2 * len(_of_kind(model.base_model.rotary_emb, kind, "original_inv_freq"))
     return head_order(families.head_dim(config), rotated, families.family_of(config).neighbours_turn)
 
 

@@ -30,10 +30,10 @@ from python_backends.engine.model.checkpoint import (
 from python_backends.engine.model.description import Model
 from python_backends.engine.model.quantised import quantise_if_asked
 from python_backends.engine.model.weights import describe, take_layers
-from python_backends.engine.openvino import fused_layer
+from python_backends.engine.openvino import BLOCK_TOKENS, fused_layer
 from python_backends.engine.openvino.fused_fetch import use_faster_cache
 from python_backends.engine.openvino.fused_graph import FusedGraph, FusedOperation
-from python_backends.engine.openvino.graph import BLOCK_TOKENS, TYPES, Graph, cache_name
+from python_backends.engine.openvino.graph import TYPES, Graph, cache_name
 from python_backends.engine.openvino.inputs import StepInputs
 from python_backends.engine.openvino.launching import OneAhead, OneByOne
 from python_backends.engine.slots.slot_state import SlotState

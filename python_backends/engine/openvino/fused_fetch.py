@@ -1,9 +1,8 @@
 """Which cache of the processor the fused layers fetch weights into: both are tried at each start, in 0.1 s,
 and the faster one is used.
 
-Products with 16 rows take 0.73 of the time with the second cache on an AMD Zen 4, and 0.86 of the time with
-the first cache on a Zen 5 (docs/notebook/cpu_steps.md). Results do not depend on the cache. Called by the
-OpenVINO engine. Tested in tests/cpu/test_fused_layer.py.
+The second cache is faster on an AMD Zen 4, the first one on a Zen 5 (docs/notebook/cpu_steps.md). Results do
+not depend on the cache. Called by the OpenVINO engine. Tested in tests/cpu/test_fused_layer.py.
 """
 
 from __future__ import annotations

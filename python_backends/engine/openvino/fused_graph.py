@@ -1,8 +1,8 @@
 """A described model as an OpenVINO graph in which layers that follow each other are one operation of ours,
 with their attention, and at the end the product that gives the logits.
 
-Owns nothing: written once at the start, like the graph that it varies. Layers of another kind than the
-operation computes are written as there. Called by the OpenVINO engine.
+Owns nothing: written once at the start, like the graph that it varies. Layers that the operation does not
+compute are written as in that graph. Called by the OpenVINO engine.
 Tested in tests/cpu/test_fused_layer.py.
 """
 

@@ -30,9 +30,9 @@ from python_backends.engine.model.description import (
     NormKind,
     Rotary,
 )
+from python_backends.engine.openvino import BLOCK_TOKENS
 from python_backends.settings import SettingsError
 
-BLOCK_TOKENS = 32  # what the CPU plugin's attention takes
 TYPES = MappingProxyType({torch.float32: ov.Type.f32, torch.bfloat16: ov.Type.bf16})
 STEP_INPUTS = MappingProxyType(
     {
@@ -192,11 +192,9 @@ class Graph:
             i32,
         ]
         node = PagedAttention([output(value) for value in [*parts, *caches, *lengths, *scale, *left_off]])
-        info, heads = node.get_rt_info(), self._heads
-        for name, value in (("k_head_size", heads.head_dim), ("v_head_size", heads.head_dim)):
-            info[name] = value
-        for name in ("num_k_heads", "num_v_heads"):
-            info[name] = heads.num_kv_heads
+        info = node.get_rt_info()
+        info["k_head_size"] = info["v_head_size"] = self._heads.head_dim
+        info["num_k_heads"] = info["num_v_heads"] = self._heads.num_kv_heads
         return node.output(0)
 
     def _input(self, name: str, shape: list[int], kind: ov.Type) -> Node:

@@ -11,7 +11,8 @@ import openvino as ov
 from numpy.typing import NDArray
 
 from python_backends.engine.kv.padding import padded
-from python_backends.engine.openvino.graph import BLOCK_TOKENS, STEP_INPUTS
+from python_backends.engine.openvino import BLOCK_TOKENS
+from python_backends.engine.openvino.graph import STEP_INPUTS
 from python_backends.nouns.request import Ids
 from python_backends.nouns.step import StepPlan
 

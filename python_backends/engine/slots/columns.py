@@ -1,4 +1,4 @@
-"""The columns of the two tables of the slot state, one row a slot: whole numbers and fractions.
+"""The columns of the two tables of the slot state, which have one row a slot.
 
 Tested in tests/cpu/test_slot_state.py.
 """
@@ -9,7 +9,7 @@ from enum import IntEnum
 
 
 class Column(IntEnum):
-    """Of the slot state's table of whole numbers, one row a slot."""
+    """Of the table of whole numbers."""
 
     LAST_TOKEN = 0
     LENGTH = 1  # tokens so far; the KV of the last one is not computed yet
@@ -22,7 +22,7 @@ class Column(IntEnum):
 
 
 class Share(IntEnum):
-    """Of the table of fractions, one row a slot."""
+    """Of the table of fractions."""
 
     TEMPERATURE = 0
     TOP_P = 1

@@ -1,7 +1,7 @@
 """Draws tokens, one launch for all rows of a step, as a kernel in the Triton language: temperature, top_k,
 top_p, min_p and the seed are read from the slot state, and nothing is asked on the host.
 
-What is drawn the sampler's operators say (`_drawn`, `uniform`). A program takes one row, reads its logits
+The sampler's operators (`_drawn`, `uniform`) say what is drawn. A program takes one row, reads its logits
 again for each question and keeps nothing: weights exp((logit − greatest) / temperature) are no less than 0,
 so their bits have the same order, and the least weight that stays is found by halving the interval of bits.
 Both ends jump to weights that exist, so most rows take half of the thirty halvings. Owns nothing; imported

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from python_backends.engine.slots.log_probs import LogProbRows
 from python_backends.engine.slots.penalties import Penalties, penalized
-from python_backends.nouns.request import LEAST_TEMPERATURE
 
 UNIFORM_BITS = 48  # so that u · total < total in float64 for every u < 1
 # sizes tried before sorting a whole vocabulary, which costs as much as a small model's step
@@ -27,20 +26,20 @@ CANDIDATES = (64, 1024)
 
 @dataclass(frozen=True, slots=True)
 class Restrictions:
-    top_k: Tensor  # [rows] 0: all
-    top_p: Tensor  # [rows] 1: all
-    min_p: Tensor  # [rows] 0: all
+    top_k: Tensor  # [drawing] 0: all
+    top_p: Tensor  # [drawing] 1: all
+    min_p: Tensor  # [drawing] 0: all
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
     """Of the rows that draw."""
 
-    temperature: Tensor  # [drawing] below LEAST_TEMPERATURE: greedy
+    rows: Tensor  # [drawing] of the batch
+    temperature: Tensor  # [drawing]
     seeds: Tensor  # [drawing] int64
     indices: Tensor  # [drawing] output index of the token to be drawn
     restrictions: Restrictions | None  # None: no row has any
-    rows: Tensor | None = None  # [drawing] of the batch; None: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +53,13 @@ class SlotDraws:
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    draws: Draws | SlotDraws | None  # None: all rows are greedy
-    banned: Tensor | None  # [rows, most] ids that may not come now, −1 is none; None: nothing is banned
+    draws: Draws | SlotDraws | None = None  # None: all rows are greedy
+    banned: Tensor | None = None  # [rows, most] ids that may not come now; −1 bans none, None no id at all
     penalties: Penalties | None = None  # None: no row has any
     asks: LogProbRows | None = None  # for log-probabilities, which change no token; None: no row asks
 
 
-GREEDY = SamplingRows(draws=None, banned=None)
+GREEDY = SamplingRows()
 
 
 def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
@@ -75,7 +74,8 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
         from python_backends.engine.slots.draw_kernel import draw  # brings Triton's language
 
         return draw(logits, rows.draws.slots, rows.draws.counts, rows.draws.shares)
-    return _draw(logits.float(), rows.draws)
+    logits = logits.float()
+    return _best(logits).index_copy_(0, rows.draws.rows, _drawn(logits[rows.draws.rows], rows.draws))
 
 
 def uniform(seeds: Tensor, indices: Tensor) -> Tensor:
@@ -87,11 +87,8 @@ def uniform(seeds: Tensor, indices: Tensor) -> Tensor:
 
 
 def probabilities(logits: Tensor, temperature: Tensor) -> Tensor:
-    """[rows, vocabulary] float32; greedy rows are computed as if their
-    temperature were 1, their draw is not used.
-    """
-    divisor = torch.where(temperature >= LEAST_TEMPERATURE, temperature, 1.0)
-    return torch.softmax(logits / divisor[:, None], -1)
+    """[rows, vocabulary] float32"""
+    return torch.softmax(logits / temperature[:, None], -1)
 
 
 def restricted(probs: Tensor, limits: Restrictions) -> Tensor:
@@ -99,13 +96,6 @@ def restricted(probs: Tensor, limits: Restrictions) -> Tensor:
     what is left, or less probable than min_p times the most probable.
     """
     return probs.masked_fill(probs < _least_by_candidates(probs, limits)[:, None], 0.0)
-
-
-def _draw(logits: Tensor, draws: Draws) -> Tensor:
-    greedy = _best(logits)
-    if draws.rows is None:
-        return torch.where(draws.temperature >= LEAST_TEMPERATURE, _drawn(logits, draws), greedy)
-    return greedy.index_copy_(0, draws.rows, _drawn(logits[draws.rows], draws))
 
 
 def _drawn(logits: Tensor, draws: Draws) -> Tensor:
@@ -120,9 +110,7 @@ def _drawn(logits: Tensor, draws: Draws) -> Tensor:
 
 
 def _best(logits: Tensor) -> Tensor:
-    """Lowest id of the greatest logit. On a CPU by numpy, which takes 0.03 ms
-    for 16 rows of 32,000 where torch takes 0.4.
-    """
+    """Lowest id of the greatest logit. On a CPU by numpy, which is quicker (docs/notebook/cpu_steps.md)."""
     if logits.device.type != "cpu":
         return logits.argmax(-1)
     return torch.as_tensor(logits.float().numpy().argmax(-1))

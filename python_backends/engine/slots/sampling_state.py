@@ -97,11 +97,11 @@ class SamplingState:
                 counts[:, Column.TOP_K], shares[:, Share.TOP_P], shares[:, Share.MIN_P]
             )
         return Draws(
+            rows,
             shares[:, Share.TEMPERATURE],
             counts[:, Column.SEED],
             counts[:, Column.OUTPUTS],
             restrictions,
-            rows,
         )
 
     def _banned(self, batch: Batch) -> Tensor | None:

@@ -20,13 +20,12 @@ from torch.nn import functional
 
 from python_backends.engine.slots.appending import PlainRun, appended
 from python_backends.engine.slots.columns import Column
+from python_backends.engine.slots.history import NO_TOKEN
 from python_backends.engine.slots.sampler import GREEDY, SamplingRows, SlotDraws, sample
 from python_backends.engine.slots.sampling_state import Batch, SamplingState
 from python_backends.engine.slots.slot_writes import SlotWrites, Target
 from python_backends.nouns.request import Finish, Ids, ModelLimits
 from python_backends.nouns.step import Admit, Grow, Release, SlotOperation, StepPlan
-
-NO_STOP_ID = -1
 
 
 class Choice(Enum):
@@ -58,7 +57,7 @@ class SlotState:
         self._counts[-1, Column.LENGTH] = self._counts[-1, Column.ENDED] = 1
         self._most_stop_ids = most_stop_ids
         # [slots, most stop ids]
-        self._stop_ids = torch.full((slots, most_stop_ids or 1), NO_STOP_ID, dtype=torch.int64, device=device)
+        self.stop_ids = torch.full((slots, most_stop_ids or 1), NO_TOKEN, dtype=torch.int64, device=device)
         self._sampling = SamplingState(limits, device, kernels)
         self._writes = SlotWrites(kernels)
         self._kernels = kernels
@@ -72,11 +71,6 @@ class SlotState:
         """
         return self._limits.num_slots
 
-    @property
-    def stop_ids(self) -> Tensor:
-        """[slots, most stop ids]"""
-        return self._stop_ids
-
     def choice(self, slots: Ids) -> Choice | None:
         """How the tokens of all `slots` are chosen; None: some need more than that, or ask the host."""
         if not self._sampling.is_asked(slots):
@@ -88,7 +82,7 @@ class SlotState:
         `append`.
         """
         draws = SlotDraws(slots, self._counts, self._sampling.shares) if choice is Choice.DRAWN else None
-        return self.append_greedy(slots, sample(logits, SamplingRows(draws, banned=None)))
+        return self.append_greedy(slots, sample(logits, SamplingRows(draws)))
 
     @property
     def last_tokens(self) -> NDArray[np.int64]:
@@ -133,7 +127,7 @@ class SlotState:
         self._write_out()
 
     def _write_out(self) -> None:
-        self._writes.write(self.table, self._counts, self._stop_ids, self._sampling.shares)
+        self._writes.write(self.table, self._counts, self.stop_ids, self._sampling.shares)
 
     def decode_inputs(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Last tokens and their positions, each [rows], of `slots` [rows].
@@ -172,7 +166,7 @@ class SlotState:
         self.book_run()
         lengths = (plan.starts + plan.lengths)[plan.samples]
         lengths = lengths if order is None else lengths[order]
-        return self._sampling.rows(Batch(slots, host, lengths, self._counts, self._stop_ids))
+        return self._sampling.rows(Batch(slots, host, lengths, self._counts, self.stop_ids))
 
     def append(self, slots: Tensor, tokens: Tensor) -> Tensor:
         """Appends `tokens` [sampled] to `slots` and ends those that are done. [2, sampled] tokens and
@@ -190,9 +184,9 @@ class SlotState:
             from python_backends.engine.slots.token_kernels import append  # brings Triton's language
 
             out = torch.empty((2, len(slots)), dtype=torch.int64, device=self.device)
-            append(self._counts, self._stop_ids, slots, tokens, out)
+            append(self._counts, self.stop_ids, slots, tokens, out)
             return out
-        tensors = (self._counts, self._stop_ids, slots, tokens)
+        tensors = (self._counts, self.stop_ids, slots, tokens)
         # by numpy, in the same memory: a small operation of torch takes as long as ten of these
         if self.device.type == "cpu":
             return torch.as_tensor(np.stack(appended(*(tensor.numpy() for tensor in tensors))))
@@ -210,7 +204,7 @@ class SlotState:
             run.tokens = tokens
             return tokens, run.running
         self.book_run()
-        arrays = (self._counts.numpy(), self._stop_ids.numpy(), slots.numpy(), tokens)
+        arrays = (self._counts.numpy(), self.stop_ids.numpy(), slots.numpy(), tokens)
         result: tuple[NDArray[np.int64], NDArray[np.int64]] = appended(*arrays)
         if number == self._appended:
             self._run = self._run_of(number, slots)
@@ -218,14 +212,14 @@ class SlotState:
         return result
 
     def _run_of(self, number: int, slots: Tensor) -> PlainRun | None:
-        counts, stop_ids = self._counts.numpy()[slots.numpy()], self._stop_ids.numpy()[slots.numpy()]
+        counts, stop_ids = self._counts.numpy()[slots.numpy()], self.stop_ids.numpy()[slots.numpy()]
         if counts[:, Column.ENDED].any():
             return None
         left = int((counts[:, Column.MAX_LENGTH] - counts[:, Column.LENGTH]).min()) - 1
         return PlainRun(
             number,
             slots,
-            stop_ids if (stop_ids != NO_STOP_ID).any() else None,
+            stop_ids if (stop_ids != NO_TOKEN).any() else None,
             left,
             np.full(len(slots), int(Finish.RUNNING)),
         )
@@ -248,7 +242,7 @@ class SlotState:
             np.arange(len(Column)),
             np.array([self._row(admit) for admit in admits], np.int64),
         )
-        self._stop_ids_of(slots, [self._known_ids(admit.sampling.stop_ids) for admit in admits])
+        self._write_stop_ids(slots, [self._known_ids(admit.sampling.stop_ids) for admit in admits])
         self._sampling.admit(slots, admits, self._writes)
 
     def _row(self, admit: Admit) -> list[int]:
@@ -263,17 +257,17 @@ class SlotState:
     def _known_ids(self, stop_ids: tuple[int, ...]) -> list[int]:
         return [stop for stop in stop_ids if 0 <= stop < self._limits.vocab_size]
 
-    def _stop_ids_of(self, slots: NDArray[np.int64], stop_ids: list[list[int]]) -> None:
+    def _write_stop_ids(self, slots: NDArray[np.int64], stop_ids: list[list[int]]) -> None:
         width = max(map(len, stop_ids))
-        missing = width - self._stop_ids.shape[1]
+        missing = width - self.stop_ids.shape[1]
         if missing > 0 and self._most_stop_ids is not None:
             raise ValueError(
                 f"{width} stop ids of one request: the engine was made for at most {self._most_stop_ids}"
             )
         if missing > 0:
-            self._stop_ids = functional.pad(self._stop_ids, (0, missing), value=NO_STOP_ID)
-        width = self._stop_ids.shape[1]
-        rows = [ids + [NO_STOP_ID] * (width - len(ids)) for ids in stop_ids]
+            self.stop_ids = functional.pad(self.stop_ids, (0, missing), value=NO_TOKEN)
+        width = self.stop_ids.shape[1]
+        rows = [ids + [NO_TOKEN] * (width - len(ids)) for ids in stop_ids]
         self._writes.add(Target.STOP_IDS, slots, np.arange(width), np.array(rows, np.int64))
 
     def _release(self, slots: list[int]) -> None:

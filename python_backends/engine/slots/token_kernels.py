@@ -1,7 +1,7 @@
 """The inputs of decode rows out of the slot state, and the tokens that were chosen into it, as kernels in the
 Triton language: one launch each.
 
-What they do `SlotState.decode_inputs` and `SlotState.append` say. Owns nothing; imported only where it runs
+`SlotState.decode_inputs` and `SlotState.append` say what they do. Owns nothing; imported only where it runs
 (see `kernel_trial`), and called by the slot state. Tested in tests/cpu/test_kernels.py.
 """
 

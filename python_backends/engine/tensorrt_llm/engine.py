@@ -41,6 +41,8 @@ log = logging.getLogger("gapless.engine")
 WAIT_S = 0.002  # for tokens, before the loop looks for new requests
 STATS_S = 2.0  # to wait for what an iteration was like
 FIRST_REQUEST_S = 120.0  # with what TensorRT-LLM makes when it computes for the first time
+# a request that asks for one token
+ONE_TOKEN = Admit(0, 0, Sampling(max_tokens=1), 1, 0, np.zeros(0, np.int32))
 SPARE_BLOCKS = 1  # TensorRT-LLM pads the batch of a CUDA graph with a sequence of one token
 # newest last moved
 LORA_MODULES = (
@@ -146,7 +148,7 @@ class TensorRTLLMEngine:
     def _try_parameters(self) -> None:
         """Better refused at start than with the first request. Raises SettingsError."""
         try:
-            self._sampling_params(Admit(0, 0, Sampling(max_tokens=1), 1, 0, np.zeros(0, np.int32)))
+            self._sampling_params(ONE_TOKEN)
             inspect.signature(LLM.generate_async).bind(
                 self, inputs=[], sampling_params=None, lora_request=None, streaming=True
             )
@@ -187,7 +189,7 @@ class TensorRTLLMEngine:
         """Of an iteration, for versions that only say then how many blocks there are: so a request of one
         token comes first. Empty if nothing is said.
         """
-        params = self._sampling_params(Admit(0, 0, Sampling(max_tokens=1), 1, 0, np.zeros(0, np.int32)))
+        params = self._sampling_params(ONE_TOKEN)
         async for _ in self._llm.generate_async(
             inputs=[0], sampling_params=params, lora_request=None, streaming=True
         ):

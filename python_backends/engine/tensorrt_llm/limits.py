@@ -11,14 +11,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from python_backends.engine.adapter_directory import CONFIG
 from python_backends.nouns.request import AdapterVersion, ModelLimits
 from python_backends.settings import Settings, SettingsError
 
 BYTES = {"float32": 4, "bfloat16": 2}
 # SamplingParams.bad_token_ids; longer words only as text, for which it needs a tokenizer
 MAX_BAD_WORD_TOKENS = 1
-
-
 REFUSABLE = (
     *(
         "min_tokens",
@@ -61,9 +60,9 @@ def adapter_paths(settings: Settings) -> dict[str, str]:
     directory = settings.adapters_directory
     if directory is None:
         return {}
-    found = {path.parent.name: str(path.parent) for path in sorted(directory.glob("*/adapter_config.json"))}
+    found = {path.parent.name: str(path.parent) for path in sorted(directory.glob(f"*/{CONFIG}"))}
     if not found:
-        raise SettingsError(f"adapters.directory = {str(directory)!r}: there is no */adapter_config.json")
+        raise SettingsError(f"adapters.directory = {str(directory)!r}: there is no */{CONFIG}")
     return found
 
 
@@ -103,7 +102,7 @@ def _read_config(directory: Path) -> dict[str, Any]:
         config = json.loads((directory / "config.json").read_text())
     except (OSError, ValueError) as error:
         raise SettingsError(f"model.directory = {str(directory)!r}: config.json: {error}") from error
-    return {**config, **config.get("text_config", {})}
+    return {**config, **(config.get("text_config") or {})}
 
 
 def _number(config: dict[str, Any], name: str, setting: str) -> int:

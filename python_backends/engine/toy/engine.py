@@ -61,17 +61,6 @@ def toy_log_probs(token: int, num_top: int, vocab_size: int) -> LogProbs:
     )
 
 
-def toy_answer(prompt: Ids, sampling: Sampling, vocab_size: int) -> list[int]:
-    """The whole answer to `prompt`, as any undisturbed run gives it."""
-    tokens = [int(token) for token in prompt]
-    while len(tokens) < len(prompt) + sampling.max_tokens:
-        num_output = len(tokens) - len(prompt)
-        tokens.append(toy_next(np.array(tokens, np.int32), sampling, num_output, vocab_size))
-        if tokens[-1] in sampling.stop_ids and num_output + 1 > sampling.min_tokens:
-            break
-    return tokens[len(prompt) :]
-
-
 @dataclass(slots=True)
 class _Row:
     """What a device would hold of one slot."""

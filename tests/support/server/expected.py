@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from python_backends.engine.toy.engine import toy_answer
 from python_backends.nouns.request import Sampling
 from tests.support.server.toy_model import VOCAB_SIZE
+from tests.support.toy_answers import toy_answer
 
 PROMPT = "def read(self, size=-1):"
 FORTY = {"max_tokens": 40, "min_tokens": 40}
