@@ -31,7 +31,7 @@ class Router:
         self._low_tokens = settings.low_tokens
         self.draining: frozenset[int] = frozenset()  # instances that get no request
         self._views: dict[int, InstanceView] = {}
-        self._columns = Columns(self.headroom_tokens)
+        self._columns = Columns([], self.headroom_tokens)
         self._prefixes: SentPrefixes | None = None  # no instance has been ready yet
 
     def ready(self, instance: int, limits: ModelLimits) -> None:
@@ -40,12 +40,12 @@ class Router:
         if self._prefixes is None:
             self._prefixes = SentPrefixes(limits.block_tokens, limits.num_blocks)
         self._prefixes.lost(instance)
-        self._columns.set_instances(self.views)
+        self._columns = Columns(self.views, self.headroom_tokens)
         self.num_dispatches.setdefault(instance, 0)
 
     def lost(self, instance: int) -> None:
         if self._views.pop(instance, None) is not None:
-            self._columns.set_instances(self.views)
+            self._columns = Columns(self.views, self.headroom_tokens)
 
     def heard(self, instance: int, load: Load) -> None:
         if instance in self._views:
