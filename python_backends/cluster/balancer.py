@@ -107,8 +107,7 @@ class Balancer:
             if instance is None:
                 return
             self._sent_s[stream.request_id] = now_s
-            lacks_slot = view.num_free_slots <= -view.num_waiting
-            reason = MoveReason.SATURATE if lacks_slot else MoveReason.DEFRAGMENT
+            reason = MoveReason.DEFRAGMENT if view.has_free_slot else MoveReason.SATURATE
             self.send(stream, instance, MoveReason.DRAIN if is_draining else reason, now_s)
 
     # --- requests with a slot

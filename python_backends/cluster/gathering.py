@@ -27,12 +27,12 @@ def lacking(views: Iterable[InstanceView], firsts: Firsts) -> list[InstanceView]
     """Those where a request waits for memory, and not for a slot; the one whose turn is next comes first."""
     waiting = [(first, view) for view in views if (first := firsts[view.number]) is not None]
     waiting.sort(key=lambda each: _turn(each[0]))
-    return [view for _, view in waiting if _has_slot(view) and missing_tokens(view) > 0]
+    return [view for _, view in waiting if view.has_free_slot and missing_tokens(view) > 0]
 
 
 def by_spare(views: Iterable[InstanceView]) -> list[InstanceView]:
     """Those with a free slot; the one with the most memory to spare comes first."""
-    return sorted((view for view in views if _has_slot(view)), key=spare_tokens, reverse=True)
+    return sorted((view for view in views if view.has_free_slot), key=spare_tokens, reverse=True)
 
 
 def destination_for(
@@ -53,7 +53,7 @@ def destination_for(
 
 def missing_tokens(view: InstanceView) -> int:
     """KV tokens that are not free for the first request that waits; at most 0: they are free."""
-    return view.load.head_blocks * view.limits.block_tokens + 1 - view.unpromised_tokens
+    return view.head_tokens + 1 - view.unpromised_tokens
 
 
 def spare_tokens(view: InstanceView) -> int:
@@ -66,11 +66,6 @@ def _comes_later(view: InstanceView, first: Stream | None, wanted: Stream) -> bo
     if first is None:
         return not view.num_waiting
     return _turn(first) > _turn(wanted)
-
-
-def _has_slot(view: InstanceView) -> bool:
-    """Whether a slot is free, if requests wait or not."""
-    return view.num_free_slots > -view.num_waiting
 
 
 def _turn(stream: Stream) -> tuple[int, int]:
