@@ -110,8 +110,9 @@ class Router:
         places = self._columns.places(allowed)
         if not len(places):
             return None
+        assert self._prefixes is not None, "an instance with a place has been ready"
         num_tokens = stream.num_tokens
-        num_found = self._num_found_tokens(self._keys(stream))
+        num_found = self._prefixes.num_found_tokens(self._prefixes.keys(stream.request))
         num_new_tokens = num_tokens - self._columns.of_instances(num_found, places)
         figures = self._columns.figures(places)
         candidates = Candidates(
@@ -120,25 +121,17 @@ class Router:
         return self._columns.number(int(places[self._policy.choose(candidates)]))
 
     def submitted(self, stream: Stream, instance: int, number: int) -> None:
-        keys, num_tokens = self._keys(stream), stream.num_tokens
-        num_found = self._num_found_tokens(keys).get(instance, 0)
+        assert self._prefixes is not None, "the instance has been ready"
+        keys, num_tokens = self._prefixes.keys(stream.request), stream.num_tokens
+        num_found = self._prefixes.num_found_tokens(keys).get(instance, 0)
         view = self._views[instance]
         view.submitted(number, Demand(num_tokens, num_tokens - num_found, stream.request.priority))
         self._columns.changed(view)
-        self._sent(instance, keys)
+        self._prefixes.sent(instance, keys)
         self.num_dispatches[instance] += 1
         self._num_dispatched += 1
 
     def moved(self, stream: Stream, instance: int) -> None:
         """The blocks of the stream's prompt are sent to `instance`."""
-        self._sent(instance, self._keys(stream))
-
-    def _sent(self, instance: int, keys: list[bytes]) -> None:
-        if self._prefixes is not None:
-            self._prefixes.sent(instance, keys)
-
-    def _num_found_tokens(self, keys: list[bytes]) -> dict[int, int]:
-        return self._prefixes.num_found_tokens(keys) if self._prefixes is not None else {}
-
-    def _keys(self, stream: Stream) -> list[bytes]:
-        return self._prefixes.keys(stream.request) if self._prefixes is not None else []
+        assert self._prefixes is not None, "the instance has been ready"
+        self._prefixes.sent(instance, self._prefixes.keys(stream.request))
