@@ -146,8 +146,8 @@ class Balancer:
     def _drains(self, at: dict[int, list[Stream]]) -> Iterator[Pair]:
         """From each instance that is to be empty to the freest one, several times."""
         takers = self._router.takers
-        for source in self._router.views if self._router.draining and takers else []:
-            if source.number in self._router.draining and at[source.number]:
+        for source in self._router.views:
+            if takers and source.number in self._router.draining and at[source.number]:
                 freest = max(takers, key=self._router.freeness_of)
                 yield from [Pair(source, freest, MoveReason.DRAIN)] * DRAINING_MOVES
 

@@ -6,7 +6,6 @@ that an order empties. Called by the streams thread alone. Tested in tests/pure/
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from python_backends.cluster.autoscaler import Autoscaler
@@ -25,8 +24,8 @@ class Scaling:
         settings: ClusterSettings,
         router: Router,
         metrics: Metrics,
-        wanted: frozenset[int] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        wanted: frozenset[int] | None,
+        clock: Callable[[], float],
     ) -> None:
         """`wanted`: what an earlier scheduler model has said; None: nothing is known of one."""
         self.wanted = wanted or frozenset(range(settings.instances))
