@@ -93,7 +93,9 @@ class Balancer:
     def _send_waiting(
         self, view: InstanceView, places: list[InstanceView], streams: list[Stream], now_s: float
     ) -> None:
-        """To some of `places`: to those where they start at once, unless `view` is to be empty."""
+        """Sends waiting requests of `view` to those of `places` where they start at once; if `view` is to be
+        empty, to any of them.
+        """
         is_draining = view.number in self._router.draining
         for stream in streams:
             if stream.seated:
@@ -113,7 +115,7 @@ class Balancer:
     # --- requests with a slot
 
     def _gather(self, at: defaultdict[int, list[Stream]], now_s: float) -> None:
-        """Of each instance where a request waits for memory one leaves whose memory suffices."""
+        """Where a request waits for memory, one running request leaves that has enough of it."""
         views = self._router.takers
         firsts = {view.number: first_waiting(at[view.number]) if view.num_waiting else None for view in views}
         calm = [view for view in views if not self._moves.count(view.number)]
@@ -131,7 +133,7 @@ class Balancer:
     def _choose_for(
         self, source: InstanceView, destination: InstanceView, streams: list[Stream]
     ) -> Stream | None:
-        """The smallest of ordinary priority that fits and leaves enough memory."""
+        """The smallest of ordinary priority that fits into `destination` and frees enough in `source`."""
         missing, spare = missing_tokens(source), spare_tokens(destination)
         fitting = [
             stream

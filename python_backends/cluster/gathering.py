@@ -1,5 +1,5 @@
 """Free memory is gathered where a request waits for it: running requests leave that instance for others with
-free memory, also where requests wait for memory too, if these came later.
+free memory. Requests may wait for memory in the others, too, if they came later.
 
 While all instances are nearly full, each may have free memory that is too small for the first request that
 waits there. Balancing by freeness finds no destination then. Pure functions; the balancer starts the moves.
@@ -38,8 +38,8 @@ def by_spare(views: Iterable[InstanceView]) -> list[InstanceView]:
 def destination_for(
     source: InstanceView, ordered: Iterable[InstanceView], firsts: Firsts
 ) -> InstanceView | None:
-    """The first of `ordered` (see `by_spare`) where no request waits, or only such as came later than the
-    first that waits in `source`. None if there is too little memory for what must leave `source`.
+    """The first of `ordered` (see `by_spare`) where no request waits, or only requests that came later than
+    the first that waits in `source`. None if there is too little memory for what must leave `source`.
     """
     first, missing = firsts[source.number], missing_tokens(source)
     assert first is not None
