@@ -15,7 +15,6 @@ from python_backends.finetuning.datasets import DatasetError, Example, read_exam
 from python_backends.finetuning.packs import steps_a_pass
 from python_backends.finetuning.progress import Bar, plot
 from python_backends.finetuning.trainer import Files, Trainer
-from python_backends.nouns.training import AdapterShape
 from python_backends.settings import Settings
 from python_backends.text.checkpoint import read_checkpoint
 from python_backends.text.door.door import open_door
@@ -105,9 +104,7 @@ def _session(job: jobs.Job, settings: Settings) -> Any:
 
     if settings.model.dtype == "auto":
         settings = dataclasses.replace(settings, model=dataclasses.replace(settings.model, dtype="float32"))
-    options = job.options
-    shape = AdapterShape(options["rank"], options["alpha"], tuple(options["targets"]))
-    return TrainingSession(load_trained_model(settings), shape, int(job.fields["seed"]))
+    return TrainingSession(load_trained_model(settings), job.shape, int(job.fields["seed"]))
 
 
 class AtOnce(Executor):

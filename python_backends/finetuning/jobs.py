@@ -20,6 +20,7 @@ from safetensors.numpy import load_file, save_file
 
 from python_backends.finetuning.datasets import Example
 from python_backends.finetuning.files import read_lines, write_directory, write_whole
+from python_backends.nouns.training import AdapterShape
 from python_backends.prediction.place import digest_of
 from python_backends.settings import ROOT, Settings
 
@@ -68,6 +69,11 @@ class Job:
     def options(self) -> dict[str, Any]:
         """What OpenAI has no field for: rank, alpha, targets, learning rate, steps."""
         return dict(self._fields["gapless"])
+
+    @property
+    def shape(self) -> AdapterShape:
+        options = self._fields["gapless"]
+        return AdapterShape(options["rank"], options["alpha"], tuple(options["targets"]))
 
     def change(self, **fields: Any) -> None:
         self._fields |= fields
