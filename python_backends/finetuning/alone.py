@@ -88,9 +88,8 @@ def _targets(settings: Settings, targets: str) -> list[str]:
 
 def train(job: jobs.Job, settings: Settings) -> None:
     """Until the job has ended. JobError if it has, or if another process trains it."""
-    if job.status in jobs.ENDED:
-        raise jobs.JobError(f"{job.id}: it has ended already ({job.status})")
     with job.locked():
+        job.check_open()
         session = _session(job, settings)
         with Bar(job) as bar:
             files = Files(AtOnce(), settings.adapters_directory)
