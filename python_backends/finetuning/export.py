@@ -13,12 +13,6 @@ from python_backends.finetuning.files import write_directory
 from python_backends.finetuning.jobs import Job, JobError
 
 
-def export_once(job: Job) -> None:
-    """Writes the adapter to `adapter/` in the job's directory, unless it is there. Raises JobError."""
-    if not (job.directory / "adapter").exists():
-        export(job, job.directory / "adapter")
-
-
 def export(job: Job, directory: Path, step: int | None = None) -> int:
     """Writes the adapter as it is in the checkpoint after `step` (None: the last one) to `directory`, which
     must not exist yet. Returns the step of that checkpoint. Raises JobError.
