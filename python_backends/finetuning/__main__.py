@@ -28,7 +28,8 @@ from python_backends.finetuning.alone import new_job, read_data, train
 from python_backends.finetuning.export import export
 from python_backends.finetuning.progress import plot, watch
 from python_backends.finetuning.watchers import SERVE, refusals
-from python_backends.settings import ROOT, Settings, SettingsError, load
+from python_backends.settings import ROOT, Settings, SettingsError
+from python_backends.settings.command_line import add_arguments, settings_of
 from python_backends.text.checkpoint import CheckpointError
 
 
@@ -153,10 +154,7 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--settings", type=Path, default=ROOT / "gapless.toml", metavar="FILE", help="those of the server"
-    )
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", dest="overrides")
+    add_arguments(parser)
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     _add_submit(verbs.add_parser("submit", help="train a new job"))
     _verb(verbs.add_parser("list", help="all jobs of this model"), _list)
@@ -207,8 +205,7 @@ def _add_submit(parser: argparse.ArgumentParser) -> None:
 def main() -> int:
     asked = _parser().parse_args()
     try:
-        overrides = dict(item.partition("=")[::2] for item in asked.overrides)
-        asked.verb(asked, load(asked.settings, overrides))
+        asked.verb(asked, settings_of(asked))
     except (SettingsError, CheckpointError, ValueError, OSError) as error:
         print(_message(error), file=sys.stderr)
         return 1

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
-from pathlib import Path
 
 import setproctitle
 
@@ -24,7 +22,8 @@ from python_backends.launcher.run_files import RunFiles
 from python_backends.launcher.supervisor import Supervisor
 from python_backends.linux.loop_processor import keep_off
 from python_backends.linux.time_slice import take_short_turns
-from python_backends.settings import ROOT, SettingsError, load
+from python_backends.settings import SettingsError
+from python_backends.settings.command_line import add_arguments, settings_of
 from python_backends.settings.writing import help_text
 
 log = logging.getLogger("gapless")
@@ -44,17 +43,7 @@ def arguments() -> argparse.Namespace:
         epilog=f"{EPILOG}\n{help_text()}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--settings", type=Path, default=ROOT / "gapless.toml", metavar="FILE", help="default: gapless.toml"
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="SECTION.FIELD=VALUE",
-        dest="overrides",
-        help="one setting",
-    )
+    add_arguments(parser)
     return parser.parse_args()
 
 
@@ -66,8 +55,7 @@ def main() -> int:
     run_directories.sweep(parent)
     try:
         with run_directories.held(parent) as run_directory:
-            overrides = dict(item.partition("=")[::2] for item in asked.overrides)
-            choice = choose(load(asked.settings, overrides, os.environ))
+            choice = choose(settings_of(asked))
             for reason in choice.reasons:
                 log.info("%s", reason)
             settings = choice.settings

@@ -27,7 +27,8 @@ from python_backends.prediction.lengths import LEVELS
 from python_backends.prediction.place import directory_of
 from python_backends.prediction.request_log import FILE, RequestLog
 from python_backends.prediction.versions import Version, current
-from python_backends.settings import ROOT, SettingsError, load
+from python_backends.settings import SettingsError
+from python_backends.settings.command_line import add_arguments, settings_of
 
 COLUMNS = "at_s, instruction, num_output_tokens, ended, mean, quantiles, version, instruction_text"
 MAX_INSTRUCTIONS = 20
@@ -159,10 +160,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--settings", type=Path, default=ROOT / "gapless.toml", metavar="FILE", help="those of the server"
-    )
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.FIELD=VALUE", dest="overrides")
+    add_arguments(parser)
     parser.add_argument("--last", type=int, default=5000, help="answers, counted from the newest")
     parser.add_argument(
         "--plot",
@@ -172,8 +170,7 @@ def main() -> int:
     )
     asked = parser.parse_args()
     try:
-        overrides = dict(item.partition("=")[::2] for item in asked.overrides)
-        directory = directory_of(load(asked.settings, overrides))
+        directory = directory_of(settings_of(asked))
         log = RequestLog(directory)
         found = outcomes(log, asked.last)
         log.close()
