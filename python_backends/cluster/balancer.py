@@ -64,9 +64,9 @@ class Balancer:
         for view in self._router.views:
             if view.number in self._router.draining:
                 self._send_waiting(view, takers, at[view.number], now_s)
-            elif view.load.num_waiting and idle and self._router.moves_requests:
+            elif view.load.num_waiting and idle and self._router.policy.find_pairs is not None:
                 self._send_waiting(view, idle, at[view.number], now_s)
-        if self._router.gathers:
+        if self._router.policy.gathers:
             self._gather(at, now_s)
         for pair in [*self._drains(at), *self._router.find_pairs()]:
             self._move_one(pair, at[pair.source.number], now_s)
@@ -188,7 +188,7 @@ class Balancer:
         if pair.reason in (MoveReason.DRAIN, MoveReason.SHUFFLE):
             return lambda stream: True
         is_freer = freer_afterwards(pair, self._router.headroom_tokens)
-        stays_within = pair.destination.limits.block_tokens if self._router.spares_ending else 0
+        stays_within = pair.destination.limits.block_tokens if self._router.policy.spares_ending else 0
 
         def is_worth_it(stream: Stream) -> bool:
             if stays_within and _is_about_to_end(stream, stays_within):

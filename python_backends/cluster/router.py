@@ -25,9 +25,9 @@ class Router:
     def __init__(self, settings: ClusterSettings) -> None:
         self.num_dispatches: dict[int, int] = {}  # by instance
         self._num_dispatched = 0  # to all of them
-        self.policy = settings.policy
-        self._policy = POLICIES[settings.policy]
-        self.headroom_tokens = settings.priority_headroom_tokens if self._policy.keeps_headroom else None
+        self.policy_name = settings.policy
+        self.policy = POLICIES[settings.policy]
+        self.headroom_tokens = settings.priority_headroom_tokens if self.policy.keeps_headroom else None
         self._low_tokens = settings.low_tokens
         self.draining: frozenset[int] = frozenset()  # instances that get no request
         self._views: dict[int, InstanceView] = {}
@@ -63,24 +63,9 @@ class Router:
         """Of those that get requests."""
         return [view for number, view in self._views.items() if number not in self.draining]
 
-    @property
-    def moves_requests(self) -> bool:
-        """Whether the policy moves requests."""
-        return self._policy.find_pairs is not None
-
-    @property
-    def gathers(self) -> bool:
-        """Whether running requests leave memory to one that waits for memory."""
-        return self._policy.gathers
-
-    @property
-    def spares_ending(self) -> bool:
-        """Whether requests that are about to end stay where they are."""
-        return self._policy.spares_ending
-
     def find_pairs(self) -> list[Pair]:
         """Between which instances a running request should move now."""
-        find = self._policy.find_pairs
+        find = self.policy.find_pairs
         takers = self.takers
         if find is None or not takers:
             return []
@@ -118,7 +103,7 @@ class Router:
         candidates = Candidates(
             figures, num_new_tokens, num_tokens, stream.request.priority, self._num_dispatched
         )
-        return self._columns.number(int(places[self._policy.choose(candidates)]))
+        return self._columns.number(int(places[self.policy.choose(candidates)]))
 
     def submitted(self, stream: Stream, instance: int, number: int) -> None:
         assert self._prefixes is not None, "the instance has been ready"
