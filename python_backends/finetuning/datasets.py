@@ -120,7 +120,7 @@ def _object(line: str | bytes) -> dict[str, Any]:
         values = json.loads(line)
     except UnicodeDecodeError as error:
         raise DatasetError(f"no UTF-8: {error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DatasetError(f"no JSON: {error}") from error
     if not isinstance(values, dict):
         raise DatasetError(f"a JSON {type(values).__name__}: must be an object")
