@@ -16,7 +16,6 @@ from python_backends.finetuning.pack_memory import Pool
 from python_backends.finetuning.trainer import NUM_TILE_TOKENS, Files, Kind, Trainer
 from python_backends.nouns.messages import TrainingLoad
 from python_backends.nouns.step import StepPlan
-from python_backends.nouns.training import AdapterShape
 from python_backends.settings import FinetuningSettings
 
 WHOLE = (Kind.FORWARD, Kind.LOSS, Kind.BACKWARD)
@@ -32,9 +31,7 @@ class Temporal:
     def __init__(
         self, engine: Trains, pool: Pool, settings: FinetuningSettings, job: Job, steps: int
     ) -> None:
-        options = job.options
-        shape = AdapterShape(options["rank"], options["alpha"], tuple(options["targets"]))
-        session = engine.start_training()(shape, int(job.fields["seed"]))
+        session = engine.start_training()(job.shape, int(job.fields["seed"]))
         one_each = replace(settings, pack_tokens=1 << 4)  # longer examples are packs by themselves
         files = Files(ThreadPoolExecutor(1))
         self._pieces = Trainer(job, session, one_each, files, pool=pool).pieces()

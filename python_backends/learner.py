@@ -58,9 +58,7 @@ class Learner:
             self._log.add(records)
 
     def learn_if_due(self) -> bool:
-        """Checks every `relearn_s` whether there is something to
-        learn. Returns True if learning succeeded.
-        """
+        """Looks every `relearn_s` whether there is something to learn. Returns whether it was learned."""
         now_s = self._clock()
         if now_s - self._looked_s < self._settings.relearn_s or self._failed_fits >= MAX_FAILED_FITS:
             return False
@@ -72,14 +70,13 @@ class Learner:
         if not is_due(self._log, self._settings.encoder, last):
             return False
         code = self._learn(self._directory, self._settings.encoder)
-        self._failed_fits = self._failed_fits + 1 if code != 0 else 0
-        if code != 0:
-            log.warning(
-                "learning failed (%s)%s",
-                code,
-                "; it is not tried again" if self._failed_fits >= MAX_FAILED_FITS else "",
-            )
-        return code == 0
+        if code == 0:
+            self._failed_fits = 0
+            return True
+        self._failed_fits += 1
+        end = "; it is not tried again" if self._failed_fits >= MAX_FAILED_FITS else ""
+        log.warning("learning failed (%s)%s", code, end)
+        return False
 
     def close(self) -> None:
         self._log.close()

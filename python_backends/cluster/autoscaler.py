@@ -27,7 +27,7 @@ def average_freeness(
 
 
 def fewest_requests(views: Sequence[InstanceView]) -> InstanceView:
-    """Of those with as few the one with the highest number. `views` is not empty."""
+    """If several have as few, the one with the highest number. `views` is not empty."""
     return min(views, key=lambda view: (view.num_requests, -view.number))
 
 

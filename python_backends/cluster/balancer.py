@@ -64,9 +64,9 @@ class Balancer:
         for view in self._router.views:
             if view.number in self._router.draining:
                 self._send_waiting(view, takers, at[view.number], now_s)
-            elif view.load.num_waiting and idle and self._router.moves_requests:
+            elif view.load.num_waiting and idle and self._router.policy.find_pairs is not None:
                 self._send_waiting(view, idle, at[view.number], now_s)
-        if self._router.gathers:
+        if self._router.policy.gathers:
             self._gather(at, now_s)
         for pair in [*self._drains(at), *self._router.find_pairs()]:
             self._move_one(pair, at[pair.source.number], now_s)
@@ -93,7 +93,9 @@ class Balancer:
     def _send_waiting(
         self, view: InstanceView, places: list[InstanceView], streams: list[Stream], now_s: float
     ) -> None:
-        """To some of `places`: to those where they start at once, unless `view` is to be empty."""
+        """Sends waiting requests of `view` to those of `places` where they start at once; if `view` is to be
+        empty, to any of them.
+        """
         is_draining = view.number in self._router.draining
         for stream in streams:
             if stream.seated:
@@ -107,14 +109,13 @@ class Balancer:
             if instance is None:
                 return
             self._sent_s[stream.request_id] = now_s
-            lacks_slot = view.num_free_slots <= -view.num_waiting
-            reason = MoveReason.SATURATE if lacks_slot else MoveReason.DEFRAGMENT
+            reason = MoveReason.DEFRAGMENT if view.has_free_slot else MoveReason.SATURATE
             self.send(stream, instance, MoveReason.DRAIN if is_draining else reason, now_s)
 
     # --- requests with a slot
 
     def _gather(self, at: defaultdict[int, list[Stream]], now_s: float) -> None:
-        """Of each instance where a request waits for memory one leaves whose memory suffices."""
+        """Where a request waits for memory, one running request leaves that has enough of it."""
         views = self._router.takers
         firsts = {view.number: first_waiting(at[view.number]) if view.num_waiting else None for view in views}
         calm = [view for view in views if not self._moves.count(view.number)]
@@ -132,7 +133,7 @@ class Balancer:
     def _choose_for(
         self, source: InstanceView, destination: InstanceView, streams: list[Stream]
     ) -> Stream | None:
-        """The smallest of ordinary priority that fits and leaves enough memory."""
+        """The smallest of ordinary priority that fits into `destination` and frees enough in `source`."""
         missing, spare = missing_tokens(source), spare_tokens(destination)
         fitting = [
             stream
@@ -147,8 +148,8 @@ class Balancer:
     def _drains(self, at: dict[int, list[Stream]]) -> Iterator[Pair]:
         """From each instance that is to be empty to the freest one, several times."""
         takers = self._router.takers
-        for source in self._router.views if self._router.draining and takers else []:
-            if source.number in self._router.draining and at[source.number]:
+        for source in self._router.views:
+            if takers and source.number in self._router.draining and at[source.number]:
                 freest = max(takers, key=self._router.freeness_of)
                 yield from [Pair(source, freest, MoveReason.DRAIN)] * DRAINING_MOVES
 
@@ -187,7 +188,7 @@ class Balancer:
         if pair.reason in (MoveReason.DRAIN, MoveReason.SHUFFLE):
             return lambda stream: True
         is_freer = freer_afterwards(pair, self._router.headroom_tokens)
-        stays_within = pair.destination.limits.block_tokens if self._router.spares_ending else 0
+        stays_within = pair.destination.limits.block_tokens if self._router.policy.spares_ending else 0
 
         def is_worth_it(stream: Stream) -> bool:
             if stays_within and _is_about_to_end(stream, stays_within):

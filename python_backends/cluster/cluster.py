@@ -56,13 +56,15 @@ class Cluster:
         return self._asked.result
 
     def ready(self, news: InstanceReady) -> None:
-        """Of one that should not run, nothing else may hear of it."""
+        """If the instance should not run, only the cluster may be told that it is ready."""
         self._scaling.ready(news.instance)
         if news.instance in self.wanted:
             self._moves.instance_ready(news.instance, news.hello)
 
     def lost(self, news: InstanceLost) -> None:
-        """To be called after the stream table knows it. Nothing else may hear of one that should not run."""
+        """To be called after the stream table knows it. If the instance should not run, only the cluster may
+        be told.
+        """
         self._scaling.lost(news.instance)
         self._moves.instance_lost(news.instance)
 

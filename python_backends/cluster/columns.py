@@ -32,22 +32,15 @@ class Figures(NamedTuple):
 
 
 class Columns:
-    """Owns the figures of each instance."""
+    """Owns the figures of the instances of `views`; other instances have other columns."""
 
-    def __init__(self, headroom_tokens: int | None) -> None:
+    def __init__(self, views: Sequence[InstanceView], headroom_tokens: int | None) -> None:
         """`headroom_tokens`: see `freeness_of`."""
         self._headroom_tokens = headroom_tokens
-        self._places: dict[int, int] = {}  # by instance
-        self._figures = np.zeros((len(Figures._fields), 0))
-        self._numbers = np.zeros(0, np.int64)  # of the instances, by place
-        self._found: tuple[list[int], Places] = ([], np.zeros(0, np.intp))  # the latest `places`
-
-    def set_instances(self, views: Sequence[InstanceView]) -> None:
-        """There are these and no others."""
-        self._places = {view.number: place for place, view in enumerate(views)}
+        self._numbers = [view.number for view in views]  # by place
+        self._places = {number: place for place, number in enumerate(self._numbers)}
         self._figures = np.zeros((len(Figures._fields), len(views)))
-        self._numbers = np.array([view.number for view in views], np.int64)
-        self._found = ([], np.zeros(0, np.intp))
+        self._found: tuple[list[int], Places] = ([], np.zeros(0, np.intp))  # the latest `places`
         for view in views:
             self.changed(view)
 
@@ -82,7 +75,7 @@ class Columns:
 
     def number(self, place: int) -> int:
         """The instance at this place."""
-        return int(self._numbers[place])
+        return self._numbers[place]
 
 
 def least(*keys: Doubles) -> int:

@@ -38,9 +38,8 @@ def freeness_of(view: InstanceView, headroom_tokens: int | None) -> float:
     if view.num_free_slots <= 0:
         virtual += [float(view.waiting_tokens), memory]  # the less the more requests wait
     else:
-        head = view.load.head_blocks * view.limits.block_tokens
         unseen = sum(demand.num_tokens for demand in view.unseen.values())
-        virtual += [float(head), float(unseen)]
+        virtual += [float(view.head_tokens), float(unseen)]
     if headroom_tokens is not None and view.num_high_priority:
         virtual.append(headroom(memory, headroom_tokens))
     return freeness(memory, virtual, view.num_requests)

@@ -1,5 +1,5 @@
 """Free memory is gathered where a request waits for it: running requests leave that instance for others with
-free memory, also where requests wait for memory too, if these came later.
+free memory. Requests may wait for memory in the others, too, if they came later.
 
 While all instances are nearly full, each may have free memory that is too small for the first request that
 waits there. Balancing by freeness finds no destination then. Pure functions; the balancer starts the moves.
@@ -27,19 +27,19 @@ def lacking(views: Iterable[InstanceView], firsts: Firsts) -> list[InstanceView]
     """Those where a request waits for memory, and not for a slot; the one whose turn is next comes first."""
     waiting = [(first, view) for view in views if (first := firsts[view.number]) is not None]
     waiting.sort(key=lambda each: _turn(each[0]))
-    return [view for _, view in waiting if _has_slot(view) and missing_tokens(view) > 0]
+    return [view for _, view in waiting if view.has_free_slot and missing_tokens(view) > 0]
 
 
 def by_spare(views: Iterable[InstanceView]) -> list[InstanceView]:
     """Those with a free slot; the one with the most memory to spare comes first."""
-    return sorted((view for view in views if _has_slot(view)), key=spare_tokens, reverse=True)
+    return sorted((view for view in views if view.has_free_slot), key=spare_tokens, reverse=True)
 
 
 def destination_for(
     source: InstanceView, ordered: Iterable[InstanceView], firsts: Firsts
 ) -> InstanceView | None:
-    """The first of `ordered` (see `by_spare`) where no request waits, or only such as came later than the
-    first that waits in `source`. None if there is too little memory for what must leave `source`.
+    """The first of `ordered` (see `by_spare`) where no request waits, or only requests that came later than
+    the first that waits in `source`. None if there is too little memory for what must leave `source`.
     """
     first, missing = firsts[source.number], missing_tokens(source)
     assert first is not None
@@ -53,7 +53,7 @@ def destination_for(
 
 def missing_tokens(view: InstanceView) -> int:
     """KV tokens that are not free for the first request that waits; at most 0: they are free."""
-    return view.load.head_blocks * view.limits.block_tokens + 1 - view.unpromised_tokens
+    return view.head_tokens + 1 - view.unpromised_tokens
 
 
 def spare_tokens(view: InstanceView) -> int:
@@ -66,11 +66,6 @@ def _comes_later(view: InstanceView, first: Stream | None, wanted: Stream) -> bo
     if first is None:
         return not view.num_waiting
     return _turn(first) > _turn(wanted)
-
-
-def _has_slot(view: InstanceView) -> bool:
-    """Whether a slot is free, if requests wait or not."""
-    return view.num_free_slots > -view.num_waiting
 
 
 def _turn(stream: Stream) -> tuple[int, int]:

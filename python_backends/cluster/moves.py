@@ -266,9 +266,11 @@ class Moves:
     def _heard_late(self, instance: int, message: Reserved | Refused | Held | Adopted | MoveEnded) -> None:
         """Of a move that has ended, or whose request has."""
         move = self._late.get(message.move)
-        if isinstance(message, Adopted) and not (move is not None and move.phase is Phase.DONE):
+        if move is not None and move.phase is Phase.DONE:
+            return
+        if isinstance(message, Adopted):
             self._submissions.tell(instance, Cancel(message.request_id, message.request_epoch))
-        if move is None or move.phase is Phase.DONE or not move.is_current:
+        if move is None or not move.is_current:
             return
         if isinstance(message, Held):
             self._resume(move)  # it stopped before it heard that the move is off

@@ -25,13 +25,13 @@ class Router:
     def __init__(self, settings: ClusterSettings) -> None:
         self.num_dispatches: dict[int, int] = {}  # by instance
         self._num_dispatched = 0  # to all of them
-        self.policy = settings.policy
-        self._policy = POLICIES[settings.policy]
-        self.headroom_tokens = settings.priority_headroom_tokens if self._policy.keeps_headroom else None
+        self.policy_name = settings.policy
+        self.policy = POLICIES[settings.policy]
+        self.headroom_tokens = settings.priority_headroom_tokens if self.policy.keeps_headroom else None
         self._low_tokens = settings.low_tokens
         self.draining: frozenset[int] = frozenset()  # instances that get no request
         self._views: dict[int, InstanceView] = {}
-        self._columns = Columns(self.headroom_tokens)
+        self._columns = Columns([], self.headroom_tokens)
         self._prefixes: SentPrefixes | None = None  # no instance has been ready yet
 
     def ready(self, instance: int, limits: ModelLimits) -> None:
@@ -40,12 +40,12 @@ class Router:
         if self._prefixes is None:
             self._prefixes = SentPrefixes(limits.block_tokens, limits.num_blocks)
         self._prefixes.lost(instance)
-        self._columns.set_instances(self.views)
+        self._columns = Columns(self.views, self.headroom_tokens)
         self.num_dispatches.setdefault(instance, 0)
 
     def lost(self, instance: int) -> None:
         if self._views.pop(instance, None) is not None:
-            self._columns.set_instances(self.views)
+            self._columns = Columns(self.views, self.headroom_tokens)
 
     def heard(self, instance: int, load: Load) -> None:
         if instance in self._views:
@@ -63,24 +63,9 @@ class Router:
         """Of those that get requests."""
         return [view for number, view in self._views.items() if number not in self.draining]
 
-    @property
-    def moves_requests(self) -> bool:
-        """Whether the policy moves requests."""
-        return self._policy.find_pairs is not None
-
-    @property
-    def gathers(self) -> bool:
-        """Whether running requests leave memory to one that waits for memory."""
-        return self._policy.gathers
-
-    @property
-    def spares_ending(self) -> bool:
-        """Whether requests that are about to end stay where they are."""
-        return self._policy.spares_ending
-
     def find_pairs(self) -> list[Pair]:
         """Between which instances a running request should move now."""
-        find = self._policy.find_pairs
+        find = self.policy.find_pairs
         takers = self.takers
         if find is None or not takers:
             return []
@@ -110,35 +95,28 @@ class Router:
         places = self._columns.places(allowed)
         if not len(places):
             return None
+        assert self._prefixes is not None, "an instance with a place has been ready"
         num_tokens = stream.num_tokens
-        num_found = self._num_found_tokens(self._keys(stream))
+        num_found = self._prefixes.num_found_tokens(self._prefixes.keys(stream.request))
         num_new_tokens = num_tokens - self._columns.of_instances(num_found, places)
         figures = self._columns.figures(places)
         candidates = Candidates(
             figures, num_new_tokens, num_tokens, stream.request.priority, self._num_dispatched
         )
-        return self._columns.number(int(places[self._policy.choose(candidates)]))
+        return self._columns.number(int(places[self.policy.choose(candidates)]))
 
     def submitted(self, stream: Stream, instance: int, number: int) -> None:
-        keys, num_tokens = self._keys(stream), stream.num_tokens
-        num_found = self._num_found_tokens(keys).get(instance, 0)
+        assert self._prefixes is not None, "the instance has been ready"
+        keys, num_tokens = self._prefixes.keys(stream.request), stream.num_tokens
+        num_found = self._prefixes.num_found_tokens(keys).get(instance, 0)
         view = self._views[instance]
         view.submitted(number, Demand(num_tokens, num_tokens - num_found, stream.request.priority))
         self._columns.changed(view)
-        self._sent(instance, keys)
+        self._prefixes.sent(instance, keys)
         self.num_dispatches[instance] += 1
         self._num_dispatched += 1
 
     def moved(self, stream: Stream, instance: int) -> None:
         """The blocks of the stream's prompt are sent to `instance`."""
-        self._sent(instance, self._keys(stream))
-
-    def _sent(self, instance: int, keys: list[bytes]) -> None:
-        if self._prefixes is not None:
-            self._prefixes.sent(instance, keys)
-
-    def _num_found_tokens(self, keys: list[bytes]) -> dict[int, int]:
-        return self._prefixes.num_found_tokens(keys) if self._prefixes is not None else {}
-
-    def _keys(self, stream: Stream) -> list[bytes]:
-        return self._prefixes.keys(stream.request) if self._prefixes is not None else []
+        assert self._prefixes is not None, "the instance has been ready"
+        self._prefixes.sent(instance, self._prefixes.keys(stream.request))

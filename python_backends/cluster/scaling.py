@@ -6,7 +6,6 @@ that an order empties. Called by the streams thread alone. Tested in tests/pure/
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from python_backends.cluster.autoscaler import Autoscaler
@@ -16,8 +15,8 @@ from python_backends.watching.metrics import Metrics
 
 
 class Scaling:
-    """Owns the numbers of the instances that should run (`wanted`), those of them that are being emptied for
-    good (`leaving`), and of those that should run no more the ones with which there still is a session.
+    """Owns three sets of instances: those that should run (`wanted`), those of them that are being emptied
+    for good (`leaving`), and those that should run no more but still have a session.
     """
 
     def __init__(
@@ -25,8 +24,8 @@ class Scaling:
         settings: ClusterSettings,
         router: Router,
         metrics: Metrics,
-        wanted: frozenset[int] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        wanted: frozenset[int] | None,
+        clock: Callable[[], float],
     ) -> None:
         """`wanted`: what an earlier scheduler model has said; None: nothing is known of one."""
         self.wanted = wanted or frozenset(range(settings.instances))
@@ -37,7 +36,7 @@ class Scaling:
         self._autoscaler = Autoscaler(settings, router.freeness_of, clock)
         self._drained: frozenset[int] = frozenset()
         self._ordered: int | None = None
-        self._ending: set[int] = set()
+        self._ending: set[int] = set()  # should run no more, but have a session
 
     def order(self, drained: frozenset[int], num_instances: int | None) -> None:
         """`drained` are to be empty, but stay; `num_instances`: so many should run; None: no order says how
@@ -73,7 +72,7 @@ class Scaling:
     # --- inside
 
     def _num_more(self) -> int:
-        """Instances that are missing; below 0: that there are too many. Those that leave do not count."""
+        """How many instances are missing; below 0: are too many. Those that leave do not count."""
         num_staying = len(self.wanted - self.leaving)
         if self._ordered is not None:
             return min(self._ordered, self._settings.most_instances) - num_staying
@@ -97,7 +96,7 @@ class Scaling:
             self._count("up")
 
     def _begin_to_end_one(self) -> None:
-        """The one with the fewest requests; before it those that take none."""
+        """Those that take no requests come first, then the one with the fewest."""
         takers = {view.number for view in self._router.takers}
         staying = self.wanted - self.leaving
         ends = min(staying, key=lambda number: (number in takers, self._num_requests(number), -number))

@@ -46,6 +46,11 @@ class InstanceView:
         return self.limits.num_slots - self.num_requests - self.load.num_reserved_slots
 
     @property
+    def has_free_slot(self) -> bool:
+        """Whether a slot is free now. If requests wait nevertheless, they wait for memory."""
+        return self.num_free_slots > -self.num_waiting
+
+    @property
     def used_tokens(self) -> int:
         return self.load.num_used_blocks * self.limits.block_tokens
 
@@ -60,6 +65,11 @@ class InstanceView:
         """That the requests which wait there need for their tokens so far."""
         unseen = sum(demand.num_tokens for demand in self.unseen.values())
         return self.load.waiting_blocks * self.limits.block_tokens + unseen
+
+    @property
+    def head_tokens(self) -> int:
+        """That the first request which waits there needs for its tokens so far."""
+        return self.load.head_blocks * self.limits.block_tokens
 
     @property
     def free_tokens(self) -> int:

@@ -15,7 +15,6 @@ from python_backends.finetuning.datasets import DatasetError, Example, read_exam
 from python_backends.finetuning.packs import steps_a_pass
 from python_backends.finetuning.progress import Bar, plot
 from python_backends.finetuning.trainer import Files, Trainer
-from python_backends.nouns.training import AdapterShape
 from python_backends.settings import Settings
 from python_backends.text.checkpoint import read_checkpoint
 from python_backends.text.door.door import open_door
@@ -89,9 +88,8 @@ def _targets(settings: Settings, targets: str) -> list[str]:
 
 def train(job: jobs.Job, settings: Settings) -> None:
     """Until the job has ended. JobError if it has, or if another process trains it."""
-    if job.status in jobs.ENDED:
-        raise jobs.JobError(f"{job.id}: it has ended already ({job.status})")
     with job.locked():
+        job.check_open()
         session = _session(job, settings)
         with Bar(job) as bar:
             files = Files(AtOnce(), settings.adapters_directory)
@@ -105,9 +103,7 @@ def _session(job: jobs.Job, settings: Settings) -> Any:
 
     if settings.model.dtype == "auto":
         settings = dataclasses.replace(settings, model=dataclasses.replace(settings.model, dtype="float32"))
-    options = job.options
-    shape = AdapterShape(options["rank"], options["alpha"], tuple(options["targets"]))
-    return TrainingSession(load_trained_model(settings), shape, int(job.fields["seed"]))
+    return TrainingSession(load_trained_model(settings), job.shape, int(job.fields["seed"]))
 
 
 class AtOnce(Executor):

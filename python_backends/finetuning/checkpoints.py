@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,10 @@ class Place:
 
 def save(directory: Path, place: Place, state: State) -> None:
     """Adds a checkpoint, and deletes those that are not needed any more. OSError where the disk is full."""
-    fields = {"step": place.step, "trained_tokens": place.trained_tokens, "ends_pass": place.ends_pass}
 
     def write(path: Path) -> None:
         save_file(state, path / "state.safetensors")
-        (path / "state.json").write_text(json.dumps(fields) + "\n")
+        (path / "state.json").write_text(json.dumps(asdict(place)) + "\n")
 
     target = _path(directory, place.step)
     if not target.exists():

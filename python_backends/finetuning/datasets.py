@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from python_backends.nouns.request import Ids, RefusedError
 from python_backends.text.door.door import Door
+from python_backends.text.door.values import unicode
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 KINDS = ({"messages"}, {"prompt", "completion"}, {"text"})
@@ -117,7 +118,7 @@ def _object(line: str | bytes) -> dict[str, Any]:
         values = json.loads(line)
     except UnicodeDecodeError as error:
         raise DatasetError(f"no UTF-8: {error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DatasetError(f"no JSON: {error}") from error
     if not isinstance(values, dict):
         raise DatasetError(f"a JSON {type(values).__name__}: must be an object")
@@ -127,7 +128,7 @@ def _object(line: str | bytes) -> dict[str, Any]:
 def _text(values: dict[str, Any], name: str) -> str:
     if not isinstance(values[name], str):
         raise DatasetError(f"{name} = {values[name]!r}: must be a string")
-    return str(values[name])
+    return unicode(name, values[name])
 
 
 def _messages(value: Any) -> list[tuple[dict[str, str], bool]]:
@@ -156,7 +157,8 @@ def _message(index: int, message: Any) -> tuple[dict[str, str], bool]:
         raise DatasetError(f"{name}.weight: only an assistant's turn may have one")
     if index == 0 and role == "assistant":
         raise DatasetError(f"{name}: an answer needs a turn before it")
-    return {"role": role, "content": content}, role == "assistant" and weight != 0
+    turn = {"role": role, "content": unicode(f"{name}.content", content)}
+    return turn, role == "assistant" and weight != 0
 
 
 def _end_id(door: Door) -> int:

@@ -11,13 +11,6 @@ from python_backends.engine.torch.adapters import peft_files
 from python_backends.finetuning import checkpoints
 from python_backends.finetuning.files import write_directory
 from python_backends.finetuning.jobs import Job, JobError
-from python_backends.nouns.training import AdapterShape
-
-
-def export_once(job: Job) -> None:
-    """Writes the adapter to `adapter/` in the job's directory, unless it is there. Raises JobError."""
-    if not (job.directory / "adapter").exists():
-        export(job, job.directory / "adapter")
 
 
 def export(job: Job, directory: Path, step: int | None = None) -> int:
@@ -33,11 +26,9 @@ def export(job: Job, directory: Path, step: int | None = None) -> int:
         raise JobError(f"--step {step}: {job.id} has checkpoints after steps {', '.join(map(str, steps))}")
     place, state = checkpoints.read(job.directory / "checkpoints", steps[-1] if step is None else step)
     weights = {key: each for key, each in state.items() if key.endswith(".weight")}
-    options = job.options
-    shape = AdapterShape(options["rank"], options["alpha"], tuple(options["targets"]))
 
     def write(path: Path) -> None:
-        peft_files.write(path, weights, shape, job.fields["model"])
+        peft_files.write(path, weights, job.shape, job.fields["model"])
 
     write_directory(directory, write)
     return place.step

@@ -20,6 +20,7 @@ from safetensors.numpy import load_file, save_file
 
 from python_backends.finetuning.datasets import Example
 from python_backends.finetuning.files import read_lines, write_directory, write_whole
+from python_backends.nouns.training import AdapterShape
 from python_backends.prediction.place import digest_of
 from python_backends.settings import ROOT, Settings
 
@@ -39,12 +40,8 @@ def jobs_directory(settings: Settings) -> Path:
 class Job:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        try:
-            self._fields: dict[str, Any] = json.loads((directory / "job.json").read_text())
-        except (OSError, ValueError) as error:
-            raise JobError(
-                f"{directory.name}: no such job in {directory.parent} (`list` shows all)"
-            ) from error
+        self._fields: dict[str, Any] = {}
+        self._read()
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -69,6 +66,11 @@ class Job:
         """What OpenAI has no field for: rank, alpha, targets, learning rate, steps."""
         return dict(self._fields["gapless"])
 
+    @property
+    def shape(self) -> AdapterShape:
+        options = self._fields["gapless"]
+        return AdapterShape(options["rank"], options["alpha"], tuple(options["targets"]))
+
     def change(self, **fields: Any) -> None:
         self._fields |= fields
         write_whole(self.directory / "job.json", json.dumps(self._fields, indent=2) + "\n")
@@ -78,8 +80,8 @@ class Job:
         self.change(status=status, finished_at=int(time.time()), estimated_finish=None, **fields)
         self.say(message, "error" if status == "failed" else "info")
 
-    def fail(self, code: str, message: str, param: str | None = None) -> None:
-        self.end("failed", message, error={"code": code, "message": message, "param": param})
+    def fail(self, code: str, message: str) -> None:
+        self.end("failed", message, error={"code": code, "message": message, "param": None})
 
     def say(self, message: str, level: str = "info") -> None:
         """One more event."""
@@ -127,21 +129,41 @@ class Job:
 
     def cancel(self) -> None:
         """At once if no process trains it, else after the step that is computed. JobError if it has ended."""
+        self.check_open()
+        (self.directory / "cancel").touch()
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(self.locked())
+            except JobError:
+                return  # the process that trains it ends it
+            self.check_open()
+            self.end("cancelled", "cancelled")
+
+    def check_open(self) -> None:
+        """JobError if it has ended."""
         if self.status in ENDED:
             raise JobError(f"{self.id}: it has ended already ({self.status})")
-        (self.directory / "cancel").touch()
-        with contextlib.suppress(JobError), self.locked():
-            self.end("cancelled", "cancelled")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """JobError if another process has it."""
+        """No other process changes the job meanwhile. Its fields are read again: one may have done so since
+        they were read. JobError if another process has it.
+        """
         with (self.directory / "lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise JobError(f"{self.id}: another process trains it") from error
+            self._read()
             yield
+
+    def _read(self) -> None:
+        try:
+            self._fields = json.loads((self.directory / "job.json").read_text())
+        except (OSError, ValueError) as error:
+            raise JobError(
+                f"{self.directory.name}: no such job in {self.directory.parent} (`list` shows all)"
+            ) from error
 
 
 def create(parent: Path, examples: Sequence[Example], fields: dict[str, Any]) -> Job:

@@ -48,22 +48,23 @@ class PackMemory:
         self._plans: list[Plans] = [plans(session.facts, session.targets, keep) for keep in keeps]
         self.pack_tokens = settings.pack_tokens
         self._num_revocations = 0
-        self._is_revoked = self._has_borrowed = False
+        self._is_revoked = False
 
     def plans_for(self, packs: Sequence[Pack]) -> Plans | None:
         """What to keep of each of `packs`: the most that fits into the share of blocks without a request.
         None if nothing does now.
         """
-        for chosen in self._plans:
-            if self._needed(packs, chosen) <= self._share * self._num_borrowable:
-                return chosen
-        return None
+        if self._pool is None:
+            return self._plans[0]
+        most = self._share * self._pool.num_borrowable
+        return next((chosen for chosen in self._plans if self._needed(packs, chosen) <= most), None)
 
     def shrink_if_too_large(self, packs: Sequence[Pack]) -> bool:
         """Halves the size of packs that would not fit even if no request ran. JobError where the largest has
         one example only.
         """
-        needed, most = self._needed(packs, self._plans[-1]), self._share * self._num_blocks
+        assert self._pool is not None, "without a server there is always a plan"
+        needed, most = self._needed(packs, self._plans[-1]), self._share * self._pool.num_blocks
         if needed <= most:
             return False
         largest = max(packs, key=lambda pack: len(pack.tokens))
@@ -77,22 +78,19 @@ class PackMemory:
 
     def begin(self, pack: Pack, chosen: Plans, num_labels: int) -> bool:
         """False: requests hold too many blocks now."""
-        count = self._session.num_blocks(pack, chosen) if self._pool is not None else 0
         borrowed = None
-        if self._pool is not None and count:
+        if self._pool is not None and (count := self._session.num_blocks(pack, chosen)):
             if count > self._pool.num_borrowable:
                 return False
             borrowed = self._pool.borrow(count, self._revoke)
-            self._has_borrowed = True
         self._session.begin(pack, num_labels, borrowed)
         return True
 
     def end(self) -> None:
         """Of the pack. Its blocks go back, if they were not taken back."""
         self._session.end()
-        if self._pool is not None and self._has_borrowed:
+        if self._pool is not None:
             self._pool.return_borrowed()
-            self._has_borrowed = False
 
     def check(self) -> None:
         """Raises RevokedError if the blocks were taken back since the pack has begun."""
@@ -107,16 +105,8 @@ class PackMemory:
     def _revoke(self) -> None:
         """Called by the pool, which takes the blocks back afterwards."""
         self._session.end()
-        self._is_revoked, self._has_borrowed = True, False
+        self._is_revoked = True
 
     def _needed(self, packs: Sequence[Pack], chosen: Plans) -> int:
         """Packs are computed one after the other."""
-        return max(self._session.num_blocks(pack, chosen) for pack in packs) if self._pool is not None else 0
-
-    @property
-    def _num_borrowable(self) -> int:
-        return self._pool.num_borrowable if self._pool is not None else 0
-
-    @property
-    def _num_blocks(self) -> int:
-        return self._pool.num_blocks if self._pool is not None else 0
+        return max(self._session.num_blocks(pack, chosen) for pack in packs)

@@ -59,16 +59,15 @@ def watch(job: Job) -> Job:
             time.sleep(LOOK_EVERY_S)
 
 
-def plot(job: Job) -> bool:
-    """The loss by step, in `loss.svg` of the job's directory; False where matplotlib is not installed."""
+def plot(job: Job) -> None:
+    """The loss by step, in `loss.svg` of the job's directory; nothing where matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        return False
+        return
     lines = job.losses
     figure = Figure(figsize=(7, 4))
     axes = figure.subplots()
     axes.plot([line["step"] for line in lines], [line["loss"] for line in lines])
     axes.set(xlabel="step", ylabel="loss (nats a token)", title=f"{job.options['suffix']}, {job.id}")
     figure.savefig(job.directory / "loss.svg", bbox_inches="tight")
-    return True

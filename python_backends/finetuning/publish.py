@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from python_backends.engine.adapter_directory import CONFIG, WEIGHTS, numbered
-from python_backends.finetuning.export import export_once
+from python_backends.finetuning.export import export
 from python_backends.finetuning.files import write_directory
 from python_backends.finetuning.jobs import Job, JobError
 
@@ -17,7 +17,8 @@ def finish(job: Job, adapters: Path | None) -> str:
     None. Each is done once, also if the process is killed in the middle. Returns the `name@version` that is
     served; empty: none is. Raises JobError and OSError.
     """
-    export_once(job)
+    if not (job.directory / "adapter").exists():
+        export(job, job.directory / "adapter")
     if adapters is None:
         return ""
     try:

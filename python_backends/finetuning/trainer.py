@@ -9,6 +9,7 @@ goes on after its last checkpoint; what came later is computed again. Tested in 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Generator
@@ -16,6 +17,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from python_backends.engine.protocol import Session
 from python_backends.finetuning import checkpoints
@@ -118,9 +120,10 @@ class Trainer:
     def run(self) -> None:
         """Until the job has ended, and job.json says how."""
         pieces = self.pieces()
-        piece = next(pieces, None)
-        while piece is not None:
-            piece = _next(pieces, NUM_TILE_TOKENS)
+        with contextlib.suppress(StopIteration):
+            next(pieces)
+            while True:
+                pieces.send(NUM_TILE_TOKENS)
 
     def pieces(self) -> Pieces:
         """Yields what comes next, and does it when it is sent how many tokens that may have. Ends when the
@@ -144,10 +147,10 @@ class Trainer:
             if self._is_save_due():
                 yield Piece(Kind.SAVE)
                 self.save()
-        yield from self._await_writer()  # OSError if the last checkpoint could not be written
+        yield from _wait_for(self._written)
+        self._written.result()  # OSError if the last checkpoint could not be written
         finished = self._writer.submit(finish, self._job, self._adapters)
-        while not finished.done():
-            yield Piece(Kind.WAIT)
+        yield from _wait_for(finished)
         fields = self._job.fields
         name = f"ft:{fields['model']}:{self._job.options['suffix']}:{self._job.id}"
         options = {**self._job.options, "adapter": finished.result()}
@@ -159,8 +162,7 @@ class Trainer:
         """
         if self.is_updating or self._step == self._saved_step:
             return
-        ends_pass = self._ends_pass
-        place = checkpoints.Place(self._step, self._trained_tokens, ends_pass)
+        place = checkpoints.Place(self._step, self._trained_tokens, self._ends_pass)
         self._written = self._writer.submit(self._write, place, self._session.state)
         self._saved_step, self._saved_s = self._step, time.monotonic()
 
@@ -291,22 +293,15 @@ class Trainer:
         error = {"code": "invalid_loss", "message": message, "param": "learning_rate"}
         yield from self._end("failed", message, error=error)
 
-    def _await_writer(self) -> Pieces:
-        while not self._written.done():
-            yield Piece(Kind.WAIT)
-        self._written.result()
-
     def _end(self, status: str, message: str, **fields: object) -> Pieces:
-        while not self._written.done():  # a checkpoint that failed does not matter any more
-            yield Piece(Kind.WAIT)
+        yield from _wait_for(self._written)  # a checkpoint that failed does not matter any more
         self._job.end(status, message, trained_tokens=self._trained_tokens, **fields)
 
 
-def _next(pieces: Pieces, most_tokens: int) -> Piece | None:
-    try:
-        return pieces.send(most_tokens)
-    except StopIteration:
-        return None
+def _wait_for(files: Future[Any]) -> Pieces:
+    """Until they are written, or can't be."""
+    while not files.done():
+        yield Piece(Kind.WAIT)
 
 
 def _done() -> Future[None]:

@@ -99,7 +99,6 @@ class JobWatch:
                 stack.enter_context(job.locked())
             except JobError:
                 return  # it is trained, here or elsewhere
-            job = Job(job.directory)  # as it is now that it does not change any more
             if job.status in ENDED:
                 return
             if self._training is None and trains(self._directory):

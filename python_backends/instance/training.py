@@ -180,9 +180,7 @@ class Training:
         if self._new_session is None:
             self._new_session = self._engine.start_training()
         self._check(job)
-        options = job.options
-        shape = AdapterShape(options["rank"], options["alpha"], tuple(options["targets"]))
-        session = self._new_session(shape, int(job.fields["seed"]))
+        session = self._new_session(job.shape, int(job.fields["seed"]))
         trainer = Trainer(job, session, self._settings, self._files, self._learned, self._pool)
         pieces = trainer.pieces()
         tokens = min((each.tokens for each in self._running), default=0)

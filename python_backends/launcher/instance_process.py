@@ -33,18 +33,13 @@ class InstanceProcess:
         self._child = child
         self._record = InstanceRecord(board, number)
         self._failed_starts = FailedStarts(self.name)
-        self._is_on = False
+        self._is_on = False  # it was not started, or has ended as it was asked to
         self._silence = Silence()
         self._killed_at_s = math.inf  # when it must have ended; inf: it may run
 
     @property
     def is_ready(self) -> bool:
         return self._record.read()[0] is State.READY
-
-    @property
-    def is_off(self) -> bool:
-        """Whether it was not started, or has ended as it was asked to."""
-        return not self._is_on
 
     def start(self) -> None:
         self._files.keep()
@@ -60,7 +55,7 @@ class InstanceProcess:
 
     def heal(self) -> None:
         """Starts it if it is off; starts it again if it has ended or no longer beats. Raises GiveUpError."""
-        if self.is_off:
+        if not self._is_on:
             self.start()
             return
         if self._killed_at_s < math.inf:
@@ -76,7 +71,7 @@ class InstanceProcess:
 
     def end(self) -> None:
         """Sends SIGTERM at the first call, and SIGKILL if it has not ended after END_S. Doesn't wait."""
-        if self.is_off:
+        if not self._is_on:
             return
         now_s = time.monotonic()
         if self._killed_at_s == math.inf:

@@ -92,10 +92,7 @@ class InstanceProcesses:
         try:
             process.heal()
         except GiveUpError as error:
-            self._give_up(process, error)
-
-    def _give_up(self, process: InstanceProcess, error: GiveUpError) -> None:
-        self._given_up.add(process.number)
-        if self._given_up == self._wanted:
-            raise error
-        log.error("%s; the other instances go on", error)
+            self._given_up.add(process.number)
+            if self._given_up == self._wanted:
+                raise
+            log.error("%s; the other instances go on", error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from pathlib import Path
 
@@ -16,7 +15,10 @@ def invitation(server: ServerSettings) -> str:
         r' read_all_lines(file_name): pass\"}]"'
     )
     ports = f"HTTP {server.http_port}, gRPC {server.grpc_port}, metrics {server.metrics_port}"
-    stream = f"{_shown(sys.executable)} client/stream.py --port {server.grpc_port}"
+    python = Path(sys.executable)
+    if python.is_relative_to(ROOT):
+        python = python.relative_to(ROOT)
+    stream = f"{python} client/stream.py --port {server.grpc_port}"
     return f"""
 Gapless is ready on {server.address}: {ports}
 Try it in another terminal:
@@ -29,10 +31,3 @@ Try it in another terminal:
 
 Ctrl-C ends it.
 """
-
-
-def _shown(path: str) -> str:
-    """Returns the path relative to the checkout if it is in the checkout."""
-    with contextlib.suppress(ValueError):
-        return str(Path(path).relative_to(ROOT))
-    return path

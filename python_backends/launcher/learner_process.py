@@ -31,9 +31,9 @@ class LearnerProcess:
     def heal(self) -> None:
         """Starts it for the first time, and again after it has ended."""
         now_s = time.monotonic()
-        if self._process is not None and self._process.poll() is None:
-            return
         if self._process is not None:
+            if self._process.poll() is None:
+                return
             log.warning(
                 "the learner ended with %d; starting it again in %.0f s",
                 self._process.returncode,

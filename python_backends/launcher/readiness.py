@@ -8,7 +8,6 @@ supervisor. Tested in tests/pure/test_run_files.py.
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from pathlib import Path
 
@@ -32,6 +31,5 @@ class Readiness:
         with contextlib.suppress(OSError):
             if is_ready:
                 self._path.touch()
-                os.utime(self._path)
             else:
                 self._path.unlink(missing_ok=True)

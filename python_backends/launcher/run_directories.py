@@ -43,14 +43,13 @@ def held(parent: Path, mark: str = "") -> Iterator[Path]:
     Removes it at the end. `mark`: empty, or OF_KEEPER.
     """
     run_directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-    lock = _opened(run_directory)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        (run_directory / MARK).write_text(mark)  # from now on, without the lock, it counts as left over
-        yield run_directory
-    finally:
-        shutil.rmtree(run_directory, ignore_errors=True)
-        os.close(lock)
+    with _opened(run_directory) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            (run_directory / MARK).write_text(mark)  # from now on, without the lock, it counts as left over
+            yield run_directory
+        finally:
+            shutil.rmtree(run_directory, ignore_errors=True)
 
 
 def sweep(parent: Path) -> None:
@@ -78,44 +77,43 @@ def remove_shared_memory(run_directory: Path) -> None:
 
 
 def _sweep(path: Path) -> None:
-    """Removes one run directory unless it belongs to another user. Raises OSError if it is held or is not a
-    run directory.
-    """
-    lock = _opened(path)
-    try:
-        mark = os.stat(MARK, dir_fd=lock, follow_symlinks=False)
-        if os.fstat(lock).st_uid != os.geteuid() or not stat.S_ISREG(mark.st_mode):
-            return
+    """Removes one run directory. Raises OSError if it is held or is not a run directory of this user."""
+    with _opened(path) as lock:
+        _mark_of(lock)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         remove_shared_memory(path)
         shutil.rmtree(path, ignore_errors=True)
-    finally:
-        os.close(lock)
 
 
 def _is_in_use(path: Path) -> bool:
     try:
-        lock = _opened(path)
-    except OSError:
-        return False
-    try:
-        mark = os.stat(MARK, dir_fd=lock, follow_symlinks=False)
-        is_of_launcher = stat.S_ISREG(mark.st_mode) and mark.st_size == 0
-        if os.fstat(lock).st_uid != os.geteuid() or not is_of_launcher:
-            return False
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return False
+        with _opened(path) as lock:
+            if _mark_of(lock).st_size == 0:  # a launcher made it
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
-        return False
-    finally:
-        os.close(lock)
+        pass
+    return False
 
 
-def _opened(directory: Path) -> int:
+@contextlib.contextmanager
+def _opened(directory: Path) -> Iterator[int]:
     """Opens the directory without waiting and without following links, which another user may have made."""
-    return os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    opened = os.open(directory, flags)
+    try:
+        yield opened
+    finally:
+        os.close(opened)
+
+
+def _mark_of(directory: int) -> os.stat_result:
+    """Raises OSError if this is not a run directory of this user."""
+    mark = os.stat(MARK, dir_fd=directory, follow_symlinks=False)
+    if os.fstat(directory).st_uid != os.geteuid() or not stat.S_ISREG(mark.st_mode):
+        raise PermissionError(f"{MARK} is not a file, or the directory is another user's")
+    return mark
 
 
 def _will_do(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The command line and the environment of tritonserver. Called by the server's room."""
+"""The command line and the environment of tritonserver."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from python_backends.launcher.namesakes import write_namesakes
-from python_backends.launcher.stubs import STUBS
 from python_backends.launcher.triton_files import TritonFiles
 from python_backends.settings import ROOT, ServerSettings
 from python_backends.watching.board import VARIABLE, Board
@@ -128,7 +127,7 @@ def namesakes(settings: ServerSettings, run_directory: Path) -> list[str]:
         return []
     return [
         "--model-namespacing=true",
-        f"--model-repository={write_namesakes(STUBS, run_directory / 'namesakes')}",
+        f"--model-repository={write_namesakes(run_directory / 'namesakes')}",
     ]
 
 

@@ -140,7 +140,7 @@ class TritonServer:
         self._prepare()
         path = f"/v2/repository/models/{model}"
         done = all(
-            self._post(f"{path}/{verb}", timeout_s) == 200
+            self._ask("POST", f"{path}/{verb}", self._settings.http_port, timeout_s)[0] == 200
             for verb, timeout_s in (("unload", UNLOAD_S), ("load", LOAD_S))
         )
         self._stubs.forget([model])
@@ -179,9 +179,6 @@ class TritonServer:
 
     def _get(self, path: str, port: int = 0, timeout_s: float = 60) -> tuple[int, str]:
         return self._ask("GET", path, port or self._settings.http_port, timeout_s)
-
-    def _post(self, path: str, timeout_s: float) -> int:
-        return self._ask("POST", path, self._settings.http_port, timeout_s)[0]
 
     def _ask(self, method: str, path: str, port: int, timeout_s: float) -> tuple[int, str]:
         """Returns HTTP status and text; status 0 if there is no valid answer."""

@@ -11,8 +11,8 @@ Tested in tests/pure/test_loop_processor.py.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Set
 from pathlib import Path
 
 THREADS = Path("/proc/self/task")
@@ -41,11 +41,5 @@ class LoopProcessor:
             return
         self._placed, own = threads, min(self._all)
         for thread in threads:
-            _place(thread, {own} if thread == os.getpid() else self._all - {own})
-
-
-def _place(thread: int, processors: Set[int]) -> None:
-    try:
-        os.sched_setaffinity(thread, processors)
-    except ProcessLookupError:
-        return  # it has just ended
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.sched_setaffinity(thread, {own} if thread == os.getpid() else self._all - {own})

@@ -139,7 +139,7 @@ class InstanceLoads:
         """For people: the policy, and what each instance carries; and which of them should run."""
         assert self._router is not None, "one instance has no status of a cluster"
         return {
-            "policy": self._router.policy,
+            "policy": self._router.policy_name,
             "run": sorted(self._wanted),
             "instances": [self._status_of(self._router, number) for number in sorted(self._wanted)],
         }

@@ -10,9 +10,8 @@ import pytest
 from benchmarks.coserving_report import add_shares, medians
 from benchmarks.coserving_temporal import Temporal
 from python_backends.engine.torch.training.model import TrainedModel
-from python_backends.finetuning.jobs import Job
 from python_backends.nouns.step import StepPlan
-from python_backends.nouns.training import AdapterShape, Tile
+from python_backends.nouns.training import Tile
 from python_backends.settings import FinetuningSettings
 from tests.cpu.test_coserving import Server
 from tests.cpu.test_finetuning import new_job
@@ -33,7 +32,7 @@ def test_one_whole_sequence_is_trained_after_so_many_steps(
     monkeypatch.setattr(TrainedModel, "backward", counted)
     temporal = Temporal(server.engine, server.scheduler.blocks, FinetuningSettings(), job, steps=3)  # type: ignore[arg-type]
     lengths = {len(example.ids) for example in job.examples}
-    num_layers = len(server.engine.start_training()(job_shape(job), 1).facts)  # type: ignore[attr-defined]
+    num_layers = len(server.engine.start_training()(job.shape, 1).facts)  # type: ignore[attr-defined]
     plan = StepPlan(
         0,
         (),
@@ -50,11 +49,6 @@ def test_one_whole_sequence_is_trained_after_so_many_steps(
     assert temporal.work(0.0, None)
     assert sum(each.last - each.first for each in tiles) / num_layers in lengths
     server.close()
-
-
-def job_shape(job: Job) -> AdapterShape:
-    options = job.options
-    return AdapterShape(options["rank"], options["alpha"], tuple(options["targets"]))
 
 
 def test_shares_are_of_the_same_round() -> None:

@@ -109,3 +109,18 @@ def test_a_cancelled_job_ends_and_another_process_may_not_train_it_meanwhile(
     assert Job(other.directory).status == "cancelled"
     with pytest.raises(JobError, match=r"ended already \(cancelled\)"):
         other.cancel()
+
+
+def test_a_job_that_ended_after_it_was_read_is_neither_cancelled_nor_trained(
+    one: TinyModel, tmp_path: Path
+) -> None:
+    """What the process that trained it has written stays."""
+    job = new_job(tmp_path, steps=9)
+    read_before = [Job(job.directory) for _ in range(2)]
+    job.end("succeeded", "succeeded", fine_tuned_model="ft:tiny")
+    with pytest.raises(JobError, match=r"ended already \(succeeded\)"):
+        read_before[0].cancel()
+    with pytest.raises(JobError, match=r"ended already \(succeeded\)"):
+        train(read_before[1], settings(one))
+    fields = Job(job.directory).fields
+    assert (fields["status"], fields["fine_tuned_model"]) == ("succeeded", "ft:tiny")

@@ -4,6 +4,7 @@ rooms, the wiring fits, settings are explained.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import dataclasses
 import re
@@ -23,8 +24,10 @@ from python_backends.settings import (
     SchedulingSettings,
     Settings,
     SettingsError,
+    add_arguments,
     dump,
     load,
+    of_command_line,
     read_settings,
 )
 from python_backends.settings.setting import allowed
@@ -284,6 +287,15 @@ def test_the_environment_goes_before_the_file_and_the_command_line_before_both()
     assert (read.engine.kind, read.engine.slots) == ("toy", 64)
     with pytest.raises(SettingsError, match=r"unknown setting engine\.slot"):
         load(ROOT / "gapless.toml", {}, {"GAPLESS_ENGINE__SLOT": "32"})
+
+
+def test_a_command_line_reads_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    monkeypatch.setenv("GAPLESS_ENGINE__SLOTS", "32")
+    monkeypatch.setenv("GAPLESS_ENGINE__KIND", "toy")
+    read = of_command_line(parser.parse_args(["--set", "engine.slots=64"]))
+    assert (read.engine.kind, read.engine.slots) == ("toy", 64)
 
 
 def test_every_setting_is_read_somewhere() -> None:

@@ -86,6 +86,6 @@ def _reason(source: InstanceView, low_tokens: int) -> MoveReason:
 
 
 def _reason_base(source: InstanceView, low_tokens: int) -> MoveReason:
-    if source.load.num_waiting and source.num_free_slots > -source.num_waiting:
+    if source.load.num_waiting and source.has_free_slot:
         return MoveReason.DEFRAGMENT
     return MoveReason.BALANCE

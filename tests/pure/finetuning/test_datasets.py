@@ -72,10 +72,13 @@ def test_a_completion_follows_its_prompt_and_a_text_is_learned_whole() -> None:
     ("bad", "message"),
     [
         ("{", "line 2: no JSON"),
+        pytest.param("[" * 100_000, "line 2: no JSON", id="nested"),
         ("[1]", "line 2: a JSON list: must be an object"),
         (b'{"text": "\xff"}', "line 2: no UTF-8"),
         (line(prompt="one"), "line 2: fields prompt: must be messages, or prompt and completion, or text"),
         (line(prompt="one", completion=2), "line 2: completion = 2: must be a string"),
+        (line(text="a\ud800"), r"line 2: text = .*: must be Unicode, character 1 is half of a pair"),
+        (chat(("user", "\ud800")), r"line 2: messages\[0\].content = .*: must be Unicode, character 0"),
         (line(messages=[]), "line 2: messages: must be a list of at least one message"),
         (line(messages=[{"role": "user"}]), r"line 2: messages\[0\]: must have role and content"),
         (chat(("robot", "a")), r"line 2: messages\[0\].role = 'robot': must be one of"),

@@ -12,12 +12,11 @@ from python_backends.finetuning import publish
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def job(tmp_path: Path) -> Any:
     """With an adapter that was exported before."""
     made = SimpleNamespace(directory=tmp_path / "job", options={"suffix": "law"}, events=[])
     made.say = lambda message, level: made.events.append((level, message))
     write(made.directory / "adapter", b"trained")
-    monkeypatch.setattr(publish, "export_once", lambda job: None)
     return made
 
 

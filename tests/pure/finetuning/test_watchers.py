@@ -43,6 +43,16 @@ def test_the_file_of_a_dead_process_does_not_count_and_the_next_one_removes_it(t
         assert refusals(tmp_path) == [REFUSAL]
 
 
+def test_settings_of_the_environment_count_as_they_do_for_a_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else jobs would lie where that server does not look for them."""
+    monkeypatch.setenv("GAPLESS_FINETUNING__DIRECTORY", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["finetuning", "list"])
+    assert main() == 0
+    assert capsys.readouterr().err.startswith(f"no job in {tmp_path}/")
+
+
 @pytest.mark.parametrize("servers", ["none trains", "one trains", "none"])
 def test_submit_says_at_once_where_no_server_trains(
     servers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
