@@ -147,8 +147,8 @@ def _learn(
     """
     from python_backends.prediction.encoder import PACKAGED, CachedEncoder, SentenceEncoder
     from python_backends.prediction.features import features
+    from python_backends.prediction.forest import Forest
     from python_backends.prediction.learning import learn
-    from python_backends.prediction.versions import read
 
     encoder = CachedEncoder(SentenceEncoder(PACKAGED), max_texts=100)
     instructions, inputs = (
@@ -167,7 +167,7 @@ def _learn(
     version = learn(directory, encoder.name)
     assert version is not None
     ids = np.array([instruction_id(instruction) for instruction in instructions[half:]], np.uint64)
-    return read(directory, version).predict(seen[half:], ids)
+    return Forest.load(version.path(directory)).predict(seen[half:], ids)
 
 
 def _record(each: Drawn, length: int, features: Floats, encoder: str) -> AnswerRecord:
