@@ -16,7 +16,7 @@ from python_backends.prediction import learning
 from python_backends.prediction.forest import Forest, ForestError
 from python_backends.prediction.learning import is_due, learn, learn_apart
 from python_backends.prediction.request_log import RequestLog, instruction_id
-from python_backends.prediction.versions import CURRENT, KEPT, Version, current, next_number, publish, read
+from python_backends.prediction.versions import CURRENT, KEPT, Version, current, next_number, publish
 from python_backends.settings import PredictionSettings
 from tests.support.records import ENCODER, record
 
@@ -35,7 +35,7 @@ def expected_mean(directory: Path, num_input: int) -> float:
     made = record(num_input=num_input).predicted.features
     assert made is not None
     ids = np.array([instruction_id("Say it")], np.uint64)
-    return read(directory, version).predict(made[None], ids)[0].mean
+    return Forest.load(version.path(directory)).predict(made[None], ids)[0].mean
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_a_version_that_counts_is_kept_whatever_other_files_are_called(tmp_path:
     (tmp_path / "forest-mine.npz").write_bytes(b"")
     version = Version(2, 0.0, 0.0, 100, ENCODER, 100)
     publish(tmp_path, version, forest)
-    assert read(tmp_path, version)
+    assert Forest.load(version.path(tmp_path))
     assert sorted(path.name for path in tmp_path.glob("*.npz")) == [
         *("forest-000002.npz", "forest-000008.npz", "forest-000009.npz", "forest-mine.npz")
     ]
@@ -160,7 +160,7 @@ def learned(directory: Path) -> Forest:
     log.add(answers(150, 2))
     version = learn(directory, ENCODER)
     assert version is not None
-    return read(directory, version)
+    return Forest.load(version.path(directory))
 
 
 def learn_here(directory: Path, encoder: str) -> int:
@@ -187,7 +187,7 @@ def test_a_forest_that_is_gone_is_an_error_by_name(tmp_path: Path, log: RequestL
     assert version is not None
     version.path(tmp_path).unlink()
     with pytest.raises(ForestError, match="forest-000001"):
-        read(tmp_path, version)
+        Forest.load(version.path(tmp_path))
 
 
 def test_it_looks_every_few_minutes_and_gives_up_on_learning_that_fails(tmp_path: Path) -> None:
