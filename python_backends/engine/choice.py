@@ -94,4 +94,6 @@ def _config(directory: Path) -> dict[str, Any]:
         read = json.loads((directory / "config.json").read_text())
     except (OSError, ValueError):
         return {}
+    if not isinstance(read, dict):
+        return {}
     return {**read, **read["text_config"]} if isinstance(read.get("text_config"), dict) else read

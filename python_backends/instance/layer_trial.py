@@ -17,7 +17,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -157,18 +157,16 @@ def _key(settings: Settings, layers: str) -> str:
 
 @contextmanager
 def _alone(directory: Path) -> Iterator[None]:
-    """No other process of this checkout tries meanwhile; where nothing can be written, none is waited for."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = os.open(directory, os.O_RDONLY)
-    except OSError:
+    """No other process of this checkout tries meanwhile. Where nothing can be written or locked, it does not
+    wait for others.
+    """
+    with ExitStack() as stack:
+        with suppress(OSError):
+            directory.mkdir(parents=True, exist_ok=True)
+            lock = os.open(directory, os.O_RDONLY)
+            stack.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-        return
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
 
 
 def _known(path: Path) -> str | None:

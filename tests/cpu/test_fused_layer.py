@@ -480,6 +480,16 @@ def test_without_a_compiler_it_says_so_and_serves(
     assert len(answers) == 2
 
 
+@pytest.mark.usefixtures("nothing_compiled")
+def test_where_openvino_is_installed_otherwise_it_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(fused_layer, "OPENVINO", tmp_path)
+    with caplog.at_level(logging.INFO, "gapless.instance"):
+        assert fused_layer.library() is None
+    assert f"no fused layers: there is no {tmp_path}/libs/libopenvino.so.*" in caplog.text
+
+
 def test_what_does_not_compile_is_shown_and_left_out(
     nothing_compiled: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:

@@ -62,8 +62,10 @@ def test_the_fastest_that_computes_the_checkpoint_is_chosen(
     assert chosen(tmp_path, flags, config, **settings) == expected
 
 
-def test_a_checkpoint_that_cannot_be_read_is_left_to_the_engine(tmp_path: Path) -> None:
-    settings = choose(Settings(model=ModelSettings(str(tmp_path / "nothing")))).settings
+@pytest.mark.parametrize("config", ["", "[]"], ids=["not JSON", "no table"])
+def test_a_checkpoint_that_cannot_be_read_is_left_to_the_engine(tmp_path: Path, config: str) -> None:
+    (tmp_path / "config.json").write_text(config)
+    settings = choose(Settings(model=ModelSettings(str(tmp_path)))).settings
     assert (settings.engine.kind, settings.model.dtype) == ("openvino", "float32")
 
 

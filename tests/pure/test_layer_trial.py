@@ -102,6 +102,19 @@ def test_two_instances_do_not_try_at_the_same_time(tmp_path: Path) -> None:
     assert engines.made == ["off", "on"], "the second one waited, and read the result"
 
 
+def test_where_files_cannot_be_locked_none_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engines = Engines(tmp_path / "model", 0.5, 1.0)
+
+    def refuse(lock: int, operation: int) -> None:
+        raise OSError("no locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    engines.chosen()
+    assert engines.made == ["off", "on"]
+
+
 def test_where_run_cannot_be_written_the_result_is_beside_the_request_log(
     tmp_path: Path, run_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

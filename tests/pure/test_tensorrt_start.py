@@ -134,6 +134,12 @@ def test_a_text_config_that_is_null_says_nothing(tmp_path: Path) -> None:
 # --- what is refused at start
 
 
+def test_a_configuration_that_is_no_table_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(SettingsError, match=r"config\.json: must be a table"):
+        model_limits(make_settings(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

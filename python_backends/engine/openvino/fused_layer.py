@@ -92,7 +92,7 @@ def compiled(kind: Kind) -> Path:
         raise FileNotFoundError("a C++ compiler would make them: apt-get install g++")
     log.info("compiling %s for %s, once", SOURCE.name, kind)
     includes = [f"-I{FOLDER}", f"-I{OPENVINO / 'include'}", f"-I{OPENVINO / 'include' / 'tbb'}"]
-    libraries = [str(next((OPENVINO / "libs").glob(name))) for name in ("libopenvino.so.*", "libtbb.so.*")]
+    libraries = [_library_of_openvino("libopenvino.so.*"), _library_of_openvino("libtbb.so.*")]
     # another start at the same time finds all of it or nothing
     with TemporaryDirectory(dir=path.parent) as directory:
         made = Path(directory, path.name)
@@ -101,6 +101,13 @@ def compiled(kind: Kind) -> Path:
         made.chmod(0o755)  # whatever the umask
         made.replace(path)
     return path
+
+
+def _library_of_openvino(pattern: str) -> str:
+    """Raises FileNotFoundError where OpenVINO was not installed as pip's package."""
+    for path in (OPENVINO / "libs").glob(pattern):
+        return str(path)
+    raise FileNotFoundError(f"there is no {OPENVINO / 'libs' / pattern}")
 
 
 def _make_private(folder: Path) -> None:

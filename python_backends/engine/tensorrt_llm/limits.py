@@ -100,6 +100,8 @@ def _read_config(directory: Path) -> dict[str, Any]:
     """config.json; of a model with images and text, what it says of the text."""
     try:
         config = json.loads((directory / "config.json").read_text())
+        if not isinstance(config, dict):
+            raise ValueError("must be a table")
     except (OSError, ValueError) as error:
         raise SettingsError(f"model.directory = {str(directory)!r}: config.json: {error}") from error
     return {**config, **(config.get("text_config") or {})}
