@@ -60,7 +60,10 @@ def trips_by_instance() -> Counter[str]:
 
 @pytest.fixture
 def server(pb_utils: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pb_utils, "MetricFamily", Family)
+    from python_backends.triton_models import metrics_export
+
+    # an earlier test may have imported it, with that test's `pb_utils`
+    monkeypatch.setattr(metrics_export.pb_utils, "MetricFamily", Family, raising=False)
     Family.written, Family.numbers = [], {}
 
 
