@@ -1,5 +1,5 @@
 """The process of the learner, for the supervisor: started again when it ends, after longer and longer pauses.
-No request depends on it. Tested in tests/server/test_predictor.py.
+No request depends on it. Tested in tests/server/test_predictor.py and tests/pure/test_learner_process.py.
 """
 
 from __future__ import annotations
@@ -40,17 +40,24 @@ class LearnerProcess:
                 self._pause_s,
             )
             end_group(self._process, 0)
-            self._start_at_s, self._process = now_s + self._pause_s, None
-            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+            self._process = None
+            self._wait(now_s)
         if now_s >= self._start_at_s:
             self._files.keep()
-            environment = {
-                **os.environ,
-                "PYTHONPATH": str(ROOT),
-                "OMP_NUM_THREADS": "1",
-                "MALLOC_ARENA_MAX": "2",
-            }
+            self._start(now_s)
+
+    def _start(self, now_s: float) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+        try:
             self._process = start_group(self._command, environment, cwd=ROOT)
+        except OSError as error:  # too many processes, for example
+            log.warning("the learner can't be started (%s); trying again in %.0f s", error, self._pause_s)
+            self._wait(now_s)
+
+    def _wait(self, now_s: float) -> None:
+        """Before the next start, longer each time."""
+        self._start_at_s = now_s + self._pause_s
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
     def stop(self) -> None:
         if self._process is not None:

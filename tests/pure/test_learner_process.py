@@ -1,0 +1,56 @@
+"""A learner that can't be started is nobody else's trouble: no request depends on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from python_backends.launcher import learner_process
+from python_backends.launcher.learner_process import LearnerProcess
+
+
+class Files:
+    """As the launcher's run files."""
+
+    directory = Path("/run")
+
+    def keep(self) -> None:
+        pass
+
+
+@pytest.fixture
+def pass_s(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Lets time pass."""
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+
+    def advance(seconds: float) -> None:
+        now[0] += seconds
+
+    return advance
+
+
+def test_a_start_that_fails_is_tried_again_after_longer_and_longer_pauses(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, pass_s: Callable[[float], None]
+) -> None:
+    tries: list[list[str]] = []
+
+    def start(command: list[str], *_: Any, **__: Any) -> None:
+        tries.append(command)
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(learner_process, "start_group", start)
+    learner = LearnerProcess(Files())  # type: ignore[arg-type]
+    counts = []
+    for _ in range(8):
+        learner.heal()
+        counts.append(len(tries))
+        pass_s(0.5)
+    assert counts == [1, 1, 2, 2, 2, 2, 3, 3], "after one second, then after two"
+    assert (
+        "the learner can't be started (Resource temporarily unavailable); trying again in 1 s" in caplog.text
+    )
+    learner.stop()
