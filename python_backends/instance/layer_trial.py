@@ -95,8 +95,8 @@ def _best_ms(engine: Engine) -> float:
 
 
 def _pass(engine: Engine) -> tuple[float, float]:
-    """Every slot serves a request. The seconds of the steps with prompts, and of the decode steps that follow
-    in a workload: the median step in which all decode stands for those.
+    """Every slot serves a request. Returns the seconds of the steps with prompts, and of the decode steps
+    that a workload has: their number times the median of the steps in which all slots decode.
     """
     limits = engine.limits
     scheduler = SlotScheduler(limits)

@@ -33,7 +33,7 @@ class InstanceProcess:
         self._child = child
         self._record = InstanceRecord(board, number)
         self._failed_starts = FailedStarts(self.name)
-        self._is_on = False  # it was not started, or has ended as it was asked to
+        self._is_on = False  # False: it was not started, or has ended as it was asked to
         self._silence = Silence()
         self._killed_at_s = math.inf  # when it must have ended; inf: it may run
 

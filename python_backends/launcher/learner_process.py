@@ -41,7 +41,7 @@ class LearnerProcess:
             )
             end_group(self._process, 0)
             self._process = None
-            self._wait(now_s)
+            self._postpone(now_s)
         if now_s >= self._start_at_s:
             self._files.keep()
             self._start(now_s)
@@ -52,10 +52,10 @@ class LearnerProcess:
             self._process = start_group(self._command, environment, cwd=ROOT)
         except OSError as error:  # too many processes, for example
             log.warning("the learner can't be started (%s); trying again in %.0f s", error, self._pause_s)
-            self._wait(now_s)
+            self._postpone(now_s)
 
-    def _wait(self, now_s: float) -> None:
-        """Before the next start, longer each time."""
+    def _postpone(self, now_s: float) -> None:
+        """The next start comes after a pause, which is longer each time."""
         self._start_at_s = now_s + self._pause_s
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 

@@ -24,8 +24,8 @@ NUM_ERRORS = 64  # latest errors that the margin is taken of
 SURE = 0.95  # share of the pieces that are done within the expected time and the margin
 
 MOST_MARGIN = 2.0  # what takes longer was interrupted
-# if so many pieces in a row take so many times less than expected, those that were learned from before them
-# had been interrupted
+# After this many pieces in a row whose time, times FAR_BELOW, is less than expected, the earlier ones are
+# forgotten: they had been interrupted.
 NUM_FAR_BELOW, FAR_BELOW = 3, 2.0
 
 NOTHING: Loads = (0, 0, 0.0)

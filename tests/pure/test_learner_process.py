@@ -1,4 +1,4 @@
-"""A learner that can't be started is nobody else's trouble: no request depends on it."""
+"""A learner that can't be started does not end the launcher: no request depends on it."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ class Composed:
         """What sends the signal at once when it is called: `docker exec` takes as
         long to start as an answer of some hundred tokens.
         """
-        if process == "init":  # nobody can kill a container's first process from inside
+        if process == "init":  # it can't be killed from inside of the container
             return partial(os.kill, pid, number)
         command = [
             "docker",

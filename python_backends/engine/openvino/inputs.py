@@ -93,7 +93,7 @@ class StepInputs:
             self.request.set_tensor(name, ov.Tensor(self._arrays[name], shared_memory=True))
 
     def _size(self, num_rows: int) -> int:
-        """Of a step with so many rows."""
+        """The rows of a step of `num_rows`, with those of padding."""
         return padded(num_rows) if self._wants_padding else num_rows
 
 
