@@ -10,6 +10,7 @@ tests/pure/test_stream_states.py.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, ValuesView
 from typing import Any
 
@@ -28,6 +29,9 @@ from python_backends.streams.submissions import Dispatcher, OnlyInstance, Submis
 from python_backends.streams.unconfirmed import Unconfirmed
 from python_backends.watching.metrics import Metrics
 
+log = logging.getLogger("gapless.scheduler")
+
+FAILED_INSIDE = "the scheduler failed inside"
 S = 1_000_000_000
 MAX_WAIT_NS = S
 # a stream without text gets one empty chunk after this time, so that a broken connection is noticed
@@ -222,14 +226,11 @@ class StreamTable:
         """The responses that are to be sent now; every stream that has ended leaves the table here."""
         now = self._clock()
         self._unconfirmed.look(now)
-        outgoing = [
-            out
-            for number in self._ready.take(now)
-            if (out := self._look_at(self._streams[number], now)) is not None
-        ]
+        ready = [self._streams[number] for number in self._ready.take(now)]
+        outgoing = self._of_each(ready, self._look_at, now)
         held = self.delivery.take_held(now, len(outgoing))
-        outgoing += [self._next_window(stream, now) for stream in held]
-        outgoing += [self._probe(stream, now) for stream in self.delivery.take_quiet(now)]
+        outgoing += self._of_each(held, self._next_window, now)
+        outgoing += self._of_each(self.delivery.take_quiet(now), self._probe, now)
         outgoing.sort(key=lambda out: not out.is_urgent)
         self._metrics.sent(len(outgoing))
         return outgoing
@@ -285,6 +286,25 @@ class StreamTable:
         """Ends a stream with an error because a part of its text is lost: nothing may follow the gap."""
         stream.drop_unsent()
         self.fail(stream.request_id, error)
+
+    def _of_each(
+        self, streams: list[Stream], response: Callable[[Stream, int], Outgoing | None], now: int
+    ) -> list[Outgoing]:
+        """The responses of these streams. If one fails, its stream ends with an error and the others go on:
+        those that have ended are no longer in the table, so only this turn can send their last responses.
+        """
+        outgoing = []
+        for stream in streams:
+            try:
+                out = response(stream, now)
+            except Exception:
+                log.exception("request %d: its next response failed; it ends here", stream.request_id)
+                stream.error = FAILED_INSIDE
+                self._end(stream, Finish.ERROR)
+                out = self._last(stream, now)
+            if out is not None:
+                outgoing.append(out)
+        return outgoing
 
     def _look_at(self, stream: Stream, now: int) -> Outgoing | None:
         """The response that is due for a stream by itself, if any.

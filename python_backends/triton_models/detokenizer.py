@@ -69,13 +69,15 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> None:
         self._ended_ns = BUSY
         answer = self._try_to_answer if self._spans is None else self._traced
-        for request in requests:  # one: they are not batched, see config.pbtxt
-            feedback = answer(request)
-            if feedback is not None:
-                self._link.send(
-                    feedback, can_wait=not (feedback.stopped_at or feedback.gone or feedback.error)
-                )
-        self._ended_ns = time.monotonic_ns()
+        try:
+            for request in requests:  # one: they are not batched, see config.pbtxt
+                feedback = answer(request)
+                if feedback is not None:
+                    self._link.send(
+                        feedback, can_wait=not (feedback.stopped_at or feedback.gone or feedback.error)
+                    )
+        finally:
+            self._ended_ns = time.monotonic_ns()
 
     def finalize(self) -> None:
         self.life.end()

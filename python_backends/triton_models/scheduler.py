@@ -27,7 +27,7 @@ from python_backends.nouns.request import Feedback, Idle, Request, WaitReason
 from python_backends.nouns.step import Started, Tokens
 from python_backends.streams.outgoing import Outgoing
 from python_backends.streams.predictions import Predictions, without_subject
-from python_backends.streams.table import StreamTable
+from python_backends.streams.table import FAILED_INSIDE, StreamTable
 from python_backends.text.detokenize.detokenizer import context_tokens
 from python_backends.triton_models.instance_watch import InstanceWatch
 from python_backends.triton_models.life import Life, watched
@@ -137,7 +137,7 @@ class TritonPythonModel:
                 self._turn()
             except Exception:
                 log.exception("a turn of the streams failed; open streams end with an error")
-                self._table.fail_all("the scheduler failed inside")
+                self._table.fail_all(FAILED_INSIDE)
 
     def _turn(self) -> None:
         wait_s = 0.0 if self._news else min(self._table.wait_s(), self._instances.wait_s())

@@ -50,7 +50,7 @@ from python_backends.settings import (
     ToySettings,
 )
 from python_backends.streams.stream import Stream
-from python_backends.streams.table import StreamTable
+from python_backends.streams.table import FAILED_INSIDE, StreamTable
 from python_backends.watching.cluster_files import MoveOrder, MoveResult
 from python_backends.watching.metrics import Metrics
 from python_backends.wires.blocks import DroppedFrames, Frame, Payload
@@ -266,6 +266,7 @@ class Front:
 
     def answer(self) -> None:
         for outgoing in self.table.due():
+            assert outgoing.error != FAILED_INSIDE
             if outgoing.window is not None:
                 self.table.handed_over(outgoing, int(self.network.now_s * 1e9))
                 window = outgoing.window

@@ -23,7 +23,7 @@ from python_backends.nouns.request import Feedback, Finish, Idle, Request, Sampl
 from python_backends.nouns.step import Started, Tokens
 from python_backends.settings import StreamSettings
 from python_backends.streams.outgoing import Outgoing
-from python_backends.streams.table import StreamTable
+from python_backends.streams.table import FAILED_INSIDE, StreamTable
 from python_backends.streams.unconfirmed import ANSWER_EVERY_NS, IDLE_NS, LONG_SILENCE_NS
 from python_backends.watching.metrics import Metrics
 from tests.support.examples import examples
@@ -321,6 +321,7 @@ class StreamStates(RuleBasedStateMachine):
         outgoing = self.table.due()
         self.table.take_ended()
         for out in outgoing:
+            assert out.error != FAILED_INSIDE
             self.send(out)
         self.nothing_is_late(began_ns)
         if not messages and not outgoing:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from python_backends.nouns.request import Feedback, Finish, Idle
+from python_backends.streams.table import FAILED_INSIDE
 from tests.support.stream_table import MS, House, crash, running, waiting_for_company
 
 
@@ -269,6 +270,27 @@ def test_an_answer_whose_last_token_came_just_before_a_crash_is_whole() -> None:
     crash(house)
     assert house.received(1) == [50]
     assert house.windows(1)[-1].finish is Finish.LENGTH
+
+
+@pytest.mark.parametrize("broken", [1, 2, 3])
+def test_a_stream_whose_response_fails_inside_takes_none_of_the_others_along(broken: int) -> None:
+    house = House()
+    house.table.instance_ready(0)
+    for number in (1, 2, 3):
+        house.accept(number)
+        house.start(number)
+    stream = house.table.find(broken)
+    assert stream is not None
+    stream.tokens = [None]  # type: ignore[list-item]  # no window can be made of this
+    house.tokens(*[(number, 0, 0, 50, Finish.LENGTH) for number in (1, 2, 3) if number != broken])
+    house.table.fail(broken, "something")
+    answers = {out.request_id: out for out in house.table.due()}
+    assert answers.keys() == {1, 2, 3}
+    assert all(out.final for out in answers.values())
+    assert answers.pop(broken).error == FAILED_INSIDE
+    assert all(out.window is not None and not out.error for out in answers.values())
+    house.table.check_integrity()
+    assert len(house.table) == 0
 
 
 def test_a_stream_that_failed_is_not_taken_for_one_whose_client_is_gone() -> None:

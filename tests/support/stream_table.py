@@ -12,7 +12,7 @@ from python_backends.nouns.request import Feedback, Finish, Request, Sampling, T
 from python_backends.nouns.step import Started, Tokens
 from python_backends.settings import StreamSettings
 from python_backends.streams.outgoing import Outgoing
-from python_backends.streams.table import StreamTable
+from python_backends.streams.table import FAILED_INSIDE, StreamTable
 from python_backends.watching.metrics import Metrics
 
 MS = 1_000_000
@@ -51,6 +51,7 @@ class House:
         self.now_ns += int(ms * MS)
         self.post()
         for outgoing in self.table.due():
+            assert outgoing.error != FAILED_INSIDE
             self.sent.setdefault(outgoing.sender, []).append(outgoing)
             if not outgoing.final:
                 self.table.handed_over(outgoing, self.now_ns)
