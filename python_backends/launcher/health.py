@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 
 ASK_EVERY_S = 2.0
 MAX_FAILURES = 4  # in sequence; counted, not timed
@@ -85,3 +86,21 @@ class Pulse:
             self._failures = 0
         elif time.monotonic() - asked_s < self._longest_s:
             self._failures += 1
+
+
+def while_asking(question: Callable[[], bool], meanwhile: Callable[[], None], every_s: float) -> bool:
+    """Asks a question whose answer may take a minute, in a thread of its own, and calls `meanwhile` every
+    `every_s` until the answer is there. Returns the answer. Raises what either of the two raises.
+    """
+    answer: Future[bool] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(question())
+        except Exception as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=ask, name="question", daemon=True).start()
+    while not wait([answer], every_s).done:
+        meanwhile()
+    return answer.result()

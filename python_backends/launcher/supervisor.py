@@ -141,7 +141,7 @@ class Supervisor:
         for model in dead - {PREDICTOR}:
             log.warning("the stub of %s has died; loading the model again", model)
             self._files.restarts.add(model)
-            if not self._server.reload(model):
+            if not self._server.reload(model, self._instances.heal):
                 self._restart_server("tritonserver", f"{model} could not be loaded again")
                 return
 
@@ -151,7 +151,7 @@ class Supervisor:
             return
         log.warning("the stub of %s has died; loading the model again", PREDICTOR)
         self._files.restarts.add(PREDICTOR)
-        self._server.reload(PREDICTOR)
+        self._server.reload(PREDICTOR, self._instances.heal)
         self._reload_at_s = time.monotonic() + PREDICTOR_PAUSE_S
 
     def _restart_server(self, whose_fault: str, why: str) -> None:

@@ -15,8 +15,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+from python_backends.launcher.health import while_asking
 from python_backends.launcher.run_directories import remove_shared_memory
 from python_backends.launcher.run_files import RunFiles
 from python_backends.launcher.stubs import PREDICTOR, STUBS, Stubs
@@ -46,6 +47,7 @@ WITHOUT_GPU = (
 )
 OPEN_REQUESTS = ("gapless_requests_running", "gapless_requests_waiting")
 UNLOAD_S, LOAD_S = 6.0, 60.0
+MEANWHILE_S = 0.2
 ANSWER_S = 5.0  # limit for a question that it answers from memory
 
 
@@ -130,19 +132,23 @@ class TritonServer:
         """Names of the models whose stubs were silent at the last look."""
         return self._stubs.suspects
 
-    def reload(self, model: str) -> bool:
+    def reload(self, model: str, meanwhile: Callable[[], None]) -> bool:
         """Unloads and loads a model whose stub has died; the other models keep running. `load` alone would do
-        nothing.
+        nothing. `meanwhile` is called several times a second.
 
         Returns False if it fails or takes too long: a request that died inside the stub may keep Triton from
         unloading forever.
         """
         self._prepare()
         path = f"/v2/repository/models/{model}"
-        done = all(
-            self._ask("POST", f"{path}/{verb}", self._settings.http_port, timeout_s)[0] == 200
-            for verb, timeout_s in (("unload", UNLOAD_S), ("load", LOAD_S))
-        )
+
+        def is_loaded() -> bool:
+            return all(
+                self._ask("POST", f"{path}/{verb}", self._settings.http_port, timeout_s)[0] == 200
+                for verb, timeout_s in (("unload", UNLOAD_S), ("load", LOAD_S))
+            )
+
+        done = while_asking(is_loaded, meanwhile, MEANWHILE_S)
         self._stubs.forget([model])
         return done
 

@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from python_backends.launcher.health import MAX_FAILED_STARTS, MAX_FAILURES, FailedStarts, GiveUpError, Pulse
+from python_backends.launcher.health import (
+    MAX_FAILED_STARTS,
+    MAX_FAILURES,
+    FailedStarts,
+    GiveUpError,
+    Pulse,
+    while_asking,
+)
 from python_backends.watching.restarts import RestartCounts, read_restarts
 
 
@@ -81,3 +88,34 @@ def test_a_process_that_never_gets_ready_is_given_up_after_five_starts() -> None
         starts.book(was_ready=False)
     with pytest.raises(GiveUpError, match="the instance was started 5 times"):
         starts.book(was_ready=False)
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_other_things_are_done_while_an_answer_takes_long(answer: bool) -> None:
+    asked, answered, done = threading.Event(), threading.Event(), []
+
+    def question() -> bool:
+        asked.set()
+        assert answered.wait(10)
+        return answer
+
+    def meanwhile() -> None:
+        assert asked.wait(10)
+        done.append("")
+        if len(done) == 3:
+            answered.set()
+
+    assert while_asking(question, meanwhile, 0.001) == answer
+    assert len(done) >= 3
+
+
+def test_what_fails_during_a_question_is_not_lost() -> None:
+    def fails() -> bool:
+        raise GiveUpError("no instance")
+
+    with pytest.raises(GiveUpError):
+        while_asking(fails, lambda: None, 0.001)
+    going_on = threading.Event()
+    with pytest.raises(GiveUpError):
+        while_asking(lambda: going_on.wait(10), fails, 0.001)  # type: ignore[arg-type]
+    going_on.set()
