@@ -97,7 +97,7 @@ PROCESSES = {
         (20, 560, 960, 62),
         "#5c6068",
         ("starts all of them, watches their exits and their beats on the board, restarts what ends",),
-        ("pulse", "server log", "question"),
+        ("pulse", "server log", "slow call"),
         ("effective settings", "how often what was started again"),
         is_wide=True,
     ),

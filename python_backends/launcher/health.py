@@ -1,4 +1,6 @@
-"""Whether the processes that the launcher has started become ready, and whether they still answer."""
+"""Whether the processes that the launcher has started become ready, and whether they still answer; and calls
+that take long.
+"""
 
 from __future__ import annotations
 
@@ -88,19 +90,19 @@ class Pulse:
             self._failures += 1
 
 
-def while_asking(question: Callable[[], bool], meanwhile: Callable[[], None], every_s: float) -> bool:
-    """Asks a question whose answer may take a minute, in a thread of its own, and calls `meanwhile` every
-    `every_s` until the answer is there. Returns the answer. Raises what either of the two raises.
+def slow_call(call: Callable[[], bool], meanwhile: Callable[[], None], every_s: float) -> bool:
+    """Makes a call that may take a minute in a thread of its own, and calls `meanwhile` every `every_s` until
+    it has ended. Returns what it returns. Raises what either of the two raises.
     """
-    answer: Future[bool] = Future()
+    result: Future[bool] = Future()
 
-    def ask() -> None:
+    def run() -> None:
         try:
-            answer.set_result(question())
+            result.set_result(call())
         except Exception as error:
-            answer.set_exception(error)
+            result.set_exception(error)
 
-    threading.Thread(target=ask, name="question", daemon=True).start()
-    while not wait([answer], every_s).done:
+    threading.Thread(target=run, name="slow call", daemon=True).start()
+    while not wait([result], every_s).done:
         meanwhile()
-    return answer.result()
+    return result.result()

@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 
-from python_backends.launcher.health import while_asking
+from python_backends.launcher.health import slow_call
 from python_backends.launcher.run_directories import remove_shared_memory
 from python_backends.launcher.run_files import RunFiles
 from python_backends.launcher.stubs import PREDICTOR, STUBS, Stubs
@@ -142,13 +142,13 @@ class TritonServer:
         self._prepare()
         path = f"/v2/repository/models/{model}"
 
-        def is_loaded() -> bool:
+        def load_again() -> bool:
             return all(
                 self._ask("POST", f"{path}/{verb}", self._settings.http_port, timeout_s)[0] == 200
                 for verb, timeout_s in (("unload", UNLOAD_S), ("load", LOAD_S))
             )
 
-        done = while_asking(is_loaded, meanwhile, MEANWHILE_S)
+        done = slow_call(load_again, meanwhile, MEANWHILE_S)
         self._stubs.forget([model])
         return done
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -16,7 +17,7 @@ from python_backends.launcher.health import (
     FailedStarts,
     GiveUpError,
     Pulse,
-    while_asking,
+    slow_call,
 )
 from python_backends.watching.restarts import RestartCounts, read_restarts
 
@@ -90,32 +91,34 @@ def test_a_process_that_never_gets_ready_is_given_up_after_five_starts() -> None
         starts.book(was_ready=False)
 
 
-@pytest.mark.parametrize("answer", [True, False])
-def test_other_things_are_done_while_an_answer_takes_long(answer: bool) -> None:
-    asked, answered, done = threading.Event(), threading.Event(), []
+@pytest.mark.parametrize("result", [True, False])
+def test_other_things_are_done_during_a_slow_call(result: bool) -> None:
+    began, may_end = threading.Event(), threading.Event()
+    num_done = 0
 
-    def question() -> bool:
-        asked.set()
-        assert answered.wait(10)
-        return answer
+    def call() -> bool:
+        began.set()
+        assert may_end.wait(10)
+        return result
 
     def meanwhile() -> None:
-        assert asked.wait(10)
-        done.append("")
-        if len(done) == 3:
-            answered.set()
+        nonlocal num_done
+        assert began.wait(10)
+        num_done += 1
+        if num_done == 3:
+            may_end.set()
 
-    assert while_asking(question, meanwhile, 0.001) == answer
-    assert len(done) >= 3
+    assert slow_call(call, meanwhile, 0.001) == result
+    assert num_done >= 3
 
 
-def test_what_fails_during_a_question_is_not_lost() -> None:
-    def fails() -> bool:
+def test_a_slow_call_raises_what_either_of_the_two_raises() -> None:
+    def fails() -> NoReturn:
         raise GiveUpError("no instance")
 
     with pytest.raises(GiveUpError):
-        while_asking(fails, lambda: None, 0.001)
-    going_on = threading.Event()
+        slow_call(fails, lambda: None, 0.001)
+    may_end = threading.Event()
     with pytest.raises(GiveUpError):
-        while_asking(lambda: going_on.wait(10), fails, 0.001)  # type: ignore[arg-type]
-    going_on.set()
+        slow_call(lambda: may_end.wait(10), fails, 0.001)
+    may_end.set()
