@@ -252,6 +252,7 @@ class ModelLimits(Noun, frozen=True):
     num_blocks: int
     block_tokens: int
     fingerprint: str = ""  # which weights and settings make the tokens
+    row_multiple: int = 32  # a step that is cut to fit has a multiple of it in rows
     max_bad_word_tokens: int = MAX_BAD_WORD_TOKENS
     unsupported: tuple[str, ...] = ()  # fields of a request that this engine can't follow
     adapters: tuple[AdapterVersion, ...] = ()  # that can be asked for; of a name, the newest is the last

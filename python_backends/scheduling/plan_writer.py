@@ -19,7 +19,7 @@ from python_backends.scheduling.state.allocator import Allocator
 from python_backends.scheduling.state.slots import Rows, rows_of
 
 Chunk = tuple[int, int, int]  # slot, start, length
-TILE = 32  # rows of a step that is cut to fit: products are computed in tiles of at most this size
+LEAST_TOKENS = 16  # of the first chunk of a step, whatever the time it may take
 
 
 class PlanWriter:
@@ -27,12 +27,14 @@ class PlanWriter:
     first.
     """
 
-    def __init__(self, allocator: Allocator, outlook: Outlook, policy: Policy, token_budget: int) -> None:
+    def __init__(
+        self, allocator: Allocator, outlook: Outlook, policy: Policy, token_budget: int, row_multiple: int
+    ) -> None:
         self._allocator = allocator
         self._slots = allocator.slots
         self._outlook = outlook
         self._policy = policy
-        self._token_budget = token_budget
+        self._token_budget, self._row_multiple = token_budget, row_multiple
         self.num_steps = 0  # planned so far
         self._last: StepPlan  # the plan written last
         self._rows: Rows  # of the last plan, if it has decode rows only
@@ -105,16 +107,16 @@ class PlanWriter:
             coming.update(self._allocator.filled_keys(slot, start + length))
         return chunks
 
-    @staticmethod
-    def _cut(wanted: int, num_rows: int, in_time: float, has_chunks: bool) -> int:
+    def _cut(self, wanted: int, num_rows: int, in_time: float, has_chunks: bool) -> int:
         """Tokens of a chunk that may have `wanted`, of which `in_time` fit the time, in a step of `num_rows`
-        tokens so far. If it is cut, the tokens of the step fill whole tiles. The first chunk of a step has at
-        least half a tile.
+        tokens so far. If it is cut, the step has a multiple of `row_multiple` rows. The first chunk of a step
+        has at least LEAST_TOKENS.
         """
         if in_time >= wanted:
             return wanted
-        whole = int(num_rows + in_time) // TILE * TILE - num_rows
-        return max(whole, 0 if has_chunks else min(TILE // 2, wanted))
+        size = self._row_multiple
+        cut = int(num_rows + in_time) // size * size - num_rows
+        return max(cut, 0 if has_chunks else min(LEAST_TOKENS, wanted))
 
     def _plan(self, decodes: Ids, chunks: list[Chunk]) -> StepPlan:
         table, count = self._slots, len(decodes)

@@ -55,7 +55,9 @@ class SlotScheduler:
         self.slots = self._allocator.slots
         self.blocks = self._allocator.blocks
         self.outlook = Outlook(self.policy, settings, self._allocator, clock)
-        self._plans = PlanWriter(self._allocator, self.outlook, self.policy, self.token_budget)
+        self._plans = PlanWriter(
+            self._allocator, self.outlook, self.policy, self.token_budget, limits.row_multiple
+        )
         self._booking = Booking(self.slots)
         self.num_evictions = 0
         self._clock = clock

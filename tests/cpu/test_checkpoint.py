@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from python_backends.engine.kv.padding import padded
 from python_backends.engine.model import checkpoint, straight
 from python_backends.engine.model.checkpoint import fingerprint, load_model, model_limits, read_config
 from python_backends.engine.model.straight import load_straight
@@ -167,6 +168,13 @@ def test_limits_come_from_settings_checkpoint_and_memory(one: TinyModel) -> None
 def test_limits_that_can_not_be_met_are_refused(one: TinyModel, engine: dict[str, Any], named: str) -> None:
     with pytest.raises(SettingsError, match=named):
         _limits(one, **engine)
+
+
+def test_steps_are_cut_to_the_sizes_that_they_are_padded_to(one: TinyModel) -> None:
+    """A GPU multiplies tiles, whatever the processor beside it."""
+    multiple = _limits(one).row_multiple
+    assert all(padded(rows) == rows for rows in range(multiple, 513, multiple))
+    assert _limits(one, device="cuda", kv_blocks=77).row_multiple == 32
 
 
 def test_the_fingerprint_tells_weights_and_dtypes_apart(one: TinyModel, tiny: Any) -> None:

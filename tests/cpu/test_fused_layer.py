@@ -40,6 +40,7 @@ from python_backends.engine.openvino.fused_graph import PANEL, READ, FusedLayers
 from python_backends.engine.openvino.fused_layer import Kind
 from python_backends.engine.openvino.graph import Graph, Node, floats
 from python_backends.engine.openvino.inputs import StepInputs
+from tests.support.emulated_tiles import compiled_with_emulated_tiles
 from tests.support.tiny_models import (
     BFLOAT16_REGRET,
     RELATIVES,
@@ -245,10 +246,21 @@ class Computed:
         self._request.set_tensor(name, ov.Tensor(value))
 
 
-@pytest.fixture(scope="module", params=fused_layer.kinds_here())
-def operation(request: pytest.FixtureRequest) -> FusedOperation:
-    """For everything that this processor can multiply with."""
-    return FusedOperation(fused_layer.compiled(request.param))
+KINDS_HERE: list[Kind | str] = [*fused_layer.kinds_here()]
+KINDS = [*KINDS_HERE, "emulated tiles"] if KINDS_HERE else []
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def fused_library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For everything that this processor can multiply with, and for tiles whether it has them or not."""
+    if isinstance(request.param, Kind):
+        return fused_layer.compiled(request.param)
+    return compiled_with_emulated_tiles(tmp_path_factory.mktemp("tiles"))
+
+
+@pytest.fixture
+def operation(fused_library: Path) -> FusedOperation:
+    return FusedOperation(fused_library)
 
 
 ALL = list(range(len(SPANS)))
@@ -312,26 +324,24 @@ def test_a_row_is_the_same_to_the_last_bit_in_any_company(operation: FusedOperat
 
 
 @wanted
-def test_results_do_not_depend_on_the_cache_that_weights_are_fetched_into(operation: FusedOperation) -> None:
+def test_results_do_not_depend_on_the_cache_that_weights_are_fetched_into(fused_library: Path) -> None:
     torch.manual_seed(6)
     heads = HEADS["grouped"]
-    compute = Computed(operation, Model(heads, [random_layer(heads)]), to_logits=True)
-    libraries = [ctypes.CDLL(str(fused_layer.compiled(kind))) for kind in fused_layer.kinds_here()]
+    compute = Computed(FusedOperation(fused_library), Model(heads, [random_layer(heads)]), to_logits=True)
     logits = []
     for cache in fused_fetch.CACHES:
-        for library in libraries:
-            library.gapless_fetch_into(cache)
+        ctypes.CDLL(str(fused_library)).gapless_fetch_into(cache)
         torch.manual_seed(7)
         logits.append(compute(ALL))
     assert torch.equal(*logits)
 
 
-@pytest.mark.parametrize("kind", fused_layer.kinds_here())
-def test_the_product_by_which_the_cache_is_chosen_is_that_of_the_layers(kind: Kind) -> None:
+@wanted
+def test_the_product_by_which_the_cache_is_chosen_is_that_of_the_layers(fused_library: Path) -> None:
     torch.manual_seed(8)
     x, weight = torch.randn(ROWS, DEPTH).bfloat16(), random_linear(PIECE * PANEL, DEPTH, bias=False)
     (packed,) = fused_graph._packed("weight", weight).values()
-    trial = fused_fetch.Trial(fused_layer.compiled(kind))
+    trial = fused_fetch.Trial(fused_library)
     trial.x.copy_(x)
     trial.weights[1].copy_(torch.from_numpy(packed.data.copy()).view(torch.bfloat16).view(PIECE, -1))
     assert trial.multiply(1, 1) > 0

@@ -147,14 +147,17 @@ def test_a_long_prompt_does_not_stall_decodes(model: Path) -> None:
     assert instance.answers[2] == []
 
 
-@pytest.mark.parametrize(("step_s", "expected"), [(0.010, 63), (0.120, 31), (0.200, 95)])
+@pytest.mark.parametrize(
+    ("row_multiple", "step_s", "expected"),
+    [(32, 0.010, 63), (32, 0.120, 31), (32, 0.200, 95), (8, 0.120, 55), (8, 0.145, 71)],
+)
 def test_beside_decodes_a_prompt_is_cut_to_what_a_step_may_take(
-    model: Path, step_s: float, expected: int
+    model: Path, row_multiple: int, step_s: float, expected: int
 ) -> None:
     """2 ms a token of a prompt, 150 ms a step or twice what it takes without
-    one: whole tiles of 32 rows, 1 of them decodes.
+    one: a multiple of 32 or 8 rows, 1 of them decodes.
     """
-    instance = Instance(model)
+    instance = Instance(model, row_multiple=row_multiple)
     instance.submit(request(1, [1], max_tokens=60))
     instance.turn()
     instance.scheduler.outlook.step_time.coefficients = [step_s, 0.0, 0.0, 0.002, 0.0]
@@ -165,8 +168,8 @@ def test_beside_decodes_a_prompt_is_cut_to_what_a_step_may_take(
 
 def test_a_chunk_is_the_shorter_the_farther_it_lies_in_its_prompt(model: Path) -> None:
     """A step takes 4 ms, may take 150 ms, and 0.1 ms for every token that one of a chunk attends to. From 0
-    on there is time for 54 tokens, one tile of 32 with the row that decodes; from 31 on for 31; from 62 on
-    for 20, so half a tile; then for less.
+    on there is time for 54 tokens: with the row that decodes they are cut to 32 rows. From 31 on there is
+    time for 31, from 62 on for 20: the least of a first chunk, 16, is taken. Then there is time for less.
     """
     instance = Instance(model)
     instance.submit(request(1, [1], max_tokens=60))
@@ -182,7 +185,7 @@ def test_a_chunk_is_the_shorter_the_farther_it_lies_in_its_prompt(model: Path) -
 
 def test_several_prompts_share_what_a_step_may_take(model: Path) -> None:
     """2 ms a token, 140 ms left: 40 tokens and 30 of the next one, which
-    with the row that decodes make two tiles of 32.
+    with the row that decodes are cut to 64 rows.
     """
     instance = Instance(model)
     instance.submit(request(1, [1], max_tokens=60))

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from python_backends.engine.kv.padding import APART_WITH_TILES, padded
+from python_backends.engine.kv.padding import WITH_TILES, padded
 from python_backends.finetuning.cursor import PackCursor
 from python_backends.nouns.request import Ids
 from python_backends.nouns.step import StepPlan
@@ -27,7 +27,7 @@ from python_backends.scheduling.training_budget import (
     slack_s,
 )
 
-SIZES = partial(padded, most_apart=APART_WITH_TILES)
+SIZES = partial(padded, row_multiple=WITH_TILES)
 
 
 def zeros(count: int) -> Ids:

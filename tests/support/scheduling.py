@@ -35,6 +35,7 @@ class Instance:
         slots: int = 4,
         blocks: int = 64,
         policy: str = "fcfs",
+        row_multiple: int = 32,
         **options: Any,
     ) -> None:
         engine = EngineSettings(kind="toy", slots=slots, kv_blocks=blocks, block_tokens=4)
@@ -44,7 +45,10 @@ class Instance:
         self.now_s = 0.0
         rules = SchedulingSettings(policy, max_passed_over_s=10.0)
         self.scheduler = SlotScheduler(
-            self.engine.limits, settings=rules, clock=lambda: self.now_s, **options
+            self.engine.limits.changed(row_multiple=row_multiple),
+            settings=rules,
+            clock=lambda: self.now_s,
+            **options,
         )
         self.depth = depth
         self.launched: deque = deque()

@@ -3,6 +3,7 @@
 For each new number of rows, the libraries of a CPU generate code: this takes the time of a step, and memory
 that is never freed (docs/notebook/cpu_steps.md). A processor with tiles (AMX) also multiplies whole tiles. On
 one without tiles each row costs its time, so sizes are nearer to each other there (docs/notebook/peers.md).
+Steps that are cut to fit are cut to these sizes (`ModelLimits.row_multiple`).
 Rows of padding belong to the dead slot (see slot state), and their results are not read. Called by both
 engines of our own; not for fused layers, for which no code is generated.
 """
@@ -11,11 +12,11 @@ from __future__ import annotations
 
 from python_backends.linux.processor import processor_flags
 
-APART_WITH_TILES, APART_WITHOUT = 32, 8  # rows from one size to the next, at most
-MOST_APART = APART_WITH_TILES if "amx_tile" in processor_flags() else APART_WITHOUT
+WITH_TILES, WITHOUT_TILES = 32, 8
+ROW_MULTIPLE = WITH_TILES if "amx_tile" in processor_flags() else WITHOUT_TILES
 
 
-def padded(num_rows: int, most_apart: int = MOST_APART) -> int:
-    """The rows of a step with `num_rows` at least: four sizes an octave, then multiples of `most_apart`."""
-    size = min(max(1 << (num_rows - 1).bit_length() >> 3, 1), most_apart)
+def padded(num_rows: int, row_multiple: int = ROW_MULTIPLE) -> int:
+    """The rows of a step with `num_rows` at least: four sizes an octave, then multiples of `row_multiple`."""
+    size = min(max(1 << (num_rows - 1).bit_length() >> 3, 1), row_multiple)
     return -(-num_rows // size) * size

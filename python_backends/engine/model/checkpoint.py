@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from python_backends.engine.kv.kv_cache import BlockShape
+from python_backends.engine.kv.padding import ROW_MULTIPLE, WITH_TILES
 from python_backends.engine.model.families import (
     ACTIVATIONS,
     FAMILIES,
@@ -129,6 +130,7 @@ def model_limits(settings: Settings, config: Any, measured_blocks: int | None = 
         num_blocks=num_blocks,
         block_tokens=size,
         fingerprint=fingerprint(settings),
+        row_multiple=ROW_MULTIPLE if settings.model.device == "cpu" else WITH_TILES,
     )
 
 
