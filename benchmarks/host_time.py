@@ -16,6 +16,7 @@ is cancelled. streams: the stream table, where 16 streams get a token.
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -111,6 +112,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few steps: does it run at all?")
     parser.add_argument("--json", type=Path, help="also write the results here")
     asked = parser.parse_args()
+    logging.disable(logging.WARNING)  # of long steps: each loop waits for the turns of the others
     slots, waiting = ([int(count) for count in given.split(",")] for given in (asked.slots, asked.waiting))
     steps, rows = TURN_STEPS if asked.quick else asked.steps, list[Row]()
     if "loop" in asked.only:

@@ -19,19 +19,15 @@ from benchmarks.results_file import MEASURED, RESULTS, ROOT, age, cpuinfo, scrip
 BEFORE_COMMITS_WERE_RECORDED = {
     "agreement.json": "3f0df884ee8c4854",
     "drift.json": "8ee7e6070702d2a8",
-    "host_time.json": "e9f37e49a13802b9",
     "lengths.json": "9bf6d549279f2f99",
     "magnus.json": "d27f80e052344202",
     "magnus_seed_1.json": "c87dbc5724ea0ed2",
     "magnus_seed_2.json": "b360b43e7ca8b6c4",
     "magnus_seed_3.json": "4f791ffdcffae5c8",
     "magnus_weight_bound.json": "7a86102d1d649a2c",
-    "many_streams.json": "1690e8d8babdbcb5",
     "peers_s_openvino.json": "e2484fef27167d15",
     "scheduling_check.json": "85ebc40c85c8941e",
     "scheduling_simulated.json": "8e8d7a595f34003b",
-    "token_gap.json": "e84b4c56e81670d4",
-    "triton_cost.json": "8941a19895f33d90",
     "triton_cost_one_thread.json": "b6cf98be04afbcb7",
 }
 FILES = sorted(RESULTS.glob("*.json"))
