@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import cast
 
@@ -92,9 +93,9 @@ class Chat:
         self._messages.append(user(text))
         prompt = [*([system(self._system)] if self._system else []), *self._messages]
         parameters: Parameters = {**self._parameters, "return_num_output_tokens": True}
-        stream = self._client.stream(prompt, **parameters)
         try:
-            with _interrupts() as interrupts:
+            # closed at the end: the server frees the slot at once
+            with _interrupts() as interrupts, closing(self._client.stream(prompt, **parameters)) as stream:
                 for piece in stream:
                     pace.take(piece, time.monotonic())
                     said, reason = said + piece.text, piece.finish_reason or reason
@@ -106,8 +107,6 @@ class Chat:
         except GaplessError as error:
             self.num_errors += 1
             reason = f"{'' if not said else 'broken off: '}{error}"
-        finally:
-            stream.close()  # the server frees the slot at once
         self._remember(said)
         _show("\n" if said else "")
         self.say(f"{pace} · {reason}" if said or pace.num_tokens else reason)

@@ -14,7 +14,7 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from .errors import from_text
+from .errors import RefusedError, from_text
 from .parameters import FORMATS, TABLE, TIMEOUT, check_names, packed, packed_text, timeout_us
 
 MODEL = "ensemble"
@@ -80,7 +80,10 @@ def request_message(prompt: Prompt, stream: bool, parameters: Mapping[str, Any])
     check_names(parameters)
     request = service_pb2.ModelInferRequest(model_name=MODEL)
     if isinstance(prompt, str):
-        _add(request, "text_input", "BYTES", 1, packed_text(prompt))
+        try:
+            _add(request, "text_input", "BYTES", 1, packed_text(prompt))
+        except UnicodeEncodeError as error:
+            raise RefusedError(f"text_input: must be text that UTF-8 can encode ({error})") from error
     else:
         _add(request, "messages", "BYTES", 1, packed_text(json.dumps([dict(message) for message in prompt])))
     _add(request, "stream", "BOOL", 1, struct.pack("<?", stream))

@@ -40,9 +40,11 @@ from .report import Limits, lines, provenance, summary
 from .run import Outcome, run
 
 REQUESTS, QUICK_REQUESTS, WARM_UP = 200, 24, 4
+PICTURES = (".png", ".svg", ".pdf")
 
 
 def arguments() -> argparse.Namespace:
+    """Ends the program with a line that names the option and the limit if one can't be used."""
     parser = argparse.ArgumentParser(
         prog="bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -106,6 +108,13 @@ def arguments() -> argparse.Namespace:
             parser.error(f"{name} {value:g}: must be above 0")
     if not 0 <= asked.cv <= 100:
         parser.error(f"--cv {asked.cv:g}: must be between 0 and 100")
+    if asked.arrival_seed < 0:
+        parser.error(f"--arrival-seed {asked.arrival_seed}: must be 0 or more")
+    if asked.plot and asked.plot.suffix not in PICTURES:
+        parser.error(f"--plot {asked.plot}: must end with {', '.join(PICTURES)}")
+    for name, path in (("--json", asked.json), ("--plot", asked.plot)):
+        if path and not path.parent.is_dir():
+            parser.error(f"{name} {path}: there is no directory {path.parent}")
     return asked
 
 
@@ -164,7 +173,10 @@ def main() -> int:
     try:
         server = server_of(asked.url)
         results, interrupted = bench(asked)
-    except (GaplessError, InputsError) as error:
+    except InputsError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    except GaplessError as error:
         print(
             f"bench: {error}\nIs a server running? `make serve` starts one; --url sets its address.",
             file=sys.stderr,

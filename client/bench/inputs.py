@@ -58,6 +58,8 @@ def read_lines(path: Path) -> list[Ask]:
         lines = path.read_text().splitlines()
     except OSError as error:
         raise InputsError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputsError(f"{path}: must be UTF-8 ({error})") from error
     read = [_ask(f"{path}, line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
     if not read:
         raise InputsError(f"{path}: has no request")
@@ -67,19 +69,30 @@ def read_lines(path: Path) -> list[Ask]:
 def _ask(where: str, line: str) -> Ask:
     try:
         fields = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputsError(f"{where}: must be JSON ({error})") from error
     if not isinstance(fields, dict) or ("text_input" in fields) == ("messages" in fields):
         raise InputsError(f"{where}: must be an object with either text_input or messages")
+    if not isinstance(fields.get("text_input", ""), str):
+        raise InputsError(f"{where}: text_input must be a string")
+    if not _are_messages(fields.get("messages", [])):
+        raise InputsError(f"{where}: messages must be a list of objects with texts, such as role and content")
     parameters = {
         name: value for name, value in fields.items() if name not in ("text_input", "messages", "task")
     }
     ask = Ask(fields["text_input" if "text_input" in fields else "messages"], parameters)
     try:
         request_message(ask.prompt, True, parameters)
-    except (GaplessError, TypeError, ValueError, AttributeError) as error:
+    except GaplessError as error:
         raise InputsError(f"{where}: {error}") from error
     return ask
+
+
+def _are_messages(given: Any) -> bool:
+    return isinstance(given, list) and all(
+        isinstance(message, dict) and all(isinstance(text, str) for text in message.values())
+        for message in given
+    )
 
 
 def take(source: Iterator[Ask], count: int) -> list[Ask]:

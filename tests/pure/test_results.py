@@ -19,13 +19,11 @@ from benchmarks.results_file import MEASURED, RESULTS, ROOT, age, cpuinfo, scrip
 BEFORE_COMMITS_WERE_RECORDED = {
     "agreement.json": "3f0df884ee8c4854",
     "drift.json": "8ee7e6070702d2a8",
-    "lengths.json": "9bf6d549279f2f99",
     "magnus.json": "d27f80e052344202",
     "magnus_seed_1.json": "c87dbc5724ea0ed2",
     "magnus_seed_2.json": "b360b43e7ca8b6c4",
     "magnus_seed_3.json": "4f791ffdcffae5c8",
     "magnus_weight_bound.json": "7a86102d1d649a2c",
-    "peers_s_openvino.json": "e2484fef27167d15",
     "scheduling_check.json": "85ebc40c85c8941e",
     "scheduling_simulated.json": "8e8d7a595f34003b",
     "triton_cost_one_thread.json": "b6cf98be04afbcb7",

@@ -5,6 +5,7 @@ loops against a client that answers by a script.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from client import Piece, UnavailableError
+from client.bench.__main__ import arguments
 from client.bench.arrivals import Load, due_times
 from client.bench.inputs import Ask, InputsError, asks, read_lines, take
 from client.bench.report import Limits, lines, percentiles, summary
@@ -167,14 +169,43 @@ def test_random_texts_have_their_number_of_words_and_answers_of_a_fixed_length()
         ('{"text_input": "x", "messages": []}', "either text_input or messages"),
         ('{"text_input": "x", "max_tokens": "many"}', "max_tokens = 'many'"),
         ('{"text_input": "x", "colour": 1}', "colour: there is no such parameter"),
-        ('{"text_input": 5}', "line 2"),
-        ('{"messages": ["x"]}', "line 2"),
+        ('{"text_input": 5}', "text_input must be a string"),
+        ('{"text_input": "\\ud800"}', "text_input: must be text that UTF-8 can encode"),
+        ('{"messages": ["x"]}', "messages must be a list of objects"),
+        ('{"messages": [{"role": "user", "content": 5}]}', "messages must be a list of objects"),
+        (r'{"messages": "[{\"role\": \"user\", \"content\": \"x\"}]"}', "messages must be a list of objects"),
+        ("[" * 100_000, "must be JSON"),
     ],
 )
 def test_a_wrong_line_is_named_with_file_number_and_reason(tmp_path: Path, line: str, reason: str) -> None:
     path = tmp_path / "asks.jsonl"
     path.write_text('{"text_input": "fine", "seed": 3}\n' + line + "\n")
-    with pytest.raises(
-        InputsError, match=f"asks.jsonl, line 2: .*{reason}" if "line" not in reason else "line 2: "
-    ):
+    with pytest.raises(InputsError, match=f"asks.jsonl, line 2: .*{reason}"):
         read_lines(path)
+
+
+def test_a_file_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "asks.jsonl"
+    path.write_bytes('{"text_input": "é"}'.encode("latin-1"))
+    with pytest.raises(InputsError, match="must be UTF-8"):
+        read_lines(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--json", "nowhere/b.json"], "--json nowhere/b.json: there is no directory nowhere"),
+        (["--plot", "nowhere/b.png"], "--plot nowhere/b.png: there is no directory nowhere"),
+        (["--plot", "b.doc"], "--plot b.doc: must end with .png, .svg, .pdf"),
+        (["--arrival-seed", "-1"], "--arrival-seed -1: must be 0 or more"),
+        (["--rate", "0"], "--rate 0: must be above 0"),
+        (["--cv", "101"], "--cv 101: must be between 0 and 100"),
+    ],
+)
+def test_an_option_that_can_not_be_used_is_named_before_the_test_begins(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str], reason: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench", *options])
+    with pytest.raises(SystemExit):
+        arguments()
+    assert reason in capsys.readouterr().err

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from client import FailedError, Piece
+from client import Client, FailedError, Piece
 from client.chat import Chat
 
 
@@ -84,6 +84,20 @@ def test_set_changes_parameters_and_refuses_by_name(capsys: pytest.CaptureFixtur
     seen = capsys.readouterr().err
     assert "max_tokens = many: must be int" in seen
     assert "nothing: there is no such parameter" in seen
+
+
+def test_a_value_that_no_request_can_have_ends_its_turn_and_not_the_chat(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The client refuses it before anything is sent."""
+    with Client("127.0.0.1:1") as client:
+        talk = Chat(client, {})
+        for line in ("/set seed -1", "one", "/set seed", "/set deadline_s 0", "two"):
+            assert talk.take(line)
+    seen = capsys.readouterr().err
+    assert "seed = -1: must be int (UINT64)" in seen
+    assert "deadline_s = 0.0: must be a number of seconds above 0" in seen
+    assert talk.num_errors == 2
 
 
 def test_commands_end_the_chat_or_explain_themselves(capsys: pytest.CaptureFixture[str]) -> None:
