@@ -20,7 +20,13 @@ from python_backends.text.checkpoint import read_checkpoint
 from python_backends.text.door.door import open_door
 
 LEAST_RATE_UNIT = 2e-4  # OpenAI's learning_rate_multiplier multiplies this
-LIMITS = {"rank": (1, 256), "alpha": (1e-3, 1e4), "epochs": (1, 10_000), "batch_size": (1, 4096)}
+LIMITS = {
+    "rank": (1, 256),
+    "alpha": (1e-3, 1e4),
+    "epochs": (1, 10_000),
+    "batch_size": (1, 4096),
+    "seed": (0, 2**63 - 1),
+}
 
 
 def read_data(settings: Settings, path: Path) -> list[Example]:

@@ -153,12 +153,14 @@ def main() -> int:
         help="a picture: .svg or .png; default: stats.svg next to the log",
     )
     asked = parser.parse_args()
+    if asked.last < 1:
+        parser.error(f"--last {asked.last}: must be at least 1")
     try:
         directory = directory_of(of_command_line(asked))
         log = RequestLog(directory)
         found = outcomes(log, asked.last)
         log.close()
-    except (SettingsError, sqlite3.Error) as error:
+    except (SettingsError, OSError, sqlite3.Error) as error:
         print(
             f"no statistics: {error} ({directory / FILE})" if isinstance(error, sqlite3.Error) else error,
             file=sys.stderr,
@@ -172,7 +174,11 @@ def main() -> int:
         return 0
     console.print(table(made))
     plot = asked.plot or directory / "stats.svg"
-    write_plot(plot, found, made)
+    try:
+        write_plot(plot, found, made)
+    except (OSError, ValueError) as error:  # no such directory, or no such kind of picture
+        print(f"no picture: {error}", file=sys.stderr)
+        return 1
     console.print(f"picture: {plot}")
     return 0
 

@@ -68,6 +68,21 @@ def test_it_says_how_far_off_predictions_were_and_how_honest(run) -> None:  # ty
     assert (directory / "stats.svg").stat().st_size > 1000
 
 
+@pytest.mark.parametrize("plot", ["nowhere/stats.svg", "stats.doc"])
+def test_a_picture_that_can_not_be_written_costs_nothing_else(  # type: ignore[no-untyped-def]
+    run, plot: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, told = run
+    log = RequestLog(directory, 100)
+    log.add([record("Say it", num_output=20, mean=20)])
+    log.close()
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--plot", str(tmp_path / plot)])
+    code, text = told()
+    assert code == 1
+    assert "predicted lengths" in text
+    assert "no picture: " in text
+
+
 def test_it_reads_the_environment_as_the_server_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

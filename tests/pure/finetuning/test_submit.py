@@ -1,0 +1,48 @@
+"""Options of `submit` that no job can have are refused before one is made."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from python_backends.finetuning.__main__ import main
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--rank", "0"], "--rank 0: must be between 1 and 256"),
+        (["--rank", "65"], "--rank 65: must be at most adapters.max_rank = 64"),
+        (["--alpha", "nan"], "--alpha nan: must be between 0.001 and 10000"),
+        (["--epochs", "0"], "--epochs 0: must be between 1 and 10000"),
+        (["--batch-size", "5000"], "--batch-size 5000: must be between 1 and 4096"),
+        (["--seed", "-1"], "--seed -1: must be between 0 and"),
+        (["--seed", str(2**63)], f"--seed {2**63}: must be between 0 and"),
+        (["--learning-rate", "2"], "--learning-rate 2: must be above 0 and at most 1"),
+        (["--name", "../x"], "--name '../x': at most 128 letters"),
+        (["--steps", "0"], "--steps 0: must be at least 1"),
+        (["--targets", "q_proj,nothing"], "--targets nothing: must be among"),
+        (["--resume", "ftjob-1"], "submit: give a JSONL file"),
+    ],
+)
+def test_an_option_that_no_job_can_have_is_named_with_its_limit(
+    options: list[str],
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    data = tmp_path / "train.jsonl"
+    data.write_text('{"text": "one two three"}\n')
+    settings = {
+        "finetuning.directory": tmp_path / "jobs",
+        "adapters.directory": tmp_path / "adapters",
+        "adapters.max_rank": 64,
+    }
+    sets = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    monkeypatch.setattr(sys, "argv", ["finetuning", *sets, "submit", str(data), "--detach", *options])
+    assert main() == 1
+    assert reason in capsys.readouterr().err
+    assert not list(tmp_path.glob("jobs/**/ftjob-*"))
