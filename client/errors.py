@@ -2,9 +2,10 @@
 
 GaplessError
 ├── RefusedError       the request is wrong: the message names the field, the value and the limit
-├── UnavailableError   no server, too many open requests, or shutting down: a later attempt may succeed
+├── UnavailableError   no server, too many open requests, shutting down, or the server was lost during
+│                      the answer: a later attempt may succeed, from the beginning
 ├── TimedOutError      not complete within the client's `timeout_s` (also a TimeoutError)
-└── FailedError        the server could not answer, or the connection broke during the answer
+└── FailedError        the server could not answer, or the answer is incomplete
 
 Tested in tests/pure/client/test_retries.py.
 """
