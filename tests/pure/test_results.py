@@ -17,7 +17,6 @@ from benchmarks.results_file import MEASURED, RESULTS, ROOT, age, cpuinfo, scrip
 
 # the first digits of each file's SHA-256: one that is measured again has to name its commit
 BEFORE_COMMITS_WERE_RECORDED = {
-    "drift.json": "8ee7e6070702d2a8",
     "magnus.json": "d27f80e052344202",
     "magnus_seed_1.json": "c87dbc5724ea0ed2",
     "magnus_seed_2.json": "b360b43e7ca8b6c4",
