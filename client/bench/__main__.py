@@ -110,7 +110,7 @@ def arguments() -> argparse.Namespace:
         parser.error(f"--cv {asked.cv:g}: must be between 0 and 100")
     if asked.arrival_seed < 0:
         parser.error(f"--arrival-seed {asked.arrival_seed}: must be 0 or more")
-    if asked.plot and asked.plot.suffix not in PICTURES:
+    if asked.plot and asked.plot.suffix.lower() not in PICTURES:
         parser.error(f"--plot {asked.plot}: must end with {', '.join(PICTURES)}")
     for name, path in (("--json", asked.json), ("--plot", asked.plot)):
         if path and not path.parent.is_dir():

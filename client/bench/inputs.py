@@ -55,7 +55,7 @@ def random_texts(words: int, seed: int) -> Iterator[str]:
 
 def read_lines(path: Path) -> list[Ask]:
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text("utf-8").splitlines()
     except OSError as error:
         raise InputsError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -171,7 +171,7 @@ def test_limits_that_can_not_be_met_are_refused(one: TinyModel, engine: dict[str
 
 
 def test_steps_are_cut_to_the_sizes_that_they_are_padded_to(one: TinyModel) -> None:
-    """A GPU multiplies tiles, whatever the processor beside it."""
+    """On a GPU the multiple is 32, whatever processor the host has."""
     multiple = _limits(one).row_multiple
     assert all(padded(rows) == rows for rows in range(multiple, 513, multiple))
     assert _limits(one, device="cuda", kv_blocks=77).row_multiple == 32

@@ -246,8 +246,7 @@ class Computed:
         self._request.set_tensor(name, ov.Tensor(value))
 
 
-KINDS_HERE: list[Kind | str] = [*fused_layer.kinds_here()]
-KINDS = [*KINDS_HERE, "emulated tiles"] if KINDS_HERE else []
+KINDS: list[str] = [*fused_layer.kinds_here(), "emulated tiles"] if fused_layer.kinds_here() else []
 
 
 @pytest.fixture(scope="module", params=KINDS)

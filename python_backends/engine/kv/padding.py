@@ -3,16 +3,17 @@
 For each new number of rows, the libraries of a CPU generate code: this takes the time of a step, and memory
 that is never freed (docs/notebook/cpu_steps.md). A processor with tiles (AMX) also multiplies whole tiles. On
 one without tiles each row costs its time, so sizes are nearer to each other there (docs/notebook/peers.md).
-Steps that are cut to fit are cut to these sizes (`ModelLimits.row_multiple`).
-Rows of padding belong to the dead slot (see slot state), and their results are not read. Called by both
-engines of our own; not for fused layers, for which no code is generated.
+Steps that are cut to fit have a multiple of the same number of rows (`ModelLimits.row_multiple`).
+
+Rows of padding belong to the dead slot (see slot state), and their results are not read. Both engines of our
+own pad; not with fused layers, for which no code is generated.
 """
 
 from __future__ import annotations
 
 from python_backends.linux.processor import processor_flags
 
-WITH_TILES, WITHOUT_TILES = 32, 8
+WITH_TILES, WITHOUT_TILES = 32, 8  # rows: large steps have a multiple of it
 ROW_MULTIPLE = WITH_TILES if "amx_tile" in processor_flags() else WITHOUT_TILES
 
 
