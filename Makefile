@@ -1,26 +1,33 @@
 # Two commands: `make serve` and `make test`. Everything else is for those who work on Gapless.
 PY := .venv/bin/python
-SETTINGS := $(if $(MODEL),--set model.directory=$(abspath $(MODEL))) $(if $(DEVICE),--set model.device=$(DEVICE)) \
-            $(if $(DTYPE),--set model.dtype=$(DTYPE)) $(if $(SLOTS),--set engine.slots=$(SLOTS)) $(foreach s,$(SET),--set $(s))
-SOURCES := python_backends client build benchmarks tests
-QUICK := $(addprefix tests/pure/,client test_architecture.py test_delivery.py test_doc_links.py test_house.py test_messages.py test_results.py \
+# recipes get these as variables of the shell, with spaces, quotes and $ as they were given
+$(foreach name,MODEL DEVICE DTYPE SLOTS SET DATA NAME,$(eval override export $(name) := $$(value $(name))))
+export GAPLESS_FOLDER := $(value PWD)# where make was called: `make -C` changes the folder
+SETTINGS := $(if $(MODEL),--set "model.directory=$$MODEL") $(if $(DEVICE),--set "model.device=$$DEVICE") \
+            $(if $(DTYPE),--set "model.dtype=$$DTYPE") $(if $(SLOTS),--set "engine.slots=$$SLOTS") $(if $(SET),--sets "$$SET")
+SOURCES := python_backends client commands build benchmarks models/recipe tests
+QUICK := $(addprefix tests/pure/,client test_architecture.py test_delivery.py test_doc_links.py test_house.py test_messages.py \
          test_router.py test_scheduling.py test_streams.py test_waiting.py test_words.py)
 
-.PHONY: help quick settings serve cluster finetune chat bench perf stats top trace test fuzz lint format model-card size stale clean
+# two processes: tests of the server wait more than they compute (tests/conftest.py); ARGS="-n 0" for one, as a debugger needs it
+SIDE_BY_SIDE := -n 2 --no-loadscope-reorder
+REPORT := --junitxml=run/tests.xml --durations=40 --durations-min=1
+
+.PHONY: help quick settings serve cluster finetune chat bench perf stats top trace test test-all fuzz lint format model-card size stale clean
 
 help:           ## this list
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/ -/'
 
 serve:          ## serve the bundled model; MODEL=<checkpoint directory> DEVICE=cuda DTYPE=bfloat16 SLOTS=64 SET="section.field=value"
 	@build/set-up
-	@exec $(PY) -m python_backends.launcher $(SETTINGS)
+	@exec $(PY) -m commands.serve $(SETTINGS)
 
 cluster:        ## serve with two instances; the same variables as serve
-	@$(MAKE) --no-print-directory serve SET="cluster.instances=2 $(SET)"
+	@$(MAKE) --no-print-directory serve SET="cluster.instances=2 $$SET"
 
 finetune:       ## train an adapter in a running server with SET=adapters.directory=adapters; DATA=docs/examples/remove_comments.jsonl NAME=no_comments ARGS="--rank 8 --epochs 2"; MODEL=, SET= as for serve
 	@build/set-up
-	@$(PY) -m python_backends.finetuning $(SETTINGS) submit $(DATA) $(if $(NAME),--name $(NAME)) $(ARGS)
+	@$(PY) -m commands.finetune $(SETTINGS) submit $(if $(DATA),"$$DATA") $(if $(NAME),--name "$$NAME") $(ARGS)
 
 chat:           ## talk to a running server in the terminal; URL=127.0.0.1:8001 ARGS="--temperature 0.7"
 	@build/set-up
@@ -42,7 +49,7 @@ perf:           ## NVIDIA's perf_analyzer against a server with SET=server.stati
 
 stats:          ## how good predicted lengths have been: a table and a picture; MODEL=, SET= as for serve; ARGS="--last 1000 --plot stats.png"
 	@build/set-up dev
-	@$(PY) -m python_backends.prediction.stats $(SETTINGS) $(ARGS)
+	@$(PY) -m commands.stats $(SETTINGS) $(ARGS)
 
 top:            ## what each instance of a cluster carries, again and again; docs/llumnix.md
 	@build/set-up
@@ -52,15 +59,19 @@ trace:          ## what the instances on this host do in their next steps, for u
 	@pkill -USR1 -f '^gapless-instance-' || { echo 'no instance of ours runs here' >&2; exit 1; }
 	@echo 'it is written into this folder; the server says how it is called'
 
-test:           ## all tests, the server tests against a real Triton; ARGS="-k streams" for some
-	@build/set-up dev
-	$(PY) -m pytest $(ARGS)
-
-quick:          ## the rules of code and docs, the client, streams and scheduling by the toy engine: no server, no model; some seconds
+quick:          ## the first circle of tests, some seconds: the rules of code and docs, the client, streams and scheduling by the toy engine
 	@build/set-up dev
 	$(PY) -m ruff check $(SOURCES)
 	$(PY) -m ruff format --check $(SOURCES)
 	$(PY) -m pytest $(QUICK) $(ARGS)
+
+test:           ## the second circle: all but what is slow and hard to break; how long each test took is in run/tests.xml; ARGS="-k streams" for some
+	@build/set-up dev
+	$(PY) -m pytest -m "not slow" $(SIDE_BY_SIDE) $(REPORT) $(ARGS)
+
+test-all:       ## the third circle: everything that can run on this machine; ARGS= as for test
+	@build/set-up dev
+	$(PY) -m pytest $(SIDE_BY_SIDE) $(REPORT) $(ARGS)
 
 fuzz:           ## ten thousand random requests against a server of its own, then the door for ten minutes; REQUESTS=… SECONDS=… SEED=… FUZZ_MODEL=bundled
 	@build/set-up dev
@@ -69,7 +80,7 @@ fuzz:           ## ten thousand random requests against a server of its own, the
 
 settings:       ## write gapless.toml from the declarations in python_backends/settings
 	@build/set-up
-	@$(PY) -m python_backends.settings.writing
+	@$(PY) -m commands.settings
 
 lint:           ## ruff, mypy, codespell
 	@build/set-up dev
@@ -85,7 +96,7 @@ format:         ## let ruff format and mend what it can
 
 model-card:     ## measure the bundled model on held-out prompts and write the table into its card; ARGS="--prompts 50" for fewer
 	@build/set-up
-	$(PY) build/train_bundled_model.py --evaluate $(ARGS)
+	$(PY) -m models.recipe --evaluate $(ARGS)
 
 size:           ## lines per file and how long functions are
 	@build/set-up
@@ -93,7 +104,7 @@ size:           ## lines per file and how long functions are
 
 stale:          ## published results that are older than the code that they measure
 	@build/set-up
-	@$(PY) benchmarks/results_file.py --stale
+	@$(PY) -m benchmarks.results_file --stale
 
 clean:          ## remove the environment and caches
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,7 @@
 """Compares the bundled model's answers with different types, weights and engines: greedy, on the held-out
 prompts of its eight tasks.
 
-    python benchmarks/agreement.py --prompts 8 --json benchmarks/results/agreement.json
+    python -m benchmarks.agreement --prompts 8 --json benchmarks/results/agreement.json
 
 The reference is the torch engine in float32. *Tokens* is the share of the reference's tokens before the first
 different one, *answers* the share of answers that are the same to the end, *right* the share that are the
@@ -11,18 +11,15 @@ process.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
-import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-sys.path.insert(0, str(ROOT / "build"))
+from benchmarks import ROOT
+from benchmarks.common.command_line import command_line
+from benchmarks.common.work import resident_mib, same_tokens
 
 MODEL = ROOT / "models" / "bundled"
 REFERENCE = ("torch", "float32", "same")
@@ -66,27 +63,13 @@ def answer(kind: tuple[str, str, str], prompts: list[list[int]], end: int) -> tu
         events = scheduler.apply(plan, engine.collect())
         for index, token in zip(events.request_ids.tolist(), events.tokens.tolist(), strict=True):
             answers[index] += [token] if token != end else []
-    return answers, _resident_mib()
-
-
-def _resident_mib() -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
-
-
-def same_tokens(reference: list[int], answer: list[int]) -> int:
-    """Returns how many tokens are before the first different one."""
-    pairs = zip(reference, answer, strict=False)
-    return next(
-        (index for index, (ours, theirs) in enumerate(pairs) if ours != theirs),
-        min(len(reference), len(answer)),
-    )
+    return answers, resident_mib()
 
 
 def compare(count: int, kinds: list[tuple[str, str, str]]) -> list[Row]:
     from transformers import AutoTokenizer
 
-    from benchmarks.bundled_prompts import draw_prompts
+    from benchmarks.common.bundled_prompts import draw_prompts
 
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     drawn = list(draw_prompts(count))
@@ -111,14 +94,8 @@ def compare(count: int, kinds: list[tuple[str, str, str]]) -> list[Row]:
 def main() -> None:
     from benchmarks.results_file import table, write_result
 
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__, quick="one prompt of each task, two engines: does it run at all?")
     parser.add_argument("--prompts", type=int, default=8, help="of each of the eight tasks")
-    parser.add_argument("--json", type=Path, help="also write the results here")
-    parser.add_argument(
-        "--quick", action="store_true", help="one prompt of each task, two engines: does it run at all?"
-    )
     arguments = parser.parse_args()
     count, kinds = (1, QUICK_KINDS) if arguments.quick else (arguments.prompts, KINDS)
     rows = compare(count, kinds)

@@ -1,7 +1,7 @@
 """Changes the mix of tasks during a test: the error of predicted lengths rises, the learner acts, the error
 falls again.
 
-    python benchmarks/drift.py --json benchmarks/results/drift.json --plot benchmarks/results/drift.png
+    python -m benchmarks.drift --json benchmarks/results/drift.json --plot benchmarks/results/drift.png
 
 Requests of the bundled model's tasks come at a steady rate in virtual time: first four tasks whose answers
 nearly copy their input, then the four that change it, then all eight. Predictor, request log and learner are
@@ -12,8 +12,6 @@ compared with the first forest, which learns nothing more (`frozen`), and with r
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -23,10 +21,8 @@ from random import Random
 import numpy as np
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "build"))
-
-from benchmarks.length_requests import Asked, Remembered, draw, task_names
+from benchmarks.common.command_line import command_line
+from benchmarks.common.length_requests import Asked, Remembered, draw, task_names
 from benchmarks.results_file import table, write_result
 from python_backends.learner import Learner
 from python_backends.nouns.messages import AnswerRecord, LengthAnswer
@@ -34,7 +30,7 @@ from python_backends.nouns.request import Finish
 from python_backends.prediction.encoder import PACKAGED, Encoder, SentenceEncoder
 from python_backends.prediction.forest import Forest
 from python_backends.prediction.history import AnswerHistory
-from python_backends.prediction.learning import learn
+from python_backends.prediction.learning import Fit, learn
 from python_backends.prediction.lengths import LEVELS
 from python_backends.prediction.predictor import Budget, Predictor
 from python_backends.prediction.request_log import RequestLog, instruction_id
@@ -90,12 +86,12 @@ class Run:
         self._learner.learn_if_due()
         return errors[0], errors[1], errors[2], covered
 
-    def _learn(self, directory: Path, encoder: str) -> int:
+    def _learn(self, directory: Path, encoder: str) -> Fit:
         version = learn(directory, encoder)
         self.learned_at_s.append(self.now_s)
         if self._frozen is None and version is not None:
             self._frozen = Forest.load(version.path(directory))
-        return 0
+        return lambda: 0
 
     def _mean(self, answer: LengthAnswer) -> float:
         return answer.prediction.mean if answer.prediction is not None else float("nan")
@@ -189,17 +185,14 @@ def write_plot(path: Path, rows: Sequence[Row], learned_at_s: Sequence[float], p
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = command_line(
+        __doc__, quick="a few requests: does it run at all?", plot="also draw the results here"
     )
     parser.add_argument("--rate", type=float, default=1.0, help="requests a virtual second")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
         "--encoder", default=PACKAGED, help="packaged, a directory, or a name in the local Hugging Face cache"
     )
-    parser.add_argument("--quick", action="store_true", help="a few requests: does it run at all?")
-    parser.add_argument("--json", type=Path, metavar="PATH")
-    parser.add_argument("--plot", type=Path, metavar="PATH")
     given = parser.parse_args()
     rate, phase_s = (QUICK_RATE, QUICK_PHASE_S) if given.quick else (given.rate, PHASE_S)
     asked = requests(rate, phase_s, given.seed)

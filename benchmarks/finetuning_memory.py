@@ -1,7 +1,7 @@
 """Measures what a forward pass keeps for the backward pass of LoRA adapters, ours and PEFT's: bytes a token
 and layer.
 
-    python benchmarks/finetuning_memory.py --json benchmarks/results/finetuning_memory.json
+    python -m benchmarks.finetuning_memory --json benchmarks/results/finetuning_memory.json
 
 `kept` is measured on two layers less one layer: of ours the tensors that a pack has, KV blocks included; of
 PEFT the tensors that autograd saves, weights excluded. `computed` is what `finetuning/pruning.py` says.
@@ -13,10 +13,8 @@ Every figure comes from a process of its own.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import multiprocessing
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +22,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks.common.command_line import command_line
+from benchmarks.common.work import resident_mib
 
 KINDS = ("peft", "peft_checkpointing", "products", "attention", "inputs")
 DTYPES = {"S": "float32", "M": "float32", "8B": "bfloat16"}
@@ -54,22 +53,23 @@ def kept(shape: str, kind: str, length: int) -> tuple[float | None, float]:
 
 def our_bytes(shape: str, keep: str, num_layers: int, length: int) -> tuple[float, int]:
     """Computed bytes a token and measured bytes of a pack, of all layers."""
-    from benchmarks.finetuning_trainers import ADAPTER, MAX_TOKENS, build_model, random_examples
+    from benchmarks.common.finetuning_trainers import ADAPTER, MAX_TOKENS, build_model, random_examples
     from python_backends.engine.torch.training.model import trained_model
     from python_backends.engine.torch.training.session import TrainingSession
     from python_backends.finetuning.packs import packed
     from python_backends.finetuning.pruning import plans
-    from python_backends.nouns.training import Keep
+    from python_backends.nouns.training import Keep, Tile
 
     model = trained_model(build_model(shape, DTYPES[shape], num_layers, SMALL_VOCABULARY), MAX_TOKENS)
     session = TrainingSession(model, ADAPTER, seed=1)
     made = plans(session.facts, session.targets, Keep(keep))
     pack = packed(random_examples([length] * NUM_SEQUENCES, 1.0, SMALL_VOCABULARY))
     session.install(made)
-    session.begin(pack, pack.num_labels)
-    session.window(0, len(pack.tokens))
+    run = session.begin(pack, pack.num_labels)
+    for layer in range(num_layers):
+        run.forward(Tile(layer, 0, len(pack.tokens)))
     values = sum(sum(plan.kept.values()) for plan in made)
-    return values * model.dtype.itemsize, _kept_bytes(model._run)
+    return values * model.dtype.itemsize, _kept_bytes(run)
 
 
 def _kept_bytes(run: Any) -> int:
@@ -83,7 +83,7 @@ def peft_bytes(shape: str, kind: str, num_layers: int, length: int) -> tuple[Non
     """Bytes of all storages that autograd saves of a forward pass, without weights."""
     import torch
 
-    from benchmarks.finetuning_trainers import adapted, build_model, padded, random_examples
+    from benchmarks.common.finetuning_trainers import adapted, build_model, padded, random_examples
 
     model = adapted(
         build_model(shape, DTYPES[shape], num_layers, SMALL_VOCABULARY), kind == "peft_checkpointing"
@@ -107,7 +107,7 @@ def peft_bytes(shape: str, kind: str, num_layers: int, length: int) -> tuple[Non
 
 def step_mib(shape: str, kind: str, length: int) -> tuple[None, float]:
     """Peak over what was resident before, in the second of two optimiser steps."""
-    from benchmarks.finetuning_trainers import OurTrainer, PeftTrainer, build_model, random_examples
+    from benchmarks.common.finetuning_trainers import OurTrainer, PeftTrainer, build_model, random_examples
 
     model = build_model(shape, DTYPES[shape])
     trainer: OurTrainer | PeftTrainer
@@ -119,9 +119,9 @@ def step_mib(shape: str, kind: str, length: int) -> tuple[None, float]:
     peaks: list[float] = []
 
     def watch() -> None:
-        peaks.append(_resident_mib("VmHWM"))
+        peaks.append(resident_mib("VmHWM"))
         _begin_peak()
-        peaks.append(_resident_mib("VmRSS"))
+        peaks.append(resident_mib("VmRSS"))
 
     trainer.train(random_examples([length] * NUM_SEQUENCES, 1.0), NUM_SEQUENCES, 2, watch)
     return None, peaks[2] - peaks[1]
@@ -131,11 +131,6 @@ def _begin_peak() -> None:
     """Gives free memory back, and counts the peak from now on."""
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
-
-
-def _resident_mib(field: str) -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
 
 
 def measure(shapes: list[str], length: int) -> list[Row]:
@@ -167,12 +162,8 @@ def _apart(
 def main() -> None:
     from benchmarks.results_file import table, write_result
 
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__, quick="the smallest shape, short sequences")
     parser.add_argument("--shapes", default="S,M,8B", help="which of S, M and 8B")
-    parser.add_argument("--json", type=Path, help="also write the results here")
-    parser.add_argument("--quick", action="store_true", help="the smallest shape, short sequences")
     arguments = parser.parse_args()
     shapes, length = (["S"], 32) if arguments.quick else (arguments.shapes.split(","), LENGTH)
     rows = measure(shapes, length)

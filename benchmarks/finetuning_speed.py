@@ -1,7 +1,7 @@
 """Measures how fast LoRA adapters are trained: ours as `submit --alone` does it, and PEFT's modules with
 torch's autograd, in turn in one process, on the same model, mini-batches and threads.
 
-    python benchmarks/finetuning_speed.py --json benchmarks/results/finetuning_speed.json
+    python -m benchmarks.finetuning_speed --json benchmarks/results/finetuning_speed.json
 
 First a trial of both trainers' settings; the fastest of each by processor time is measured. `tok_s` are
 tokens a second, without padding, over forward pass, backward pass and optimiser: the median of the rounds,
@@ -13,17 +13,14 @@ sequences, adapters rank 16 and all seven modules of a layer.
 
 from __future__ import annotations
 
-import argparse
-import sys
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks.common.command_line import command_line
 
 BATCH_SIZE = 4
 STEPS = {"S": 3, "M": 1}  # of a round, and of a trial after the first
@@ -59,7 +56,7 @@ class Step:
 
 def step_times(trainer: Any, examples: list[Any], steps: int) -> list[Step]:
     """Of `steps` mini-batches, from the first on."""
-    from benchmarks.finetuning_trainers import SEED
+    from benchmarks.common.finetuning_trainers import SEED
     from python_backends.finetuning.packs import mini_batch
 
     batches = [mini_batch(len(examples), BATCH_SIZE, SEED, step) for step in range(steps)]
@@ -91,7 +88,7 @@ def fastest(make: Any, settings: tuple[dict[str, Any], ...], examples: list[Any]
 
 
 def measure(shape: str, dtype: str, data: str, rounds: int, steps: int) -> list[Row]:
-    from benchmarks.finetuning_trainers import OurTrainer, PeftTrainer, build_model, random_examples
+    from benchmarks.common.finetuning_trainers import OurTrainer, PeftTrainer, build_model, random_examples
 
     examples = random_examples(LENGTHS[data], LEARNED[data])
 
@@ -132,16 +129,12 @@ def main() -> None:
 
     from benchmarks.results_file import table, write_result
 
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__, quick="one round of one mini-batch of the least work")
     parser.add_argument("--shapes", default="S,M", help="which of S and M")
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--data", default="text,answers", help="which of text and answers")
     parser.add_argument("--threads", type=int, default=1, help="of both trainers")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="also write the results here")
-    parser.add_argument("--quick", action="store_true", help="one round of one mini-batch of the least work")
     asked = parser.parse_args()
     if asked.quick:
         asked.shapes, asked.dtypes, asked.data, asked.rounds = "S", "float32", "text", 1

@@ -1,35 +1,31 @@
 """Predicts what steps of the torch engine cost on a GPU, from counts taken without one: launches and bytes of
 each step, and its time compared with the floor of the bandwidth.
 
-    python benchmarks/gpu_floor.py --json benchmarks/results/gpu_floor.json
+    python -m benchmarks.gpu_floor --json benchmarks/results/gpu_floor.json
 
-Counted: the engine's own steps launch these kernels for shapes of Llama 3 (`gpu_counts.py`). Assumed: what a
+Counted: the engine's own steps launch these kernels for shapes of Llama 3 (`gpu/counts.py`). Assumed: what a
 launch costs, below and in the result. So the times are predictions, in two columns: all assumptions at their
-better end, and all at their worse one. `gpu.py` prints them next to what it measures.
+better end, and all at their worse one. `gpu` prints them next to what it measures.
 
 A step's time on the device is the sum over its kernels, one after the other, of a constant and of the longer
 of bytes / bandwidth and operations / speed. Its time on the host is that of its launches. A step that is
 launched ahead takes the longer of both. The floor is all weights of products and the KV that must be read,
-divided by the bandwidth of a copy, as in `gpu_steps.py`. The gap is what stands on the device between the
+divided by the bandwidth of a copy, as in `gpu/steps.py`. The gap is what stands on the device between the
 marks of two steps' timers.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tqdm import tqdm
 from transformers import LlamaConfig
 
-from benchmarks.gpu_counts import PRODUCTS, Counted, CountedModel, Launch
-from benchmarks.gpu_model import LLAMA_3_1_8B, TINY
+from benchmarks.common.command_line import command_line
+from benchmarks.gpu.counts import PRODUCTS, Counted, CountedModel, Launch
+from benchmarks.gpu.model import LLAMA_3_1_8B, TINY
 from benchmarks.results_file import table, write_result
 
 LLAMA_3_2_1B = LLAMA_3_1_8B | {
@@ -189,11 +185,7 @@ def predicted(shape: dict[str, Any], slots: int, context_tokens: int, gpu: Gpu) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", type=Path, help="also write the results here")
-    parser.add_argument("--quick", action="store_true", help="a tiny model: does it run at all?")
+    parser = command_line(__doc__, quick="a tiny model: does it run at all?")
     asked = parser.parse_args()
     models, sizes = ({"tiny": TINY}, QUICK_SLOTS) if asked.quick else (MODELS, SLOTS)
     cases = [(name, shape, slots) for name, shape in models.items() for slots in sizes]

@@ -1,7 +1,7 @@
 """Measures predicted lengths: errors and calibration of the quantiles, by task, on held-out requests; and the
 cost of a prediction.
 
-    python benchmarks/lengths.py --json benchmarks/results/lengths.json
+    python -m benchmarks.lengths --json benchmarks/results/lengths.json
 
 Forests learn from `--train` requests of the bundled model's eight tasks and predict `--test` held-out ones
 (rows `forest`). They are compared with predictions from recent history (`history`) and with a forest without
@@ -12,12 +12,9 @@ are processor time of one thread.
 
 from __future__ import annotations
 
-import argparse
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -25,10 +22,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "build"))
-
-from benchmarks.length_requests import Asked, Remembered, draw, features_of, observations, task_names
+from benchmarks.common.command_line import command_line
+from benchmarks.common.length_requests import Asked, Remembered, draw, features_of, observations, task_names
 from benchmarks.results_file import write_result
 from python_backends.nouns.request import LengthPrediction
 from python_backends.prediction.encoder import PACKAGED, SentenceEncoder
@@ -140,16 +135,12 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__, quick="only to see that it runs")
     parser.add_argument("--train", type=int, default=max(SIZES), help="requests to learn from")
     parser.add_argument("--test", type=int, default=4000, help="held-out requests")
     parser.add_argument(
         "--encoder", default=PACKAGED, help="packaged, a directory, or a name in the local Hugging Face cache"
     )
-    parser.add_argument("--quick", action="store_true", help="only to see that it runs")
-    parser.add_argument("--json", type=Path, metavar="PATH")
     asked = parser.parse_args()
     num_train, num_test = (200, 200) if asked.quick else (asked.train, asked.test)
     rng = Random(SEED)

@@ -1,7 +1,7 @@
 """Measures how many streams Triton can serve: an engine that computes nothing and is as fast as a GPU, by
 itself and through the ensemble.
 
-    python benchmarks/many_streams.py --json benchmarks/results/many_streams.json
+    python -m benchmarks.many_streams --json benchmarks/results/many_streams.json
 
 All streams start at the same time, each with 200 prompt tokens and an answer of 200. `--streams` sets the
 time of the toy engine's steps, by default 4.5 to 20 ms: up to 25,600 tokens/s, where TensorRT-LLM publishes
@@ -13,23 +13,21 @@ not wait for them.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from benchmarks.http_streams import EnsembleStreams
-from benchmarks.peer_work import Job, Timing, Work
+from benchmarks.common.command_line import command_line
+from benchmarks.common.http_streams import EnsembleStreams
+from benchmarks.common.work import Job, Timing, Work
 from benchmarks.results_file import table, write_result
 from benchmarks.triton_cost import Instance
 from python_backends.settings import ROOT, load
 from tests.support.server.serving import Gapless
+from tests.support.toy_engine import TOY
 
 STREAMS = "16:4.5,64:6,256:12,512:20"
 QUICK_STREAMS, QUICK_TOKENS = "4:5", 20
@@ -65,9 +63,9 @@ def text_of(number: int, job: Job) -> str:
 
 def measure(streams: int, step_ms: float, num_tokens: int, rounds: int) -> list[Row]:
     settings = {
-        "engine.kind": "toy",
+        "engine.kind": TOY,
         "engine.slots": str(streams),
-        "toy.step_ms": str(step_ms),
+        "engine.options": f"step_ms={step_ms}",
         "engine.token_budget": "4096",
         "streams.max_open": str(max(1024, streams)),
     }
@@ -124,19 +122,13 @@ def cases(text: str) -> list[tuple[int, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__, quick="a few short streams, one round: does it run at all?")
     parser.add_argument(
         "--streams",
         type=cases,
         help=f"how many at the same time, each with the milliseconds of a step; default {STREAMS}",
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="also write the results here")
-    parser.add_argument(
-        "--quick", action="store_true", help="a few short streams, one round: does it run at all?"
-    )
     arguments = parser.parse_args()
     rounds, num_tokens = (1, QUICK_TOKENS) if arguments.quick else (arguments.rounds, NUM_TOKENS)
     wanted = arguments.streams or cases(QUICK_STREAMS if arguments.quick else STREAMS)

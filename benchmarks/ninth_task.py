@@ -7,7 +7,6 @@ closed loop of eight tasks' prompts asks meanwhile.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import subprocess
@@ -21,16 +20,14 @@ from typing import Any
 
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "build"))
-
-from bundled.corpus import Corpus, is_held_out, load_corpora, read_corpus, standard_library_files
-from bundled.evaluation import draw
-from bundled.tasks import NINTH, Exercise, Task, all_tasks
-from bundled.velin import read_lexicon
-
-from benchmarks.results_file import ROOT, table, write_result
+from benchmarks import ROOT
+from benchmarks.common.command_line import command_line
+from benchmarks.results_file import table, write_result
 from client import AsyncClient, RefusedError, user
+from models.recipe.corpus import Corpus, is_held_out, load_corpora, read_corpus, standard_library_files
+from models.recipe.evaluation import draw
+from models.recipe.tasks import NINTH, Exercise, Task, all_tasks
+from models.recipe.velin import read_lexicon
 from python_backends.finetuning import checkpoints
 from python_backends.finetuning.jobs import ENDED, Job
 from tests.support.server.serving import Gapless
@@ -96,7 +93,6 @@ class Server:
                 "model.dtype": "float32",
                 "engine.kind": "torch",
                 "adapters.directory": self.adapters,
-                "adapters.watch_s": 0.2,
                 "finetuning.directory": self._jobs,
             }
         )
@@ -113,7 +109,7 @@ class Server:
 
     def run(self, *words: object) -> str:
         """A verb of the command line; what it prints."""
-        command = [sys.executable, "-m", "python_backends.finetuning", "--set"]
+        command = [sys.executable, "-m", "commands.finetune", "--set"]
         command += [f"finetuning.directory={self._jobs}", *map(str, words)]
         return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
 
@@ -256,12 +252,11 @@ def plot(result: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = command_line(
+        __doc__,
+        quick="a few prompts, two steps: does it run at all?",
+        plot="draw loss and exact match by step here",
     )
-    parser.add_argument("--quick", action="store_true", help="a few prompts, two steps: does it run at all?")
-    parser.add_argument("--json", type=Path, help="also write the results here")
-    parser.add_argument("--plot", type=Path, help="draw loss and exact match by step here")
     asked = parser.parse_args()
     scale = QUICK if asked.quick else FULL
     tasks, held_out = all_tasks(read_lexicon(ROOT / "models" / "bundled")), held_out_text(asked.quick)

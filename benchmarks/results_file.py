@@ -1,6 +1,6 @@
 """Writes result files. Each begins with commit, machine, versions, date and command.
 
-    python benchmarks/results_file.py --stale
+    python -m benchmarks.results_file --stale
 
 lists the results in `results/` whose code has changed since they were measured. A result without a commit
 counts as measured at the commit that added it.
@@ -14,81 +14,42 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks import ROOT
+from benchmarks.common.work import num_cores
 
-from benchmarks.peer_work import num_cores
-
-ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PACKAGES = ("torch", "transformers", "peft", "openvino", "numpy")
 PROCESSOR_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8")
 LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-SERVED = ("python_backends", "model_repository", "benchmarks/http_streams.py")
-PREDICTED = (
-    "python_backends/prediction",
-    "python_backends/learner.py",
-    "benchmarks/length_requests.py",
-    "models/bundled",
-)
-FINETUNED = (
-    "python_backends/engine",
-    "python_backends/finetuning",
-    "benchmarks/finetuning_trainers.py",
-    "benchmarks/peer_models.py",
-)
-MEASURED = {  # by script: what its results depend on, in addition to the script itself
-    "agreement.py": (
-        "python_backends/engine",
-        "python_backends/scheduling",
-        "models/bundled",
-        "benchmarks/bundled_prompts.py",
-    ),
-    "cluster.py": ("python_backends", "benchmarks/cluster_*.py"),
-    "coserving.py": (
-        "python_backends",
-        "benchmarks/coserving_*.py",
-        "benchmarks/finetuning_trainers.py",
-        "benchmarks/peer_models.py",
-        "benchmarks/http_streams.py",
-    ),
-    "drift.py": PREDICTED,
-    "finetuning_memory.py": FINETUNED,
-    "finetuning_speed.py": FINETUNED,
-    "fused_windows.py": (*FINETUNED, "python_backends/scheduling"),
-    "gpu.py": (*SERVED, "benchmarks/gpu*.py"),
-    "gpu_floor.py": ("python_backends/engine", "benchmarks/gpu_counts.py", "benchmarks/gpu_model.py"),
-    "host_time.py": ("python_backends", "benchmarks/host_time_loop.py"),
-    "lengths.py": PREDICTED,
-    "magnus.py": (
-        "python_backends",
-        "models/bundled",
-        "benchmarks/magnus*.py",
-        "benchmarks/static_batching",
-        "benchmarks/bundled_prompts.py",
-    ),
-    "many_streams.py": (*SERVED, "benchmarks/triton_cost.py"),
-    "migration.py": ("python_backends", "benchmarks/migration_*.py", "benchmarks/peer_models.py"),
-    "ninth_task.py": (*SERVED, "models/bundled", "build/bundled", "docs/examples/remove_comments.jsonl"),
-    "peers.py": (*SERVED, "benchmarks/peer*", "benchmarks/environments", "benchmarks/workload.json"),
-    "scheduling.py": (
-        "python_backends",
-        "models/bundled",
-        "benchmarks/scheduling*.py",
-        "benchmarks/bundled_prompts.py",
-    ),
-    "token_gap.py": (
-        "python_backends",
-        "benchmarks/token_gap_loop.py",
-        "benchmarks/recorded_engine.py",
-        "benchmarks/resending_scheduler.py",
-    ),
-    "triton_cost.py": (*SERVED, "benchmarks/peer*", "benchmarks/workload.json"),
+SERVED = ("python_backends", "model_repository")
+PREDICTED = ("python_backends/prediction", "python_backends/learner.py", "models/bundled")
+FINETUNED = ("python_backends/engine", "python_backends/finetuning")
+MEASURED = {  # by benchmark: what its results depend on, in addition to its own code and benchmarks/common
+    "agreement": ("python_backends/engine", "python_backends/scheduling", "models/bundled"),
+    "cluster": ("python_backends",),
+    "coserving": ("python_backends",),
+    "drift": PREDICTED,
+    "finetuning_memory": FINETUNED,
+    "finetuning_speed": FINETUNED,
+    "gpu": (*SERVED, "benchmarks/coserving", "benchmarks/migration"),
+    "gpu_floor": ("python_backends/engine", "benchmarks/gpu"),
+    "host_time": ("python_backends",),
+    "lengths": PREDICTED,
+    "magnus": ("python_backends", "models/bundled"),
+    "many_streams": (*SERVED, "benchmarks/triton_cost.py"),
+    "migration": ("python_backends",),
+    "ninth_task": (*SERVED, "models", "docs/examples/remove_comments.jsonl"),
+    "peers": SERVED,
+    "scheduling": ("python_backends", "models/bundled"),
+    "token_gap": ("python_backends",),
+    "triton_cost": (*SERVED, "benchmarks/peers"),
 }
 
 
@@ -121,15 +82,16 @@ def write_result(path: Path, result: dict[str, Any], device: dict[str, Any] | No
         "machine": machine() | (device or {}),
         "versions": versions(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": " ".join(["python", _script(), *sys.argv[1:]]),
+        "command": " ".join(["python -m", _module(), *sys.argv[1:]]),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(depends_on | result, indent=1) + "\n")
 
 
-def _script() -> str:
-    """The script that runs, as it is named from the project's folder."""
-    return os.path.relpath(sys.argv[0], ROOT) if Path(sys.argv[0]).is_relative_to(ROOT) else sys.argv[0]
+def _module() -> str:
+    """The name of the module that runs, or of the package whose `__main__` runs."""
+    spec = sys.modules["__main__"].__spec__
+    return spec.name.removesuffix(".__main__") if spec else sys.argv[0]
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -172,22 +134,30 @@ def versions() -> dict[str, str]:
     }
 
 
-def script_of(result: dict[str, Any]) -> str:
-    """Returns the name of the script that wrote a result."""
-    return Path(result["command"].split()[1]).name
+def benchmark_of(result: dict[str, Any]) -> str:
+    """Returns which benchmark wrote a result: `benchmarks.peers`, in older ones `benchmarks/peers.py`."""
+    match = re.search(r"\bbenchmarks[./](\w+)", result["command"])
+    assert match is not None, result["command"]
+    return match[1]
+
+
+def code_of(benchmark: str) -> Path:
+    """Returns its folder or its file."""
+    folder = ROOT / "benchmarks" / benchmark
+    return folder if folder.is_dir() else folder.with_suffix(".py")
 
 
 def age(path: Path) -> dict[str, Any]:
     """Returns for one result how many commits have changed the measured code since then."""
     result = json.loads(path.read_text())
-    script, commit = script_of(result), str(result.get("commit", ""))
+    benchmark, commit = benchmark_of(result), str(result.get("commit", ""))
     row = {
         "result": path.name,
-        "script": script,
+        "benchmark": benchmark,
         "date": result.get("date", "?"),
         "commit": commit[:10] or "not recorded",
     }
-    sources = [f"benchmarks/{script}", *MEASURED[script]]
+    sources = [str(code_of(benchmark).relative_to(ROOT)), "benchmarks/common", *MEASURED[benchmark]]
     try:
         # it was measured before it was committed
         first = commit or git("log", "-1", "--format=%H", "--", str(path))

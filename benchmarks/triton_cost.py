@@ -1,7 +1,7 @@
 """Measures the cost of Triton: the same work through the engine, the instance and the ensemble, in turn in
 one run.
 
-    python benchmarks/triton_cost.py --rounds 5 --json benchmarks/results/triton_cost.json
+    python -m benchmarks.triton_cost --rounds 5 --json benchmarks/results/triton_cost.json
 
 `engine` is engine and slot scheduler in one process, which takes new requests exactly between two steps;
 `instance` is the instance process, its loop driven over its own wire, as the scheduler model drives it;
@@ -12,7 +12,6 @@ runs on Triton's processors. Time to first token: from submission to the first t
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import random
@@ -28,14 +27,13 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from benchmarks.http_streams import EnsembleStreams
-from benchmarks.peer_engines import TOKEN_BUDGET
-from benchmarks.peer_models import VOCABULARY, make_model
-from benchmarks.peer_process import EngineProcess
-from benchmarks.peer_setups import SETUPS
-from benchmarks.peer_work import Job, Timing, Work, load_work
+from benchmarks.common.command_line import command_line
+from benchmarks.common.http_streams import EnsembleStreams
+from benchmarks.common.models import VOCABULARY, make_model
+from benchmarks.common.work import Job, Timing, Work, load_work
+from benchmarks.peers.engines import TOKEN_BUDGET
+from benchmarks.peers.process import EngineProcess
+from benchmarks.peers.setups import SETUPS
 from benchmarks.results_file import table, write_result
 from python_backends.engine.kinds import kind_of
 from python_backends.linux.large_pages import with_large_pages
@@ -222,15 +220,9 @@ def median(values: Iterable[float]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__, quick="a few short requests, one round: does it run at all?")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
-    parser.add_argument("--json", type=Path, help="also write the results here")
-    parser.add_argument(
-        "--quick", action="store_true", help="a few short requests, one round: does it run at all?"
-    )
     parser.add_argument(
         "--set",
         action="append",

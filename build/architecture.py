@@ -83,7 +83,7 @@ PROCESSES = {
         (400, 380, 322, 148),
         ORANGE,
         ("take → plan → launch → collect → apply → publish", "slot scheduler; engine"),
-        ("loop", "engine", "engine requests", "copier", "adapters", "finetuning-jobs"),
+        ("loop", "engine requests", "copier", "adapters", "finetuning-jobs"),
         ("sequences, slots, block table, waiting queue", "KV tensors, device slot state"),
     ),
     "other": Process(
@@ -97,7 +97,7 @@ PROCESSES = {
         (20, 560, 960, 62),
         "#5c6068",
         ("starts all of them, watches their exits and their beats on the board, restarts what ends",),
-        ("pulse", "server log", "slow call"),
+        ("pulse", "server log", "slow call", "connections"),
         ("effective settings", "how often what was started again"),
         is_wide=True,
     ),

@@ -1,8 +1,8 @@
 """Compiles all kernels of Gapless for a GPU, which this machine need not have, and prints the resources that
 each variant needs.
 
-    python build/compile_kernels.py           # compute capability 9.0 (H100, H200), all variants, 2 minutes
-    python build/compile_kernels.py --quick   # heads of 128, and one variant for each dtype of other kernels
+    python -m build.compile_kernels           # compute capability 9.0 (H100, H200), all variants, 2 minutes
+    python -m build.compile_kernels --quick   # heads of 128, and one variant for each dtype of other kernels
 
 Prints registers per thread, bytes spilled per thread (stores and loads), and KiB of shared memory per
 program. Exit code 1 if a variant does not compile, spills more than --most-spills, or needs more shared
@@ -23,8 +23,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import triton

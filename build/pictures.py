@@ -1,7 +1,7 @@
 """Makes pictures of the docs with the bundled model: a chat in the terminal, the plot of a load test, and two
 instances as `make top` shows them.
 
-    python build/pictures.py
+    python -m build.pictures
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ import io
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from tests.support.server.serving import ROOT, Gapless
 from tests.support.server.terminal import Terminal
+from tests.support.shuffle import SHUFFLE
 
 CONTROL = [sys.executable, "-m", "python_backends.launcher.control"]
 PICTURES = ROOT / "docs/pictures"
@@ -54,7 +52,7 @@ def draw_load_test(url: str) -> None:
 
 def draw_top() -> None:
     """While two instances have work, and requests move."""
-    served = Gapless(**{"cluster.instances": 2, "cluster.policy": "shuffle"})
+    served = Gapless(**{"cluster.instances": 2, "cluster.policy": SHUFFLE})
     client = served.grpc()
     try:
         for number in range(24):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("python_backends", "client", "build", "benchmarks", "tests")
+ROOMS = ("python_backends", "client", "commands", "build", "models/recipe", "benchmarks", "tests")
 
 
 def function_lengths(source: str) -> list[int]:

@@ -1,5 +1,5 @@
 """The client for asyncio: like `Client`, with `async for` and `await`. One `AsyncClient` serves any number of
-tasks over one connection. Tested in tests/pure/client/test_retries.py and tests/server/test_client.py.
+tasks over one connection.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import grpc
 import grpc.aio
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from .channel import channel_options
 from .errors import FailedError, GaplessError, UnavailableError, from_grpc
 from .parameters import Parameters
 from .retries import Call, Retries
-from .wire import CHANNEL_OPTIONS, Piece, Prompt, read_piece, request_message
+from .wire import Piece, Prompt, read_piece, request_message
 
 
 class AsyncClient:
@@ -28,7 +29,8 @@ class AsyncClient:
     def __init__(
         self, url: str = "127.0.0.1:8001", *, timeout_s: float | None = None, retries: Retries | None = None
     ) -> None:
-        self._channel = grpc.aio.insecure_channel(url, CHANNEL_OPTIONS)
+        self._url = url
+        self._channel = grpc.aio.insecure_channel(url, channel_options(url))
         self._stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._timeout_s = timeout_s
         self._retries = retries or Retries()
@@ -61,7 +63,7 @@ class AsyncClient:
         try:
             said = await self._stub.ServerMetadata(service_pb2.ServerMetadataRequest(), timeout=5)
         except grpc.RpcError as error:
-            raise from_grpc(error) from error
+            raise from_grpc(error, self._url) from error
         return f"{said.name} {said.version}"
 
     async def close(self) -> None:
@@ -91,7 +93,7 @@ class AsyncClient:
             except UnavailableError as error:
                 pause_s = tries.pause_s(error)
             except grpc.RpcError as error:
-                pause_s = tries.pause_s(from_grpc(error))
+                pause_s = tries.pause_s(from_grpc(error, self._url))
             finally:
                 call.cancel()
             await self._sleep(pause_s)

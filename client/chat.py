@@ -22,6 +22,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import cast
 
+from .channel import with_proxy
 from .errors import GaplessError
 from .options import add_parameters, add_url, chosen, read_value
 from .parameters import Parameters
@@ -225,10 +226,8 @@ def main() -> int:
     with Client(asked.url) as client:
         chat = Chat(client, chosen(asked), asked.system)
         if not client.is_ready():
-            chat.say(
-                f"no server is ready at {asked.url}: start Gapless with `make serve`, or set its address with"
-                " --url"
-            )
+            missing = with_proxy(f"no server is ready at {asked.url}", asked.url)
+            chat.say(f"{missing}: start Gapless with `make serve`, or set its address with --url")
             return 1
         if sys.stdin.isatty():
             chat.say(

@@ -6,8 +6,6 @@ GaplessError
 │                      the answer: a later attempt may succeed, from the beginning
 ├── TimedOutError      not complete within the client's `timeout_s` (also a TimeoutError)
 └── FailedError        the server could not answer, or the answer is incomplete
-
-Tested in tests/pure/client/test_retries.py.
 """
 
 from __future__ import annotations
@@ -15,6 +13,8 @@ from __future__ import annotations
 import re
 
 import grpc
+
+from .channel import with_proxy
 
 
 class GaplessError(Exception):
@@ -54,9 +54,10 @@ REFUSED = re.compile(
 )
 
 
-def from_grpc(error: grpc.RpcError) -> GaplessError:
-    """Returns the error for a connection that ended."""
-    return KINDS.get(error.code(), FailedError)(error.details() or error.code().name)
+def from_grpc(error: grpc.RpcError, url: str) -> GaplessError:
+    """Returns the error for a connection to `url` that ended."""
+    said = error.details() or error.code().name
+    return KINDS.get(error.code(), FailedError)(with_proxy(said, url))
 
 
 def from_text(said: str) -> GaplessError:

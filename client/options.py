@@ -1,7 +1,4 @@
-"""The table of parameters as options of a command line. Used by chat, bench and the command `/set`.
-
-Tested in tests/pure/client/test_chat.py.
-"""
+"""The table of parameters as options of a command line. Used by chat, bench and the command `/set`."""
 
 from __future__ import annotations
 

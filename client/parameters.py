@@ -30,6 +30,9 @@ class As:
 class Parameters(TypedDict, total=False):
     """All parameters of a request."""
 
+    text_input_is_rendered: Annotated[
+        bool, As("BOOL", "the text is a whole prompt: special tokens in it are meant as such")
+    ]
     max_tokens: Annotated[int, As("INT32", "longest answer, in tokens")]
     min_tokens: Annotated[int, As("INT32", "shortest answer, in tokens")]
     temperature: Annotated[float, As("FP32", "0: the most probable token; larger: more varied")]

@@ -1,20 +1,22 @@
 """Streams one answer to the terminal over gRPC: an example of a minimal client.
 
 python client/stream.py "Convert to camelCase: read_all_lines"
-
-Tested in tests/server/test_client.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import queue
 import sys
 from typing import Any
 
 import numpy as np
 import tritonclient.grpc as triton
+
+LOCAL = ("127.", "localhost:", "[::1]:", "0.0.0.0:")
+PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # gRPC takes the first that is set
 
 
 def text(name: str, value: str) -> triton.InferInput:
@@ -31,7 +33,9 @@ def stream(url: str, prompt: str, max_tokens: int) -> None:
     streamed.set_data_from_numpy(np.array([[True]]))
     messages = text("messages", json.dumps([{"role": "user", "content": prompt}]))
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    with triton.InferenceServerClient(url) as client:
+    # gRPC would take a proxy of the environment for this host, too
+    options = [("grpc.enable_http_proxy", 0)] if url.startswith(LOCAL) else None
+    with triton.InferenceServerClient(url, channel_args=options) as client:
         client.start_stream(lambda result, error: answers.put((result, error)))
         client.async_stream_infer("ensemble", [messages, limit, streamed])
         try:
@@ -64,6 +68,8 @@ def main() -> int:
         stream(f"{asked.host}:{asked.port}", asked.prompt, asked.max_tokens)
     except triton.InferenceServerException as error:
         print(f"\nerror: {error.message()}", file=sys.stderr)
+        if proxy := next((name for name in PROXIES if os.environ.get(name)), None):
+            print(f"{proxy} is set: another host is asked through that proxy", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print()

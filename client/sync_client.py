@@ -1,7 +1,4 @@
-"""The client for ordinary programs. Thread-safe: one `Client` serves many threads over one connection.
-
-Tested in tests/pure/client/test_retries.py and tests/server/test_client.py.
-"""
+"""The client for ordinary programs. Thread-safe: one `Client` serves many threads over one connection."""
 
 from __future__ import annotations
 
@@ -14,10 +11,11 @@ from typing import Any, Self, Unpack
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from .channel import channel_options
 from .errors import FailedError, GaplessError, UnavailableError, from_grpc
 from .parameters import Parameters
 from .retries import Call, Retries
-from .wire import CHANNEL_OPTIONS, Piece, Prompt, read_piece, request_message
+from .wire import Piece, Prompt, read_piece, request_message
 
 
 class Client:
@@ -26,7 +24,8 @@ class Client:
     def __init__(
         self, url: str = "127.0.0.1:8001", *, timeout_s: float | None = None, retries: Retries | None = None
     ) -> None:
-        self._channel = grpc.insecure_channel(url, CHANNEL_OPTIONS)
+        self._url = url
+        self._channel = grpc.insecure_channel(url, channel_options(url))
         self._stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._timeout_s = timeout_s
         self._retries = retries or Retries()
@@ -56,7 +55,7 @@ class Client:
         try:
             said = self._stub.ServerMetadata(service_pb2.ServerMetadataRequest(), timeout=5)
         except grpc.RpcError as error:
-            raise from_grpc(error) from error
+            raise from_grpc(error, self._url) from error
         return f"{said.name} {said.version}"
 
     def close(self) -> None:
@@ -86,7 +85,7 @@ class Client:
             except UnavailableError as error:
                 pause_s = tries.pause_s(error)
             except grpc.RpcError as error:
-                pause_s = tries.pause_s(from_grpc(error))
+                pause_s = tries.pause_s(from_grpc(error, self._url))
             finally:
                 call.cancel()
             self._sleep(pause_s)

@@ -1,7 +1,6 @@
 """Converts prompts and parameters to Triton's request, and Triton's responses to pieces of text.
 
 Both clients use it, so they differ only in how they wait. The messages and stubs are tritonclient's.
-Tested in tests/pure/client/test_parameters.py.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import json
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from tritonclient.grpc import service_pb2
 
@@ -20,22 +19,10 @@ from .parameters import FORMATS, TABLE, TIMEOUT, check_names, packed, packed_tex
 MODEL = "ensemble"
 LISTS = ("output_ids", "output_log_probs")  # outputs with a value for each token
 TABLES = ("top_ids", "top_log_probs")  # outputs with several values for each token
-CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.keepalive_time_ms", 20_000),  # finds a dead connection while a stream is silent
-    ("grpc.keepalive_timeout_ms", 30_000),  # a server that pauses for less keeps its streams
-    ("grpc.http2.max_pings_without_data", 0),
-    (
-        "grpc.min_reconnect_backoff_ms",
-        200,
-    ),  # by default, gRPC would wait for seconds before it connects again
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
-)
 
 Message = Mapping[str, str]  # role and content
-Prompt = str | Sequence[Message]  # plain text, or a chat to be rendered with the model's own template
+# plain text, a chat to be rendered with the model's own template, or token ids
+Prompt = str | Sequence[Message] | Sequence[int]
 
 
 def user(content: str) -> Message:
@@ -79,13 +66,7 @@ def request_message(prompt: Prompt, stream: bool, parameters: Mapping[str, Any])
     """Returns a ModelInferRequest. Raises RefusedError."""
     check_names(parameters)
     request = service_pb2.ModelInferRequest(model_name=MODEL)
-    if isinstance(prompt, str):
-        try:
-            _add(request, "text_input", "BYTES", 1, packed_text(prompt))
-        except UnicodeEncodeError as error:
-            raise RefusedError(f"text_input: must be text that UTF-8 can encode ({error})") from error
-    else:
-        _add(request, "messages", "BYTES", 1, packed_text(json.dumps([dict(message) for message in prompt])))
+    _add_prompt(request, prompt)
     _add(request, "stream", "BOOL", 1, struct.pack("<?", stream))
     for name, value in parameters.items():
         if value is not None and TABLE[name].dtype != TIMEOUT:
@@ -93,6 +74,22 @@ def request_message(prompt: Prompt, stream: bool, parameters: Mapping[str, Any])
     if limit := timeout_us(parameters):
         request.parameters["timeout"].int64_param = limit
     return request
+
+
+def _add_prompt(request: Any, prompt: Prompt) -> None:
+    if isinstance(prompt, str):
+        try:
+            _add(request, "text_input", "BYTES", 1, packed_text(prompt))
+        except UnicodeEncodeError as error:
+            raise RefusedError(f"text_input: must be text that UTF-8 can encode ({error})") from error
+    elif prompt and not isinstance(prompt[0], Mapping):
+        try:
+            _add(request, "input_ids", "INT32", len(prompt), struct.pack(f"<{len(prompt)}i", *prompt))
+        except struct.error as error:
+            raise RefusedError(f"input_ids: must be whole numbers of 32 bits ({error})") from error
+    else:
+        messages = [dict(cast(Message, message)) for message in prompt]
+        _add(request, "messages", "BYTES", 1, packed_text(json.dumps(messages)))
 
 
 def _add(request: Any, name: str, dtype: str, count: int, content: bytes) -> None:

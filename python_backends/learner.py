@@ -3,7 +3,6 @@
 The launcher starts it (`python -m python_backends.learner RUN_DIRECTORY`) and starts it again if it ends. Its
 death affects no request: the predictor goes on with the last version, and ended answers wait in the socket.
 Two servers may share a directory; the learner of the second one writes nothing until the first is gone.
-Tested in tests/cpu/test_learning.py.
 """
 
 from __future__ import annotations
@@ -20,9 +19,10 @@ from typing import IO
 
 import setproctitle
 
+from python_backends.linux.process_group import ASK
 from python_backends.linux.time_slice import stand_back
 from python_backends.nouns.messages import AnswerRecord
-from python_backends.prediction.learning import is_due, learn_apart
+from python_backends.prediction.learning import Fit, is_due, learn_apart
 from python_backends.prediction.place import adopt, directory_of
 from python_backends.prediction.request_log import RequestLog
 from python_backends.prediction.versions import current
@@ -33,7 +33,8 @@ log = logging.getLogger("gapless.learner")
 
 WRITE_EVERY_S = 1.0
 LOCK = "learner"
-MAX_FAILED_FITS = 3  # in a row; after that it only keeps the log
+MAX_LOGGED = 50_000  # the newest answers, features and lengths, 0.2 KB each: 10 MB
+MOST_DOUBLINGS = 5  # of the pause after failed fits: from 3 minutes to an hour and a half
 
 
 class Learner:
@@ -41,42 +42,52 @@ class Learner:
         self,
         settings: PredictionSettings,
         directory: Path,
-        learn: Callable[[Path, str], int | None] = learn_apart,
+        learn: Callable[[Path, str], Fit] = learn_apart,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Raises OSError or sqlite3.Error if the log can't be written."""
         self._settings = settings
         self._directory = directory
         self._learn = learn
-        self._log = RequestLog(directory, settings.max_logged)
+        self._log = RequestLog(directory, MAX_LOGGED)
         self._clock = clock
         self._looked_s = clock()
         self._failed_fits = 0
+        self._fit: Fit | None = None  # that was begun
 
     def take(self, records: list[AnswerRecord]) -> None:
         if records:
             self._log.add(records)
 
     def learn_if_due(self) -> bool:
-        """Looks every `relearn_s` whether there is something to learn. Returns whether it was learned."""
+        """Looks every `relearn_s` whether there is something to learn, and whether what was begun has ended.
+        Returns whether something was learned. After a failure it looks again later and later.
+        """
+        if self._fit is None and self._is_due():
+            self._fit = self._learn(self._directory, self._settings.encoder)
+        code = self._fit() if self._fit is not None else None
+        if code is None:
+            return False
+        self._fit = None
+        self._failed_fits = 0 if code == 0 else self._failed_fits + 1
+        if code != 0:
+            log.warning("learning failed (exit code %s); it is tried again in %.0f s", code, self._pause_s)
+        return code == 0
+
+    @property
+    def _pause_s(self) -> float:
+        return self._settings.relearn_s * 2.0 ** min(self._failed_fits, MOST_DOUBLINGS)
+
+    def _is_due(self) -> bool:
         now_s = self._clock()
-        if now_s - self._looked_s < self._settings.relearn_s or self._failed_fits >= MAX_FAILED_FITS:
+        if now_s - self._looked_s < self._pause_s:
             return False
         self._looked_s = now_s
         last = current(self._directory)
         if last is not None and not last.path(self._directory).exists():
             log.warning("%s is gone: another forest is grown", last.path(self._directory))
             last = None
-        if not is_due(self._log, self._settings.encoder, last):
-            return False
-        code = self._learn(self._directory, self._settings.encoder)
-        if code == 0:
-            self._failed_fits = 0
-            return True
-        self._failed_fits += 1
-        end = "; it is not tried again" if self._failed_fits >= MAX_FAILED_FITS else ""
-        log.warning("learning failed (%s)%s", code, end)
-        return False
+        return is_due(self._log, self._settings.encoder, last)
 
     def close(self) -> None:
         self._log.close()
@@ -103,7 +114,7 @@ def main(run_directory: Path) -> None:
     stand_back()
     logging.basicConfig(level=logging.INFO, format="learner: %(message)s", stream=sys.stderr)
     stopping: list[int] = []
-    for name in (signal.SIGTERM, signal.SIGINT):
+    for name in (ASK, signal.SIGTERM, signal.SIGINT):
         signal.signal(name, lambda signum, _frame: stopping.append(signum))
     settings = read_settings(run_directory / "settings.json")
     adopt(settings)

@@ -11,12 +11,13 @@ COPY build/image/is-ready build/image/is-ready
 COPY models/bundled models/bundled
 COPY gapless.toml .
 COPY client client
+COPY commands commands
 COPY model_repository model_repository
 COPY python_backends python_backends
-RUN python3 -m compileall -q python_backends client
+RUN python3 -m compileall -q commands python_backends client
 USER gapless
 ENV HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 EXPOSE 8000 8001 8002
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=5s --timeout=5s --start-period=600s --retries=3 CMD ["build/image/is-ready"]
-ENTRYPOINT ["python3", "-m", "python_backends.launcher", "--set", "server.address=0.0.0.0", "--set", "prediction.directory=/data"]
+ENTRYPOINT ["python3", "-m", "commands.serve", "--set", "server.address=0.0.0.0", "--set", "prediction.directory=/data"]

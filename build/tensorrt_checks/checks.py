@@ -1,5 +1,5 @@
 """What this project builds on TensorRT-LLM doing, one function a promise. Each yields its verdicts: True,
-False, or None for a note. Tested in tests/pure/test_check_tensorrt_llm.py.
+False, or None for a note.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import psutil
 
+from build.tensorrt_checks.serving import Serving, TooLateError
+from python_backends.engine.tensorrt_llm.request_loop import LOST_AFTER_S
 from python_backends.nouns.request import Finish, Sampling
 from python_backends.nouns.step import Admit, StepPlan
-from tensorrt_checks.serving import Serving, TooLateError
 
 Verdict = tuple[bool | None, str]
 Check = Callable[[Serving], Iterator[Verdict]]
@@ -220,18 +221,6 @@ def overcommitting(serving: Serving) -> Iterator[Verdict]:
     )
 
 
-def draining(serving: Serving) -> Iterator[Verdict]:
-    gone = serving.ask(prompt(20, 2), max_tokens=200)
-    serving.run(lambda: len(gone.tokens) > 3)
-    serving.cancel(gone)
-    serving.run(lambda: bool(serving.scheduler.num_running))
-    held_s = serving.run()
-    yield (
-        len(gone.tokens) < 200,
-        f"drain: cancelled after {len(gone.tokens)} of 200 tokens, it kept its slot for {held_s:.2f} s",
-    )
-
-
 def adapters(serving: Serving) -> Iterator[Verdict]:
     if not serving.engine.limits.adapters:
         yield None, "LoRA was not checked: safetensors is missing, or --model was given"
@@ -258,7 +247,7 @@ def death(serving: Serving) -> Iterator[Verdict]:
         worker.kill()
     started_s = time.monotonic()
     try:
-        serving.run(timeout_s=serving.settings.tensorrt_llm.lost_after_s + 30)
+        serving.run(timeout_s=LOST_AFTER_S + 30)
         yield False, "the workers were killed and nobody noticed"
     except TooLateError as error:
         yield False, f"the workers were killed: {error}"
@@ -283,4 +272,4 @@ USUAL: tuple[Check, ...] = (
         death,
     ),
 )
-OTHERWISE: tuple[Check, ...] = (overcommitting, draining, adapters)  # with the other value of each setting
+OTHERWISE: tuple[Check, ...] = (overcommitting, adapters)  # with the other value of each setting

@@ -1,5 +1,5 @@
 """A small Llama without weights, and a random LoRA adapter for it: what
-the checks serve when no checkpoint is given. Tested in tests/pure/test_check_tensorrt_llm.py.
+the checks serve when no checkpoint is given.
 """
 
 from __future__ import annotations

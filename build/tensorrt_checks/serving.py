@@ -1,7 +1,4 @@
-"""The instance's loop over the TensorRT-LLM engine, without a server: requests in, and what came of each.
-
-Tested in tests/pure/test_check_tensorrt_llm.py.
-"""
+"""The instance's loop over the TensorRT-LLM engine, without a server: requests in, and what came of each."""
 
 from __future__ import annotations
 
@@ -46,7 +43,7 @@ class Serving:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.scheduler, self.engine = build(settings)
-        self.instance = Instance(self.scheduler, self.engine, self, lambda: None)
+        self.instance = Instance(self.scheduler, self.engine, self, lambda _: None)
         self.requests: dict[int, Asked] = {}
         self.rows: list[int] = []  # tokens of each message
         self.most_running = 0

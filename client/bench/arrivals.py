@@ -1,5 +1,5 @@
 """When requests are due: in a closed loop, each after the end of another one; in an open loop, at random
-times that do not depend on answers. Tested in tests/pure/client/test_bench.py.
+times that do not depend on answers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The requests of a load test: the bundled model's tasks, random words, or a file of JSON lines.
-
-Tested in tests/pure/client/test_bench.py.
-"""
+"""The requests of a load test: the bundled model's tasks, random words, or a file of JSON lines."""
 
 from __future__ import annotations
 
@@ -17,6 +14,7 @@ from typing import Any
 from ..errors import GaplessError
 from ..wire import Prompt, request_message
 
+PROMPTS = ("text_input", "messages", "input_ids")
 TASKS = Path(__file__).with_name("tasks.jsonl")  # written by build/write_prompts.py
 RANDOM_TOKENS = 64  # of an answer to random words, whose length would be random
 
@@ -55,7 +53,7 @@ def random_texts(words: int, seed: int) -> Iterator[str]:
 
 def read_lines(path: Path) -> list[Ask]:
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8").split("\n")  # JSON may contain what else ends lines: U+2028, U+0085
     except OSError as error:
         raise InputsError(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -71,16 +69,17 @@ def _ask(where: str, line: str) -> Ask:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise InputsError(f"{where}: must be JSON ({error})") from error
-    if not isinstance(fields, dict) or ("text_input" in fields) == ("messages" in fields):
-        raise InputsError(f"{where}: must be an object with either text_input or messages")
+    given = [name for name in PROMPTS if name in fields] if isinstance(fields, dict) else []
+    if len(given) != 1:
+        raise InputsError(f"{where}: must be an object with either text_input, messages or input_ids")
     if not isinstance(fields.get("text_input", ""), str):
         raise InputsError(f"{where}: text_input must be a string")
     if not _are_messages(fields.get("messages", [])):
         raise InputsError(f"{where}: messages must be a list of objects with texts, such as role and content")
-    parameters = {
-        name: value for name, value in fields.items() if name not in ("text_input", "messages", "task")
-    }
-    ask = Ask(fields["text_input" if "text_input" in fields else "messages"], parameters)
+    if not isinstance(fields.get("input_ids", []), list) or fields.get("input_ids") == []:
+        raise InputsError(f"{where}: input_ids must be a list of at least one token id")
+    parameters = {name: value for name, value in fields.items() if name not in (*PROMPTS, "task")}
+    ask = Ask(fields[given[0]], parameters)
     try:
         request_message(ask.prompt, True, parameters)
     except GaplessError as error:

@@ -1,7 +1,4 @@
-"""Draws the distributions of a load test: the share of requests by time, one line for each load.
-
-Tested in tests/server/test_client.py.
-"""
+"""Draws the distributions of a load test: the share of requests by time, one line for each load."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Computes the numbers of a load test from its outcomes: percentiles, goodput, errors. As lines of text and
-as JSON that includes machine and versions. Tested in tests/pure/client/test_bench.py.
+as JSON that includes machine and versions.
 """
 
 from __future__ import annotations

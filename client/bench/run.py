@@ -1,5 +1,5 @@
 """Sends the requests of a load and records when their answers arrive. All times are seconds of one clock; an
-answer's times count from when its request was due. Tested in tests/pure/client/test_bench.py.
+answer's times count from when its request was due.
 """
 
 from __future__ import annotations

@@ -6,11 +6,14 @@ or ended here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
-from python_backends.cluster.freeness import freeness, headroom
+from python_backends.cluster.freeness import HEADROOM_TOKENS, freeness, headroom
 from python_backends.cluster.views import InstanceView
 from python_backends.settings import ClusterSettings
+
+LOOK_EVERY_S = 0.05  # a look at 64 instances takes a quarter of a millisecond
 
 
 def average_freeness(
@@ -46,8 +49,9 @@ class Autoscaler:
         self._clock = clock
         self._direction = 0  # in which the average is out of its bounds
         self._since_s = 0.0
+        self._looked_s = -math.inf
 
-    def look(self, takers: Sequence[InstanceView], num_instances: int, is_changing: bool) -> int:
+    def decide(self, takers: Sequence[InstanceView], num_instances: int, is_changing: bool) -> int:
         """How many instances there should be more: 1, 0 or −1. `takers`: the instances that take requests, of
         `num_instances`; `is_changing`: one of these is being started or emptied.
         """
@@ -56,7 +60,11 @@ class Autoscaler:
             return 0
         if num_instances < max(1, self._settings.min_instances):
             return 1
-        wanted, now_s = self._wanted(takers, num_instances), self._clock()
+        now_s = self._clock()
+        if now_s - self._looked_s < LOOK_EVERY_S:
+            return 0
+        self._looked_s = now_s
+        wanted = self._wanted(takers, num_instances)
         if wanted != self._direction:
             self._direction, self._since_s = wanted, now_s
         if now_s - self._since_s < self._settings.scale_every_s:
@@ -86,9 +94,7 @@ class Autoscaler:
         memory = sum(view.limits.kv_tokens for view in takers if view is not leaving)
         virtual = [float(view.used_tokens + view.waiting_tokens) for view in takers]
         virtual += [
-            headroom(view.limits.kv_tokens, self._settings.priority_headroom_tokens)
-            for view in takers
-            if view.num_high_priority
+            headroom(view.limits.kv_tokens, HEADROOM_TOKENS) for view in takers if view.num_high_priority
         ]
         num_free_slots = sum(view.num_free_slots for view in takers) - leaving.limits.num_slots
         left = freeness(memory, virtual, num_requests)

@@ -3,13 +3,13 @@ instance could start them at once; those that run, if the policy finds a better 
 instance which is to be empty.
 
 Called by the streams thread. All times are seconds of one monotonic clock.
-Tested in tests/pure/test_balancer.py.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
+from itertools import product
 
 from python_backends.cluster.gathering import (
     by_spare,
@@ -19,12 +19,12 @@ from python_backends.cluster.gathering import (
     missing_tokens,
     spare_tokens,
 )
-from python_backends.cluster.move import Move, MoveOutcome, MoveReason
-from python_backends.cluster.moves import Moves
 from python_backends.cluster.policies.pairs import freer_afterwards
 from python_backends.cluster.policies.policy import Pair
 from python_backends.cluster.router import Router
 from python_backends.cluster.views import InstanceView
+from python_backends.moving.coordinator import Coordinator
+from python_backends.moving.move import Move, MoveOutcome, MoveReason
 from python_backends.nouns.request import Finish
 from python_backends.settings import ClusterSettings
 from python_backends.streams.stream import NO_INSTANCE, Stream
@@ -43,13 +43,13 @@ class Balancer:
         self,
         settings: ClusterSettings,
         router: Router,
-        moves: Moves,
+        coordinator: Coordinator,
         submissions: Submissions,
         metrics: Metrics,
     ) -> None:
         self._settings = settings
         self._router = router
-        self._moves = moves
+        self._coordinator = coordinator
         self._submissions = submissions
         self._metrics = metrics
         self._sent_s: dict[int, float] = {}  # by request id
@@ -68,15 +68,16 @@ class Balancer:
                 self._send_waiting(view, idle, at[view.number], now_s)
         if self._router.policy.gathers:
             self._gather(at, now_s)
-        for pair in [*self._drains(at), *self._router.find_pairs()]:
+        self._drain(at, now_s)
+        for pair in self._router.find_pairs():
             self._move_one(pair, at[pair.source.number], now_s)
 
     def move(self, stream: Stream, instance: int, reason: MoveReason, now_s: float) -> Move | None:
         """Moves a stream that can leave its instance. Returns the move if its KV blocks are copied; else it
         is submitted there, and its tokens are computed again.
         """
-        if self._settings.move == "blocks" and self._moves.may_copy(stream.instance, instance):
-            move = self._moves.start(stream, instance, reason)
+        if self._settings.move == "blocks" and self._coordinator.may_copy(stream.instance, instance):
+            move = self._coordinator.start(stream, instance, reason)
             self._router.moved(stream, instance)
             return move
         self.send(stream, instance, reason, now_s)
@@ -94,7 +95,7 @@ class Balancer:
         self, view: InstanceView, places: list[InstanceView], streams: list[Stream], now_s: float
     ) -> None:
         """Sends waiting requests of `view` to those of `places` where they start at once; if `view` is to be
-        empty, to any of them.
+        empty, to any of them. An answer that has begun goes on with the same model only.
         """
         is_draining = view.number in self._router.draining
         for stream in streams:
@@ -104,10 +105,13 @@ class Balancer:
                 return  # it may just have come, or have been sent here
             if not is_draining and stream.tokens:
                 continue  # it was evicted
-            others = [each.number for each in places if is_draining or _starts_at_once(each, stream)]
+            same = [each for each in places if not stream.tokens or _have_same_model(view, each)]
+            others = [each.number for each in same if is_draining or _starts_at_once(each, stream)]
             instance = self._router.choose(stream, others)
-            if instance is None:
+            if instance is None and same:
                 return
+            if instance is None:
+                continue
             self._sent_s[stream.request_id] = now_s
             reason = MoveReason.DEFRAGMENT if view.has_free_slot else MoveReason.SATURATE
             self.send(stream, instance, MoveReason.DRAIN if is_draining else reason, now_s)
@@ -118,11 +122,11 @@ class Balancer:
         """Where a request waits for memory, one running request leaves that has enough of it."""
         views = self._router.takers
         firsts = {view.number: first_waiting(at[view.number]) if view.num_waiting else None for view in views}
-        calm = [view for view in views if not self._moves.count(view.number)]
+        calm = [view for view in views if not self._coordinator.count(view.number)]
         ordered = by_spare(calm)
         for source in lacking(calm, firsts):
             destination = destination_for(source, ordered, firsts)
-            if destination is None or self._moves.count(source.number):
+            if destination is None or self._coordinator.count(source.number):
                 continue
             pair = Pair(source, destination, MoveReason.DEFRAGMENT)
             stream = self._choose_for(source, destination, at[source.number])
@@ -141,34 +145,39 @@ class Balancer:
             if stream.num_tokens >= missing
             and _demand(stream) <= spare
             and stream.request.priority <= 0
-            and self._moves.can_leave(stream)
+            and self._coordinator.can_leave(stream)
         ]
         return min(fitting, key=lambda stream: stream.num_tokens, default=None)
 
-    def _drains(self, at: dict[int, list[Stream]]) -> Iterator[Pair]:
-        """From each instance that is to be empty to the freest one, several times."""
-        takers = self._router.takers
-        for source in self._router.views:
-            if takers and source.number in self._router.draining and at[source.number]:
-                freest = max(takers, key=self._router.freeness_of)
-                yield from [Pair(source, freest, MoveReason.DRAIN)] * DRAINING_MOVES
+    def _drain(self, at: defaultdict[int, list[Stream]], now_s: float) -> None:
+        """Requests leave each instance that is to be empty: for the freest one, and those that do not fit
+        there for the next.
+        """
+        takers = sorted(self._router.takers, key=self._router.freeness_of, reverse=True)
+        leaving = [view for view in self._router.views if view.number in self._router.draining]
+        for source, taker in product(leaving, takers):
+            pair, streams = Pair(source, taker, MoveReason.DRAIN), at[source.number]
+            for _ in range(DRAINING_MOVES):
+                if not streams or not self._move_one(pair, streams, now_s):
+                    break
 
-    def _move_one(self, pair: Pair, streams: list[Stream], now_s: float) -> None:
+    def _move_one(self, pair: Pair, streams: list[Stream], now_s: float) -> bool:
+        """Whether one of `streams` leaves."""
         source, destination = pair.source.number, pair.destination.number
-        most = self._settings.max_moves
+        most = self._router.policy.max_moves
         if pair.reason is MoveReason.DRAIN:
             most = max(most, DRAINING_MOVES)
-        num_moves = max(self._moves.count(source), self._moves.count(destination))
+        num_moves = max(self._coordinator.count(source), self._coordinator.count(destination))
         if num_moves >= most or not self._can_move(pair):
-            return
+            return False
         stream = self._choose(pair, streams)
         if stream is not None:
             self.move(stream, destination, pair.reason, now_s)
+        return stream is not None
 
     def _can_move(self, pair: Pair) -> bool:
-        same_model = pair.source.limits.fingerprint == pair.destination.limits.fingerprint
-        is_allowed = self._settings.move != "off" and same_model
-        return is_allowed and self._moves.may_try(pair.source.number, pair.destination.number)
+        is_allowed = self._settings.move != "off" and _have_same_model(pair.source, pair.destination)
+        return is_allowed and self._coordinator.may_try(pair.source.number, pair.destination.number)
 
     def _choose(self, pair: Pair, streams: list[Stream]) -> Stream | None:
         """Of those that can leave and fit: the one of lowest priority, and then the shortest."""
@@ -179,7 +188,7 @@ class Balancer:
         fitting = [
             stream
             for stream in streams
-            if _demand(stream) <= free_tokens and is_worth_it(stream) and self._moves.can_leave(stream)
+            if _demand(stream) <= free_tokens and is_worth_it(stream) and self._coordinator.can_leave(stream)
         ]
         return min(fitting, key=lambda each: (each.request.priority, each.num_tokens), default=None)
 
@@ -194,7 +203,7 @@ class Balancer:
             if stays_within and _is_about_to_end(stream, stays_within):
                 return False
             if pair.reason is MoveReason.PRIORITY:
-                return stream.request.priority == 0
+                return stream.request.priority <= 0
             return is_freer(stream.num_tokens)
 
         return is_worth_it
@@ -207,6 +216,10 @@ def _by_instance(streams: Collection[Stream]) -> defaultdict[int, list[Stream]]:
         if stream.instance != NO_INSTANCE and stream.finish == Finish.RUNNING:
             at[stream.instance].append(stream)
     return at
+
+
+def _have_same_model(view: InstanceView, other: InstanceView) -> bool:
+    return view.limits.fingerprint == other.limits.fingerprint
 
 
 def _has_place_at_once(view: InstanceView) -> bool:

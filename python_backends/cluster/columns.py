@@ -1,6 +1,5 @@
 """What policies compare of the instances that take requests: an array for each figure, with a place for each
 instance, so that a thousand instances are compared as fast as a few. Changed by the router.
-Tested in tests/pure/test_router.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Freeness: how much memory each request of an instance has left to grow into, in tokens per request.
 
-Source: Llumnix (OSDI 2024, arXiv 2406.03243), section 4.4. Tested in tests/pure/test_router.py.
+Source: Llumnix (OSDI 2024, arXiv 2406.03243), section 4.4.
 """
 
 from __future__ import annotations
@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from python_backends.cluster.views import InstanceView
+
+# left to ordinary requests where one of high priority runs, by a policy that keeps headroom
+HEADROOM_TOKENS = 1600
 
 
 def freeness(memory: float, virtual: Sequence[float], requests: int) -> float:

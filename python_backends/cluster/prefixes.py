@@ -1,7 +1,7 @@
 """Which prompts were sent where: their beginning is probably still in the KV blocks of that instance.
 
 Nothing is asked of the instances. If a block is not there any more, its tokens are computed again. Changed by
-the router. Tested in tests/pure/test_router.py.
+the router.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from collections import OrderedDict
 from python_backends.nouns.request import Request
 from python_backends.scheduling.state.blocks import add_keys
 
-NONE: frozenset[int] = frozenset()
-
 
 class SentPrefixes:
     """Owns the keys of the prompt blocks that each instance was sent last, as many as it has blocks."""
@@ -21,7 +19,8 @@ class SentPrefixes:
         self._block_tokens = block_tokens
         self._num_blocks = num_blocks
         self._keys: dict[int, OrderedDict[bytes, None]] = {}  # by instance; oldest first
-        self._instances: dict[bytes, set[int]] = {}  # that were sent it, by key
+        # by key: a bit for each instance that was sent it; a set would take 200 bytes a key more
+        self._holders: dict[bytes, int] = {}
 
     def keys(self, request: Request) -> list[bytes]:
         """Of the full blocks of its prompt, but not of the last token, which is always computed."""
@@ -33,14 +32,14 @@ class SentPrefixes:
     def num_found_tokens(self, keys: list[bytes]) -> dict[int, int]:
         """How many leading tokens of a prompt with these keys each instance was sent before; 0 of others."""
         found: dict[int, int] = {}
-        holders: set[int] | frozenset[int] = self._instances.get(keys[0], NONE) if keys else NONE
+        holders = self._holders.get(keys[0], 0) if keys else 0
         for place, key in enumerate(keys[1:], 1):
             if not holders:
                 return found
-            have_next = holders & self._instances.get(key, NONE)
-            found |= dict.fromkeys(holders - have_next, place * self._block_tokens)
+            have_next = holders & self._holders.get(key, 0)
+            found |= dict.fromkeys(_numbers(holders & ~have_next), place * self._block_tokens)
             holders = have_next
-        return found | dict.fromkeys(holders, len(keys) * self._block_tokens)
+        return found | dict.fromkeys(_numbers(holders), len(keys) * self._block_tokens)
 
     def sent(self, instance: int, keys: list[bytes]) -> None:
         """A prompt with these keys goes to `instance`."""
@@ -48,7 +47,7 @@ class SentPrefixes:
         for key in keys:
             known[key] = None
             known.move_to_end(key)
-            self._instances.setdefault(key, set()).add(instance)
+            self._holders[key] = self._holders.get(key, 0) | 1 << instance
         while len(known) > self._num_blocks:
             self._forget(instance, known.popitem(last=False)[0])
 
@@ -58,7 +57,11 @@ class SentPrefixes:
             self._forget(instance, key)
 
     def _forget(self, instance: int, key: bytes) -> None:
-        instances = self._instances[key]
-        instances.remove(instance)
-        if not instances:
-            del self._instances[key]
+        self._holders[key] &= ~(1 << instance)
+        if not self._holders[key]:
+            del self._holders[key]
+
+
+def _numbers(holders: int) -> list[int]:
+    """The instances whose bits are set."""
+    return [number for number in range(holders.bit_length()) if holders >> number & 1]

@@ -10,13 +10,13 @@ import math
 from collections.abc import Sequence
 
 from python_backends.cluster.columns import Columns
-from python_backends.cluster.freeness import freeness_of
-from python_backends.cluster.policies import POLICIES
+from python_backends.cluster.freeness import HEADROOM_TOKENS, freeness_of
+from python_backends.cluster.policies import policy_of
 from python_backends.cluster.policies.policy import Candidates, Pair
 from python_backends.cluster.prefixes import SentPrefixes
 from python_backends.cluster.views import Demand, InstanceView
 from python_backends.nouns.messages import Load
-from python_backends.nouns.request import ModelLimits
+from python_backends.nouns.request import ModelLimits, Request
 from python_backends.settings import ClusterSettings
 from python_backends.streams.stream import Stream
 
@@ -26,9 +26,8 @@ class Router:
         self.num_dispatches: dict[int, int] = {}  # by instance
         self._num_dispatched = 0  # to all of them
         self.policy_name = settings.policy
-        self.policy = POLICIES[settings.policy]
-        self.headroom_tokens = settings.priority_headroom_tokens if self.policy.keeps_headroom else None
-        self._low_tokens = settings.low_tokens
+        self.policy = policy_of(settings)
+        self.headroom_tokens = HEADROOM_TOKENS if self.policy.keeps_headroom else None
         self.draining: frozenset[int] = frozenset()  # instances that get no request
         self._views: dict[int, InstanceView] = {}
         self._columns = Columns([], self.headroom_tokens)
@@ -39,12 +38,12 @@ class Router:
         self._views[instance] = InstanceView(instance, limits)
         if self._prefixes is None:
             self._prefixes = SentPrefixes(limits.block_tokens, limits.num_blocks)
-        self._prefixes.lost(instance)
         self._columns = Columns(self.views, self.headroom_tokens)
         self.num_dispatches.setdefault(instance, 0)
 
     def lost(self, instance: int) -> None:
-        if self._views.pop(instance, None) is not None:
+        if self._views.pop(instance, None) is not None and self._prefixes is not None:
+            self._prefixes.lost(instance)
             self._columns = Columns(self.views, self.headroom_tokens)
 
     def heard(self, instance: int, load: Load) -> None:
@@ -70,7 +69,7 @@ class Router:
         if find is None or not takers:
             return []
         figures = self._columns.figures(self._columns.places([view.number for view in takers]))
-        return find(takers, figures, self._low_tokens)
+        return find(takers, figures)
 
     def freeness(self, instance: int) -> float:
         """Tokens per request; 0 of an instance that is not ready."""
@@ -88,6 +87,14 @@ class Router:
         view = self._views.get(instance)
         return view.load.step_s if view is not None else 0.0
 
+    def prefix_keys(self, request: Request) -> list[bytes] | None:
+        """Of the blocks of its prompt, if the policy looks at them; None before an instance has been ready.
+        Any thread may ask: this takes some 20 ms for 100,000 tokens.
+        """
+        if not self.policy.sees_prefixes:
+            return []
+        return None if self._prefixes is None else self._prefixes.keys(request)
+
     def choose(self, stream: Stream, allowed: Sequence[int]) -> int | None:
         """One of the instances `allowed`, unless none of them gets requests."""
         if self.draining:
@@ -97,7 +104,7 @@ class Router:
             return None
         assert self._prefixes is not None, "an instance with a place has been ready"
         num_tokens = stream.num_tokens
-        num_found = self._prefixes.num_found_tokens(self._prefixes.keys(stream.request))
+        num_found = self._prefixes.num_found_tokens(self._keys_of(stream))
         num_new_tokens = num_tokens - self._columns.of_instances(num_found, places)
         figures = self._columns.figures(places)
         candidates = Candidates(
@@ -107,7 +114,7 @@ class Router:
 
     def submitted(self, stream: Stream, instance: int, number: int) -> None:
         assert self._prefixes is not None, "the instance has been ready"
-        keys, num_tokens = self._prefixes.keys(stream.request), stream.num_tokens
+        keys, num_tokens = self._keys_of(stream), stream.num_tokens
         num_found = self._prefixes.num_found_tokens(keys).get(instance, 0)
         view = self._views[instance]
         view.submitted(number, Demand(num_tokens, num_tokens - num_found, stream.request.priority))
@@ -119,4 +126,11 @@ class Router:
     def moved(self, stream: Stream, instance: int) -> None:
         """The blocks of the stream's prompt are sent to `instance`."""
         assert self._prefixes is not None, "the instance has been ready"
-        self._prefixes.sent(instance, self._prefixes.keys(stream.request))
+        self._prefixes.sent(instance, self._keys_of(stream))
+
+    def _keys_of(self, stream: Stream) -> list[bytes]:
+        """They are made once for each stream."""
+        if stream.prefix_keys is None:
+            stream.prefix_keys = self.prefix_keys(stream.request)
+        assert stream.prefix_keys is not None, "an instance has been ready"
+        return stream.prefix_keys

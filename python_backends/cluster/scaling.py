@@ -1,7 +1,7 @@
 """Which instances should run: by an order, else by the load, else the number of the settings.
 
 The launcher starts those that should run and ends the others. One that is to end is emptied before, like one
-that an order empties. Called by the streams thread alone. Tested in tests/pure/test_autoscaler.py.
+that an order empties. Called by the streams thread alone.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Scaling:
         """There is no session with it any more."""
         self._ending.discard(instance)
 
-    def look(self, is_empty: Callable[[int], bool]) -> list[int]:
+    def decide(self, is_empty: Callable[[int], bool]) -> list[int]:
         """Decides, and returns the instances that should run no more from now on. `is_empty`: whether no
         request needs this instance.
         """
@@ -80,7 +80,7 @@ class Scaling:
             return self._settings.instances - num_staying
         ready = {view.number for view in self._router.views}
         is_changing = bool(self.leaving) or not self.wanted <= ready
-        return self._autoscaler.look(self._router.takers, num_staying, is_changing)
+        return self._autoscaler.decide(self._router.takers, num_staying, is_changing)
 
     def _start_one(self) -> None:
         """One that leaves stays, if there is one. A number comes again only when its last process is known to

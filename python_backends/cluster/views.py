@@ -2,7 +2,6 @@
 
 A heartbeat is up to a fifth of a second old. Requests that it does not count yet would make a busy instance
 look free, and all new requests would go there: so they are kept here until it does. Changed by the router.
-Tested in tests/pure/test_router.py.
 """
 
 from __future__ import annotations

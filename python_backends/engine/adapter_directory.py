@@ -1,6 +1,5 @@
 """The layout of `adapters.directory`: `<name>/<number>/` is a version of an adapter, and the largest number
 is the newest. `<name>/` may also be an adapter itself. All of them are PEFT directories.
-Tested in tests/pure/test_adapters.py.
 """
 
 from __future__ import annotations

@@ -8,13 +8,13 @@ starts anything.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from python_backends.checkpoint.config_file import read_config
 from python_backends.engine.kinds import KINDS, kind_of
 from python_backends.engine.openvino import BLOCK_TOKENS as OPENVINO_BLOCK_TOKENS
 from python_backends.linux.processor import processor_flags
@@ -91,9 +91,6 @@ def _dtype(settings: Settings, config: dict[str, Any], flags: Collection[str]) -
 def _config(directory: Path) -> dict[str, Any]:
     """Empty if it can't be read: the engine will say what is wrong with it."""
     try:
-        read = json.loads((directory / "config.json").read_text())
+        return read_config(directory)
     except (OSError, ValueError):
         return {}
-    if not isinstance(read, dict):
-        return {}
-    return {**read, **read["text_config"]} if isinstance(read.get("text_config"), dict) else read

@@ -3,7 +3,7 @@ is known at the start.
 
 Owns nothing. The torch engine runs them on a GPU before it takes requests: once to learn how many KV blocks
 it may have, and once with all of these, so that a device that is too small is found at the start and not
-under load. Tested in tests/cpu/test_device.py.
+under load.
 """
 
 from __future__ import annotations

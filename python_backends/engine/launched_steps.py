@@ -1,6 +1,5 @@
 """Which launched steps have ended: for a thread that must wait for them, and as a signal to a loop that waits
 for something else meanwhile. Called by the engines whose own threads compute.
-Tested in tests/pure/test_instance.py.
 """
 
 from __future__ import annotations

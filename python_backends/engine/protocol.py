@@ -1,7 +1,4 @@
-"""What the instance loop asks of an engine. The loop is written once, against this; `kinds` names them.
-
-Tested in tests/pure/test_instance.py.
-"""
+"""What the instance loop asks of an engine. The loop is written once, against this; `kinds` names them."""
 
 from __future__ import annotations
 
@@ -80,10 +77,21 @@ class TakesAdapters(Protocol):
     def drop_adapter(self, digest: str) -> None: ...
 
 
-class Session(Protocol):
-    """An adapter in training: packs and tiles go in, losses and arrays come out. Every call is computed at
-    once, and may stand between two steps of serving.
+class PackInTraining(Protocol):
+    """Tiles go in, losses come out. Every call is computed at once, and may stand between two steps of
+    serving. What was borrowed is touched by these calls alone.
     """
+
+    def forward(self, tile: Tile) -> None: ...
+
+    def loss(self, first: int, last: int) -> float:
+        """Of tokens [first, last), after all layers: their part of the mini-batch's loss."""
+
+    def backward(self, tile: Tile) -> None: ...
+
+
+class Session(Protocol):
+    """An adapter in training."""
 
     @property
     def facts(self) -> tuple[LayerFacts, ...]: ...
@@ -103,21 +111,8 @@ class Session(Protocol):
         small for it.
         """
 
-    def begin(self, pack: Pack, num_labels: int, borrowed: Ids | None) -> None:
-        """`num_labels`: of the whole mini-batch. `borrowed`: KV blocks for it, until `end`."""
-
-    def end(self) -> None:
-        """Of the pack. From now on nothing borrowed is touched; if it has ended, nothing happens."""
-
-    def forward(self, tile: Tile) -> None: ...
-
-    def window(self, first: int, last: int) -> None:
-        """The forward pass of tokens [first, last) in all layers, if no step has computed it."""
-
-    def loss(self, first: int, last: int) -> float:
-        """Of tokens that have been through all layers: their part of the mini-batch's loss."""
-
-    def backward(self, tile: Tile) -> None: ...
+    def begin(self, pack: Pack, num_labels: int, borrowed: Ids | None) -> PackInTraining:
+        """`num_labels`: of the whole mini-batch. `borrowed`: KV blocks for the pack."""
 
     def clip(self, max_norm: float) -> float:
         """Ends the mini-batch. Returns the norm of its gradients, which are clipped to `max_norm`."""
@@ -131,22 +126,14 @@ class Session(Protocol):
 
 @runtime_checkable
 class Trains(Protocol):
-    """An engine that trains adapters between its steps and in them, with the weights that it serves.
+    """An engine that trains adapters between its steps, with the weights that it serves."""
 
-    A plan that is launched may have a window of the pack that is computed. If the pack has ended meanwhile,
-    or its window can't be computed, the step is computed without it.
-    """
+    can_train: bool  # with these settings
 
     def start_training(self) -> Callable[[AdapterShape, int], Session]:
         """What makes a session for an adapter's shape and the seed of its first weights. One session's
-        mini-batch is computed at a time. Raises SettingsError where these settings train nothing.
+        mini-batch is computed at a time.
         """
-
-    def padded(self, num_rows: int) -> int:
-        """How many rows are computed in a step with a window that has `num_rows`."""
-
-    def end_training(self) -> None:
-        """No session will be used any more: what only they need is freed with them."""
 
 
 @runtime_checkable

@@ -2,7 +2,7 @@
 time between two steps is the token gap.
 
 Owns the marks of the step before. Times are the host's, or CUDA events, which are read once the device has
-passed them. Called by the engines. Tested in tests/cpu/test_device.py.
+passed them. Called by the engines.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from python_backends.nouns.step import StepOutput
 
+NUM_STEPS = 20  # in the trace of an instance: a page that is read in a browser
 MOST_S = 10.0  # an instance that is idle traces what comes within this time
 DEVICE_ROW = {"pid": "device", "tid": "forward pass"}
 

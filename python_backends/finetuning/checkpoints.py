@@ -1,7 +1,7 @@
 """Checkpoints of a job: after which step, with weights and both moments in float32. A checkpoint is whole or
 not there.
 
-Kept are the last two, and those at the end of a pass over the data. Tested in tests/cpu/test_finetuning.py.
+Kept are the last two, and the last ten of those at the end of a pass over the data.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
-from python_backends.finetuning.files import write_directory
+from python_backends.finetuning.files import read_arrays
+from python_backends.linux.files import write_directory
 
 NUM_KEPT = 2
+NUM_PASSES_KEPT = 10  # with few examples every step ends a pass
 
 State = dict[str, NDArray[Any]]  # weights and moments
 
@@ -58,7 +60,7 @@ def steps(directory: Path) -> list[int]:
 def read(directory: Path, step: int) -> tuple[Place, State]:
     """The checkpoint after `step`. OSError if there is none."""
     path = _path(directory, step)
-    return _place(path), load_file(path / "state.safetensors")
+    return _place(path), read_arrays(path / "state.safetensors")
 
 
 def _checkpoints(directory: Path) -> list[Path]:
@@ -81,6 +83,7 @@ def _place(path: Path) -> Place:
 def _delete_old(directory: Path) -> None:
     for partial in directory.glob("*.partial"):
         shutil.rmtree(partial, ignore_errors=True)
-    for path in _checkpoints(directory)[:-NUM_KEPT]:
-        if not _place(path).ends_pass:
-            shutil.rmtree(path)
+    old = _checkpoints(directory)[:-NUM_KEPT]
+    ends = [path for path in old if _place(path).ends_pass]
+    for path in set(old) - set(ends[-NUM_PASSES_KEPT:]):
+        shutil.rmtree(path)

@@ -84,7 +84,7 @@ class _Reader:
             raise DatasetError("messages: no assistant turn of weight 1, so there is nothing to learn")
         turns = [message for message, _ in messages]
         for index in learned:
-            prompt = self._ids(self._door.template.render(turns[:index]))
+            prompt = self._ids(self._door.template.prompt(turns[:index]))
             yield self._answered(prompt, turns[index]["content"])
 
     def _of_completion(self, values: dict[str, Any]) -> Iterator[Example]:

@@ -1,7 +1,4 @@
-"""Writes a trained adapter as a PEFT directory, which `PeftModel.from_pretrained` and servers read.
-
-Tested in tests/cpu/test_training_peft.py.
-"""
+"""Writes a trained adapter as a PEFT directory, which `PeftModel.from_pretrained` and servers read."""
 
 from __future__ import annotations
 
@@ -9,8 +6,8 @@ from pathlib import Path
 
 from python_backends.engine.torch.adapters import peft_files
 from python_backends.finetuning import checkpoints
-from python_backends.finetuning.files import write_directory
 from python_backends.finetuning.jobs import Job, JobError
+from python_backends.linux.files import write_directory
 
 
 def export(job: Job, directory: Path, step: int | None = None) -> int:

@@ -1,7 +1,6 @@
 """A job is a directory: `job.json` with OpenAI's fields, the examples, losses, events and checkpoints.
 
 One process writes at a time: the one that holds the lock. `cancel` leaves a file that this process looks for.
-Tested in tests/cpu/test_finetuning.py.
 """
 
 from __future__ import annotations
@@ -9,21 +8,33 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
-import numpy as np
-from safetensors.numpy import load_file, save_file
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
+from python_backends.checkpoint.digests import digest_of
+from python_backends.finetuning import examples
 from python_backends.finetuning.datasets import Example
-from python_backends.finetuning.files import read_lines, write_directory, write_whole
+from python_backends.finetuning.examples import Examples
+from python_backends.finetuning.files import append_line, read_arrays, read_lines
+from python_backends.finetuning.job_fields import MAX_JOB_BYTES, checked
+from python_backends.linux.files import write_directory, write_whole
+from python_backends.linux.regular_files import read_regular
 from python_backends.nouns.training import AdapterShape
-from python_backends.prediction.place import digest_of
 from python_backends.settings import ROOT, Settings
 
+log = logging.getLogger("gapless.finetuning")
+
+START = "start.safetensors"
+EVENT = {"created_at": int | float, "message": str}  # what is read of a line
+LOSS = {"step": int, "loss": int | float, "tokens": int}
 ENDED = ("succeeded", "failed", "cancelled")
 
 
@@ -51,6 +62,11 @@ class Job:
     @property
     def id(self) -> str:
         return str(self._fields["id"])
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """The oldest first."""
+        return int(self._fields["created_at"]), self.id
 
     @property
     def status(self) -> str:
@@ -93,35 +109,51 @@ class Job:
             "message": message,
             "type": "message",
         }
-        _append(self.directory / "events.jsonl", event)
+        self._append("events", event)
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        return read_lines(self.directory / "events.jsonl")
+        return self._lines("events", EVENT)
 
     @property
     def losses(self) -> list[dict[str, Any]]:
-        return read_lines(self.directory / "losses.jsonl")
+        return self._lines("losses", LOSS)
 
     def add_loss(self, **line: float) -> None:
-        _append(self.directory / "losses.jsonl", line)
+        self._append("losses", line)
 
     def mend(self, num_steps: int) -> int:
-        """After a process was killed: drops lines that it had not finished, and losses of steps after
-        `num_steps`, which will be computed again. Returns how many tokens these had.
+        """After a process was killed: drops losses of steps after `num_steps`, which will be computed again.
+        Returns how many tokens these had.
         """
         found = self.losses
         losses = [line for line in found if line["step"] <= num_steps]
-        for name, lines in (("losses", losses), ("events", self.events)):
-            text = "".join(json.dumps(line) + "\n" for line in lines)
-            write_whole(self.directory / f"{name}.jsonl", text)
+        if len(losses) < len(found):
+            text = "".join(json.dumps(line) + "\n" for line in losses)
+            write_whole(self.directory / "losses.jsonl", text)
         return sum(int(line["tokens"]) for line in found if line["step"] > num_steps)
 
+    def _append(self, name: str, line: dict[str, Any]) -> None:
+        """A line that can't be written, as on a full disk, is missing; the job goes on."""
+        try:
+            append_line(self.directory / f"{name}.jsonl", line)
+        except OSError as error:
+            log.warning("%s: a line of %s.jsonl is missing: %s", self.id, name, error)
+
+    def _lines(self, name: str, kinds: Mapping[str, type | UnionType]) -> list[dict[str, Any]]:
+        """Those that have what is read of them."""
+        lines = read_lines(self.directory / f"{name}.jsonl")
+        return [line for line in lines if all(isinstance(line.get(key), kinds[key]) for key in kinds)]
+
     @property
-    def examples(self) -> list[Example]:
-        arrays = load_file(self.directory / "examples.safetensors")
-        ids, learned = (np.split(arrays[name], arrays["bounds"][1:-1]) for name in ("ids", "learned"))
-        return [Example(each, mask != 0) for each, mask in zip(ids, learned, strict=True)]
+    def examples(self) -> Examples:
+        """As they are on the disk now. Raises OSError and ValueError."""
+        return examples.read(self.directory)
+
+    @property
+    def start(self) -> dict[str, NDArray[Any]] | None:
+        """The weights with which it begins; None: they are drawn. Raises OSError and ValueError."""
+        return read_arrays(self.directory / START) if self.options.get("from") else None
 
     @property
     def is_cancel_asked(self) -> bool:
@@ -158,16 +190,23 @@ class Job:
             yield
 
     def _read(self) -> None:
+        path = self.directory / "job.json"
         try:
-            self._fields = json.loads((self.directory / "job.json").read_text())
-        except (OSError, ValueError) as error:
+            self._fields = checked(read_regular(path, MAX_JOB_BYTES), self.directory.name)
+        except FileNotFoundError as error:
             raise JobError(
                 f"{self.directory.name}: no such job in {self.directory.parent} (`list` shows all)"
             ) from error
+        except (OSError, ValueError) as error:
+            raise JobError(f"{self.directory.name}: job.json: {error}") from error
 
 
-def create(parent: Path, examples: Sequence[Example], fields: dict[str, Any]) -> Job:
-    """A queued job below `parent` with OpenAI's fields and those of `fields`."""
+def create(
+    parent: Path, data: list[Example], fields: dict[str, Any], start: Mapping[str, NDArray[Any]] | None = None
+) -> Job:
+    """A queued job below `parent` with OpenAI's fields and those of `fields`. `start`: the weights with which
+    it begins, if they are not drawn.
+    """
     job_id = f"ftjob-{secrets.token_hex(8)}"
     standard = {
         "id": job_id,
@@ -183,14 +222,11 @@ def create(parent: Path, examples: Sequence[Example], fields: dict[str, Any]) ->
         "trained_tokens": None,
         "validation_file": None,
     }
-    arrays = {
-        "ids": np.concatenate([example.ids for example in examples]),
-        "learned": np.concatenate([example.learned for example in examples]).astype(np.uint8),
-        "bounds": np.cumsum([0, *(len(example.ids) for example in examples)]),
-    }
 
     def write(directory: Path) -> None:
-        save_file(arrays, directory / "examples.safetensors")
+        examples.write(directory, data)
+        if start:
+            save_file(dict(start), directory / START)
         (directory / "job.json").write_text(json.dumps(standard | fields, indent=2) + "\n")
 
     write_directory(parent / job_id, write)
@@ -199,8 +235,28 @@ def create(parent: Path, examples: Sequence[Example], fields: dict[str, Any]) ->
 
 def all_jobs(parent: Path) -> list[Job]:
     """The newest first."""
-    found = [Job(path.parent) for path in parent.glob("ftjob-*/job.json") if path.parent.suffix != ".partial"]
-    return sorted(found, key=lambda job: (job.fields["created_at"], job.id), reverse=True)
+    return sorted(read_jobs(parent, _warn), key=lambda job: job.order, reverse=True)
+
+
+def read_jobs(
+    parent: Path, tell: Callable[[str, str], None], known: Container[str] = frozenset()
+) -> list[Job]:
+    """The jobs of a directory but those with a `known` id. `tell` gets the id of each that can't be read, and
+    why.
+    """
+    found = []
+    for path in parent.glob("ftjob-*"):
+        if path.name in known or path.suffix == ".partial":
+            continue
+        try:
+            found.append(Job(path))
+        except JobError as error:
+            tell(path.name, str(error))
+    return found
+
+
+def _warn(job_id: str, message: str) -> None:
+    log.warning("%s", message)
 
 
 def find(parent: Path, job_id: str) -> Job:
@@ -208,8 +264,3 @@ def find(parent: Path, job_id: str) -> Job:
     if Path(job_id).name != job_id:
         raise JobError(f"{job_id}: must be the id of a job, as `list` shows it")
     return Job(parent / job_id)
-
-
-def _append(path: Path, line: dict[str, Any]) -> None:
-    with path.open("a") as file:
-        file.write(json.dumps(line) + "\n")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from python_backends.engine.protocol import Session
+from python_backends.engine.protocol import PackInTraining, Session
 from python_backends.finetuning.jobs import JobError
 from python_backends.finetuning.pruning import plans
 from python_backends.nouns.request import Ids
@@ -76,19 +76,17 @@ class PackMemory:
         self.pack_tokens = max(LEAST_TOKENS, min(self.pack_tokens, len(largest.tokens)) // 2)
         return True
 
-    def begin(self, pack: Pack, chosen: Plans, num_labels: int) -> bool:
-        """False: requests hold too many blocks now."""
+    def begin(self, pack: Pack, chosen: Plans, num_labels: int) -> PackInTraining | None:
+        """None: requests hold too many blocks now."""
         borrowed = None
         if self._pool is not None and (count := self._session.num_blocks(pack, chosen)):
             if count > self._pool.num_borrowable:
-                return False
+                return None
             borrowed = self._pool.borrow(count, self._revoke)
-        self._session.begin(pack, num_labels, borrowed)
-        return True
+        return self._session.begin(pack, num_labels, borrowed)
 
     def end(self) -> None:
-        """Of the pack. Its blocks go back, if they were not taken back."""
-        self._session.end()
+        """Of the pack, which is not computed any more. Its blocks go back, if they were not taken back."""
         if self._pool is not None:
             self._pool.return_borrowed()
 
@@ -103,8 +101,7 @@ class PackMemory:
         raise RevokedError
 
     def _revoke(self) -> None:
-        """Called by the pool, which takes the blocks back afterwards."""
-        self._session.end()
+        """Called by the pool, which takes the blocks back now: `check` is asked before they are touched."""
         self._is_revoked = True
 
     def _needed(self, packs: Sequence[Pack], chosen: Plans) -> int:

@@ -7,6 +7,7 @@ place. A mini-batch does not cross passes; the last one of a pass may be smaller
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from python_backends.nouns.request import Ids
 from python_backends.nouns.training import NO_LABEL, Pack
 
 
+@lru_cache(maxsize=4)  # a million examples take 20 ms, which is too long for each step
 def order(num_examples: int, seed: int, pass_number: int) -> NDArray[np.int64]:
     """The permutation [examples] of one pass over the data."""
     return np.random.default_rng([seed, pass_number]).permutation(num_examples)

@@ -6,10 +6,10 @@ import filecmp
 import shutil
 from pathlib import Path
 
-from python_backends.engine.adapter_directory import CONFIG, WEIGHTS, numbered
+from python_backends.engine.adapter_directory import CONFIG, NUMBER, WEIGHTS, numbered
 from python_backends.finetuning.export import export
-from python_backends.finetuning.files import write_directory
 from python_backends.finetuning.jobs import Job, JobError
+from python_backends.linux.files import write_directory
 
 
 def finish(job: Job, adapters: Path | None) -> str:
@@ -33,12 +33,28 @@ def _publish(job: Job, adapters: Path) -> str:
     trained, directory = job.directory / "adapter", adapters / job.options["suffix"]
     if (directory / CONFIG).exists():
         raise JobError(f"{directory} is an adapter without versions")
-    versions = numbered(directory)
-    for version in versions:
-        if filecmp.cmp(trained / WEIGHTS, version / WEIGHTS, shallow=False):
+    for version in numbered(directory):
+        if _is_same(trained, version):
             return version.name
-    number = str(int(versions[-1].name) + 1 if versions else 1)
+    number = _next_number(directory)
     write_directory(directory / number, lambda path: _copy(trained, path))
+    return number
+
+
+def _is_same(trained: Path, version: Path) -> bool:
+    """A version that is incomplete, or can't be read, is another one."""
+    try:
+        return all(filecmp.cmp(trained / name, version / name, shallow=False) for name in (CONFIG, WEIGHTS))
+    except OSError:
+        return False
+
+
+def _next_number(directory: Path) -> str:
+    """One more than whatever has a number as its name, also what is no version."""
+    names = [path.name for path in directory.iterdir()] if directory.is_dir() else []
+    number = str(1 + max((int(name) for name in names if NUMBER.fullmatch(name)), default=0))
+    if not NUMBER.fullmatch(number):
+        raise JobError(f"{directory}: no version can come after {int(number) - 1}")
     return number
 
 

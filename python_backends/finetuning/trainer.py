@@ -1,64 +1,36 @@
 """Trains a job, mini-batch by mini-batch, in pieces: tiles of the forward pass, the loss, tiles of the
 backward pass, the update of a layer. Between two pieces the caller does something else, such as serving;
-without a server the next piece follows at once. Where windows are in steps of serving, they take the place of
-the forward tiles; one that a step has computed is not computed again.
+without a server the next piece follows at once.
 
 The loss of a mini-batch is the mean over its label tokens, however many packs it has. A job that was killed
-goes on after its last checkpoint; what came later is computed again. Tested in tests/cpu/test_finetuning.py.
+goes on after its last checkpoint; what came later is computed again.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from python_backends.engine.protocol import Session
 from python_backends.finetuning import checkpoints
-from python_backends.finetuning.cursor import PackCursor
 from python_backends.finetuning.jobs import Job
+from python_backends.finetuning.mini_batch import MiniBatch
 from python_backends.finetuning.pack_memory import PackMemory, Pool, RevokedError
-from python_backends.finetuning.packs import mini_batch, packs, steps_a_pass
-from python_backends.finetuning.pruning import first_layer
+from python_backends.finetuning.packs import mini_batch, steps_a_pass
+from python_backends.finetuning.pieces import Kind, Piece
+from python_backends.finetuning.prepared import Prepared, prepare
 from python_backends.finetuning.publish import finish
-from python_backends.nouns.training import Pack
 from python_backends.settings import FinetuningSettings
 
 CLIP = 1.0  # the largest global norm of the gradients
 NUM_TILE_TOKENS = 256  # without a server; more take no less time each
 MOST_DEATHS = 3  # of processes that trained after the same step: then the job fails
-
-
-class Kind(StrEnum):
-    BEGIN = "begin"  # of a mini-batch: another job may be trained before it
-    FORWARD = "forward"  # a tile
-    WINDOW = "window"  # forward, all layers; in a step of serving, if it can be
-    LOSS = "loss"
-    BACKWARD = "backward"  # a tile
-    CLIP = "clip"
-    UPDATE = "update"
-    SAVE = "save"
-    WAIT = "wait"  # for files that are written meanwhile
-    MEMORY = "memory"  # waits for KV blocks that requests hold
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What is computed next. Where it has a pack, the caller says how many tokens at most."""
-
-    kind: Kind
-    pack: Pack | None = None
-    place: int = 0  # the first token; of a backward tile the end
-    last: int = 0  # the end of the tokens whose loss is due
-
-
-Pieces = Generator[Piece, int, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,24 +45,20 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
-    """A mini-batch that is computed."""
-
-    loss: float
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class Files:
-    """Where a job's files are written, in order."""
+    """Of a job: where they are written, in order, and what was read of them."""
 
     writer: Executor
     adapters: Path | None = None  # where its adapter is published
+    published: Callable[[], None] = lambda: None  # is called by `writer` when it is there
+    read: Prepared | None = None  # None: the trainer reads them
 
 
 class Trainer:
     """`session` trains what `job` asks for. `watch` sees every step; `files` writes files. Packs borrow
     blocks of `pool`; None: they have memory of their own.
+
+    `piece` is what comes next; `begin` finds the first one, and `do` does it and finds the one after it.
     """
 
     def __init__(
@@ -103,8 +71,9 @@ class Trainer:
         pool: Pool | None = None,
     ) -> None:
         self._job, self._session, self._settings, self._watch = job, session, settings, watch
-        self._writer, self._adapters, self._written = files.writer, files.adapters, _done()
-        self._examples = job.examples
+        self._files, self._written = files, _done()
+        read = files.read or prepare(job)
+        self._examples, self._read = read.examples, read
         self._batch_size = int(job.fields["hyperparameters"]["batch_size"])
         self._seed = int(job.fields["seed"])
         self._learning_rate = float(job.options["learning_rate"])
@@ -113,48 +82,113 @@ class Trainer:
         self._memory = PackMemory(session, settings, pool)
         self._step = self._trained_tokens = self._saved_step = 0
         self._wasted_tokens = 0  # since the last step
-        self.is_updating = False  # the weights are between two steps
+        self._layer = 0  # whose weights change next
+        self._norm = 0.0  # of the gradients
         self._began_s = self._saved_s = time.monotonic()
         self._began_step = 0
+        self.piece = Piece(Kind.BEGIN)
+        self._batch: MiniBatch  # since the first BEGIN
+        # what WAIT waits for, and what comes then
+        self._awaited: Future[Any] = self._written
+        self._then: Callable[[], Piece] = self._next_step
 
     def run(self) -> None:
         """Until the job has ended, and job.json says how."""
-        pieces = self.pieces()
-        with contextlib.suppress(StopIteration):
-            next(pieces)
-            while True:
-                pieces.send(NUM_TILE_TOKENS)
+        self.begin()
+        while self.piece.kind != Kind.END:
+            self.do(NUM_TILE_TOKENS)
 
-    def pieces(self) -> Pieces:
-        """Yields what comes next, and does it when it is sent how many tokens that may have. Ends when the
-        job has ended, and job.json says how.
-        """
-        if not self._resume():
-            return
-        while self._step < self.num_steps:
-            if self._job.is_cancel_asked:
-                yield from self._end("cancelled", "cancelled")
-                return
-            yield Piece(Kind.BEGIN)
-            try:
-                batch = yield from self._mini_batch()
-            except RevokedError:
-                continue
-            if not math.isfinite(batch.loss):
-                yield from self._diverged(batch.loss)
-                return
-            yield from self._update(batch)
-            if self._is_save_due():
-                yield Piece(Kind.SAVE)
+    def begin(self) -> None:
+        """Reads where the job stands."""
+        self.piece = self._next_step() if self._resume() else Piece(Kind.END)
+
+    def do(self, tokens: int) -> None:
+        """Does `piece`, with at most `tokens` tokens if it has a pack."""
+        self.piece = self._after(self.piece.kind, tokens)
+
+    def _after(self, kind: Kind, tokens: int) -> Piece:
+        """Does a piece of that kind. Returns the next one."""
+        match kind:
+            case Kind.BEGIN:
+                return self._begin_batch()
+            case Kind.MEMORY:
+                return self._await_memory()
+            case Kind.CLIP:
+                return self._clip()
+            case Kind.UPDATE:
+                return self._update()
+            case Kind.SAVE:
                 self.save()
-        yield from _wait_for(self._written)
-        self._written.result()  # OSError if the last checkpoint could not be written
-        finished = self._writer.submit(finish, self._job, self._adapters)
-        yield from _wait_for(finished)
-        fields = self._job.fields
-        name = f"ft:{fields['model']}:{self._job.options['suffix']}:{self._job.id}"
-        options = {**self._job.options, "adapter": finished.result()}
-        yield from self._end("succeeded", "succeeded", fine_tuned_model=name, gapless=options)
+                return self._next_step()
+            case Kind.WAIT:
+                return self._wait_for(self._awaited, self._then)
+        return self._compute(tokens)
+
+    # --- a step
+
+    def _next_step(self) -> Piece:
+        if self._step == self.num_steps:
+            return self._wait_for(self._written, self._finish)
+        if self._job.is_cancel_asked:
+            return self._end("cancelled", "cancelled")
+        return Piece(Kind.BEGIN)
+
+    def _begin_batch(self) -> Piece:
+        chosen = mini_batch(len(self._examples), self._batch_size, self._seed, self._step)
+        examples = [self._examples[int(index)] for index in chosen]
+        self._batch = MiniBatch(self._session, self._memory, examples)
+        self._batch.begin_pack()
+        return self._batch.piece
+
+    def _await_memory(self) -> Piece:
+        """It may take long: a job can be cancelled meanwhile."""
+        if self._job.is_cancel_asked:
+            return self._next_step()
+        self._batch.begin_pack()
+        return self._batch.piece
+
+    def _compute(self, tokens: int) -> Piece:
+        try:
+            self._batch.do(tokens)
+        except RevokedError:
+            self._wasted_tokens += self._batch.begun_tokens
+            return self._next_step()
+        return self._batch.piece
+
+    def _clip(self) -> Piece:
+        self._norm = self._session.clip(CLIP)
+        if not math.isfinite(self._batch.loss + self._norm):
+            return self._diverged(self._batch.loss, self._norm)
+        return Piece(Kind.UPDATE)
+
+    def _update(self) -> Piece:
+        """Of one layer's weights."""
+        self._session.update(self._layer, self._learning_rate)
+        self._layer = (self._layer + 1) % len(self._session.facts)
+        return Piece(Kind.UPDATE) if self.is_updating else self._end_step()
+
+    @property
+    def is_updating(self) -> bool:
+        """The weights are between two steps."""
+        return self._layer > 0
+
+    def _end_step(self) -> Piece:
+        batch, rate = self._batch, self._learning_rate
+        self._step += 1
+        self._trained_tokens += batch.tokens
+        self._job.add_loss(
+            step=self._step, loss=batch.loss, tokens=batch.tokens, learning_rate=rate, grad_norm=self._norm
+        )
+        wasted, self._wasted_tokens = self._wasted_tokens, 0
+        self._watch(Progress(self._step, self.num_steps, batch.loss, batch.tokens, wasted))
+        if self._step == self.num_steps:  # at most one checkpoint waits in memory
+            return self._wait_for(self._written, self._after_step)
+        return self._after_step()
+
+    def _after_step(self) -> Piece:
+        return Piece(Kind.SAVE) if self._is_save_due() else self._next_step()
+
+    # --- files
 
     def save(self) -> None:
         """A checkpoint after the last whole step, if there is none yet. One that can't be written is an event
@@ -163,11 +197,11 @@ class Trainer:
         if self.is_updating or self._step == self._saved_step:
             return
         place = checkpoints.Place(self._step, self._trained_tokens, self._ends_pass)
-        self._written = self._writer.submit(self._write, place, self._session.state)
+        self._written = self._files.writer.submit(self._write, place, self._session.state)
         self._saved_step, self._saved_s = self._step, time.monotonic()
 
     def _write(self, place: checkpoints.Place, state: checkpoints.State) -> None:
-        """Called by `writer`; nothing else changes job.json meanwhile."""
+        """Called by the writer; nothing else changes job.json meanwhile."""
         try:
             checkpoints.save(self._checkpoints, place, state)
             self._job.change(trained_tokens=place.trained_tokens, estimated_finish=self._estimate(place.step))
@@ -180,9 +214,26 @@ class Trainer:
         step_s = (time.monotonic() - self._began_s) / max(1, step - self._began_step)
         return int(time.time() + step_s * (self.num_steps - step))
 
+    @property
+    def _ends_pass(self) -> bool:
+        return self._step % steps_a_pass(len(self._examples), self._batch_size) == 0
+
+    def _is_save_due(self) -> bool:
+        """At the end of a pass and of the job, and when the last checkpoint is old; once that is written."""
+        is_old = time.monotonic() - self._saved_s >= self._settings.checkpoint_every_s
+        is_wanted = is_old or self._ends_pass or self._step == self.num_steps
+        return is_wanted and self._written.done()
+
+    def _wait_for(self, files: Future[Any], then: Callable[[], Piece]) -> Piece:
+        """What comes when they are written, or can't be."""
+        self._awaited, self._then = files, then
+        return then() if files.done() else Piece(Kind.WAIT)
+
+    # --- beginning and end
+
     def _resume(self) -> bool:
         """False if the job has failed now, because processes died of it."""
-        found = checkpoints.last(self._checkpoints)
+        found, start = self._read.checkpoint, self._read.start
         message = "started"
         if found is not None:
             place, state = found
@@ -190,6 +241,9 @@ class Trainer:
             self._step, self._trained_tokens = place.step, place.trained_tokens
             self._saved_step = self._began_step = place.step
             message = f"goes on after step {place.step}"
+        elif start is not None:
+            self._session.resume(start, 0)
+        self._read = Prepared(self._examples, None, None)  # the rest is not needed any more
         self._wasted_tokens = self._job.mend(self._step)
         if [event["message"] for event in self._job.events[-MOST_DEATHS:]] == [message] * MOST_DEATHS:
             text = f"{MOST_DEATHS} processes died after step {self._step}, before a later checkpoint"
@@ -199,109 +253,39 @@ class Trainer:
         self._job.change(status="running")
         return True
 
-    def _mini_batch(self) -> Generator[Piece, int, _Batch]:
-        """Raises RevokedError."""
-        chosen = mini_batch(len(self._examples), self._batch_size, self._seed, self._step)
-        examples = [self._examples[int(index)] for index in chosen]
-        made = list(packs(examples, self._memory.pack_tokens))
-        while (plans := self._memory.plans_for(made)) is None:
-            if self._memory.shrink_if_too_large(made):
-                made = list(packs(examples, self._memory.pack_tokens))
-            else:
-                yield from self._wait_for_memory()
-        num_labels = sum(pack.num_labels for pack in made)
-        self._session.install(plans)
-        loss = 0.0
-        for pack in made:
-            while not self._memory.begin(pack, plans, num_labels):
-                yield from self._wait_for_memory()
-            try:
-                loss += yield from self._pack(pack)
-            except RevokedError:
-                self._wasted_tokens += sum(len(each.tokens) for each in made[: made.index(pack) + 1])
-                raise
-            finally:
-                self._memory.end()
-        return _Batch(loss, sum(len(pack.tokens) for pack in made))
+    def _finish(self) -> Piece:
+        self._written.result()  # OSError if the last checkpoint could not be written
+        published = self._files.writer.submit(self._publish)
+        return self._wait_for(published, partial(self._succeed, published))
 
-    def _wait_for_memory(self) -> Pieces:
-        """Raises RevokedError if the job is to be cancelled: it may wait for long."""
-        yield Piece(Kind.MEMORY)
-        if self._job.is_cancel_asked:
-            raise RevokedError
+    def _publish(self) -> str:
+        """Called by the writer. See `finish`."""
+        adapter = finish(self._job, self._files.adapters)
+        if adapter:
+            self._files.published()
+        return adapter
 
-    def _pack(self, pack: Pack) -> Generator[Piece, int, float]:
-        """Raises RevokedError."""
-        cursor = PackCursor(len(pack.tokens), self._num_layers, first_layer(self._session.targets))
-        loss = 0.0
-        while not cursor.is_computed:
-            yield from self._forward(pack, cursor)
-            while cursor.is_loss_due:
-                most = yield Piece(Kind.LOSS, pack, cursor.tokens_with_loss, cursor.computed_tokens)
-                self._memory.check()
-                loss += self._session.loss(*cursor.take_loss(most))
-        while not cursor.is_done:
-            most = yield Piece(Kind.BACKWARD, pack, cursor.open_tokens)
-            self._memory.check()
-            self._session.backward(cursor.take_backward(most))
-        return loss
+    def _succeed(self, published: Future[str]) -> Piece:
+        fields = self._job.fields
+        name = f"ft:{fields['model']}:{self._job.options['suffix']}:{self._job.id}"
+        options = {**self._job.options, "adapter": published.result()}
+        return self._end("succeeded", "succeeded", fine_tuned_model=name, gapless=options)
 
-    def _forward(self, pack: Pack, cursor: PackCursor) -> Pieces:
-        """The next tile or window."""
-        if self._settings.windows == "fused":
-            most = yield Piece(Kind.WINDOW, pack, cursor.computed_tokens)
-            self._memory.check()
-            self._session.window(*cursor.take_window(most))
-        else:
-            most = yield Piece(Kind.FORWARD, pack, cursor.forward_first)
-            self._memory.check()
-            self._session.forward(cursor.take_forward(most))
-
-    def _update(self, batch: _Batch) -> Pieces:
-        """The weights change layer by layer."""
-        yield Piece(Kind.CLIP)
-        norm = self._session.clip(CLIP)
-        for layer in range(self._num_layers):
-            yield Piece(Kind.UPDATE)
-            self.is_updating = True
-            self._session.update(layer, self._learning_rate)
-        self.is_updating = False
-        self._step += 1
-        self._trained_tokens += batch.tokens
-        rate = self._learning_rate
-        self._job.add_loss(
-            step=self._step, loss=batch.loss, tokens=batch.tokens, learning_rate=rate, grad_norm=norm
-        )
-        wasted, self._wasted_tokens = self._wasted_tokens, 0
-        self._watch(Progress(self._step, self.num_steps, batch.loss, batch.tokens, wasted))
-
-    @property
-    def _num_layers(self) -> int:
-        return len(self._session.facts)
-
-    @property
-    def _ends_pass(self) -> bool:
-        return self._step % steps_a_pass(len(self._examples), self._batch_size) == 0
-
-    def _is_save_due(self) -> bool:
-        """At the end of a pass and of the job, and when the last checkpoint is old and written."""
-        is_old = time.monotonic() - self._saved_s >= self._settings.checkpoint_every_s
-        return self._ends_pass or self._step == self.num_steps or (is_old and self._written.done())
-
-    def _diverged(self, loss: float) -> Pieces:
-        message = f"the loss of step {self._step + 1} is {loss}: try a smaller learning rate"
+    def _diverged(self, loss: float, norm: float) -> Piece:
+        what = f"loss of step {self._step + 1} is {loss}"
+        if math.isfinite(loss):
+            what = f"gradient of step {self._step + 1} has the norm {norm}"
+        message = f"the {what}: try a smaller learning rate"
         error = {"code": "invalid_loss", "message": message, "param": "learning_rate"}
-        yield from self._end("failed", message, error=error)
+        return self._end("failed", message, error=error)
 
-    def _end(self, status: str, message: str, **fields: object) -> Pieces:
-        yield from _wait_for(self._written)  # a checkpoint that failed does not matter any more
+    def _end(self, status: str, message: str, **fields: object) -> Piece:
+        """A checkpoint that failed does not matter any more."""
+        return self._wait_for(self._written, partial(self._ended, status, message, fields))
+
+    def _ended(self, status: str, message: str, fields: dict[str, object]) -> Piece:
         self._job.end(status, message, trained_tokens=self._trained_tokens, **fields)
-
-
-def _wait_for(files: Future[Any]) -> Pieces:
-    """Until they are written, or can't be."""
-    while not files.done():
-        yield Piece(Kind.WAIT)
+        return Piece(Kind.END)
 
 
 def _done() -> Future[None]:

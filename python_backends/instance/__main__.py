@@ -22,11 +22,13 @@ from python_backends.instance.build import (
     build,
     build_copier,
     build_training,
+    spare_time,
     start_adapters,
     start_moves,
     watch_jobs,
 )
-from python_backends.instance.loop import Instance
+from python_backends.instance.ending import Ending
+from python_backends.instance.loop import Instance, Parts
 from python_backends.linux.loop_processor import LoopProcessor
 from python_backends.linux.time_slice import take_usual_turns
 from python_backends.nouns.request import AdapterVersion, ModelLimits
@@ -50,19 +52,19 @@ def check_texts(settings: Settings) -> None:
     open_door(checkpoint, settings.limits, max_model_tokens=1)  # the engine determines the real number later
 
 
-def _trace(instance: Instance, num_steps: int) -> None:
-    from python_backends.engine.trace import trace_steps  # imports torch
+def _trace(instance: Instance) -> None:
+    from python_backends.engine.trace import NUM_STEPS, trace_steps  # imports torch
 
     path = Path.cwd() / f"gapless-trace-{datetime.datetime.now():%Y%m%d-%H%M%S}.json"
     try:
-        count = trace_steps(instance, num_steps, path)
+        count = trace_steps(instance, NUM_STEPS, path)
         log.info("a trace of %d steps: %s", count, path)
     except OSError as error:
         log.error("no trace: %s", error)
 
 
-def _beat(state: InstanceRecord, processor: LoopProcessor | None) -> None:
-    state.beat()
+def _beat(state: InstanceRecord, processor: LoopProcessor | None, longest_step_s: float) -> None:
+    state.beat(longest_step_s)
     if processor is not None:
         processor.keep()
 
@@ -76,11 +78,10 @@ def main(run_directory: Path, number: int) -> None:
     setproctitle.setproctitle(f"gapless-instance-{number}")
     take_usual_turns()  # this process computes
     logging.basicConfig(level=logging.INFO, format=f"instance {number}: %(message)s", stream=sys.stderr)
-    stopping: list[int] = []
     traces: list[int] = []
     signal.signal(signal.SIGUSR1, lambda signum, _frame: traces.append(signum))
-    for name in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(name, lambda signum, _frame: stopping.append(signum))
+    ending = Ending(run_directory)
+    ending.obey_signals()
     state = InstanceRecord(Board.inherited(), number)
     state.write_on(State.STARTING)
     settings = read_settings(run_directory / "settings.json")
@@ -95,23 +96,22 @@ def main(run_directory: Path, number: int) -> None:
     moves = start_moves(settings, scheduler, copier, link.wake)
     show = partial(_show, state, scheduler.limits)
     adapters = start_adapters(settings, scheduler, engine, link.wake, show)
-    instance = Instance(
-        scheduler, engine, link, partial(_beat, state, processor), settings.steps_ahead, moves
-    )
-    instance.serve_adapters(adapters)
-    training = build_training(settings, engine, scheduler)
-    if training is not None:
-        instance.train(training)
+    published = adapters.search if adapters is not None else lambda: None
+    training = build_training(settings, engine, scheduler, published)
+    spare = spare_time(settings, training)
+    beat = partial(_beat, state, processor)
+    parts = Parts(moves, adapters, spare)
+    instance = Instance(scheduler, engine, link, beat, settings.steps_ahead, parts)
     watch = watch_jobs(settings, training, link.wake)
     state.write_on(State.READY)
-    while not stopping:
+    while not ending.is_due():
         instance.turn()
         if traces:
             traces.clear()
-            _trace(instance, settings.engine.trace_steps)
+            _trace(instance)
     state.write_on(State.DRAINING)
     # the copier uses the engine's memory, and all may call link.wake until they are closed
-    for part in (watch, training, adapters, copier, engine, link):
+    for part in (watch, spare, adapters, copier, engine, link):
         if part is not None:
             part.close()
 
@@ -123,6 +123,6 @@ if __name__ == "__main__":
         log.error("%s", refused)
         sys.exit(1)
     except Exception:
-        log.exception("the instance ends because of this error; the launcher starts it again")
+        log.exception("the instance ends because of this error")
         sys.stderr.flush()
         os._exit(1)  # a normal exit may hang in a broken engine

@@ -1,11 +1,12 @@
-"""The thread that reads adapters, so that the loop never does: it searches the directory, and loads what the
-loop wants. Made by `adapters`, which takes its news. Tested in tests/pure/test_adapters.py.
+"""The thread that reads adapters, so that the loop never does: it searches the directory, at once when it is
+told that there is a new adapter, and loads what the loop wants. Made by `adapters`, which takes its news.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -14,6 +15,12 @@ from typing import Any
 from python_backends.engine.protocol import BadAdapterError
 from python_backends.instance.adapter_files import AdapterFiles
 from python_backends.nouns.request import AdapterVersion
+
+WATCH_S = 1.0  # the directory is searched so often: a search reads what has changed alone
+START_S = 5.0  # older versions are read for so long before the instance is ready
+SEARCH_S = 0.5  # new adapters are read for so long before what the loop wants is loaded
+MOST_SHARE = 0.05  # of a processor, for looking at thousands of adapters that have not changed
+SEARCH = "search"  # an order
 
 log = logging.getLogger("gapless.instance")
 
@@ -43,14 +50,14 @@ News = Listed | Loaded | NotLoaded
 class AdapterThread:
     """`wake`: what wakes the loop when there is news."""
 
-    def __init__(self, files: AdapterFiles, watch_s: float, wake: Callable[[], None]) -> None:
+    def __init__(self, files: AdapterFiles, wake: Callable[[], None], watch_s: float = WATCH_S) -> None:
         """Searches the directory once, in the caller's thread."""
         self._files = files
-        self._watch_s = watch_s
         self._wake = wake
-        self._orders: SimpleQueue[AdapterVersion | None] = SimpleQueue()
+        self._watch_s = watch_s
+        self._orders: SimpleQueue[AdapterVersion | str | None] = SimpleQueue()
         self._news: SimpleQueue[News] = SimpleQueue()
-        self.listed = files.search()
+        self.listed = files.search(START_S, is_start=True)
         self._thread = threading.Thread(target=self._run, name="adapters", daemon=True)
         self._thread.start()
 
@@ -66,24 +73,32 @@ class AdapterThread:
         """`Loaded` or `NotLoaded` will come."""
         self._orders.put(adapter)
 
+    def search(self) -> None:
+        """The directory, as soon as what was ordered before is done. Called by any thread."""
+        self._orders.put(SEARCH)
+
     def close(self) -> None:
         self._orders.put(None)
         self._thread.join()
 
     def _run(self) -> None:
-        last = self.listed
+        last, due_s = self.listed, time.monotonic() + self._watch_s
         while True:
+            wait_s = 0.0 if self._files.has_more else max(0.0, due_s - time.monotonic())
             try:
-                order = self._orders.get(timeout=self._watch_s)
+                order = self._orders.get(timeout=wait_s)
             except Empty:
-                found = self._files.search()
-                if found != last:
-                    last = found
-                    self._tell(Listed(found))
-                continue
+                order = SEARCH
             if order is None:
                 return
-            self._tell(self._load(order))
+            if isinstance(order, AdapterVersion):
+                self._tell(self._load(order))
+                continue
+            found = self._files.search(SEARCH_S)
+            due_s = time.monotonic() + max(self._watch_s, self._files.look_s / MOST_SHARE)
+            if found != last:
+                last = found
+                self._tell(Listed(found))
 
     def _load(self, adapter: AdapterVersion) -> News:
         try:

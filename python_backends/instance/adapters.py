@@ -57,6 +57,10 @@ class InstanceAdapters:
             self._thread.load(wanted)
         return failed
 
+    def search(self) -> None:
+        """At once: there is a new adapter in the directory. Called by any thread."""
+        self._thread.search()
+
     def close(self) -> None:
         self._thread.close()
 

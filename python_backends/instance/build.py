@@ -1,5 +1,5 @@
 """Makes the parts of an instance: the engine of the settings, a slot scheduler over it, and what copies KV
-blocks to other instances. Tested in tests/pure/test_instance.py.
+blocks to other instances.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from functools import partial
 from pathlib import Path
 
 from python_backends.engine.choice import choose
-from python_backends.engine.engine_thread import EngineThread
 from python_backends.engine.kinds import kind_of
 from python_backends.engine.protocol import Engine, ExportsBlocks, TakesAdapters, Trains
 from python_backends.finetuning.jobs import jobs_directory
 from python_backends.finetuning.watchers import SERVE
-from python_backends.handover.moves import Moves
 from python_backends.instance.adapter_files import AdapterFiles
 from python_backends.instance.adapter_thread import AdapterThread
 from python_backends.instance.adapters import InstanceAdapters
 from python_backends.instance.job_watch import JobWatch
-from python_backends.instance.layer_trial import with_faster_layers
+from python_backends.instance.layer_trial import ON, with_faster_layers, with_layers
+from python_backends.instance.spare_time import SpareTime, SpareWork
 from python_backends.instance.training import Training
 from python_backends.instance.warm_up import warm_up
 from python_backends.linux.large_pages import keep_large_pages_if_faster
+from python_backends.moving.copier import Copier
+from python_backends.moving.moves import Moves
+from python_backends.moving.wire import BlocksWire
 from python_backends.nouns.request import AdapterVersion
 from python_backends.scheduling.policies.fcfs import reserve_max_tokens
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.self_planned import SelfPlannedScheduler, reserve_likely
-from python_backends.settings import Settings
-from python_backends.wires.blocks import BlocksWire
-from python_backends.wires.copier import Copier
+from python_backends.settings import TRAINS, Settings
 from python_backends.wires.network import read_network
 
 log = logging.getLogger("gapless.instance")
@@ -46,11 +46,12 @@ def build(settings: Settings) -> tuple[SlotScheduler, Engine]:
     if kind.has_weights and settings.model.device == "cpu":
         keep_large_pages_if_faster()
     if settings.engine.fused_layers == "auto" and (layers := kind.fused_layers(settings)):
-        settings = with_faster_layers(settings, kind.make, layers)
-    make = partial(kind.make, settings)
-    engine = (
-        EngineThread(make) if settings.steps_ahead and settings.model.device in kind.blocks_on else make()
-    )
+        settings = (
+            with_layers(settings, ON)
+            if kind.must_fuse(settings)
+            else with_faster_layers(settings, kind.make, layers)
+        )
+    engine = kind.make(settings)
     gc.collect()
     gc.freeze()  # loaded objects stay: without this, a garbage collection takes as long as a step
     limits = engine.limits
@@ -65,9 +66,10 @@ def build(settings: Settings) -> tuple[SlotScheduler, Engine]:
             limits, settings.engine.token_budget, settings.scheduling, reserve
         ), engine
     schedulers = partial(SlotScheduler, limits, settings.engine.token_budget, settings.scheduling)
+    scheduler = schedulers()
     if kind.warms_up:
-        warm_up(engine, schedulers())
-    return schedulers(), engine
+        scheduler.outlook.step_time.learn(*warm_up(engine, schedulers()))
+    return scheduler, engine
 
 
 def build_copier(settings: Settings, engine: Engine, run_directory: Path, number: int) -> Copier | None:
@@ -84,13 +86,26 @@ def build_copier(settings: Settings, engine: Engine, run_directory: Path, number
     return Copier(wire, engine, cluster.copy_share)
 
 
-def build_training(settings: Settings, engine: Engine, scheduler: SlotScheduler) -> Training | None:
-    """What trains adapters beside serving; None where the engine can't, or shall not."""
-    if not (settings.finetuning.enabled and isinstance(engine, Trains)):
+def build_training(
+    settings: Settings,
+    engine: Engine,
+    scheduler: SlotScheduler,
+    published: Callable[[], None] = lambda: None,
+) -> Training | None:
+    """What trains adapters beside serving; None where the engine can't, or shall not. `published`: is called
+    by another thread when an adapter is in the directory of adapters.
+    """
+    if not (isinstance(engine, Trains) and engine.can_train):
         return None
-    adapters = settings.adapters_directory
-    window_time = scheduler.outlook.step_time.window_time
-    return Training(engine, scheduler.limits, scheduler.blocks, window_time, settings.finetuning, adapters)
+    directory = settings.adapters_directory
+    return Training(engine, scheduler.limits, scheduler.blocks, settings.finetuning, directory, published)
+
+
+def spare_time(settings: Settings, *works: SpareWork | None) -> SpareTime:
+    """For those of `works` that there are."""
+    finetuning = settings.finetuning
+    found = [work for work in works if work is not None]
+    return SpareTime(found, finetuning.tpot_ms / 1000, finetuning.idle_ms / 1000)
 
 
 def watch_jobs(settings: Settings, training: Training | None, wake: Callable[[], None]) -> JobWatch | None:
@@ -106,10 +121,10 @@ def watch_jobs(settings: Settings, training: Training | None, wake: Callable[[],
 def _refusal(settings: Settings) -> str:
     """Why this server trains nothing, and what to do."""
     return (
-        f"engine.kind = '{settings.engine.kind}', model.device = '{settings.model.device}',"
-        f" engine.steps_ahead = {settings.steps_ahead}: a server trains with the torch engine on a CPU and no"
-        f" steps ahead. End it and start it with\n  {SERVE}\nor train without a server: add --alone to submit"
-        " (with make: ARGS=--alone)"
+        f"engine.kind = '{settings.engine.kind}', model.device = '{settings.model.device}', model.weights ="
+        f" '{settings.model.weights}', engine.steps_ahead = {settings.steps_ahead}, engine.cuda_graphs ="
+        f" '{settings.engine.cuda_graphs}': {TRAINS}. End the server and start it with\n  {SERVE}\nor train"
+        " without one: add --alone to submit (with make: ARGS=--alone)"
     )
 
 
@@ -128,7 +143,7 @@ def start_adapters(
         show(scheduler.limits.adapters)
         return None
     files = AdapterFiles(directory, engine.read_adapter)
-    thread = AdapterThread(files, settings.adapters.watch_s, wake)
+    thread = AdapterThread(files, wake)
     return InstanceAdapters(scheduler, engine, thread, settings.adapters.max_loaded, show)
 
 
@@ -139,4 +154,4 @@ def start_moves(
     if copier is None:
         return None
     copier.start(wake)
-    return Moves(scheduler, copier, settings.cluster.max_rounds, settings.steps_ahead)
+    return Moves(scheduler, copier, settings.steps_ahead)

@@ -2,7 +2,6 @@
 
 A job is taken by its lock, so exactly one of several instances trains it. Jobs that run but are not locked
 are those of an instance that has died. Those of `submit --alone` are left alone.
-Tested in tests/cpu/test_coserving.py.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from python_backends.finetuning.jobs import ENDED, Job, JobError
+from python_backends.finetuning.jobs import ENDED, Job, JobError, read_jobs
 from python_backends.finetuning.watchers import announced, trains
 from python_backends.instance.training import Training
 from python_backends.nouns.messages import JOB_STATUSES
@@ -34,6 +33,7 @@ class JobWatch:
     ) -> None:
         self._directory, self._training, self._refusal, self._wake = directory, training, refusal, wake
         self._ended: dict[str, str] = {}  # status of jobs that have ended, which does not change any more
+        self._bad: dict[str, str] = {}  # jobs that can't be read, and why; they are tried again
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="finetuning-jobs", daemon=True)
 
@@ -50,7 +50,8 @@ class JobWatch:
         for job in jobs:
             self._offer(job)
         if self._training is not None:
-            counts = Counter([*self._ended.values(), *(job.status for job in jobs)])
+            statuses = [*self._ended.values(), *(job.status for job in jobs), *["failed"] * len(self._bad)]
+            counts = Counter(statuses)
             self._training.count_jobs(tuple(counts[status] for status in JOB_STATUSES))
 
     def _watch(self) -> None:
@@ -73,23 +74,15 @@ class JobWatch:
             self._closed.wait(EVERY_S)
 
     def _jobs(self) -> list[Job]:
-        """Those that have not ended."""
-        found = []
-        for path in self._directory.glob("ftjob-*/job.json"):
-            name = path.parent.name
-            if name in self._ended or name.endswith(".partial"):
-                continue
-            try:
-                job = Job(path.parent)
-            except JobError as error:
-                log.warning("%s", error)
-                self._ended[name] = "failed"
-                continue
-            if job.status in ENDED:
-                self._ended[name] = job.status
-            else:
-                found.append(job)
-        return sorted(found, key=lambda job: (job.fields["created_at"], job.id))
+        """Those that have not ended, the oldest first."""
+        bad: dict[str, str] = {}
+        found = read_jobs(self._directory, bad.__setitem__, self._ended)
+        for name in bad:
+            if bad[name] != self._bad.get(name):
+                log.warning("%s", bad[name])
+        self._bad = bad
+        self._ended |= {job.id: job.status for job in found if job.status in ENDED}
+        return sorted((job for job in found if job.status not in ENDED), key=lambda job: job.order)
 
     def _offer(self, job: Job) -> None:
         if job.is_alone or (self._training is not None and not self._training.takes_jobs):

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from python_backends.engine.protocol import Engine
+from python_backends.linux.files import write_whole
 from python_backends.linux.processor import processor_name
 from python_backends.nouns.request import ModelLimits, Request, Sampling
 from python_backends.scheduling.scheduler import SlotScheduler
@@ -179,8 +180,6 @@ def _known(path: Path) -> str | None:
 
 def _keep(path: Path, result: dict[str, Any]) -> None:
     try:
-        written = path.with_suffix(".new")
-        written.write_text(json.dumps(result, indent=1))
-        written.replace(path)
+        write_whole(path, json.dumps(result, indent=1))
     except OSError as error:
         log.warning("the result can't be kept (%s): the next start tries again", error)

@@ -1,7 +1,7 @@
 """The loop of one instance over a slot scheduler and an engine: `turn` is one step of it.
 
 Owns the slot scheduler and the engine; knows nothing of clients. `__main__.py` is its process, `build.py`
-makes its parts. Tested in tests/pure/test_instance.py.
+makes its parts.
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from python_backends.engine.protocol import Engine
-from python_backends.handover.moves import Moves
 from python_backends.instance.adapters import InstanceAdapters
 from python_backends.instance.heartbeat import HEARTBEAT_S, Heartbeat
+from python_backends.instance.late_tokens import LateTokens
 from python_backends.instance.lead import Lead
-from python_backends.instance.training import Training
+from python_backends.instance.spare_time import SpareTime
+from python_backends.moving.moves import Moves
 from python_backends.nouns.messages import Cancel, Failed, FromInstance, Predicted, Submit, ToInstance
 from python_backends.nouns.moves import AbortMove, MoveOut, Reserve, Resume
 from python_backends.nouns.step import StepOutput, StepPlan
 from python_backends.scheduling.scheduler import SlotScheduler
-from python_backends.scheduling.training_budget import GOAL, Lateness, slack_s
 from python_backends.wires.sessions import NewSession
 
 log = logging.getLogger("gapless.instance")
@@ -38,9 +39,17 @@ class Link(Protocol):
     def publish(self, messages: Sequence[FromInstance]) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What not every instance has."""
+
+    moves: Moves | None = None  # None: no request moves from here to another instance, or from there
+    adapters: InstanceAdapters | None = None  # None: there are none, or the engine keeps them by itself
+    spare_time: SpareTime = field(default_factory=SpareTime)
+
+
 class Instance:
-    """The loop. `turn` is one round of it: take, plan, launch, collect, apply, publish. Where adapters are
-    trained, pieces of training stand before the launch, and a window of it may be in the step.
+    """The loop. `turn` is one round of it: inbox, plan, spare time, launch, collect, publish.
 
     `steps_ahead` steps are launched before the oldest is read, so the engine has the next plan when it has
     done with one. The next plan is made as late as that allows: what comes in while a step runs is in the one
@@ -52,19 +61,19 @@ class Instance:
         scheduler: SlotScheduler,
         engine: Engine,
         link: Link,
-        beat: Callable[[], None],
+        beat: Callable[[float], None],
         steps_ahead: int = 0,
-        moves: Moves | None = None,
+        parts: Parts | None = None,
     ) -> None:
-        """`moves`: None if no request moves from here to another instance, or from there."""
+        """`beat` is told the seconds of the longest of the latest steps."""
         self.scheduler = scheduler
         self.engine = engine
         self.link = link
-        self._moves = moves
-        self._adapters: InstanceAdapters | None = None
-        self._training: Training | None = None
-        self._lateness = Lateness()
-        self._heartbeat = Heartbeat(beat)
+        parts = parts or Parts()
+        self._moves, self._adapters, self._spare_time = parts.moves, parts.adapters, parts.spare_time
+        self._step_time = scheduler.outlook.step_time
+        # at first, of a row that decodes, as the warm-up measured it
+        self._heartbeat = Heartbeat(beat, self._step_time.seconds(1, 0))
         self._steps_ahead = 0 if engine.plans_steps else steps_ahead
         self._launched: deque[StepPlan] = deque()
         self._was_idle = True
@@ -73,65 +82,44 @@ class Instance:
         self._running_since_s = 0.0  # the oldest launched step
         self._num_empty_turns = 0  # the latest turns, in which nothing was planned or collected
         self._last_submit = 0  # the number of the last Submit in this session
-        self._step_time = scheduler.outlook.step_time
         self._lead = Lead()
-
-    def serve_adapters(self, adapters: InstanceAdapters | None) -> None:
-        """Before the first turn. None: there are none, or the engine keeps them by itself."""
-        self._adapters = adapters
-
-    def train(self, training: Training) -> None:
-        """From now on, the jobs of `training` are trained in the time that serving leaves."""
-        self._training = training
+        self._late = LateTokens(self._step_time, self._spare_time.tpot_s)
 
     def turn(self) -> None:
         self._take_inbox()
-        if self._adapters is not None:
-            self._publish(self._adapters.step())
         began_s = time.monotonic()
         plan = self.scheduler.plan()
-        if self._training is not None and self._training.has_work:
-            planned_s = time.monotonic() - began_s
-            plan = self._train(self._training, plan)
-            began_s = time.monotonic() - planned_s  # as if training had taken no time
-        self._num_empty_turns = 0 if plan or self._launched else self._num_empty_turns + 1
-        self._launch(plan, began_s)
+        planned_s = time.monotonic() - began_s
+        self._use_spare_time(plan)
+        self._launch(plan, planned_s)
         if self._is_output_due(plan):
-            plan, output = self._collect()
-            tokens = self.scheduler.apply(plan, output)
-            self._publish([*([tokens] if len(tokens.tokens) else []), *self.scheduler.take_failed()])
-            if self._training is not None and plan.window is not None:
-                self._training.computed(plan.window)
+            self._publish(self._collect())
         self._beat_if_due()
 
-    def _train(self, training: Training, plan: StepPlan | None) -> StepPlan | None:
-        """Before `plan` is launched, for as long as those who wait for tokens do not notice. A request that
-        waits for a slot or for memory gets it sooner without training. Returns the plan, with a window if one
-        comes next and fits.
-        """
-        times, tpot_s = self._step_time, training.tpot_s
-        self._lateness.step_begins(plan, time.monotonic(), GOAL * tpot_s)
-        seconds = slack_s(plan, times, tpot_s, training.idle_s, self._lateness.seconds)
-        if plan is not None and self.scheduler.num_waiting:
-            seconds = 0.0
-        has_worked = training.work(seconds, plan)
-        if plan is None:
-            return None
-        if has_worked:
+    def _use_spare_time(self, plan: StepPlan | None) -> None:
+        """A step before which there was work has no gap before it."""
+        if not self._spare_time.has_work:
+            return
+        began_s = time.monotonic()
+        has_worked = self._spare_time.use(plan, self._step_time, self.scheduler.num_waiting > 0)
+        self._late.worked(time.monotonic() - began_s)
+        if has_worked and plan is not None:
             self._first_after_idle, self._was_idle = plan.number, False
-        window = training.window(plan)
-        return plan if window is None else plan.with_window(window)
 
-    def _launch(self, plan: StepPlan | None, began_s: float) -> None:
-        """Publishes which requests got a slot, in case that the launch ends this process, and launches
-        `plan`, if there is one, whose planning began at `began_s`. There is time to look ahead while the
-        device computes.
+    def _launch(self, plan: StepPlan | None, planned_s: float) -> None:
+        """Publishes which requests lost or got a slot, in case that the launch ends this process, and
+        launches `plan`, if there is one, which took `planned_s` to make. There is time to look ahead while
+        the device computes.
         """
-        self._publish(self.scheduler.take_started())
+        self._num_empty_turns = 0 if plan or self._launched else self._num_empty_turns + 1
+        began_s = time.monotonic()
+        evicted = self.scheduler.take_evicted()
+        self._late.evicted(len(evicted))
+        self._publish([*evicted, *self.scheduler.take_started()])
         if plan is not None:
             self._launch_step(plan)
             if self._steps_ahead:
-                self._lead.observe(len(plan.tokens) > 0, time.monotonic() - began_s)
+                self._lead.observe(len(plan.tokens) > 0, planned_s + time.monotonic() - began_s)
         self.scheduler.refresh()
 
     def _launch_step(self, plan: StepPlan) -> None:
@@ -148,20 +136,34 @@ class Instance:
         """
         return bool(self._launched) and (plan is None or len(self._launched) > self._steps_ahead)
 
-    def _collect(self) -> tuple[StepPlan, StepOutput]:
-        """The plan and output of the oldest launched step. Records its time."""
+    def _collect(self) -> list[FromInstance]:
+        """What the oldest launched step has given: its tokens, and the requests that fail."""
         output = self.engine.collect()
-        plan, now_s = self._launched.popleft(), time.monotonic()
+        plan = self._launched.popleft()
+        self._observe(plan, output)
+        tokens = self.scheduler.apply(plan, output)
+        failed = self.scheduler.take_failed()
+        for each in failed:
+            log.warning("request %d fails: %s", each.request_id, each.error)
+        return [*([tokens] if len(tokens.tokens) else []), *failed]
+
+    def _observe(self, plan: StepPlan, output: StepOutput) -> None:
+        """How long a step took that was collected just now, and the gap before it."""
+        now_s = time.monotonic()
         if plan.number != self._first_after_idle and not self.engine.plans_steps:
             self._heartbeat.gaps.observe(output.gap_s)
         # busy_s leaves out how late we read it
         took_s = output.busy_s if self._steps_ahead else now_s - self._running_since_s
+        if not self.engine.plans_steps:
+            self._late.collected(plan, now_s, took_s)
         self._step_time.observe(plan, took_s)
+        self._heartbeat.took(took_s)
         self._running_since_s = now_s
-        return plan, output
 
     def _take_inbox(self) -> None:
-        """Takes the messages that have come, and those that come before it is time for the next plan."""
+        """Takes the messages that have come, and those that come before it is time for the next plan; then
+        the news of adapters.
+        """
         while True:
             if self._moves is not None and self._moves.is_active:
                 self._publish(self._moves.step())
@@ -170,16 +172,17 @@ class Instance:
             for message in news:
                 self._take(message)
             if not wait_s or self._has_adapter_news or not (news or self._has_move_news):
-                return
+                break
             self._num_empty_turns = 0
+        if self._adapters is not None:
+            self._publish(self._adapters.step())
 
     def _patience_s(self) -> float:
         # a single empty turn may be one in which a sequence was evicted
         if self.scheduler.is_idle or (self._num_empty_turns > 1 and self._only_waits):
             self._was_idle = True
-            if self._training is not None and self._training.has_work:
-                return self._training.patience_s
-            return HEARTBEAT_S
+            self._late.idle()
+            return self._spare_time.patience_s if self._spare_time.has_work else HEARTBEAT_S
         if not self._launched:
             return 0.0
         with_prompts = self.scheduler.num_waiting > 0 or len(self._launched[-1].tokens) > 0
@@ -236,14 +239,12 @@ class Instance:
             self.link.publish(messages)
 
     def _beat_if_due(self) -> None:
-        is_training = self._training is not None and self._training.has_work
-        if not self._heartbeat.is_due(self.scheduler.is_idle and not is_training):
+        if not self._heartbeat.is_due(self.scheduler.is_idle and not self._spare_time.has_work):
             return
         moved_bytes = self._moves.take_sent_bytes() if self._moves is not None else 0
-        training = self._training.take_report() if self._training is not None else None
         load = self.scheduler.load().changed(
-            last_submit=self._last_submit, moved_bytes=moved_bytes, training=training
+            last_submit=self._last_submit, moved_bytes=moved_bytes, late_tokens=self._late.take()
         )
-        self._publish([self._heartbeat.beat(load)])
+        self._publish([self._heartbeat.beat(self._spare_time.report(load))])
         if self.scheduler.is_idle:
             self.scheduler.check_integrity()

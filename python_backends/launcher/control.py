@@ -157,12 +157,13 @@ def _show_requests(directory: Path, asked: argparse.Namespace) -> None:
 def _move(directory: Path, asked: argparse.Namespace) -> None:
     """Moves one request and waits until it is there."""
     _instance(directory, asked.instance)
-    number = ClusterOrders(directory).move(asked.request, asked.instance)
-    began_s = time.monotonic()
-    while (result := _status_of(directory)["moved"]) is None or result["number"] != number:
-        if time.monotonic() - began_s > asked.timeout:
-            raise ControlError(f"the server has not said after {asked.timeout:.0f} s what became of it")
-        time.sleep(LOOK_S)
+    order = ClusterOrders(directory).move(asked.request, asked.instance)
+
+    def results() -> list[dict[str, Any]]:
+        return [result for result in _status_of(directory)["moved"] if result["number"] == order]
+
+    _wait(asked, lambda: "" if results() else "the server has not said what became of it")
+    [result] = results()
     if not result["is_done"]:
         raise ControlError(result["text"])
     print(result["text"])
@@ -177,44 +178,35 @@ def _top(directory: Path, asked: argparse.Namespace) -> None:
 
 def _drain(directory: Path, asked: argparse.Namespace) -> None:
     """Drains an instance and waits until it is empty."""
-    _instance(directory, asked.instance)
-    orders = ClusterOrders(directory)
-    drained = orders.read().draining | {asked.instance}
-    others = {each["number"] for each in _status_of(directory)["instances"] if each["state"] not in AWAY}
-    if not others - drained:
-        raise ControlError(
-            f"instance {asked.instance} is the last one that gets requests: restore another first"
-        )
-    orders.drain(drained)
-    began_s = time.monotonic()
-    while (left := _num_left(directory, asked.instance)) > 0:
-        if time.monotonic() - began_s > asked.timeout:
-            raise ControlError(
-                f"{left} requests are still in instance {asked.instance} after {asked.timeout:.0f} s;"
-                " the order stays, and they will still leave it"
-            )
-        time.sleep(LOOK_S)
-    print(f"instance {asked.instance} is empty after {time.monotonic() - began_s:.1f} s")
+    number, began_s = asked.instance, time.monotonic()
+    _instance(directory, number)
+    takers = {each["number"] for each in _status_of(directory)["instances"] if each["state"] == "ready"}
+    _wait_until_read(directory, asked, ClusterOrders(directory).drain(frozenset({number}), takers))
+
+    def missing() -> str:
+        left = _num_left(directory, number)
+        return f"{left} requests are still in instance {number}" if left else ""
+
+    _wait(asked, missing)
+    print(f"instance {number} is empty after {time.monotonic() - began_s:.1f} s")
 
 
 def _num_left(directory: Path, number: int) -> int:
-    """Returns how many requests the instance has; at least 1 until the scheduler model has read the order."""
-    each = _instance(directory, number)
-    is_told = each["state"] in ("draining", *AWAY)
-    return int(each["slots_busy"] + each["waiting"]) if is_told else max(1, int(each["slots_busy"]))
+    """Returns how many requests the instance has, or is about to get."""
+    found = [each["left"] for each in _status_of(directory)["instances"] if each["number"] == number]
+    if found == [None]:
+        raise ControlError(f"another command has restored instance {number} meanwhile")
+    return int(found[0]) if found else 0  # it has ended
 
 
 def _restore(directory: Path, asked: argparse.Namespace) -> None:
     """Restores an instance and waits until the server has read the order."""
-    _instance(directory, asked.instance)
-    orders = ClusterOrders(directory)
-    orders.drain(orders.read().draining - {asked.instance})
-    began_s = time.monotonic()
-    while _instance(directory, asked.instance)["state"] == "draining":
-        if time.monotonic() - began_s > asked.timeout:
-            raise ControlError(f"the server has not taken the order after {asked.timeout:.0f} s; it stays")
-        time.sleep(LOOK_S)
-    print(f"instance {asked.instance} gets requests again")
+    number = asked.instance
+    _instance(directory, number)
+    _wait_until_read(directory, asked, ClusterOrders(directory).restore(frozenset({number})))
+    if _instance(directory, number)["left"] is not None:
+        raise ControlError(f"instance {number} is to be empty: by another command, or it is one too many")
+    print(f"instance {number} gets requests again")
 
 
 def _scale(directory: Path, asked: argparse.Namespace) -> None:
@@ -225,20 +217,41 @@ def _scale(directory: Path, asked: argparse.Namespace) -> None:
         orders.scale(None)
         print(_usual_number(settings))
         return
-    number, most = asked.number, settings.most_instances
+    number, most, began_s = asked.number, settings.most_instances, time.monotonic()
     if not number.isdecimal() or not 1 <= int(number) <= most:
         limit = "cluster.max_instances" if settings.follows_load else "cluster.instances"
         raise ControlError(f"scale {number}: must be auto or a number from 1 to {most} ({limit})")
-    orders.scale(int(number))
-    began_s, said = time.monotonic(), ""
-    while (left := _not_yet(_status_of(directory), int(number), orders.read().draining)) != "":
-        if left != said:
-            print(left, file=sys.stderr, flush=True)
-            said = left
-        if time.monotonic() - began_s > asked.timeout:
-            raise ControlError(f"{left} after {asked.timeout:.0f} s; the order stays")
-        time.sleep(LOOK_S)
+    _wait_until_read(directory, asked, orders.scale(int(number)))
+
+    def missing() -> str:
+        present = orders.read()
+        if present.instances != int(number):
+            raise ControlError("another command has ordered another number of instances meanwhile")
+        return _not_yet(_status_of(directory), int(number), present.draining)
+
+    _wait(asked, missing, shows=True)
     print(f"the number of instances is {number}; all are ready after {time.monotonic() - began_s:.1f} s")
+
+
+def _wait_until_read(directory: Path, asked: argparse.Namespace, order: int) -> None:
+    """Waits until the scheduler model has read the order of this number."""
+    _wait(
+        asked, lambda: "" if _status_of(directory)["order"] >= order else "the server has not read the order"
+    )
+
+
+def _wait(asked: argparse.Namespace, missing: Callable[[], str], shows: bool = False) -> None:
+    """Waits until `missing` returns an empty text; else it says what is missing. Raises ControlError after
+    the time that the command has. `shows`: what is missing is printed whenever it changes.
+    """
+    began_s, shown = time.monotonic(), ""
+    while (text := missing()) != "":
+        if shows and text != shown:
+            print(text, file=sys.stderr, flush=True)
+            shown = text
+        if time.monotonic() - began_s > asked.timeout:
+            raise ControlError(f"{text} after {asked.timeout:.0f} s; the order stays")
+        time.sleep(LOOK_S)
 
 
 def _usual_number(settings: ClusterSettings) -> str:

@@ -1,9 +1,10 @@
-"""Whether the processes that the launcher has started become ready, and whether they still answer; and calls
-that take long.
+"""Whether the processes that the launcher starts become ready, and whether they still answer; starts that the
+host refuses for a while; and calls that take long.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +15,9 @@ MAX_FAILURES = 4  # in sequence; counted, not timed
 # a failure after a longer time does not count: then this process stood still as well
 LONGEST_ANSWER_S = 6.0
 MAX_FAILED_STARTS = 5  # in sequence, none of which got ready: a further start would not help
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0  # before a start is tried again
+
+log = logging.getLogger("gapless")
 
 
 class GiveUpError(RuntimeError):
@@ -32,10 +36,63 @@ class FailedStarts:
     def book(self, was_ready: bool) -> None:
         self._count = 0 if was_ready else self._count + 1
         if self._count == MAX_FAILED_STARTS:
+            self._count = 0
             raise GiveUpError(
                 f"{self._what} was started {MAX_FAILED_STARTS} times and never got ready; its messages are in"
                 " the log above"
             )
+
+
+class Pause:
+    """Before something is tried again; longer each time."""
+
+    def __init__(self, longest_s: float = LONGEST_PAUSE_S) -> None:
+        self.next_s = FIRST_PAUSE_S
+        self._longest_s = longest_s
+        self._end_s = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() >= self._end_s
+
+    def begin(self) -> None:
+        self._end_s = time.monotonic() + self.next_s
+        self.next_s = min(2 * self.next_s, self._longest_s)
+
+
+class Start:
+    """Starts a process, after longer and longer pauses if that fails. What the host refuses for the moment
+    (too many processes, no memory, no files) says nothing of the process, and is tried for any time.
+    """
+
+    def __init__(self, what: str, start: Callable[[], None]) -> None:
+        """`start` raises OSError if the host refuses."""
+        self._what = what
+        self._start = start
+        self._pause = Pause()
+        self.is_due = False  # it is to be started and is not yet
+
+    def begin(self, has_failed: bool = False) -> None:
+        """Starts it at once, or after a pause if the last start has failed: what it lacked may come back."""
+        self.is_due = True
+        if has_failed:
+            self._pause.begin()
+        else:
+            self._pause = Pause()
+        self.go_on()
+
+    def go_on(self) -> None:
+        """To be called several times a second. Does nothing once it is started."""
+        if not self.is_due or not self._pause.is_over:
+            return
+        try:
+            self._start()
+            self.is_due = False
+        except OSError as error:
+            log.warning(
+                "%s can't be started (%s); trying again in %.0f s", self._what, error, self._pause.next_s
+            )
+            self._pause.begin()
 
 
 class Pulse:
@@ -57,7 +114,7 @@ class Pulse:
         self._ask_every_s = ask_every_s
         self._failures = 0
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+        self._is_started = False
 
     @property
     def has_failed(self) -> bool:
@@ -69,13 +126,16 @@ class Pulse:
         return self._failures >= MAX_FAILURES
 
     def start(self) -> None:
-        self._thread.start()
+        """Does nothing if it is started. Raises OSError if the host has no thread left."""
+        if not self._is_started:
+            start_thread(self._run, "pulse")
+            self._is_started = True
 
     def stop(self) -> None:
         self._stopping.set()
 
     def forget(self) -> None:
-        """Resets the count, because the server has been started again."""
+        """Resets the count: the server, or a model that it could not do without, has been started again."""
         self._failures = 0
 
     def _run(self) -> None:
@@ -92,7 +152,8 @@ class Pulse:
 
 def slow_call(call: Callable[[], bool], meanwhile: Callable[[], None], every_s: float) -> bool:
     """Makes a call that may take a minute in a thread of its own, and calls `meanwhile` every `every_s` until
-    it has ended. Returns what it returns. Raises what either of the two raises.
+    it has ended. Returns what it returns. Raises what either of the two raises, and OSError if the host has
+    no thread left.
     """
     result: Future[bool] = Future()
 
@@ -102,7 +163,15 @@ def slow_call(call: Callable[[], bool], meanwhile: Callable[[], None], every_s: 
         except Exception as error:
             result.set_exception(error)
 
-    threading.Thread(target=run, name="slow call", daemon=True).start()
+    start_thread(run, "slow call")
     while not wait([result], every_s).done:
         meanwhile()
     return result.result()
+
+
+def start_thread(run: Callable[[], None], name: str) -> None:
+    """Raises OSError if the host has no thread left."""
+    try:
+        threading.Thread(target=run, name=name, daemon=True).start()
+    except RuntimeError as error:
+        raise OSError(str(error)) from error

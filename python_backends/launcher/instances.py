@@ -2,7 +2,7 @@
 
 The scheduler model writes to its status file which instances should run; before that, it is the first
 `cluster.instances`. Owns the processes. The supervisor makes one `InstanceProcesses` and calls `start`,
-`heal` and `stop`. Tested in tests/pure/test_instance_processes.py.
+`heal` and `stop`.
 """
 
 from __future__ import annotations

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from python_backends.launcher.address import ALL_IPV4, LOOPBACK, in_url, ip_of
 from python_backends.settings import ROOT, ServerSettings
 
 
 def invitation(server: ServerSettings) -> str:
-    url = f"http://{server.address}:{server.http_port}/v2/models/ensemble/generate_stream"
+    host = in_url(ip_of(server.address))
+    url = f"http://{host}:{server.http_port}/v2/models/ensemble/generate_stream"
     messages = (
         r'"messages": "[{\"role\": \"user\", \"content\": \"Convert to camelCase: def'
         r' read_all_lines(file_name): pass\"}]"'
@@ -18,7 +20,8 @@ def invitation(server: ServerSettings) -> str:
     python = Path(sys.executable)
     if python.is_relative_to(ROOT):
         python = python.relative_to(ROOT)
-    stream = f"{python} client/stream.py --port {server.grpc_port}"
+    elsewhere = "" if host in (LOOPBACK, ALL_IPV4) else f" --host '{host}'"
+    stream = f"{python} client/stream.py{elsewhere} --port {server.grpc_port}"
     return f"""
 Gapless is ready on {server.address}: {ports}
 Try it in another terminal:
@@ -27,7 +30,7 @@ Try it in another terminal:
 
   {stream} "Convert to camelCase: def read_all_lines(file_name): pass"
 
-  make chat{"" if server.grpc_port == 8001 else f" URL={server.address}:{server.grpc_port}"}
+  make chat{"" if server.grpc_port == 8001 and not elsewhere else f" URL='{host}:{server.grpc_port}'"}
 
 Ctrl-C ends it.
 """

@@ -4,7 +4,6 @@ Triton lets a client call every model by its name, and a call by a client cannot
 by the ensemble. But with `--model-namespacing`, Triton refuses a name that two model repositories have, while
 an ensemble finds the model of its own repository. So a second repository gets a namesake of each inner model.
 A namesake is an ensemble: it has no process, and cannot be called either.
-Tested in tests/server/test_serving.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Triton reports "ready" even if a Python model hangs or is dead. The launcher updates the file's modification
 time at least every two seconds while it watches. `build/image/is-ready` checks both. Called by the
-supervisor. Tested in tests/pure/test_run_files.py.
+supervisor.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from python_backends.launcher.run_directories import MARK
 from python_backends.launcher.stubs import PREDICTOR, STUBS
+from python_backends.linux.files import write_whole
 from python_backends.settings import Settings, dump
 from python_backends.watching.board import instance_name
 from python_backends.watching.instance_state import KEY
@@ -27,6 +28,7 @@ log = logging.getLogger("gapless")
 
 KEEP_EVERY_S = 900.0
 SETTINGS = "settings.json"
+LEARNER = "learner"  # its name in the counts of restarts
 
 
 class RunFiles:
@@ -39,7 +41,7 @@ class RunFiles:
         (directory / KEY).write_bytes(secrets.token_bytes(32))
         self._kept = {name: (directory / name).read_bytes() for name in (SETTINGS, KEY)}
         instances = [instance_name(number) for number in range(settings.cluster.most_instances)]
-        self.restarts = RestartCounts(directory, (*instances, "tritonserver", *STUBS, PREDICTOR))
+        self.restarts = RestartCounts(directory, (*instances, "tritonserver", *STUBS, PREDICTOR, LEARNER))
         self._kept_s = time.monotonic()
 
     def put(self, name: str, content: bytes) -> None:
@@ -81,9 +83,7 @@ def write_if_changed(path: Path, content: bytes) -> None:
     with contextlib.suppress(OSError):
         if path.read_bytes() == content:
             return
-    written = path.with_suffix(".new")
-    written.write_bytes(content)
-    written.replace(path)
+    write_whole(path, content)
 
 
 def _touch(directory: Path) -> None:

@@ -1,7 +1,7 @@
 """The models that tritonserver serves, and their stubs: the processes in which it runs Python models.
 
 The server reports "ready" even if a stub is dead or hangs. So the launcher looks for the stub's process and
-for its beats. Called by the server and the supervisor. Tested in tests/pure/test_life.py.
+for its beats. Called by the server and the supervisor.
 """
 
 from __future__ import annotations

@@ -2,24 +2,29 @@
 of them.
 
 The command line makes one and calls `serve`; it runs in one thread. How each process is started and watched
-is in the other modules of this room. Tested in tests/server/test_recovery.py and tests/server/test_pauses.py.
+is in the other modules of this room.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 
+from python_backends.launcher.address import check_ports
 from python_backends.launcher.health import FailedStarts, GiveUpError, Pulse
 from python_backends.launcher.instances import InstanceProcesses
 from python_backends.launcher.invitation import invitation
 from python_backends.launcher.learner_process import LearnerProcess
+from python_backends.launcher.open_requests import OpenRequests
 from python_backends.launcher.readiness import Readiness
 from python_backends.launcher.run_files import RunFiles
 from python_backends.launcher.stubs import PREDICTOR
-from python_backends.launcher.triton_server import TritonServer
+from python_backends.launcher.triton_server import ANSWER_S, TritonServer
 from python_backends.linux.pauses import AwakeClock
 from python_backends.settings import Settings
 from python_backends.streams.delivery import CONFIRM_NS
@@ -29,10 +34,18 @@ from python_backends.watching.metrics import EXPORT_EVERY_S
 
 log = logging.getLogger("gapless")
 
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 WATCH_EVERY_S = 0.2
 PREDICTOR_PAUSE_S = 10.0  # between two attempts to load it again
 # enough time for a request to get from the door to the scheduler model, and for a last answer to its client
 PASSING_S = 0.5
+LONGEST_LOOK_S = 2 * ANSWER_S + 1.0  # the pulse may be asking, too
+TOGETHER_S = 1.0
+SHORTAGE_S = 1.0  # pause after something that the host refuses
+
+
+class StopError(Exception):
+    """What takes long is left as it is."""
 
 
 class Supervisor:
@@ -52,11 +65,11 @@ class Supervisor:
         self._reload_at_s = 0.0  # the predictor, not before
         self._server_failures = FailedStarts("tritonserver")
         self._pulse = Pulse(self._server.answers)
-        self._signals = 0
+        self._signals, self._signalled_s = 0, -math.inf  # how many came, and when the last one
 
     def serve(self) -> None:
         """Serves until a signal comes. Raises GiveUpError."""
-        for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for name in STOPPING:
             signal.signal(name, self._count_signal)
         try:
             if self._start():
@@ -75,7 +88,7 @@ class Supervisor:
             self._settings.model.device,
             self._settings.model.dtype,
         )
-        self._server.check_ports()
+        check_ports(self._settings.server)
         self._instances.start()
         self._await(lambda: self._instances.is_ready, "an instance", self._check_first_start)
         log.info("model loaded after %.1f s; starting tritonserver", time.monotonic() - started_s)
@@ -85,38 +98,55 @@ class Supervisor:
         if self._signals:
             return False
         log.info("ready after %.1f s", time.monotonic() - started_s)
-        print(invitation(self._settings.server), flush=True)
+        with contextlib.suppress(OSError, ValueError):  # its reader has gone
+            print(invitation(self._settings.server), flush=True)
         return True
 
     def _watch(self) -> None:
-        self._pulse.start()
-        while not self._signals:
-            self._instances.heal()
-            self._heal_server()
-            if self._settings.predicts_lengths:
-                self._learner.heal()
-            self._readiness.say(not self._server.suspects and not self._pulse.has_failed)
-            self._files.keep_if_due()
-            time.sleep(WATCH_EVERY_S)
+        with contextlib.suppress(StopError):
+            while not self._signals:
+                self._patiently(self._pulse.start)
+                self._patiently(self._heal)
+                time.sleep(WATCH_EVERY_S)
+
+    def _heal(self) -> None:
+        self._instances.heal()
+        self._heal_server()
+        if self._settings.predicts_lengths:
+            self._learner.heal()
+        self._readiness.say(not self._server.suspects and not self._pulse.has_failed)
+        self._files.keep_if_due()
 
     def _await(self, ready: Callable[[], bool], what: str, check: Callable[[], None]) -> None:
         """Waits for `ready`, or a signal, and calls `check` meanwhile. Raises GiveUpError after
         server.ready_s.
         """
-        clock = AwakeClock()
-        while not self._signals and not ready():
-            check()
+        clock = AwakeClock(LONGEST_LOOK_S)
+        while not self._signals and not self._patiently(ready):
+            self._patiently(check)
             if clock.advance() > self._settings.server.ready_s:
                 raise GiveUpError(
                     f"{what} was not ready within {self._settings.server.ready_s:.0f} s (server.ready_s)"
                 )
             time.sleep(0.05)
 
+    def _patiently(self, look: Callable[[], bool | None]) -> bool | None:
+        """Returns what `look` returns; None if the host refuses it for the moment (no files, memory or
+        threads are left), which ends nothing: the next look tries again.
+        """
+        try:
+            return look()
+        except OSError as error:
+            log.warning("the launcher could not look after its processes (%s); trying again", error)
+            time.sleep(SHORTAGE_S)
+            return None
+
     def _check_first_start(self) -> None:
         self._instances.look()
+        self._server.go_on()
         if self._instances.has_ended():
             raise GiveUpError("no instance started; their messages are in the log above")
-        if self._server.was_started and not self._server.is_running:
+        if self._server.has_ended:
             raise GiveUpError("tritonserver did not start; its messages are in the log above")
 
     def _heal_server(self) -> None:
@@ -141,9 +171,10 @@ class Supervisor:
         for model in dead - {PREDICTOR}:
             log.warning("the stub of %s has died; loading the model again", model)
             self._files.restarts.add(model)
-            if not self._server.reload(model, self._instances.heal):
+            if not self._server.reload(model, self._meanwhile):
                 self._restart_server("tritonserver", f"{model} could not be loaded again")
                 return
+            self._pulse.forget()  # the ensemble was not ready without it
 
     def _heal_predictor(self) -> None:
         """No request waits for it, so it is loaded again after a pause."""
@@ -151,28 +182,35 @@ class Supervisor:
             return
         log.warning("the stub of %s has died; loading the model again", PREDICTOR)
         self._files.restarts.add(PREDICTOR)
-        self._server.reload(PREDICTOR, self._instances.heal)
+        self._server.reload(PREDICTOR, self._meanwhile)
         self._reload_at_s = time.monotonic() + PREDICTOR_PAUSE_S
+
+    def _meanwhile(self) -> None:
+        """To be done several times a second while a model is loaded. Raises StopError."""
+        self._patiently(self._instances.heal)
+        if self._signals:
+            raise StopError
 
     def _restart_server(self, whose_fault: str, why: str) -> None:
         log.warning("%s: %s; starting the server again", whose_fault, why)
         self._files.restarts.add(whose_fault)
         self._readiness.say(False)
-        self._start_server()
+        self._server.kill()
+        self._server.start()
         self._await(self._server.is_ready, "tritonserver", self._check_restart)
+        if self._signals:
+            return
         self._server_failures.book(was_ready=True)
         self._pulse.forget()
         log.info("serving again")
 
-    def _start_server(self) -> None:
-        self._server.kill()
-        self._server.start()
-
     def _check_restart(self) -> None:
         self._instances.heal()
-        if not self._server.is_running:
+        self._server.go_on()
+        if self._server.has_ended:
             self._server_failures.book(was_ready=False)
-            self._start_server()
+            self._server.kill()
+            self._server.start(has_failed=True)
 
     def _drain(self) -> None:
         """Waits until open requests have ended; the door refuses new ones. A second signal ends the wait."""
@@ -182,14 +220,11 @@ class Supervisor:
         self._files.say(DRAINING)
         end_s = time.monotonic() + drain_s
         time.sleep(PASSING_S)
-        now_s = time.time()
-        while (
-            (is_open := self._server.may_have_open_requests(now_s))
-            and time.monotonic() < end_s
-            and self._signals == signals
-        ):
-            self._instances.heal()
-            time.sleep(WATCH_EVERY_S)
+        requests, is_open = OpenRequests(self._server), True
+        while is_open and self._signals == signals and (left_s := end_s - time.monotonic()) > 0:
+            is_open = self._patiently(partial(requests.may_be_there, left_s)) is not False
+            self._patiently(self._instances.heal)
+            time.sleep(is_open * WATCH_EVERY_S)
         self._files.say(CLOSING)  # open requests get their text so far and an error
         time.sleep(PASSING_S + is_open * (EXPORT_EVERY_S + CONFIRM_NS / 1e9))
 
@@ -201,4 +236,8 @@ class Supervisor:
         log.info("stopped")
 
     def _count_signal(self, *_: object) -> None:
-        self._signals += 1
+        """Several at once are one: a `make serve` passes on what systemd sends to all processes."""
+        now_s = time.monotonic()
+        if now_s - self._signalled_s > TOGETHER_S:
+            self._signals += 1
+            self._signalled_s = now_s

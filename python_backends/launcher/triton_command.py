@@ -9,13 +9,15 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from python_backends.launcher.address import ALL_IPV4, in_url, ip_of, of_triton_http
 from python_backends.launcher.namesakes import write_namesakes
-from python_backends.launcher.triton_files import TritonFiles
-from python_backends.settings import ROOT, ServerSettings
+from python_backends.launcher.triton_files import MODELS, TritonFiles
+from python_backends.settings import ServerSettings
 from python_backends.watching.board import VARIABLE, Board
 
 log = logging.getLogger("gapless")
 
+ONLY_IPV4 = (sys.executable, "-m", "python_backends.linux.ipv4_only")
 STUB_PYTHON = "GAPLESS_STUB_PYTHON"  # another Python for the stubs, where the launcher's has numpy 2
 RESTRICTED = ("shared-memory", "model-repository", "trace", "logging")  # only the launcher may use these
 # Triton refuses the later steps of an ensemble while it exits: it is asked to exit when no request is open
@@ -26,6 +28,7 @@ SHARED_BYTES = 1 << 24
 POOL_THREADS = 2
 # of each of its threads: its JSON reader recurses (docs/limits.md); only the used part takes memory
 STACK_BYTES = 512 << 20
+PLATFORMS = ("AIP_", "SAGEMAKER_")  # variables of Vertex AI and SageMaker, by which Triton changes its doors
 ACCOUNTS_FOR_ALL = 2  # vm.overcommit_memory: reserved memory counts, used or not
 ALLOCATOR = {  # glibc's: docs/limits.md, Memory
     # else a hundred threads have an arena each, with pages that no other thread can use
@@ -47,8 +50,9 @@ def command(
     secret header that gives access to the restricted endpoints.
     """
     return [
+        *(ONLY_IPV4 if settings.address == ALL_IPV4 else ()),
         str(files.binary),
-        f"--model-repository={ROOT / settings.model_repository}",
+        f"--model-repository={MODELS}",
         *namesakes(settings, run_directory),
         f"--backend-directory={files.backends}",
         "--model-control-mode=explicit",
@@ -57,6 +61,8 @@ def command(
         *_restrictions(settings, key),
         "--pinned-memory-pool-byte-size=0",  # tensors here are small and stay on the host
         "--allow-gpu-metrics=false",  # needs DCGM, which few hosts have
+        "--allow-vertex-ai=false",  # variables of the environment would open it, instead of ours
+        "--allow-sagemaker=false",
         f"--exit-timeout-secs={EXIT_TIMEOUT_S}",
         f"--log-info={str(settings.verbose).lower()}",
         f"--backend-config=python,shm-region-prefix-name={run_directory.name}-",
@@ -100,16 +106,16 @@ def _overcommit() -> int:
         return 0
 
 
-def environment(files: TritonFiles, run_directory: Path, board: Board) -> dict[str, str]:
+def environment(files: TritonFiles, board: Board) -> dict[str, str]:
     """Returns tritonserver's environment, which the stubs inherit."""
     libraries = [str(path) for path in files.libraries] + os.environ.get("LD_LIBRARY_PATH", "").split(":")
     return {
         **ALLOCATOR,
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if not name.startswith(PLATFORMS)},
         "PATH": f"{Path(os.environ.get(STUB_PYTHON, sys.executable)).parent}:{os.environ['PATH']}",
         "LD_LIBRARY_PATH": ":".join(filter(None, libraries)),
-        "PYTHONPATH": str(ROOT),
-        "GAPLESS_RUN_DIRECTORY": str(run_directory),
+        "PYTHONPATH": ".",
+        "GAPLESS_RUN_DIRECTORY": ".",
         VARIABLE: str(board.fd),
         "TQDM_DISABLE": "1",
         "OMP_NUM_THREADS": "1",  # the processors belong to the engine
@@ -127,17 +133,18 @@ def namesakes(settings: ServerSettings, run_directory: Path) -> list[str]:
         return []
     return [
         "--model-namespacing=true",
-        f"--model-repository={write_namesakes(run_directory / 'namesakes')}",
+        f"--model-repository={write_namesakes(run_directory / 'namesakes').name}",
     ]
 
 
 def _interfaces(settings: ServerSettings) -> list[str]:
+    ip = ip_of(settings.address)
     return [
-        f"--http-address={settings.address}",
+        f"--http-address={of_triton_http(ip)}",
         f"--http-port={settings.http_port}",
-        f"--grpc-address={settings.address}",
+        f"--grpc-address={in_url(ip)}",
         f"--grpc-port={settings.grpc_port}",
-        f"--metrics-address={settings.address}",
+        f"--metrics-address={of_triton_http(ip)}",
         f"--metrics-port={settings.metrics_port}",
         "--grpc-keepalive-time=10000",  # ms; finds dead connections
         "--grpc-keepalive-timeout=20000",  # a host that stands still for less keeps them
@@ -155,6 +162,6 @@ def _restrictions(settings: ServerSettings, key: tuple[str, str]) -> list[str]:
 
 def _trace_options(settings: ServerSettings) -> list[str]:
     """Returns the options for Triton's own trace spans, which go to the same receiver as Gapless's."""
-    sampling = ["mode=opentelemetry", "level=TIMESTAMPS", f"rate={settings.trace_every}"]
+    sampling = ["mode=opentelemetry", "level=TIMESTAMPS", "rate=1"]
     receiver = [f"opentelemetry,url={settings.trace_url}", "opentelemetry,resource=service.name=gapless"]
     return [f"--trace-config={option}" for option in (*sampling, *receiver)]

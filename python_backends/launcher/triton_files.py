@@ -1,5 +1,10 @@
 """Finds the files of tritonserver and its Python backend: in /opt/tritonserver in a container of Triton's,
-else in the wheel `nvidia-pytriton`. Tested in tests/pure/test_triton_command.py.
+else in the wheel `nvidia-pytriton`; and gives them names in the run directory.
+
+tritonserver works in the run directory and knows files there by relative names. Triton hands its paths to a
+shell, which would split or run what is in them, and repeats them in errors that clients get; lists of
+directories in the environment are split at ":" and ";". A relative name has none of these, and tells nothing
+of the host.
 """
 
 from __future__ import annotations
@@ -7,12 +12,17 @@ from __future__ import annotations
 import shutil
 import sys
 import sysconfig
+from collections.abc import Collection
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from python_backends.launcher.stubs import PROGRAM
+from python_backends.settings import ROOT
 
 CONTAINER_SERVER = Path("/opt/tritonserver")
+MODELS, LIBRARIES = Path("models"), Path("libraries")  # names in the run directory
+CODE = "python_backends"  # there, too: the stubs import modules from the directory in which they work
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,21 +32,29 @@ class TritonFiles:
     libraries: tuple[Path, ...]  # directories
 
 
-def locate(run_directory: Path) -> TritonFiles:
-    """Returns the files. Those of the wheel are linked together in the run directory."""
+def locate(run_directory: Path, model_repository: Path, packages: Collection[str] = ()) -> TritonFiles:
+    """Returns the files. Makes links in the run directory to the model repository, to our code, to the
+    `packages` of others that the settings name and to the files of the wheel. Raises OSError.
+    """
+    _link(run_directory / MODELS, model_repository)
+    _link(run_directory / CODE, ROOT / CODE)
+    for package in packages:
+        found = find_spec(package)
+        assert found is not None, "the launcher has imported it"
+        for place in found.submodule_search_locations or [str(found.origin)]:
+            _link(run_directory / Path(place).name, Path(place))
     if CONTAINER_SERVER.exists():
         return TritonFiles(
             CONTAINER_SERVER / "bin/tritonserver", CONTAINER_SERVER / "backends", (CONTAINER_SERVER / "lib",)
         )
     site = Path(sysconfig.get_path("purelib"))
     wheel = site / "pytriton/tritonserver"
-    backends = run_directory / "backends"
-    _assemble_backend(wheel, backends / "python")
-    return TritonFiles(
-        wheel / "bin/tritonserver",
-        backends,
-        (Path(sysconfig.get_config_var("LIBDIR")), site / "nvidia_pytriton.libs"),
-    )
+    _assemble_backend(wheel, run_directory / "backends/python")
+    directories = (Path(sysconfig.get_config_var("LIBDIR")), site / "nvidia_pytriton.libs")
+    libraries = tuple(LIBRARIES / str(number) for number in range(len(directories)))
+    for name, directory in zip(libraries, directories, strict=True):
+        _link(run_directory / name, directory)
+    return TritonFiles(wheel / "bin/tritonserver", Path("backends"), libraries)
 
 
 def _assemble_backend(wheel: Path, directory: Path) -> None:
@@ -48,5 +66,11 @@ def _assemble_backend(wheel: Path, directory: Path) -> None:
         target = directory / source.name
         if source.is_dir():
             shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
-        elif not target.exists():
-            target.symlink_to(source)
+        else:
+            _link(target, source)
+
+
+def _link(name: Path, target: Path) -> None:
+    name.parent.mkdir(parents=True, exist_ok=True)
+    if not name.is_symlink():
+        name.symlink_to(target)

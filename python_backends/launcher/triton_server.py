@@ -1,25 +1,27 @@
 """The tritonserver process: its health, its log and its end.
 
 Finds out whether the server or one of its models is dead, and can load a model again. The supervisor decides
-when. Tested in tests/server/test_recovery.py and tests/server/test_pauses.py.
+when.
 """
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import logging
 import re
 import secrets
-import socket
+import signal
 import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 
-from python_backends.launcher.health import slow_call
+from python_backends.launcher.address import ip_of
+from python_backends.launcher.connections import REFUSAL, ConnectionBound, allow_files
+from python_backends.launcher.health import Start, slow_call, start_thread
 from python_backends.launcher.run_directories import remove_shared_memory
 from python_backends.launcher.run_files import RunFiles
+from python_backends.launcher.server_log import relay
 from python_backends.launcher.stubs import PREDICTOR, STUBS, Stubs
 from python_backends.launcher.triton_command import (
     EXIT_TIMEOUT_S,
@@ -29,23 +31,12 @@ from python_backends.launcher.triton_command import (
     stack_bytes,
 )
 from python_backends.launcher.triton_files import locate
-from python_backends.linux.process_group import end_group, start_group
-from python_backends.settings import Settings, SettingsError
+from python_backends.linux.process_group import deaf, end_group, start_group
+from python_backends.settings import ROOT, Settings
 from python_backends.watching.board import Board
-from python_backends.watching.metrics import TIMESTAMP
 
 log = logging.getLogger("gapless")
 
-NOISE = ("Signal (15) received",)
-WITHOUT_GPU = (
-    "CUDA driver version is insufficient",
-    "CudaDriverHelper",
-    "NVML",
-    "DCGM",
-    "pinned memory pool",
-    "pinned system memory",
-)
-OPEN_REQUESTS = ("gapless_requests_running", "gapless_requests_waiting")
 UNLOAD_S, LOAD_S = 6.0, 60.0
 MEANWHILE_S = 0.2
 ANSWER_S = 5.0  # limit for a question that it answers from memory
@@ -56,60 +47,89 @@ class TritonServer:
 
     def __init__(self, settings: Settings, run_files: RunFiles, board: Board) -> None:
         self._settings = settings.server
+        self._ip = ip_of(settings.server.address)
         self._models = (*STUBS, PREDICTOR) if settings.predicts_lengths else STUBS
         self._run_files = run_files
         self._run_directory = run_files.directory
         self._board = board
         self._key = ("gapless-key", secrets.token_hex(16))
-        self._files = locate(self._run_directory)
+        self._repository = ROOT / self._settings.model_repository
+        self._packages = settings.packages_of_others
+        self._files = locate(self._run_directory, self._repository, self._packages)
         self._stack_bytes = stack_bytes()
+        self._max_files = allow_files(settings.streams.max_open)
         self._process: subprocess.Popen[str] | None = None
+        self._start = Start("tritonserver", self._start_process)
+        self._kept = self._connection(self._settings.http_port, ANSWER_S)
+        self._asking = threading.Lock()
         self._stubs = Stubs(self._models, board, settings.streams.dead_after_s)
 
     @property
-    def was_started(self) -> bool:
-        return self._process is not None
+    def has_ended(self) -> bool:
+        """Whether it was started and runs no more."""
+        return self._process is not None and not self.is_running
 
     @property
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    def start(self) -> None:
+    def start(self, has_failed: bool = False) -> None:
+        """`go_on` is to be called several times a second from then on: it starts after a pause if the last
+        start has failed, or the host refuses.
+        """
+        self._process = None
+        self._start.begin(has_failed)
+
+    def go_on(self) -> None:
+        self._start.go_on()
+
+    def _start_process(self) -> None:
+        """Raises OSError if the host refuses."""
         self._prepare()
         self._stubs.forget(self._models)
+        # of one connection it is asked whether it answers: no other may be taken while too many are open
+        self._kept = self._connection(self._settings.http_port, ANSWER_S)
         self._process = start_group(
-            command(self._settings, self._files, self._run_directory, (*self._models, "ensemble"), self._key),
-            environment(self._files, self._run_directory, self._board),
+            deaf(
+                command(
+                    self._settings, self._files, self._run_directory, (*self._models, "ensemble"), self._key
+                )
+            ),
+            environment(self._files, self._board),
             stack_bytes=self._stack_bytes,
+            cwd=self._run_directory,
             pass_fds=[self._board.fd],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
         )
-        threading.Thread(target=_relay, args=[self._process.stdout], name="server log", daemon=True).start()
+        try:
+            self._attend(self._process)
+        except OSError:
+            self.kill()
+            self._process = None
+            raise
 
-    def check_ports(self) -> None:
-        """Raises SettingsError if one of the ports is in use: that process would answer the clients."""
-        for name in ("http_port", "grpc_port", "metrics_port"):
-            port = getattr(self._settings, name)
-            with socket.socket() as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                try:
-                    probe.bind((self._settings.address, port))
-                except OSError as error:
-                    raise SettingsError(
-                        f"server.{name} = {port}: {error.strerror or error} on {self._settings.address}"
-                    ) from error
+    def _attend(self, process: subprocess.Popen[str]) -> None:
+        """Starts the threads that it needs here. Raises OSError if the host refuses."""
+        assert process.stdout is not None
+        try:
+            start_thread(partial(relay, process.stdout), "server log")
+        except OSError:
+            process.stdout.close()
+            raise
+        server = self._settings
+        refusals = {server.http_port: REFUSAL, server.grpc_port: b"", server.metrics_port: REFUSAL}
+        bound = ConnectionBound(process.pid, refusals, self._max_files)
+        start_thread(bound.run, "connections")
 
     def is_ready(self) -> bool:
-        return (
-            self.is_running and self._get("/v2/health/ready")[0] == 200 and not self.dead_stubs() & set(STUBS)
-        )
+        return self.is_running and self._says_200("/v2/health/ready") and not self.dead_stubs() & set(STUBS)
 
     def answers(self) -> bool:
         """Whether it reports that the ensemble takes requests. It does so even if a stub is dead."""
-        return self._get("/v2/models/ensemble/ready", timeout_s=ANSWER_S)[0] == 200
+        return self._says_200("/v2/models/ensemble/ready")
 
     def dead_stubs(self) -> set[str]:
         """Returns the names of the models whose stub process is gone."""
@@ -152,18 +172,18 @@ class TritonServer:
         self._stubs.forget([model])
         return done
 
-    def may_have_open_requests(self, since_s: float) -> bool:
-        """Returns False if the server is dead, or if /metrics, exported after `since_s` (Unix time), has no
-        open requests. Else returns True.
-        """
-        if not self.is_running or "scheduler" in self.dead_stubs():
-            return False
-        text = self._get("/metrics", self._settings.metrics_port)[1]
-        numbers = {name: float(value) for name, value in re.findall(r"^(\w+) (\S+)$", text, re.MULTILINE)}
-        return numbers.get(TIMESTAMP, 0.0) < since_s or any(numbers[name] > 0 for name in OPEN_REQUESTS)
+    def numbers(self, limit_s: float) -> dict[str, float]:
+        """Returns those of /metrics that have no labels, within `limit_s`; none if it does not answer."""
+        text = self._ask("GET", "/metrics", self._settings.metrics_port, min(limit_s, ANSWER_S))[1]
+        return {name: float(value) for name, value in re.findall(r"^(\w+) (\S+)$", text, re.MULTILINE)}
+
+    def has_streams(self) -> bool:
+        """Whether it, and the stub that owns the streams, are there."""
+        return self.is_running and "scheduler" not in self.dead_stubs()
 
     def stop(self) -> None:
-        """Ends the server, by SIGTERM first, and then all processes of its group, orphaned stubs too."""
+        """Ends the server, by SIGINT first, and then all processes of its group, orphaned stubs too."""
+        self._kept.close()  # else tritonserver waits for its end
         self._end(EXIT_TIMEOUT_S + 1)
 
     def kill(self) -> None:
@@ -173,35 +193,37 @@ class TritonServer:
         """Writes the files that a new stub reads, in case the run directory was cleaned."""
         self._run_files.keep()
         try:
-            locate(self._run_directory)
+            locate(self._run_directory, self._repository, self._packages)
             namesakes(self._settings, self._run_directory)
         except OSError as error:
             log.warning("files for Triton can't be written again: %s", error)
 
     def _end(self, wait_s: float) -> None:
         if self._process is not None:
-            end_group(self._process, wait_s)
+            # it is deaf to SIGTERM; SIGINT ends it in the same way
+            end_group(self._process, wait_s, signal.SIGINT)
             remove_shared_memory(self._run_directory)
 
-    def _get(self, path: str, port: int = 0, timeout_s: float = 60) -> tuple[int, str]:
-        return self._ask("GET", path, port or self._settings.http_port, timeout_s)
+    def _says_200(self, path: str) -> bool:
+        with self._asking:
+            return self._ask_on(self._kept, "GET", path)[0] == 200
 
     def _ask(self, method: str, path: str, port: int, timeout_s: float) -> tuple[int, str]:
-        """Returns HTTP status and text; status 0 if there is no valid answer."""
-        connection = http.client.HTTPConnection(self._settings.address, port, timeout=timeout_s)
+        connection = self._connection(port, timeout_s)
+        try:
+            return self._ask_on(connection, method, path)
+        finally:
+            connection.close()
+
+    def _connection(self, port: int, timeout_s: float) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(self._ip, port, timeout=timeout_s)
+
+    def _ask_on(self, connection: http.client.HTTPConnection, method: str, path: str) -> tuple[int, str]:
+        """Returns HTTP status and text; status 0, and a closed connection, if there is no valid answer."""
         try:
             connection.request(method, path, "{}" if method == "POST" else None, dict([self._key]))
             response = connection.getresponse()
             return response.status, response.read().decode(errors="replace")
         except (OSError, http.client.HTTPException):
-            return 0, ""
-        finally:
             connection.close()
-
-
-def _relay(lines: Iterable[str]) -> None:
-    """Passes the server's log on, without the lines that it writes on every machine without a GPU."""
-    for line in lines:
-        if not any(noise in line for noise in (*NOISE, *WITHOUT_GPU)):
-            with contextlib.suppress(OSError):  # the terminal is gone
-                sys.stderr.write(line)
+            return 0, ""

@@ -6,7 +6,6 @@ everything between two steps. If it is preempted, all engine threads wait for it
 the others take over its work. So no other thread gets the loop's processor, if there are at least two. A new
 thread inherits the processors of the thread that started it, so processors are assigned again when there are
 new threads. Used by an instance, and by the launcher for itself and all processes that it starts.
-Tested in tests/pure/test_loop_processor.py.
 """
 
 from __future__ import annotations
@@ -41,5 +40,6 @@ class LoopProcessor:
             return
         self._placed, own = threads, min(self._all)
         for thread in threads:
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
+            # it has just ended, or these processors were taken away: it stays where Linux has put it
+            with contextlib.suppress(OSError):
                 os.sched_setaffinity(thread, {own} if thread == os.getpid() else self._all - {own})

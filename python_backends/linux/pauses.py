@@ -11,6 +11,14 @@ import time
 from collections.abc import Callable
 
 LONGEST_S = 1.0  # most that one look adds; watchers look several times a second
+SILENT_STEPS = 4.0  # steps like its longest that an instance may be silent for
+
+
+def longest_silence_s(dead_after_s: float, longest_step_s: float) -> float:
+    """Seconds after which a silent instance is given up. It beats between two steps, so a large model on a
+    slow machine gets more than `streams.dead_after_s`.
+    """
+    return max(dead_after_s, SILENT_STEPS * longest_step_s)
 
 
 class AwakeClock:

@@ -11,7 +11,7 @@ and a `TokenWindow` to the detokenizer.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -43,7 +43,7 @@ from python_backends.nouns.request import (
     Request,
     WaitReason,
 )
-from python_backends.nouns.step import Started, Tokens
+from python_backends.nouns.step import Evicted, Started, Tokens
 
 Array = NDArray[Any]
 Reader = Callable[[bytes | memoryview], Any]
@@ -130,6 +130,8 @@ class Failed(Noun, frozen=True):
     request_epoch: int
 
 
+# of late tokens, as an instance counts them (docs/token_way.md)
+LATE_CAUSES = ("decode", "prompts", "spare_time", "slow_step", "host", "evicted")
 JOB_STATUSES = ("queued", "running", "succeeded", "failed", "cancelled")
 
 
@@ -157,6 +159,7 @@ class Load(Noun, frozen=True):
     # token gaps since the last heartbeat, as the histogram of metrics counts them
     gap_counts: tuple[int, ...] = ()
     gap_sum_s: float = 0.0
+    late_tokens: tuple[int, ...] = ()  # since the last heartbeat, by LATE_CAUSES; empty: none
     is_contested: bool = False  # requests compete for slots or memory: then it matters whose turn it is
     wait_reason: WaitReason | None = None  # of those that wait there; None: none does
     last_submit: int = 0  # number of the last Submit that is counted here
@@ -167,6 +170,7 @@ class Load(Noun, frozen=True):
     future_blocks: int = 0  # that the requests with a slot will use at most, as predicted
     num_prefill_tokens: int = 0  # of requests that have a slot, still to be computed before their next token
     step_s: float = 0.0  # what a step takes at present; 0: not known yet
+    longest_step_s: float = 0.0  # the longest of the latest steps: so long it may be silent
     moved_bytes: int = 0  # of KV blocks, sent to other instances since the last heartbeat
     num_borrowed_blocks: int = 0  # KV blocks that training uses; they count as free
     num_adapters: int = 0  # LoRA adapters in the engine's memory
@@ -174,7 +178,9 @@ class Load(Noun, frozen=True):
 
 
 ToInstance = Hello | Submit | Predicted | Cancel | Reserve | MoveOut | AbortMove | Resume
-FromInstance = Hello | Started | Tokens | Load | Failed | Reserved | Refused | Held | Adopted | MoveEnded
+FromInstance = (
+    Hello | Started | Evicted | Tokens | Load | Failed | Reserved | Refused | Held | Adopted | MoveEnded
+)
 BetweenInstances = Blocks | Last | Ack | Nak
 
 
@@ -201,6 +207,30 @@ def reader(kind: Any) -> Reader:
             return decoder.decode(frame)
         except (msgspec.DecodeError, ValueError, IndexError) as error:  # the latter two from arrays
             raise BadMessageError(f"not a message: {error}") from error
+
+    return read
+
+
+def frame_reader(kind: Any, unknown: Callable[[BadMessageError], None]) -> Reader:
+    """What reads frames of (incarnation, incarnation, messages of `kind`). Unknown messages, as those of
+    another version of the code, are left out, and `unknown` is told.
+    """
+    whole, one = reader(tuple[str, str, tuple[kind, ...]]), reader(kind)
+    in_parts = reader(tuple[str, str, tuple[msgspec.Raw, ...]])
+
+    def known(messages: tuple[msgspec.Raw, ...]) -> Iterator[Any]:
+        for message in messages:
+            try:
+                yield one(message)
+            except BadMessageError as error:
+                unknown(error)
+
+    def read(frame: bytes | memoryview) -> Any:
+        try:
+            return whole(frame)
+        except BadMessageError:
+            *incarnations, messages = in_parts(frame)
+            return (*incarnations, tuple(known(messages)))
 
     return read
 

@@ -10,7 +10,23 @@ both instances, and between the instances themselves.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from python_backends.nouns.request import Ids, Noun, Request
+
+Refusal = Literal[
+    "slots",
+    "memory",
+    "adapter",  # it is not loaded there yet
+    "model",  # or something that comes does not fit the request
+    "busy",  # a move of this number is there already
+]
+End = Literal[
+    "ended",  # the request has ended there, has lost its slot, or has no token of this slot yet
+    "refused",  # by the destination, or by the source: it can't send there
+    "too_slow",  # blocks became full faster than they were copied
+    "lost",  # nothing has come for too long, or the request is not held there any more
+]
 
 
 class Reserve(Noun, frozen=True, eq=False):
@@ -68,7 +84,7 @@ class Refused(Noun, frozen=True):
     """From the destination: it can't take the request now, for this reason."""
 
     move: int
-    why: str  # slots, memory, draining, model or busy
+    why: Refusal
 
 
 class Held(Noun, frozen=True):
@@ -93,7 +109,7 @@ class MoveEnded(Noun, frozen=True):
     """From either end: the move has ended before the request was handed over."""
 
     move: int
-    why: str  # ended, refused, too_slow or lost
+    why: End
 
 
 class Blocks(Noun, frozen=True):
@@ -127,4 +143,4 @@ class Nak(Noun, frozen=True):
     """Between instances: the destination does not take the request. It has freed what it kept for it."""
 
     move: int
-    why: str
+    why: Refusal

@@ -2,7 +2,7 @@
 
 Everything here is immutable and imports nothing of the project. The tokenizer makes a `Request`, the
 scheduler model turns its progress into `TokenWindow`s, the detokenizer turns those into text and answers with
-`Feedback`. Tested in tests/pure/test_messages.py.
+`Feedback`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ Ids = NDArray[np.int32]  # token ids, one dimension
 Floats = NDArray[np.float32]
 
 MAX_BAD_WORD_TOKENS = 4
+MAX_STOP_WORDS = 16  # and as many stop ids: each slot keeps a place for them
 LEAST_TEMPERATURE = 1e-5  # a smaller one is 0: logits divided by it would leave the range of float32
+# told of a token that is impossible, or of which an engine tells nothing: JSON has no infinite numbers
+LEAST_LOG_PROB = -9999.0
 QUANTILE_LEVELS = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)  # of a predicted length
 
 

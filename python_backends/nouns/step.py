@@ -5,12 +5,12 @@ step's spans run. A step of a run has none, except for `Grow`. Spans are arrays,
 
 A run is a series of steps in which the same slots decode and nothing else happens: each step's spans are one
 token further than those of the step before. Its steps have the same run number, and code that keeps something
-for a run compares the numbers. Tested in tests/pure/test_messages.py.
+for a run compares the numbers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
 
@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from python_backends.nouns.request import BASE, AdapterVersion, Ids, LogProbs, Noun, Sampling
-from python_backends.nouns.training import Window
 
 _RUNS = count()  # of this process: no two schedulers over one engine give a number twice
 
@@ -78,9 +77,6 @@ class StepPlan:
     The first `num_decodes` spans are decodes, each of length 1: their input is the slot's last token, which
     the engine holds. The others are chunks of prompts: their input is in `tokens`, one after the other. A
     span with `samples` set yields one new token: every decode span, and the last chunk of a prefill.
-
-    A plan of decode spans alone may have a window of training, whose rows stand after theirs and yield
-    nothing here. Only engines that train are given one.
     """
 
     number: int
@@ -94,7 +90,6 @@ class StepPlan:
     tokens: Ids  # [prefill tokens of this step]
     run: int = field(default_factory=lambda: next(_RUNS))
     step_in_run: int = 0
-    window: Window | None = None
 
     @cached_property
     def starts(self) -> Ids:
@@ -104,9 +99,6 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         return int(self.lengths.sum())
-
-    def with_window(self, window: Window) -> StepPlan:
-        return replace(self, window=window)
 
     def next_in_run(self, number: int, operations: tuple[SlotOperation, ...] = ()) -> StepPlan:
         """The plan after this one, which has decode spans alone: each starts one token further."""
@@ -123,7 +115,6 @@ class StepPlan:
             tokens=self.tokens,
             run=self.run,
             step_in_run=self.step_in_run + 1,
-            window=None,
         )
         return plan
 
@@ -150,7 +141,8 @@ class StepOutput:
 
     number: int
     tokens: Ids  # [sampled]
-    finishes: NDArray[np.uint8]  # [sampled] Finish: RUNNING, STOP (a stop id) or LENGTH
+    # [sampled] Finish: RUNNING, STOP (a stop id), LENGTH, or ERROR (no token: the logits are no numbers)
+    finishes: NDArray[np.uint8]
     log_probs: RowLogProbs | None = None  # None: no request asks
     busy_s: float = 0.0  # from the start of its forward pass until its tokens were chosen
     gap_s: float = 0.0  # that the device had been idle before it
@@ -185,6 +177,13 @@ class Started(Noun, frozen=True):
     request_id: int
     request_epoch: int
     num_prefix_hit_tokens: int
+
+
+class Evicted(Noun, frozen=True):
+    """A request has lost its slot and waits for one again; its next token comes after another Started."""
+
+    request_id: int
+    request_epoch: int
 
 
 class Tokens(Noun, frozen=True, eq=False):

@@ -45,15 +45,6 @@ Loads = tuple[int, int, float]  # of a piece of training: sequences, tokens, KV 
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """Tokens [first, last) of the pack that is computed, as a step of serving computes them forward."""
-
-    first: int
-    last: int
-    loads: Loads
-
-
-@dataclass(frozen=True, slots=True)
 class Tile:
     """Tokens [first, last) of a pack in one layer."""
 

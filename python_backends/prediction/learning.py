@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from python_backends.prediction.forest import grow
@@ -20,7 +22,10 @@ from python_backends.prediction.versions import Version, next_number, publish
 MIN_OBSERVATIONS = 100  # for a first forest
 MIN_WRONG = 10  # wrong predictions since the last forest, for another one
 MAX_WRONG, MAX_ORDINARY = 2000, 2000  # observations of one fit, which takes some seconds of one processor
-MAX_FIT_S = 120.0
+MAX_FIT_S = 120  # of a processor
+MAX_WAIT_S = 2 * 3600.0  # a fit that hangs
+
+Fit = Callable[[], int | None]  # its exit code; None: it is not over
 
 
 def is_due(log: RequestLog, encoder: str, last: Version | None) -> bool:
@@ -51,15 +56,27 @@ def learn(directory: Path, encoder: str) -> Version | None:
     return version
 
 
-def learn_apart(directory: Path, encoder: str) -> int | None:
-    """`learn` in a process of its own. Its exit code; None if it took too long."""
+def learn_apart(directory: Path, encoder: str) -> Fit:
+    """`learn` in a process of its own, which this one does not wait for."""
     process = multiprocessing.get_context("spawn").Process(
-        target=learn, args=(directory, encoder), name="gapless-fit", daemon=True
+        target=_learn_within, args=(directory, encoder), name="gapless-fit", daemon=True
     )
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     process.start()
-    process.join(MAX_FIT_S)
-    if process.exitcode is None:
-        process.kill()
-        return None
-    return process.exitcode
+    started_s = time.monotonic()
+
+    def code() -> int | None:
+        if process.exitcode is None and time.monotonic() - started_s > MAX_WAIT_S:
+            process.kill()
+            process.join()
+        return process.exitcode
+
+    return code
+
+
+def _learn_within(directory: Path, encoder: str) -> None:
+    """The kernel ends it by SIGXCPU after `MAX_FIT_S` of processor time. Next to others, at low priority,
+    these may last for an hour.
+    """
+    resource.setrlimit(resource.RLIMIT_CPU, (MAX_FIT_S, MAX_FIT_S + 5))
+    learn(directory, encoder)

@@ -44,11 +44,15 @@ class Budget:
         self._share = min(share, 1.0)
         self._clock = clock
         self._seen_s = clock()
-        self._left_s = self._share * MAX_SAVED_S
+        self._left_s = self.most_s
+
+    @property
+    def most_s(self) -> float:
+        return self._share * MAX_SAVED_S
 
     def affords(self, cost_s: float) -> bool:
         now_s = self._clock()
-        self._left_s = min(self._share * MAX_SAVED_S, self._left_s + (now_s - self._seen_s) * self._share)
+        self._left_s = min(self.most_s, self._left_s + (now_s - self._seen_s) * self._share)
         self._seen_s = now_s
         return self._share > 0 and cost_s <= self._left_s
 
@@ -127,11 +131,11 @@ class Predictor:
         """Features by place in `subjects`; those beyond the budget are missing."""
         if self._instructions is None or self._inputs is None:
             return {}
-        chosen = self._affordable(subjects, self._instructions, self._inputs)
+        chosen = self._affordable(subjects)
         if not chosen:
             return {}
         started_s = time.thread_time()
-        num_fresh = sum(not self._inputs.knows(subjects[place].user_input) for place in chosen)
+        num_fresh = len(self._to_encode([subjects[place] for place in chosen]))
         instructions = self._instructions.encode([subjects[place].instruction for place in chosen])
         inputs = self._inputs.encode([subjects[place].user_input for place in chosen])
         made = features(
@@ -143,18 +147,32 @@ class Predictor:
             self._cost_s += 0.2 * (spent_s / num_fresh - self._cost_s)
         return dict(zip(chosen, made, strict=True))
 
-    def _affordable(
-        self, subjects: Sequence[Subject], instructions: CachedEncoder, inputs: CachedEncoder
-    ) -> list[int]:
+    def _affordable(self, subjects: Sequence[Subject]) -> list[int]:
+        """Places in `subjects`. A full budget affords the first one, whatever it costs: a text that is
+        believed to cost more than can be saved is measured again.
+        """
         chosen: list[int] = []
-        to_encode: set[tuple[bool, str]] = set()  # (is an instruction, text)
+        to_encode: set[tuple[bool, str]] = set()
         for place, subject in enumerate(subjects):
-            needed = {(True, subject.instruction)} if not instructions.knows(subject.instruction) else set()
-            needed |= {(False, subject.user_input)} if not inputs.knows(subject.user_input) else set()
-            if needed <= to_encode or self._budget.affords(len(to_encode | needed) * self._cost_s):
+            needed = self._to_encode([subject])
+            cost_s = len(to_encode | needed) * self._cost_s
+            is_first = not to_encode
+            if needed <= to_encode or self._budget.affords(
+                min(cost_s, self._budget.most_s) if is_first else cost_s
+            ):
                 to_encode |= needed
                 chosen.append(place)
         return chosen
+
+    def _to_encode(self, subjects: Sequence[Subject]) -> set[tuple[bool, str]]:
+        """(is an instruction, text) of what is not remembered."""
+        assert self._instructions is not None
+        assert self._inputs is not None
+        instructions = {(True, each.instruction) for each in subjects}
+        inputs = {(False, each.user_input) for each in subjects}
+        return {each for each in instructions if not self._instructions.knows(each[1])} | {
+            each for each in inputs if not self._inputs.knows(each[1])
+        }
 
     # --- new versions and new answers
 

@@ -2,18 +2,16 @@
 
 `current.json` is replaced atomically after its forest is whole on disk, so that a reader finds a complete
 version at any time. The learner writes; the predictor and `make stats` read.
-Tested in tests/cpu/test_learning.py.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from python_backends.linux.files import replace_file, write_whole
 from python_backends.prediction.forest import Forest
 
 CURRENT = "current.json"
@@ -36,8 +34,8 @@ class Version:
 
 def publish(directory: Path, version: Version, forest: Forest) -> None:
     path = version.path(directory)
-    _replace(path, forest.save)
-    _replace(directory / CURRENT, lambda written: written.write_text(json.dumps(asdict(version), indent=1)))
+    replace_file(path, forest.save)
+    write_whole(directory / CURRENT, json.dumps(asdict(version), indent=1))
     numbers = sorted(_numbers(directory) - {version.number})
     for old in numbers[: -(KEPT - 1)]:
         (directory / FOREST.format(old)).unlink(missing_ok=True)
@@ -65,11 +63,3 @@ def _numbers(directory: Path) -> set[int]:
     """The numbers of the versions that have their forests here."""
     found = (re.fullmatch(r"forest-(\d+)\.npz", path.name) for path in directory.glob("forest-*.npz"))
     return {int(match[1]) for match in found if match}
-
-
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    written = path.with_suffix(".new")
-    write(written)
-    with written.open("rb") as file:
-        os.fsync(file.fileno())
-    written.replace(path)

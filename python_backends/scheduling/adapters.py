@@ -3,7 +3,7 @@
 Owns the list of loaded adapters, in the order of their last use. Loads nothing: the loop asks what is
 `wanted`, and says what was loaded or dropped. An adapter is known by the digest of its content, so two names
 of the same content are one; a sequence without a digest needs none. Called by the slot scheduler and the
-loop. Tested in tests/pure/test_adapters.py.
+loop.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 to be looked at again.
 
 Owns what is known since the last look; changes neither the waiting list nor the slots. Called by the slot
-scheduler, which gives the slots. Tested in tests/pure/test_scheduling.py and tests/pure/test_contention.py.
+scheduler, which gives the slots.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@ and index.
 
 Owns what stays the same while the same rows get a token at every step: their requests, and after how many
 steps one of them is full. Such a run costs a step no look at each row. Called by the slot scheduler.
-Tested in tests/pure/test_scheduling.py and tests/pure/test_scheduler_states.py.
 """
 
 from __future__ import annotations

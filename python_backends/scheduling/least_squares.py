@@ -2,7 +2,6 @@
 least squares, in which old observations lose weight.
 
 Used for the times of steps (`step_time`) and of pieces of training (`piece_time`).
-Tested in tests/pure/test_future_memory.py.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ memory.
 Brings together step time, future memory and predicted order. Computes the latter two again at most every 50
 ms, best while the device computes. Owned by the slot scheduler. For policies that don't look ahead it keeps
 the history of lengths and nothing else, and while slots and memory suffice for all requests it computes
-nothing. Tested in tests/pure/test_predicted_lengths.py.
+nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from python_backends.scheduling.step_time import StepTime
 from python_backends.settings import SchedulingSettings
 
 REFRESHED_S = 0.05
+LONGEST_STEP_S = 2.0  # of a step in which only prompts are computed: who comes meanwhile waits for its end
 UNSEEN_STEP_S = 0.02  # assumed time of a step before any was measured
 
 
@@ -38,7 +39,7 @@ class Outlook:
     ) -> None:
         self.step_time = StepTime()
         self._max_step_s = settings.max_step_ms / 1000
-        self.future = FutureMemory(allocator, settings.memory_share, settings.memory_caution, policy.sampled)
+        self.future = FutureMemory(allocator, policy.sampled)
         self.order = (
             PredictedOrder(policy.rank, settings, self.future.rest_tokens, clock) if policy.rank else None
         )
@@ -87,10 +88,11 @@ class Outlook:
 
     def prefill_s(self, decodes: Ids) -> float:
         """What prompts may add to the step that is planned, besides the slots that decode in it, which wait
-        for its end: up to `max_step_ms`, or to twice what it takes without prompts if that is longer.
+        for its end: up to `max_step_ms`, or to twice what it takes without prompts if that is longer. Where
+        none decodes, up to LONGEST_STEP_S.
         """
         if not len(decodes):
-            return math.inf
+            return max(LONGEST_STEP_S, self._max_step_s)
         step_s = self.step_time.seconds(len(decodes), int(self._slots.planned[decodes].sum()))
         return max(self._max_step_s - step_s, step_s)
 

@@ -1,9 +1,8 @@
-"""How long a piece of training takes: a window (forward, all layers), its loss, a tile (backward, one layer),
-or anything that is always about as long.
+"""How long a piece of training takes: a tile (one layer, forward or backward), the loss of some tokens, or
+anything that is always about as long.
 
 A constant, plus a time for each sequence, token and KV token of the piece. Learned while training, as the
-times of steps are. Owned by what trains in an instance; that of windows in steps of serving by `StepTime`.
-Tested in tests/pure/test_training_budget.py.
+times of steps are. Owned by what trains in an instance.
 """
 
 from __future__ import annotations
@@ -73,14 +72,11 @@ class PieceTime:
         """That such a piece takes; 0 before any was seen."""
         return float(sum(one * load for one, load in zip(self._fit.coefficients, (1, *loads), strict=True)))
 
-    def observe(self, loads: Loads, seconds: float, num_before: int = 0) -> None:
-        """The first piece of a size is not learned from: libraries generate code for it. `num_before`: rows
-        of others that were computed together with its tokens.
-        """
+    def observe(self, loads: Loads, seconds: float) -> None:
+        """The first piece of a size is not learned from: libraries generate code for it."""
         self.most_tokens = max(self.most_tokens, loads[1])
-        size = num_before + loads[1]
-        if size not in self._sizes:
-            self._sizes.add(size)
+        if loads[1] not in self._sizes:
+            self._sizes.add(loads[1])
             return
         self._observed.append((1.0, *loads, seconds))
         is_far_below = FAR_BELOW * seconds < self.expected_s(loads)

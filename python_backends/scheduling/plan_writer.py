@@ -4,7 +4,6 @@ a step may take.
 Owns the numbers of the steps, and the run: as long as the same rows decode and nothing else happens, the next
 plan is the last one, one token further, whatever the number of rows. Decides neither which request has a slot
 nor which is evicted. Called by the slot scheduler.
-Tested in tests/pure/test_scheduling.py and tests/pure/test_scheduler_states.py.
 """
 
 from __future__ import annotations

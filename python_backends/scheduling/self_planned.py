@@ -3,7 +3,7 @@
 The engine never has more sequences than slots, and none without the blocks reserved for it here, so its own
 queue stays empty and the order stays our decision. Plans have operations and no spans. After its sequence has
 ended or was cancelled, a slot is not free before the engine reports its release. Called by the instance loop
-like its parent class. Tested in tests/pure/test_tensorrt_llm.py.
+like its parent class.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from python_backends.nouns.messages import Failed
 from python_backends.nouns.request import QUANTILE_LEVELS, Ids, ModelLimits
 from python_backends.nouns.step import (
     GatheredOutput,
     Release,
-    SlotFailure,
     Started,
     StepOutput,
     StepPlan,
@@ -61,7 +59,7 @@ class CountingAllocator(Allocator):
 
     def seat(self, sequence: Sequence) -> int:
         sequence.reserved_blocks = self._reservation(sequence)
-        sequence.blocks = np.array(self.blocks.take(sequence.reserved_blocks), np.int32)
+        sequence.blocks = np.array(self.blocks.allocate(sequence.reserved_blocks), np.int32)
         self.slots.seat(sequence, len(sequence.tokens), self.limit(sequence))
         self._started.append(Started(sequence.request_id, sequence.request_epoch, 0))
         self._operations.append(self._admission(sequence))
@@ -142,9 +140,3 @@ class SelfPlannedScheduler(SlotScheduler):
         self._finish(ended)
         table.follow(output.slots)
         return tokens
-
-    def _fail(self, failure: SlotFailure) -> None:
-        sequence = self.slots.sequences[failure.slot]
-        if sequence is not None and self.slots.generations[failure.slot] == failure.slot_generation:
-            self._failed.append(Failed(sequence.request_id, failure.error, sequence.request_epoch))
-            self.cancel(sequence.request_id)

@@ -1,5 +1,5 @@
 """How long a step takes: a constant, plus a time for each decode row, KV token, prefill token and prefill KV
-token of it, plus what a window of training adds.
+token of it.
 
 KV tokens are those that decode rows attend to. Each token of a chunk attends to all tokens before the chunk
 and, on average, to half of the chunk: these are its prefill KV tokens, of which a chunk far into a long
@@ -9,7 +9,6 @@ Learned while serving, by least squares over the latest steps. The instance loop
 plans the next one just before the running one ends: not too early, so that a request that comes meanwhile is
 still in it, and not too late, so that the engine does not wait. The slot scheduler reads from it how long a
 request will take; the simulated benchmarks take the time of their steps from it.
-Tested in tests/pure/test_future_memory.py.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 
 from python_backends.nouns.step import StepPlan
 from python_backends.scheduling.least_squares import WARM, LeastSquares
-from python_backends.scheduling.piece_time import PieceTime, chunk_kv_tokens
+from python_backends.scheduling.piece_time import chunk_kv_tokens
 
 FEATURES = ("constant", "decode row", "KV token", "prefill token", "prefill KV token")
 BATCH = 16  # later steps are learned from in groups of this size
@@ -57,7 +56,6 @@ class StepTime:
         self._kinds = (_Kind(), _Kind())
         # loads and seconds of steps that are not yet learned from
         self._observed: list[tuple[float, ...]] = []
-        self.window_time = PieceTime()  # what a window of training adds to a step
         self._run = -1  # run number of the latest plan
         self._first_kv_tokens = 0  # the sum of `first_starts` over its decode rows
 
@@ -108,19 +106,13 @@ class StepTime:
         return rows, self._first_kv_tokens + rows * (plan.step_in_run + 1), len(plan.tokens), attended
 
     def expected_s(self, plan: StepPlan) -> float:
-        window_s = 0.0 if plan.window is None else self.window_time.expected_s(plan.window.loads)
-        return self.seconds(*self.loads(plan)) + window_s
+        return self.seconds(*self.loads(plan))
 
     def least_s(self, plan: StepPlan) -> float:
         """The time that nearly every step like this one takes at least."""
         return self.expected_s(plan) * self._kinds[len(plan.tokens) > 0].quick
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
-        """What a step without a window takes is learned from such steps alone."""
-        if plan.window is not None:
-            added_s = seconds - self.seconds(*self.loads(plan))
-            self.window_time.observe(plan.window.loads, added_s, len(plan.slots))
-            return
         self._observed.append((*self.loads(plan), seconds))
         if self._fit.count < WARM or len(self._observed) == BATCH:
             observed, self._observed = np.array(self._observed, np.float64), []

@@ -8,20 +8,19 @@ from python_backends.settings.reading import add_arguments, dump, load, of_comma
 from python_backends.settings.sections.adapters import AdapterSettings
 from python_backends.settings.sections.cluster import ClusterSettings
 from python_backends.settings.sections.engine import EngineSettings
-from python_backends.settings.sections.finetuning import FinetuningSettings
+from python_backends.settings.sections.finetuning import TRAINS, FinetuningSettings
 from python_backends.settings.sections.limits import LimitSettings
 from python_backends.settings.sections.model import ModelSettings
 from python_backends.settings.sections.prediction import PredictionSettings
-from python_backends.settings.sections.scheduling import PREDICTED_POLICIES, SchedulingSettings
+from python_backends.settings.sections.scheduling import SchedulingSettings
 from python_backends.settings.sections.server import ServerSettings
 from python_backends.settings.sections.streams import StreamSettings
 from python_backends.settings.sections.tensorrt_llm import TensorRTLLMSettings
-from python_backends.settings.sections.toy import ToySettings
 from python_backends.settings.setting import SettingsError
 
 __all__ = [
-    "PREDICTED_POLICIES",
     "ROOT",
+    "TRAINS",
     "AdapterSettings",
     "ClusterSettings",
     "EngineSettings",
@@ -35,7 +34,6 @@ __all__ = [
     "SettingsError",
     "StreamSettings",
     "TensorRTLLMSettings",
-    "ToySettings",
     "add_arguments",
     "dump",
     "load",

@@ -1,10 +1,8 @@
-"""All settings of one server, in sections. Frozen: they are checked once and do not change.
-
-Tested in tests/pure/test_house.py.
-"""
+"""All settings of one server, in sections. Frozen: they are checked once and do not change."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,15 +13,13 @@ from python_backends.settings.sections.finetuning import FinetuningSettings
 from python_backends.settings.sections.limits import LimitSettings
 from python_backends.settings.sections.model import ModelSettings
 from python_backends.settings.sections.prediction import PredictionSettings
-from python_backends.settings.sections.scheduling import PREDICTED_POLICIES, SchedulingSettings
+from python_backends.settings.sections.scheduling import SchedulingSettings
 from python_backends.settings.sections.server import ServerSettings
 from python_backends.settings.sections.streams import StreamSettings
 from python_backends.settings.sections.tensorrt_llm import TensorRTLLMSettings
-from python_backends.settings.sections.toy import ToySettings
 
 ROOT = Path(__file__).resolve().parents[2]
 TITLES = {  # of sections that most servers do not need
-    "toy": 'engine.kind = "toy" only',
     "tensorrt_llm": 'engine.kind = "tensorrt_llm" only: docs/tensorrt_llm.md',
 }
 
@@ -34,7 +30,6 @@ class Settings:
 
     model: ModelSettings = field(default_factory=ModelSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
-    toy: ToySettings = field(default_factory=ToySettings)
     tensorrt_llm: TensorRTLLMSettings = field(default_factory=TensorRTLLMSettings)
     scheduling: SchedulingSettings = field(default_factory=SchedulingSettings)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
@@ -48,7 +43,13 @@ class Settings:
     @property
     def predicts_lengths(self) -> bool:
         """Whether lengths are predicted and learned: if the policy uses them."""
-        return self.prediction.enabled and self.scheduling.policy in PREDICTED_POLICIES
+        return self.prediction.enabled and self.scheduling.uses_lengths
+
+    @property
+    def packages_of_others(self) -> set[str]:
+        """The packages in which the settings of the form module:NAME are found."""
+        named = (self.engine.kind, self.scheduling.policy, self.cluster.policy)
+        return {re.split(r"[.:]", name)[0] for name in named if ":" in name}
 
     @property
     def steps_ahead(self) -> int:

@@ -3,7 +3,7 @@ source overrides an earlier one.
 
 A variable GAPLESS_SECTION__FIELD of the environment is the setting section.field. The launcher writes the
 result to the run directory, and every process reads it back from there. A wrong setting raises SettingsError
-with its name, its value and what is allowed. Tested in tests/pure/test_house.py.
+with its name, its value and what is allowed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import tomllib
 import typing
 from collections.abc import Mapping
@@ -23,8 +24,6 @@ from python_backends.settings.all_settings import ROOT, Settings
 from python_backends.settings.setting import Allowed, SettingsError, allowed
 
 RENAMED = {
-    "engine.toy_step_ms": "toy.step_ms",
-    "engine.toy_poison_token": "toy.poison_token",
     "tensorrt_llm.adapters": "adapters.directory",
     "tensorrt_llm.max_adapter_rank": "adapters.max_rank",
 }
@@ -48,6 +47,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="overrides",
         help="one setting",
     )
+    parser.add_argument(
+        "--sets",
+        action="extend",
+        type=_words,
+        default=argparse.SUPPRESS,
+        metavar="SETTINGS",
+        dest="overrides",
+        help="several: 'engine.slots=4 \"model.directory=/my model\"'",
+    )
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:  # a quote is not closed
+        raise argparse.ArgumentTypeError(f"{text}: {error}") from error
 
 
 def of_command_line(asked: argparse.Namespace) -> Settings:

@@ -16,10 +16,14 @@ from python_backends.streams.unconfirmed import Unconfirmed
 
 MS = 1_000_000
 S = 1_000_000_000
+MAX_UNACKNOWLEDGED = 32  # windows of one stream under way: about what its connection holds
+MAX_IN_FLIGHT = 128  # windows of all streams under way; with 32, 64 and 256 as many tokens a second were sent
+SENDER_LOAD = 0.0075  # of the machine's processors: what sending may take before tokens are sent together
 ADJUST_EVERY_S = 0.1
 SHRINKING = 2.0
 FIRST_STEP_S = 0.010
 PROBE_SHARE = 4
+PROBE_NS = 250 * MS  # a client that has left is noticed so soon, and a probe costs as much as a window
 PROBE_SPACING_NS = MS
 CONFIRM_NS = S
 LOOK_AGAIN_NS = S // 4  # at streams with unconfirmed windows, at all of them together
@@ -31,30 +35,38 @@ class Delivery:
     1. The last window is sent at once. An error is sent when the windows before it are confirmed, after
        CONFIRM_NS at the latest: Triton never releases a request one of whose steps fails while another runs.
        Before it, a streamed answer gets its text so far. No other window is sent: it would end the stream.
-    2. Otherwise a stream of which `max_unacknowledged` windows are under way sends nothing: a client that
+    2. Otherwise a stream of which MAX_UNACKNOWLEDGED windows are under way sends nothing: a client that
        reads slowly, or has left, gets its later tokens in fewer and larger windows.
     3. A window with the first tokens is sent at once: the client waits for it alone.
-    4. Other tokens are held until they are due, and then sent if fewer than `max_in_flight` windows of all
+    4. Other tokens are held until they are due, and then sent if fewer than MAX_IN_FLIGHT windows of all
        streams are under way; the stream that has waited longest is the first. The detokenizer takes one
        window after the other. A few keep it at work; more only wait there, where no later token joins them.
+       If none is sent or confirmed for a while (`stalls_ns`), one more is sent: those of clients that have
+       left may all be lost, and only a later window that is confirmed tells.
     5. Held tokens are due `interval_s` after the first of them came. Each window takes half a millisecond of
        a processor on its way through the server, and a CPU engine computes on the same processors. So every
-       ADJUST_EVERY_S the interval grows by as much as sending takes more than `sender_load` of the time, from
+       ADJUST_EVERY_S the interval grows by as much as sending takes more than SENDER_LOAD of the time, from
        FIRST_STEP_S up to `coalescing_ms`, which no reader notices. It shrinks by SHRINKING, below
        FIRST_STEP_S to nothing, when sending takes a SHRINKING-th of that: a lone stream gets every token at
        once.
-    6. A stream that has sent nothing for `probe_ms`, and for PROBE_SPACING_NS times the number of streams, is
-       probed. A PROBE_SHARE-th of `max_in_flight` at most are probes, so that tokens don't wait for them.
+    6. A stream that has sent nothing for PROBE_NS, and for PROBE_SPACING_NS times the number of streams, is
+       probed. A PROBE_SHARE-th of MAX_IN_FLIGHT at most are probes, so that tokens don't wait for them.
 
     The detokenizer holds its confirmations back as well, so that the streams thread takes one message instead
     of several (`wires/feedback.py`).
     """
 
     def __init__(
-        self, settings: StreamSettings, unconfirmed: Unconfirmed, open_streams: Sized, now_ns: int
+        self,
+        settings: StreamSettings,
+        unconfirmed: Unconfirmed,
+        open_streams: Sized,
+        now_ns: int,
+        num_processors: int = 1,
     ) -> None:
         self.interval_s = 0.0
         self._settings = settings
+        self._num_processors = num_processors
         self._unconfirmed = unconfirmed
         self._open_streams = open_streams
         self._held: dict[int, Stream] = {}  # their tokens wait, in order
@@ -75,7 +87,7 @@ class Delivery:
 
     def adjust(self, busy_s: float, elapsed_s: float) -> None:
         """To the time spent in sending out of the time elapsed."""
-        wanted_s = self._settings.sender_load * elapsed_s
+        wanted_s = SENDER_LOAD * self._num_processors * elapsed_s
         if busy_s > wanted_s:
             grown_s = max(FIRST_STEP_S, self.interval_s) * busy_s / wanted_s
             self.interval_s = min(self._settings.coalescing_ms / 1000, grown_s)
@@ -116,24 +128,27 @@ class Delivery:
         """Those whose held tokens are sent now, next to `num_others` windows."""
         if now_ns < self._due_ns:
             return []
-        taken = _take(self._held, self._num_free - num_others)
+        taken = _take(self._held, self._num_free(now_ns) - num_others)
         if not self._held:
             self._due_ns = 0
         return [stream for stream in taken if self._may_send(stream)]
 
     def take_quiet(self, now_ns: int) -> list[Stream]:
         """Those that are probed now."""
-        most_probes = max(1, self._settings.max_in_flight // PROBE_SHARE)
-        taken = _take(self._quiet, min(self._num_free, most_probes - self._unconfirmed.num_probes))
+        most_probes = max(1, MAX_IN_FLIGHT // PROBE_SHARE)
+        num_free = min(self._num_free(now_ns), most_probes - self._unconfirmed.num_probes)
+        taken = _take(self._quiet, num_free)
         return [stream for stream in taken if self._is_quiet(stream, now_ns)]
 
     # --- when to look again
 
     def next_ns(self, otherwise_ns: int) -> int:
         """When held tokens are sent if nothing happens, at the latest `otherwise_ns`; 0: now."""
-        if not self._held or self._num_free <= 0:
+        if not self._held:
             return otherwise_ns
-        return min(otherwise_ns, self._due_ns)
+        is_full = self._unconfirmed.num >= MAX_IN_FLIGHT
+        due_ns = max(self._due_ns, self._unconfirmed.stalls_ns) if is_full else self._due_ns
+        return min(otherwise_ns, due_ns)
 
     def wake_ns(self, stream: Stream, now_ns: int) -> int:
         """When something is next due for this stream if nothing comes in: its
@@ -154,17 +169,17 @@ class Delivery:
 
     # --- inside
 
-    @property
-    def _num_free(self) -> int:
+    def _num_free(self, now_ns: int) -> int:
         """How many windows more may be under way; below 0 after windows that were sent at once."""
-        return self._settings.max_in_flight - self._unconfirmed.num
+        num_free = MAX_IN_FLIGHT - self._unconfirmed.num
+        return 1 if num_free <= 0 and now_ns >= self._unconfirmed.stalls_ns else num_free
 
     @property
     def _probe_every_ns(self) -> int:
-        return max(int(self._settings.probe_ms * MS), len(self._open_streams) * PROBE_SPACING_NS)
+        return max(PROBE_NS, len(self._open_streams) * PROBE_SPACING_NS)
 
     def _is_full(self, stream: Stream) -> bool:
-        return len(stream.unacked_ns) >= self._settings.max_unacknowledged
+        return len(stream.unacked_ns) >= MAX_UNACKNOWLEDGED
 
     def _may_send(self, stream: Stream) -> bool:
         """Whether it has tokens that its client would read now."""

@@ -1,7 +1,4 @@
-"""Which instances there are, as the streams know them. Changed by the submissions alone.
-
-Tested in tests/pure/test_several_instances.py.
-"""
+"""Which instances there are, as the streams know them. Changed by the submissions alone."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ Written by the stream alone.
 from __future__ import annotations
 
 import math
+from array import array
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -43,36 +43,35 @@ def by_row(scores: RowLogProbs | None) -> dict[int, TokenLogProbs]:
 class StreamLogProbs:
     def __init__(self, num_top: int) -> None:
         self._num_top = num_top
-        self._chosen: list[float] = []
-        self._sums = [0.0]  # over the first i tokens
-        self._top_ids: list[Ids] = []
-        self._top: list[Floats] = []
+        # 12 bytes a token, and 8 for each top one
+        self._chosen = array("f")
+        self._sums = array("d", [0.0])  # over the first i tokens
+        self._top_ids = array("i")  # [tokens · num_top]
+        self._top = array("f")  # [tokens · num_top]
 
     def append(self, scores: TokenLogProbs) -> None:
         self._chosen.append(scores.chosen)
         self._sums.append(self._sums[-1] + scores.chosen)
-        self._top_ids.append(_filled(scores.top_ids[: self._num_top], self._num_top, -1))
-        self._top.append(_filled(scores.top[: self._num_top], self._num_top, math.nan))
+        num_lacking = self._num_top - len(scores.top_ids)
+        self._top_ids.extend([*scores.top_ids[: self._num_top].tolist(), *[-1] * num_lacking])
+        self._top.extend([*scores.top[: self._num_top].tolist(), *[math.nan] * num_lacking])
 
     def cut(self, num_tokens: int) -> None:
         """Forgets everything after the first `num_tokens` tokens."""
-        for kept in (self._chosen, self._top_ids, self._top):
-            del kept[num_tokens:]
+        del self._chosen[num_tokens:]
+        for kept in (self._top_ids, self._top):
+            del kept[num_tokens * self._num_top :]
         del self._sums[num_tokens + 1 :]
 
     def since(self, num_tokens: int) -> LogProbs:
         """Of all tokens after the first `num_tokens`."""
-        top_ids = [np.zeros(0, np.int32), *self._top_ids[num_tokens:]]
-        top = [np.zeros(0, np.float32), *self._top[num_tokens:]]
+        first = num_tokens * self._num_top
         return LogProbs(
-            np.array(self._chosen[num_tokens:], np.float32), np.concatenate(top_ids), np.concatenate(top)
+            np.array(self._chosen[num_tokens:], np.float32),
+            np.array(self._top_ids[first:], np.int32),
+            np.array(self._top[first:], np.float32),
         )
 
     def sum(self, num_tokens: int) -> float:
         """Over the first `num_tokens` tokens."""
         return self._sums[num_tokens]
-
-
-def _filled(values: Any, size: int, filler: float) -> Any:
-    """A copy, which doesn't keep the frame alive in which `values` came."""
-    return values.copy() if len(values) == size else np.full(size, filler, values.dtype)

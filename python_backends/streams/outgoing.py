@@ -1,7 +1,4 @@
-"""What the stream table gives the scheduler model to send.
-
-Tested in tests/pure/test_streams.py and tests/pure/test_stream_states.py.
-"""
+"""What the stream table gives the scheduler model to send."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ that crashed under it, also if it has to wait for it, so that it does not end a 
 in a slot at two crashes are suspects: they re-enter one at a time, each alone in an instance, until it has
 come a few tokens past where it stood when the instance died, or has ended. A request that is alone at a crash
 is the culprit. Then all requests go on together.
-Tested in tests/pure/test_several_instances.py.
 """
 
 from __future__ import annotations

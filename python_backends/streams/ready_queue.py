@@ -1,7 +1,7 @@
 """Which streams are to be looked at now: something happened to them, or their time has come.
 
 It identifies streams by their request ids. Used by the stream table, which looks at no other stream: a
-thousand quiet streams cost nothing. Tested in tests/pure/test_streams.py.
+thousand quiet streams cost nothing.
 """
 
 from __future__ import annotations

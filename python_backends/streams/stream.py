@@ -1,7 +1,6 @@
 """One client stream: what the engine has delivered, what has been sent, what the detokenizer has confirmed.
 
 All times are nanoseconds of one monotonic clock.
-Tested in tests/pure/test_streams.py and tests/pure/test_stream_states.py.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ class Stream:
 
     The stream itself, by its verbs: tokens, what was sent and confirmed of them, how it ends. Submissions:
     which instance has it, and in which life. Quarantine: its crashes. The stream table: times, the
-    prediction, the error. `Unconfirmed`: when its windows were sent. Counts of output tokens, smallest first:
-    num_acked ≤ num_sent ≤ len(tokens).
+    prediction, the error. `Unconfirmed`: when its windows were sent. The router: the keys of its prompt.
+    Counts of output tokens, smallest first: num_acked ≤ num_sent ≤ len(tokens).
     """
 
     __slots__ = (
@@ -52,8 +51,10 @@ class Stream:
         "last_sent_ns",
         "log_probs",
         "num_acked",
+        "num_prefilled",
         "num_sent",
         "prediction",
+        "prefix_keys",
         "previous",
         "request",
         "request_epoch",
@@ -64,8 +65,16 @@ class Stream:
         "unacked_ns",
     )
 
-    def __init__(self, request: Request, sender: Any, context_tokens: int, now_ns: int) -> None:
+    def __init__(
+        self,
+        request: Request,
+        sender: Any,
+        context_tokens: int,
+        now_ns: int,
+        prefix_keys: list[bytes] | None = None,
+    ) -> None:
         self.request = request
+        self.prefix_keys = prefix_keys  # of its prompt's blocks, for the router; None: they are not made yet
         self.sender = sender
         self.context_tokens = context_tokens  # tokens before num_acked that decide the text after them
         self.tokens: list[int] = []
@@ -79,6 +88,7 @@ class Stream:
         self.last_request_epoch = 0  # given to a life of it: one more at every re-admission and every move
         self.previous: PreviousLife | None = None  # before its last move
         self.seated = False  # in a slot there
+        self.num_prefilled = 0  # tokens of the answer that the slot begins with: computed again, or copied
         self.finish = Finish.RUNNING
         self.error = ""
         self.num_sent = 0

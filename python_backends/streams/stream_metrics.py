@@ -1,9 +1,12 @@
 """What /metrics shows of client streams, from their acceptance to their end.
-Called by the stream table; times are nanoseconds. Tested in tests/pure/test_streams.py.
+Called by the stream table; times are nanoseconds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from python_backends.nouns.request import Finish
 from python_backends.streams.stream import Stream
 from python_backends.watching.metrics import Metrics
 
@@ -23,10 +26,10 @@ class StreamMetrics:
         if adapter:
             self._metrics.count("gapless_adapter_requests_total", labels=(("adapter", adapter),))
 
-    def started(self, num_prefix_hit_tokens: int) -> None:
-        self._metrics.count("gapless_prefix_hit_tokens_total", num_prefix_hit_tokens)
-
-    def first_started(self, stream: Stream) -> None:
+    def first_started(self, stream: Stream, num_prefix_hit_tokens: int) -> None:
+        """The first time that it has a slot: later it would find its own blocks, and tokens of its answer."""
+        num_hits = min(num_prefix_hit_tokens, len(stream.request.prompt))
+        self._metrics.count("gapless_prefix_hit_tokens_total", num_hits)
         self._metrics.observe(
             "gapless_queue_time_seconds", (stream.started_ns - stream.request.arrival_ns) / S
         )
@@ -42,8 +45,11 @@ class StreamMetrics:
     def sent(self, num_responses: int) -> None:
         self._metrics.count("gapless_responses_total", num_responses)
 
-    def instance_lost(self) -> None:
+    def instance_lost(self, streams: Sequence[Stream]) -> None:
+        """`streams` had a slot there and go on: those in an answer get their next token late."""
         self._metrics.count("gapless_instance_losses_total")
+        num_late = sum(bool(stream.tokens) and stream.finish == Finish.RUNNING for stream in streams)
+        self._metrics.count("gapless_late_tokens_total", num_late, (("cause", "instance_lost"),))
 
     def ended(self, stream: Stream, now_ns: int) -> None:
         self._count_outcome(stream.finish.reason)

@@ -2,7 +2,7 @@
 to be sent to each.
 
 Owns what a stream says of that (`instance`, `seated`, its request epochs) and which instances there are. Used
-by the stream table, and by the moves of the cluster. Tested in tests/pure/test_streams.py.
+by the stream table, and by the moves of the cluster.
 """
 
 from __future__ import annotations
@@ -76,8 +76,9 @@ class Submissions:
         self._seat(stream, True)
 
     def evicted(self, stream: Stream) -> None:
-        """It waits for a slot again, in the instance that has it."""
+        """It waits for a slot again, in the instance that has it, which has sent all tokens before."""
         self._seat(stream, False)
+        stream.num_prefilled = len(stream.tokens)
 
     def predicted(self, stream: Stream) -> None:
         """There is a new prediction of its length."""
@@ -118,11 +119,11 @@ class Submissions:
 
     def is_needed(self, instance: int, streams: Collection[Stream]) -> bool:
         """Whether one of all `streams` runs or waits there, or lacks tokens that it computed."""
-        return any(
-            (stream.instance == instance and stream.finish == Finish.RUNNING)
-            or _lacks_tokens_of(stream, instance)
-            for stream in streams
-        )
+        return any(_needs(stream, instance) for stream in streams)
+
+    def num_needing(self, instance: int, streams: Collection[Stream]) -> int:
+        """How many of all `streams` need it so."""
+        return sum(_needs(stream, instance) for stream in streams)
 
     def close(self, instances: frozenset[int]) -> None:
         """These, and no others, are to be empty: no stream enters them."""
@@ -147,6 +148,7 @@ class Submissions:
         self.tell(stream.instance, Cancel(stream.request_id, stream.request_epoch))
         stream.previous = PreviousLife(stream.instance, stream.request_epoch, num_tokens)
         stream.instance, stream.request_epoch = instance, request_epoch
+        stream.num_prefilled = num_tokens
 
     def renew(self, stream: Stream) -> int:
         """The stream goes on in its instance as another life, whose number is returned: later tokens of any
@@ -201,7 +203,7 @@ class Submissions:
 
     def _submit_to(self, stream: Stream, instance: int, now_ns: int) -> None:
         del self._unsubmitted[stream.request_id]
-        stream.instance = instance
+        stream.instance, stream.num_prefilled = instance, len(stream.tokens)
         number = self.instances.count_submit(instance)
         delivered = np.array(stream.tokens, np.int32)
         # instances give new requests their places by the order of these messages
@@ -232,6 +234,11 @@ class Submissions:
         stream = self.quarantine.acquitted()
         if stream is not None and stream.finish == Finish.RUNNING:
             self.take_back(stream)
+
+
+def _needs(stream: Stream, instance: int) -> bool:
+    is_there = stream.instance == instance and stream.finish == Finish.RUNNING
+    return is_there or _lacks_tokens_of(stream, instance)
 
 
 def _lacks_tokens_of(stream: Stream, instance: int) -> bool:

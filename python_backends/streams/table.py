@@ -4,8 +4,7 @@ Owns every open stream; one thread of the scheduler model calls it. Tokens of in
 detokenizer come in; what is to be sent, submitted and cancelled comes out. It knows neither sockets nor
 Triton: `sender` is only carried along, `clock` returns monotonic nanoseconds. What an instance has of the
 streams is in `submissions`, which to look at in `ready_queue`, when their windows are sent in `delivery`,
-which are not confirmed in `unconfirmed`. Tested in tests/pure/test_streams.py and
-tests/pure/test_stream_states.py.
+which are not confirmed in `unconfirmed`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 
 from python_backends.nouns.messages import Failed, ToInstance
 from python_backends.nouns.request import Feedback, Finish, Idle, LengthPrediction, Request, WaitReason
-from python_backends.nouns.step import Started, Tokens
+from python_backends.nouns.step import Evicted, Started, Tokens
 from python_backends.settings import StreamSettings
 from python_backends.streams.delivery import Delivery
 from python_backends.streams.log_probs import UNKNOWN, TokenLogProbs, by_row
@@ -46,8 +45,11 @@ class StreamTable:
         context_tokens: Callable[[tuple[str, ...]], int],
         metrics: Metrics,
         dispatcher: Dispatcher | None = None,
+        num_processors: int = 1,
     ) -> None:
-        """`dispatcher`: decides which instance gets a stream; None: there is only one."""
+        """`dispatcher`: decides which instance gets a stream; None: there is only one. `num_processors`: of
+        the machine.
+        """
         self._settings = settings
         self._clock = clock
         self._context_tokens = context_tokens
@@ -55,7 +57,7 @@ class StreamTable:
         self._streams: dict[int, Stream] = {}  # in order of acceptance
         self._ready = ReadyQueue()
         self._unconfirmed = Unconfirmed()
-        self.delivery = Delivery(settings, self._unconfirmed, self._streams, clock())
+        self.delivery = Delivery(settings, self._unconfirmed, self._streams, clock(), num_processors)
         self.submissions = Submissions(dispatcher or OnlyInstance())  # moves change these too
         self._ended: list[Stream] = []
 
@@ -81,14 +83,14 @@ class StreamTable:
 
     # --- what comes in
 
-    def accept(self, request: Request, sender: Any) -> str:
+    def accept(self, request: Request, sender: Any, prefix_keys: list[bytes] | None = None) -> str:
         """Opens a stream, or says why it can't be had now."""
         refusal = self._refusal(request)
         if refusal:
             self._metrics.refused()
             return refusal
         context = self._context_tokens(request.stop_words)
-        stream = Stream(request, sender, context, self._clock())
+        stream = Stream(request, sender, context, self._clock(), prefix_keys)
         self._streams[request.request_id] = stream
         self.submissions.add(stream)
         self._ready.touch(request.request_id)
@@ -100,10 +102,17 @@ class StreamTable:
         if stream is None or stream.request_epoch != started.request_epoch:
             return
         self.submissions.started(stream)
-        self._metrics.started(started.num_prefix_hit_tokens)
         if stream.started_ns == 0:
             stream.started_ns = self._clock()
-            self._metrics.first_started(stream)
+            self._metrics.first_started(stream, started.num_prefix_hit_tokens)
+
+    def evicted(self, evicted: Evicted) -> None:
+        """One that has ended waits for nothing."""
+        stream = self._streams.get(evicted.request_id)
+        if stream is None or stream.finish != Finish.RUNNING:
+            return
+        if stream.request_epoch == evicted.request_epoch:
+            self.submissions.evicted(stream)
 
     def tokens(self, tokens: Tokens) -> None:
         """New tokens of one step. Those of an earlier life of a request are dropped, except those from before
@@ -130,6 +139,7 @@ class StreamTable:
         """What the detokenizer found in a window: it is confirmed, and may have ended the stream."""
         stream = self._streams.get(feedback.request_id)
         if stream is None:
+            self._unconfirmed.confirmed_of_left(feedback.request_id)
             return
         self._ready.touch(stream.request_id)
         self._unconfirmed.confirmed(stream)
@@ -177,12 +187,16 @@ class StreamTable:
     def instance_ready(self, instance: int) -> None:
         self.submissions.instance_ready(instance)
 
-    def instance_lost(self, instance: int) -> None:
-        """The instance died or stalled: what it had is to be submitted again, after what was delivered."""
-        self._metrics.instance_lost()
+    def instance_lost(self, instance: int, silent_s: float = 0.0) -> None:
+        """The instance died, or stalled for `silent_s`: what it had is to be submitted again, after what was
+        delivered.
+        """
+        ran = [stream for stream in self._streams.values() if stream.seated and stream.instance == instance]
         culprit = self.submissions.instance_lost(instance, self._streams.values(), self._clock())
+        self._metrics.instance_lost([stream for stream in ran if stream is not culprit])
         if culprit is not None:
-            culprit.error = "the engine failed while it ran this request alone; it is not tried again"
+            why = f" (silent for {silent_s:.0f} s: see streams.dead_after_s)" if silent_s else ""
+            culprit.error = f"the engine failed while it ran this request alone{why}; it is not tried again"
             self._end(culprit, Finish.ERROR)
 
     def failed(self, failed: Failed) -> None:
@@ -225,7 +239,7 @@ class StreamTable:
     def due(self) -> list[Outgoing]:
         """The responses that are to be sent now; every stream that has ended leaves the table here."""
         now = self._clock()
-        self._unconfirmed.look(now)
+        self._unconfirmed.forget_settled(now)
         ready = [self._streams[number] for number in self._ready.take(now)]
         outgoing = self._of_each(ready, self._look_at, now)
         held = self.delivery.take_held(now, len(outgoing))
@@ -299,12 +313,18 @@ class StreamTable:
                 out = response(stream, now)
             except Exception:
                 log.exception("request %d: its next response failed; it ends here", stream.request_id)
-                stream.error = FAILED_INSIDE
-                self._end(stream, Finish.ERROR)
-                out = self._last(stream, now)
+                out = self._failed_inside(stream)
             if out is not None:
                 outgoing.append(out)
         return outgoing
+
+    def _failed_inside(self, stream: Stream) -> Outgoing | None:
+        """The stream ends with an error when its windows are confirmed; at once if that has failed, too."""
+        if stream.error != FAILED_INSIDE:
+            self._lose(stream, FAILED_INSIDE)
+            return None
+        self._remove(stream)
+        return Outgoing(stream.request_id, stream.sender, None, final=True, error=FAILED_INSIDE)
 
     def _look_at(self, stream: Stream, now: int) -> Outgoing | None:
         """The response that is due for a stream by itself, if any.
@@ -361,12 +381,17 @@ class StreamTable:
         return self._last(stream, now) if self.delivery.may_fail(stream, now) else None
 
     def _last(self, stream: Stream, now: int) -> Outgoing:
+        """The stream leaves the table when its response is made: one that can't be made fails it."""
+        failed = stream.finish == Finish.ERROR
+        window, error = (None, stream.error) if failed else (stream.send_window(now, emit=True), "")
+        self._metrics.ended(stream, now)
+        self._remove(stream)
+        return Outgoing(stream.request_id, stream.sender, window, final=True, error=error)
+
+    def _remove(self, stream: Stream) -> None:
         self.submissions.remove(stream)
         self._ready.drop(stream.request_id)
         self.delivery.drop(stream)
+        self._unconfirmed.left(stream)
         del self._streams[stream.request_id]
         self._ended.append(stream)
-        self._metrics.ended(stream, now)
-        if stream.finish == Finish.ERROR:
-            return Outgoing(stream.request_id, stream.sender, None, final=True, error=stream.error)
-        return Outgoing(stream.request_id, stream.sender, stream.send_window(now, emit=True), final=True)

@@ -7,13 +7,15 @@ detokenizer are built from the result.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
+
+from python_backends.checkpoint.config_file import read_table
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # lists of tokens; the second may be an object with a name for each token
@@ -34,13 +36,36 @@ class Checkpoint:
     named_tokens: Mapping[str, str]  # bos_token, eos_token …: the names that chat templates use
     special_tokens: frozenset[str]  # not printed in answers, not recognized in users' text
     chat_template: str | None
+    template_file: Path | None  # where it was found
     eos_ids: tuple[int, ...]
     max_model_tokens: int  # the model's context; 0 if the checkpoint doesn't say
     vocab_size: int  # ids are below this; includes the padded rows of the embedding
+    num_rows: int  # of the embedding: a token of the tokenizer with a larger id can't be computed
 
 
 def read_checkpoint(directory: Path) -> Checkpoint:
-    """Reads the checkpoint in `directory`. Raises CheckpointError."""
+    """Reads the checkpoint in `directory`. Raises CheckpointError, and nothing else."""
+    with as_checkpoint_error(directory):
+        return _read(directory)
+
+
+@contextmanager
+def as_checkpoint_error(directory: Path) -> Iterator[None]:
+    """Whatever goes wrong with the files of a checkpoint becomes a CheckpointError of one line that names the
+    directory: files of strangers may hold anything.
+    """
+    try:
+        yield
+    except CheckpointError as error:
+        if str(directory) in str(error):
+            raise
+        raise CheckpointError(f"{directory}/{error}") from error
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise CheckpointError(f"{directory}: its files for text can't be used: {reason}") from error
+
+
+def _read(directory: Path) -> Checkpoint:
     tokenizer = _tokenizer(directory / "tokenizer.json")
     texts = {**_table(directory / "special_tokens_map.json"), **_table(directory / "tokenizer_config.json")}
     config = _table(directory / "config.json")
@@ -48,16 +73,23 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     if isinstance(text_part, dict):
         config |= text_part
     generation = _table(directory / "generation_config.json")
-    named = {name: text for name in _NAMED_TOKENS if (text := _content(texts.get(name)))}
+    names = {name: text for name in _NAMED_TOKENS if (text := _content(texts.get(name)))}
+    chat_template, template_file = _chat_template(directory, texts)
+    path = directory / "config.json"
+    num_rows = _whole(path, "vocab_size", config.get("vocab_size") or 0)
     return Checkpoint(
         directory=directory,
         tokenizer=tokenizer,
-        named_tokens=named,
-        special_tokens=_special_tokens(tokenizer, texts, named),
-        chat_template=_chat_template(directory, texts),
-        eos_ids=_eos_ids(tokenizer, named, generation.get("eos_token_id"), config.get("eos_token_id")),
-        max_model_tokens=next((int(config[name]) for name in _CONTEXT_NAMES if config.get(name)), 0),
-        vocab_size=max(int(config.get("vocab_size") or 0), num_ids(tokenizer)),
+        named_tokens=names,
+        special_tokens=_special_tokens(tokenizer, texts, names),
+        chat_template=chat_template,
+        template_file=template_file,
+        eos_ids=_eos_ids(directory, tokenizer, names, generation, config),
+        max_model_tokens=next(
+            (_whole(path, name, config[name]) for name in _CONTEXT_NAMES if config.get(name)), 0
+        ),
+        vocab_size=max(num_rows, num_ids(tokenizer)),
+        num_rows=num_rows or num_ids(tokenizer),
     )
 
 
@@ -65,20 +97,16 @@ def _tokenizer(path: Path) -> Tokenizer:
     if not path.is_file():
         raise CheckpointError(f"{path} is missing: a checkpoint needs a fast tokenizer (tokenizer.json)")
     try:
-        return Tokenizer.from_file(str(path))
+        return Tokenizer.from_buffer(path.read_bytes())  # takes any path
     except Exception as error:  # the library raises nothing more specific
         raise CheckpointError(f"{path}: {error}") from error
 
 
 def _table(path: Path) -> dict[str, Any]:
-    """Returns the JSON object in a file, or an empty one if the file is absent."""
     try:
-        value = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        return read_table(path)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: must hold a JSON object")
-    return value
 
 
 def _content(token: Any) -> str:
@@ -97,27 +125,67 @@ def _contents(tokens: Any) -> list[str]:
     return [_content(token) for token in (tokens.values() if isinstance(tokens, dict) else tokens or [])]
 
 
-def _chat_template(directory: Path, texts: dict[str, Any]) -> str | None:
+def _chat_template(directory: Path, texts: dict[str, Any]) -> tuple[str | None, Path | None]:
+    """Returns the template and its file, (None, None) if there is none."""
     path = directory / "chat_template.jinja"
     if path.is_file():
-        return path.read_text("utf-8")
-    template = texts.get("chat_template")
-    if isinstance(template, list):
-        named = {
-            str(entry.get("name")): entry.get("template") for entry in template if isinstance(entry, dict)
-        }
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+        return _jinja(path), path
+    for path, table in (
+        (directory / "tokenizer_config.json", texts),
+        (directory / "chat_template.json", _table(directory / "chat_template.json")),
+    ):
+        if table.get("chat_template"):
+            return _template_of(path, table["chat_template"]), path
+    return None, None
 
 
-def _eos_ids(tokenizer: Tokenizer, named: dict[str, str], *configured: Any) -> tuple[int, ...]:
+def _template_of(path: Path, written: Any) -> str:
+    """Returns the template that is written as a text, or as several with names. Raises CheckpointError."""
+    if isinstance(written, list):
+        written = {entry.get("name"): entry.get("template") for entry in written if isinstance(entry, dict)}
+    if isinstance(written, dict):
+        names = ", ".join(map(str, written)) or "none"
+        if "default" not in written:
+            raise CheckpointError(f"{path}: chat_template has no template named default (it has: {names})")
+        written = written["default"]
+    if not isinstance(written, str):
+        raise CheckpointError(f"{path}: chat_template must be a text, not {type(written).__name__}")
+    return written
+
+
+def _jinja(path: Path) -> str:
+    try:
+        source = path.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    if not source.strip():
+        raise CheckpointError(f"{path}: is empty")
+    return source
+
+
+def _eos_ids(
+    directory: Path,
+    tokenizer: Tokenizer,
+    names: dict[str, str],
+    generation: dict[str, Any],
+    config: dict[str, Any],
+) -> tuple[int, ...]:
     """Returns every id that a file of the checkpoint names as an end token. Chat models often have a second
     one, in only one of the files.
     """
-    ids = {tokenizer.token_to_id(named["eos_token"])} if "eos_token" in named else set()
-    for entry in configured:
-        ids.update(entry if isinstance(entry, list) else [entry])
-    return tuple(sorted(int(token_id) for token_id in ids if token_id is not None and int(token_id) >= 0))
+    ids = {tokenizer.token_to_id(names["eos_token"])} if "eos_token" in names else set()
+    for file, table in (("generation_config.json", generation), ("config.json", config)):
+        entry = table.get("eos_token_id")
+        for each in entry if isinstance(entry, list) else [entry]:
+            ids.add(None if each is None else _whole(directory / file, "eos_token_id", each))
+    return tuple(sorted(token_id for token_id in ids if token_id is not None and token_id >= 0))
+
+
+def _whole(path: Path, name: str, value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise CheckpointError(f"{path}: {name} = {value!r}: must be a whole number") from error
 
 
 def num_ids(tokenizer: Tokenizer) -> int:

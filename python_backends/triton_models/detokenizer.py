@@ -2,7 +2,7 @@
 
 It remembers no text. A window without new text is answered with FINAL alone and costs the client nothing.
 What it finds (a stop word, a client gone) goes to the scheduler model outside the ensemble, because the
-ensemble has no way back. Tested in tests/server/test_serving.py.
+ensemble has no way back.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import triton_python_backend_utils as pb_utils
 
 from python_backends.linux.pauses import AwakeClock
 from python_backends.nouns.messages import reader
-from python_backends.nouns.request import Feedback, Finish, Idle, LogProbs, TokenWindow
+from python_backends.nouns.request import LEAST_LOG_PROB, Feedback, Finish, Idle, LogProbs, TokenWindow
 from python_backends.text.checkpoint import read_checkpoint
 from python_backends.text.detokenize.detokenizer import Detokenizer, Piece, new_log_probs, num_new_tokens
 from python_backends.triton_models.life import Life, watched
@@ -28,6 +28,7 @@ from python_backends.triton_models.tensors import (
     effective_settings,
     failure,
     final,
+    hide_shared_memory,
     run_directory,
 )
 from python_backends.wires.feedback import FeedbackEnd
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("gapless.detokenizer")
 
 WINDOW = reader(TokenWindow)
-MAX_ENTRIES = 4096
 FORGET_AFTER_S = 10.0
 BEAT_S = 0.25
 IDLE_NS = 200_000_000
@@ -53,12 +53,14 @@ ASK_EVERY_S = 0.5  # is_cancelled() is a round trip: not for every window
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
+        hide_shared_memory()
         settings = effective_settings()
         self._detokenizer = Detokenizer(read_checkpoint(settings.model_directory))
         self._blobs = Blobs()
         self._spans = _spans(settings.server.trace_url)
         self._link = FeedbackEnd(run_directory())
         self._asked_s: dict[int, float] = {}  # when each stream's client was last asked after
+        self._forgot_s = 0.0  # when streams that had ended were last forgotten
         self._ended_ns = 0  # the last execute; BUSY during one
         self._stopping = threading.Event()
         self._beat = threading.Thread(target=self._say_when_idle, name="idle beat")
@@ -114,17 +116,22 @@ class TritonPythonModel:
         except ForgedError as error:
             final(request.get_response_sender(), failure(str(error), "INVALID_ARG"))
             return None
-        gone = self._is_gone(request, window)
         sender = request.get_response_sender()
         try:
-            return self._answer(sender, window, gone)
+            return self._answer(sender, window, self._is_gone(request, window))
         except Exception:
             log.exception("request %d: a window could not be answered", window.request_id)
-            with contextlib.suppress(Exception):  # it is closed
-                final(sender, failure(NOT_ANSWERED))
-            return Feedback(
-                window.request_id, window.start + len(window.tokens), gone=gone, error=NOT_ANSWERED
-            )
+            self._end_without_answer(sender, window)
+            return Feedback(window.request_id, window.start + len(window.tokens), error=NOT_ANSWERED)
+
+    def _end_without_answer(self, sender: Any, window: TokenWindow) -> None:
+        """With an error after the last window alone: before it the scheduler model still works on the
+        request, and no step of the ensemble may fail while another one runs (docs/streams.md). There the
+        feedback brings the error about.
+        """
+        error = failure(NOT_ANSWERED) if window.finish != Finish.RUNNING else None
+        with contextlib.suppress(Exception):  # it is closed
+            final(sender, error)
 
     def _answer(self, sender: Any, window: TokenWindow, gone: bool) -> Feedback:
         piece = self._detokenizer.piece(window)
@@ -154,7 +161,8 @@ class TritonPythonModel:
 
     def _forget(self, now_s: float) -> None:
         """Streams that ended without a last window, as those that failed, leave their entry behind."""
-        if len(self._asked_s) > MAX_ENTRIES:
+        if now_s - self._forgot_s >= FORGET_AFTER_S:
+            self._forgot_s = now_s
             self._asked_s = {
                 request: asked_s
                 for request, asked_s in self._asked_s.items()
@@ -217,4 +225,9 @@ def _log_probs(window: TokenWindow, scores: LogProbs) -> list[Any]:
     if count and scores.num_top:
         tensors["top_ids"] = scores.top_ids.reshape(count, -1)
         tensors["top_log_probs"] = scores.top.reshape(count, -1)
-    return [pb_utils.Tensor(name, np.ascontiguousarray(values[None])) for name, values in tensors.items()]
+    # unknown ones of an engine are NaN, which JSON has no word for; ids stay as they are
+    told = {
+        name: np.nan_to_num(values, nan=LEAST_LOG_PROB, neginf=LEAST_LOG_PROB)
+        for name, values in tensors.items()
+    }
+    return [pb_utils.Tensor(name, np.ascontiguousarray(values[None])) for name, values in told.items()]

@@ -1,7 +1,7 @@
 """What the instances carry, as their last heartbeats say, and the gauges that show it. The router, if there
 are several instances, is informed of the same.
 
-Owned by the scheduler model's streams thread. Tested in tests/pure/triton_models/test_instance_watch.py.
+Owned by the scheduler model's streams thread.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from python_backends.cluster.router import Router
-from python_backends.nouns.messages import JOB_STATUSES, Load, TrainingLoad
+from python_backends.nouns.messages import JOB_STATUSES, LATE_CAUSES, Load, TrainingLoad
 from python_backends.nouns.request import ModelLimits, WaitReason
 from python_backends.watching.metrics import Metrics
 
@@ -92,6 +92,8 @@ class InstanceLoads:
     def heard(self, instance: int, load: Load) -> None:
         self._loads[instance] = load
         self._metrics.histograms["gapless_token_gap_seconds"].add(load.gap_counts, load.gap_sum_s)
+        for cause, count in zip(LATE_CAUSES, load.late_tokens, strict=False):
+            self._metrics.count("gapless_late_tokens_total", count, (("cause", cause),))
         if load.moved_bytes:
             self._metrics.count("gapless_migration_bytes_total", load.moved_bytes)
         if load.training is not None:
@@ -106,7 +108,7 @@ class InstanceLoads:
         count("gapless_finetuning_steps_total", training.steps)
         if training.steps:
             self._metrics.gauge("gapless_finetuning_loss", training.loss)
-        for status, number in zip(JOB_STATUSES, training.jobs, strict=True):
+        for status, number in zip(JOB_STATUSES, training.jobs, strict=False):
             self._metrics.gauge("gapless_finetuning_jobs", number, (("status", status),))
 
     def lost(self, instance: int) -> None:
@@ -135,16 +137,18 @@ class InstanceLoads:
         if self._router is not None:
             self._export_each(self._router)
 
-    def status(self) -> dict[str, Any]:
-        """For people: the policy, and what each instance carries; and which of them should run."""
+    def status(self, num_left: Callable[[int], int]) -> dict[str, Any]:
+        """For people: the policy, and what each instance carries; and which of them should run. `num_left`:
+        how many requests are there or about to come, of an instance that is to be empty.
+        """
         assert self._router is not None, "one instance has no status of a cluster"
         return {
             "policy": self._router.policy_name,
             "run": sorted(self._wanted),
-            "instances": [self._status_of(self._router, number) for number in sorted(self._wanted)],
+            "instances": [self._status_of(self._router, number, num_left) for number in sorted(self._wanted)],
         }
 
-    def _status_of(self, router: Router, number: int) -> dict[str, Any]:
+    def _status_of(self, router: Router, number: int, num_left: Callable[[int], int]) -> dict[str, Any]:
         state, load = self._state_of(router, number), self._loads.get(number, Load())
         freeness = router.freeness(number) if number in self._loads else -math.inf
         host, pid = self._places.get(number, ("", 0))
@@ -158,6 +162,9 @@ class InstanceLoads:
             "blocks_used": load.num_used_blocks,
             "blocks": load.num_blocks,
             "waiting": load.num_waiting,
+            "left": max(num_left(number), load.num_running + load.num_waiting)
+            if number in router.draining
+            else None,
             "freeness_tokens": freeness if math.isfinite(freeness) else None,
             "step_s": load.step_s,
         }

@@ -49,8 +49,9 @@ class InstanceWatch:
         self._metrics = metrics
         self._orders, self._ordered_s = ClusterOrders(run_directory), 0.0
         self._status = ClusterStatus(run_directory)
-        # in the file: the instances that should run, and what became of the last order to move
-        self._written: tuple[frozenset[int], MoveResult | None] = (frozenset(), None)
+        # in the file: the instances that should run, and what became of the orders to move
+        self._written: tuple[frozenset[int], tuple[MoveResult, ...]] = (frozenset(), ())
+        self._order = 0  # number of the last one that was read
         self._moved_by = time.monotonic_ns()  # number of the last order to move; older ones are not ours
         self._cluster: Cluster | None = None
         if router is not None:
@@ -65,11 +66,13 @@ class InstanceWatch:
             self._ordered_s = now_s
             orders = self._orders.read()
             self._cluster.order(orders.draining, orders.instances)
-            if orders.draining:
+            is_new, self._order = orders.number != self._order, orders.number
+            if orders.draining or is_new:
                 self.write_status()  # the command that gave the order waits for it
-            if orders.move is not None and orders.move.number > self._moved_by:
-                self._moved_by = orders.move.number
-                self._cluster.ask_move(orders.move)
+            for move in orders.moves:
+                if move.number > self._moved_by:
+                    self._moved_by = move.number
+                    self._cluster.ask_move(move)
 
     def look(self) -> None:
         """Once a turn, after the news. Raises OSError if the status can't be written."""
@@ -78,7 +81,7 @@ class InstanceWatch:
         self._cluster.look()
         if self._cluster.wanted != self._written[0]:
             self.loads.follow(self._cluster.wanted)
-        if (self._cluster.wanted, self._cluster.move_result) != self._written:
+        if (self._cluster.wanted, self._cluster.move_results) != self._written:
             self.write_status()
 
     def wait_s(self) -> float:
@@ -89,10 +92,11 @@ class InstanceWatch:
         """Where there can be several instances. Raises OSError."""
         if self._cluster is not None:
             moves = self._metrics.sums("gapless_migrations_total", "outcome")
-            wanted, result = self._cluster.wanted, self._cluster.move_result
-            status = {**self.loads.status(), "migrations": moves, "requests": self._requests()}
-            self._status.write({**status, "moved": None if result is None else asdict(result)})
-            self._written = wanted, result
+            wanted, results = self._cluster.wanted, self._cluster.move_results
+            status = self.loads.status(self._cluster.num_left)
+            status |= {"migrations": moves, "requests": self._requests(), "order": self._order}
+            self._status.write({**status, "moved": [asdict(result) for result in results]})
+            self._written = wanted, results
 
     def _requests(self) -> list[dict[str, int | float]]:
         """The open requests that came first."""
@@ -126,7 +130,7 @@ class InstanceWatch:
     def _on_lost(self, news: InstanceLost) -> None:
         if self._is_wanted(news.instance):
             self.loads.lost(news.instance)
-            self._table.instance_lost(news.instance)
+            self._table.instance_lost(news.instance, news.silent_s)
         if self._cluster is not None:
             self._cluster.lost(news)
 

@@ -3,7 +3,6 @@ model may ask.
 
 It lives on what others leave: low priority, no right to interrupt anybody, one thread, and a share of the
 processors. Whatever fails here is answered with an error, and no request has waited for it.
-Tested in tests/server/test_predictor.py.
 """
 
 from __future__ import annotations
@@ -24,7 +23,13 @@ from python_backends.prediction.encoder import SentenceEncoder
 from python_backends.prediction.place import directory_of
 from python_backends.prediction.predictor import Budget, Predictor
 from python_backends.triton_models.life import LONGEST_PREDICTION_S, Life, watched
-from python_backends.triton_models.tensors import Blobs, ForgedError, effective_settings, failure
+from python_backends.triton_models.tensors import (
+    Blobs,
+    ForgedError,
+    effective_settings,
+    failure,
+    hide_shared_memory,
+)
 
 log = logging.getLogger("gapless.length_predictor")
 
@@ -34,6 +39,7 @@ GRACE_S = 0.5
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
+        hide_shared_memory()
         stand_back()
         settings = effective_settings()
         asked = settings.prediction

@@ -3,7 +3,7 @@ that is to be asked.
 
 While a call is out, further questions wait with the streams thread, which gives them when this one is free
 again. A predictor that fails is left alone for a while. The streams thread uses all of this; only
-`_ask_for_ever` runs in parallel. Tested in tests/pure/triton_models/test_scheduler.py.
+`_ask_for_ever` runs in parallel.
 """
 
 from __future__ import annotations

@@ -7,13 +7,11 @@ receives messages of the instances and the detokenizer, submits and cancels requ
 from __future__ import annotations
 
 import logging
-import math
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -23,16 +21,16 @@ import triton_python_backend_utils as pb_utils
 from python_backends.cluster.router import Router
 from python_backends.engine.kinds import kind_of
 from python_backends.nouns.messages import Failed, reader
-from python_backends.nouns.request import Feedback, Idle, Request, WaitReason
-from python_backends.nouns.step import Started, Tokens
+from python_backends.nouns.request import Feedback, Idle, Request
+from python_backends.nouns.step import Evicted, Started, Tokens
 from python_backends.streams.outgoing import Outgoing
 from python_backends.streams.predictions import Predictions, without_subject
 from python_backends.streams.table import FAILED_INSIDE, StreamTable
 from python_backends.text.detokenize.detokenizer import context_tokens
 from python_backends.triton_models.instance_watch import InstanceWatch
 from python_backends.triton_models.life import Life, watched
-from python_backends.triton_models.metrics_export import MetricsExport
 from python_backends.triton_models.predictor_link import PredictorLink
+from python_backends.triton_models.scheduler_metrics import SchedulerMetrics
 from python_backends.triton_models.tensors import (
     Blobs,
     ForgedError,
@@ -40,13 +38,14 @@ from python_backends.triton_models.tensors import (
     effective_settings,
     failure,
     final,
+    hide_shared_memory,
     run_directory,
 )
 from python_backends.watching.instance_state import CLOSING
 from python_backends.watching.metrics import EXPORT_EVERY_S, Metrics
-from python_backends.watching.restarts import read_restarts
 from python_backends.wires.records import RecordsEnd
 from python_backends.wires.sessions import SchedulerEnd
+from python_backends.wires.sparse_log import SparseLog
 
 if TYPE_CHECKING:
     from python_backends.triton_models.tracing import StreamTraceSpans
@@ -54,25 +53,28 @@ if TYPE_CHECKING:
 log = logging.getLogger("gapless.scheduler")
 
 REQUEST = reader(Request)
-LONG_WAIT_S = 10.0  # requests wait for longer: the log says why
-COMPLAIN_EVERY_S = 60.0  # about the same failure of what no stream depends on
 LOST_PART = "a part of the answer could not be sent"
+# the detokenizer may have a window of the same request: no step of the ensemble may fail while another runs
+CUT_OFF_AFTER_S = 1.0
+LOOK_EVERY_S = 0.1  # at answers that are to be cut off
 
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
+        hide_shared_memory()
         everything = effective_settings()
         trace_url, settings = everything.server.trace_url, everything.streams
         num_processors = len(os.sched_getaffinity(0))
         if kind_of(everything).gives_way:
             num_processors += 1  # the loop has one to itself
-        settings = replace(settings, sender_load=settings.sender_load * num_processors)  # of one of them
         self._blobs = Blobs()
         self._single_use = SingleUse()
         self._closing = run_directory() / CLOSING
         self._metrics = Metrics()
         router = Router(everything.cluster) if everything.cluster.most_instances > 1 else None
-        self._table = StreamTable(settings, time.monotonic_ns, context_tokens, self._metrics, router)
+        self._table = StreamTable(
+            settings, time.monotonic_ns, context_tokens, self._metrics, router, num_processors
+        )
         table = self._table
         self._link = SchedulerEnd(run_directory(), settings.dead_after_s)
         self._instances = InstanceWatch(everything.cluster, run_directory(), router, table, self._metrics)
@@ -80,6 +82,7 @@ class TritonPythonModel:
         self._readers: dict[type, Callable[[Any], None]] = {
             Tokens: table.tokens,
             Started: table.started,
+            Evicted: table.evicted,
             Feedback: table.feedback,
             Idle: table.idle,
             Failed: table.failed,
@@ -92,12 +95,14 @@ class TritonPythonModel:
         self._predictor = PredictorLink(self._blobs, self._link.wake) if everything.predicts_lengths else None
         # else nothing is learned
         self._records = RecordsEnd(run_directory()) if everything.predicts_lengths else None
-        self._export = MetricsExport(self._metrics)
-        self._arrivals: SimpleQueue[tuple[Request, Any]] = SimpleQueue()
+        self._shown = SchedulerMetrics(self._metrics, table, self._loads)
+        self._router = router
+        self._arrivals: SimpleQueue[tuple[Request, Any, list[bytes] | None]] = SimpleQueue()
+        # answers whose last window could not be sent, and when each ends
+        self._cut_off: deque[tuple[float, Outgoing]] = deque()
         self._news: deque[Any] = deque()  # from the instance and the detokenizer, not yet taken
-        self._complained_s: dict[str, float] = {}
+        self._sparse_log = SparseLog(log)
         self._exported_s = time.monotonic()
-        self._tell_at_s = time.monotonic() + LONG_WAIT_S
         self._stopping = False
         self.life = Life("scheduler")
         self._thread = threading.Thread(target=self._run, name="streams")
@@ -112,7 +117,9 @@ class TritonPythonModel:
                 self._single_use.check(message, time.monotonic_ns())
                 if self._spans is not None:
                     self._observe("a trace was lost", partial(self._spans.begin, message.request_id, request))
-                self._arrivals.put((message, sender))
+                # made here, because the streams thread would stand still meanwhile
+                keys = self._router.prefix_keys(message) if self._router is not None else None
+                self._arrivals.put((message, sender, keys))
             except ForgedError as error:
                 final(sender, failure(str(error), "INVALID_ARG"))
         self._link.wake()
@@ -140,11 +147,9 @@ class TritonPythonModel:
                 self._table.fail_all(FAILED_INSIDE)
 
     def _turn(self) -> None:
-        wait_s = 0.0 if self._news else min(self._table.wait_s(), self._instances.wait_s())
-        self._news.extend(self._link.receive(wait_s))
+        self._news.extend(self._link.receive(self._wait_s()))
         while self._news:  # one that raises takes none of the others along
-            news = self._news.popleft()
-            self._readers[type(news)](news)
+            self._take(self._news.popleft())
         self._observe("orders could not be read", self._instances.take_orders)
         self._observe("the instances could not be looked after", self._instances.look)
         self._accept()
@@ -152,6 +157,7 @@ class TritonPythonModel:
         for instance, messages in self._table.outbox().items():
             self._link.send(instance, messages)
         started_s = time.monotonic()
+        self._end_cut_off(started_s)
         for outgoing in self._table.due():
             self._try_to_send(outgoing)
         self._observe("ended answers could not be recorded", self._log_ended)
@@ -161,9 +167,26 @@ class TritonPythonModel:
             self._exported_s = now_s
             if self._closing.exists():
                 self._table.fail_all("the server is shutting down")
-            self._observe("restarts could not be counted", self._count_restarts)
-            self._observe("metrics could not be exported", self._export_metrics)
+            self._observe("restarts could not be counted", self._shown.count_restarts)
+            self._observe("metrics could not be gathered", self._shown.begin)
             self._observe("the status of the instances could not be written", self._instances.write_status)
+        if self._shown.is_under_way:
+            self._observe("metrics could not be exported", self._shown.go_on)
+
+    def _take(self, news: Any) -> None:
+        """What is unknown is passed over: another version of the code may run on another host."""
+        read, kind = self._readers.get(type(news)), type(news).__name__
+        if read is None:
+            self._sparse_log.warning(kind, "no part of the scheduler model takes a message %s", kind)
+        else:
+            read(news)
+
+    def _wait_s(self) -> float:
+        """How long nothing will be due if nothing comes in."""
+        if self._news or self._shown.is_under_way:
+            return 0.0
+        wait_s = min(self._table.wait_s(), self._instances.wait_s())
+        return min(wait_s, LOOK_EVERY_S) if self._cut_off else wait_s
 
     def _observe(self, what: str, action: Callable[[], object]) -> None:
         """Does something that no stream depends on. A failure is logged, at most once a minute, and has no
@@ -172,15 +195,12 @@ class TritonPythonModel:
         try:
             action()
         except Exception:
-            now_s = time.monotonic()
-            if now_s - self._complained_s.get(what, -math.inf) >= COMPLAIN_EVERY_S:
-                self._complained_s[what] = now_s
-                log.exception("%s; streams go on", what)
+            self._sparse_log.warning(what, "%s; streams go on", what, exc_info=True)
 
     def _accept(self) -> None:
         while not self._arrivals.empty():
-            request, sender = self._arrivals.get_nowait()
-            refusal = self._table.accept(without_subject(request), sender)
+            request, sender, keys = self._arrivals.get_nowait()
+            refusal = self._table.accept(without_subject(request), sender, keys)
             if refusal:
                 if self._spans is not None:
                     self._spans.forget(request.request_id)
@@ -219,9 +239,14 @@ class TritonPythonModel:
         except Exception:
             log.exception("request %d: a response could not be sent", outgoing.request_id)
             if outgoing.final:  # the sender is still open if it was the last window that could not be sent
-                self._end(outgoing.request_id, outgoing.sender, failure(LOST_PART), "its end")
+                self._cut_off.append((time.monotonic() + CUT_OFF_AFTER_S, outgoing))
             else:
                 self._table.not_sent(outgoing, LOST_PART)
+
+    def _end_cut_off(self, now_s: float) -> None:
+        while self._cut_off and self._cut_off[0][0] <= now_s:
+            _, outgoing = self._cut_off.popleft()
+            self._end(outgoing.request_id, outgoing.sender, failure(LOST_PART), "its end")
 
     def _send(self, outgoing: Outgoing) -> None:
         """The last window and the end of its stream are two calls.
@@ -244,40 +269,6 @@ class TritonPythonModel:
             final(sender, response)
         except Exception:
             log.exception("request %d: %s could not be sent", request_id, what)
-
-    def _export_metrics(self) -> None:
-        gauge = self._metrics.gauge
-        self._loads.export()
-        gauge("gapless_requests_waiting", max(0, len(self._table) - self._loads.num_running))
-        waiting = self._table.waiting(self._loads.wait_reasons)
-        for reason, count in waiting.items():
-            gauge("gapless_waiting", count, (("reason", reason.value),))
-        self._tell_why(waiting)
-        gauge("gapless_queued_tokens", self._table.num_queued_tokens)
-        gauge("gapless_coalescing_seconds", self._table.delivery.interval_s)
-        began_ns = time.monotonic_ns()
-        self._export.export()
-        self._table.server_answered(began_ns)
-
-    def _tell_why(self, waiting: dict[WaitReason, int]) -> None:
-        """Logs why requests wait, if there have been some for LONG_WAIT_S, and then once a minute."""
-        now_s = time.monotonic()
-        if not any(waiting.values()):
-            self._tell_at_s = now_s + LONG_WAIT_S
-        elif now_s >= self._tell_at_s:
-            self._tell_at_s = now_s + COMPLAIN_EVERY_S
-            reasons = ", ".join(f"{count} {reason}" for reason, count in waiting.items() if count)
-            log.warning(  # the processes of Triton's models print no less than warnings
-                "%d requests wait for a slot: %s (docs/waiting.md)",
-                sum(waiting.values()),
-                reasons,
-            )
-
-    def _count_restarts(self) -> None:
-        start_time_s, counts = read_restarts(run_directory())
-        self._metrics.gauge("gapless_start_time_seconds", start_time_s)
-        for process, count in counts.items():
-            self._metrics.total("gapless_restarts_total", count, (("process", process),))
 
 
 def _spans(trace_url: str) -> StreamTraceSpans | None:

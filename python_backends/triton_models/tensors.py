@@ -1,13 +1,13 @@
-"""Conversion between Triton's tensors and nouns, and other functions that the models share.
-
-Tested in tests/pure/triton_models/test_messages_between_models.py.
-"""
+"""Conversion between Triton's tensors and nouns, and other functions that the models share."""
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import hashlib
 import hmac
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,31 @@ def run_directory() -> Path:
     return Path(os.environ[RUN_DIRECTORY])
 
 
+def hide_shared_memory() -> None:
+    """Keeps other users of this host from reading the shared memory of the models, through which prompts and
+    answers pass. Triton makes it readable for all, whatever the umask. To be called by `initialize`, before a
+    request can come.
+    """
+    for path in Path("/dev/shm").glob(f"{glob.escape(run_directory().resolve().name)}-*"):
+        with contextlib.suppress(OSError):  # of a model that is just unloaded
+            path.chmod(0o600)
+
+
 def effective_settings() -> Settings:
-    return read_settings(run_directory() / "settings.json")
+    """Returns the settings, with directories as this process can open them."""
+    settings = read_settings(run_directory() / "settings.json")
+    return replace(
+        settings,
+        model=replace(settings.model, directory=_as_encoded_here(settings.model.directory)),
+        prediction=replace(settings.prediction, directory=_as_encoded_here(settings.prediction.directory)),
+    )
+
+
+def _as_encoded_here(path: str) -> str:
+    """In a stub, Python takes names of files to be ASCII, whatever the locale says. Other bytes are then
+    written as surrogates.
+    """
+    return os.fsdecode(path.encode("utf-8", "surrogateescape"))
 
 
 class Blobs:

@@ -16,30 +16,43 @@ from python_backends.nouns.request import RefusedError
 from python_backends.text.checkpoint import read_checkpoint
 from python_backends.text.door.door import ANY_ENGINE, open_door
 from python_backends.text.door.fields import of_parameters
+from python_backends.triton_models.door_metrics import INVALID, SHUTTING_DOWN, DoorMetrics
 from python_backends.triton_models.life import Life, watched
-from python_backends.triton_models.tensors import Blobs, effective_settings, failure, run_directory
+from python_backends.triton_models.tensors import (
+    Blobs,
+    effective_settings,
+    failure,
+    hide_shared_memory,
+    run_directory,
+)
 from python_backends.watching.board import Board
 from python_backends.watching.instance_state import DRAINING, AdapterList, limits_of_any
 
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
+        hide_shared_memory()
         settings = effective_settings()
         engine = limits_of_any(Board.inherited(), settings.cluster.most_instances) or ANY_ENGINE
         self._blobs = Blobs()
         self._draining = run_directory() / DRAINING
         checkpoint, predicts = read_checkpoint(settings.model_directory), settings.predicts_lengths
-        self._door = open_door(checkpoint, settings.limits, engine.max_model_tokens, engine, predicts)
+        rendered = settings.model.text_input_is_rendered
+        self._door = open_door(
+            checkpoint, settings.limits, engine.max_model_tokens, engine, predicts, rendered
+        )
         # adapters come and go while the server runs, if there is a directory
         has_adapters = bool(settings.adapters.directory)
         self._adapters = (
             AdapterList(Board.inherited(), settings.cluster.most_instances) if has_adapters else None
         )
+        self._metrics = DoorMetrics()
         self.life = Life("tokenizer")
 
     @watched
     def execute(self, requests: list[Any]) -> list[Any]:
         if self._draining.exists():
+            self._metrics.refused(SHUTTING_DOWN, len(requests))
             return [
                 failure("the server is shutting down and takes no new requests", "UNAVAILABLE")
                 for _ in requests
@@ -56,8 +69,9 @@ class TritonPythonModel:
         try:
             admitted = self._door.answer(_fields(request))
         except RefusedError as refused:
-            return failure(str(refused), "INVALID_ARG")
+            admitted = refused
         if isinstance(admitted, RefusedError):
+            self._metrics.refused(INVALID)
             return failure(str(admitted), "INVALID_ARG")
         return pb_utils.InferenceResponse([self._blobs.tensor("request", admitted)])
 

@@ -2,7 +2,7 @@
 open for it.
 
 `execute` says which trace a request belongs to, the streams' thread when it has ended. It is not imported
-without `server.trace_url`. Tested in tests/server/test_tracing.py.
+without `server.trace_url`.
 """
 
 from __future__ import annotations

@@ -39,6 +39,7 @@ LEAST_FD = 64  # a shell keeps its own descriptors below
 SIZE_BYTES = RECORD_BYTES * len(PROCESSES)
 SIGN = struct.Struct("<Q")
 HEAD = struct.Struct("<QII")  # sign of life, length and checksum of the text
+MOST_BYTES = RECORD_BYTES - HEAD.size  # of a text
 
 
 class Board:
@@ -82,9 +83,10 @@ class Board:
         """Replaces the text of the process's record; also writes a sign of life. Raises ValueError if `text`
         is too long.
         """
-        most = RECORD_BYTES - HEAD.size
-        if len(text) > most:
-            raise ValueError(f"{process} writes {len(text)} bytes to its record: at most {most} are allowed")
+        if len(text) > MOST_BYTES:
+            raise ValueError(
+                f"{process} writes {len(text)} bytes to its record: at most {MOST_BYTES} are allowed"
+            )
         record = HEAD.pack(time.monotonic_ns(), len(text), zlib.crc32(text)) + text
         start = _start(process)
         self._memory[start : start + len(record)] = record

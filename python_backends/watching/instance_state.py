@@ -1,19 +1,23 @@
 """The record that an instance writes on the board for the launcher and the tokenizer: state, limits and
-beats. Tested in tests/pure/test_board.py.
+beats.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 from enum import Enum
 
 from python_backends.nouns.request import AdapterVersion, ModelLimits
-from python_backends.watching.board import Board, instance_name
+from python_backends.watching.board import MOST_BYTES, Board, instance_name
+
+log = logging.getLogger("gapless.instance")
 
 # files in the run directory with which the launcher informs the Triton models
 DRAINING = "draining"  # new requests are refused
 CLOSING = "closing"  # requests that are still open end now
+LONG_STEP_S = 1.0  # shorter ones are not written
 KEY = "key"  # signs messages between processes: only a process that can read it may send them
 
 
@@ -32,10 +36,18 @@ class InstanceRecord:
     def __init__(self, board: Board, number: int) -> None:
         self._board = board
         self._name = instance_name(number)
+        self._longest_step_s = 0.0  # as this process wrote it
 
     def write(self, state: State, limits: ModelLimits | None = None) -> None:
-        said = {"state": state.value, "pid": os.getpid(), "limits": limits and limits.plain()}
-        self._board.write(self._name, json.dumps(said).encode())
+        """A record holds some 9,500 adapters. Of more, only the first are written."""
+        text, adapters = self._text(state, limits), () if limits is None else limits.adapters
+        num_written = len(adapters)
+        while limits is not None and num_written and len(text) > MOST_BYTES:
+            num_written = num_written * MOST_BYTES // len(text)  # fewer than before
+            text = self._text(state, limits.changed(adapters=adapters[:num_written]))
+        if num_written < len(adapters):
+            log.warning("%d of %d adapters are not served", len(adapters) - num_written, len(adapters))
+        self._board.write(self._name, text)
 
     def write_limits(self, limits: ModelLimits) -> None:
         """Writes the limits. The state stays."""
@@ -47,8 +59,18 @@ class InstanceRecord:
         """
         self.write(state, self.read()[1])
 
-    def beat(self) -> None:
+    def beat(self, longest_step_s: float = 0.0) -> None:
+        """Of steps that take seconds the longest of the latest is written: see `longest_silence_s`."""
+        told_s = longest_step_s if longest_step_s >= LONG_STEP_S else 0.0
+        if told_s > self._longest_step_s or told_s < self._longest_step_s / 2:
+            self._longest_step_s = told_s
+            self.write(*self.read())
         self._board.beat(self._name)
+
+    def longest_step_s(self) -> float:
+        """Returns what its process has written last."""
+        said = self._board.read(self._name)
+        return float(json.loads(said)["longest_step_s"]) if said else 0.0
 
     def sign(self) -> int:
         """Returns a number that changes with every beat."""
@@ -61,6 +83,15 @@ class InstanceRecord:
             return State.DEAD, None
         written = json.loads(said)
         return State(written["state"]), written["limits"] and ModelLimits.from_plain(written["limits"])
+
+    def _text(self, state: State, limits: ModelLimits | None) -> bytes:
+        said = {
+            "state": state.value,
+            "pid": os.getpid(),
+            "limits": limits and limits.plain(),
+            "longest_step_s": self._longest_step_s,
+        }
+        return json.dumps(said).encode()
 
 
 def limits_of_any(board: Board, num_instances: int) -> ModelLimits | None:
@@ -78,14 +109,21 @@ class AdapterList:
     def __init__(self, board: Board, num_instances: int) -> None:
         self._board = board
         self._num_instances = num_instances
+        self._signs: list[int] = []  # at the last look
         self._texts: list[bytes] = []  # that `_adapters` was read from
         self._adapters: tuple[AdapterVersion, ...] = ()
 
     def read(self) -> tuple[AdapterVersion, ...]:
-        """Parses the records only if one has changed."""
-        texts = [self._board.read(instance_name(number)) for number in range(self._num_instances)]
+        """Reads the records only after a sign of life, and parses them only if one has changed."""
+        names = [instance_name(number) for number in range(self._num_instances)]
+        signs = [self._board.sign(name) for name in names]
+        if signs != self._signs:
+            self._signs = signs  # older than the texts, which are then read again after the next beat
+            self._look([self._board.read(name) for name in names])
+        return self._adapters
+
+    def _look(self, texts: list[bytes]) -> None:
         if texts != self._texts:
             limits = limits_of_any(self._board, self._num_instances)
             if limits is not None:
                 self._texts, self._adapters = texts, limits.adapters
-        return self._adapters

@@ -2,7 +2,7 @@
 
 Histograms are exported as counters in Prometheus's form (cumulative `_bucket`, `_sum`, `_count`), because
 every update of a metric in a Triton model is a round trip to the server: a few changed numbers every second
-instead of one trip for each observation. Tested in tests/pure/test_instance.py.
+instead of one trip for each observation.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from python_backends.nouns.messages import JOB_STATUSES
+from python_backends.nouns.messages import JOB_STATUSES, LATE_CAUSES
 from python_backends.nouns.request import Finish, WaitReason
 
 EXPORT_EVERY_S = 1.0  # each number that has changed is a round trip to the server
@@ -50,10 +50,16 @@ GAUGES = {
 }
 COUNTERS = {
     "gapless_generated_tokens_total": "Output tokens",
+    "gapless_late_tokens_total": (
+        "Output tokens that came later than finetuning.tpot_ms after the one before, by cause"
+        " (docs/token_way.md)"
+    ),
     "gapless_prompt_tokens_total": "Prompt tokens of accepted requests",
     "gapless_adapter_requests_total": "Requests accepted with a LoRA adapter, by adapter and version",
     "gapless_prefix_hit_tokens_total": "Prompt tokens found in kept KV blocks",
-    "gapless_requests_total": "Requests ended, by outcome",
+    "gapless_requests_total": (
+        "Requests ended, by outcome. refused: too many were open or queued; see gapless_refused_at_door_total"
+    ),
     "gapless_responses_total": "Responses sent to the detokenizer",
     "gapless_instance_losses_total": "Times that an instance died or stalled",
     "gapless_length_predictions_total": "Lengths predicted, by source: forest, history, none",
@@ -69,9 +75,17 @@ COUNTERS = {
     "gapless_finetuning_steps_total": "Optimiser steps",
     "gapless_restarts_total": "Times that the launcher started a process again, by process",
 }
+DOOR_COUNTERS = {  # exported by the tokenizer model
+    "gapless_refused_at_door_total": (
+        "Requests that were never accepted, by reason: invalid (a field is wrong or too long), shutting_down"
+    ),
+}
 TIMESTAMP = "gapless_metrics_timestamp_seconds"
 OUTCOMES = (*(finish.reason for finish in Finish if finish != Finish.RUNNING), "refused")
+# the scheduler model counts the last one
+ALL_LATE_CAUSES = (*LATE_CAUSES, "instance_lost")
 LABELLED = (
+    "gapless_late_tokens_total",
     "gapless_adapter_requests_total",
     "gapless_finetuning_jobs",
     "gapless_waiting",
@@ -122,11 +136,12 @@ class Histogram:
         self.sum += value
 
     def add(self, counts: Sequence[int], total: float) -> None:
-        """Adds observations that another process has counted by the same bounds. `counts` may be empty."""
-        self.counts = [
-            ours + theirs for ours, theirs in zip(self.counts, counts or [0] * len(self.counts), strict=True)
-        ]
-        self.sum += total
+        """Adds observations that another process has counted. Nothing if it has none, or, as another version
+        of the code, counts by other bounds.
+        """
+        if len(counts) == len(self.counts):
+            self.counts = [ours + theirs for ours, theirs in zip(self.counts, counts, strict=True)]
+            self.sum += total
 
 
 class Metrics:
@@ -143,6 +158,7 @@ class Metrics:
         }
         # with a value of 0 from the start, so that the first request is a change
         self.counters |= {("gapless_requests_total", (("outcome", outcome),)): 0.0 for outcome in OUTCOMES}
+        self.counters |= {("gapless_late_tokens_total", (("cause", each),)): 0.0 for each in ALL_LATE_CAUSES}
         self.histograms = {name: Histogram(_BOUNDS.get(name, BOUNDS_S)) for name in HISTOGRAMS}
 
     def gauge(self, name: str, value: float, labels: Labels = ()) -> None:

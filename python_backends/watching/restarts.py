@@ -2,7 +2,7 @@
 
 The launcher counts, because it outlives the other processes, and writes the counts to a file in the run
 directory; the scheduler model reads it and exports them to /metrics. The file has no other use: no request
-fails if it is lost or can't be written. Tested in tests/pure/test_run_files.py.
+fails if it is lost or can't be written.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The detokenizer's end of its wire to the scheduler model, whose end is in `SchedulerEnd`.
-
-Tested in tests/pure/test_sessions.py.
-"""
+"""The detokenizer's end of its wire to the scheduler model, whose end is in `SchedulerEnd`."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from python_backends.nouns.request import Feedback, Idle
 from python_backends.wires.sockets import address, open_socket
 
 FEEDBACK_EVERY_S = 0.1
-MOST_HELD = 32
+MOST_HELD = 32  # a fourth of the windows that may be under way (streams/delivery.py)
 
 
 class FeedbackEnd:

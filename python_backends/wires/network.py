@@ -1,7 +1,7 @@
 """Where the processes of a server find each other if instances may run on other hosts: by TCP, with CURVE.
 
 A file in the run directory says it; without that file all sockets are in the run directory. The launcher
-writes it for the scheduler model, a keeper for its instance. Tested in tests/pure/test_fleets.py.
+writes it for the scheduler model, a keeper for its instance.
 """
 
 from __future__ import annotations

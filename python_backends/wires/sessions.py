@@ -18,13 +18,14 @@ from typing import Any
 
 import zmq
 
-from python_backends.linux.pauses import Silence
+from python_backends.linux.pauses import Silence, longest_silence_s
 from python_backends.nouns.messages import (
     NOBODY,
     FromInstance,
     Hello,
     Load,
     ToInstance,
+    frame_reader,
     new_incarnation,
     pack,
     reader,
@@ -32,12 +33,12 @@ from python_backends.nouns.messages import (
 from python_backends.nouns.moves import Adopted, Held, MoveEnded, Refused, Reserved
 from python_backends.nouns.request import Feedback, Idle, ModelLimits
 from python_backends.wires.network import Network, only_own_key, read_network, secure_client, secure_server
-from python_backends.wires.sockets import Wake, address, open_socket, poller_of, received
+from python_backends.wires.sockets import Wake, address, open_socket, poller_of, received, say_unknown
 
-FROM_INSTANCE = reader(tuple[str, str, tuple[FromInstance, ...]])
-TO_INSTANCE = reader(tuple[str, str, tuple[ToInstance, ...]])
+FROM_INSTANCE = frame_reader(FromInstance, say_unknown)
+TO_INSTANCE = frame_reader(ToInstance, say_unknown)
 FEEDBACK = reader(tuple[Feedback | Idle, ...])
-INSTANCE_NAME = re.compile(rb"instance-(\d{1,4})")
+INSTANCE_NAME = re.compile(rb"instance-(\d{1,4})\.[0-9a-f]+")  # and its life
 LONGEST_TURN_S = 2.0  # of the scheduler model, between two looks at whether the instance is silent
 
 
@@ -75,6 +76,7 @@ class InstanceLost:
     """The instance with this number died, stalled or was replaced."""
 
     instance: int
+    silent_s: float = 0.0  # it was given up after this silence; 0: not for that
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,30 +85,58 @@ class NewSession:
 
 
 class _Peer:
-    """One instance as the scheduler model knows it: its life, and the session with that."""
+    """One instance as the scheduler model knows it: which of its lives counts, and the session with that.
 
-    def __init__(self, name: bytes, number: int) -> None:
-        self.name = name
+    Several may live at the same time, where a host was cut off and its instance was started elsewhere. The
+    one of which was heard last counts; an earlier one only when that is silent.
+    """
+
+    def __init__(self, number: int) -> None:
         self.number = number
-        self.incarnation = NOBODY
+        self.name = b""  # of the socket of the life that counts
+        self.incarnation = NOBODY  # of the life that counts
+        self.is_ready = False  # it has opened the session
         self.session = new_incarnation()
-        self.num_heard = 0  # frames of this session
+        self.num_heard = 0  # frames of this life
+        self.longest_step_s = 0.0  # as it said last
+        self._heard_of: set[str] = set()  # lives
         self._silence = Silence(LONGEST_TURN_S)  # a turn waits for a second at most
 
-    @property
-    def is_known(self) -> bool:
-        return self.incarnation != NOBODY
+    def replaces(self, incarnation: str) -> bool:
+        """Whether that life had the name before the one that counts."""
+        return self.incarnation not in (NOBODY, incarnation) and incarnation in self._heard_of
 
-    def silent_s(self) -> float:
-        """Takes a look: the seconds since its last frame."""
-        return self._silence.look(self.num_heard)
+    def hear(self, name: bytes, incarnation: str) -> list[InstanceLost]:
+        """From now on, this life counts."""
+        lost = self.lose() if incarnation != self.incarnation else []
+        self.name, self.incarnation = name, incarnation
+        self._heard_of.add(incarnation)
+        self.num_heard += 1
+        return lost
 
-    def lose(self) -> list[InstanceLost]:
-        """Ends the session. Empty if there was none."""
-        if not self.is_known:
+    def labelled(self, message: Any) -> Any:
+        """`message` of this instance, with its number where it needs one."""
+        if isinstance(message, Load):
+            self.longest_step_s = message.longest_step_s
+            return InstanceLoad(self.number, message)
+        if isinstance(message, Reserved | Refused | Held | Adopted | MoveEnded):
+            return InstanceMove(self.number, message)
+        return message
+
+    def look(self, dead_after_s: float) -> list[InstanceLost]:
+        """Ends the session if it has been silent for too long."""
+        silent_s = self._silence.look(self.num_heard)
+        if silent_s <= longest_silence_s(dead_after_s, self.longest_step_s):
             return []
-        self.incarnation, self.session = NOBODY, new_incarnation()
-        return [InstanceLost(self.number)]
+        return self.lose(silent_s)
+
+    def lose(self, silent_s: float = 0.0) -> list[InstanceLost]:
+        """Ends the session. Empty if there was none."""
+        self.longest_step_s = 0.0
+        lost = [InstanceLost(self.number, silent_s)] if self.is_ready else []
+        if self.incarnation != NOBODY:
+            self.incarnation, self.is_ready, self.session = NOBODY, False, new_incarnation()
+        return lost
 
 
 class SchedulerEnd:
@@ -122,7 +152,7 @@ class SchedulerEnd:
         network = read_network(run_directory)
         self._authenticator = None if network is None else only_own_key(self._context, network.keys)
         self._instances = open_socket(self._context, zmq.ROUTER)
-        self._instances.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a restarted instance takes its name over
+        self._instances.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a life that connects again keeps its name
         if network is not None:
             secure_server(self._instances, network.keys)
         self._instances.bind(_scheduler_at(run_directory, network))
@@ -151,14 +181,13 @@ class SchedulerEnd:
             for _, feedback in received(self._feedback, FEEDBACK):
                 news += feedback
         for peer in self._peers.values():
-            if peer.silent_s() > self._dead_after_s:
-                news += peer.lose()
+            news += peer.look(self._dead_after_s)
         return news
 
     def send(self, instance: int, messages: Sequence[ToInstance]) -> None:
         """Sends to the instance with this number; if there is no session with it, nothing is sent."""
         peer = self._peers.get(instance)
-        if messages and peer is not None and peer.is_known:
+        if messages and peer is not None and peer.is_ready:
             self._send(peer, messages)
 
     def close(self) -> None:
@@ -170,18 +199,16 @@ class SchedulerEnd:
     def _from_instance(self, name: bytes, said: tuple[str, str, tuple[Any, ...]]) -> list[Any]:
         sender, receiver, messages = said
         peer = self._peer(name)
-        if peer is None:
+        if peer is None or peer.replaces(sender):
             return []
-        if sender == peer.incarnation and receiver == peer.session:
-            peer.num_heard += 1
-            return [_labelled(peer.number, each) for each in messages if not isinstance(each, Hello)]
-        news: list[Any] = peer.lose() if sender != peer.incarnation else []
+        news: list[Any] = list(peer.hear(name, sender))
+        if peer.is_ready and receiver == peer.session:
+            return [peer.labelled(each) for each in messages if not isinstance(each, Hello)]
         hello = messages[0] if messages else None
         if receiver != peer.session or not isinstance(hello, Hello) or hello.limits is None:
             self._send(peer, [Hello()])  # it doesn't know this session, or we don't know it
             return news
-        peer.incarnation = sender
-        peer.num_heard += 1
+        peer.is_ready = True
         return [*news, InstanceReady(peer.number, hello)]
 
     def _peer(self, name: bytes) -> _Peer | None:
@@ -189,7 +216,7 @@ class SchedulerEnd:
         found = INSTANCE_NAME.fullmatch(name)
         if found is None:
             return None
-        return self._peers.setdefault(int(found[1]), _Peer(name, int(found[1])))
+        return self._peers.setdefault(int(found[1]), _Peer(int(found[1])))
 
     def _send(self, peer: _Peer, messages: Sequence[ToInstance]) -> None:
         frame = pack((peer.session, peer.incarnation, tuple(messages)))
@@ -203,14 +230,6 @@ def _scheduler_at(run_directory: Path, network: Network | None) -> str:
     return network.scheduler if network is not None else address(run_directory, "scheduler")
 
 
-def _labelled(instance: int, message: Any) -> Any:
-    if isinstance(message, Load):
-        return InstanceLoad(instance, message)
-    if isinstance(message, Reserved | Refused | Held | Adopted | MoveEnded):
-        return InstanceMove(instance, message)
-    return message
-
-
 class InstanceEnd:
     """An instance's end. One thread uses it; any thread may call `wake`."""
 
@@ -222,14 +241,14 @@ class InstanceEnd:
         """
         self._context = zmq.Context()
         self._socket = open_socket(self._context, zmq.DEALER)
-        self._socket.setsockopt(zmq.IDENTITY, name.encode())
+        self._incarnation = new_incarnation()
+        self._socket.setsockopt(zmq.IDENTITY, f"{name}.{self._incarnation}".encode())
         network = read_network(run_directory)
         if network is not None:
             secure_client(self._socket, network.keys)
         self._socket.connect(_scheduler_at(run_directory, network))
         self._wake = Wake()
         self._poller = poller_of(self._socket, self._wake.fd)
-        self._incarnation = new_incarnation()
         self._session = NOBODY
         self._hello = Hello(limits, platform.node(), blocks_at, kv_format, os.getpid())
         self.publish([self._hello])

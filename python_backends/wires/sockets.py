@@ -1,6 +1,6 @@
 """ZeroMQ sockets in the run directory, the frames that they receive, and a way to end a wait for frames.
 
-Used by the modules of this folder. Tested in tests/pure/test_sessions.py.
+Used by the modules of this folder.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any
 import zmq
 
 from python_backends.nouns.messages import BadMessageError, Reader
+from python_backends.wires.sparse_log import SparseLog
 
-log = logging.getLogger("gapless")
+_sparse_log = SparseLog(logging.getLogger("gapless"))
 
 SEND_LIMIT = 100_000  # frames that wait for a peer which doesn't read
 
@@ -68,4 +69,9 @@ def received(socket: zmq.Socket[Any], read: Reader, place: int = 0) -> Iterator[
         except zmq.Again:
             return
         except (BadMessageError, IndexError) as error:
-            log.warning("dropped a frame: %s", error)
+            _sparse_log.warning("dropped", "dropped a frame: %s", error)
+
+
+def say_unknown(error: BadMessageError) -> None:
+    """A message came that is none of ours."""
+    _sparse_log.warning("unknown", "a message is passed over: %s", error)

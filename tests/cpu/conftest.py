@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
-from tests.support.tiny_models import RELATIVES, TINY, Agreement, TinyModel, build
-
-_AGREEMENT = Agreement()
+from tests.conftest import say
+from tests.support.tiny_models import TINY, Agreement, TinyModel, build
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -19,8 +18,10 @@ def one_thread() -> None:
 
 
 @pytest.fixture(scope="session")
-def agreement() -> Agreement:
-    return _AGREEMENT
+def agreement(request: pytest.FixtureRequest) -> Iterator[Agreement]:
+    counted = Agreement()
+    yield counted
+    say(request.config, counted.told())
 
 
 @pytest.fixture(scope="session")
@@ -44,23 +45,7 @@ def each(request: pytest.FixtureRequest, tiny: Callable[[str], TinyModel]) -> Ti
     return tiny(request.param)
 
 
-@pytest.fixture(params=sorted(RELATIVES))
-def relative(request: pytest.FixtureRequest, tiny: Callable[[str], TinyModel]) -> TinyModel:
-    """Every relative in turn."""
-    return tiny(request.param)
-
-
 @pytest.fixture
 def one(tiny: Callable[[str], TinyModel]) -> TinyModel:
     """One model, where the architecture doesn't matter."""
     return tiny("llama_grouped")
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if _AGREEMENT.num_tokens:
-        terminalreporter.write_line(
-            f"tokens compared with transformers: {_AGREEMENT.num_tokens}, ties: {_AGREEMENT.num_ties}, "
-            f"smallest gap between the two best logits: {_AGREEMENT.smallest_gap:.1e}"
-        )
-    for note in _AGREEMENT.notes:
-        terminalreporter.write_line(note)

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from python_backends.engine.engine_thread import EngineThread
 from python_backends.engine.protocol import Engine
 from python_backends.instance.adapter_files import AdapterFiles
 from python_backends.instance.adapter_thread import AdapterThread
@@ -47,7 +46,7 @@ class AdaptedServing(Serving):
         self.listed: tuple[AdapterVersion, ...] = ()
         self.failed: list[Failed] = []
         self.most_loaded = 0
-        self._thread = AdapterThread(AdapterFiles(root, engine.read_adapter), 3600, lambda: None)
+        self._thread = AdapterThread(AdapterFiles(root, engine.read_adapter), lambda: None, 3600)
         self.adapters = InstanceAdapters(self.scheduler, engine, self._thread, max_loaded, self._show)
 
     def _show(self, listed: tuple[AdapterVersion, ...]) -> None:
@@ -166,13 +165,11 @@ def test_blocks_are_found_under_the_same_adapter_alone(
     assert [hits[number] for number in range(5)] == [0, 0, 0, 48, 48]
 
 
-@pytest.mark.parametrize("way", ["fixed shapes", "a thread"])
-def test_steps_of_fixed_shape_and_of_a_thread_compute_adapters(
-    way: str, peft: Peft, one: TinyModel, serve: Callable[..., AdaptedServing]
+def test_steps_of_fixed_shape_compute_adapters(
+    peft: Peft, one: TinyModel, serve: Callable[..., AdaptedServing]
 ) -> None:
     """Where decode steps have a fixed shape, those with adapters are computed in the other way."""
-    engine = one.engine(cuda_graphs="eager") if way == "fixed shapes" else EngineThread(one.engine)
-    with closing(engine):
+    with closing(one.engine(cuda_graphs="eager")) as engine:
         serving = serve(engine, max_loaded=1)
         requests = mixed(serving, random_requests(8, seed=2))
         answers = serving.run(requests)

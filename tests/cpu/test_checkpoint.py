@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from python_backends.engine.kv.padding import padded
 from python_backends.engine.model import checkpoint, straight
-from python_backends.engine.model.checkpoint import fingerprint, load_model, model_limits, read_config
+from python_backends.engine.model.checkpoint import fingerprint_of, load_model, model_limits, read_config
 from python_backends.engine.model.straight import load_straight
 from python_backends.engine.torch.engine import TorchEngine
 from python_backends.settings import EngineSettings, ModelSettings, Settings, SettingsError
@@ -33,8 +34,7 @@ def test_a_checkpoint_in_many_files_gives_the_same_answers(one: TinyModel, tmp_p
     )
     requests = random_requests(4)
     answers = Serving(TorchEngine(settings)).run(requests)
-    for request in requests:
-        one.check(request, answers[request.request_id])
+    one.check_all(requests, answers)
 
 
 @pytest.mark.parametrize(
@@ -141,6 +141,80 @@ def test_weights_under_other_names_or_of_another_shape_are_left_to_transformers(
     assert load_straight(tmp_path / "nowhere", config, torch.float32, torch.device("cpu")) is None
 
 
+UP = "model.layers.1.mlp.up_proj.weight"
+Weights = dict[str, torch.Tensor]
+
+
+@pytest.fixture
+def other_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`cpu:0` stands for a GPU: another device than the one through which transformers loads."""
+    monkeypatch.setattr(straight, "safe_open", lambda path, framework, device: safe_open(path, framework))
+
+
+def _stored(model: TinyModel, directory: Path, change: Callable[[Weights], Any]) -> Settings:
+    """Settings of a copy of `model` with other weights in its file."""
+    shutil.copytree(model.directory, directory, dirs_exist_ok=True)
+    weights = load_file(directory / "model.safetensors")
+    change(weights)
+    save_file(weights, directory / "model.safetensors")
+    return replace(model.settings(), model=ModelSettings(str(directory), "float32"))
+
+
+@pytest.mark.usefixtures("other_device")
+@pytest.mark.parametrize("device", ["cpu", "cpu:0"])
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda weights: weights.pop(UP), f"the weights lack {UP}"),
+        (lambda weights: weights.pop("lm_head.weight"), "the weights lack lm_head.weight"),
+        (
+            lambda weights: weights.update({f"{UP}_scale": torch.ones(1)}),
+            f"this model has no place for {UP}_scale",
+        ),
+        (lambda weights: weights.update({UP: weights[UP][:1].clone()}), f"config.json says are {UP}"),
+    ],
+    ids=["missing", "no head", "scale", "shape"],
+)
+def test_a_model_is_served_whole_or_refused_by_the_names_of_its_tensors(
+    one: TinyModel, tmp_path: Path, device: str, change: Callable[[Weights], Any], says: str
+) -> None:
+    settings = _stored(one, tmp_path, change)
+    with pytest.raises(SettingsError) as refused:
+        load_model(settings, read_config(settings), torch.device(device))
+    assert says in str(refused.value)
+    assert str(tmp_path) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.usefixtures("other_device")
+@pytest.mark.parametrize("device", ["cpu", "cpu:0"])
+def test_tensors_that_a_model_computes_or_ties_may_be_stored_as_well(
+    tiny: Any, tmp_path: Path, device: str
+) -> None:
+    def add(weights: Weights) -> None:
+        weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+
+    settings = _stored(tiny("llama_tied"), tmp_path, add)
+    model = load_model(settings, read_config(settings), torch.device(device))
+    expected = tiny("llama_tied").model.get_output_embeddings().weight
+    assert torch.equal(model.get_output_embeddings().weight, expected)
+
+
+@pytest.mark.usefixtures("other_device")
+@pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\n", b"\0" * 99])
+def test_a_file_of_weights_that_cannot_be_read_is_named(
+    one: TinyModel, tmp_path: Path, content: bytes
+) -> None:
+    one.model.save_pretrained(tmp_path, max_shard_size="100KB")
+    broken = sorted(tmp_path.glob("model-*.safetensors"))[1]
+    broken.write_bytes(content)
+    settings = replace(one.settings(), model=ModelSettings(str(tmp_path), "float32"))
+    for device in ("cpu", "cpu:0"):
+        with pytest.raises(SettingsError, match=f"{broken.name} can't be loaded: "):
+            load_model(settings, read_config(settings), torch.device(device))
+
+
 def test_a_directory_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"config\.json"):
         TorchEngine(Settings(model=ModelSettings(directory=str(tmp_path), dtype="float32")))
@@ -179,13 +253,13 @@ def test_steps_are_cut_to_the_sizes_that_they_are_padded_to(one: TinyModel) -> N
 
 def test_the_fingerprint_tells_weights_and_dtypes_apart(one: TinyModel, tiny: Any) -> None:
     prints = {
-        fingerprint(one.settings()),
-        fingerprint(one.settings(dtype="bfloat16")),
-        fingerprint(tiny("qwen2").settings()),
+        fingerprint_of(one.settings()),
+        fingerprint_of(one.settings(dtype="bfloat16")),
+        fingerprint_of(tiny("qwen2").settings()),
     }
-    prints.add(fingerprint(one.settings(weights="int8")))
+    prints.add(fingerprint_of(one.settings(weights="int8")))
     assert len(prints) == 4
-    assert fingerprint(one.settings()) == fingerprint(one.settings(slots=9))
+    assert fingerprint_of(one.settings()) == fingerprint_of(one.settings(slots=9))
 
 
 def _tensors(model: Any) -> list[tuple[str, torch.Tensor]]:

@@ -1,4 +1,4 @@
-"""`build/compile_kernels.py` compiles every kernel for a GPU that is not here, and finds those that spill."""
+"""`build.compile_kernels` compiles every kernel for a GPU that is not here, and finds those that spill."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WITHOUT = "the package triton is not installed: build/set-up dev kernels brings 
 def compiled(*asked: str) -> subprocess.CompletedProcess[str]:
     """What it says: the compiler, not the interpreter."""
     pytest.importorskip("triton.language", reason=WITHOUT)
-    command = [sys.executable, "build/compile_kernels.py", *asked]
+    command = [sys.executable, "-m", "build.compile_kernels", *asked]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     return subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=280, check=False

@@ -12,30 +12,33 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
+from commands.finetune.alone import train
 from python_backends.engine.protocol import Trains
-from python_backends.engine.torch.training.model import TrainedModel
-from python_backends.finetuning.alone import train
+from python_backends.engine.torch.training.pack_run import PackRun
 from python_backends.finetuning.jobs import Job, JobError, jobs_directory
 from python_backends.finetuning.trainer import Progress
 from python_backends.finetuning.watchers import announced, refusals
-from python_backends.instance.build import build, build_training, watch_jobs
+from python_backends.instance.build import build, build_training, spare_time, watch_jobs
 from python_backends.instance.job_watch import JobWatch
-from python_backends.instance.loop import Instance
+from python_backends.instance.loop import Instance, Parts
+from python_backends.instance.spare_time import SpareWork
 from python_backends.instance.training import Training
-from python_backends.nouns.messages import Submit, TrainingLoad
+from python_backends.nouns.messages import Load, Submit, TrainingLoad
 from python_backends.nouns.request import Request, Sampling
+from python_backends.nouns.step import StepPlan
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.state.blocks import BlockPool
 from python_backends.settings import ROOT, EngineSettings, FinetuningSettings, ModelSettings, Settings
 from tests.cpu.test_finetuning import new_job, weights
 from tests.support.instance_link import Link
 from tests.support.tiny_models import VOCABULARY, TinyModel
+from tests.support.toy_engine import TOY
 
 NUM_REQUESTS = 12
 WAIT_S = 120
@@ -52,17 +55,23 @@ class Clients(Link):
 
 
 class Server:
-    """One instance without its process; `turn` also looks for jobs in `directory`."""
+    """One instance without its process; `turn` also looks for jobs in `directory`. Its KV blocks are no
+    numbers at first, and training leaves such: what was not written is not to be read.
+    """
 
-    def __init__(self, tiny: TinyModel, directory: Path, **finetuning: Any) -> None:
+    def __init__(
+        self, tiny: TinyModel, directory: Path, other: SpareWork | None = None, **finetuning: Any
+    ) -> None:
         self.settings = settings(tiny, **finetuning)
         self.scheduler, self.engine = build(self.settings)
+        blocks: torch.Tensor = cast(Any, self.engine).cache.blocks
+        blocks[: self.scheduler.blocks.num_blocks] = float("nan")
         self.link = Clients([])
-        self.instance = Instance(self.scheduler, self.engine, self.link, lambda: None)
         training = build_training(self.settings, self.engine, self.scheduler)
         assert training is not None
         self.training: Training = training
-        self.instance.train(training)
+        parts = Parts(spare_time=spare_time(self.settings, training, other))
+        self.instance = Instance(self.scheduler, self.engine, self.link, lambda _: None, parts=parts)
         self.watch = JobWatch(directory, training, "", lambda: None)
 
     def turn_until(self, is_done: Callable[[], bool]) -> None:
@@ -154,6 +163,25 @@ def test_a_job_that_is_trained_while_serving_has_the_losses_of_one_alone_and_tex
     assert [event["message"] for event in job.events] == ["started", "succeeded"]
 
 
+class Counting(SpareWork):
+    has_work, count = True, 0
+
+    def work(self, slack_s: float, plan: StepPlan | None) -> bool:
+        self.count += 1
+        return True
+
+
+def test_other_work_may_stand_between_steps_as_well(one: TinyModel, undisturbed: Job, tmp_path: Path) -> None:
+    other, job = Counting(), new_job(tmp_path, steps=12)
+    server = Server(one, tmp_path, other)
+    server.train(job)
+    before = other.count
+    served(server)
+    server.close()
+    assert_like(job, undisturbed)
+    assert other.count > before > 0
+
+
 def test_requests_take_the_memory_of_a_pack_and_no_text_or_loss_changes(
     one: TinyModel, undisturbed: Job, tmp_path: Path
 ) -> None:
@@ -212,7 +240,7 @@ def test_a_job_waits_while_requests_hold_the_memory_and_can_be_cancelled_meanwhi
 ) -> None:
     monkeypatch.setattr(SlotScheduler, "check_integrity", lambda scheduler: None)  # no sequence holds these
     server = Server(one, tmp_path, engine={"kv_blocks": 80}, memory_share=1.0, keep="products")
-    held = server.scheduler.blocks.take(60)
+    held = server.scheduler.blocks.allocate(60)
     jobs = [new_job(tmp_path, steps=5) for _ in range(2)]
     server.turn_until(lambda: server.training.patience_s > 0 and server.training.has_work)
     for _ in range(5):
@@ -271,7 +299,7 @@ def test_a_job_that_begins_has_its_place_already(
 def test_steps_that_end_while_jobs_are_counted_are_reported_all() -> None:
     """The thread that finds jobs counts them, the loop adds what was trained."""
     parts: Any = None
-    training = Training(parts, parts, parts, parts, FinetuningSettings())
+    training = Training(parts, parts, parts, FinetuningSettings())
     training._current = SimpleNamespace(tokens=0)  # type: ignore[assignment]
     is_over, interval_s, num_steps = threading.Event(), sys.getswitchinterval(), 20_000
 
@@ -289,7 +317,7 @@ def test_steps_that_end_while_jobs_are_counted_are_reported_all() -> None:
         sys.setswitchinterval(interval_s)
         is_over.set()
         counting.join()
-    report = training.take_report()
+    report = training.report(Load()).training
     assert report is not None
     assert (report.tokens, report.steps, report.jobs) == (num_steps, num_steps, (1, 0, 0, 0, 0))
 
@@ -326,10 +354,10 @@ def test_an_example_that_is_longer_than_the_server_takes_is_refused_by_number(
 def test_a_fault_in_one_job_fails_it_with_its_message(
     one: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(model: TrainedModel, tile: Any) -> None:
+    def broken(pack: PackRun, tile: Any) -> None:
         raise RuntimeError("no memory for a tile")
 
-    monkeypatch.setattr(TrainedModel, "backward", broken)
+    monkeypatch.setattr(PackRun, "backward", broken)
     server, job = Server(one, tmp_path), new_job(tmp_path, steps=5)
     assert len(served(server)) == NUM_REQUESTS
     server.train(job)
@@ -422,7 +450,7 @@ def test_an_engine_that_does_not_train_refuses_jobs_by_name(tmp_path: Path) -> N
     job = new_job(tmp_path, steps=5)
     own = Settings(
         model=ModelSettings(directory=str(ROOT / "models/bundled")),
-        engine=EngineSettings(kind="toy"),
+        engine=EngineSettings(kind=TOY),
         finetuning=FinetuningSettings(directory=str(tmp_path)),
     )
     scheduler, engine = build(own)
@@ -440,7 +468,7 @@ def test_an_engine_that_does_not_train_refuses_jobs_by_name(tmp_path: Path) -> N
         refusing.look()
         assert Job(job.directory).status == "queued", "another instance trains it"
     refusing.look()
-    assert "engine.kind = 'toy'" in Job(job.directory).fields["error"]["message"]
+    assert f"engine.kind = '{TOY}'" in Job(job.directory).fields["error"]["message"]
 
 
 def test_without_a_job_nothing_is_made_for_training(one: TinyModel, tmp_path: Path) -> None:

@@ -23,8 +23,7 @@ def test_padded_steps_give_the_tokens_of_transformers(tiny: Callable[[str], Tiny
     for request in requests:
         serving.submit(request)
     answers = serving.run()
-    for request in requests:
-        model.check(request, answers[request.request_id])
+    model.check_all(requests, answers)
 
 
 def test_rows_that_ask_for_more_than_the_best_token_are_chosen_behind_the_step(one: TinyModel) -> None:

@@ -26,9 +26,10 @@ from python_backends.engine.torch import engine as torch_engine
 from python_backends.engine.torch import kernel_trial
 from python_backends.engine.torch.engine import TorchEngine, uses_kernels
 from python_backends.engine.torch.kernel_trial import kernel_obstacle
-from python_backends.nouns.request import ModelLimits
+from python_backends.engine.torch.step_launcher import LaunchedStep
+from python_backends.nouns.request import MAX_STOP_WORDS, ModelLimits
 from python_backends.nouns.step import StepPlan
-from python_backends.settings import SettingsError
+from python_backends.settings import EngineSettings, SettingsError
 from tests.support.tiny_models import Serving, TinyModel, random_requests
 
 GPU = torch.device("cuda", 1)
@@ -201,6 +202,14 @@ def test_a_device_without_memory_for_blocks_is_refused_with_the_numbers(
         _with_memory(one, monkeypatch, 1 << 30, 2 << 30)
 
 
+def test_a_wanted_length_is_compared_with_what_was_measured_alone(
+    one: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EngineSettings, "kv_bytes", _block_bytes(one))
+    engine = _with_memory(one, monkeypatch, 1 << 30, 0, max_model_tokens=384)
+    assert engine.limits.max_model_tokens == 384
+
+
 def test_a_wanted_length_that_does_not_fit_is_refused(
     one: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,6 +281,26 @@ def test_after_the_largest_steps_requests_are_answered_as_ever(
     assert not any(asked)
 
 
+def test_a_step_of_which_no_row_samples_comes_to_the_host_like_all_others(
+    one: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The result of a chunk in the middle of a prompt is empty, and lies on the device."""
+    engine, requests = one.engine(), [random_requests(1)[0].changed(prompt=np.arange(60, dtype=np.int32))]
+    choose, there = engine._launcher._choose, dict[int, torch.Tensor]()
+
+    def on_the_device(*args: Any) -> LaunchedStep:
+        step = choose(*args)
+        placed = step.result.to("meta")  # refuses .numpy() as a GPU's tensor does
+        there[id(placed)] = step.result
+        return replace(step, result=placed)
+
+    monkeypatch.setattr(engine._launcher, "_choose", on_the_device)
+    monkeypatch.setattr(torch_engine, "_sent", lambda step: replace(step, result=there.pop(id(step.result))))
+    monkeypatch.setattr(engine, "device", GPU)
+    answers = Serving(engine, token_budget=24).run(requests)
+    one.check(requests[0], answers[requests[0].request_id])
+
+
 # --- stop ids
 
 
@@ -279,7 +308,7 @@ def test_the_table_of_stop_ids_stays_the_same_whatever_requests_bring(one: TinyM
     """Captured steps read it where it was when they were captured."""
     engine = one.engine(cuda_graphs="eager")
     before = engine.state.stop_ids
-    most = one.settings().limits.max_stop_words + 1
+    most = MAX_STOP_WORDS + 1
     Serving(engine).run(random_requests(3, stop_ids=tuple(range(100, 100 + most)), max_tokens=4))
     assert engine.state.stop_ids is before
     assert before.shape[1] >= most
@@ -294,5 +323,5 @@ def test_stop_ids_of_the_checkpoint_have_their_place_beside_those_of_requests(
         one.settings(cuda_graphs="eager"), model=replace(one.settings().model, directory=str(tmp_path))
     )
     engine = TorchEngine(settings)
-    assert engine.state.stop_ids.shape[1] >= settings.limits.max_stop_words + 1 + 8
+    assert engine.state.stop_ids.shape[1] >= MAX_STOP_WORDS + 1 + 8
     assert np.all(engine.state.stop_ids.numpy() == -1)

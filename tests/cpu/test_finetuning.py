@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from python_backends.finetuning.alone import train
+from commands.finetune.alone import AtOnce, train
+from python_backends.engine.adapter_directory import CONFIG, WEIGHTS
+from python_backends.engine.protocol import BadAdapterError
+from python_backends.engine.torch.adapters.beginning import read_beginning
+from python_backends.engine.torch.training.model import TrainedModel, load_trained_model
+from python_backends.engine.torch.training.pack_run import PackRun
+from python_backends.engine.torch.training.session import TrainingSession
+from python_backends.finetuning import checkpoints
 from python_backends.finetuning.export import export
-from python_backends.finetuning.jobs import Job, JobError
-from python_backends.nouns.training import LayerPlan
+from python_backends.finetuning.jobs import Job, JobError, create
+from python_backends.finetuning.trainer import Files, Progress, Trainer
+from python_backends.nouns.training import LayerPlan, Tile
 from python_backends.settings import ROOT
 from tests.support.finetuning_jobs import MODULES, new_job, settings, weights
+from tests.support.peft_adapters import save_adapter
 from tests.support.tiny_models import TinyModel
 
 
@@ -73,8 +89,6 @@ def _trained(tiny: TinyModel, job: Job, when: str, count: int) -> int:
 def test_a_loss_that_is_not_finite_fails_the_job_and_keeps_the_last_checkpoint(
     one: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from python_backends.engine.torch.training.session import TrainingSession
-
     job, install, num_installed = new_job(tmp_path, steps=9), TrainingSession.install, 0
 
     def breaking(session: TrainingSession, plans: tuple[LayerPlan, ...]) -> None:
@@ -82,7 +96,7 @@ def test_a_loss_that_is_not_finite_fails_the_job_and_keeps_the_last_checkpoint(
         num_installed += 1
         install(session, plans)
         if num_installed == 6:
-            session.loss = lambda first, last: float("nan")
+            monkeypatch.setattr(PackRun, "loss", lambda pack, first, last: float("nan"))
 
     monkeypatch.setattr(TrainingSession, "install", breaking)
     train(job, settings(one))
@@ -91,6 +105,132 @@ def test_a_loss_that_is_not_finite_fails_the_job_and_keeps_the_last_checkpoint(
     assert fields["error"]["param"] == "learning_rate"
     assert len(job.losses) == 5
     assert len(weights(job)) == 2 * 3 * len(MODULES)
+
+
+def test_a_gradient_that_is_not_finite_fails_the_job_and_changes_no_weight(
+    one: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the last step, after which there is no loss that would show it."""
+    job, gradients, num_steps = new_job(tmp_path, steps=3, count=4), TrainedModel.gradients, 0
+
+    def overflowing(model: TrainedModel) -> dict[str, torch.Tensor]:
+        nonlocal num_steps
+        num_steps += 1
+        found = gradients(model)
+        if num_steps == 3:
+            next(iter(found.values())).view(-1)[0] = float("inf")
+        return found
+
+    monkeypatch.setattr(TrainedModel, "gradients", overflowing)
+    train(job, settings(one))
+    fields = Job(job.directory).fields
+    assert (fields["status"], fields["error"]["param"]) == ("failed", "learning_rate")
+    assert fields["error"]["message"].startswith("the gradient of step 3 has the norm inf")
+    assert len(job.losses) == 2
+    assert all(each.isfinite().all() for each in weights(job).values())
+    assert not (job.directory / "adapter").exists()
+
+
+def test_checkpoints_at_the_end_of_each_pass_neither_wait_in_memory_nor_pile_up(
+    one: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk stands still until the last step."""
+    disk, save, most_waiting = threading.Event(), checkpoints.save, 0
+    job, writer = new_job(tmp_path, steps=15, count=4), ThreadPoolExecutor(1)
+
+    def slow(*arguments: Any) -> None:
+        disk.wait(60)
+        save(*arguments)
+
+    def watch(progress: Progress) -> None:
+        nonlocal most_waiting
+        most_waiting = max(most_waiting, writer._work_queue.qsize())
+        if progress.step == 15:
+            disk.set()
+
+    monkeypatch.setattr(checkpoints, "save", slow)
+    model, own = load_trained_model(settings(one)), settings(one).finetuning
+    Trainer(job, TrainingSession(model, job.shape, 4), own, Files(writer), watch).run()
+    assert (Job(job.directory).status, most_waiting) == ("succeeded", 0)
+    assert checkpoints.steps(job.directory / "checkpoints") == [1, 15]
+    found = checkpoints.last(job.directory / "checkpoints")
+    assert found is not None
+    place, state = found
+    for step in range(16, 31):
+        save(job.directory / "checkpoints", replace(place, step=step), state)
+    assert checkpoints.steps(job.directory / "checkpoints") == list(range(19, 31))
+
+
+def test_it_is_told_when_a_trained_adapter_can_be_served(one: TinyModel, tmp_path: Path) -> None:
+    job, adapters, found = new_job(tmp_path, steps=1), tmp_path / "adapters", list[bool]()
+    files = Files(AtOnce(), adapters, lambda: found.append((adapters / "tiny" / "1" / CONFIG).exists()))
+    session = TrainingSession(load_trained_model(settings(one)), job.shape, 4)
+    Trainer(job, session, settings(one).finetuning, files).run()
+    assert found == [True]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_job_whose_process_is_ended_by_hand_any_number_of_times_goes_on(
+    one: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """Before its first checkpoint: no process has died of it."""
+    job, forward, is_ended = new_job(tmp_path, steps=2), PackRun.forward, True
+
+    def ended(pack: PackRun, tile: Tile) -> None:
+        if is_ended:
+            signal.raise_signal(number)
+        forward(pack, tile)
+
+    monkeypatch.setattr(PackRun, "forward", ended)
+    if number is signal.SIGINT:  # which a background job of a shell ignores
+        signal.signal(number, signal.default_int_handler)
+    for _ in range(4):
+        with pytest.raises(KeyboardInterrupt):
+            train(Job(job.directory), settings(one))
+    is_ended = False
+    train(Job(job.directory), settings(one))
+    assert Job(job.directory).status == "succeeded"
+    assert [event["message"] for event in job.events].count("its process was ended") == 4
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_job_goes_on_from_an_adapter_of_peft(one: TinyModel, tmp_path: Path) -> None:
+    """With its weights, and the scale of rsLoRA as an alpha of its own."""
+    directory = save_adapter(one.model, tmp_path / "peft", rank=4)
+    config = json.loads((directory / CONFIG).read_text()) | {"use_rslora": True, "lora_alpha": 6}
+    (directory / CONFIG).write_text(json.dumps(config))
+    found = read_beginning(settings(one), directory, 64)
+    assert (found.shape.rank, found.shape.scale, set(found.shape.modules)) == (4, 3.0, set(MODULES))
+    job = new_job(tmp_path, steps=1, learning_rate=1e-9)
+    options = job.options | {"from": str(directory), "alpha": found.shape.alpha}
+    fields = job.fields | {"gapless": options}
+    del fields["id"]
+    job = create(tmp_path / "next", list(job.examples), fields, found.weights)
+    train(job, settings(one))
+    assert Job(job.directory).status == "succeeded"
+    before, after = (load_file(path / WEIGHTS) for path in (directory, job.directory / "adapter"))
+    assert before.keys() == after.keys()
+    assert all(torch.allclose(before[key], after[key], atol=1e-6) for key in before)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_an_adapter_that_can_not_be_trained_further_is_refused_with_the_reason(
+    one: TinyModel, tmp_path: Path
+) -> None:
+    good = save_adapter(one.model, tmp_path / "good", rank=4)
+    several = save_adapter(one.model, tmp_path / "several", rank=4, patterns=True)
+    cut = tmp_path / "cut"
+    shutil.copytree(good, cut)
+    tensors = {key: each for key, each in load_file(good / WEIGHTS).items() if "layers.1.mlp" not in key}
+    save_file(tensors, cut / WEIGHTS)
+    for directory, max_rank, says in (
+        (several, 64, "its modules differ"),
+        (cut, 64, "layers.1.mlp.*training adapts a module in all layers"),
+        (good, 3, "rank 4 of .* must be at most 3"),
+        (tmp_path, 64, "adapter_config.json"),
+    ):
+        with pytest.raises(BadAdapterError, match=says):
+            read_beginning(settings(one), directory, max_rank)
 
 
 def test_a_cancelled_job_ends_and_another_process_may_not_train_it_meanwhile(

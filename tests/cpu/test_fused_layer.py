@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,17 @@ from python_backends.engine.model.description import (
     NormKind,
     Rotary,
 )
-from python_backends.engine.openvino import BLOCK_TOKENS, fused_fetch, fused_graph, fused_layer
+from python_backends.engine.openvino import BLOCK_TOKENS, fused_fetch, fused_graph, fused_layer, known_fault
 from python_backends.engine.openvino import engine as openvino_engine
 from python_backends.engine.openvino.fused_fetch import DEPTH, PIECE, ROWS
 from python_backends.engine.openvino.fused_graph import PANEL, READ, FusedLayers, FusedOperation, fits
 from python_backends.engine.openvino.fused_layer import Kind
 from python_backends.engine.openvino.graph import Graph, Node, floats
 from python_backends.engine.openvino.inputs import StepInputs
+from python_backends.engine.openvino.known_fault import AMX
+from python_backends.instance import build as instance_build
+from python_backends.linux.processor import processor_flags
+from python_backends.settings import SettingsError
 from tests.support.emulated_tiles import compiled_with_emulated_tiles
 from tests.support.tiny_models import (
     BFLOAT16_REGRET,
@@ -272,22 +276,27 @@ HEADS = {
 }
 
 
+# alone with the usual heads, and several at once with each kind of heads
+ALONE: list[dict[str, Any]] = [
+    {"bias": True},
+    {"norms": True},
+    {"window": 20},
+    {"window": 64},
+    {"turns": False},
+    {"gelu": True},
+    {"normed_after": True, "residual_scale": 0.3},
+    {"normed_after": True, "normed_before": False, "gelu": True},
+]
+TOGETHER: list[dict[str, Any]] = [
+    {},
+    {"bias": True, "norms": True, "window": 20},
+    {"turns": False, "window": 64, "gelu": True, "normed_after": True},
+]
+
+
 @wanted
-@pytest.mark.parametrize("name", HEADS)
 @pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"bias": True},
-        {"norms": True},
-        {"window": 20},
-        {"window": 64},
-        {"turns": False},
-        {"gelu": True},
-        {"normed_after": True, "residual_scale": 0.3},
-        {"normed_after": True, "normed_before": False, "gelu": True},
-    ],
-    ids=str,
+    ("name", "options"), [*product(["grouped"], ALONE), *product(HEADS, TOGETHER)], ids=str
 )
 def test_it_computes_what_torch_computes(
     operation: FusedOperation, name: str, options: dict[str, Any]
@@ -370,11 +379,13 @@ def test_weights_are_fetched_into_the_cache_with_which_products_are_faster(
 
 
 @wanted
-def test_gates_far_from_zero_stay_numbers(operation: FusedOperation) -> None:
+@pytest.mark.parametrize("factor", [64, 2.0**50], ids=["some hundred", "their cubes are infinite"])
+@pytest.mark.parametrize("gelu", [False, True])
+def test_gates_far_from_zero_stay_numbers(operation: FusedOperation, gelu: bool, factor: float) -> None:
     torch.manual_seed(4)
     heads = HEADS["grouped"]
-    model = Model(heads, [random_layer(heads)])
-    model.layers[0].feed_forward.up.weight.mul_(64)  # gates of some hundred
+    model = Model(heads, [random_layer(heads, gelu=gelu)])
+    model.layers[0].feed_forward.up.weight.mul_(factor)
     expected = torch.cat([model.expected(span) for span in ALL])
     atol = 2**-7 * float(expected.abs().max())
     torch.testing.assert_close(Computed(operation, model)(ALL), expected, rtol=2**-7, atol=atol)
@@ -457,15 +468,48 @@ def test_layers_of_both_kinds_follow_each_other(
 def test_its_tokens_are_nearly_as_good_as_those_of_float32(
     tiny: Callable[[str], TinyModel], name: str
 ) -> None:
+    """Its own layers are OpenVINO's, of which those of the models that share mechanisms are alike."""
     model, requests = tiny(name), random_requests(24, seed=8)
-    for fused in ("on", "off"):
-        answers = Serving(model.openvino_engine(dtype="bfloat16", fused_layers=fused, slots=8)).run(requests)
+    for fused in ("on", "off") if name in TINY else ("on",):
+        engine = model.openvino_engine(
+            dtype="bfloat16", fused_layers=fused, slots=8, threads=threads_for(fused)
+        )
+        answers = Serving(engine).run(requests)
         model.check_rounding(
             f"bfloat16, openvino, {'fused' if fused == 'on' else 'its own'} layers",
             requests,
             answers,
             BFLOAT16_REGRET,
         )
+
+
+def threads_for(fused: str) -> int:
+    """OpenVINO's own layers of Gemma want two where there is AMX."""
+    return 2 if fused == "off" and processor_flags() >= AMX else 1
+
+
+@wanted
+def test_where_openvinos_own_layers_would_end_the_process_they_are_neither_made_nor_tried(
+    tiny: Callable[[str], TinyModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gemma in bfloat16 for one thread, on a processor that is said to have AMX."""
+    monkeypatch.setattr(known_fault, "processor_flags", lambda: AMX)
+    monkeypatch.setattr(instance_build, "with_faster_layers", lambda *_: pytest.fail("it is tried"))
+    monkeypatch.setattr(openvino_engine, "_compiled", lambda *_: pytest.fail("it is compiled"))
+    gemma = tiny("gemma3")
+    with pytest.raises(SettingsError, match=r"engine\.threads = 1: .* give it two, or set"):
+        gemma.openvino_engine(dtype="bfloat16", fused_layers="off")
+    settings = gemma.settings(kind="openvino", dtype="bfloat16", block_tokens=32, fused_layers="auto")
+    monkeypatch.undo()
+    monkeypatch.setattr(known_fault, "processor_flags", lambda: AMX)
+    monkeypatch.setattr(instance_build, "with_faster_layers", lambda *_: pytest.fail("it is tried"))
+    scheduler, engine = instance_build.build(settings)
+    assert scheduler.limits.num_slots == engine.limits.num_slots
+    for other in ({"threads": 2}, {"dtype": "float32"}):
+        known = known_fault.would_end_the_process(
+            gemma.settings(**{"dtype": "bfloat16"} | other), gemma.model.config
+        )
+        assert not known or len(os.sched_getaffinity(0)) == 1
 
 
 @pytest.fixture
@@ -522,6 +566,7 @@ def test_an_older_compiler_makes_what_it_can(
     compiler.write_text(f'#!/bin/sh\n{wants_output}\necho made >"$2"\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setattr(fused_layer, "_obstacle", lambda path: "")
     monkeypatch.setattr(fused_layer, "kinds_here", lambda: list(Kind))
     made = fused_layer.library()
     assert made is not None
@@ -533,7 +578,9 @@ def test_an_older_compiler_makes_what_it_can(
 def made(nothing_compiled: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A library in its place, made under a umask that lets everybody write."""
     compiler = tmp_path / "compiler"
-    compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho made >"$2"\n')
+    compiler.write_text(
+        '#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\nexec g++ -shared -x c++ /dev/null -o "$2"\n'
+    )
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     umask = os.umask(0)
@@ -548,6 +595,33 @@ def test_nobody_else_may_write_what_is_made_whatever_the_umask(made: Path) -> No
     made.parent.chmod(0o777)  # as an earlier version left it
     assert fused_layer.compiled(Kind.VECTORS) == made
     assert oct(made.parent.stat().st_mode & 0o777) == "0o755"
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "text", "zeros"])
+def test_a_library_that_cannot_be_loaded_is_compiled_again(made: Path, damage: str) -> None:
+    whole = made.read_bytes()
+    damaged = {"empty": b"", "cut": whole[: len(whole) // 2], "text": b"made", "zeros": bytes(len(whole))}
+    made.unlink()  # this process has it loaded, and would die at its end if that file changed
+    made.write_bytes(damaged[damage])
+    made.chmod(0o755)
+    assert fused_layer.library() == made
+    ctypes.CDLL(str(made))
+
+
+def test_a_library_that_this_host_cannot_load_is_compiled_again_and_left_out_if_that_does_not_help(
+    made: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one that needs a newer library of C++ than there is."""
+
+    def refuse(path: str) -> None:
+        raise OSError("GLIBCXX_3.4.99 not found")
+
+    monkeypatch.setattr(ctypes, "CDLL", refuse)
+    monkeypatch.setattr(fused_layer, "kinds_here", lambda: [Kind.VECTORS])
+    assert made.exists()
+    assert fused_layer.library() is None
+    assert "is compiled again: GLIBCXX_3.4.99 not found" in caplog.text
+    assert "no fused layers: " in caplog.text
 
 
 @pytest.mark.parametrize("mode", [0o775, 0o757, 0o777])

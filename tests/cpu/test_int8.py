@@ -24,8 +24,6 @@ from python_backends.engine.torch.projection import MOST_DIRECT_ROWS, PIECE_WEIG
 from python_backends.settings import ROOT, SettingsError, load
 from tests.support.tiny_models import (
     INT8_REGRET,
-    SOFT_CAPPED,
-    TINY,
     Serving,
     TinyModel,
     random_requests,
@@ -88,23 +86,25 @@ def test_every_product_of_every_layer_is_rounded_and_nothing_else(each: TinyMode
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_tokens_with_int8_are_nearly_as_good_as_those_of_float32(each: TinyModel, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("torch", "gemma2"),
+        ("torch", "gpt_neox"),
+        ("openvino", "gemma3"),
+        ("openvino", "gpt_neox"),
+        ("openvino", "llama_tied"),
+    ],
+)
+def test_tokens_with_int8_are_nearly_as_good_as_those_of_float32(
+    tiny: Callable[[str], TinyModel], kind: str, name: str, dtype: str
+) -> None:
     """The tiny models' weights are drawn at random, where rounding shows most:
     agreement is printed, how good a token is asserted.
     """
-    requests = random_requests(8, seed=8)
-    answers = Serving(each.engine(weights="int8", dtype=dtype)).run(requests)
-    each.check_rounding(f"int8 weights, {dtype}", requests, answers, INT8_REGRET)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", sorted(TINY.keys() - SOFT_CAPPED))
-def test_tokens_of_openvino_with_int8_are_nearly_as_good_as_those_of_float32(
-    tiny: Callable[[str], TinyModel], name: str, dtype: str
-) -> None:
-    computed, requests = tiny(name), random_requests(8, seed=8)
-    answers = Serving(computed.openvino_engine(weights="int8", dtype=dtype)).run(requests)
-    computed.check_rounding(f"int8 weights, openvino, {dtype}", requests, answers, INT8_REGRET)
+    model, requests = tiny(name), random_requests(8, seed=8)
+    answers = Serving(model.engine_of(kind, weights="int8", dtype=dtype)).run(requests)
+    model.check_rounding(f"int8 weights, {kind}, {dtype}", requests, answers, INT8_REGRET)
 
 
 def test_answers_in_float32_are_transformers_answers_with_the_rounded_weights(
@@ -116,8 +116,7 @@ def test_answers_in_float32_are_transformers_answers_with_the_rounded_weights(
     requests = random_requests(6, seed=3)
     answers = Serving(each.engine(weights="int8"), token_budget=40).run(requests)
     rounded = TinyModel(tmp_path, _with_rounded_weights(each.model), each.agreement)
-    for request in requests:
-        rounded.check(request, answers[request.request_id])
+    rounded.check_all(requests, answers)
 
 
 def test_int8_is_what_the_openvino_plugin_keeps(one: TinyModel) -> None:

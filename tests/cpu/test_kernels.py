@@ -16,8 +16,8 @@ import numpy as np
 import torch
 import triton.language as tl
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-from benchmarks import gpu_kernels
-from benchmarks.gpu_kernels import WINDOWS_AND_CAPS
+from benchmarks.gpu import kernels as gpu_kernels
+from benchmarks.gpu.kernels import WINDOWS_AND_CAPS
 from python_backends.engine.model.description import Heads
 from python_backends.engine.torch.paged_parts import divided, extra_parts
 
@@ -105,7 +105,7 @@ with tempfile.TemporaryDirectory() as directory:
 modules = (fused_kernels, paged_attention, paged_chunks, paged_parts, draw_kernel, token_kernels, write_kernel)
 defined = {name for each in modules for name, value in vars(each).items() if isinstance(value, interpreter.InterpretedFunction)}
 parts = {"_turned", "capped", "_joined"}  # of others
-parts |= {"_greatest", "_weights", "_mass", "_least", "_reached", "_uniform", "_mixed"}
+parts |= {"_greatest", "_weights", "_mass", "_least", "_winner", "_noise", "_exponential", "_mixed"}
 assert names == defined - parts, (names, defined)
 print("all")
 """
@@ -117,7 +117,7 @@ from pathlib import Path
 from triton.backends.compiler import BaseBackend
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction, create_function_from_signature
-from benchmarks import gpu_kernels
+from benchmarks.gpu import kernels as gpu_kernels
 from python_backends.engine.model.description import Heads
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.instance.warm_up import warm_up
@@ -163,9 +163,9 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
-from benchmarks.gpu_counts import CountedModel
+from benchmarks.gpu.counts import CountedModel
 from benchmarks.gpu_floor import config_of
-from benchmarks.gpu_model import TINY
+from benchmarks.gpu.model import TINY
 
 class Hopper:
     get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))

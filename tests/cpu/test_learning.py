@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
+import resource
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from python_backends.learner import MAX_FAILED_FITS, Learner, lock
+from python_backends.learner import Learner, lock
 from python_backends.nouns.messages import AnswerRecord
 from python_backends.nouns.request import Finish
 from python_backends.prediction import learning
 from python_backends.prediction.forest import Forest, ForestError
-from python_backends.prediction.learning import is_due, learn, learn_apart
+from python_backends.prediction.learning import Fit, is_due, learn, learn_apart
 from python_backends.prediction.request_log import RequestLog, instruction_id
 from python_backends.prediction.versions import CURRENT, KEPT, Version, current, next_number, publish
 from python_backends.settings import PredictionSettings
 from tests.support.records import ENCODER, record
+from tests.support.server.serving import wait_for
 
 SETTINGS = PredictionSettings(encoder=ENCODER, relearn_s=1.0)
 
@@ -163,8 +166,9 @@ def learned(directory: Path) -> Forest:
     return Forest.load(version.path(directory))
 
 
-def learn_here(directory: Path, encoder: str) -> int:
-    return 0 if learn(directory, encoder) else 1
+def learn_here(directory: Path, encoder: str) -> Fit:
+    code = 0 if learn(directory, encoder) else 1
+    return lambda: code
 
 
 def test_a_version_counts_only_when_its_forest_is_whole(
@@ -190,21 +194,61 @@ def test_a_forest_that_is_gone_is_an_error_by_name(tmp_path: Path, log: RequestL
         Forest.load(version.path(tmp_path))
 
 
-def test_it_looks_every_few_minutes_and_gives_up_on_learning_that_fails(tmp_path: Path) -> None:
-    now_s = [1000.0]
-    codes = [1] * (MAX_FAILED_FITS + 5)
-    learner = Learner(replace(SETTINGS, relearn_s=180.0), tmp_path, lambda *_: codes.pop(), lambda: now_s[0])
+def test_it_looks_every_few_minutes_and_later_after_learning_that_failed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    now_s, begun, codes = 0.0, [0.0], [1, -24, 1, 1, 1, 1, 1, 0]
+
+    def failing(directory: Path, encoder: str) -> Fit:
+        begun.append(now_s)
+        code = codes.pop(0)
+        return lambda: code
+
+    learner = Learner(replace(SETTINGS, relearn_s=180.0), tmp_path, failing, lambda: now_s)
     learner.take(answers(150, 2))
-    for _ in range(MAX_FAILED_FITS + 3):
-        assert not learner.learn_if_due()
-        now_s[0] += 181
-    assert len(codes) == 5
+    while codes:
+        now_s += 60
+        was_learned = learner.learn_if_due()
+        assert was_learned == (not codes)
+    pauses = [(after - before) / 180 for before, after in pairwise(begun)]
+    assert pauses == [1, 2, 4, 8, 16, 32, 32, 32]
+    assert "learning failed (exit code -24); it is tried again in 720 s" in caplog.text
     learner.close()
+
+
+def test_the_log_is_kept_while_a_fit_takes_its_time(tmp_path: Path) -> None:
+    codes: list[int | None] = [None, None, 0]
+    learner = Learner(SETTINGS, tmp_path, lambda *_: lambda: codes.pop(0), iter(range(100)).__next__)
+    learner.take(answers(150, 2))
+    learned = []
+    for _ in range(3):
+        learner.take(answers(1, 2))
+        learned.append(learner.learn_if_due())
+    assert learned == [False, False, True]
+    learner.close()
+
+
+def test_a_fit_is_ended_by_the_processor_time_that_it_has_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel counts it, so a busy machine does not matter. SIGXCPU comes after the time that is left."""
+    limits: list[tuple[int, tuple[int, int]]] = []
+    monkeypatch.setattr("resource.setrlimit", lambda *limit: limits.append(limit))
+    monkeypatch.setattr(learning, "learn", lambda *_: None)
+    learning._learn_within(tmp_path, ENCODER)
+    assert limits == [(resource.RLIMIT_CPU, (120, 125))]
+
+
+def ended(fit: Fit) -> int:
+    assert wait_for(lambda: fit() is not None, 120)
+    code = fit()
+    assert code is not None
+    return code
 
 
 def test_a_fit_in_a_process_of_its_own_is_the_same_forest(tmp_path: Path, log: RequestLog) -> None:
     log.add(answers(150, 2))
-    assert learn_apart(tmp_path, ENCODER) == 0
+    assert ended(learn_apart(tmp_path, ENCODER)) == 0
     apart = expected_mean(tmp_path, 30)
     (tmp_path / "current.json").unlink()
     (tmp_path / "forest-000001.npz").unlink()

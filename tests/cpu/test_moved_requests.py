@@ -6,34 +6,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from python_backends.engine.engine_thread import EngineThread
 from python_backends.engine.kv.device_blocks import DeviceBlocks
 from python_backends.engine.protocol import Engine, ExportsBlocks
 from python_backends.nouns.request import Ids, Request, Sampling
+from python_backends.scheduling.state.sequence import Sequence, Status
 from tests.cpu.test_log_probs import Scored
 from tests.support.tiny_models import VOCABULARY, TinyModel, random_requests
 
 PROMPT = np.random.default_rng(11).integers(0, VOCABULARY, 37).astype(np.int32)
 ANSWER = 60  # tokens
 PARTLY, FULL = 50, 65  # tokens at a move: the last block has 1 or 17 computed ones; it is full
-AHEAD = {"torch, thread": 1, "openvino, ahead": 1}  # steps launched before the oldest is read
+AHEAD = {"torch, ahead": 1, "openvino, ahead": 1}  # steps launched before the oldest is read
 MAKE: dict[str, Callable[[TinyModel], Engine]] = {
     "torch": lambda tiny: tiny.engine(slots=3),
     "torch, fixed shapes": lambda tiny: tiny.engine(slots=3, cuda_graphs="eager"),
-    "torch, thread": lambda tiny: EngineThread(lambda: tiny.engine(slots=3)),
+    "torch, ahead": lambda tiny: tiny.engine(slots=3),
     "torch, bfloat16": lambda tiny: tiny.engine(slots=3, dtype="bfloat16"),
     "torch, blocks of 32": lambda tiny: tiny.engine(slots=3, block_tokens=32),
     "openvino": lambda tiny: tiny.openvino_engine(slots=3),
     "openvino, ahead": lambda tiny: tiny.openvino_engine(slots=3, steps_ahead=1),
 }
-SERVED = ("torch", "torch, fixed shapes", "torch, thread", "openvino", "openvino, ahead")
+SERVED = ("torch", "torch, fixed shapes", "torch, ahead", "openvino", "openvino, ahead")
 
 Engines = Callable[[str, str], list[Engine]]
 
@@ -59,18 +59,25 @@ class Instance(Scored):
     def settle(self, request: Request, count: int) -> Ids:
         """Holds it when it has `count` tokens. All its tokens."""
         self.step_until(request, count)
-        handover = self.scheduler.handover
-        handover.hold(request.request_id)
-        while not handover.is_settled(request.request_id):
+        sequence = self.sequence(request)
+        self.scheduler.handover.hold(sequence)
+        while not self.scheduler.slots.is_settled(sequence.slot):
             self.step()
-        tokens = handover.tokens(request.request_id)
+        tokens = self.scheduler.handover.tokens(sequence)
         assert len(tokens) == count
         return tokens
+
+    def sequence(self, request: Request) -> Sequence:
+        """Of a request that runs here."""
+        sequence = self.scheduler.find(request.request_id)
+        assert sequence is not None
+        assert sequence.status is Status.RUNNING
+        return sequence
 
     def blocks_of(self, request: Request, num_tokens: int) -> bytes:
         """The blocks that its first `num_tokens` tokens fill."""
         handover = self.scheduler.handover
-        blocks = handover.take(request.request_id, 0, num_tokens // self.size)
+        blocks = handover.lend(self.sequence(request), 0, num_tokens // self.size)
         handover.give_back(blocks)
         return self.exporting.export_blocks(blocks).tobytes()
 
@@ -85,36 +92,39 @@ class Move:
     destination: Instance
     num_found: int = 0  # blocks, at the destination
     num_copied: int = 0
+    coming: Sequence = field(init=False)  # at the destination
 
     def make(self, count: int) -> None:
         """It goes on at the destination when it has `count` tokens; full blocks are copied before."""
         self.source.step_until(self.request, count - 12)
         self.reserve()
-        self.copy(self.source.scheduler.handover.num_full_blocks(self.request.request_id))
-        known = self.source.scheduler.handover.tokens(self.request.request_id)
-        self.destination.scheduler.handover.publish(self.number, known[: self.num_copied * self.source.size])
+        leaving, handover = self.source.sequence(self.request), self.source.scheduler.handover
+        self.copy(handover.num_full_blocks(leaving))
+        known = handover.tokens(leaving)[: self.num_copied * self.source.size]
+        self.destination.scheduler.handover.publish(self.coming, known)
         self.finish(count)
 
     def reserve(self) -> None:
-        known = np.array(self.source.answers[self.request.request_id], np.int32)
-        self.num_found = self.num_copied = self.destination.scheduler.handover.reserve(
-            self.number, self.request, known, self.number
-        )
+        known, there = np.array(self.source.answers[self.request.request_id], np.int32), self.destination
+        self.coming = there.scheduler.new_sequence(self.request, known, self.number)
+        there.scheduler.handover.reserve(self.coming)
+        self.num_found = self.num_copied = self.coming.num_published
 
     def finish(self, count: int) -> None:
         tokens = self.source.settle(self.request, count)
         self.copy(-(-(count - 1) // self.source.size))
-        index = self.destination.scheduler.handover.adopt(self.number, tokens)
-        assert index == len(self.destination.answers[self.request.request_id])
+        self.destination.scheduler.handover.adopt(self.coming, tokens)
+        assert self.coming.num_output_tokens == len(self.destination.answers[self.request.request_id])
         assert self.source.scheduler.cancel(self.request.request_id, self.number - 1)
 
     def copy(self, last: int) -> None:
         first, self.num_copied = self.num_copied, max(self.num_copied, last)
-        blocks = self.source.scheduler.handover.take(self.request.request_id, first, self.num_copied)
-        data = self.source.exporting.export_blocks(blocks)
-        into = self.destination.scheduler.handover.blocks_of(self.number, first, self.num_copied)
+        source, handover = self.source, self.source.scheduler.handover
+        blocks = handover.lend(source.sequence(self.request), first, self.num_copied)
+        data = source.exporting.export_blocks(blocks)
+        into = self.destination.scheduler.handover.extend(self.coming, first, self.num_copied)
         self.destination.exporting.import_blocks(into, memoryview(data.tobytes()))
-        self.source.scheduler.handover.give_back(blocks)
+        handover.give_back(blocks)
 
 
 @pytest.fixture(scope="module")
@@ -268,7 +278,7 @@ def test_a_held_request_goes_on_where_it_was(engines: Engines, kind: str, one: T
     source.settle(request, PARTLY)
     for _ in range(3):
         source.step()
-    assert source.scheduler.handover.resume(0, 1)
+    source.scheduler.handover.resume(source.sequence(request), 1)
     answers = source.run()
     for each in (request, other):
         one.check(each, answers[each.request_id])
@@ -346,7 +356,7 @@ def test_torch_gives_blocks_as_they_lie_in_its_cache(tiny: Callable[[str], TinyM
     ("kind", "written"),
     [
         ("torch", "float32 3x2x2x8x16"),
-        ("torch, thread", "float32 3x2x2x8x16"),
+        ("torch, ahead", "float32 3x2x2x8x16"),
         ("torch, bfloat16", "bfloat16 3x2x2x8x16"),
         ("openvino", "float32 3x2x2x32x16"),
     ],

@@ -13,8 +13,9 @@ from torch import Tensor
 from transformers.generation import logits_process as reference
 
 from python_backends.engine.slots.penalties import Penalties, penalized
-from python_backends.engine.slots.sampler import Restrictions, probabilities, restricted, sample
+from python_backends.engine.slots.sampler import Restrictions, restricted, sample
 from python_backends.engine.slots.slot_state import SlotState
+from python_backends.engine.torch import step_launcher
 from python_backends.nouns.request import Ids, ModelLimits, Request, Sampling
 from python_backends.nouns.step import Admit, Release, StepPlan
 from tests.support.tiny_models import Serving, TinyModel, generate, random_requests
@@ -221,7 +222,7 @@ def test_top_k_top_p_and_min_p_keep_what_transformers_keeps(
 ) -> None:
     logits = _logits(20, seed=8) * wide / 4
     limits = Restrictions(torch.full((20,), top_k), torch.full((20,), top_p), torch.full((20,), min_p))
-    ours = restricted(probabilities(logits, torch.ones(20)), limits) > 0
+    ours = restricted(logits, limits) > -torch.inf
     theirs = logits
     nothing = torch.zeros((20, 0), dtype=torch.long)
     if top_k:
@@ -244,6 +245,7 @@ def test_a_batch_in_which_nobody_asks_pays_nothing(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_steady_step_sends_nothing_to_the_device(one: TinyModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But which blocks it begins, where no kernels run."""
     everything = {
         **PENALIZED,
         "bad_words": ((5,), (1, 2)),
@@ -265,6 +267,7 @@ def test_a_steady_step_sends_nothing_to_the_device(one: TinyModel, monkeypatch: 
     def refuse(*_: Any) -> Tensor:
         raise AssertionError("something is sent to the device")
 
+    monkeypatch.setattr(step_launcher, "to_device", lambda values, _: torch.as_tensor(values))
     monkeypatch.setattr(torch, "from_numpy", refuse)
     monkeypatch.setattr(torch, "tensor", refuse)
     for _ in range(10):
@@ -323,8 +326,7 @@ def test_greedy_answers_with_penalties_and_bad_words_are_those_of_transformers(e
         changed += (
             answers[request.request_id] != each.reference(request.prompt, request.sampling.max_tokens)[0]
         )
-    for request in plain:
-        each.check(request, answers[request.request_id])
+    each.check_all(plain, answers)
     assert changed >= 6, "the parameters must show"
 
 

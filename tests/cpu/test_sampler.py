@@ -4,6 +4,7 @@ top_p, and depend on (seed, output index) alone.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -12,15 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from python_backends.engine.slots.noise import BLOCK, Noise, drawn, keys
 from python_backends.engine.slots.sampler import (
     CANDIDATES,
     Draws,
     Restrictions,
     SamplingRows,
-    probabilities,
     restricted,
     sample,
-    uniform,
 )
 from python_backends.nouns.request import Request
 from tests.support.tiny_models import Serving, TinyModel, random_requests
@@ -70,18 +70,18 @@ def test_support_is_that_of_a_plain_reference(wide: float, top_k: int, top_p: fl
     """Flat and steep rows, so that each number of candidates tried is the one that is enough somewhere."""
     assert max(CANDIDATES) < 2000
     logits = _logits(4, 2000, wide)
-    probs = restricted(probabilities(logits, torch.ones(4)), _restrictions(4, top_k, top_p))
+    scores = restricted(logits, _restrictions(4, top_k, top_p))
     for row in range(4):
-        assert np.array_equal(probs[row].numpy() > 0, _plain(logits[row], 1.0, top_k, top_p) > 0)
+        assert np.array_equal(scores[row].numpy() > -np.inf, _plain(logits[row], 1.0, top_k, top_p) > 0)
 
 
 def test_rows_without_restrictions_are_left_alone_beside_rows_with_them() -> None:
-    probs = probabilities(_logits(3, 100), torch.ones(3))
+    scores = _logits(3, 100)
     out = restricted(
-        probs, Restrictions(torch.tensor([0, 5, 0]), torch.tensor([1.0, 1.0, 0.5]), torch.zeros(3))
+        scores, Restrictions(torch.tensor([0, 5, 0]), torch.tensor([1.0, 1.0, 0.5]), torch.zeros(3))
     )
-    assert torch.equal(out[0], probs[0])
-    assert [int((row > 0).sum()) for row in out[1:]] == [
+    assert torch.equal(out[0], scores[0])
+    assert [int((row > -torch.inf).sum()) for row in out[1:]] == [
         5,
         int((_plain(_logits(3, 100)[2], 1.0, 0, 0.5) > 0).sum()),
     ]
@@ -89,9 +89,8 @@ def test_rows_without_restrictions_are_left_alone_beside_rows_with_them() -> Non
 
 def test_equal_probabilities_at_the_edge_stay_together() -> None:
     logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]])
-    probs = probabilities(logits, torch.ones(1))
     for limits in (_restrictions(1, top_k=2), _restrictions(1, top_p=0.6)):
-        assert (restricted(probs, limits)[0] > 0).tolist() == [True, True, True, True, False]
+        assert (restricted(logits, limits)[0] > -torch.inf).tolist() == [True, True, True, True, False]
 
 
 def test_greedy_takes_the_lowest_id_among_equals_also_beside_rows_that_draw() -> None:
@@ -121,23 +120,71 @@ def test_banned_ids_are_never_taken() -> None:
     assert sample(logits, SamplingRows(banned=torch.tensor([[1, -1], [-1, -1]]))).tolist() == [2, 1]
 
 
-def test_the_uniform_number_is_splitmix64_as_written_in_plain_integers() -> None:
+def test_noise_is_that_of_plain_integers_and_logarithms() -> None:
     seeds, indices = [0, 1, -5, 2**63 - 1], [0, 1, 77, 2**31]
-    got = uniform(torch.tensor(seeds), torch.tensor(indices)).tolist()
-    assert got == [_plain_uniform(seed, index) for seed, index in zip(seeds, indices, strict=True)]
+    row_keys = keys(np.array(seeds), np.array(indices))
+    got = _noise_of_all(row_keys, 192).tolist()
+    for row, (seed, index) in enumerate(zip(seeds, indices, strict=True)):
+        assert got[row] == pytest.approx(
+            [_plain_noise(seed, index, token) for token in range(192)], rel=1e-12
+        )
 
 
-def test_uniform_numbers_of_neighbouring_seeds_and_indices_are_flat_and_unrelated() -> None:
-    seeds, indices = torch.arange(200).repeat_interleave(200), torch.arange(200).repeat(200)
-    numbers = uniform(seeds, indices)
-    counts = torch.histc(numbers.float(), 100, 0, 1)
-    assert float(((counts - 400) ** 2 / 400).sum()) < 99 + 5 * 198**0.5
-    table = numbers.view(200, 200).numpy()
-    for neighbours in (
-        (table[1:].ravel(), table[:-1].ravel()),
-        (table[:, 1:].ravel(), table[:, :-1].ravel()),
-    ):
-        assert abs(np.corrcoef(*neighbours)[0, 1]) < 0.025
+def test_noise_of_neighbouring_seeds_indices_and_tokens_is_gumbel_and_unrelated() -> None:
+    seeds, indices = np.arange(40).repeat(40), np.tile(np.arange(40), 40)
+    noise = _noise_of_all(keys(seeds, indices), 64)
+    flat = np.exp(-np.exp(-noise))  # uniform if the noise has Gumbel's distribution
+    expected = noise.size / 100
+    counts = np.histogram(flat, 100, (0, 1))[0]
+    assert float(((counts - expected) ** 2 / expected).sum()) < 99 + 5 * 198**0.5
+    cube = flat.reshape(40, 40, 64)
+    for axis in range(3):
+        one, other = np.delete(cube, 0, axis), np.delete(cube, -1, axis)
+        assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 5 / one.size**0.5
+
+
+@pytest.mark.parametrize("wide", [0.01, 1.0, 4.0])
+@pytest.mark.parametrize("vocabulary", [3, 64, 2000])
+def test_the_token_with_the_greatest_sum_of_score_and_noise_is_drawn(wide: float, vocabulary: int) -> None:
+    """Few tokens are looked at, and no other could have won."""
+    scores, row_keys = _logits(300, vocabulary, wide).numpy(), keys(np.arange(300), np.arange(300))
+    noise = _noise_of_all(row_keys, -(-vocabulary // BLOCK) * BLOCK)[:, :vocabulary]
+    assert np.array_equal(drawn(scores, scores.argmax(-1), row_keys), (scores + noise).argmax(-1))
+
+
+def test_improbable_tokens_are_drawn_as_often_as_they_should() -> None:
+    """400 tokens share 2 % of the probability with each other, as the tail of a vocabulary does."""
+    rows = 40_000
+    scores = np.full((1, 401), np.log(0.02 / 400), np.float32)
+    scores[0, 7] = np.log(0.98)
+    tokens = _drawn_of_one(scores, keys(np.arange(rows), np.zeros(rows, np.int64)))
+    tail = tokens[tokens != 7]
+    assert abs(len(tail) - 0.02 * rows) < 5 * (0.02 * rows) ** 0.5
+    counts = np.delete(np.bincount(tail, minlength=401), 7)
+    expected = len(tail) / 400
+    assert float(((counts - expected) ** 2 / expected).sum()) < 400 + 5 * 800**0.5
+
+
+def test_rounding_of_logits_changes_hardly_a_token() -> None:
+    """One number over the cumulated probabilities changes some thirty of these 20,000 tokens."""
+    rows, logits = 20_000, _logits(1, 5000, 2.5).numpy()
+    other = logits + np.random.default_rng(1).uniform(-7e-5, 7e-5, logits.shape).astype(np.float32)
+    row_keys = keys(np.arange(rows), np.arange(rows))
+    tokens = [
+        np.concatenate([_drawn_of_one(each, part) for part in np.split(row_keys, 20)])
+        for each in (logits, other)
+    ]
+    assert int((tokens[0] != tokens[1]).sum()) <= 3
+
+
+def test_a_row_that_is_not_of_numbers_changes_no_other() -> None:
+    scores, row_keys = _logits(4, 100).numpy(), keys(np.arange(4), np.arange(4))
+    wanted = drawn(scores, scores.argmax(-1), row_keys)
+    for bad in (float("nan"), float("inf"), float("-inf")):
+        scores[2] = bad
+        tokens = drawn(scores, scores.argmax(-1), row_keys)
+        assert tokens[[0, 1, 3]].tolist() == wanted[[0, 1, 3]].tolist()
+        assert 0 <= int(tokens[2]) < 100
 
 
 def test_the_same_seed_gives_the_same_text_in_any_batch(each: TinyModel) -> None:
@@ -203,11 +250,32 @@ def _plain(logits: Tensor, temperature: float, top_k: int, top_p: float) -> np.n
     return probs / probs.sum()
 
 
-def _plain_uniform(seed: int, index: int) -> float:
+def _drawn_of_one(logits: np.ndarray, row_keys: np.ndarray) -> np.ndarray:
+    """[n], each for the same `logits` [1, vocabulary]."""
+    num = len(row_keys)
+    return drawn(logits.repeat(num, 0), logits.argmax(-1).repeat(num), row_keys)
+
+
+def _noise_of_all(row_keys: np.ndarray, width: int) -> np.ndarray:
+    """[rows, width]"""
+    num = len(row_keys)
+    rows, ids = np.arange(num).repeat(width), np.tile(np.arange(width), num)
+    return Noise(row_keys, width).of(rows, ids).reshape(num, width)
+
+
+def _plain_noise(seed: int, index: int, token: int) -> float:
+    golden = 0x9E3779B97F4A7C15
+
     def mix(bits: int) -> int:
-        bits = (bits + 0x9E3779B97F4A7C15) & MASK
+        bits = (bits + golden) & MASK
         bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & MASK
         bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & MASK
         return bits ^ (bits >> 31)
 
-    return (mix(mix(seed & MASK) + index * 0x9E3779B97F4A7C15 & MASK) >> 16) / 2**48
+    def time_s(bits: int) -> float:
+        return -math.log(((bits >> 16) + 0.5) / 2**48)
+
+    key = mix(mix(seed & MASK) + index * golden & MASK)
+    block = mix((key - golden * (1 + token // 64)) & MASK)
+    later_s = 0.0 if block % 64 == token % 64 else time_s(mix((key + golden * (1 + token)) & MASK))
+    return -math.log(time_s(block) / 64 + later_s)

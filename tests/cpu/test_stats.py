@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from commands import stats
 from python_backends.nouns.request import Finish
-from python_backends.prediction import stats
 from python_backends.prediction.place import directory_of
 from python_backends.prediction.request_log import RequestLog
 from python_backends.prediction.versions import CURRENT

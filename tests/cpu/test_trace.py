@@ -12,16 +12,17 @@ from python_backends.engine.trace import begins, trace_steps
 from python_backends.instance.build import build
 from python_backends.instance.loop import Instance
 from python_backends.nouns.step import StepOutput
-from python_backends.settings import EngineSettings, Settings, ToySettings
+from python_backends.settings import EngineSettings, Settings
 from tests.support.instance_link import Link, submit
+from tests.support.toy_engine import TOY
 
 
 def test_a_trace_shows_the_loops_work_beside_the_devices(tmp_path: Path) -> None:
     scheduler, running = build(
-        Settings(engine=EngineSettings(kind="toy", slots=2, steps_ahead=1), toy=ToySettings(step_ms=2.0))
+        Settings(engine=EngineSettings(kind=TOY, slots=2, steps_ahead=1, options="step_ms=2"))
     )
     link = Link([[submit(0, 4, max_tokens=30)]])
-    instance = Instance(scheduler, running, link, lambda: None, 1)
+    instance = Instance(scheduler, running, link, lambda _: None, 1)
     plain = instance.scheduler, instance.engine, instance.link
     assert trace_steps(instance, 8, tmp_path / "trace.json") == 8
     assert (instance.scheduler, instance.engine, instance.link) == plain

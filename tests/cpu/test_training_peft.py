@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from python_backends.finetuning.alone import _session, train
+from commands.finetune.alone import _session, train
 from python_backends.finetuning.export import export
 from python_backends.finetuning.jobs import JobError
 from python_backends.finetuning.packs import mini_batch, packed

@@ -18,6 +18,8 @@ import pytest
 from tests.support.scraping import DEPLOY, Prometheus
 from tests.support.server.serving import ROOT, Gapless, wait_for
 from tests.support.server.toy_model import write_toy_model
+from tests.support.shuffle import SHUFFLE
+from tests.support.toy_engine import toy_settings
 
 DASHBOARD = json.loads((DEPLOY / "grafana/gapless.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
@@ -35,15 +37,12 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gapless,
     model = write_toy_model(tmp_path_factory.mktemp("toy-model"))
     gapless = Gapless(
         **{
-            "model.directory": model,
-            "engine.kind": "toy",
-            "toy.step_ms": 5,
+            **toy_settings(model, step_ms=5),
             "engine.slots": 4,
             "streams.max_open": 40,
             "scheduling.policy": "ours",
             "cluster.instances": 2,
-            "cluster.policy": "shuffle",
-            "cluster.balance_every_s": 0.1,
+            "cluster.policy": SHUFFLE,
         }
     )
     prometheus = Prometheus(tmp_path_factory.mktemp("prometheus"), gapless.metrics_port)

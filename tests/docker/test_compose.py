@@ -184,7 +184,7 @@ def test_a_model_that_can_not_be_loaded_again_ends_the_launcher_and_docker_start
     wait_for(served.answers, 120)
     logs = run("bash", "-c", f"docker logs {served.container} 2>&1")
     assert "tritonserver was started 5 times and never got ready" in logs
-    assert "/model/tokenizer.json: EOF" in logs
+    assert re.search(r"/model/tokenizer\.json: .*EOF while parsing", logs)
 
 
 def test_stop_lets_open_requests_end_and_takes_no_new_ones(served: Composed, undisturbed: str) -> None:

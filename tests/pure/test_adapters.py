@@ -5,6 +5,7 @@ place for another.
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -85,20 +86,74 @@ def test_an_adapter_that_can_not_be_read_leaves_the_others_served(
     root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither a fault while it is read nor a directory into which this process may not look."""
-    exists = Path.exists
+    scandir = os.scandir
 
-    def forbidden(path: Path) -> bool:
-        if path.parent.name == "secret":
+    def forbidden(path: Path) -> Any:
+        if path.name == "secret":
             raise PermissionError(13, "Permission denied", str(path))
-        return exists(path)
+        return scandir(path)
 
-    monkeypatch.setattr(Path, "exists", forbidden)
+    monkeypatch.setattr(os, "scandir", forbidden)
     write(root / "huge", "too large")
-    write(root / "secret", "0a")
+    (root / "secret").mkdir()
     files = AdapterFiles(root, read)
     assert len(files.search()) == len(files.search()) == 4
     assert caplog.text.count("adapter huge is not served") == 1
     assert caplog.text.count("adapter secret is not served: [Errno 13] Permission denied") == 1
+
+
+def test_links_that_lead_nowhere_are_named_and_those_of_kubernetes_are_not(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (root / "gone").symlink_to(root / "nothing")
+    (root / "circle").symlink_to(root / "circle")
+    (root / "law" / "11").symlink_to("nothing")
+    (root / "cached").mkdir()
+    (root / "cached" / "adapter_config.json").symlink_to("../blobs/nothing")
+    (root / "empty" / "next").mkdir(parents=True)
+    (root / "README").write_text("a file")
+    write(root / "..2026_11_26" / "poems", "0f0f0f0f0f")
+    (root / "..data").symlink_to("..2026_11_26")
+    (root / "poems").symlink_to("..data/poems")
+    files = AdapterFiles(root, read)
+    found = [each.full_name for each in files.search()]
+    assert found == [each.full_name for each in files.search()]
+    assert found == ["flat@0e0e0e0e", "law@1", "law@9", "law@10", "poems@0f0f0f0f"]
+    said = sorted(message.split(":")[0] for message in caplog.messages)
+    names = ["broken", "cached", "circle", "empty", "gone", "law/11", "'no name'"]
+    assert said == sorted(f"adapter {name} is not served" for name in names)
+    assert "adapter gone is not served: it is a link that leads nowhere" in caplog.text
+    assert "empty is not served: it has neither adapter_config.json nor a version" in caplog.text
+
+
+def test_a_file_that_is_overwritten_with_its_size_and_time_kept_is_read_again(root: Path) -> None:
+    files, path = AdapterFiles(root, read), root / "flat" / "adapter_config.json"
+    files.search()
+    times = path.stat()
+    path.write_text("1e1e1e1e1e")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert files.search()[0].full_name == "flat@1e1e1e1e"
+
+
+def test_a_start_waits_for_the_newest_versions_and_the_others_follow(root: Path) -> None:
+    """Each version takes a second."""
+    now_s = 0.0
+
+    def slowly(directory: Path, root: Path) -> ReadAdapter:
+        nonlocal now_s
+        now_s += 1
+        return read(directory, root)
+
+    for number in range(11, 14):
+        write(root / "law" / str(number), f"{number}" * 5)
+    files = AdapterFiles(root, slowly, lambda: now_s)
+    names = [each.full_name for each in files.search(2.0, is_start=True)]
+    assert (names, files.has_more) == (["flat@0e0e0e0e", "law@13"], True)
+    names = [each.full_name for each in files.search(2.0)]
+    assert (names, files.has_more) == (["flat@0e0e0e0e", "law@1", "law@9", "law@13"], True)
+    files.search(2.0)
+    assert len(files.search(2.0)) == 7
+    assert not files.has_more
 
 
 def test_a_root_that_is_not_there_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -128,7 +183,7 @@ def test_only_the_content_that_was_asked_for_is_loaded(
 
 def test_the_thread_says_what_is_new_and_what_was_loaded(root: Path) -> None:
     woken: list[None] = []
-    thread = AdapterThread(AdapterFiles(root, read), 0.05, lambda: woken.append(None))
+    thread = AdapterThread(AdapterFiles(root, read), lambda: woken.append(None), 0.05)
     try:
         law, bad = thread.listed[1], AdapterVersion("broken", "1", "0a")
         thread.load(law)
@@ -139,6 +194,19 @@ def test_the_thread_says_what_is_new_and_what_was_loaded(root: Path) -> None:
         assert (first.adapter, first.weights) == (law, "weights of 0a0a0a0a0a")
         assert second == NotLoaded(bad, "use_dora = True: not supported")
         write(root / "new", "ff00000000")
+        wait_for(lambda: thread.has_news, 30)
+        listed = thread.take()
+        assert isinstance(listed, Listed)
+        assert "new@ff000000" in [each.full_name for each in listed.adapters]
+    finally:
+        thread.close()
+
+
+def test_a_new_adapter_is_found_at_once_when_the_thread_is_told_of_it(root: Path) -> None:
+    thread = AdapterThread(AdapterFiles(root, read), lambda: None, 3600.0)
+    try:
+        write(root / "new", "ff00000000")
+        thread.search()
         wait_for(lambda: thread.has_news, 30)
         listed = thread.take()
         assert isinstance(listed, Listed)
@@ -309,11 +377,11 @@ def test_a_request_moves_only_to_an_instance_that_has_loaded_its_adapter() -> No
     served = Served(max_loaded=1)
     request = Request(1, np.arange(9, dtype=np.int32), Sampling(20), adapter=A)
     with pytest.raises(RefusedMove) as refused:
-        served.scheduler.handover.reserve(1, request, request.prompt[:0], 0)
+        served.scheduler.handover.reserve(served.scheduler.new_sequence(request, request.prompt[:0], 0))
     assert refused.value.why == "adapter"
     served.turns(3)
     assert served.parts.installed == [A.digest], "it is loaded meanwhile"
-    served.scheduler.handover.reserve(1, request, request.prompt[:0], 0)
+    served.scheduler.handover.reserve(served.scheduler.new_sequence(request, request.prompt[:0], 0))
     served.submit(2, B)
     served.turns(3)
     assert served.parts.installed == [A.digest], "the request that is about to come has it"

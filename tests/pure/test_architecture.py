@@ -7,15 +7,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import get_args
 
-import pytest
-from architecture import PICTURE, PROCESSES, WIRES, Wire, drawing
-
+from build.architecture import PICTURE, PROCESSES, WIRES, drawing
 from python_backends.nouns.messages import BetweenInstances, FromInstance, ToInstance
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "python_backends"
 DESIGN = (ROOT / "docs/design.md").read_text()
-SOURCE = "\n".join(path.read_text() for path in sorted(PACKAGE.rglob("*.py")))
+SOURCE = "\n".join(
+    path.read_text() for folder in (PACKAGE, ROOT / "commands") for path in sorted(folder.rglob("*.py"))
+)
 
 
 def rows(heading: str) -> list[list[str]]:
@@ -40,7 +40,9 @@ def test_every_process_is_drawn() -> None:
 
 def test_every_thread_that_has_a_name_is_drawn() -> None:
     """And `loop`, the main thread of an instance."""
-    named = set(re.findall(r'Thread\([^()]*(?:\([^()]*\)[^()]*)*?name="([^"]+)"', SOURCE))
+    calls = (r"Thread\({}name=", r"start_thread\({}")
+    inside = r'[^()"]*(?:\([^()"]*\)[^()"]*)*?'
+    named = {name for call in calls for name in re.findall(call.format(inside) + '"([^"]+)"', SOURCE)}
     assert {"streams", "pulse"} <= named
     drawn = {thread for process in PROCESSES.values() for thread in process.threads}
     assert drawn == {*named, "loop"}
@@ -71,12 +73,14 @@ def test_what_travels_is_what_design_md_says() -> None:
         assert messages <= told[way], way
 
 
-@pytest.mark.parametrize("wire", WIRES, ids=lambda wire: f"{wire.source}-{wire.target}")
-def test_a_wire_has_its_ends_and_its_messages_in_the_code(wire: Wire) -> None:
-    assert (wire.kind == "zmq") == bool(wire.ends)
-    wires = "\n".join(path.read_text() for path in (PACKAGE / "wires").glob("*.py"))
-    assert all(re.search(rf"^class {end}\b", wires, re.MULTILINE) for end in wire.ends)
-    assert all(re.search(rf"^class {message}\b", SOURCE, re.MULTILINE) for message in wire.messages)
+def test_the_wires_have_their_ends_and_their_messages_in_the_code() -> None:
+    assert [wire for wire in WIRES if (wire.kind == "zmq") != bool(wire.ends)] == []
+    rooms = [*(PACKAGE / "wires").glob("*.py"), *(PACKAGE / "moving").glob("*.py")]
+    wires = "\n".join(path.read_text() for path in rooms)
+    ends = [end for wire in WIRES for end in wire.ends]
+    messages = [message for wire in WIRES for message in wire.messages]
+    assert [end for end in ends if not re.search(rf"^class {end}\b", wires, re.MULTILINE)] == []
+    assert [name for name in messages if not re.search(rf"^class {name}\b", SOURCE, re.MULTILINE)] == []
 
 
 def test_what_a_process_writes_is_a_state_of_design_md() -> None:

@@ -39,7 +39,7 @@ class Watched:
         self.autoscaler = Autoscaler(chosen, lambda view: freeness_of(view, 1600), lambda: self.now_s)
 
     def look(self, *loads: Load, is_changing: bool = False) -> int:
-        return self.autoscaler.look(views(*loads), len(loads), is_changing)
+        return self.autoscaler.decide(views(*loads), len(loads), is_changing)
 
     def watch(self, seconds: float, *loads: Load) -> list[int]:
         """What it says, other than 0, in that time; it looks ten times a second."""
@@ -82,6 +82,16 @@ def test_there_is_one_less_when_the_average_was_too_high_for_long_enough() -> No
     watched = Watched()
     assert watched.watch(9.9, AMPLE, AMPLE) == []
     assert watched.watch(0.3, AMPLE, AMPLE) == [-1]
+
+
+def test_it_does_not_look_at_all_instances_each_turn() -> None:
+    asked: list[int] = []
+    watched = Watched()
+    watched.autoscaler._freeness_of = lambda view: asked.append(view.number) or 480.0  # type: ignore[func-returns-value]
+    for _ in range(40):
+        watched.now_s += 0.001
+        watched.look(MIDDLE)
+    assert asked == [0]
 
 
 def test_between_the_two_bounds_nothing_changes() -> None:
@@ -178,7 +188,7 @@ class Instances:
 
     def look(self) -> list[int]:
         self.now_s += 0.1
-        ended = self.scaling.look(lambda number: number not in self.busy)
+        ended = self.scaling.decide(lambda number: number not in self.busy)
         for number in ended:
             self.router.lost(number)
         return ended

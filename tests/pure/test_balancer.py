@@ -1,6 +1,4 @@
-"""Why requests go to another instance: where the instances and the scheduler model are turned by hand as in
-`test_moves`.
-"""
+"""Why requests go to another instance."""
 
 from __future__ import annotations
 
@@ -9,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from python_backends.engine.toy.engine import ToyEngine
+from python_backends.cluster import router
 from python_backends.instance.build import build_copier
 from python_backends.settings import ClusterSettings, ModelSettings, Settings
-from tests.pure import test_moves
-from tests.pure.test_moves import SIZE, World, model, order_to_move
+from tests.support.moving import SIZE, STEP_S, World, model, order_to_move
 from tests.support.scheduling import request, write_vocabulary
+from tests.support.toy_engine import ToyEngine
 
 __all__ = ["model"]  # a fixture
 
@@ -29,12 +27,9 @@ def reasons(world: World) -> Counter[str]:
 
 
 @pytest.mark.parametrize("policy", ["ours", "llumnix"])
-def test_a_request_that_waits_for_memory_starts_elsewhere_within_a_second(
-    monkeypatch: pytest.MonkeyPatch, policy: str
-) -> None:
+def test_a_request_that_waits_for_memory_starts_elsewhere_within_a_second(policy: str) -> None:
     """One instance has a free slot and no memory, the other one has both."""
-    monkeypatch.setattr(test_moves, "BLOCKS", 50)
-    world = World(policy=policy, balance_every_s=0.5)
+    world = World(policy=policy, blocks=50, balance_every_s=0.5)
     world.front.cluster.order(frozenset({1}))
     for number in range(1, 4):
         world.ask(request(number, [number] * 10, max_tokens=89, min_tokens=89))
@@ -49,11 +44,15 @@ def test_a_request_that_waits_for_memory_starts_elsewhere_within_a_second(
     world.check_all()
 
 
-def test_an_ordinary_request_leaves_the_instance_of_one_with_high_priority() -> None:
+@pytest.mark.parametrize("priority", [0, -1, -(2**31)])
+def test_an_ordinary_request_leaves_the_instance_of_one_with_high_priority(
+    monkeypatch: pytest.MonkeyPatch, priority: int
+) -> None:
     """Under the policy that keeps headroom for it. That one does not move itself, and is never evicted."""
-    world = World(policy="llumnix", low_tokens=48, priority_headroom_tokens=40)
+    monkeypatch.setattr(router, "HEADROOM_TOKENS", 40)
+    world = World(policy="llumnix")
     world.front.cluster.order(frozenset({1}))
-    world.ask(request(1, [1] * 10, max_tokens=80, min_tokens=80))
+    world.ask(request(1, [1] * 10, priority=priority, max_tokens=80, min_tokens=80))
     world.ask(request(2, [2] * 10, priority=1, max_tokens=80, min_tokens=80))
     world.until(lambda: world.num_tokens(2) > 2)
     world.front.cluster.order(frozenset())
@@ -106,6 +105,48 @@ def test_a_request_does_not_move_to_another_model() -> None:
         assert world.where(2) == there
     world.check_all()
     assert not world.front.outcomes()
+
+
+def test_an_evicted_request_of_a_drained_instance_waits_for_its_model_and_holds_up_no_other() -> None:
+    world = World()
+    with_another_engine(world, fingerprint="other weights")
+    world.front.cluster.order(frozenset({1}))
+    for number in range(1, 4):
+        world.ask(request(number, [number] * 5, max_tokens=90, min_tokens=90))
+    world.until(lambda: world.num_tokens(3) > 2)
+    world.ask(request(4, [4] * 5, max_tokens=20, min_tokens=20))
+    world.turn()
+    scheduler = world.hosts[0].scheduler
+    sequence = scheduler.find(1)
+    assert sequence is not None
+    scheduler._evict(sequence)
+    world.hosts[0].publish(scheduler.take_evicted())
+    world.front.cluster.order(frozenset({0}))
+    world.tick(2 * STEP_S)
+    world.front.turn()
+    assert world.where(4) == 1
+    for _ in range(20):
+        world.turn()
+        assert {world.where(number) for number in (1, 2, 3)} == {0}
+    world.check_all()
+    assert reasons(world) == {"drain": 1}
+
+
+def test_what_does_not_fit_into_the_freest_instance_leaves_a_drained_one_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Instance 1 has more memory for each of its requests, instance 2 has more in all."""
+    world, places = World(3, blocks=40, move="recompute"), {1: 0, 2: 1, 3: 2, 4: 2}
+    monkeypatch.setattr(world.front.router, "choose", lambda stream, _: places[stream.request_id])
+    for number, count in ((2, 70), (3, 3), (4, 3), (1, 60)):
+        world.ask(request(number, [number] * count, max_tokens=25, min_tokens=25))
+    world.until(lambda: world.num_tokens(1) > 2)
+    world.front.cluster.order(frozenset({0}))
+    assert max(world.front.router.takers, key=world.front.router.freeness_of).number == 1
+    world.tick(2 * STEP_S)
+    world.front.turn()
+    assert world.where(1) == 2
+    world.check_all()
 
 
 def test_a_request_is_computed_again_where_blocks_are_written_in_another_way() -> None:

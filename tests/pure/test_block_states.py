@@ -155,7 +155,7 @@ class BlockStates(RuleBasedStateMachine):
     def take(self, count: int) -> list[int]:
         before, expected = self.num_revocations, [self.next_block() for _ in range(count)]
         revoked, self.num_revocations = self.num_revocations - before, before
-        assert self.pool.take(count) == expected, (
+        assert self.pool.allocate(count) == expected, (
             "free blocks are given out first, then what was wanted longest ago, then what is borrowed"
         )
         assert self.num_revocations == before + revoked, "training was told that its blocks are taken"
@@ -181,10 +181,10 @@ TestBlockStates.settings = settings(examples, stateful_step_count=50)
 def test_a_prefix_is_shortened_from_its_end() -> None:
     """Three blocks are kept; the one taken for other tokens is the last, so the first two are still found."""
     pool, tokens, key = BlockPool(3, SIZE), np.array([5, 6, 7, 8, 9, 10], np.int32), ROOT_KEY
-    blocks = pool.take(3)
+    blocks = pool.allocate(3)
     for index, block in enumerate(blocks):
         key = block_key(key, tokens[index * SIZE : (index + 1) * SIZE])
         pool.publish(block, key)
     pool.drop(blocks)
-    assert pool.take(1) == blocks[2:]
+    assert pool.allocate(1) == blocks[2:]
     assert pool.match(tokens, []) == blocks[:2]

@@ -14,12 +14,12 @@ import pytest
 import zmq
 from numpy.typing import NDArray
 
+from python_backends.moving.copier import Copier
+from python_backends.moving.copies import CREDITS, Came, Copied, Written
+from python_backends.moving.wire import BlocksWire
 from python_backends.nouns.messages import pack
 from python_backends.nouns.moves import Ack, Blocks, Last, Nak
 from python_backends.nouns.request import Ids
-from python_backends.wires.blocks import BlocksWire
-from python_backends.wires.copier import Copier
-from python_backends.wires.copies import CREDITS, Came, Copied, HandedOver, LetGo, Written
 from python_backends.wires.network import CurveKeys
 
 BLOCK_BYTES = 64
@@ -108,15 +108,13 @@ def test_a_round_and_the_last_blocks_arrive_as_they_were(ends: tuple[End, End]) 
         came = destination.hear(Came)[0]
         assert came.message.first == 2 + num_here
         blocks = ids(20, 21, 22)[num_here : num_here + came.message.count]
-        destination.copier.write(5, blocks, came.payload)
+        destination.copier.write(came, blocks)
         destination.hear(Written)
         num_here += came.message.count
     source.hear(Copied)
     assert destination.engine.memory[20:23, 0].tolist() == [7, 3, 9]
-    assert source.copier.num_acknowledged(5) > 0
     last = Last(5, ids(1, 2, 3), 5, 2)
     source.copier.hand_over(destination.wire.endpoint, last, ids(11, 12))
-    source.hear(HandedOver)
     came = destination.hear(Came)[0]
     assert (came.message.output_tokens.tolist(), came.message.first, came.message.count) == ([1, 2, 3], 5, 2)
     destination.copier.write_now(ids(30, 31), came.payload)
@@ -127,9 +125,8 @@ def test_the_last_message_may_have_no_blocks(ends: tuple[End, End]) -> None:
     source, destination = ends
     destination.copier.expect(5)
     source.copier.hand_over(destination.wire.endpoint, Last(5, ids(1), 4, 0), ids())
-    source.hear(HandedOver)
     came = destination.hear(Came)[0]
-    destination.copier.write(5, ids(), came.payload, is_last=True)
+    destination.copier.write(came, ids())
     destination.hear(Written)
 
 
@@ -139,11 +136,10 @@ def test_only_so_many_messages_are_under_way_until_they_are_acknowledged(ends: t
     source.copier._block_s = 1.0  # one block is a chunk
     source.copier.copy_out(5, destination.wire.endpoint, 0, ids(*range(10)))
     came = destination.hear(Came, CREDITS)
-    destination.copier.write(5, ids(40), came[0].payload)
+    destination.copier.write(came[0], ids(40))
     destination.hear(Came)  # a credit came back
     time.sleep(0.05)
     assert not destination.copier.received() or destination.news
-    assert source.copier.num_acknowledged(5) == 1
     assert not [news for news in destination.news if isinstance(news, Came)]
 
 
@@ -153,29 +149,21 @@ def test_a_refused_move_is_heard_of_at_the_source(ends: tuple[End, End]) -> None
     source.copier.copy_out(5, destination.wire.endpoint, 0, ids(1))
     destination.hear(Came)
     destination.copier.refuse(5, "memory")
-    assert destination.copier.forget(5)
+    destination.copier.forget(5)
     assert source.hear(Nak)[0].why == "memory"
 
 
-def test_blocks_of_a_forgotten_move_are_let_go_only_when_none_is_in_use(ends: tuple[End, End]) -> None:
-    source, destination = ends
-    source.engine.may_copy.clear()
-    destination.copier.expect(5)
-    source.copier.copy_out(5, destination.wire.endpoint, 0, ids(1))
-    assert source.engine.is_copying.wait(10)
-    assert not source.copier.forget(5)
-    assert not source.copier.received()
-    source.engine.may_copy.set()
-    assert source.hear(LetGo)[0].move == 5
-    assert source.copier.forget(5), "it is not in use any more"
-
-
-def test_forgetting_all_waits_for_the_chunk_that_is_copied(ends: tuple[End, End]) -> None:
+@pytest.mark.parametrize("forget", [lambda copier: copier.forget(5), Copier.forget_all])
+def test_forgetting_a_move_waits_for_its_chunk_that_is_copied(
+    forget: Callable[[Copier], None], ends: tuple[End, End]
+) -> None:
+    """Its blocks may be used for something else then. Other moves are not waited for."""
     source, destination = ends
     source.engine.may_copy.clear()
     source.copier.copy_out(5, destination.wire.endpoint, 0, ids(1))
     assert source.engine.is_copying.wait(10)
-    forgetting = threading.Thread(target=source.copier.forget_all)
+    source.copier.forget(4)
+    forgetting = threading.Thread(target=forget, args=(source.copier,))
     forgetting.start()
     time.sleep(0.05)
     assert forgetting.is_alive()
@@ -183,6 +171,32 @@ def test_forgetting_all_waits_for_the_chunk_that_is_copied(ends: tuple[End, End]
     forgetting.join(10)
     assert not forgetting.is_alive()
     assert not source.copier.received()
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_blocks_of_a_forgotten_move_are_not_written(is_last: bool, ends: tuple[End, End]) -> None:
+    source, destination = ends
+    before, to = destination.engine.memory.copy(), destination.wire.endpoint
+    for move in (5, 6):
+        destination.copier.expect(move)
+    source.copier.copy_out(6, to, 0, ids(1))
+    first = destination.hear(Came)[0]
+    if is_last:
+        source.copier.hand_over(to, Last(5, ids(), 0, 1), ids(2))
+    else:
+        source.copier.copy_out(5, to, 0, ids(2))
+    second = destination.hear(Came)[0]
+    destination.engine.may_copy.clear()
+    destination.copier.write(first, ids(1))
+    assert destination.engine.is_copying.wait(10)
+    destination.copier.write(second, ids(2))
+    destination.copier.forget(5)
+    destination.engine.may_copy.set()
+    assert destination.hear(Written)[0].message.move == 6
+    source.hear(Copied)
+    assert not destination.copier.received()
+    assert destination.engine.memory[1, 0] == 1
+    assert (destination.engine.memory[2:] == before[2:]).all()
 
 
 def test_a_fault_of_the_engine_is_heard_by_the_loop(ends: tuple[End, End]) -> None:
@@ -288,10 +302,10 @@ def test_answers_to_what_was_not_sent_are_dropped(ends: tuple[End, End]) -> None
     source, destination = ends
     destination.copier.expect(5)
     source.copier.copy_out(5, destination.wire.endpoint, 0, ids(1))
-    destination.copier.write(5, ids(2), destination.hear(Came)[0].payload)
+    destination.copier.write(destination.hear(Came)[0], ids(2))
     source.hear(Copied)
     sender = destination.copier._copies.sender(5)
-    destination.copier._answers += [(sender, Ack(5)), (sender, Nak(77, "forged"))]
+    destination.copier._answers += [(sender, Ack(5)), (sender, Nak(77, "busy"))]
     destination.wire.wake()
     wait_until(lambda: len(source.wire.dropped.kinds) == 2)
     assert not source.copier.received()

@@ -103,6 +103,47 @@ def test_a_process_that_no_launcher_started_has_a_board_of_its_own(value: str | 
     assert (done.stdout, done.stderr) == (b"", b"")
 
 
+def test_of_more_adapters_than_a_record_holds_the_first_are_written(
+    board: Board, caplog: pytest.LogCaptureFixture
+) -> None:
+    adapters = tuple(AdapterVersion(f"adapter-{number}", "12", "0f" * 32) for number in range(10_000))
+    record = InstanceRecord(board, 0)
+    for count in (10_000, 100):  # and fewer later
+        record.write(State.READY, LIMITS.changed(adapters=adapters[:count]))
+        listed = AdapterList(board, 1).read()
+        assert listed == adapters[: len(listed)]
+        assert min(count, 9_000) <= len(listed) <= count
+    assert "of 10000 adapters are not served" in caplog.text
+    record.write(State.READY, LIMITS.changed(adapters=(AdapterVersion("x" * RECORD_BYTES), *adapters[:2])))
+    assert AdapterList(board, 1).read() == ()
+
+
+def test_the_longest_of_the_latest_steps_is_written_where_steps_take_seconds(board: Board) -> None:
+    record, launcher = InstanceRecord(board, 0), InstanceRecord(board, 0)
+    record.write(State.READY, LIMITS)
+    for told_s, written_s in ((0.2, 0.0), (3.0, 3.0), (2.0, 3.0), (7.0, 7.0), (3.0, 3.0), (0.1, 0.0)):
+        before = record.sign()
+        record.beat(told_s)
+        assert (launcher.longest_step_s(), launcher.read()) == (written_s, (State.READY, LIMITS))
+        assert record.sign() != before
+    record.beat(7.0)
+    launcher.write_on(State.STARTING)  # its next life says it anew
+    assert launcher.longest_step_s() == 0.0
+
+
+def test_records_are_read_again_only_after_a_sign_of_life(
+    board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, listed = InstanceRecord(board, 0), AdapterList(board, 1)
+    record.write(State.READY, LIMITS)
+    assert listed.read() == LIMITS.adapters
+    with monkeypatch.context() as patched:
+        patched.setattr(board, "read", lambda name: 1 / 0)
+        assert listed.read() == LIMITS.adapters
+    record.write_limits(LIMITS.changed(adapters=()))
+    assert listed.read() == ()
+
+
 def test_the_adapters_are_those_of_an_instance_that_is_ready_and_stay_while_it_starts_again(
     board: Board,
 ) -> None:

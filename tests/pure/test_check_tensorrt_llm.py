@@ -9,19 +9,19 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
-import check_tensorrt_llm
 import pytest
-from tensorrt_checks import checks
 from tensorrt_llm.manners import manners
+
+from build.tensorrt_checks import __main__ as check_tensorrt_llm
+from build.tensorrt_checks import checks
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(*arguments: str, path: str = "tests/standin") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "build/check_tensorrt_llm.py", *arguments]
+    command = [sys.executable, "-m", "build.tensorrt_checks", *arguments]
     return subprocess.run(
         command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
     )
@@ -47,7 +47,7 @@ def test_a_promise_that_does_not_hold_is_a_failure(
 ) -> None:
     monkeypatch.setattr(checks, "SOON_S", 1.0)
     settings = check_tensorrt_llm.usual_settings(check_tensorrt_llm.arguments([]), tmp_path)
-    settings = replace(settings, tensorrt_llm=replace(settings.tensorrt_llm, lost_after_s=0.4))
+    monkeypatch.setattr("python_backends.engine.tensorrt_llm.request_loop.LOST_AFTER_S", 0.4)
     assert check_tensorrt_llm.run_checks(settings, [checks.cancelling])
     manners.hears_aborts = False
     assert not check_tensorrt_llm.run_checks(settings, [checks.cancelling])

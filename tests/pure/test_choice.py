@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from python_backends.cluster.policies import policy_of as cluster_policy
 from python_backends.engine.choice import choose
-from python_backends.settings import AdapterSettings, EngineSettings, ModelSettings, Settings, SettingsError
+from python_backends.engine.kinds import EngineKind, kind_of
+from python_backends.scheduling.policies import policy_of as scheduling_policy
+from python_backends.settings import (
+    ROOT,
+    AdapterSettings,
+    EngineSettings,
+    ModelSettings,
+    Settings,
+    SettingsError,
+    load,
+)
+from tests.support.toy_engine import KIND, TOY
 
 AMX = {"avx512_bf16", "amx_bf16"}
 
@@ -47,7 +60,7 @@ BF16, F16, F32 = ({"dtype": name} for name in ("bfloat16", "float16", "float32")
         (set(), F32, {"device": "cuda"}, ("torch", "float32")),
         (AMX, BF16, {"adapters": "run/adapters"}, ("torch", "bfloat16")),
         (AMX, BF16, {"kind": "torch"}, ("torch", "bfloat16")),
-        (AMX, BF16, {"kind": "toy"}, ("toy", "float32")),
+        (AMX, BF16, {"kind": TOY}, (TOY, "float32")),
         (AMX, BF16, {"dtype": "float32"}, ("openvino", "float32")),
         ({"avx2"}, F32, {"dtype": "bfloat16", "kind": "torch"}, ("torch", "bfloat16")),
     ],
@@ -69,9 +82,74 @@ def test_a_checkpoint_that_cannot_be_read_is_left_to_the_engine(tmp_path: Path, 
     assert (settings.engine.kind, settings.model.dtype) == ("openvino", "float32")
 
 
-@pytest.mark.parametrize("kind", ["openvino", "toy"])
+@pytest.mark.parametrize("kind", ["openvino", TOY])
 def test_adapters_are_refused_where_the_engine_named_has_none(tmp_path: Path, kind: str) -> None:
     with pytest.raises(
         SettingsError, match=rf"engine\.kind = {kind} has no adapters; torch, tensorrt_llm have"
     ):
         chosen(tmp_path, AMX, BF16, kind=kind, adapters="law")
+
+
+# --- an engine of others: module:NAME
+
+
+class Echo:
+    """An engine of others, as a class."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+
+def of_kind(kind: str) -> EngineKind:
+    return kind_of(load(ROOT / "gapless.toml", {"engine.kind": kind}))
+
+
+def test_an_engine_of_others_is_a_kind_or_a_class() -> None:
+    assert of_kind(TOY) is KIND
+    assert of_kind(f"{__name__}:Echo") == EngineKind(Echo)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("no_such_module:ENGINE", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("json:ENGINE", "AttributeError: module 'json' has no attribute 'ENGINE'"),
+        ("this_raises:ENGINE", "ZeroDivisionError: division by zero"),
+    ],
+)
+@pytest.mark.parametrize("name", ["engine.kind", "scheduling.policy", "cluster.policy"])
+def test_what_cannot_be_imported_is_refused_by_the_name_of_its_setting(
+    name: str, value: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "this_raises.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SettingsError, match=re.escape(f"{name} = {value!r}: {reason}")):
+        found(name, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("engine.kind", "EngineKind or a class"),
+        ("scheduling.policy", "Policy"),
+        ("cluster.policy", "ClusterPolicy"),
+    ],
+)
+def test_what_is_of_another_kind_is_refused(name: str, wanted: str) -> None:
+    with pytest.raises(SettingsError, match=rf"{name} = 'json:loads': must be {wanted}, not function"):
+        found(name, "json:loads")
+
+
+def found(name: str, value: str) -> object:
+    settings = load(ROOT / "gapless.toml", {name: value})
+    return {
+        "engine.kind": lambda: kind_of(settings),
+        "scheduling.policy": lambda: scheduling_policy(settings.scheduling),
+        "cluster.policy": lambda: cluster_policy(settings.cluster),
+    }[name]()
+
+
+@pytest.mark.parametrize("kind", ["toy", ":Engine", "module:", "a b:Engine"])
+def test_a_name_without_a_module_is_refused(kind: str) -> None:
+    with pytest.raises(SettingsError, match=r"must be one of auto, torch, .*, or module:NAME"):
+        of_kind(kind)

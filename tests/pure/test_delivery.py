@@ -10,6 +10,7 @@ import pytest
 
 from python_backends.nouns.request import Feedback, Finish, Idle
 from python_backends.settings import StreamSettings
+from python_backends.streams import delivery
 from python_backends.streams.delivery import Delivery
 from python_backends.streams.unconfirmed import Unconfirmed
 from tests.support.stream_table import MS, House, crowd, running, waiting_for_company
@@ -35,16 +36,16 @@ def test_many_waiting_streams_are_probed_less_often() -> None:
     assert sum(map(len, house.sent.values())) <= 1000
 
 
-def test_tokens_are_put_together_only_while_the_sender_is_busy() -> None:
-    settings = StreamSettings(coalescing_ms=40.0, sender_load=0.1)
-    delivery = Delivery(settings, Unconfirmed(), {}, now_ns=0)
+def test_tokens_are_put_together_only_while_the_sender_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "SENDER_LOAD", 0.1)
+    busy = Delivery(StreamSettings(coalescing_ms=40.0), Unconfirmed(), {}, now_ns=0)
     intervals_s = []
     for busy_s, now_s in (
         *((0.001, 0.125), (0.020, 0.1875), (0.005, 0.25), (0.06, 0.375), (0.06, 0.5)),
         *((0.001, 1.0), (0.001, 2.0), (0.001, 3.0), (0.001, 4.0)),
     ):
-        delivery.spent(busy_s, now_s)
-        intervals_s.append(delivery.interval_s)
+        busy.spent(busy_s, now_s)
+        intervals_s.append(busy.interval_s)
     assert intervals_s[:2] == [0, 0], "the second is too early to know"
     assert intervals_s[2:] == pytest.approx([0.020, 0.040, 0.040, 0.020, 0.010, 0, 0]), "twice as busy first"
 
@@ -58,8 +59,9 @@ def test_tokens_wait_for_company_until_the_interval_is_over() -> None:
     assert house.received(1) == [50, 51]
 
 
-def test_a_slow_reader_gets_its_tokens_in_fewer_and_larger_windows() -> None:
-    house = running(max_unacknowledged=2)
+def test_a_slow_reader_gets_its_tokens_in_fewer_and_larger_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "MAX_UNACKNOWLEDGED", 2)
+    house = running()
     for index in range(10):
         house.tokens((1, 0, index, 50 + index, Finish.RUNNING))
         house.turn(ms=1)
@@ -69,8 +71,11 @@ def test_a_slow_reader_gets_its_tokens_in_fewer_and_larger_windows() -> None:
     assert house.received(1) == list(range(50, 60))
 
 
-def test_a_crowd_sends_no_more_windows_than_keep_the_detokenizer_at_work() -> None:
-    house = crowd(1, 2, 3, max_in_flight=2)
+def test_a_crowd_sends_no_more_windows_than_keep_the_detokenizer_at_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(delivery, "MAX_IN_FLIGHT", 2)
+    house = crowd(1, 2, 3)
     for index in range(1, 4):
         house.tokens(*((number, 0, index, 50 + index, Finish.RUNNING) for number in (1, 2, 3)))
         house.turn(ms=1)
@@ -78,8 +83,9 @@ def test_a_crowd_sends_no_more_windows_than_keep_the_detokenizer_at_work() -> No
     assert house.table.wait_s() > 0, "until a window is confirmed nothing is to be done"
 
 
-def test_who_has_waited_longest_is_the_first_for_whom_there_is_room() -> None:
-    house = crowd(1, 2, 3, max_in_flight=1)
+def test_who_has_waited_longest_is_the_first_for_whom_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "MAX_IN_FLIGHT", 1)
+    house = crowd(1, 2, 3)
     for index in range(1, 4):
         house.tokens(*((number, 0, index, 50 + index, Finish.RUNNING) for number in (1, 2, 3)))
         house.turn(ms=1)
@@ -88,8 +94,9 @@ def test_who_has_waited_longest_is_the_first_for_whom_there_is_room() -> None:
     assert [len(house.received(number)) for number in (1, 2, 3)] == [4, 2, 3]
 
 
-def test_first_and_last_tokens_need_no_room() -> None:
-    house = crowd(1, 2, max_in_flight=1)
+def test_first_and_last_tokens_need_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "MAX_IN_FLIGHT", 1)
+    house = crowd(1, 2)
     house.tokens((1, 0, 1, 51, Finish.RUNNING))
     house.turn(ms=1)
     house.accept(3)
@@ -98,8 +105,11 @@ def test_first_and_last_tokens_need_no_room() -> None:
     assert [house.received(number) for number in (1, 2, 3)] == [[50, 51], [50, 51], [50]]
 
 
-def test_a_window_that_is_lost_takes_no_room_once_the_detokenizer_has_nothing_to_do() -> None:
-    house = crowd(1, 2, max_in_flight=1)
+def test_a_window_that_is_lost_takes_no_room_once_the_detokenizer_has_nothing_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(delivery, "MAX_IN_FLIGHT", 1)
+    house = crowd(1, 2)
     house.tokens((1, 0, 1, 51, Finish.RUNNING))
     house.turn(ms=1)
     house.tokens((2, 0, 1, 51, Finish.RUNNING))
@@ -158,8 +168,11 @@ def test_an_answer_in_one_piece_that_fails_while_its_tokens_are_held_gets_its_er
 
 
 @pytest.mark.parametrize(("fails", "num_probes"), [(False, 1), (True, 0)])
-def test_a_stream_that_waits_to_be_probed_is_not_probed_once_it_fails(fails: bool, num_probes: int) -> None:
-    house = running(2, max_in_flight=4)  # one probe at a time
+def test_a_stream_that_waits_to_be_probed_is_not_probed_once_it_fails(
+    monkeypatch: pytest.MonkeyPatch, fails: bool, num_probes: int
+) -> None:
+    monkeypatch.setattr(delivery, "MAX_IN_FLIGHT", 4)  # one probe at a time
+    house = running(2)
     house.turn(ms=200)
     house.accept(1)
     house.turn(ms=60)

@@ -1,6 +1,4 @@
-"""What becomes of a request whose move ends before its time, case by case, where the instances and the
-scheduler model are turned by hand as in `test_moves`.
-"""
+"""What becomes of a request whose move ends before its time, case by case."""
 
 from __future__ import annotations
 
@@ -9,13 +7,15 @@ from typing import Any
 
 import pytest
 
+from python_backends.moving.copier import Copier
 from python_backends.nouns.messages import Cancel
 from python_backends.nouns.moves import MoveOut
 from python_backends.nouns.request import Feedback, Finish
 from python_backends.scheduling.handover import Handover, RefusedMove
-from python_backends.wires.copier import Copier
-from tests.pure.test_moves import SIZE, STEP_S, Front, World, model, order_to_move, two
+from python_backends.scheduling.state.sequence import Sequence
+from tests.support.moving import SIZE, STEP_S, Front, World, model, order_to_move, two
 from tests.support.scheduling import answer, request
+from tests.support.shuffle import SHUFFLE
 
 __all__ = ["model"]  # a fixture
 
@@ -88,19 +88,19 @@ def test_if_the_destination_has_no_block_for_what_comes_the_same_life_goes_on_in
     assert sequence is not None
     slot, epoch = sequence.slot, sequence.request_epoch
     slots, leaving = world.hosts[0].scheduler.slots, world.hosts[0].moves._source._leaving
-    blocks_of = Handover.blocks_of
+    extend = Handover.extend
 
-    def refuse_later(handover: Handover, move: int, first: int, last: int) -> Any:
-        if slots.held[slot] if when == "last" else leaving[move].num_rounds == 2:
+    def refuse_later(handover: Handover, coming: Sequence, first: int, last: int) -> Any:
+        if slots.held[slot] if when == "last" else leaving[1].num_rounds == 2:
             raise RefusedMove("memory")
-        return blocks_of(handover, move, first, last)
+        return extend(handover, coming, first, last)
 
     refusals: list[str] = []
     held: list[int] = []
     refuse, hold = Copier.refuse, Handover.hold
-    monkeypatch.setattr(Handover, "blocks_of", refuse_later)
+    monkeypatch.setattr(Handover, "extend", refuse_later)
     monkeypatch.setattr(Copier, "refuse", lambda *a: [refusals.append(a[2]), refuse(*a)][1])
-    monkeypatch.setattr(Handover, "hold", lambda *a: [held.append(a[1]), hold(*a)][1])
+    monkeypatch.setattr(Handover, "hold", lambda *a: [held.append(a[1].request_id), hold(*a)][1])
     monkeypatch.setattr(Copier, "copy_s", lambda *_: 1.0 if when == "round" else -1.0)
     world.move(1, 1)
     for turn in range(100):
@@ -114,7 +114,7 @@ def test_if_the_destination_has_no_block_for_what_comes_the_same_life_goes_on_in
     assert held == [1] * (when == "last"), "before the last round a request is not stopped"
     assert (sequence.slot, sequence.request_epoch) == (slot, epoch)
     assert not slots.held[slot]
-    moves = world.front.cluster._moves
+    moves = world.front.cluster._coordinator
     assert not moves.may_try(0, 1), "the two are left alone for a while"
     assert moves.may_try(1, 0)
     world.tick(1.1)
@@ -155,7 +155,7 @@ def test_another_scheduler_model_finds_nothing_of_earlier_moves() -> None:
     assert world.hosts[0].scheduler.blocks.is_lending
     assert not world.hosts[1].scheduler.handover.is_idle
     world.network.drop()
-    world.front, world.asked = Front(world.network, 2, "round_robin"), {}
+    world.front, world.asked = Front(world.network, 2, "round_robin", "blocks"), {}
     for number in range(2):
         world.front.lose(number)  # its sessions have other names than those before
     for _ in range(3):
@@ -171,11 +171,11 @@ def test_another_scheduler_model_finds_nothing_of_earlier_moves() -> None:
 
 def test_no_request_moves_while_one_is_suspected() -> None:
     """Else a request that ends its instance could be moved, or others could come where it is on trial."""
-    world = World(3, "shuffle")
+    world = World(3, SHUFFLE)
     for number in range(1, 4):
         world.ask(request(number, [5, number, 9], max_tokens=90, min_tokens=90))
     world.until(lambda: all(world.num_tokens(number) > 4 for number in (1, 2, 3)))
-    world.until(lambda: not len(world.front.cluster._moves))
+    world.until(lambda: not len(world.front.cluster._coordinator))
     dead = world.where(1)
     world.kill(dead)
     world.front.lose(dead)
@@ -185,7 +185,7 @@ def test_no_request_moves_while_one_is_suspected() -> None:
     for _ in range(60):
         if quarantine.is_calm(streams):
             break
-        assert not len(world.front.cluster._moves)
+        assert not len(world.front.cluster._coordinator)
         assert world.front.outcomes() == before
         world.turn()
     assert quarantine.is_calm(streams), "it has come past where it was"

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from python_backends.launcher import health
+from python_backends.launcher.fleets import local
 from python_backends.launcher.fleets.keeper import Keeper, Share
 from python_backends.launcher.run_files import RunFiles
 from python_backends.nouns.messages import Cancel, Load
@@ -22,13 +24,14 @@ from python_backends.wires.network import NETWORK, CurveKeys, Network, network_a
 from python_backends.wires.sessions import InstanceEnd, InstanceLoad, InstanceReady, SchedulerEnd
 from tests.support.server.serving import free_ports, wait_for
 from tests.support.server.toy_model import write_toy_model
+from tests.support.toy_engine import toy_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = ModelLimits(100, 50, 4, 20, 16, "x")
 IMPORTS = """
 import sys
 sys.modules["ray"] = None  # importing it raises ImportError
-import python_backends.launcher.__main__
+import commands.serve
 from python_backends.launcher.fleets.fleet import fleet_of
 from python_backends.settings import ClusterSettings, Settings, SettingsError
 print(len([name for name in sys.modules if name.startswith("ray.")]))
@@ -46,20 +49,6 @@ def test_without_ray_nothing_imports_it_and_the_error_names_what_installs_it() -
     lines = done.stdout.splitlines()
     assert lines[0] == "0"
     assert lines[1] == "cluster.engine = ray: a package is missing (ray); `build/set-up ray` installs it"
-
-
-def test_make_cluster_serves_with_two_instances_and_the_settings_that_it_is_given() -> None:
-    command = ["make", "-n", "cluster", "SET=engine.kind=toy"]
-    # as in a shell: a make that runs this test would add lines
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    said = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
-    words = said.stdout.splitlines()[-1].split()
-    assert words[2:] == [
-        "-m",
-        "python_backends.launcher",
-        *("--set", "cluster.instances=2"),
-        *("--set", "engine.kind=toy"),
-    ]
 
 
 @pytest.fixture
@@ -111,15 +100,29 @@ def test_sessions_go_through_tcp_with_the_keys_of_the_cluster_alone(
 
 
 def test_a_keeper_runs_an_instance_and_says_what_stands_on_its_board(tmp_path: Path) -> None:
-    settings = load(
-        ROOT / "gapless.toml", {"model.directory": str(write_toy_model(tmp_path)), "engine.kind": "toy"}
-    )
+    settings = load(ROOT / "gapless.toml", {**toy_settings(str(write_toy_model(tmp_path)))})
     keeper = Keeper(settings, 3, Network("tcp://127.0.0.1:1", "", CurveKeys.new()), Share(0, 1), "1")
     assert keeper.start().how_it_ended is None
     wait_for(lambda: b"ready" in keeper.look().record, 60)
     sign = keeper.look().sign
     wait_for(lambda: keeper.look().sign != sign, 60)
     keeper.ask_to_end()
+    assert wait_for(lambda: keeper.look().how_it_ended, 60) == "ended with 0"
+    keeper.stop(0)
+
+
+def test_a_keeper_whose_host_refuses_a_process_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(health, "FIRST_PAUSE_S", 0.0)
+    keeper = Keeper(Settings(), 0, Network("tcp://127.0.0.1:1", "", CurveKeys.new()), Share(0, 1), None)
+    keeper._child._command = ["true"]
+    with monkeypatch.context() as shortage:
+        shortage.setattr(local, "start_group", refuse)
+        assert keeper.start().how_it_ended is None
     assert wait_for(lambda: keeper.look().how_it_ended, 60) == "ended with 0"
     keeper.stop(0)
 
@@ -237,3 +240,15 @@ def test_a_keeper_hears_how_many_threads_the_launcher_was_given(
     assert options["num_cpus"] == 0, "processors are shared by our own rule"
     assert given[1] == 1
     assert given[3:] == (Share(0, 2), own)
+
+
+def test_a_cluster_without_a_host_for_an_instance_may_have_one_later(ray: Any, tmp_path: Path) -> None:
+    """As a host that has nothing left: the start is tried again."""
+    child = fleet(tmp_path).child(1)
+    ray.nodes, nodes = list, ray.nodes
+    with pytest.raises(OSError, match="no host of the Ray cluster can run an instance"):
+        child.start()
+    assert child.how_it_ended() is None
+    ray.nodes = nodes
+    child._fleet.new_keeper(1)
+    assert len(ray.keepers) == 1

@@ -8,7 +8,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from gpu_wheels import is_wanted, slim
+
+from build.gpu_wheels import is_wanted, slim
 
 RECORD = "server-1.dist-info/RECORD"
 

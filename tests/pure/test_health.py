@@ -17,6 +17,7 @@ from python_backends.launcher.health import (
     FailedStarts,
     GiveUpError,
     Pulse,
+    Start,
     slow_call,
 )
 from python_backends.watching.restarts import RestartCounts, read_restarts
@@ -89,6 +90,59 @@ def test_a_process_that_never_gets_ready_is_given_up_after_five_starts() -> None
         starts.book(was_ready=False)
     with pytest.raises(GiveUpError, match="the instance was started 5 times"):
         starts.book(was_ready=False)
+    for _ in range(MAX_FAILED_STARTS - 1):  # it may be wanted again
+        starts.book(was_ready=False)
+    with pytest.raises(GiveUpError):
+        starts.book(was_ready=False)
+
+
+def test_a_start_that_the_host_refuses_is_tried_again_after_longer_and_longer_pauses(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now, refusals, tries = [50.0], [OSError("no memory")] * 7, []
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+
+    def start() -> None:
+        tries.append(now[0])
+        if refusals:
+            raise refusals.pop()
+
+    process = Start("the instance", start)
+    process.begin()
+    for _ in range(200):
+        now[0] += 0.5
+        process.go_on()
+    assert tries == [50.0, 51.0, 53.0, 57.0, 65.0, 81.0, 111.0, 141.0], "and it is started once"
+    assert "the instance can't be started (no memory); trying again in 16 s" in caplog.text
+    process.begin()
+    assert tries[-1] == now[0]
+
+
+def test_a_slow_call_for_which_no_thread_is_left_is_refused_by_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: threading.Thread) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(OSError, match="can't start new thread"):
+        slow_call(lambda: True, lambda: None, 0.001)
+
+
+def test_a_pulse_for_which_no_thread_is_left_starts_later_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    pulse = Pulse(lambda: True)
+    with monkeypatch.context() as shortage:
+        shortage.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(OSError, match="can't start new thread"):
+            pulse.start()
+    started: list[str] = []
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: started.append(thread.name))
+    pulse.start()
+    pulse.start()
+    assert started == ["pulse"]
 
 
 @pytest.mark.parametrize("result", [True, False])

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.resending_scheduler import ResendingScheduler
-from python_backends.engine.engine_thread import EngineThread
+from benchmarks.common.resending_scheduler import ResendingScheduler
+from python_backends.engine.launched_steps import LaunchedSteps
 from python_backends.instance.build import build
 from python_backends.instance.lead import FIRST_S, SPARE_S, Lead
-from python_backends.instance.loop import Instance
+from python_backends.instance.loop import Instance, Parts
+from python_backends.instance.spare_time import SpareTime, SpareWork
 from python_backends.nouns.messages import Cancel, Failed
-from python_backends.nouns.request import Request, Sampling
-from python_backends.nouns.step import StepOutput, StepPlan
+from python_backends.nouns.step import StepPlan
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.step_time import StepTime
 from python_backends.settings import (
@@ -26,10 +26,10 @@ from python_backends.settings import (
     ModelSettings,
     SchedulingSettings,
     Settings,
-    ToySettings,
 )
 from python_backends.watching.metrics import GAP_BOUNDS_S, Histogram, Metrics
 from tests.support.instance_link import Link, submit
+from tests.support.toy_engine import TOY
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,11 +40,11 @@ def served(
     num_ends: int,
     scheduler: type[SlotScheduler] = SlotScheduler,
 ) -> Link:
-    engine = EngineSettings(kind="toy", slots=3, block_tokens=4, token_budget=16, steps_ahead=steps_ahead)
+    engine = EngineSettings(kind=TOY, slots=3, block_tokens=4, token_budget=16, steps_ahead=steps_ahead)
     model = ModelSettings(directory=str(ROOT / "models/bundled"))
     built, running = build(Settings(model=model, engine=engine))
     link = Link(inbox)
-    instance = Instance(scheduler(built.limits, 16), running, link, lambda: None, steps_ahead)
+    instance = Instance(scheduler(built.limits, 16), running, link, lambda _: None, steps_ahead)
     while link.num_ended < num_ends:
         instance.turn()
     running.close()
@@ -81,28 +81,10 @@ def test_others_go_undisturbed_when_one_is_cancelled_while_steps_are_under_way()
     assert serve(1, inbox, 1)[5] == alone
 
 
-def test_a_fault_in_the_engine_thread_comes_out_of_collect() -> None:
-    class Faulty:
-        limits: Any = build(Settings(engine=EngineSettings(kind="toy")))[0].limits
+class Prewarming(SpareWork):
+    """Work that stands before every step: all that another kind of it has to say."""
 
-        def launch(self, plan: StepPlan) -> None:
-            raise RuntimeError("the device is gone")
-
-        def collect(self) -> StepOutput:
-            raise AssertionError
-
-        def close(self) -> None: ...
-
-    engine = EngineThread(Faulty)
-    engine.launch(_plan(0))
-    with pytest.raises(RuntimeError, match="the device is gone"):
-        engine.collect()
-
-
-class AlwaysTraining:
-    """Training that stands before every step."""
-
-    has_work, tpot_s, idle_s, patience_s = True, 1.0, 1.0, 0.0
+    has_work = True
 
     def __init__(self) -> None:
         self.given: list[tuple[float, bool]] = []  # slack and whether the loop was idle
@@ -111,26 +93,26 @@ class AlwaysTraining:
         self.given.append((slack_s, plan is None))
         return True
 
-    def window(self, plan: StepPlan) -> None: ...
 
-    def take_report(self) -> None: ...
-
-
-def test_training_before_a_step_is_no_gap_between_steps() -> None:
+def test_work_before_a_step_is_no_gap_between_steps() -> None:
     """And it gets no time before a step with a prompt."""
-    engine = EngineSettings(kind="toy", slots=3, block_tokens=4, token_budget=16, steps_ahead=0)
+    engine = EngineSettings(kind=TOY, slots=3, block_tokens=4, token_budget=16, steps_ahead=0)
     scheduler, running = build(
         Settings(model=ModelSettings(directory=str(ROOT / "models/bundled")), engine=engine)
     )
     link = Link([[], [submit(0, 9, max_tokens=20), submit(1, 5, max_tokens=30)]])
-    instance, training = Instance(scheduler, running, link, lambda: None), AlwaysTraining()
-    instance.train(training)  # type: ignore[arg-type]
+    work = Prewarming()
+    parts = Parts(spare_time=SpareTime([work], tpot_s=1.0, idle_s=1.0))
+    instance = Instance(scheduler, running, link, lambda _: None, parts=parts)
     while link.num_ended < 2:
         instance.turn()
+    instance._heartbeat.is_due = lambda _: True  # type: ignore[method-assign]
+    instance.turn()
     running.close()
-    assert training.given[0] == (1.0, True)
-    assert training.given[1] == (0.0, False)
-    assert all(0 < slack_s < 1.0 for slack_s, _ in training.given[2:])
+    assert work.given[0] == (1.0, True)
+    assert work.given[1] == (0.0, False)
+    assert all(0 < slack_s < 1.0 for slack_s, is_idle in work.given[2:] if not is_idle)
+    assert link.loads
     assert all(not any(load.gap_counts) for load in link.loads)
 
 
@@ -146,13 +128,13 @@ class NewAdapter:
 
 def test_news_of_an_adapter_end_the_wait_of_an_idle_loop() -> None:
     """Once the loop waited for messages until one came: an idle instance sent no heartbeat and was killed."""
-    engine = EngineSettings(kind="toy", slots=3, block_tokens=4)
+    engine = EngineSettings(kind=TOY, slots=3, block_tokens=4)
     scheduler, running = build(
         Settings(model=ModelSettings(directory=str(ROOT / "models/bundled")), engine=engine)
     )
     link, adapters = Link([]), NewAdapter()
-    instance = Instance(scheduler, running, link, lambda: None)
-    instance.serve_adapters(adapters)  # type: ignore[arg-type]
+    parts = Parts(adapters=adapters)  # type: ignore[arg-type]
+    instance = Instance(scheduler, running, link, lambda _: None, parts=parts)
     turn = threading.Thread(target=instance.turn, daemon=True)
     turn.start()
     turn.join(5.0)
@@ -162,25 +144,15 @@ def test_news_of_an_adapter_end_the_wait_of_an_idle_loop() -> None:
     running.close()
 
 
-def test_an_engine_that_can_not_be_made_says_why() -> None:
-    def make() -> Any:
-        raise ValueError("no such model")
-
-    with pytest.raises(ValueError, match="no such model"):
-        EngineThread(make)
-
-
 @pytest.mark.parametrize(("policy", "blocks"), [("fcfs", 14), ("ours", 14)])
 def test_an_instance_publishes_the_peak_of_its_future_memory(policy: str, blocks: int) -> None:
     """Prompts of 8 and answers of 20 tokens, in blocks of 4: seven
     blocks each, whether reserved or believed.
     """
-    engine = EngineSettings(kind="toy", slots=3, block_tokens=4)
-    scheduler, running = build(
-        Settings(engine=engine, toy=ToySettings(step_ms=20.0), scheduling=SchedulingSettings(policy))
-    )
+    engine = EngineSettings(kind=TOY, slots=3, block_tokens=4, options="step_ms=20")
+    scheduler, running = build(Settings(engine=engine, scheduling=SchedulingSettings(policy)))
     link = Link([[submit(1, 8, max_tokens=20), submit(50, 8, max_tokens=20)]])
-    instance = Instance(scheduler, running, link, lambda: None)
+    instance = Instance(scheduler, running, link, lambda _: None)
     while link.num_ended < 2:
         instance.turn()
     instance.turn()
@@ -191,27 +163,15 @@ def test_an_instance_publishes_the_peak_of_its_future_memory(policy: str, blocks
 
 def test_the_end_of_a_step_is_told_only_if_nobody_waits_for_it() -> None:
     """What a loop is told while it waits for the step itself it would take for the end of the next one."""
-    settings = Settings(
-        engine=EngineSettings(kind="toy", slots=1, steps_ahead=1), toy=ToySettings(step_ms=100.0)
-    )
-    scheduler, toy = build(settings)
-    engine, told = EngineThread(lambda: toy), threading.Semaphore(0)
-    engine.on_done(told.release)
-    scheduler.submit(Request(1, np.arange(4, dtype=np.int32), Sampling(max_tokens=20)), np.zeros(0, np.int32))
-
-    def launch() -> StepPlan:
-        plan = scheduler.plan()
-        assert plan is not None
-        engine.launch(plan)
-        return plan
-
-    plan = launch()
-    scheduler.apply(plan, engine.collect())
-    assert not told.acquire(timeout=0.3)
-    plan = launch()
-    assert told.acquire(timeout=30)
-    scheduler.apply(plan, engine.collect())
-    engine.close()
+    steps, told = LaunchedSteps(), threading.Semaphore(0)
+    steps.on_done(told.release)
+    steps.launched()
+    with steps.awaited():
+        steps.ended()
+    assert not told.acquire(blocking=False)
+    steps.launched()
+    steps.ended()
+    assert told.acquire(blocking=False)
 
 
 def test_the_lead_is_what_launches_of_that_kind_took_and_a_little_more() -> None:
@@ -228,8 +188,8 @@ def test_the_lead_is_what_launches_of_that_kind_took_and_a_little_more() -> None
 
 def test_the_loop_learns_how_long_its_launches_take() -> None:
     """An engine whose launch takes 5 ms of the host: never less is kept for it."""
-    engine = EngineSettings(kind="toy", slots=2, block_tokens=4, steps_ahead=1)
-    scheduler, toy = build(Settings(engine=engine, toy=ToySettings(step_ms=0.0)))
+    engine = EngineSettings(kind=TOY, slots=2, block_tokens=4, steps_ahead=1)
+    scheduler, toy = build(Settings(engine=engine))
     launch = toy.launch
 
     def slow(plan: StepPlan) -> None:
@@ -238,7 +198,7 @@ def test_the_loop_learns_how_long_its_launches_take() -> None:
 
     toy.launch = slow  # type: ignore[method-assign]
     link = Link([[submit(1, 8, max_tokens=20)]])
-    instance = Instance(scheduler, toy, link, lambda: None, steps_ahead=1)
+    instance = Instance(scheduler, toy, link, lambda _: None, steps_ahead=1)
     while link.num_ended < 1:
         instance.turn()
     toy.close()
@@ -287,10 +247,10 @@ def gaps_of(link: Link) -> tuple[int, float]:
 
 @pytest.mark.parametrize("steps_ahead", [0, 1])
 def test_gaps_between_steps_with_work_waiting_are_counted_and_none_after_idling(steps_ahead: int) -> None:
-    engine = EngineSettings(kind="toy", slots=1, steps_ahead=steps_ahead)
-    scheduler, running = build(Settings(engine=engine, toy=ToySettings(step_ms=5.0)))
+    engine = EngineSettings(kind=TOY, slots=1, steps_ahead=steps_ahead, options="step_ms=5")
+    scheduler, running = build(Settings(engine=engine))
     link = Link([[submit(0, 4, max_tokens=10)]])
-    instance = Instance(scheduler, running, link, lambda: None, steps_ahead)
+    instance = Instance(scheduler, running, link, lambda _: None, steps_ahead)
     while link.num_ended < 1:
         instance.turn()
     instance.turn()
@@ -306,10 +266,10 @@ def test_gaps_between_steps_with_work_waiting_are_counted_and_none_after_idling(
 
 def test_a_step_ahead_leaves_no_gap_and_one_after_the_other_leaves_the_loops_own_time() -> None:
     def mean_gap_s(steps_ahead: int) -> float:
-        engine = EngineSettings(kind="toy", slots=4, steps_ahead=steps_ahead)
-        scheduler, running = build(Settings(engine=engine, toy=ToySettings(step_ms=20.0)))
+        engine = EngineSettings(kind=TOY, slots=4, steps_ahead=steps_ahead, options="step_ms=20")
+        scheduler, running = build(Settings(engine=engine))
         link = Link([[submit(number, 8, max_tokens=12) for number in range(4)]])
-        instance = Instance(scheduler, running, link, lambda: None, steps_ahead)
+        instance = Instance(scheduler, running, link, lambda _: None, steps_ahead)
         while link.num_ended < 4:
             time.sleep(0.005)  # a loop that has much to do
             instance.turn()

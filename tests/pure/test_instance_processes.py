@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from python_backends.launcher import instance_process
-from python_backends.launcher.health import GiveUpError
+from python_backends.launcher import health, instance_process
+from python_backends.launcher.fleets import local
+from python_backends.launcher.health import MAX_FAILED_STARTS, GiveUpError
 from python_backends.launcher.instances import InstanceProcesses
 from python_backends.launcher.run_files import RunFiles
+from python_backends.linux import pauses
 from python_backends.settings import ClusterSettings, Settings
 from python_backends.watching.board import Board
 from python_backends.watching.cluster_files import STATUS, ClusterStatus
@@ -116,7 +118,7 @@ def test_one_that_does_not_end_when_it_is_asked_to_is_killed(
 ) -> None:
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(instance_process, "END_S", 0.5)
-    deaf = ["sh", "-c", f"trap '' TERM; touch {tmp_path}/deaf; sleep 600"]
+    deaf = ["sh", "-c", f"trap '' USR2; touch {tmp_path}/deaf; sleep 600"]
     launcher = Launcher(tmp_path, deaf, instances=2, max_instances=2)
     wait_for((tmp_path / "deaf").exists, 30)
     launcher.want(0)
@@ -137,8 +139,9 @@ def test_readiness_is_that_of_the_instances_that_should_run(launcher: Launcher) 
 
 
 def test_one_that_never_gets_ready_is_given_up_and_gets_another_chance_when_it_is_wanted_again(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(health, "FIRST_PAUSE_S", 0.0)
     launcher = Launcher(tmp_path, instances=1, max_instances=2)
     launcher.instances._processes[1]._child._command = ["false"]
     launcher.want(0, 1)
@@ -154,4 +157,97 @@ def test_one_that_never_gets_ready_is_given_up_and_gets_another_chance_when_it_i
         each._child._process.kill()
     with pytest.raises(GiveUpError, match="was started 5 times and never got ready"):
         wait_for(lambda: launcher.running() is None, 30)
+    launcher.instances.stop(0)
+
+
+@pytest.mark.parametrize("last_words", [State.READY, State.DRAINING])
+def test_one_that_was_ready_may_end_any_number_of_times_in_whatever_way(
+    launcher: Launcher, last_words: State
+) -> None:
+    """One that is asked to end writes that it drains."""
+    for count in range(1, MAX_FAILED_STARTS + 2):
+        launcher.say(0, last_words)
+        process = launcher.instances._processes[0]._child._process
+        assert process is not None
+        process.kill()
+        process.wait()
+        assert launcher.running() == [0]
+        assert launcher.num_restarts() == count
+
+
+def test_one_that_the_host_refuses_to_start_is_tried_again_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    launcher = Launcher(tmp_path, instances=2)
+    process = launcher.instances._processes[0]._child._process
+    assert process is not None
+    process.kill()
+    process.wait()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    with monkeypatch.context() as shortage:
+        shortage.setattr(local, "start_group", refuse)
+        for _ in range(100):
+            assert launcher.running() == [1]
+            now[0] += 0.5
+    assert "instance 0 can't be started (Resource temporarily unavailable); trying again in" in caplog.text
+    now[0] += 30
+    assert launcher.running() == [0, 1]
+    assert launcher.num_restarts() == 1
+    launcher.instances.stop(0)
+
+
+def test_one_that_is_given_up_is_ended_and_the_log_promises_no_further_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(health, "FIRST_PAUSE_S", 0.0)
+    launcher = Launcher(tmp_path, instances=2)
+    hangs = launcher.instances._processes[1]
+    monkeypatch.setattr(hangs, "_looks_stalled", lambda: True)
+    for _ in range(MAX_FAILED_STARTS - 1):
+        assert launcher.running() == [0, 1]
+    assert launcher.running() == [0]
+    assert caplog.text.count("starting it again") == launcher.num_restarts() == MAX_FAILED_STARTS - 1
+    assert "instance 1 was started 5 times and never got ready" in caplog.text
+    launcher.instances.stop(0)
+
+
+def test_between_starts_that_lead_to_nothing_are_longer_and_longer_pauses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a start lacks in its own process, such as threads, may come back."""
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    launcher = Launcher(tmp_path, instances=2)
+    child, started_s = launcher.instances._processes[1]._child, []
+    while not launcher.instances._given_up:
+        if 1 in launcher.running():
+            started_s.append(now[0])
+            child._process.kill()
+            child._process.wait()
+        else:
+            now[0] += 0.5
+    assert started_s == [0.0, 1.0, 3.0, 7.0, 15.0]
+    launcher.instances.stop(0)
+
+
+def test_an_instance_with_long_steps_is_ended_only_after_a_longer_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    launcher = Launcher(tmp_path, instances=1)
+    process = launcher.instances._processes[0]
+    process._silence = pauses.Silence(clock=lambda: now[0])
+    launcher.say(0, State.READY)
+    InstanceRecord(launcher.board, 0).beat(8.0)
+    looks = []
+    for _ in range(34):
+        now[0] += 1
+        looks.append(process._looks_stalled())
+    assert looks.index(True) == 33, "after more than four of its longest steps"
     launcher.instances.stop(0)

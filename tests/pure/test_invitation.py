@@ -35,3 +35,12 @@ def test_the_second_command_is_a_program_of_the_checkout() -> None:
 @pytest.mark.parametrize(("port", "words"), [(8001, []), (2345, ["URL=127.0.0.1:2345"])])
 def test_a_chat_is_told_of_another_port_only(port: int, words: list[str]) -> None:
     assert commands(ServerSettings(grpc_port=port))[-1] == ["make", "chat", *words]
+
+
+@pytest.mark.parametrize("address", ["::1", "10.1.2.3"])
+def test_commands_name_an_address_that_is_not_the_usual_one(address: str) -> None:
+    host = "[::1]" if ":" in address else address
+    (_, _, url, *_), stream, chat = commands(ServerSettings(address=address))
+    assert url.startswith(f"http://{host}:8000/")
+    assert stream[2:4] == ["--host", host]
+    assert chat == ["make", "chat", f"URL={host}:8001"]

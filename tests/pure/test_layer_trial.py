@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from python_backends.engine.toy.engine import ToyEngine
 from python_backends.instance import layer_trial
 from python_backends.instance.layer_trial import trials, with_faster_layers
-from python_backends.settings import EngineSettings, ModelSettings, Settings, ToySettings
+from python_backends.settings import EngineSettings, ModelSettings, Settings
 from tests.support.scheduling import write_vocabulary
+from tests.support.toy_engine import TOY, ToyEngine
 
 
 class Engines:
@@ -25,15 +25,15 @@ class Engines:
         directory.mkdir(exist_ok=True)
         (directory / "config.json").write_text("{}")
         model = ModelSettings(str(write_vocabulary(directory)), max_model_tokens=200)
-        engine = EngineSettings(kind="toy", slots=2, kv_blocks=8, block_tokens=32)
+        engine = EngineSettings(kind=TOY, slots=2, kv_blocks=8, block_tokens=32)
         self.settings = Settings(model=model, engine=engine)
         self.step_ms = {"off": off_ms, "on": on_ms}
         self.made: list[str] = []
 
     def make(self, settings: Settings) -> ToyEngine:
         self.made.append(settings.engine.fused_layers)
-        toy = ToySettings(step_ms=self.step_ms[settings.engine.fused_layers])
-        return ToyEngine(replace(settings, toy=toy))
+        step_ms = self.step_ms[settings.engine.fused_layers]
+        return ToyEngine(replace(settings, engine=replace(settings.engine, options=f"step_ms={step_ms}")))
 
     def chosen(self, layers: str = "layers", **engine: Any) -> str:
         settings = replace(self.settings, engine=replace(self.settings.engine, **engine))

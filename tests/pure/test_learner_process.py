@@ -17,6 +17,9 @@ class Files:
 
     directory = Path("/run")
 
+    def __init__(self) -> None:
+        self.restarts: set[str] = set()
+
     def keep(self) -> None:
         pass
 
@@ -54,3 +57,24 @@ def test_a_start_that_fails_is_tried_again_after_longer_and_longer_pauses(
         "the learner can't be started (Resource temporarily unavailable); trying again in 1 s" in caplog.text
     )
     learner.stop()
+
+
+def test_a_learner_that_ended_is_counted_when_it_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, pass_s: Callable[[float], None]
+) -> None:
+    class Ended:
+        returncode = 1
+
+        def poll(self) -> int:
+            return 1
+
+    files = Files()
+    monkeypatch.setattr(learner_process, "start_group", lambda *_, **__: Ended())
+    monkeypatch.setattr(learner_process, "end_group", lambda *_: None)
+    learner = LearnerProcess(files)  # type: ignore[arg-type]
+    learner.heal()
+    learner.heal()
+    assert not files.restarts
+    pass_s(1.0)
+    learner.heal()
+    assert files.restarts == {"learner"}

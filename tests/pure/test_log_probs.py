@@ -4,11 +4,14 @@ also across crashes, stop words and coalescing.
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
 from python_backends.nouns.request import Feedback, Finish, LogProbs, TokenWindow
 from python_backends.nouns.step import RowLogProbs, Tokens
+from python_backends.streams.log_probs import StreamLogProbs, TokenLogProbs
 from python_backends.text.detokenize.detokenizer import Piece, new_log_probs
 from tests.support.stream_table import House, crash
 
@@ -134,3 +137,18 @@ def test_a_step_keeps_them_for_the_rows_that_are_still_there() -> None:
     assert kept.values.chosen.tolist() == [-2, -3]
     assert kept.values.top.tolist() == [-2, -3, -3, -4]
     assert rows.kept(np.zeros(6, np.bool_)).values.num_top == 0
+
+
+def test_log_probabilities_of_long_answers_take_little_memory() -> None:
+    kept = StreamLogProbs(num_top=1)
+    tracemalloc.start()
+    try:
+        for number in range(2000):
+            kept.append(TokenLogProbs(-0.5, np.array([number], np.int32), np.array([-0.5], np.float32)))
+        assert tracemalloc.get_traced_memory()[0] < 2000 * 30
+    finally:
+        tracemalloc.stop()
+    kept.cut(1000)
+    since = kept.since(998)
+    assert (since.chosen.tolist(), since.top_ids.tolist()) == ([-0.5, -0.5], [998, 999])
+    assert kept.sum(1000) == -500

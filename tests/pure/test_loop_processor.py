@@ -48,11 +48,27 @@ started = subprocess.run(command, capture_output=True, text=True)
 inherited = {int(each) for each in started.stdout.split()}
 assert inherited == os.sched_getaffinity(0) == everywhere - {min(everywhere)}
 """
+TAKEN_AWAY = """
+import os, threading
+from python_backends.linux.loop_processor import LoopProcessor
+
+processor = LoopProcessor()
+processor._all = frozenset({1000, 1001})  # that it had once
+ends = threading.Event()
+other = threading.Thread(target=ends.wait)
+other.start()
+before = os.sched_getaffinity(0)
+processor.keep()
+assert os.sched_getaffinity(0) == os.sched_getaffinity(other.native_id) == before
+ends.set()
+"""
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one processor")
 @pytest.mark.parametrize(
-    "program", [PLACED, KEPT_OFF], ids=["threads that come later too", "what a launcher starts"]
+    "program",
+    [PLACED, KEPT_OFF, TAKEN_AWAY],
+    ids=["threads that come later too", "what a launcher starts", "not from what is left to all"],
 )
 def test_every_other_thread_stays_away(program: str) -> None:
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable
+from typing import Any, get_args, get_type_hints
+
 import msgspec
 import numpy as np
 import pytest
 
+from python_backends.instance.loop import Instance
+from python_backends.moving.copies import Copies
+from python_backends.moving.moves import Moves
 from python_backends.nouns.messages import (
     AnswerRecord,
     BadMessageError,
+    BetweenInstances,
+    FromInstance,
     Hello,
     LengthAnswer,
     Load,
     Predicted,
     Submit,
+    ToInstance,
+    frame_reader,
     pack,
     reader,
 )
@@ -87,6 +100,39 @@ SCORES = RowLogProbs(
 )
 def test_a_message_comes_out_as_it_went_in(message: object) -> None:
     assert same(reader(type(message))(pack(message)), message)
+
+
+def test_unknown_messages_of_a_frame_are_left_out_and_told() -> None:
+    unknown: list[BadMessageError] = []
+    read = frame_reader(FromInstance, unknown.append)
+    frame = pack(("a", "b", (Load(1), ("News of tomorrow", 1), Started(1, 0, 16))))
+    assert read(frame) == ("a", "b", (Load(1), Started(1, 0, 16)))
+    assert "News of tomorrow" in str(*unknown)
+    for bad in (pack(("a", "b")), pack((1, "b", (Load(1),))), b"hello"):
+        with pytest.raises(BadMessageError):
+            read(bad)
+
+
+def kinds_asked_for(function: Callable[..., Any]) -> set[str]:
+    """The names of the classes that `function` asks for by isinstance."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    asked = [call.args[1] for call in calls if getattr(call.func, "id", "") == "isinstance"]
+    return {node.id for each in asked for node in ast.walk(each) if isinstance(node, ast.Name)}
+
+
+def names(union: Any) -> set[str]:
+    return {kind.__name__ for kind in get_args(union)}
+
+
+def test_an_instance_takes_every_message_that_it_can_be_told_and_no_other() -> None:
+    moves = get_type_hints(Moves.take)["message"]
+    assert kinds_asked_for(Instance._take) == names(ToInstance) - {"Hello"} | {"NewSession"}
+    assert kinds_asked_for(Moves.take) | {"AbortMove"} == names(moves) <= names(ToInstance)
+    taken = names(get_type_hints(Copies._take_blocks)["message"]) | names(
+        get_type_hints(Copies._take_answer)["message"]
+    )
+    assert taken == names(BetweenInstances)
 
 
 def test_numbers_of_numpy_come_out_as_plain_ones() -> None:

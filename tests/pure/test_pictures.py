@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pictures
 import pytest
+
+from build import pictures
 
 
 def test_a_terminal_is_drawn_with_its_colours_and_without_its_codes(

@@ -11,15 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.policies import setting_of
 from python_backends.nouns.request import QUANTILE_LEVELS, LengthPrediction, Request
+from python_backends.scheduling.lengths import predicted_order
 from python_backends.scheduling.lengths.belief import FEWEST, Array
 from python_backends.scheduling.lengths.future_memory import FutureMemory
 from python_backends.scheduling.lengths.predicted_order import LOOKED_AT, PredictedOrder, Waits, least
 from python_backends.scheduling.outlook import REFRESHED_S
-from python_backends.scheduling.policies import POLICIES
+from python_backends.scheduling.policies import POLICIES, policy_of
 from python_backends.scheduling.policies.ours import slack_then_ratio
 from python_backends.scheduling.state.sequence import Sequence
-from python_backends.settings import PREDICTED_POLICIES, SchedulingSettings
+from python_backends.settings import SchedulingSettings
 from tests.support.scheduling import Instance, answer, request, write_vocabulary
 
 
@@ -47,7 +49,7 @@ def turn(instance: Instance, seconds: float = REFRESHED_S) -> None:
     instance.turn()
 
 
-@pytest.mark.parametrize("policy", ["sjf", "ours"])
+@pytest.mark.parametrize("policy", [setting_of("sjf"), "ours"])
 def test_the_shortest_predicted_answer_goes_first(model: Path, policy: str) -> None:
     instance = Instance(model, slots=1, policy=policy)
     asks = [request(number, [number], max_tokens=tokens) for number, tokens in enumerate([30, 20, 10])]
@@ -72,7 +74,7 @@ def test_the_highest_response_ratio_goes_next(model: Path) -> None:
 
 
 def test_sjf_takes_first_who_was_passed_over_for_200_steps(model: Path) -> None:
-    instance = Instance(model, slots=1, policy="sjf")
+    instance = Instance(model, slots=1, policy=setting_of("sjf"))
     submit(instance, [request(0, [1], max_tokens=2)], [2])
     turn(instance)
     submit(instance, [request(1, [2], max_tokens=40)], [40])
@@ -280,9 +282,12 @@ def test_a_crowd_is_put_into_order_part_by_part() -> None:
     order.check_integrity()
 
 
-def test_in_a_crowd_too_who_has_been_passed_over_for_too_long_goes_first() -> None:
+def test_in_a_crowd_too_who_has_been_passed_over_for_too_long_goes_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now_s = [5.0]
-    settings = SchedulingSettings(policy="ours", ttft_s=1.0, patience=0.25)
+    monkeypatch.setattr(predicted_order, "PATIENCE", 0.25)
+    settings = SchedulingSettings(policy="ours", ttft_s=1.0)
     order = PredictedOrder(
         slack_then_ratio, settings, lambda sequences: np.full(len(sequences), 30.0), lambda: now_s[0]
     )
@@ -321,10 +326,13 @@ def test_the_ranks_see_waiting_service_and_slack() -> None:
     assert seen[0].slack_s.tolist() == pytest.approx([0.9, 0.9, np.inf])
 
 
-def test_equals_are_passed_over_for_a_share_of_the_longest_wait_and_then_go_in_order_of_arrival() -> None:
+def test_equals_are_passed_over_for_a_share_of_the_longest_wait_and_then_go_in_order_of_arrival(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """0 is long; 3, which came later and is short, goes before it."""
     now_s = [5.0]
-    settings = SchedulingSettings(policy="ours", ttft_s=1.0, patience=0.5)
+    monkeypatch.setattr(predicted_order, "PATIENCE", 0.5)
+    settings = SchedulingSettings(policy="ours", ttft_s=1.0)
     order = PredictedOrder(
         slack_then_ratio, settings, lambda sequences: np.full(len(sequences), 30.0), lambda: now_s[0]
     )
@@ -404,4 +412,6 @@ def waiting(number: int, predicted: float | None, delivered: int = 0) -> Sequenc
 
 
 def test_lengths_are_predicted_for_those_policies_that_go_by_them() -> None:
-    assert set(PREDICTED_POLICIES) == {name for name, policy in POLICIES.items() if policy.rank is not None}
+    for name in [*POLICIES, setting_of("sjf")]:
+        chosen = SchedulingSettings(name)
+        assert chosen.uses_lengths == (policy_of(chosen).rank is not None)

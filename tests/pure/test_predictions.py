@@ -24,11 +24,11 @@ from python_backends.settings import (
     SchedulingSettings,
     Settings,
     StreamSettings,
-    ToySettings,
 )
 from python_backends.streams.predictions import MAX_ASKED, MAX_PENDING, Predictions, without_subject
 from python_backends.streams.table import StreamTable
 from python_backends.watching.metrics import Metrics
+from tests.support.toy_engine import TOY
 
 SUBJECT = Subject("Say it", "hello", 1)
 
@@ -277,8 +277,7 @@ class House:
     ) -> None:
         settings = Settings(
             ModelSettings(directory=str(directory)),
-            EngineSettings(kind="toy", slots=2),
-            ToySettings(step_ms=1),
+            EngineSettings(kind=TOY, slots=2, options="step_ms=1"),
             scheduling=SchedulingSettings(policy=policy),
         )
         self.now_s = 0.0
@@ -288,7 +287,7 @@ class House:
         )
         self.inbox: list[Any] = []
         self.published: list[Any] = []
-        self.instance = Instance(self.scheduler, engine, self, lambda: None, steps_ahead=1)
+        self.instance = Instance(self.scheduler, engine, self, lambda _: None, steps_ahead=1)
         self.table, self.books, self.predictor = table(), predictions(), predictor
         self.out: list[tuple[int, int, LengthAnswer]] = []  # turn, request, answer
         self.history: list[tuple[int, int, int]] = []  # turn, request, token

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.policies import setting_of
 from python_backends.cluster.columns import least
 from python_backends.cluster.freeness import freeness, freeness_at_peak, freeness_of, headroom
 from python_backends.cluster.policies import POLICIES
@@ -14,7 +15,6 @@ from python_backends.cluster.views import Demand, InstanceView
 from python_backends.nouns.messages import Load
 from python_backends.nouns.request import BASE, AdapterVersion, ModelLimits, Request, Sampling
 from python_backends.settings import ClusterSettings
-from python_backends.settings.sections.cluster import CLUSTER_POLICIES
 from python_backends.streams.stream import Stream
 
 SIZE = 16
@@ -37,7 +37,7 @@ def stream(number: int, prompt: int | list[int] = 8, priority: int = 0) -> Strea
 
 def router(policy: str, *loads: Load) -> Router:
     """With one instance for each of these loads."""
-    made = Router(ClusterSettings(instances=len(loads), policy=policy))
+    made = Router(ClusterSettings(instances=len(loads), policy=setting_of(policy)))
     for instance, each in enumerate(loads):
         made.ready(instance, LIMITS)
         made.heard(instance, each)
@@ -95,10 +95,6 @@ def test_new_requests_do_not_all_go_to_the_instance_that_was_free_at_its_last_he
         assert instance is not None
         asked.submitted(each, instance, number)
     assert asked.num_dispatches == {0: 4, 1: 4}
-
-
-def test_the_settings_name_every_policy_and_no_other() -> None:
-    assert sorted(POLICIES) == sorted(CLUSTER_POLICIES)
 
 
 @pytest.mark.parametrize(
@@ -200,6 +196,27 @@ def test_ours_goes_where_the_beginning_of_the_prompt_was_sent() -> None:
     assert asked.choose(again, [0, 1]) == 1, "a restarted instance has no blocks of it"
 
 
+def test_the_keys_of_a_prompt_are_made_once_and_only_for_a_policy_that_looks_at_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[int] = []
+    keys_of = SentPrefixes.keys
+    monkeypatch.setattr(
+        SentPrefixes, "keys", lambda self, request: made.append(request.request_id) or keys_of(self, request)
+    )
+    for number, policy in enumerate(POLICIES):
+        asked, sent = router(policy, load(), load()), stream(number, 65)
+        for _ in range(2):  # the second time after a death
+            instance = asked.choose(sent, [0, 1])
+            assert instance is not None
+            asked.submitted(sent, instance, 1)
+            asked.moved(sent, 1 - instance)
+    assert made == [list(POLICIES).index("ours")]
+    keys = router("ours", load()).prefix_keys(sent.request)
+    assert keys is not None
+    assert len(keys) == 64 // SIZE
+
+
 def test_only_allowed_and_ready_instances_are_chosen() -> None:
     asked = router("least_requests", load(), load(3), load(4))
     assert asked.choose(stream(1), [1, 2]) == 1
@@ -217,3 +234,20 @@ def test_as_many_prefix_blocks_are_remembered_as_an_instance_has() -> None:
     sent.sent(0, keys[1])
     assert sent.num_found_tokens(keys[1]) == {0: 3 * SIZE}
     assert sent.num_found_tokens(keys[0]) == {}, "its first blocks were the oldest"
+
+
+def test_the_prefixes_of_an_instance_that_has_ended_cost_no_memory() -> None:
+    sent = SentPrefixes(SIZE, num_blocks=100)
+    short, long = [sent.keys(Request(1, np.zeros(count, np.int32), Sampling(1))) for count in (33, 65)]
+    for instance, keys in ((0, short), (2, long), (5, long)):
+        sent.sent(instance, keys)
+    assert sent.num_found_tokens(long) == {0: 32, 2: 64, 5: 64}
+    for instance in (2, 0, 5, 5):
+        sent.lost(instance)
+    assert not sent._keys
+    assert not sent._holders
+    asked = router("ours", load(), load())
+    asked.submitted(stream(1, 65), 0, 1)
+    asked.lost(0)
+    assert asked._prefixes is not None
+    assert not asked._prefixes._holders

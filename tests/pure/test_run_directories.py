@@ -139,9 +139,10 @@ def test_the_lock_is_on_the_directory_itself(tmp_path: Path) -> None:
         os.close(directory)
 
 
-def test_the_place_is_the_services_own_or_run_or_the_one_for_temporary_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service's own, or /run, or the one for temporary files. A longer name of this test
+    makes `tmp_path` too long for sockets.
+    """
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(run_directories.os, "geteuid", lambda: 1000)
     monkeypatch.delenv("RUNTIME_DIRECTORY", raising=False)

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.host_time_loop import NoEngine, steady_loop
+from benchmarks.host_time.loop import NoEngine, steady_loop
 from python_backends.instance.build import build
 from python_backends.instance.loop import Instance as Loop
 from python_backends.nouns.request import Ids
 from python_backends.nouns.step import Release, StepPlan
-from python_backends.nouns.training import Window
 from python_backends.scheduling.step_time import StepTime
 from python_backends.settings import EngineSettings, Settings
 from tests.support.instance_link import Link, submit
 from tests.support.scheduling import Instance, answer, request, write_vocabulary
+from tests.support.toy_engine import TOY
 
 
 @pytest.fixture(scope="module")
@@ -115,10 +115,10 @@ def test_the_loads_of_a_run_are_those_of_its_starts() -> None:
     assert times.loads(_decodes(2)) == (2, 10 + 11 + 2, 0, 0)
 
 
-def test_the_next_plan_of_a_run_has_all_of_the_last_one_but_its_place_and_its_window() -> None:
-    first = _decodes(3).with_window(Window(0, 4, (1, 4, 0.0)))
+def test_the_next_plan_of_a_run_has_all_of_the_last_one_but_its_place() -> None:
+    first = _decodes(3)
     assert first.starts.tolist() == [10, 11, 12]
-    changed: dict[str, Any] = {"number": 7, "operations": (Release(0, 1),), "step_in_run": 1, "window": None}
+    changed: dict[str, Any] = {"number": 7, "operations": (Release(0, 1),), "step_in_run": 1}
     after = first.next_in_run(7, changed["operations"])
     assert vars(after) == vars(replace(first, **changed))
     assert after.starts.tolist() == [11, 12, 13]
@@ -144,12 +144,12 @@ def test_a_steady_step_looks_at_no_row_by_itself() -> None:
 
 def _lines_of_steady_steps(slots: int) -> int:
     """Lines of our Python that ten steady steps run through, without the engine's calls."""
-    scheduler, toy = build(Settings(engine=EngineSettings(kind="toy", slots=slots, token_budget=slots * 8)))
+    scheduler, toy = build(Settings(engine=EngineSettings(kind=TOY, slots=slots, token_budget=slots * 8)))
     instance = Loop(
         scheduler,
         NoEngine(toy),
         Link([[submit(number, 4, max_tokens=90) for number in range(slots)]]),
-        lambda: None,
+        lambda _: None,
     )
     instance.link.publish = lambda messages: None  # type: ignore[method-assign]
     for _ in range(70):  # the step-time model learns from every one of the first 64

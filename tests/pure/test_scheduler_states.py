@@ -22,29 +22,23 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from python_backends.engine.toy.engine import ToyEngine
+from benchmarks.policies import setting_of
 from python_backends.nouns.request import QUANTILE_LEVELS, Finish, LengthPrediction, Request, Sampling
 from python_backends.nouns.step import Admit, Grow, Release, StepPlan, Tokens
 from python_backends.scheduling.lengths import predicted_order
 from python_backends.scheduling.lengths.predicted_order import LOOKED_AT
 from python_backends.scheduling.policies import POLICIES
-from python_backends.scheduling.policies.fcfs import reserve_max_tokens
 from python_backends.scheduling.scheduler import SlotScheduler
-from python_backends.scheduling.state.view import Reserve
 from python_backends.settings import EngineSettings, ModelSettings, SchedulingSettings, Settings
 from tests.support.examples import examples
-from tests.support.scheduling import VOCAB, write_vocabulary
+from tests.support.scheduling import RULES, VOCAB, write_vocabulary
 from tests.support.toy_answers import toy_answer
+from tests.support.toy_engine import TOY, ToyEngine
 
 BLOCKS, BLOCK_TOKENS = 26, 4
 MOST_TOKENS = 100  # of prompt and answer; a lone request always fits
 BOUND_S = 10.0
 BOUND_STEPS = 200  # of sjf
-RULES: dict[str, tuple[str, Reserve | None]] = {  # policy, and what is reserved; None: what the policy does
-    "fcfs": ("fcfs", reserve_max_tokens),
-    "fcfs that reserves nothing": ("fcfs", lambda sequence: 0),
-    **{policy: (policy, None) for policy in ("orca", "past_future", "sjf", "hrrn", "ours")},
-}
 NEVER_EVICT = ("fcfs", "orca")
 
 
@@ -60,7 +54,7 @@ def looked_at() -> Iterator[None]:
 
 
 def toy_engine(slots: int) -> ToyEngine:
-    engine = EngineSettings(kind="toy", slots=slots, kv_blocks=BLOCKS, block_tokens=BLOCK_TOKENS)
+    engine = EngineSettings(kind=TOY, slots=slots, kv_blocks=BLOCKS, block_tokens=BLOCK_TOKENS)
     return ToyEngine(
         Settings(
             model=ModelSettings(str(SchedulerStates.model), max_model_tokens=MOST_TOKENS + 1), engine=engine
@@ -348,7 +342,8 @@ class SchedulerStates(RuleBasedStateMachine):
     def take_started(self) -> None:
         """Who is put before others that came earlier does not hold them up for longer than the bound."""
         running = {sequence.request_id for sequence in self.scheduler.slots.running()}
-        self.seated &= running  # others were evicted
+        self.seated -= {evicted.request_id for evicted in self.scheduler.take_evicted()}
+        assert self.seated <= running
         for started in self.scheduler.take_started():
             if started.request_id in self.seated:
                 assert started.num_prefix_hit_tokens > 0, "it is said again only of what was found later"
@@ -420,7 +415,7 @@ class SchedulerStates(RuleBasedStateMachine):
 
 
 def test_every_policy_is_driven_by_the_state_machine() -> None:
-    assert {policy for policy, _ in RULES.values()} == set(POLICIES)
+    assert {policy for policy, _ in RULES.values()} == {*POLICIES, setting_of("sjf")}
     assert set(NEVER_EVICT) == {name for name, policy in POLICIES.items() if not policy.looks_ahead}
 
 

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from python_backends.engine.toy.engine import toy_next
 from python_backends.nouns.request import Finish, ModelLimits, Request, Sampling
-from python_backends.nouns.step import StepPlan
+from python_backends.nouns.step import StepOutput, StepPlan
 from python_backends.scheduling.scheduler import SlotScheduler
 from python_backends.scheduling.state.allocator import Allocator
 from python_backends.scheduling.state.sequence import Sequence
 from python_backends.scheduling.state.view import View
-from python_backends.settings import SchedulingSettings
+from python_backends.settings import SchedulingSettings, SettingsError
 from tests.support.scheduling import VOCAB, Instance, answer, request, write_vocabulary
 from tests.support.toy_answers import toy_answer
+from tests.support.toy_engine import toy_next
 
 NO_TOKENS = np.zeros(0, np.int32)
 
@@ -166,6 +166,15 @@ def test_beside_decodes_a_prompt_is_cut_to_what_a_step_may_take(
     assert instance.scheduler.slots.computed[1] == expected
 
 
+def test_where_none_decodes_a_step_takes_two_seconds_at_most(model: Path) -> None:
+    """50 ms a token, as a large model on a slow processor: 40 tokens, cut to 32 rows."""
+    instance = Instance(model)
+    instance.scheduler.outlook.step_time.coefficients = [0.010, 0.0, 0.0, 0.050, 0.0]
+    instance.submit(request(2, [2] * 101))
+    instance.turn()
+    assert instance.scheduler.slots.computed[0] == 32
+
+
 def test_a_chunk_is_the_shorter_the_farther_it_lies_in_its_prompt(model: Path) -> None:
     """A step takes 4 ms, may take 150 ms, and 0.1 ms for every token that one of a chunk attends to. From 0
     on there is time for 54 tokens: with the row that decodes they are cut to 32 rows. From 31 on there is
@@ -289,6 +298,38 @@ def test_a_token_id_outside_the_vocabulary_is_refused_and_others_go_on(
     assert instance.answers[1] == answer(good)
 
 
+def test_a_row_without_a_token_fails_alone_and_leaves_no_prefix(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its logits were no numbers, and what it left in its blocks may be none either."""
+    instance = Instance(model, depth=2)
+    ill, well = request(1, [9] * 13), request(2, [5] * 13)
+    collect, ill_slot = instance.engine.collect, 0
+
+    def without_a_token() -> StepOutput:
+        output = collect()
+        finishes = output.finishes.copy()
+        if len(finishes) and instance.steps > 2:
+            finishes[ill_slot] = Finish.ERROR
+        return replace(output, finishes=finishes)
+
+    instance.submit(ill)
+    instance.submit(well)
+    monkeypatch.setattr(instance.engine, "collect", without_a_token)
+    while not (failed := instance.scheduler.take_failed()):
+        instance.turn()
+    monkeypatch.undo()
+    instance.run()
+    assert [(each.request_id, "not finite" in each.error) for each in failed] == [(1, True)]
+    assert instance.answers[2] == answer(well)
+    for again in (ill.changed(request_id=3), well.changed(request_id=4)):
+        instance.submit(again)
+    instance.run()
+    hits = [started.num_prefix_hit_tokens for started in instance.scheduler.take_started()[2:]]
+    assert hits == [0, 12]
+    assert instance.answers[3] == answer(ill)
+
+
 def test_a_limit_below_the_engines_own_ends_a_sequence_all_the_same(model: Path) -> None:
     instance = Instance(model)
     instance.scheduler = SlotScheduler(instance.engine.limits.changed(max_model_tokens=12))
@@ -301,7 +342,7 @@ def test_a_limit_below_the_engines_own_ends_a_sequence_all_the_same(model: Path)
 
 def test_limits_are_refused_at_construction(model: Path) -> None:
     limits = Instance(model).engine.limits.changed(num_slots=2)
-    with pytest.raises(KeyError):
+    with pytest.raises(SettingsError, match=r"scheduling\.policy = .unknown."):
         SlotScheduler(limits, settings=SchedulingSettings("unknown"))
 
 
@@ -323,7 +364,7 @@ def test_a_prefix_whose_first_block_nobody_holds_is_reckoned_as_if_none_of_it_we
         allocator.publish_prefill(sequence.slot, len(sequence.tokens))
     allocator.unseat(sequences[0])
     assert allocator.seating(sequences[3]) == (3, 0)
-    taken = allocator.blocks.take(allocator.blocks.num_available)
+    taken = allocator.blocks.allocate(allocator.blocks.num_available)
     allocator.blocks.drop(taken)
     assert allocator.seating(sequences[3]) == (3, 0)
     assert allocator.view().blocks_needed(sequences[3]) == 3
@@ -469,3 +510,15 @@ def test_the_prompt_of_highest_priority_is_computed_first(model: Path, policy: s
     assert plan is not None
     assert scheduler.load().num_prefill_tokens == 200 - len(plan.tokens)
     assert scheduler.slots.request_ids[plan.slots[0]] == first
+
+
+def test_what_waits_is_in_the_load(model: Path) -> None:
+    instance = Instance(model, slots=1)
+    for number, length in ((1, 5), (2, 9), (3, 16)):
+        instance.submit(request(number, [number] * length, priority=number - 2))
+    instance.turn()
+    load = instance.scheduler.load()
+    assert (load.num_waiting, load.num_high_priority, load.waiting_blocks, load.head_blocks) == (2, 1, 5, 3)
+    instance.run()
+    load = instance.scheduler.load()
+    assert (load.num_high_priority, load.waiting_blocks, load.head_blocks) == (0, 0, 0)

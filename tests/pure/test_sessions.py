@@ -4,6 +4,7 @@ may start, die and come back in which order.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from python_backends.linux import pauses
 from python_backends.nouns.messages import Cancel, Load, Submit
 from python_backends.nouns.request import Feedback, ModelLimits, Request, Sampling
 from python_backends.nouns.step import Tokens
-from python_backends.wires import sessions
+from python_backends.wires import sessions, sockets
 from python_backends.wires.feedback import MOST_HELD, FeedbackEnd
 from python_backends.wires.sessions import (
     InstanceEnd,
@@ -27,6 +28,7 @@ from python_backends.wires.sessions import (
     NewSession,
     SchedulerEnd,
 )
+from python_backends.wires.sparse_log import SparseLog
 
 LIMITS = ModelLimits(100, 50, 4, 20, 16, "x")
 
@@ -109,14 +111,17 @@ def test_an_instance_that_is_silent_is_lost_and_forgets_everything_when_it_wakes
     )
 
 
-def test_an_instance_is_not_lost_when_the_whole_machine_stood_still(
-    wires: Wires, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing of it lies in the socket yet when the scheduler model looks."""
-    passed_s, clock = [0.0], time.monotonic
-    monkeypatch.setattr(pauses.time, "monotonic", lambda: clock() + passed_s[0])
-    silence = sessions.Silence
+@pytest.fixture
+def passed_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """[seconds] by which the clock of those who watch is ahead; a test adds to them."""
+    ahead_s, clock, silence = [0.0], time.monotonic, sessions.Silence
+    monkeypatch.setattr(pauses.time, "monotonic", lambda: clock() + ahead_s[0])
     monkeypatch.setattr(sessions, "Silence", lambda longest_s: silence(longest_s, pauses.time.monotonic))
+    return ahead_s
+
+
+def test_an_instance_is_not_lost_when_the_machine_stood_still(wires: Wires, passed_s: list[float]) -> None:
+    """Nothing of it lies in the socket yet when the scheduler model looks."""
     scheduler, instance = wires.scheduler(dead_after_s=10.0), wires.instance()
     wires.hear(scheduler, InstanceReady)
     for _ in range(3):
@@ -131,6 +136,24 @@ def test_an_instance_is_not_lost_when_the_whole_machine_stood_still(
     assert [type(each) for each in news] == [InstanceLost]
 
 
+def test_an_instance_with_long_steps_may_be_silent_for_longer(wires: Wires, passed_s: list[float]) -> None:
+    """A large model on a slow machine: between two beats is a step."""
+    scheduler, instance = wires.scheduler(dead_after_s=10.0), wires.instance()
+    wires.hear(scheduler, InstanceReady)
+    instance.publish([Load(longest_step_s=8.0)])
+    wires.hear(scheduler, InstanceLoad)
+    news = []
+    for _ in range(31):
+        passed_s[0] += 1
+        news += scheduler.receive(0.0)
+    assert news == []
+    for _ in range(3):
+        passed_s[0] += 1
+        news += scheduler.receive(0.0)
+    assert [type(each) for each in news] == [InstanceLost]
+    assert 32 < news[0].silent_s < 36
+
+
 def test_a_restarted_instance_takes_the_place_of_the_dead_one(wires: Wires) -> None:
     scheduler, first = wires.scheduler(), wires.instance()
     wires.hear(scheduler, InstanceReady)
@@ -138,6 +161,44 @@ def test_a_restarted_instance_takes_the_place_of_the_dead_one(wires: Wires) -> N
     second = wires.instance()
     heard = wires.hear(scheduler, InstanceReady)
     assert [type(message) for message in heard] == [InstanceLost, InstanceReady]
+    scheduler.send(0, [a_submit()])
+    wires.hear(second, Submit)
+
+
+def test_of_two_lives_of_an_instance_the_later_one_counts_until_it_is_silent(wires: Wires) -> None:
+    """As where a host was cut off, its instance was started on another one, and the host is back."""
+    scheduler, first = wires.scheduler(), wires.instance()
+    wires.hear(scheduler, InstanceReady)
+    second = wires.instance()
+    news = wires.hear(scheduler, InstanceReady)
+    for count in range(1, 6):
+        first.publish([Load(num_running=7)])
+        second.publish([Load(num_running=count)])
+        news += wires.hear(scheduler, InstanceLoad)
+    lost, ready, *loads = news
+    assert (lost, type(ready)) == (InstanceLost(0), InstanceReady)
+    assert loads == [InstanceLoad(0, Load(num_running=count)) for count in range(1, 6)]
+    scheduler.send(0, [a_submit()])
+    wires.hear(second, Submit)
+    assert not any(isinstance(message, Submit) for message in wires.heard[first])
+    wires.kill(second)
+    scheduler._dead_after_s = 0.2
+    assert [type(each) for each in wires.hear(scheduler, InstanceLost)] == [InstanceLost]
+    first.publish([Load()])
+    wires.hear(scheduler, InstanceReady)
+
+
+def test_of_two_lives_the_earlier_one_does_not_come_between_the_other_and_its_session(wires: Wires) -> None:
+    scheduler, first = wires.scheduler(), wires.instance()
+    wires.hear(scheduler, InstanceReady)
+    second = wires.instance()  # its first hello has a session of nobody
+    while not (news := scheduler.receive(0.01)):
+        pass
+    first.publish([Load()])
+    time.sleep(0.05)
+    news += scheduler.receive(0.01)
+    assert news == [InstanceLost(0)]
+    wires.hear(scheduler, InstanceReady)
     scheduler.send(0, [a_submit()])
     wires.hear(second, Submit)
 
@@ -224,9 +285,12 @@ def test_much_feedback_that_can_wait_does_not(wires: Wires) -> None:
     detokenizer.close()
 
 
-def test_a_frame_from_a_stranger_is_passed_over(wires: Wires) -> None:
+def test_a_frame_from_a_stranger_is_passed_over_and_a_flood_of_them_logged_once(
+    wires: Wires, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import zmq
 
+    monkeypatch.setattr(sockets, "_sparse_log", SparseLog(logging.getLogger("gapless")))  # no other's lines
     scheduler, instance = wires.scheduler(), wires.instance()
     wires.hear(scheduler, InstanceReady)
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
@@ -236,3 +300,4 @@ def test_a_frame_from_a_stranger_is_passed_over(wires: Wires) -> None:
         time.sleep(0.05)
         instance.publish([Load(num_running=2)])
         assert wires.hear(scheduler, InstanceLoad) == [InstanceLoad(0, Load(num_running=2))]
+    assert len([record for record in caplog.records if "dropped a frame" in record.message]) == 1

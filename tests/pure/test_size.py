@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from size import function_lengths
+from build.size import function_lengths
 
 SOURCE = '''
 def one(): return 1

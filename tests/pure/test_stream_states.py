@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import hypothesis
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -22,6 +24,7 @@ from python_backends.nouns.messages import Cancel, Submit
 from python_backends.nouns.request import Feedback, Finish, Idle, Request, Sampling, TokenWindow
 from python_backends.nouns.step import Started, Tokens
 from python_backends.settings import StreamSettings
+from python_backends.streams import delivery
 from python_backends.streams.outgoing import Outgoing
 from python_backends.streams.table import FAILED_INSIDE, StreamTable
 from python_backends.streams.unconfirmed import ANSWER_EVERY_NS, IDLE_NS, LONG_SILENCE_NS
@@ -29,9 +32,18 @@ from python_backends.watching.metrics import Metrics
 from tests.support.examples import examples
 
 MS, S = 1_000_000, 1_000_000_000
-SETTINGS = StreamSettings(max_open=5, max_queued_tokens=12, max_unacknowledged=3, max_in_flight=4)
+SETTINGS = StreamSettings(max_open=5, max_queued_tokens=12)
+MAX_UNACKNOWLEDGED, MAX_IN_FLIGHT = 3, 4  # windows under way: of one stream, and of all
 WRONG_TOKEN = -1  # says who was dead when it came
 Row = tuple[int, int, int, int, Finish]  # request, epoch, index, token, finish
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_windows() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(delivery, "MAX_UNACKNOWLEDGED", MAX_UNACKNOWLEDGED)
+        patch.setattr(delivery, "MAX_IN_FLIGHT", MAX_IN_FLIGHT)
+        yield
 
 
 @dataclass
@@ -342,9 +354,7 @@ class StreamStates(RuleBasedStateMachine):
             assert client.may_fail or not client.request.deadline_ns or began_ns < client.request.deadline_ns
             assert client.num_known < client.num_tokens, "it has ended"
             num_inside = sum(window.client is client for window in self.inside)
-            has_room = (
-                num_inside < SETTINGS.max_unacknowledged and len(self.in_flight_ns) < SETTINGS.max_in_flight
-            )
+            has_room = num_inside < MAX_UNACKNOWLEDGED and len(self.in_flight_ns) < MAX_IN_FLIGHT
             if client.is_followed and not (client.may_be_missed or client.may_fail) and has_room:
                 waits = client.num_known > len(client.tokens)
                 assert not waits or (

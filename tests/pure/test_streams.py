@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from python_backends.nouns.request import Feedback, Finish, Idle
+from python_backends.nouns.step import Evicted, Started
+from python_backends.streams import delivery
 from python_backends.streams.table import FAILED_INSIDE
-from tests.support.stream_table import MS, House, crash, running, waiting_for_company
+from tests.support.stream_table import MS, House, crash, crowd, running, waiting_for_company
 
 
 def test_the_first_token_is_sent_at_once_and_the_last_ends_the_stream() -> None:
@@ -57,6 +59,25 @@ def test_one_request_too_many_is_refused_and_costs_the_others_nothing() -> None:
     house.turn()
     assert house.finals(1) == 1
     assert house.accept(3)
+
+
+def test_an_evicted_prompt_waits_again_in_this_life_and_while_its_stream_is_open() -> None:
+    """Prompts of three tokens."""
+    house = House()
+    house.table.instance_ready(0)
+    assert house.accept(1)
+    house.turn()
+    house.start(1)
+    house.table.evicted(Evicted(1, 7))
+    house.table.evicted(Evicted(2, 0))
+    assert house.table.num_queued_tokens == 0
+    house.table.evicted(Evicted(1, 0))
+    assert house.table.num_queued_tokens == 3
+    house.start(1)
+    assert house.table.num_queued_tokens == 0
+    house.table.fail(1, "it can't go on")
+    house.table.evicted(Evicted(1, 0))
+    assert house.table.num_queued_tokens == 0
 
 
 def test_prompts_without_a_slot_are_bounded_and_an_instance_death_brings_them_back() -> None:
@@ -185,9 +206,12 @@ def test_a_window_that_the_server_took_late_is_missed_late() -> None:
     assert house.finals(1) == 0
 
 
-def test_windows_that_nobody_confirms_end_their_stream_and_keep_nobody_busy() -> None:
+def test_windows_that_nobody_confirms_end_their_stream_and_keep_nobody_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As after a detokenizer that died with windows inside."""
-    house = running(max_unacknowledged=1)
+    monkeypatch.setattr(delivery, "MAX_UNACKNOWLEDGED", 1)
+    house = running()
     house.tokens((1, 0, 0, 50, Finish.RUNNING))
     house.turn()
     house.tokens((1, 0, 1, 51, Finish.RUNNING))
@@ -284,13 +308,97 @@ def test_a_stream_whose_response_fails_inside_takes_none_of_the_others_along(bro
     stream.tokens = [None]  # type: ignore[list-item]  # no window can be made of this
     house.tokens(*[(number, 0, 0, 50, Finish.LENGTH) for number in (1, 2, 3) if number != broken])
     house.table.fail(broken, "something")
-    answers = {out.request_id: out for out in house.table.due()}
+    answers = {out.request_id: out for out in [*house.table.due(), *house.table.due()]}
     assert answers.keys() == {1, 2, 3}
     assert all(out.final for out in answers.values())
     assert answers.pop(broken).error == FAILED_INSIDE
     assert all(out.window is not None and not out.error for out in answers.values())
     house.table.check_integrity()
     assert len(house.table) == 0
+
+
+@pytest.mark.parametrize("broken", [1, 2, 3])
+def test_a_last_response_that_fails_inside_takes_no_other_last_response_along(broken: int) -> None:
+    house = crowd(1, 2, 3)
+    stream = house.table.find(broken)
+    assert stream is not None
+    stream.context_tokens = None  # type: ignore[assignment]  # no window can be made with this
+    house.tokens(*[(number, 0, 1, 51, Finish.LENGTH) for number in (1, 2, 3)])
+    answers = {out.request_id: out for out in [*house.table.due(), *house.table.due()]}
+    assert {number: out.error for number, out in answers.items()} == {
+        number: FAILED_INSIDE if number == broken else "" for number in (1, 2, 3)
+    }
+    assert all(out.final for out in answers.values())
+    house.table.check_integrity()
+    assert len(house.table) == 0
+
+
+def test_the_error_of_a_response_that_fails_inside_waits_for_the_windows_under_way() -> None:
+    house = running()
+    house.tokens((1, 0, 0, 50, Finish.RUNNING))
+    house.turn()
+    stream = house.table.find(1)
+    assert stream is not None
+    stream.context_tokens = None  # type: ignore[assignment]
+    house.tokens((1, 0, 1, 51, Finish.LENGTH))
+    assert [*house.table.due(), *house.table.due()] == []
+    house.table.feedback(Feedback(1, 1))
+    assert [(out.final, out.error) for out in house.table.due()] == [(True, FAILED_INSIDE)]
+
+
+def test_windows_of_streams_that_have_ended_hold_up_no_other_when_they_are_confirmed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two first windows are under way, as many as may be; both streams end before they are confirmed."""
+    monkeypatch.setattr(delivery, "MAX_IN_FLIGHT", 2)
+    house = crowd(3)
+    for number in (1, 2):
+        house.accept(number)
+        house.tokens((number, 0, 0, 50, Finish.RUNNING))
+        house.turn(ms=1)
+    house.tokens(*[(number, 0, 1, 51, Finish.LENGTH) for number in (1, 2)])
+    house.turn()
+    house.tokens((3, 0, 1, 51, Finish.RUNNING))
+    house.turn()
+    assert house.received(3) == [50]
+    for number in (1, 2):
+        house.table.feedback(Feedback(number, 1))
+    house.turn()
+    assert house.received(3) == [50, 51]
+
+
+def test_windows_of_many_clients_that_hang_up_at_once_hold_up_no_other_stream_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their windows are never confirmed. One more at a time finds out whether the detokenizer works."""
+    monkeypatch.setattr(delivery, "MAX_IN_FLIGHT", 2)
+    house = crowd(3, 4)
+    for number in (1, 2):
+        house.accept(number)
+        house.tokens((number, 0, 0, 50, Finish.RUNNING))
+        house.turn(ms=1)
+    house.tokens(*[(number, 0, 1, 51, Finish.RUNNING) for number in (3, 4)])
+    house.turn()
+    assert house.table.wait_s() <= 0.25
+    house.turn(ms=200)
+    assert [house.received(number) for number in (3, 4)] == [[50], [50]]
+    house.turn(ms=60)
+    house.turn(ms=1)
+    assert [house.received(number) for number in (3, 4)] == [[50, 51], [50]]
+    house.table.feedback(Feedback(3, 2))
+    house.turn()
+    assert house.received(4) == [50, 51]
+
+
+def test_tokens_of_a_prefix_are_those_of_the_prompt_found_when_a_request_first_gets_a_slot() -> None:
+    house = House()
+    house.table.instance_ready(0)
+    house.accept(1)
+    for num_found in (3, 8):  # the second time after an eviction, with its own blocks
+        house.table.started(Started(1, 0, num_found))
+    house.accept(2)
+    house.table.started(Started(2, 0, 8))  # tokens of its answer came from an instance that died
+    assert house.metrics.counters["gapless_prefix_hit_tokens_total", ()] == 6
 
 
 def test_a_stream_that_failed_is_not_taken_for_one_whose_client_is_gone() -> None:
@@ -372,3 +480,16 @@ def test_a_machine_that_stands_still_for_a_minute_costs_no_client_its_answer() -
     house.turn()
     house.turn(ms=60_000)
     assert house.finals(1) == 0
+
+
+def test_a_lost_instance_makes_the_next_token_of_each_answer_that_ran_there_late() -> None:
+    house = House()
+    house.table.instance_ready(0)
+    for number in (1, 2, 3, 4):
+        house.accept(number)
+        house.turn()
+    for number in (1, 2, 3):
+        house.start(number)
+    house.tokens((1, 0, 0, 50, Finish.RUNNING), (3, 0, 0, 50, Finish.STOP))
+    house.table.instance_lost(0)
+    assert house.metrics.sums("gapless_late_tokens_total", "cause")["instance_lost"] == 1

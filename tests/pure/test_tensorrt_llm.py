@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from tensorrt_llm.manners import manners
 
+from python_backends.engine.tensorrt_llm import request_loop
 from python_backends.engine.tensorrt_llm.request_loop import EngineDeadError
-from python_backends.engine.toy.engine import toy_log_probs
 from python_backends.nouns.messages import Cancel, Failed
 from python_backends.nouns.request import AdapterVersion, Finish, Sampling
 from python_backends.nouns.step import Admit
 from tests.support.tensorrt import MAX_MODEL_TOKENS, VOCAB_SIZE, Serving, answer_of, make_settings, submit
+from tests.support.toy_engine import toy_log_probs
 
 # --- answers
 
@@ -154,11 +155,10 @@ def test_sampling_parameters_are_passed_on(model: Path) -> None:
 # --- cancelling
 
 
-@pytest.mark.parametrize("abort", ["engine", "drain"])
-def test_a_cancelled_request_keeps_its_slot_until_the_engine_lets_go(model: Path, abort: str) -> None:
+def test_a_cancelled_request_keeps_its_slot_until_the_engine_lets_go(model: Path) -> None:
     manners.step_ms = 5
     others = [submit(number, 8, max_tokens=60) for number in (1, 2)]
-    with Serving(make_settings(model, abort=abort), [[submit(0, 8, max_tokens=100), *others]]) as serving:
+    with Serving(make_settings(model), [[submit(0, 8, max_tokens=100), *others]]) as serving:
         serving.run(lambda: len(serving.link.answers.get(0, ())) > 4)
         serving.link.inbox = [[Cancel(0)]]
         serving.run(lambda: not serving.link.inbox)
@@ -171,14 +171,17 @@ def test_a_cancelled_request_keeps_its_slot_until_the_engine_lets_go(model: Path
         assert len(serving.link.answers[0]) == had, "nobody is told of its tokens any more"
         assert [serving.link.answers[number] for number in (1, 2)] == [answer_of(one) for one in others]
         assert serving.llm.max_queued == 0
-    assert num_held_steps < 30 if abort == "engine" else num_held_steps > 30
+    assert num_held_steps < 30
 
 
-def test_a_slot_whose_end_is_never_told_is_free_after_a_while(model: Path) -> None:
+def test_a_slot_whose_end_is_never_told_is_free_after_a_while(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A request that is aborted before TensorRT-LLM has taken it from its queue is never answered."""
+    monkeypatch.setattr(request_loop, "LOST_AFTER_S", 0.3)
     manners.step_ms = 30
     asked = [submit(number, 8, max_tokens=60) for number in range(2)]
-    with Serving(make_settings(model, lost_after_s=0.3, slots=2), [[asked[0]]]) as serving:
+    with Serving(make_settings(model, slots=2), [[asked[0]]]) as serving:
         serving.run(lambda: bool(serving.link.answers))
         serving.link.inbox = [[asked[1]], [Cancel(1)], [submit(2, 8, max_tokens=5)]]
         serving.run(lambda: 2 in serving.link.finishes)
@@ -187,7 +190,10 @@ def test_a_slot_whose_end_is_never_told_is_free_after_a_while(model: Path) -> No
         assert serving.link.answers[0] == answer_of(asked[0])
 
 
-def test_a_hundred_random_requests_a_third_of_them_cancelled(model: Path) -> None:
+def test_a_hundred_random_requests_a_third_of_them_cancelled(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_loop, "LOST_AFTER_S", 0.5)
     rng = np.random.default_rng(7)
     asked = [
         submit(number, int(rng.integers(1, 40)), max_tokens=int(rng.integers(1, 60))) for number in range(100)
@@ -196,7 +202,7 @@ def test_a_hundred_random_requests_a_third_of_them_cancelled(model: Path) -> Non
     inbox: list[list[Any]] = [[one] for one in asked]
     for number in cancelled:
         inbox.insert(int(rng.integers(inbox.index([asked[number]]) + 1, len(inbox) + 60)), [Cancel(number)])
-    with Serving(make_settings(model, lost_after_s=0.5, kv_blocks=64), inbox) as serving:
+    with Serving(make_settings(model, kv_blocks=64), inbox) as serving:
         answers = serving.run(timeout_s=30)
         for number, one in enumerate(asked):
             had = answers.get(number, [])
@@ -221,10 +227,9 @@ def test_a_request_that_fails_late_fails_alone(model: Path) -> None:
 
 
 def test_an_error_that_comes_after_an_abort_frees_the_slot_and_is_told_nobody(model: Path) -> None:
+    manners.hears_aborts = False
     manners.refused_token, manners.step_ms = 77, 20
-    with Serving(
-        make_settings(model, abort="drain"), [[submit(1, 8, max_tokens=40, last=77)], [], [Cancel(1)]]
-    ) as serving:
+    with Serving(make_settings(model), [[submit(1, 8, max_tokens=40, last=77)], [], [Cancel(1)]]) as serving:
         serving.run()
         assert serving.link.failed == {}
 
@@ -292,9 +297,10 @@ def test_an_engine_that_only_fails_requests_is_dead(model: Path) -> None:
         assert set(serving.link.failed) == {0, 1}
 
 
-def test_an_engine_that_says_nothing_is_dead(model: Path) -> None:
+def test_an_engine_that_says_nothing_is_dead(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_loop, "LOST_AFTER_S", 0.2)
     manners.silent_token = 99
-    settings = make_settings(model, lost_after_s=0.2)
+    settings = make_settings(model)
     with (
         Serving(settings, [[submit(1, 8, max_tokens=5, last=99)]]) as serving,
         pytest.raises(EngineDeadError, match=r"for 0\.2 s"),
@@ -302,12 +308,13 @@ def test_an_engine_that_says_nothing_is_dead(model: Path) -> None:
         serving.run()
 
 
-def test_a_request_that_is_lost_among_others_fails_alone(model: Path) -> None:
+def test_a_request_that_is_lost_among_others_fails_alone(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_loop, "LOST_AFTER_S", 0.3)
     manners.silent_token, manners.step_ms = 99, 5
     other = submit(0, 8, max_tokens=150)
-    with Serving(
-        make_settings(model, lost_after_s=0.3), [[other, submit(1, 8, max_tokens=5, last=99)]]
-    ) as serving:
+    with Serving(make_settings(model), [[other, submit(1, 8, max_tokens=5, last=99)]]) as serving:
         serving.run()
         assert "the engine has lost this request" in serving.link.failed[1]
         assert serving.link.answers[0] == answer_of(other)

@@ -97,12 +97,13 @@ def _with_a_small_pool(
 def test_where_nobody_says_how_many_blocks_there_are_requests_wait_inside_and_none_is_lost(
     model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each of three takes four of the six blocks that there are, and longer than `lost_after_s`."""
+    """Each of three takes four of the six blocks that there are, and longer than LOST_AFTER_S."""
     monkeypatch.delattr("tensorrt_llm.llm.LLM.get_kv_cache_capacity")
     monkeypatch.setattr("python_backends.engine.tensorrt_llm.engine.STATS_S", 0.01)
+    monkeypatch.setattr("python_backends.engine.tensorrt_llm.request_loop.LOST_AFTER_S", 0.2)
     manners.tells_stats = False
     asked = [submit(number, 6, max_tokens=10) for number in range(3)]
-    with Serving(make_settings(model, kv_blocks=20, lost_after_s=0.2), [asked]) as serving:
+    with Serving(make_settings(model, kv_blocks=20), [asked]) as serving:
         manners.step_ms = 30
         serving.llm.num_blocks = 6
         assert serving.run() == {number: answer_of(one) for number, one in enumerate(asked)}
@@ -136,7 +137,7 @@ def test_a_text_config_that_is_null_says_nothing(tmp_path: Path) -> None:
 
 def test_a_configuration_that_is_no_table_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(SettingsError, match=r"config\.json: must be a table"):
+    with pytest.raises(SettingsError, match=r"config\.json: must hold a JSON object"):
         model_limits(make_settings(tmp_path))
 
 

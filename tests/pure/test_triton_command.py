@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from client.wire import CHANNEL_OPTIONS
+from client.channel import CHANNEL_OPTIONS
 from python_backends.launcher import triton_command
-from python_backends.launcher.triton_command import STACK_BYTES, command, stack_bytes
-from python_backends.launcher.triton_files import TritonFiles
+from python_backends.launcher.triton_command import STACK_BYTES, command, environment, stack_bytes
+from python_backends.launcher.triton_files import TritonFiles, locate
 from python_backends.linux.process_group import end_group, start_group
-from python_backends.settings import ServerSettings
+from python_backends.settings import ROOT, ServerSettings
+from python_backends.watching.board import Board
 
 UNLIMITED = resource.RLIM_INFINITY
 MIB = 1 << 20
@@ -61,3 +62,51 @@ def test_connections_outlive_a_pause_of_fifteen_seconds_at_either_end(tmp_path: 
     (server_ms,) = [int(option.partition("=")[2]) for option in options if "keepalive-timeout" in option]
     assert server_ms > 15_000
     assert dict(CHANNEL_OPTIONS)["grpc.keepalive_timeout_ms"] > 15_000
+
+
+@pytest.mark.parametrize(
+    "variable", ["AIP_MODE", "AIP_HTTP_PORT", "SAGEMAKER_BIND_TO_PORT", "SAGEMAKER_TRITON_X"]
+)
+def test_variables_of_other_platforms_change_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "PREDICTION")
+    files = TritonFiles(Path("/b"), Path("/c"), ())
+    assert variable not in environment(files, Board())
+    options = command(ServerSettings(), files, tmp_path, (), ("key", "value"))
+    assert {"--allow-vertex-ai=false", "--allow-sagemaker=false"} <= set(options)
+
+
+def test_triton_gets_no_path_that_a_shell_or_a_list_of_directories_could_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "a b;$HOME:'c"
+    place.mkdir()
+    (tmp_path / "seven.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    files = locate(place, ROOT / "model_repository")
+    _, *options = command(ServerSettings(), files, place, (), ("key", "value"))
+    variables = environment(files, Board())
+    ours = [
+        *options,
+        *(variables[name] for name in ("LD_LIBRARY_PATH", "PYTHONPATH", "GAPLESS_RUN_DIRECTORY")),
+    ]
+    assert not [word for word in ours if str(place) in word or str(ROOT) in word]
+    assert (place / "models/ensemble/config.pbtxt").is_file()
+    assert (place / "python_backends/launcher").is_dir()
+    locate(place, ROOT / "model_repository", {"tests", "seven"})  # again, as before each start
+    assert (place / "tests/support").is_dir(), "the models import what the settings name from here"
+    assert (place / "seven.py").is_file()
+
+
+def test_all_ports_get_the_same_address_and_grpc_no_ipv6_beside_ipv4(tmp_path: Path) -> None:
+    files = TritonFiles(Path("/b"), Path("/c"), ())
+
+    def options(address: str) -> list[str]:
+        return command(ServerSettings(address=address), files, tmp_path, (), ("key", "value"))
+
+    assert {"--http-address=ipv6:::1", "--grpc-address=[::1]", "--metrics-address=ipv6:::1"} < set(
+        options("::1")
+    )
+    assert options("0.0.0.0")[1:3] == ["-m", "python_backends.linux.ipv4_only"]
+    assert options("localhost")[0] == "/b"

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from benchmarks.host_time_loop import ChangingQueue, WaitingStreams
+from benchmarks.host_time.loop import ChangingQueue, WaitingStreams
 from python_backends.nouns.request import Request, Sampling
 from python_backends.scheduling.state.sequence import Sequence
 from python_backends.scheduling.waiting import WaitingList

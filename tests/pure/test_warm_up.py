@@ -7,21 +7,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.recorded_engine import RecordedEngine
+from benchmarks.common.recorded_engine import RecordedEngine
 from python_backends.engine.largest_steps import DRAWN
-from python_backends.engine.toy.engine import ToyEngine
 from python_backends.instance.warm_up import GREEDY, warm_up
 from python_backends.nouns.request import Request, Sampling
 from python_backends.nouns.step import Admit, Release, StepPlan
 from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.step_time import StepTime
 from python_backends.settings import EngineSettings, ModelSettings, Settings
 from python_backends.text.door.table import FIELDS
 from tests.support.toy_answers import toy_answer
+from tests.support.toy_engine import TOY, ToyEngine
 
 
 def warm(**engine: int) -> RecordedEngine:
     model = ModelSettings(max_model_tokens=engine.pop("max_model_tokens", 64))
-    toy = ToyEngine(Settings(model=model, engine=EngineSettings(kind="toy", block_tokens=4, **engine)))
+    toy = ToyEngine(Settings(model=model, engine=EngineSettings(kind=TOY, block_tokens=4, **engine)))
     recorded = RecordedEngine(toy, toy.limits)
     warm_up(recorded, SlotScheduler(toy.limits, token_budget=128))
     return recorded
@@ -66,6 +67,14 @@ def test_a_slot_whose_sampling_looks_back_is_released(limits: dict[str, int]) ->
 
 def test_a_model_of_a_single_token_more_than_its_prompt_is_warmed_up_too() -> None:
     assert warm(slots=2, max_model_tokens=2).plans
+
+
+def test_it_tells_what_steps_take_so_that_the_first_ones_of_a_large_model_are_not_too_long() -> None:
+    toy = ToyEngine(Settings(model=ModelSettings(max_model_tokens=64), engine=EngineSettings(kind=TOY)))
+    times = StepTime()
+    times.learn(*warm_up(toy, SlotScheduler(toy.limits, token_budget=128)))
+    assert times.chunk_s(0, 1) > 0
+    assert times.seconds(1, 33) > 0
 
 
 def test_those_who_come_are_answered_as_if_nothing_had_been() -> None:

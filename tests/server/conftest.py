@@ -1,3 +1,9 @@
+"""Servers that many tests share: each lives as long as the worker of pytest that asks for it.
+
+A test that kills processes of one waits until it is healed. Where tests need other settings, their module has
+one server with these.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -8,6 +14,7 @@ import pytest
 from tests.support.server.expected import Expected
 from tests.support.server.serving import Gapless
 from tests.support.server.toy_model import write_toy_model
+from tests.support.toy_engine import toy_settings
 
 
 @pytest.fixture(scope="session")
@@ -25,11 +32,17 @@ def gapless(toy_model: Path) -> Iterator[Gapless]:
     """Gapless over the toy engine, as slow as a small model: 5 ms a step, 16 slots."""
     served = Gapless(
         **{
-            "model.directory": toy_model,
-            "engine.kind": "toy",
-            "toy.step_ms": 5,
+            **toy_settings(toy_model, step_ms=5),
             "streams.dead_after_s": 3,
         }
     )
+    yield served
+    assert served.stop() == 0, served.log
+
+
+@pytest.fixture(scope="session")
+def bundled() -> Iterator[Gapless]:
+    """The bundled model as `make serve` starts it, but in float32: texts are compared."""
+    served = Gapless(**{"model.dtype": "float32"})
     yield served
     assert served.stop() == 0, served.log

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from tests.support.peft_adapters import save_adapter
 from tests.support.server.peft_texts import text_of_peft
 from tests.support.server.serving import ROOT, Gapless, wait_for
+from tests.support.shuffle import SHUFFLE
 
 # PEFT asks transformers by an older name
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -52,7 +53,6 @@ def gapless(directory: Path) -> Iterator[Gapless]:
             "model.dtype": "float32",
             "adapters.directory": directory,
             "adapters.max_loaded": 2,
-            "adapters.watch_s": 0.2,
         }
     )
     yield served
@@ -143,11 +143,11 @@ def test_requests_with_adapters_move_between_instances(directory: Path) -> None:
             "model.dtype": "float32",
             "adapters.directory": directory,
             "cluster.instances": 2,
-            "cluster.policy": "shuffle",
-            "cluster.balance_every_s": 0.05,
+            "cluster.policy": SHUFFLE,
         }
     )
     try:
+        wait_for(lambda: served.metrics()['gapless_instances{state="ready"}'] == 2, 120)
         names = ["law@1", "poems", "7"]
         long = {"max_tokens": 200, "min_tokens": 200}
         alone = {name: text(served, lora_name=name, **long) for name in names}

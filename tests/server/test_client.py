@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,12 +14,12 @@ import pytest
 
 from client import AsyncClient, Client, Piece, RefusedError, Retries, TimedOutError, UnavailableError, user
 from client.parameters import TABLE
-from python_backends.engine.toy.engine import toy_log_probs
 from tests.server.test_serving import some_word
 from tests.support.server.expected import FORTY, PROMPT, Expected
 from tests.support.server.serving import ROOT, Gapless, wait_for
 from tests.support.server.terminal import Terminal
 from tests.support.server.toy_model import VOCAB_SIZE
+from tests.support.toy_engine import toy_log_probs
 
 LONG = {"max_tokens": 1500, "min_tokens": 1500}
 
@@ -170,25 +169,6 @@ def test_twenty_tasks_share_one_client(gapless: Gapless, expected: Expected) -> 
     ]
 
 
-def test_a_full_server_is_asked_again_until_it_has_room(toy_model: Path) -> None:
-    served = Gapless(
-        **{"model.directory": toy_model, "engine.kind": "toy", "toy.step_ms": 5, "streams.max_open": 1}
-    )
-    try:
-        with (
-            Client(url(served), retries=Retries(attempts=1)) as hasty,
-            Client(url(served), retries=Retries(attempts=20)) as patient,
-        ):
-            holder = hasty.stream(PROMPT, **LONG)
-            next(holder)
-            with pytest.raises(UnavailableError, match=r"^too many open requests"):
-                hasty.generate(PROMPT, max_tokens=2)
-            assert patient.generate(PROMPT, max_tokens=2).finish_reason == "length"
-            list(holder)
-    finally:
-        assert served.stop() == 0, served.log
-
-
 def test_nobody_there_is_told_after_the_last_try() -> None:
     with Client("127.0.0.1:1", retries=Retries(attempts=2, first_s=0.05)) as client:
         assert not client.is_ready()
@@ -198,22 +178,19 @@ def test_nobody_there_is_told_after_the_last_try() -> None:
 
 # --- the chat
 
+CHAT = (sys.executable, "-m", "client.chat")
+
+
+def chat(gapless: Gapless, *options: str) -> subprocess.CompletedProcess[str]:
+    """One line is said to it through a pipe."""
+    words = [*CHAT, "--url", url(gapless), *options]
+    return subprocess.run(
+        words, check=False, cwd=ROOT, input="hello\n", capture_output=True, text=True, timeout=60
+    )
+
 
 def test_a_piped_chat_answers_line_by_line(gapless: Gapless, expected: Expected) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "client.chat",
-        "--url",
-        url(gapless),
-        "--max-tokens",
-        "20",
-        "--min-tokens",
-        "20",
-    ]
-    said = subprocess.run(
-        command, check=False, cwd=ROOT, input="hello\n", capture_output=True, text=True, timeout=60
-    )
+    said = chat(gapless, "--max-tokens", "20", "--min-tokens", "20")
     wanted = expected.text("<|user|>hello<|end|><|assistant|>", max_tokens=20, min_tokens=20)
     assert said.stdout.rstrip("\n") == wanted.replace("\r\n", "\n").replace("\r", "\n").rstrip("\n")
     assert "20 tokens · " in said.stderr
@@ -221,27 +198,14 @@ def test_a_piped_chat_answers_line_by_line(gapless: Gapless, expected: Expected)
 
 
 def test_a_piped_chat_that_got_an_error_says_so_with_its_exit_code(gapless: Gapless) -> None:
-    command = [sys.executable, "-m", "client.chat", "--url", url(gapless), "--max-tokens", "0"]
-    said = subprocess.run(
-        command, check=False, cwd=ROOT, input="hello\n", capture_output=True, text=True, timeout=60
-    )
+    said = chat(gapless, "--max-tokens", "0")
     assert (said.returncode, said.stdout) == (1, "")
     assert "max_tokens = 0: must be a whole number" in said.stderr
 
 
 def test_ctrl_c_ends_an_answer_and_not_the_chat(gapless: Gapless) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "client.chat",
-        "--url",
-        url(gapless),
-        "--max-tokens",
-        "1500",
-        "--min-tokens",
-        "1500",
-    ]
-    terminal = Terminal(command)
+    words = [*CHAT, "--url", url(gapless), "--max-tokens", "1500", "--min-tokens", "1500"]
+    terminal = Terminal(words)
     terminal.wait_for("> ")
     wait_for(gapless.is_idle, 60)
     terminal.type("hello\r")
@@ -257,24 +221,6 @@ def test_ctrl_c_ends_an_answer_and_not_the_chat(gapless: Gapless) -> None:
 # --- the smallest client
 
 
-@pytest.fixture(scope="module")
-def bundled() -> Iterator[Gapless]:
-    served = Gapless()
-    yield served
-    assert served.stop() == 0, served.log
-
-
-def test_the_readmes_second_command_prints_the_answer_as_the_first_one_streams_it(bundled: Gapless) -> None:
-    readme = (ROOT / "README.md").read_text()
-    ((command, prompt),) = re.findall(r'^\.venv/bin/python (client/stream\.py) "(.*)"$', readme, re.MULTILINE)
-    words = [sys.executable, command, prompt, "--port", str(bundled.grpc_port)]
-    said = subprocess.run(words, check=False, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    chat = json.dumps([{"role": "user", "content": prompt}])
-    assert (said.returncode, said.stderr) == (0, "")
-    assert said.stdout == bundled.generate_stream(messages=chat).text + "\n"
-    assert "readAllLines" in said.stdout
-
-
 def test_the_smallest_client_says_what_was_refused(gapless: Gapless) -> None:
     words = [sys.executable, "client/stream.py", "x", "--port", str(gapless.grpc_port), "--max-tokens", "0"]
     said = subprocess.run(words, check=False, cwd=ROOT, capture_output=True, text=True, timeout=60)
@@ -285,23 +231,15 @@ def test_the_smallest_client_says_what_was_refused(gapless: Gapless) -> None:
 # --- the load test
 
 
+def bench(gapless: Gapless, *options: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "client.bench", "--url", url(gapless), *options]
+    return subprocess.run(words, check=False, cwd=ROOT, capture_output=True, text=True, timeout=240)
+
+
 def test_a_quick_load_test_writes_its_numbers_and_draws_them(gapless: Gapless, tmp_path: Path) -> None:
     report, picture = tmp_path / "bench.json", tmp_path / "bench.png"
-    command = [
-        sys.executable,
-        "-m",
-        "client.bench",
-        "--url",
-        url(gapless),
-        "--quick",
-        "--rate",
-        "20",
-        "40",
-        "--cv",
-        "2",
-    ]
-    command += ["--max-tokens", "8", "--min-tokens", "8", "--json", str(report), "--plot", str(picture)]
-    done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    options = ["--quick", "--rate", "20", "40", "--cv", "2", "--max-tokens", "8", "--min-tokens", "8"]
+    done = bench(gapless, *options, "--json", str(report), "--plot", str(picture))
     assert done.returncode == 0, done.stderr
     assert "goodput" in done.stdout
     written = json.loads(report.read_text())
@@ -318,18 +256,7 @@ def test_a_quick_load_test_writes_its_numbers_and_draws_them(gapless: Gapless, t
 
 
 def test_a_load_test_counts_errors(gapless: Gapless) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "client.bench",
-        "--url",
-        url(gapless),
-        "--requests",
-        "6",
-        "--max-tokens",
-        "100000",
-    ]
-    done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = bench(gapless, "--requests", "6", "--max-tokens", "100000")
     assert done.returncode == 1
     assert "6 requests in" in done.stdout
     assert "6 errors" in done.stdout

@@ -15,6 +15,7 @@ import pytest
 from tests.server.test_recovery import check_that_only_the_poisonous_request_fails
 from tests.support.server.expected import PROMPT, Expected
 from tests.support.server.serving import ROOT, Gapless, wait_for
+from tests.support.toy_engine import toy_settings
 
 LONG = {"max_tokens": 300, "min_tokens": 300}
 LONGER = {"max_tokens": 900, "min_tokens": 900}
@@ -23,7 +24,7 @@ LONGER = {"max_tokens": 900, "min_tokens": 900}
 @pytest.fixture(scope="module")
 def cluster(toy_model: Path) -> Iterator[Gapless]:
     """Two instances of the toy engine."""
-    settings = {"model.directory": toy_model, "engine.kind": "toy", "engine.slots": 16, "toy.step_ms": 10}
+    settings = {**toy_settings(toy_model, step_ms=10), "engine.slots": 16}
     served = Gapless(**settings, **{"cluster.instances": 2, "streams.dead_after_s": 3})
     wait_for(lambda: served.metrics()['gapless_instances{state="ready"}'] == 2, 60)
     yield served
@@ -81,7 +82,7 @@ def test_requests_are_answered_while_one_instance_is_away(cluster: Gapless, expe
 
 
 def test_a_request_that_ends_its_instance_ends_no_other(toy_model: Path, expected: Expected) -> None:
-    settings = {"model.directory": toy_model, "engine.kind": "toy", "toy.step_ms": 5, "toy.poison_token": 511}
+    settings = toy_settings(toy_model, step_ms=5, poison_token=511)
     served = Gapless(**settings, **{"cluster.instances": 2, "streams.dead_after_s": 3})
     wait_for(lambda: served.metrics()['gapless_instances{state="ready"}'] == 2, 60)
     check_that_only_the_poisonous_request_fails(served, expected)
@@ -190,7 +191,7 @@ def test_one_request_is_moved_by_hand_and_back(cluster: Gapless, expected: Expec
 @pytest.fixture(scope="module")
 def scaled(toy_model: Path) -> Iterator[Gapless]:
     """One to three instances, as the load says; each has little memory."""
-    settings = {"model.directory": toy_model, "engine.kind": "toy", "engine.slots": 8, "toy.step_ms": 20}
+    settings = {**toy_settings(toy_model, step_ms=20), "engine.slots": 8}
     cluster = {"cluster.min_instances": 1, "cluster.max_instances": 3, "cluster.scale_every_s": 1}
     served = Gapless(**settings, **cluster, **{"engine.kv_blocks": 128, "streams.dead_after_s": 5})
     yield served

@@ -28,7 +28,6 @@ SUBMIT = ("--rank", "4", "--learning-rate", "1e-3", "--batch-size", "4", "--seed
 QUICK = {
     "finetuning.checkpoint_every_s": 1,
     "finetuning.tpot_ms": 100,
-    "finetuning.windows": "fused",
     "engine.threads": 1,
 }
 
@@ -51,7 +50,6 @@ def gapless(jobs_directory: Path, adapters: Path) -> Iterator[Gapless]:
             "engine.kind": "torch",
             "finetuning.directory": jobs_directory,
             "adapters.directory": adapters,
-            "adapters.watch_s": 0.2,
             **QUICK,
         }
     )
@@ -94,7 +92,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def finetune(directory: Path, *words: Any) -> subprocess.CompletedProcess[str]:
     settings = [f"finetuning.directory={directory}", "model.dtype=float32"]
-    command = [sys.executable, "-m", "python_backends.finetuning"]
+    command = [sys.executable, "-m", "commands.finetune"]
     for each in settings:
         command += ["--set", each]
     return subprocess.run(

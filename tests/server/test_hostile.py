@@ -10,7 +10,6 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -36,13 +35,6 @@ COUNTS = {
 }
 ALONE = ("deep", "replayed")  # told apart, because they once brought everything down
 TOGETHER = tuple(kind for kind in COUNTS if kind not in ALONE)
-
-
-@pytest.fixture(scope="module")
-def gapless(toy_model: Path) -> Iterator[Gapless]:
-    served = Gapless(**{"model.directory": toy_model, "engine.kind": "toy", "toy.step_ms": 3})
-    yield served
-    assert served.stop() == 0, served.log
 
 
 @contextmanager
@@ -101,7 +93,7 @@ def test_hostile_requests_harm_nobody(gapless: Gapless, expected: Expected, kind
     shots = [kind for kind in kinds for _ in range(COUNTS[kind])]
     random.Random(1).shuffle(shots)
     wait_for(lambda: gapless.generate(text_input=PROMPT, max_tokens=4).get("text_output"), 60)
-    before = pids_of(gapless)
+    before, losses = pids_of(gapless), gapless.metrics()["gapless_instance_losses_total"]
     with controls_of(gapless) as report:
         problems = attack(gapless, shots)
     assert problems == [], "\n".join([f"{len(problems)} problems", *problems[:10]])
@@ -109,7 +101,6 @@ def test_hostile_requests_harm_nobody(gapless: Gapless, expected: Expected, kind
     assert report.num_control_answers >= NUM_CONTROLS
     assert pids_of(gapless) == before, gapless.log[-2000:]
     wait_for(gapless.is_idle, 60)
-    assert gapless.metrics()["gapless_slots_busy"] == 0
-    assert gapless.metrics()["gapless_instance_losses_total"] == 0
+    assert gapless.metrics()["gapless_instance_losses_total"] == losses
     answer = gapless.generate(text_input=PROMPT, max_tokens=20)
     assert answer["text_output"] == expected.text(PROMPT, max_tokens=20)

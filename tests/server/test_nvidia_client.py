@@ -62,7 +62,7 @@ def test_outputs_have_tensorrt_llms_shapes(gapless: Gapless, expected: Expected,
     whole = expected.text(PROMPT, max_tokens=40, min_tokens=40)
     assert "".join(text[0].decode("utf-8") for text in texts) == whole
     assert [result.as_numpy("batch_index")[0][0] for result in results] == [0] * len(results)
-    assert (len(results) > 5) == streams
+    assert (len(results) > 1) == streams
     for name in ("num_input_tokens", "num_output_tokens"):
         arrays = [result.as_numpy(name) for result in results]
         assert {(array.shape, array.dtype.name) for array in arrays} == {((1, 1), "int32")}

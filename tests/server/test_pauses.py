@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 import pytest
@@ -21,6 +22,7 @@ import pytest
 from tests.support.composed import HttpOnlooker
 from tests.support.server.expected import PROMPT, Expected
 from tests.support.server.serving import ROOT, Answer, Gapless, GrpcClient, wait_for
+from tests.support.toy_engine import toy_settings
 
 LONG = {"max_tokens": 1500, "min_tokens": 1500}  # at least seven seconds
 NUM_EACH = 4
@@ -61,10 +63,10 @@ class Streams:
 
 
 @pytest.fixture
-def runtime_directory(tmp_path: Path) -> Path:
-    made = tmp_path / "runtime"
-    made.mkdir()
-    return made
+def runtime_directory() -> Iterator[Path]:
+    """Its name is short: the launcher uses another directory where the names of sockets would be too long."""
+    with TemporaryDirectory() as made:
+        yield Path(made)
 
 
 @pytest.fixture
@@ -72,7 +74,7 @@ def served(toy_model: Path, runtime_directory: Path) -> Iterator[Gapless]:
     """A server of its own, with its run directory where the test can reach it."""
     made = Gapless(
         {"RUNTIME_DIRECTORY": str(runtime_directory)},
-        **{"model.directory": toy_model, "engine.kind": "toy", "toy.step_ms": 5, "streams.dead_after_s": 3},
+        **{**toy_settings(toy_model, step_ms=5), "streams.dead_after_s": 3},
     )
     yield made
     assert made.stop() == 0, made.log
@@ -164,9 +166,7 @@ def test_a_tokenizer_in_an_endless_loop_is_replaced(
     shutil.copytree(ROOT / "model_repository", repository)
     (repository / "tokenizer/1/model.py").write_text(LOOPS)
     settings = {
-        "model.directory": toy_model,
-        "engine.kind": "toy",
-        "toy.step_ms": 5,
+        **toy_settings(toy_model, step_ms=5),
         "streams.dead_after_s": 3,
     }
     served = Gapless(**settings, **{"server.model_repository": repository})
@@ -230,10 +230,18 @@ def replaced(pid: Callable[[], int]) -> None:
 
 def clean_up(directory: Path) -> None:
     """All that a cleaner may take."""
-    for name in ("restarts.json", "settings.json", "key", "launcher", "draining"):
+    for name in (
+        "restarts.json",
+        "settings.json",
+        "key",
+        "launcher",
+        "draining",
+        "models",
+        "python_backends",
+    ):
         (directory / name).unlink(missing_ok=True)
-    shutil.rmtree(directory / "backends")
-    shutil.rmtree(directory / "namesakes")
+    for name in ("backends", "libraries", "namesakes"):
+        shutil.rmtree(directory / name)
 
 
 def test_the_files_of_the_run_directory_may_be_removed_before_something_dies(

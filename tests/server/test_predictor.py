@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.support.server.serving import ROOT, Answer, Gapless, busyness, settled, wait_for
+from tests.support.toy_engine import toy_settings
 
 WELL, SLEEPING = "well", "sleep"
 COMPLAINT = "serving goes on without its predictions"
@@ -65,7 +66,7 @@ class Moody:
         self._mood = directory / "mood"
         self.set(WELL)
         (repository / "length_predictor/1/model.py").write_text(MOODY.replace("{mood}", str(self._mood)))
-        settings = {"model.directory": toy_model, "engine.kind": "toy", "toy.step_ms": 5, "engine.slots": 2}
+        settings = {**toy_settings(toy_model, step_ms=5), "engine.slots": 2}
         self.gapless = Gapless(
             **settings, **{"server.model_repository": repository, "prediction.sample_every_s": 0}
         )
@@ -160,7 +161,7 @@ def test_a_dead_learner_is_started_again_and_misses_nothing(moody: Moody) -> Non
 
 @pytest.fixture
 def gapless(toy_model: Path) -> Iterator[Gapless]:
-    served = Gapless(**{"model.directory": toy_model, "engine.kind": "toy", "scheduling.policy": "ours"})
+    served = Gapless(**{**toy_settings(toy_model), "scheduling.policy": "ours"})
     yield served
     assert served.stop() == 0, served.log
 

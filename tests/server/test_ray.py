@@ -19,10 +19,13 @@ from typing import Any
 import psutil
 import pytest
 
+from benchmarks.policies import setting_of
 from tests.server.test_cluster import LONGER, check_nothing_is_kept, control, migrations
 from tests.server.test_recovery import leftovers
 from tests.support.server.expected import PROMPT, Expected
 from tests.support.server.serving import Gapless, free_ports, wait_for
+from tests.support.shuffle import SHUFFLE
+from tests.support.toy_engine import toy_settings
 
 ray = pytest.importorskip("ray")
 
@@ -31,13 +34,13 @@ STORE = "--object-store-memory=83886080"
 QUIET = ("--disable-usage-stats", "--block", STORE, "--num-cpus=2")
 AUTHENTICATED = {"RAY_AUTH_MODE": "token"}  # as Ray's head is by itself; what joins it must be told
 WITH_TOKEN = {**os.environ, **AUTHENTICATED}
-SHUFFLE = {"cluster.policy": "shuffle", "cluster.balance_every_s": 0.02, "cluster.max_moves": 4}
-KEEP = {"cluster.policy": "round_robin"}
+SHUFFLED = {"cluster.policy": SHUFFLE}
+KEEP = {"cluster.policy": setting_of("round_robin")}
 
 
 def serve(toy_model: Path, **settings: Any) -> Gapless:
     """Two instances of the toy engine, with keepers."""
-    toy = {"model.directory": toy_model, "engine.kind": "toy", "engine.slots": 64, "toy.step_ms": 10}
+    toy = {**toy_settings(toy_model, step_ms=10), "engine.slots": 64}
     cluster = {"cluster.instances": 2, "cluster.engine": "ray", "streams.dead_after_s": 3}
     served = Gapless(AUTHENTICATED, **toy, **{**cluster, **settings})
     await_both(served)
@@ -66,7 +69,7 @@ def check_answers(served: Gapless, expected: Expected, between: Any) -> None:
 @pytest.fixture(scope="module")
 def kept(toy_model: Path) -> Iterator[Gapless]:
     """With a Ray of its own on this host."""
-    served = serve(toy_model, **SHUFFLE)
+    served = serve(toy_model, **SHUFFLED)
     yield served
     assert served.stop() == 0
 
@@ -125,12 +128,7 @@ def test_nothing_is_left_when_the_launcher_is_killed(toy_model: Path) -> None:
     served = serve(toy_model, **KEEP)
     processes = [each for each in served.processes() if not each.name().startswith("ray::")]
     assert {"gapless-instance-0", "gapless-instance-1", "raylet"} <= {each.name()[:18] for each in processes}
-    run_name = next(
-        Path(word).parts[2]
-        for words in served.command_lines().values()
-        for word in words
-        if word.startswith("/run/gapless-") or word.startswith("/tmp/gapless-")
-    )
+    run_name = served.run_directory.name
     served.kill(served.process.pid)
     served.process.wait()
     _, alive = psutil.wait_procs(processes, timeout=60)
@@ -208,7 +206,7 @@ def cluster() -> Iterator[RayCluster]:
 def test_a_raylet_is_killed_and_every_text_is_whole(
     cluster: RayCluster, toy_model: Path, expected: Expected
 ) -> None:
-    served = serve(toy_model, **SHUFFLE, **{"cluster.address": cluster.address})
+    served = serve(toy_model, **SHUFFLED, **{"cluster.address": cluster.address})
     raylet = cluster.raylet()
     instances = [each for each in raylet.children(recursive=True) if "gapless-instance" in each.name()]
     assert len(instances) == 1, "each raylet has one of the two"
@@ -256,7 +254,7 @@ def far_cluster() -> Iterator[RayCluster]:
 def test_a_host_is_cut_off_while_requests_move_and_every_text_is_whole(
     far_cluster: RayCluster, toy_model: Path, expected: Expected
 ) -> None:
-    served = serve(toy_model, **SHUFFLE, **{"cluster.address": far_cluster.address})
+    served = serve(toy_model, **SHUFFLED, **{"cluster.address": far_cluster.address})
 
     def cut(client: Any) -> None:
         client.drain(1)

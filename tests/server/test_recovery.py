@@ -22,6 +22,7 @@ import pytest
 from tests.support.server import doors
 from tests.support.server.expected import PROMPT, Expected
 from tests.support.server.serving import ROOT, Answer, Gapless, GrpcClient, busyness, leftovers, wait_for
+from tests.support.toy_engine import toy_settings
 
 LONG = {"max_tokens": 400, "min_tokens": 400}
 
@@ -42,11 +43,12 @@ def check_sixteen(client: GrpcClient, answers: dict[str, Answer], expected: Expe
         assert answers[f"{n}"].reasons == ["length"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_streams_go_on_with_the_same_text_when_the_instance_is_killed(
-    gapless: Gapless, expected: Expected
+    gapless: Gapless, expected: Expected, number: int
 ) -> None:
     client, answers = sixteen_streams(gapless)
-    gapless.kill(gapless.instance_pid())
+    gapless.kill(gapless.instance_pid(), number)
     check_sixteen(client, answers, expected)
 
 
@@ -60,9 +62,7 @@ def test_only_the_request_that_kills_every_instance_is_failed(toy_model: Path, e
     """Token 511 kills the toy engine's process. Its neighbours see two crashes,
     re-enter one at a time, and end with their text.
     """
-    served = Gapless(
-        **{"model.directory": toy_model, "engine.kind": "toy", "toy.step_ms": 5, "toy.poison_token": 511}
-    )
+    served = Gapless(**toy_settings(toy_model, step_ms=5, poison_token=511))
     check_that_only_the_poisonous_request_fails(served, expected)
     assert served.stop() == 0
 
@@ -229,7 +229,7 @@ def test_the_door_keeps_its_limits_when_tokenizer_and_instance_die_together(gapl
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
 def test_when_the_launcher_goes_everything_goes(toy_model: Path, number: int) -> None:
-    served = Gapless(**{"model.directory": toy_model, "engine.kind": "toy"})
+    served = Gapless(**toy_settings(toy_model))
     processes = served.processes()
     assert len(processes) >= 5
     os.kill(served.process.pid, number)
@@ -269,61 +269,36 @@ def is_in(group: int, process: psutil.Process) -> bool:
     return False
 
 
-def test_one_request_too_many_is_refused_at_once_and_costs_the_open_one_nothing(
-    toy_model: Path, expected: Expected
-) -> None:
-    served = Gapless(
-        **{"model.directory": toy_model, "engine.kind": "toy", "toy.step_ms": 5, "streams.max_open": 1}
-    )
-    client = served.grpc()
-    longer = {"max_tokens": 1500, "min_tokens": 1500}  # eight seconds
-    answer = client.ask(text_input=PROMPT, **longer)
-    client.read_until(lambda: answer.chunks > 2)
-    refused = served.generate(text_input=PROMPT)
-    assert refused["status"] >= 400
-    assert "too many open requests: 1 are open, the limit is 1 (streams.max_open)" in refused["error"]
-    client.finish()
-    client.close()
-    assert answer.text == expected.text(PROMPT, **longer)
-    assert served.generate(text_input=PROMPT, max_tokens=5)["status"] == 200
-    print("status", refused["status"])
-    assert served.stop() == 0
-
-
 def test_a_port_in_use_is_named(toy_model: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(AssertionError, match=f"server.http_port = {port}: (?i:address already in use)"):
-            Gapless(**{"model.directory": toy_model, "engine.kind": "toy", "server.http_port": port})
+            Gapless(**{**toy_settings(toy_model), "server.http_port": port})
 
 
-def test_ctrl_c_drains_and_leaves_no_process_socket_or_shared_memory(
+def test_sigterm_to_all_processes_drains_and_leaves_no_process_socket_or_shared_memory(
     toy_model: Path, expected: Expected
 ) -> None:
-    served = Gapless(**{"model.directory": toy_model, "engine.kind": "toy", "toy.step_ms": 5})
-    run_name = next(
-        word for words in served.command_lines().values() for word in words if "/gapless-" in word
-    )
-    run_name = Path(run_name).parts[2]
+    served = Gapless(**toy_settings(toy_model, step_ms=5))
+    run_name = served.run_directory.name
     client = served.grpc()
     answer = client.ask(text_input=PROMPT, max_tokens=300, min_tokens=300)
     client.read_until(lambda: answer.chunks > 2)
-    stopper = threading.Thread(target=served.stop)
-    stopper.start()
+    processes = [*served.processes(), psutil.Process(served.process.pid)]
+    for process in processes:  # as systemd, with its KillMode=control-group
+        process.terminate()
     client.finish()
     assert answer.text == expected.text(PROMPT, max_tokens=300, min_tokens=300), "an open request may end"
     client.close()
-    stopper.join(90)
-    assert served.process.returncode == 0
+    served.process.wait(90)
+    assert served.stop() == 0
     assert not list(leftovers(run_name))
 
 
 def test_what_is_still_open_when_draining_has_to_end_is_told_so_once(toy_model: Path) -> None:
-    served = Gapless(
-        **{"model.directory": toy_model, "engine.kind": "toy", "toy.step_ms": 5, "server.drain_s": 1}
-    )
+    served = Gapless(**{**toy_settings(toy_model, step_ms=5), "server.drain_s": 1})
     ten_seconds = {"text_input": "x", "max_tokens": 2000, "min_tokens": 2000, "stream": True}
     with ThreadPoolExecutor() as clients, doors.GrpcDoor(served.grpc_port) as grpc_door:
         answers = [

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import tritonclient.grpc as triton
 
+from python_backends.text.door.table import NEUTRAL, TENSORRT_LLM_INPUTS
 from tests.support.server.expected import FORTY, PROMPT, Expected
 from tests.support.server.serving import Gapless, wait_for
+from tests.support.toy_engine import toy_settings
 
 
 def some_word(text: str) -> str:
@@ -55,6 +58,16 @@ def test_a_chat_is_rendered_with_the_models_own_template(gapless: Gapless, expec
     messages = [{"role": "user", "content": "hello"}]
     answer = gapless.generate(messages=json.dumps(messages), max_tokens=20)
     assert answer["text_output"] == expected.text("<|user|>hello<|end|><|assistant|>", max_tokens=20)
+
+
+def test_a_prompt_may_be_rendered_by_the_client_or_come_as_ids(gapless: Gapless, expected: Expected) -> None:
+    chat = json.dumps([{"role": "user", "content": "hello"}])
+    rendered = "<|user|>hello<|end|><|assistant|>"
+    ids = expected.ids(rendered)
+    wanted = gapless.generate(messages=chat, max_tokens=20)["text_output"]
+    for prompt in ({"text_input": rendered, "text_input_is_rendered": True}, {"input_ids": ids}):
+        assert gapless.generate(**prompt, max_tokens=20)["text_output"] == wanted
+        assert gapless.generate_stream(**prompt, max_tokens=20).text == wanted
 
 
 def test_input_text_goes_before_the_answer_when_asked_for(gapless: Gapless, expected: Expected) -> None:
@@ -103,50 +116,55 @@ def test_a_deadline_ends_an_answer_with_what_there_is(gapless: Gapless, expected
     assert asked.reasons == ["deadline"]
 
 
-@pytest.mark.parametrize(
-    ("inputs", "field", "limit"),
-    [
-        ({"text_input": "", "max_tokens": 5}, "text_input", "at least 1"),
-        ({"text_input": "x", "max_tokens": 0}, "max_tokens", "1"),
-        ({"text_input": "x", "max_tokens": 100_000}, "max_tokens", "2048"),
-        ({"text_input": "x", "max_tokens": 5, "min_tokens": 6}, "min_tokens", "5"),
-        ({"text_input": "x", "temperature": -1.0}, "temperature", "0"),
-        ({"text_input": "x", "top_p": 1.5}, "top_p", "1"),
-        ({"text_input": "x", "top_k": -2}, "top_k", "0"),
-        ({"text_input": "x", "stop_words": ["ok", ""]}, "stop_words[1]", "256"),
-        ({"text_input": "x", "beam_width": 4}, "beam_width", "1"),
-        ({"text_input": "x", "lora_name": "law"}, "lora_name", "law"),
-        ({"messages": "not json"}, "messages", "JSON"),
-        ({"max_tokens": 5}, "text_input", "messages"),
-    ],
-)
-def test_bad_input_is_refused_at_the_door_by_name_and_limit(
-    gapless: Gapless, inputs: dict[str, Any], field: str, limit: str
-) -> None:
-    before = gapless.metrics()["gapless_prompt_tokens_total"]
-    answer = gapless.generate(**inputs)
-    assert answer["status"] >= 400
-    assert field in answer["error"]
-    assert limit in answer["error"]
-    assert "python_backends" not in answer["error"]
-    assert gapless.metrics()["gapless_prompt_tokens_total"] == before
+def test_inputs_that_ask_for_nothing_are_taken_at_both_doors(gapless: Gapless, expected: Expected) -> None:
+    nothing = {
+        name: [field.only] if field.is_list else field.only
+        for name, field in TENSORRT_LLM_INPUTS.items()
+        if name in NEUTRAL
+    }
+    wanted = expected.text(PROMPT, max_tokens=5)
+    asked = {
+        "text_input": PROMPT,
+        "max_tokens": 5,
+        "stop_words": ["never there", ""],
+        "length_penalty": 2.0,
+        "early_stopping": True,
+        **nothing,
+    }
+    assert gapless.generate(**asked)["text_output"] == wanted
+    client = gapless.grpc()
+    answer = client.ask("1", **asked)
+    client.finish()
+    client.close()
+    assert answer.text == wanted
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
+def test_bad_input_is_refused_at_the_door_by_name_and_limit(gapless: Gapless) -> None:
+    """No engine hears of it. Each refusal of the door is in tests/pure/text/test_door.py."""
+    before = gapless.metrics()
+    for inputs, says in [
+        ({"text_input": "x", "top_p": 1.5}, "top_p = 1.5: must be a finite number between 0 and 1"),
+        ({"text_input": "x", "max_tokens": 2**31}, "arrives cut to 32 bits"),
+        ({"text_input": "x", "lora_name": "law"}, "lora_name = 'law': "),
+        ({"messages": "not json"}, "messages = "),
+    ]:
+        answer = gapless.generate(**inputs)
+        assert (answer["status"], says in answer["error"]) == (400, True), answer
+    after = gapless.metrics()
+    assert after["gapless_prompt_tokens_total"] == before["gapless_prompt_tokens_total"]
+
+
+def test_doors_that_only_the_launcher_needs_are_closed(gapless: Gapless) -> None:
+    for path in (
         "/v2/repository/index",
         "/v2/repository/models/tokenizer/unload",
         "/v2/systemsharedmemory/region/x/register",
         "/v2/cudasharedmemory/region/x/register",
         "/v2/trace/setting",
         "/v2/logging",
-    ],
-)
-def test_doors_that_only_the_launcher_needs_are_closed(gapless: Gapless, path: str) -> None:
-    status, text = gapless.post(path, {})
-    assert status == 403
-    assert "restricted" in text
+    ):
+        status, text = gapless.post(path, {})
+        assert (status, "restricted" in text) == (403, True), path
 
 
 def test_grpc_closes_them_too(gapless: Gapless) -> None:
@@ -171,26 +189,19 @@ INNER = {
 
 
 @pytest.mark.parametrize("model", INNER)
-@pytest.mark.parametrize("version", ["", "/versions/1"])
-@pytest.mark.parametrize("verb", ["infer", "generate", "generate_stream"])
-def test_clients_cannot_call_the_models_inside_the_ensemble(
-    gapless: Gapless, model: str, version: str, verb: str
-) -> None:
+def test_clients_cannot_call_the_models_inside_the_ensemble(gapless: Gapless, model: str) -> None:
     name, datatype = INNER[model]
-    value: Any = "hello" if datatype == "BYTES" else [1] * 40
-    inputs = [
-        {
-            "name": name,
-            "datatype": datatype,
-            "shape": [1, np.size(value)],
-            "data": [value] if datatype == "BYTES" else value,
-        }
-    ]
-    status, text = gapless.post(
-        f"/v2/models/{model}{version}/{verb}", {"inputs": inputs} if verb == "infer" else {name: value}
-    )
-    assert status == 400
-    assert "2 identifiers" in text
+    value: Any = ["hello"] if datatype == "BYTES" else [1] * 40
+    tensor = {"name": name, "datatype": datatype, "shape": [1, len(value)], "data": value}
+    generate = {name: value[0] if datatype == "BYTES" else value}
+    for verb, body in (
+        ("infer", {"inputs": [tensor]}),
+        ("generate", generate),
+        ("generate_stream", generate),
+    ):
+        for version in ("", "/versions/1"):
+            status, text = gapless.post(f"/v2/models/{model}{version}/{verb}", body)
+            assert (status, "2 identifiers" in text) == (400, True), (version, verb, text)
 
 
 @pytest.mark.parametrize("model", INNER)
@@ -213,7 +224,7 @@ def test_grpc_clients_cannot_call_them_either(gapless: Gapless, model: str) -> N
 
 def test_while_statistics_are_open_no_changed_or_repeated_message_is_taken(toy_model: Path) -> None:
     """perf_analyzer asks for the inner models by name, so they can be called then."""
-    served = Gapless(**{"model.directory": toy_model, "engine.kind": "toy", "server.statistics": True})
+    served = Gapless(**{**toy_settings(toy_model), "server.statistics": True})
     try:
         inputs = [{"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": ["hello"]}]
         status, text = served.post("/v2/models/tokenizer/infer", {"inputs": inputs})
@@ -234,8 +245,6 @@ def test_while_statistics_are_open_no_changed_or_repeated_message_is_taken(toy_m
 
 
 def test_the_server_listens_on_loopback_only(gapless: Gapless) -> None:
-    import psutil
-
     listening = [
         connection.laddr.ip
         for process in gapless.processes()
@@ -250,7 +259,10 @@ def test_metrics_are_there_and_count(gapless: Gapless) -> None:
     wait_for(gapless.is_idle, 60)
     before = gapless.metrics()
     gapless.generate(text_input=PROMPT, max_tokens=30, min_tokens=30)
+    assert gapless.post("/v2/models/ensemble/generate", {"text_input": PROMPT, "max_tokens": -1})[0] == 400
     after = gapless.metrics()
+    invalid = 'gapless_refused_at_door_total{reason="invalid"}'
+    assert after[invalid] == before[invalid] + 1
     assert after["gapless_generated_tokens_total"] == before["gapless_generated_tokens_total"] + 30
     assert after["gapless_slots_total"] == 16
     for name in (
@@ -265,6 +277,7 @@ def test_metrics_are_there_and_count(gapless: Gapless) -> None:
         "gapless_time_per_output_token_seconds_sum",
         'gapless_e2e_latency_seconds_bucket{le="+Inf"}',
         "gapless_queue_time_seconds_count",
+        'gapless_late_tokens_total{cause="prompts"}',
     ):
         assert name in after
     assert after["gapless_kv_blocks_total"] > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +16,10 @@ import pytest
 from tests.server.test_recovery import check_sixteen, sixteen_streams
 from tests.support.server.expected import Expected
 from tests.support.server.serving import Gapless, wait_for
+from tests.support.toy_engine import toy_settings
 
 SHM_BYTES = 512 << 20
+FEW_FILES = 256
 SMALL_SHM = f'mount -t tmpfs -o size={SHM_BYTES} tmpfs /dev/shm && exec "$0" "$@"'
 NAMESPACE = ("unshare", "--mount", *(() if os.getuid() == 0 else ("--map-root-user",)), "sh", "-c", SMALL_SHM)
 
@@ -37,7 +40,7 @@ def filled(directory: Path) -> Iterator[None]:
 @pytest.fixture
 def with_small_shm(toy_model: Path) -> Iterator[Gapless]:
     """A server with a /dev/shm of its own, of SHM_BYTES."""
-    served = Gapless({}, NAMESPACE, **{"model.directory": toy_model, "engine.kind": "toy", "toy.step_ms": 5})
+    served = Gapless({}, NAMESPACE, **toy_settings(toy_model, step_ms=5))
     yield served
     assert served.stop() == 0, served.log
 
@@ -55,6 +58,38 @@ def test_a_full_dev_shm_ends_at_most_the_request_that_needs_more_of_it(
         check_sixteen(client, answers, expected)
     assert gapless.generate(text_input="hello", max_tokens=5)["status"] == 200
     wait_for(gapless.is_idle, 60)
+
+
+@pytest.fixture
+def with_few_files(toy_model: Path) -> Iterator[Gapless]:
+    """A server whose processes may have FEW_FILES files open."""
+    few = ("sh", "-c", f'ulimit -n {FEW_FILES} && exec "$0" "$@"')
+    served = Gapless({}, few, **toy_settings(toy_model, step_ms=5))
+    yield served
+    assert served.stop() == 0, served.log
+
+
+def test_more_connections_than_fit_are_refused_and_streams_and_log_stay_as_they_are(
+    with_few_files: Gapless, expected: Expected
+) -> None:
+    gapless = with_few_files
+    client, answers = sixteen_streams(gapless)
+    with contextlib.ExitStack() as stack:
+        for _ in range(2 * FEW_FILES):
+            stack.enter_context(socket.create_connection(("127.0.0.1", gapless.http_port)))
+        wait_for(lambda: b"too many open connections" in ask(gapless.http_port), 30)
+        check_sixteen(client, answers, expected)
+    wait_for(lambda: ask(gapless.http_port).startswith(b"HTTP/1.1 200"), 30)
+    assert "starting the server again" not in gapless.log
+    assert len(gapless.log.splitlines()) < 50
+
+
+def ask(port: int) -> bytes:
+    """The first bytes that come for a question whether the server is ready; empty if none come."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1) as asking:
+        asking.sendall(b"GET /v2/health/ready HTTP/1.1\r\n\r\n")
+        return asking.recv(4096)
+    return b""
 
 
 def test_a_lost_file_of_restart_counts_ends_no_stream(gapless: Gapless, expected: Expected) -> None:

@@ -18,8 +18,11 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.server.test_cluster import LONG, check_nothing_is_kept, migrations
+from tests.support.server.disturbing import disturbed
 from tests.support.server.expected import PROMPT, Expected
 from tests.support.server.serving import ROOT, Gapless, wait_for
+from tests.support.shuffle import SHUFFLE
+from tests.support.toy_engine import toy_settings
 
 NUM_MOVES = int(os.environ.get("GAPLESS_MOVES", "50"))
 NUM_STAYING, NUM_LEAVING = 40, 12  # clients of one round in which instances are killed
@@ -28,9 +31,9 @@ NUM_STAYING, NUM_LEAVING = 40, 12  # clients of one round in which instances are
 @pytest.fixture(scope="module")
 def shuffled(toy_model: Path) -> Iterator[Gapless]:
     """Two instances between which requests move all the time."""
-    settings = {"model.directory": toy_model, "engine.kind": "toy", "engine.slots": 64, "toy.step_ms": 10}
-    cluster = {"cluster.instances": 2, "cluster.policy": "shuffle", "cluster.balance_every_s": 0.02}
-    served = Gapless(**settings, **cluster, **{"streams.dead_after_s": 3, "cluster.max_moves": 4})
+    settings = {**toy_settings(toy_model, step_ms=10), "engine.slots": 64}
+    cluster = {"cluster.instances": 2, "cluster.policy": SHUFFLE}
+    served = Gapless(**settings, **cluster, **{"streams.dead_after_s": 3})
     wait_for(lambda: served.metrics()['gapless_instances{state="ready"}'] == 2, 60)
     yield served
     assert served.stop() == 0
@@ -117,9 +120,9 @@ def test_if_the_destination_stops_while_blocks_are_copied_the_source_goes_on(
     toy_model: Path, expected: Expected
 ) -> None:
     """Its blocks weigh as much as those of a large model, so that many moves are under way."""
-    settings = {"model.directory": toy_model, "engine.kind": "toy", "engine.slots": 16, "toy.step_ms": 10}
-    settings |= {"engine.kv_blocks": 256, "toy.block_bytes": 2_000_000, "streams.dead_after_s": 10}
-    cluster = {"cluster.instances": 2, "cluster.policy": "shuffle", "cluster.balance_every_s": 0.05}
+    settings = {**toy_settings(toy_model, step_ms=10, block_bytes=2_000_000), "engine.slots": 16}
+    settings |= {"engine.kv_blocks": 256, "streams.dead_after_s": 10}
+    cluster = {"cluster.instances": 2, "cluster.policy": SHUFFLE}
     served = Gapless(**settings, **cluster)
     wait_for(lambda: served.metrics()['gapless_instances{state="ready"}'] == 2, 60)
     client = served.grpc()
@@ -179,8 +182,8 @@ def test_the_bundled_model_gives_the_same_answers_while_requests_move(
     one = Gapless(**settings)
     expected = texts_and_scores(one, inputs)
     assert one.stop() == 0
-    cluster = {"cluster.instances": 2, "cluster.policy": "shuffle", "cluster.balance_every_s": 0.01}
-    served = Gapless(**settings, **cluster, **{"cluster.max_moves": 4})
+    cluster = {"cluster.instances": 2, "cluster.policy": SHUFFLE}
+    served = Gapless(**settings, **cluster)
     num_answers, difference = 0, 0.0
     while migrations(served, "shuffle") < NUM_MOVES:
         for (text, scores), (wanted, wanted_scores) in zip(
@@ -193,6 +196,7 @@ def test_the_bundled_model_gives_the_same_answers_while_requests_move(
     assert [len(scores) for _, scores in expected] == [100 * ("return_log_probs" in each) for each in inputs]
     done = migrations(served, "shuffle")
     print(f"{done:.0f} moves, {num_answers} answers; log-probabilities differ by {difference:.1g} at most")
+    assert disturbed(served, inputs, [1])[0] == [text for text, _ in expected], "also through a kill"
     assert served.stop() == 0
 
 

@@ -18,6 +18,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from tests.support.server.serving import Gapless, wait_for
+from tests.support.toy_engine import toy_settings
 
 TRACE = "80e1afed08e019fc1110464cfa66635c"
 CALLER = "7a085853722dc6d2"
@@ -113,9 +114,7 @@ def _of_json(body: bytes) -> list[Span]:
 def traced(toy_model: Path) -> Iterator[tuple[Gapless, Receiver]]:
     receiver = Receiver()
     settings = {
-        "model.directory": toy_model,
-        "engine.kind": "toy",
-        "toy.step_ms": 5,
+        **toy_settings(toy_model, step_ms=5),
         "server.trace_url": receiver.url,
     }
     gapless = Gapless(**settings)

@@ -17,14 +17,15 @@ import numpy as np
 
 with atheris.instrument_imports(include=["python_backends"]):
     from python_backends.nouns.messages import pack, reader
-    from python_backends.nouns.request import RefusedError, Request
+    from python_backends.nouns.request import MAX_STOP_WORDS, RefusedError, Request
     from python_backends.settings import LimitSettings
     from python_backends.text.door.door import open_door
+    from python_backends.text.door.fields import MAX_WORD_BYTES
     from python_backends.text.door.table import KNOWN
 
 from tests.support.text.checkpoints import byte_level
 
-LIMITS = LimitSettings(max_prompt_bytes=2000, max_prompt_tokens=100, max_stop_words=3, max_stop_word_bytes=8)
+LIMITS = LimitSettings(max_prompt_bytes=2000, max_prompt_tokens=100)
 DOOR = open_door(byte_level(), LIMITS, names_subjects=True)
 CONTEXT, VOCABULARY = 128, 448
 NAMES = sorted(KNOWN)
@@ -109,8 +110,8 @@ def check(asked: dict[str, Any], answer: Request | RefusedError) -> None:
     assert 0 < sampling.top_p <= 1
     assert 0 <= sampling.top_k <= VOCABULARY
     assert all(0 <= token < VOCABULARY for token in sampling.stop_ids)
-    assert all(0 < len(word.encode()) <= LIMITS.max_stop_word_bytes for word in answer.stop_words)
-    assert len(answer.stop_words) <= LIMITS.max_stop_words
+    assert all(0 < len(word.encode()) <= MAX_WORD_BYTES for word in answer.stop_words)
+    assert len(answer.stop_words) <= MAX_STOP_WORDS
     struct.pack("<iqQ", answer.priority, answer.deadline_ns, sampling.seed)
     again = reader(Request)(pack(answer))
     assert pack(again) == pack(answer), "a request is the same on the other side of a wire"

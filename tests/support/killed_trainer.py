@@ -12,8 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from python_backends.engine.torch.training.model import TrainedModel
-from python_backends.finetuning import alone, checkpoints
+from commands.finetune import alone
+from python_backends.engine.torch.training.pack_run import PackRun
+from python_backends.finetuning import checkpoints
 from python_backends.finetuning.jobs import Job
 from python_backends.settings import EngineSettings, FinetuningSettings, ModelSettings, Settings
 
@@ -34,7 +35,7 @@ def _deadly(function: Any, count: int) -> Any:
 
 def main(model: str, job: str, when: str, count: str) -> None:
     if when == "backward":
-        TrainedModel.backward = _deadly(TrainedModel.backward, int(count))  # type: ignore[method-assign]
+        PackRun.backward = _deadly(PackRun.backward, int(count))  # type: ignore[method-assign]
     if when == "checkpoint":
         checkpoints.save_file = _deadly(checkpoints.save_file, int(count))  # type: ignore[attr-defined]
     settings = Settings(

@@ -9,13 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from python_backends.engine.toy.engine import ToyEngine
+from benchmarks.policies import setting_of
 from python_backends.nouns.request import Finish, Request, Sampling
+from python_backends.scheduling.policies.fcfs import reserve_max_tokens
 from python_backends.scheduling.scheduler import SlotScheduler
+from python_backends.scheduling.state.view import Reserve
 from python_backends.settings import EngineSettings, ModelSettings, SchedulingSettings, Settings
 from tests.support.toy_answers import toy_answer
+from tests.support.toy_engine import TOY, ToyEngine
 
 VOCAB = 97
+RULES: dict[str, tuple[str, Reserve | None]] = {  # policy, and what is reserved; None: what the policy does
+    "fcfs": ("fcfs", reserve_max_tokens),
+    "fcfs that reserves nothing": ("fcfs", lambda sequence: 0),
+    **{policy: (setting_of(policy), None) for policy in ("orca", "past_future", "sjf", "hrrn", "ours")},
+}
 
 
 def write_vocabulary(directory: Path) -> Path:
@@ -38,7 +46,7 @@ class Instance:
         row_multiple: int = 32,
         **options: Any,
     ) -> None:
-        engine = EngineSettings(kind="toy", slots=slots, kv_blocks=blocks, block_tokens=4)
+        engine = EngineSettings(kind=TOY, slots=slots, kv_blocks=blocks, block_tokens=4)
         self.engine = ToyEngine(
             Settings(model=ModelSettings(str(model), max_model_tokens=120), engine=engine)
         )

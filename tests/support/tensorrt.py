@@ -93,7 +93,7 @@ class Serving:
     def __init__(self, settings: Settings, inbox: Sequence[list[Any]] = ()) -> None:
         self.scheduler, self.engine = build(settings)
         self.link = TensorRTLink(inbox)
-        self.instance = Instance(self.scheduler, self.engine, self.link, lambda: None, settings.steps_ahead)
+        self.instance = Instance(self.scheduler, self.engine, self.link, lambda _: None, settings.steps_ahead)
 
     @property
     def llm(self) -> Any:

@@ -244,6 +244,13 @@ class Agreement:
     smallest_gap: float = float("inf")
     notes: list[str] = field(default_factory=list)
 
+    def told(self) -> list[str]:
+        whole = (
+            f"tokens compared with transformers: {self.num_tokens}, ties: {self.num_ties}, "
+            f"smallest gap between the two best logits: {self.smallest_gap:.1e}"
+        )
+        return [whole, *self.notes] if self.num_tokens else self.notes
+
 
 @dataclass(slots=True)
 class TinyModel:
@@ -277,6 +284,10 @@ class TinyModel:
         else:
             assert answer == expected, f"first difference at token {differing[0]}, gap {gaps[differing[0]]}"
 
+    def check_all(self, requests: Iterable[Request], answers: dict[int, list[int]]) -> None:
+        for request in requests:
+            self.check(request, answers[request.request_id])
+
     def settings(self, **engine: Any) -> Settings:
         dtype = engine.pop("dtype", "float32")
         device = engine.pop("device", "cpu")
@@ -295,6 +306,10 @@ class TinyModel:
         from python_backends.engine.openvino.engine import OpenVINOEngine
 
         return OpenVINOEngine(self.settings(**{"kind": "openvino", "block_tokens": 32} | engine))
+
+    def engine_of(self, kind: str, **options: Any) -> Engine:
+        """`kind`: torch or openvino."""
+        return self.engine(**options) if kind == "torch" else self.openvino_engine(**options)
 
     def agreeing(self, request: Request, answer: list[int]) -> float:
         """The share of an answer up to the first token that transformers has otherwise."""

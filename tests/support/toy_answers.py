@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from python_backends.engine.toy.engine import toy_next
 from python_backends.nouns.request import Ids, Sampling
+from tests.support.toy_engine import toy_next
 
 
 def toy_answer(prompt: Ids, sampling: Sampling, vocab_size: int) -> list[int]:

@@ -80,26 +80,22 @@ def by_tiles(
     pack: Pack,
     cut: tuple[int, int],
     keep: Keep = Keep.PRODUCTS,
-    windows: bool = False,
 ) -> tuple[float, Gradients]:
-    """Loss and gradients with pieces of at most `cut` tokens, forward and backward. Forward there are tiles,
-    which another layer cuts otherwise, or `windows`.
+    """Loss and gradients with tiles of at most `cut` tokens, forward and backward. Forward, another layer
+    cuts otherwise.
     """
     trained_layers = targets(model, adapter)
     model.install(adapter, plans(model.facts, trained_layers, keep))
-    model.begin(pack, pack.num_labels)
+    run = model.begin(pack, pack.num_labels)
     cursor = PackCursor(len(pack.tokens), len(model.facts), first_layer(trained_layers))
     loss, num_layers_done = 0.0, 0
-    while not cursor.is_computed:
-        if windows:
-            model.window(*cursor.take_window(cut[0]))
-        else:
-            model.forward(tile := cursor.take_forward(cut[num_layers_done % 2]))
-            num_layers_done = tile.layer + (tile.last == len(pack.tokens))
-        while cursor.is_loss_due:
-            loss += model.loss(*cursor.take_loss(cut[1]))
+    while not cursor.is_forward_done:
+        run.forward(tile := cursor.take_forward(cut[num_layers_done % 2]))
+        num_layers_done = tile.layer + (tile.last == len(pack.tokens))
+    while not cursor.is_loss_done:
+        loss += run.loss(*cursor.take_loss(cut[1]))
     while not cursor.is_done:
-        model.backward(cursor.take_backward(cut[1]))
+        run.backward(cursor.take_backward(cut[1]))
     return loss, model.gradients()
 
 

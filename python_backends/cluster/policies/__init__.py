@@ -1,7 +1,5 @@
 """The policies by the names of `cluster.policy`, each in a file of its own."""
 
-from python_backends.cluster.policies.infaas import infaas
-from python_backends.cluster.policies.least_requests import least_requests
 from python_backends.cluster.policies.llumnix import llumnix, llumnix_base
 from python_backends.cluster.policies.ours import ours
 from python_backends.cluster.policies.pairs import (
@@ -10,15 +8,16 @@ from python_backends.cluster.policies.pairs import (
     pairs_by_freeness_base,
 )
 from python_backends.cluster.policies.policy import ClusterPolicy
-from python_backends.cluster.policies.round_robin import round_robin
-from python_backends.cluster.policies.shuffle import shuffle, shuffled_pairs
+from python_backends.settings import ClusterSettings
+from python_backends.settings.setting import named
 
 POLICIES: dict[str, ClusterPolicy] = {
-    "ours": ClusterPolicy(ours, pairs_before_evictions, gathers=True, spares_ending=True),
+    "ours": ClusterPolicy(ours, pairs_before_evictions, gathers=True, sees_prefixes=True, spares_ending=True),
     "llumnix": ClusterPolicy(llumnix, pairs_by_freeness, keeps_headroom=True),
     "llumnix_base": ClusterPolicy(llumnix_base, pairs_by_freeness_base),
-    "infaas": ClusterPolicy(infaas),
-    "least_requests": ClusterPolicy(least_requests),
-    "round_robin": ClusterPolicy(round_robin),
-    "shuffle": ClusterPolicy(shuffle, shuffled_pairs),
 }
+
+
+def policy_of(settings: ClusterSettings) -> ClusterPolicy:
+    """Raises SettingsError if it is one of others, and can't be imported."""
+    return named("cluster.policy", settings.policy, POLICIES, ClusterPolicy)

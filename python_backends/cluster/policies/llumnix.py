@@ -1,7 +1,4 @@
-"""To the instance with the highest freeness: Llumnix (OSDI 2024), with and without its priorities.
-
-Tested in tests/pure/test_router.py.
-"""
+"""To the instance with the highest freeness: Llumnix (OSDI 2024), with and without its priorities."""
 
 from __future__ import annotations
 

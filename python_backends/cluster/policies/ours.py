@@ -2,7 +2,7 @@
 the fewest prompt tokens have to be computed before it. Among equal ones the highest freeness decides.
 
 A request of high priority goes before all that wait, and its prompt before the others: for it the memory
-counts that no running request has or will need, and then the freeness. Tested in tests/pure/test_router.py.
+counts that no running request has or will need, and then the freeness.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """What a policy of the cluster decides on, and what it is: which instance gets a request, and between which
-instances running requests move. Tested in tests/pure/test_router.py.
+instances running requests move.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from python_backends.cluster.columns import Doubles, Figures
-from python_backends.cluster.move import MoveReason
 from python_backends.cluster.views import InstanceView
+from python_backends.moving.move import MoveReason
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,9 +34,8 @@ class Pair(NamedTuple):
 
 # the place of one of the candidates
 Choose = Callable[[Candidates], int]
-# pairs of these n instances, whose figures are [n]; each is in one pair at most. The last argument: requests
-# leave an instance whose freeness is below this, in tokens per request
-FindPairs = Callable[[Sequence[InstanceView], Figures, int], list[Pair]]
+# pairs of these n instances, whose figures are [n]; each is in one pair at most
+FindPairs = Callable[[Sequence[InstanceView], Figures], list[Pair]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,4 +44,8 @@ class ClusterPolicy:
     find_pairs: FindPairs | None = None  # None: no request moves
     keeps_headroom: bool = False  # for requests of high priority
     gathers: bool = False  # running requests leave memory to one that waits for memory
+    sees_prefixes: bool = False  # it looks at `num_new_tokens`; else no keys of prompts are made
     spares_ending: bool = False  # a request that is predicted to end soon does not move
+    # how often moves are considered: loads change within seconds
+    balance_every_s: float = 0.5
+    max_moves: int = 1  # requests that leave one instance at the same time: what they copy takes step time

@@ -1,7 +1,7 @@
 """KV blocks in a host's memory as bytes, for a move to another instance. Called by the engines.
 
 Copies are numpy's, so the thread that makes them is the only one that works: torch's own operators would
-start threads of their own beside those that compute. Tested in tests/cpu/test_moved_requests.py.
+start threads of their own beside those that compute.
 """
 
 from __future__ import annotations

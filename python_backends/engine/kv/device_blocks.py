@@ -4,7 +4,7 @@ called by the torch engine.
 The engine's own stream goes on computing meanwhile. A read needs not wait for it: the caller takes blocks of
 steps that have ended. A write waits until the steps that were launched before it have ended, because these
 may still write to blocks that were freed. Both return when the copy is done, so a step that is launched after
-a write finds what was written. Tested in tests/cpu/test_moved_requests.py.
+a write finds what was written.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ one contiguous run.
 Heads come before tokens: a gather then returns each head's keys in one piece, over which attention is faster
 on a CPU than over strides (docs/design.md). Owns that tensor and the arithmetic from (block, head, offset) to
 its rows; which block belongs to which sequence is the scheduler's. Called by the step batch (rows), the
-decoder (write) and attention (gather). Tested in tests/cpu/test_decoder.py.
+decoder (write) and attention (gather).
 """
 
 from __future__ import annotations
@@ -80,6 +80,10 @@ class KVCache:
     def write(self, layer: int, rows: Tensor, keys_values: Tensor) -> None:
         """Writes keys_values [tokens, 2, kv_heads, dim] to `rows` [tokens, 2, kv_heads]."""
         self._tokens[layer][rows] = keys_values
+
+    def clear(self, blocks: Tensor) -> None:
+        """Writes zeros to `blocks` [n]."""
+        self.blocks.index_fill_(0, blocks, 0)
 
     def gather(self, layer: int, rows: Tensor, num_sequences: int) -> tuple[Tensor, Tensor]:
         """Keys and values [sequences, kv_heads, tokens, dim], contiguous; overwritten by the next call."""

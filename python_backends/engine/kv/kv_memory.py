@@ -1,5 +1,5 @@
 """How much of a GPU's free memory KV blocks may have. Owns nothing;
-called by the torch engine at its start. Tested in tests/cpu/test_device.py.
+called by the torch engine at its start.
 """
 
 from __future__ import annotations

@@ -7,17 +7,15 @@ start.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
+from python_backends.checkpoint.config_file import read_table
+from python_backends.checkpoint.digests import fingerprint
 from python_backends.engine.kv.kv_cache import BlockShape
 from python_backends.engine.kv.padding import ROW_MULTIPLE, WITH_TILES
 from python_backends.engine.model.families import (
@@ -30,7 +28,8 @@ from python_backends.engine.model.families import (
     rope_parameters,
 )
 from python_backends.engine.model.straight import load_straight
-from python_backends.nouns.request import ModelLimits
+from python_backends.engine.model.wholeness import refusal, refuse_parts, unreadable
+from python_backends.nouns.request import MAX_STOP_WORDS, ModelLimits
 from python_backends.settings import Settings, SettingsError
 
 # Rotary types whose angles don't depend on the request: "dynamic" changes beyond max_position_embeddings
@@ -48,14 +47,12 @@ def read_config(settings: Settings) -> Any:
     """
     directory = settings.model_directory
     if not (directory / "config.json").is_file():
-        raise SettingsError(f"model.directory = {str(directory)!r}: there is no config.json")
+        raise refusal(directory, "there is no config.json")
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except (
-        ValueError,
-        StrictDataclassError,
-    ) as error:  # unknown model_type, values that contradict each other
-        raise SettingsError(f"model.directory = {str(directory)!r}: config.json: {error}") from error
+    # unknown model_type, values that contradict each other, and whatever else transformers raises
+    except Exception as error:
+        raise refusal(directory, f"config.json: {error}") from error
     _check_architecture(config)
     return config
 
@@ -67,20 +64,29 @@ def load_model(settings: Settings, config: Any, device: torch.device = CPU) -> A
         torch.manual_seed(0)  # every instance has the same ones
         with device:
             return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False).eval()
-    model = load_straight(settings.model_directory, config, dtype, device) if device != CPU else None
-    return (_loaded_by_transformers(settings, config).to(device) if model is None else model).eval()
+    try:
+        model = load_straight(settings.model_directory, config, dtype, device) if device != CPU else None
+        return (_loaded_by_transformers(settings, config).to(device) if model is None else model).eval()
+    except (SettingsError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # whatever the readers of files raise
+        raise unreadable(settings.model_directory, error) from error
 
 
 def _loaded_by_transformers(settings: Settings, config: Any) -> Any:
-    """In the host's memory."""
+    """In the host's memory. Raises SettingsError if it is not whole."""
     logging.disable_progress_bar()  # it would fill the instance's log
-    return AutoModelForCausalLM.from_pretrained(
+    model, loading = AutoModelForCausalLM.from_pretrained(
         settings.model_directory,
         config=config,
         dtype=DTYPES[settings.model.dtype],
         local_files_only=True,
         trust_remote_code=False,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they are refused by name
     )
+    refuse_parts(settings.model_directory, loading)
+    return model
 
 
 def block_shape(settings: Settings, config: Any) -> BlockShape:
@@ -97,10 +103,12 @@ def most_stop_ids(settings: Settings) -> int:
     """The most stop ids that a request may have: those that the door lets through,
     `end_id`, and what the checkpoint calls an end.
     """
-    files = [_json(settings.model_directory / name) for name in ("config.json", "generation_config.json")]
+    files = [
+        read_table(settings.model_directory / name) for name in ("config.json", "generation_config.json")
+    ]
     ends = [file.get("eos_token_id") for file in files]
     count = sum(len(ids) if isinstance(ids, list) else 1 for ids in ends)
-    return settings.limits.max_stop_words + count + 2  # end_id, and the end that the tokenizer names
+    return MAX_STOP_WORDS + count + 2  # end_id, and the end that the tokenizer names
 
 
 def declared_tokens(settings: Settings, config: Any) -> int:
@@ -129,24 +137,20 @@ def model_limits(settings: Settings, config: Any, measured_blocks: int | None = 
         num_slots=settings.engine.slots,
         num_blocks=num_blocks,
         block_tokens=size,
-        fingerprint=fingerprint(settings),
+        fingerprint=fingerprint_of(settings),
         row_multiple=ROW_MULTIPLE if settings.model.device == "cpu" else WITH_TILES,
     )
 
 
-def fingerprint(settings: Settings) -> str:
-    """Which weights and settings make the tokens: 16 hexadecimal digits over names
-    and sizes of the weight files and config.json.
-    """
-    directory = settings.model_directory
-    parts = [
-        settings.model.dtype,
-        settings.model.weights,
-        settings.model.device.partition(":")[0],
-        (directory / "config.json").read_text(),
-    ]
-    parts += [f"{path.name} {path.stat().st_size}" for path in _weight_files(directory)]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+def one_block_limits(settings: Settings, config: Any) -> ModelLimits:
+    """Of the wanted length whatever fits, before memory is measured."""
+    blocks = -(-declared_tokens(settings, config) // settings.engine.block_tokens)
+    return model_limits(settings, config, blocks).changed(num_blocks=1)
+
+
+def fingerprint_of(settings: Settings) -> str:
+    model = settings.model
+    return fingerprint(settings.model_directory, model.dtype, model.weights, model.device.partition(":")[0])
 
 
 def _num_blocks(
@@ -181,16 +185,6 @@ def _check_architecture(config: Any) -> None:
             raise SettingsError(f"{field} of architecture {architecture} is not computed by this engine")
 
 
-def _json(path: Path) -> dict[str, Any]:
-    """A JSON object; an absent file is an empty one."""
-    values: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    return values
-
-
 def _check_value(name: str, value: str, known: Iterable[str]) -> None:
     if value not in known:
         raise SettingsError(f"{name} {value}: this engine computes {', '.join(known)}")
-
-
-def _weight_files(directory: Path) -> list[Path]:
-    return sorted([*directory.glob("*.safetensors"), *directory.glob("*.bin")])

@@ -15,7 +15,7 @@ With h = attention_norm(x), r = residual_scale and every norm that is None left 
     feed_forward_output_norm(feed_forward(feed_forward_norm(x)))
 
 or, where `parallel`, x ← x + r · attention(h) + r · feed_forward(feed_forward_norm(x)), with h itself where
-feed_forward_norm is None. Tested in tests/cpu/test_families.py.
+feed_forward_norm is None.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ calibration.
 
 Owns nothing: turns a layer of the description into one whose products have int8 weights, layer by layer, so
 that a model is never held twice. Embedding and head stay as they are: often they are one tensor, and the head
-decides between tokens. Called by the engines at their start. Tested in tests/cpu/test_int8.py.
+decides between tokens. Called by the engines at their start.
 """
 
 from __future__ import annotations

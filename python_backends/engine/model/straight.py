@@ -2,7 +2,6 @@
 
 transformers does the same only where another package, accelerate, is installed. Owns nothing. Called by
 `checkpoint`, which lets transformers load what is not found here under the names of its modules.
-Tested in tests/cpu/test_checkpoint.py.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ WHOLE = "model.safetensors"
 def load_straight(directory: Path, config: Any, dtype: torch.dtype, device: torch.device) -> Any | None:
     """transformers' causal language model of `config` with the weights of `directory`, on `device`.
 
-    None if the files do not hold every weight under the model's own name and with its shape: then they have
-    to be converted.
+    None if the files do not hold every weight once, under the model's own name and with its shape, and
+    nothing else: then transformers has to convert or to refuse them.
     """
     files = weight_files(directory)
     if not files:
@@ -37,20 +36,24 @@ def load_straight(directory: Path, config: Any, dtype: torch.dtype, device: torc
     for path in files:
         with safe_open(path, framework="pt", device=str(device)) as file:
             for name in file.keys():  # noqa: SIM118
-                if name in targets:
-                    if tuple(file.get_slice(name).get_shape()) != tuple(targets[name].shape):
-                        return None
-                    targets[name].copy_(file.get_tensor(name))
-                    filled.add(id(targets[name]))
+                target = targets.get(name)
+                if target is None or id(target) in filled:
+                    return None
+                if tuple(file.get_slice(name).get_shape()) != tuple(target.shape):
+                    return None
+                target.copy_(file.get_tensor(name))
+                filled.add(id(target))
     return model if all(id(target) in filled for target in targets.values()) else None
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The files that hold the weights, each once; none if the checkpoint is of another format."""
+    """The files that hold the weights, each once; none if the checkpoint is of another format. As
+    transformers does, a whole file goes before an index.
+    """
     index = directory / INDEX
-    if index.is_file():
-        return sorted({directory / name for name in json.loads(index.read_text())["weight_map"].values()})
-    return [directory / WHOLE] if (directory / WHOLE).is_file() else []
+    if (directory / WHOLE).is_file() or not index.is_file():
+        return [directory / WHOLE] if (directory / WHOLE).is_file() else []
+    return sorted({directory / name for name in json.loads(index.read_text())["weight_map"].values()})
 
 
 def _kept_buffers(model: torch.nn.Module) -> list[tuple[str, Tensor]]:

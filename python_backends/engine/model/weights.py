@@ -1,7 +1,7 @@
 """Takes the weights out of transformers' loaded model and writes them down in the one form of `description`.
 
 Owns nothing; what families call their modules is in `families`. Every weight is a plain tensor on the model's
-device. Called by the engines at their start. Tested in tests/cpu/test_families.py.
+device. Called by the engines at their start.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ our KV blocks.
 
 The same description of a model, slot state and sampler as the torch engine, and faster on a small model; no
 training, no device but the CPU. Owns the compiled model and the KV cache. A step's way is in
-`stages.py` and `launching.py`. Called by the instance loop. Tested in tests/cpu/test_openvino.py.
+`stages.py` and `launching.py`. Called by the instance loop.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from python_backends.engine.openvino.fused_fetch import use_faster_cache
 from python_backends.engine.openvino.fused_graph import FusedGraph, FusedOperation
 from python_backends.engine.openvino.graph import TYPES, Graph, cache_name
 from python_backends.engine.openvino.inputs import StepInputs
+from python_backends.engine.openvino.known_fault import refuse_own_layers
 from python_backends.engine.openvino.launching import OneAhead, OneByOne
 from python_backends.engine.slots.slot_state import SlotState
 from python_backends.nouns.request import Ids
@@ -61,6 +62,8 @@ class OpenVINOEngine:
         graph = _graph(settings, description, self.limits.max_model_tokens)
         whole = graph.build(quantise_if_asked(take_layers(model), settings.model.weights))
         wants_padding = graph.wants_padding
+        if wants_padding:  # some layers are OpenVINO's
+            refuse_own_layers(settings, config)
         del model, description, graph  # before the compiler and the KV blocks need memory
         shape = block_shape(settings, config)
         self._compiled = _compiled(whole, shape, settings.engine.threads)

@@ -2,7 +2,7 @@
 and the faster one is used.
 
 The second cache is faster on an AMD Zen 4, the first one on a Zen 5 (docs/notebook/cpu_steps.md). Results do
-not depend on the cache. Called by the OpenVINO engine. Tested in tests/cpu/test_fused_layer.py.
+not depend on the cache. Called by the OpenVINO engine.
 """
 
 from __future__ import annotations

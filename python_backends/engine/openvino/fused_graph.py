@@ -3,7 +3,6 @@ with their attention, and at the end the product that gives the logits.
 
 Owns nothing: written once at the start, like the graph that it varies. Layers that the operation does not
 compute are written as in that graph. Called by the OpenVINO engine.
-Tested in tests/cpu/test_fused_layer.py.
 """
 
 from __future__ import annotations

@@ -86,21 +86,55 @@ def compiled(kind: Kind) -> Path:
     _make_private(path.parent)
     if path.exists():
         _refuse_what_others_write(path)
-        return path
+        if not (obstacle := _obstacle(path)):
+            return path
+        log.warning("%s is compiled again: %s", path, obstacle)
+        path.unlink()
+    _compile(kind, path)
+    if obstacle := _obstacle(path):
+        raise OSError(f"{path}, which was just compiled: {obstacle}")
+    return path
+
+
+def _compile(kind: Kind, path: Path) -> None:
+    """Another start at the same time finds all of it or nothing, and so does one after a power cut."""
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
         raise FileNotFoundError("a C++ compiler would make them: apt-get install g++")
     log.info("compiling %s for %s, once", SOURCE.name, kind)
     includes = [f"-I{FOLDER}", f"-I{OPENVINO / 'include'}", f"-I{OPENVINO / 'include' / 'tbb'}"]
     libraries = [_library_of_openvino("libopenvino.so.*"), _library_of_openvino("libtbb.so.*")]
-    # another start at the same time finds all of it or nothing
     with TemporaryDirectory(dir=path.parent) as directory:
         made = Path(directory, path.name)
         command = [compiler, *FLAGS[kind], *includes, str(SOURCE), *libraries, "-o", str(made)]
         subprocess.run(command, check=True, capture_output=True, text=True)
         made.chmod(0o755)  # whatever the umask
+        _seal(made)
         made.replace(path)
-    return path
+
+
+def _seal(path: Path) -> None:
+    """Adds a digest of its content, which a loader does not look at; all of it is on the disk then."""
+    with path.open("r+b") as file:
+        digest = hashlib.sha256(file.read()).digest()
+        file.write(digest)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _obstacle(path: Path) -> str:
+    """Why it can't be loaded, such as a library of another host that is older here; "" where it can. To load
+    a file that is cut may end the process, so its digest is looked at first.
+    """
+    content = path.read_bytes()
+    length = hashlib.sha256().digest_size
+    if hashlib.sha256(content[:-length]).digest() != content[-length:]:
+        return "its content is not what was compiled"
+    try:
+        ctypes.CDLL(str(path))
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 def _library_of_openvino(pattern: str) -> str:

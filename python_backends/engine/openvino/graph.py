@@ -2,7 +2,6 @@
 
 Owns nothing: written once at the start, compiled and run by the OpenVINO engine. Norms, rotary embedding and
 gated products are spelled the way OpenVINO's CPU plugin recognises and fuses them.
-Tested in tests/cpu/test_openvino.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the OpenVINO graph reads of a step, for one of its infer requests.
 
 Owns the arrays, which the request reads where they lie: in steps of the same decode rows they are changed in
-place. Called by `stages.py`. Tested in tests/cpu/test_openvino.py.
+place. Called by `stages.py`.
 """
 
 from __future__ import annotations

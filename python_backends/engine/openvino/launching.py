@@ -1,7 +1,7 @@
 """When the stages of the OpenVINO engine's steps come: one step after the other, or each launched while the
 one before it is computed.
 
-Owns the steps that are not collected. Called by the OpenVINO engine. Tested in tests/cpu/test_openvino.py.
+Owns the steps that are not collected. Called by the OpenVINO engine.
 """
 
 from __future__ import annotations

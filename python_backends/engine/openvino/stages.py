@@ -2,7 +2,7 @@
 and they are booked.
 
 The inputs of the infer requests take turns. Owns the times of the steps. Which stage comes when is
-decided by `launching.py`, which calls this. Tested in tests/cpu/test_openvino.py.
+decided by `launching.py`, which calls this.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from torch import Tensor
 
 from python_backends.engine.openvino.inputs import StepInputs
 from python_backends.engine.slots.log_probs import LogProbRows, log_probs, row_log_probs
+from python_backends.engine.slots.numbers import are_numbers, fail_others
 from python_backends.engine.slots.sampler import GREEDY, SamplingRows, sample
 from python_backends.engine.slots.slot_state import SlotState
 from python_backends.engine.step_timer import Seconds, StepTimer
+from python_backends.nouns.request import Finish
 from python_backends.nouns.step import RowLogProbs, StepOutput, StepPlan
 
 Logits = NDArray[np.float32]
@@ -109,10 +111,14 @@ class Stages:
         scores = None
         if step.rows is GREEDY:
             tokens, finishes = self._state.append_plain(step.plan.run, step.slots, step.tokens)
+            good = are_numbers(torch.from_numpy(step.logits)).numpy()
+            if not good.all():
+                finishes = np.where(good, finishes, int(Finish.ERROR))
         else:
-            chosen = torch.from_numpy(step.tokens)
-            scores = _scores(torch.from_numpy(step.logits), chosen, step.rows.asks)
-            tokens, finishes = (values.numpy() for values in self._state.append(step.slots, chosen))
+            logits, chosen = torch.from_numpy(step.logits), torch.from_numpy(step.tokens)
+            scores = _scores(logits, chosen, step.rows.asks)
+            result = fail_others(self._state.append(step.slots, chosen), logits, chosen, step.rows)
+            tokens, finishes = result.numpy()
         step.output = StepOutput(
             step.plan.number, tokens.astype(np.int32), finishes.astype(np.uint8), scores, *step.times
         )

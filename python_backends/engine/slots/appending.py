@@ -1,5 +1,5 @@
 """How chosen tokens change the counts of their slots, where no kernel does it. Owns nothing; called by the
-slot state. Tested in tests/cpu/test_slot_state.py.
+slot state.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The columns of the two tables of the slot state, which have one row a slot.
-
-Tested in tests/cpu/test_slot_state.py.
-"""
+"""The columns of the two tables of the slot state, which have one row a slot."""
 
 from __future__ import annotations
 

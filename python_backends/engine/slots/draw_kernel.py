@@ -1,11 +1,11 @@
 """Draws tokens, one launch for all rows of a step, as a kernel in the Triton language: temperature, top_k,
 top_p, min_p and the seed are read from the slot state, and nothing is asked on the host.
 
-The sampler's operators (`_drawn`, `uniform`) say what is drawn. A program takes one row, reads its logits
+The sampler's operators and `noise.py` say what is drawn. A program takes one row, reads its logits
 again for each question and keeps nothing: weights exp((logit − greatest) / temperature) are no less than 0,
 so their bits have the same order, and the least weight that stays is found by halving the interval of bits.
 Both ends jump to weights that exist, so most rows take half of the thirty halvings. Owns nothing; imported
-only where it runs (see `kernel_trial`), and called by the sampler. Tested in tests/cpu/test_kernels.py.
+only where it runs (see `kernel_trial`), and called by the sampler.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from python_backends.nouns.request import LEAST_TEMPERATURE
 
 TILE = 8192
 WARPS = 16
+NOISE_TILE = tl.constexpr(2048)  # whose hashes and float64 logarithms fit into the registers
 
 
 def draw(logits: Tensor, slots: Tensor, counts: Tensor, shares: Tensor) -> Tensor:
@@ -85,9 +86,8 @@ def _draw(  # type: ignore[no-untyped-def]  # noqa: PLR0913
     smallest = tl.load(shares + FRACTIONS[2]).to(tl.int32, bitcast=True)
     least = tl.maximum(least, smallest)  # the greatest weight is 1
     seed = tl.load(counts + COLUMNS[0]).to(tl.uint64, bitcast=True)
-    target = _uniform(seed, tl.load(counts + COLUMNS[1]).to(tl.uint64))
-    target *= _mass(first, width, most, temperature, least, TILE)
-    tl.store(tokens + row, _reached(first, width, most, temperature, least, target, TILE))
+    key = _mixed(_mixed(seed) + tl.load(counts + COLUMNS[1]).to(tl.uint64) * 0x9E3779B97F4A7C15)
+    tl.store(tokens + row, _winner(first, width, most, temperature, least, key, min(TILE, NOISE_TILE)))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -158,27 +158,35 @@ def _least(  # type: ignore[no-untyped-def]  # noqa: PLR0913
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _reached(first, width, most, temperature, least, target, TILE: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803, PLR0913
-    """The first id at which the sum of the weights that stay is greater than `target`."""
-    start, before = width * 0, target * 0
-    weights, bits = _weights(first, start, width, most, temperature, TILE)
-    kept = tl.where(bits >= least, weights, 0.0).to(tl.float64)
-    mass = tl.sum(kept, 0)
-    while (start + TILE < width) & (before + mass <= target):
-        before += mass
-        start += TILE
-        weights, bits = _weights(first, start, width, most, temperature, TILE)
-        kept = tl.where(bits >= least, weights, 0.0).to(tl.float64)
-        mass = tl.sum(kept, 0)
-    passed = (before + tl.cumsum(kept, 0) <= target) & (start + tl.arange(0, TILE) < width)
-    return tl.minimum(start + tl.sum(passed.to(tl.int32), 0), width - 1)
+def _winner(first, width, most, temperature, least, key, TILE: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803, PLR0913
+    """The id with the greatest sum of score and noise among those whose weights stay."""
+    column = tl.arange(0, TILE)
+    greatest, at = tl.full((TILE,), float("-inf"), tl.float64), tl.zeros((TILE,), tl.int32)
+    for start in range(0, width, TILE):
+        here = start + column
+        _, bits = _weights(first, start, width, most, temperature, TILE)
+        scores = tl.load(first + here, mask=here < width, other=float("-inf")).to(tl.float32) / temperature
+        sums = scores.to(tl.float64) + _noise(key, here)
+        is_greater = (bits >= least) & (sums > greatest)
+        at = tl.where(is_greater, here, at)
+        greatest = tl.where(is_greater, sums, greatest)
+    return tl.min(tl.where(greatest == tl.max(greatest, 0), at, width - 1), 0)
 
 
 @triton.jit
-def _uniform(seed, index):  # type: ignore[no-untyped-def]
-    """As the sampler's `uniform`: two rounds of splitmix64's mixing."""
-    bits = _mixed(_mixed(seed) + index * 0x9E3779B97F4A7C15)
-    return (bits >> 16).to(tl.int64).to(tl.float64) * 3.552713678800501e-15  # 2^−48
+def _noise(key, ids):  # type: ignore[no-untyped-def]
+    """As the `Noise` of `noise.py`, in blocks of 64 ids."""
+    blocks = (ids // 64 + 1).to(tl.uint64)
+    block_bits = _mixed(key - blocks * 0x9E3779B97F4A7C15)
+    token_bits = _mixed(key + (ids + 1).to(tl.uint64) * 0x9E3779B97F4A7C15)
+    is_earliest = (block_bits & 63) == (ids % 64).to(tl.uint64)
+    later_s = tl.where(is_earliest, 0.0, _exponential(token_bits))
+    return -tl.log(_exponential(block_bits) / 64 + later_s)
+
+
+@triton.jit
+def _exponential(bits):  # type: ignore[no-untyped-def]
+    return -tl.log(((bits >> 16).to(tl.int64).to(tl.float64) + 0.5) * 3.552713678800501e-15)  # 2^−48
 
 
 @triton.jit

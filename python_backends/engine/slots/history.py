@@ -3,7 +3,7 @@ completed there.
 
 Owns one row of tokens a slot: written when a sequence takes the slot, from then on by `append`, so that
 penalties and bad words rebuild exactly after a restart. While no slot looks back nothing is written. Called
-by the slot state. Tested in tests/cpu/test_penalties.py.
+by the slot state.
 """
 
 from __future__ import annotations

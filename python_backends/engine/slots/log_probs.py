@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from python_backends.nouns.request import Floats, LogProbs
+from python_backends.nouns.request import LEAST_LOG_PROB, Floats, LogProbs
 from python_backends.nouns.step import RowLogProbs
 
 
@@ -35,7 +35,8 @@ def log_probs(logits: Tensor, tokens: Tensor, asks: LogProbRows) -> Tensor:
     total = some.logsumexp(-1, keepdim=True)
     chosen = some.gather(1, tokens[asks.rows, None])
     top = some.topk(asks.num_top, -1)
-    return torch.cat((chosen - total, top.values - total, top.indices.int().view(torch.float32)), 1)
+    values = torch.cat((chosen - total, top.values - total), 1).clamp_(min=LEAST_LOG_PROB)
+    return torch.cat((values, top.indices.int().view(torch.float32)), 1)
 
 
 def row_log_probs(packed: Floats, rows: NDArray[np.int64]) -> RowLogProbs:

@@ -2,7 +2,7 @@
 a run send nothing.
 
 Called by the sampling state, once for each thing that only some rows ask for, and by the torch engine's
-batchers for the slots that decode. Tested in tests/cpu/test_penalties.py.
+batchers for the slots that decode.
 """
 
 from __future__ import annotations

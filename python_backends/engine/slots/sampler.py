@@ -2,8 +2,8 @@
 
 Owns nothing. In this order: penalties, bans, temperature, top_k, top_p, min_p, the draw; a step that no row
 asks for is skipped. Rows of temperature 0, or of one too small to divide by, take the greatest logit, the
-lowest id among equals. The others draw by inverse CDF over the ids in their order, with one uniform number
-hashed from (seed, output index) alone: the same logits give the same token in any batch and after a restart.
+lowest id among equals. The others draw by noise hashed from (seed, output index, token id) alone
+(`noise.py`): the same logits give the same token in any batch and after a restart.
 Whether logits are the same in any batch is up to the engine and its device: libraries of a GPU choose how to
 multiply by the number of rows, and in bfloat16 such differences change tokens. Equal probabilities at the
 edge of top_k or top_p are kept together. Called by the engines.
@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from python_backends.engine.slots.log_probs import LogProbRows
+from python_backends.engine.slots.noise import drawn, keys
 from python_backends.engine.slots.penalties import Penalties, penalized
 
-UNIFORM_BITS = 48  # so that u · total < total in float64 for every u < 1
 # sizes tried before sorting a whole vocabulary, which costs as much as a small model's step
 CANDIDATES = (64, 1024)
 
@@ -74,39 +74,29 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
         from python_backends.engine.slots.draw_kernel import draw  # brings Triton's language
 
         return draw(logits, rows.draws.slots, rows.draws.counts, rows.draws.shares)
-    logits = logits.float()
-    return _best(logits).index_copy_(0, rows.draws.rows, _drawn(logits[rows.draws.rows], rows.draws))
+    logits, drawing = logits.float(), rows.draws.rows
+    best = _best(logits)
+    return best.index_copy_(0, drawing, _drawn(logits[drawing], best[drawing], rows.draws))
 
 
-def uniform(seeds: Tensor, indices: Tensor) -> Tensor:
-    """One number in [0, 1) per row, float64, of (seed, index): two rounds
-    of splitmix64's mixing in wrapping int64.
+def restricted(scores: Tensor, limits: Restrictions) -> Tensor:
+    """`scores` [rows, vocabulary] with −inf for everything outside top_k, then outside the smallest set of
+    mass top_p of what is left, or less probable than min_p times the most probable.
     """
-    bits = _mix(_mix(seeds) + indices * _GOLDEN)
-    return _shifted(bits, 64 - UNIFORM_BITS).double() * 2.0**-UNIFORM_BITS
+    probs = torch.softmax(scores, -1)
+    return scores.masked_fill(probs < _least_by_candidates(probs, limits)[:, None], float("-inf"))
 
 
-def probabilities(logits: Tensor, temperature: Tensor) -> Tensor:
-    """[rows, vocabulary] float32"""
-    return torch.softmax(logits / temperature[:, None], -1)
-
-
-def restricted(probs: Tensor, limits: Restrictions) -> Tensor:
-    """`probs` with everything set to 0 that is outside top_k, then outside the smallest set of mass top_p of
-    what is left, or less probable than min_p times the most probable.
+def _drawn(logits: Tensor, best: Tensor, draws: Draws) -> Tensor:
+    """Tokens [drawing] for the float32 logits [drawing, vocabulary] of the rows that draw; `best` [drawing]
+    have the greatest logits.
     """
-    return probs.masked_fill(probs < _least_by_candidates(probs, limits)[:, None], 0.0)
-
-
-def _drawn(logits: Tensor, draws: Draws) -> Tensor:
-    """Tokens [drawing] for the logits [drawing, vocabulary] of the rows that draw."""
-    probs = probabilities(logits, draws.temperature)
+    scores = logits / draws.temperature[:, None]
     if draws.restrictions is not None:
-        probs = restricted(probs, draws.restrictions)
-    cumulative = probs.cumsum(-1, dtype=torch.float64)
-    target = uniform(draws.seeds, draws.indices)[:, None] * cumulative[:, -1:]
-    drawn = torch.searchsorted(cumulative, target, right=True)[:, 0]
-    return drawn.clamp(max=logits.shape[1] - 1)  # logits that are not numbers affect their own row alone
+        scores = restricted(scores, draws.restrictions)
+    row_keys = keys(draws.seeds.cpu().numpy(), draws.indices.cpu().numpy())
+    tokens = drawn(scores.cpu().numpy(), best.cpu().numpy(), row_keys)
+    return torch.as_tensor(tokens, device=logits.device)
 
 
 def _best(logits: Tensor) -> Tensor:
@@ -114,22 +104,6 @@ def _best(logits: Tensor) -> Tensor:
     if logits.device.type != "cpu":
         return logits.argmax(-1)
     return torch.as_tensor(logits.float().numpy().argmax(-1))
-
-
-_GOLDEN = -0x61C8864680B583EB  # splitmix64's constants, as signed numbers
-_MIX = ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15), (31, 1))
-
-
-def _mix(bits: Tensor) -> Tensor:
-    bits = bits + _GOLDEN
-    for shift, factor in _MIX:
-        bits = (bits ^ _shifted(bits, shift)) * factor
-    return bits
-
-
-def _shifted(bits: Tensor, count: int) -> Tensor:
-    """Logical right shift of int64."""
-    return (bits >> count) & ((1 << (64 - count)) - 1)
 
 
 def _marked(ids: Tensor, vocabulary: int) -> Tensor:

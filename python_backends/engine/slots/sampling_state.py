@@ -3,7 +3,7 @@ out.
 
 Owns the fractions (`shares`), bad words and token history of all slots; counts and stop ids belong to the
 slot state, which calls this. In the steps of a run nothing comes from the host; what no row of a step asks
-for is not done in it. Tested in tests/cpu/test_penalties.py.
+for is not done in it.
 """
 
 from __future__ import annotations

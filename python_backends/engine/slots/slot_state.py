@@ -21,6 +21,7 @@ from torch.nn import functional
 from python_backends.engine.slots.appending import PlainRun, appended
 from python_backends.engine.slots.columns import Column
 from python_backends.engine.slots.history import NO_TOKEN
+from python_backends.engine.slots.numbers import fail_others
 from python_backends.engine.slots.sampler import GREEDY, SamplingRows, SlotDraws, sample
 from python_backends.engine.slots.sampling_state import Batch, SamplingState
 from python_backends.engine.slots.slot_writes import SlotWrites, Target
@@ -82,7 +83,9 @@ class SlotState:
         `append`.
         """
         draws = SlotDraws(slots, self._counts, self._sampling.shares) if choice is Choice.DRAWN else None
-        return self.append_greedy(slots, sample(logits, SamplingRows(draws)))
+        rows = GREEDY if draws is None else SamplingRows(draws)
+        tokens = sample(logits, rows)
+        return fail_others(self.append_greedy(slots, tokens), logits, tokens, rows)
 
     @property
     def last_tokens(self) -> NDArray[np.int64]:

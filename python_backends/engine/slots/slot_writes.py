@@ -2,7 +2,7 @@
 kernel where kernels run.
 
 Owns what waits to be written. The slot state and what it is made of add to it; the slot state calls `write`,
-once for each plan. Tested in tests/cpu/test_slot_state.py and tests/cpu/test_kernels.py.
+once for each plan.
 """
 
 from __future__ import annotations

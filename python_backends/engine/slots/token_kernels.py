@@ -2,7 +2,7 @@
 Triton language: one launch each.
 
 `SlotState.decode_inputs` and `SlotState.append` say what they do. Owns nothing; imported only where it runs
-(see `kernel_trial`), and called by the slot state. Tested in tests/cpu/test_kernels.py.
+(see `kernel_trial`), and called by the slot state.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """All that the slot operations of a plan write, put into place by one kernel in the Triton language.
 
 `SlotWrites` says what that is, and calls this. Owns nothing; imported only where it runs (see
-`kernel_trial`). Tested in tests/cpu/test_kernels.py.
+`kernel_trial`).
 """
 
 from __future__ import annotations

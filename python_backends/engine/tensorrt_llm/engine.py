@@ -5,7 +5,7 @@ driven by admission (`scheduling/self_planned.py`). This room translates: settin
 request into its sampling parameters, its results into tokens; `request_loop.py` keeps the requests under way.
 All names of `tensorrt_llm` are here, their arguments spelled out, and a test compares them with
 `tests/trtllm_api.json`. What differs by version is found by looking at signatures. Made by the instance when
-`engine.kind = "tensorrt_llm"`, which alone imports it. Tested in tests/pure/test_tensorrt_llm.py.
+`engine.kind = "tensorrt_llm"`, which alone imports it.
 """
 
 from __future__ import annotations
@@ -68,8 +68,7 @@ class TensorRTLLMEngine:
             settings, self.limits.max_model_tokens, self.limits.num_blocks + SPARE_BLOCKS, self._adapters
         )
         self._plans: deque[int] = deque()  # numbers of the launched ones
-        chosen = settings.tensorrt_llm
-        self._requests = RequestLoop(self, chosen.abort == "engine", chosen.lost_after_s)
+        self._requests = RequestLoop(self)
         self._check_pool()
 
     def launch(self, plan: StepPlan) -> None:

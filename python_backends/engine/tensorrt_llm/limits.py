@@ -1,16 +1,16 @@
 """What a checkpoint, the settings and TensorRT-LLM together can take, read from config.json alone.
 
 TensorRT-LLM computes more architectures than the torch engine knows, so nothing of that one is used here.
-Called by the TensorRT-LLM engine at its start. Tested in tests/pure/test_tensorrt_start.py.
+Called by the TensorRT-LLM engine at its start.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
+from python_backends.checkpoint.config_file import read_config
+from python_backends.checkpoint.digests import fingerprint
 from python_backends.engine.adapter_directory import CONFIG
 from python_backends.nouns.request import AdapterVersion, ModelLimits
 from python_backends.settings import Settings, SettingsError
@@ -48,7 +48,12 @@ def model_limits(settings: Settings) -> ModelLimits:
         num_slots=settings.engine.slots,
         num_blocks=num_blocks,
         block_tokens=size,
-        fingerprint=_fingerprint(settings),
+        fingerprint=fingerprint(
+            settings.model_directory,
+            "tensorrt_llm",
+            settings.model.dtype,
+            settings.tensorrt_llm.arguments,
+        ),
         max_bad_word_tokens=MAX_BAD_WORD_TOKENS,
         unsupported=_refused(settings.tensorrt_llm.refuse),
         adapters=tuple(AdapterVersion(name) for name in adapter_paths(settings)),
@@ -97,14 +102,10 @@ def _num_blocks(settings: Settings, config: dict[str, Any]) -> int:
 
 
 def _read_config(directory: Path) -> dict[str, Any]:
-    """config.json; of a model with images and text, what it says of the text."""
     try:
-        config = json.loads((directory / "config.json").read_text())
-        if not isinstance(config, dict):
-            raise ValueError("must be a table")
+        return read_config(directory)
     except (OSError, ValueError) as error:
         raise SettingsError(f"model.directory = {str(directory)!r}: config.json: {error}") from error
-    return {**config, **(config.get("text_config") or {})}
 
 
 def _number(config: dict[str, Any], name: str, setting: str) -> int:
@@ -112,11 +113,3 @@ def _number(config: dict[str, Any], name: str, setting: str) -> int:
     if not isinstance(value, int) or value < 1:
         raise SettingsError(f"config.json has no {name}" + (f": set {setting}" if setting else ""))
     return value
-
-
-def _fingerprint(settings: Settings) -> str:
-    """Which weights and settings make the tokens."""
-    directory, chosen = settings.model_directory, settings.tensorrt_llm
-    parts = ["tensorrt_llm", settings.model.dtype, chosen.arguments, (directory / "config.json").read_text()]
-    parts += [f"{path.name} {path.stat().st_size}" for path in sorted(directory.glob("*.safetensors"))]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

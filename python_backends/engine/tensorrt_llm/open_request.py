@@ -2,7 +2,6 @@
 its present state.
 
 The request loop is the only writer; what goes to the instance's thread is immutable.
-Tested in tests/pure/test_tensorrt_llm.py.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ Owns that thread and what is known of each request from its submission until the
 engine's tokens of one iteration wake their tasks in one tick of the loop; they go over together to the thread
 of the instance, which calls `operate` and `collect`. Every request ends here in one of three ways: its last
 token, a SlotFailure, or the engine's death, which `collect` raises.
-Tested in tests/pure/test_tensorrt_llm.py.
 """
 
 from __future__ import annotations
@@ -27,6 +26,8 @@ T = TypeVar("T")
 
 MAX_REFUSED = 3
 WATCH_EVERY_S = 1.0
+# of silence: a request is lost; if nothing is heard of any, the engine is dead. Far longer than any step
+LOST_AFTER_S = 120.0
 ABORT_LOST_AFTER_S = 5.0  # TensorRT-LLM never answers an abort of a request that it has not begun with
 
 
@@ -48,15 +49,11 @@ class Interface(Protocol):
 
 
 class RequestLoop:
-    """`aborts`: whether a request that was released is aborted, or runs
-    to its end. `lost_after_s`: see `_watch`.
-    """
+    """A request that was released is aborted."""
 
-    def __init__(self, interface: Interface, aborts: bool, lost_after_s: float) -> None:
+    def __init__(self, interface: Interface) -> None:
         self._interface = interface
-        self._aborts = aborts
-        self._lost_after_s = lost_after_s
-        self._watch_every_s = min(WATCH_EVERY_S, lost_after_s / 4)
+        self._watch_every_s = min(WATCH_EVERY_S, LOST_AFTER_S / 4)
         self._watch_s = time.monotonic()  # when it is due
         self._rows: dict[int, Row] = {}  # by slot
         self._heard_s = time.monotonic()  # when the engine last said something of any request
@@ -152,9 +149,8 @@ class RequestLoop:
         if row is None or row.slot_generation != release.slot_generation or row.is_released:
             return  # the engine was faster
         row.is_released, row.heard_s = True, time.monotonic()
-        if self._aborts:
-            row.is_aborted = True
-            self._interface.abort(row.result)
+        row.is_aborted = True
+        self._interface.abort(row.result)
 
     async def _follow(self, row: Row) -> None:
         """Until the engine has let go of it. Nothing else says so: an abort is not acknowledged."""
@@ -244,8 +240,8 @@ class RequestLoop:
         now_s = time.monotonic()
         self._forgive(now_s - self._watch_s)
         silent = [row for row in self._rows.values() if now_s - row.heard_s > self._patience_s(row)]
-        if now_s - self._heard_s > self._lost_after_s and not all(row.is_aborted for row in silent):
-            self._die(TimeoutError(f"nothing came for {self._lost_after_s:g} s (tensorrt_llm.lost_after_s)"))
+        if now_s - self._heard_s > LOST_AFTER_S and not all(row.is_aborted for row in silent):
+            self._die(TimeoutError(f"nothing came for {LOST_AFTER_S:g} s"))
             return
         for row in silent:
             if not (row.has_spoken or row.is_aborted):
@@ -258,7 +254,7 @@ class RequestLoop:
             )
             if not row.is_aborted:
                 self._interface.abort(row.result)
-            self._let_go(row, f"the engine has lost this request: nothing came for {self._lost_after_s:g} s")
+            self._let_go(row, f"the engine has lost this request: nothing came for {LOST_AFTER_S:g} s")
         self._watch_s = now_s + self._watch_every_s
         self._loop.call_later(self._watch_every_s, self._watch)
 
@@ -278,4 +274,4 @@ class RequestLoop:
                 row.heard_s += late_s
 
     def _patience_s(self, row: Row) -> float:
-        return min(ABORT_LOST_AFTER_S, self._lost_after_s) if row.is_aborted else self._lost_after_s
+        return min(ABORT_LOST_AFTER_S, LOST_AFTER_S) if row.is_aborted else LOST_AFTER_S

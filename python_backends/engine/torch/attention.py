@@ -4,7 +4,7 @@ span.
 Owns no state; the step batch says what to read where. torch's operators attend over gathered blocks; where
 kernels of ours run, `paged_attention` does the same straight from the blocks. The query heads that share a KV
 head are taken as query positions (decode: one call for all rows and heads) or as heads over a KV head
-repeated without copying (prefill). Called by the decoder. Tested in tests/cpu/test_decoder.py.
+repeated without copying (prefill). Called by the decoder.
 """
 
 from __future__ import annotations

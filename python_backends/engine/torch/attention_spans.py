@@ -1,11 +1,11 @@
 """Which rows of a step's flat batch attend to what: made once a step by the
-step batch, read by the attention of every layer. Tested in tests/cpu/test_decoder.py.
+step batch, read by the attention of every layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -72,14 +72,6 @@ class AttentionSpans:
     prefills: tuple[PrefillSpan, ...]
     write: Tensor  # [rows, 2, kv_heads] rows of the KV cache
     num_padding: int = 0  # rows after them
-
-    def followed_by(self, chunks: AttentionSpans, num_rows: int) -> AttentionSpans:
-        """These, which are of `num_rows` decode rows, and then those of another batch, which has chunks."""
-        moved = [
-            replace(span, first=num_rows + span.first, last=num_rows + span.last) for span in chunks.prefills
-        ]
-        write = torch.cat((self.write, chunks.write))
-        return AttentionSpans(self.decodes, tuple(moved), write, chunks.num_padding)
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,29 +153,15 @@ class Decoder:
         """Runs all tokens of a step; the logits [sampled, vocabulary] of
         the rows that sample, and of no others.
         """
-        return self.forward_with_residual(batch, cache)[0]
-
-    def forward_with_residual(self, batch: StepBatch, cache: KVCache) -> tuple[Tensor, Tensor]:
-        """The same, and the residual stream [tokens, hidden] after the last layer."""
-        x, added = self._through_blocks(batch, cache)
+        x, step, added = self.embedded(batch.tokens), self.inputs(batch, cache), None
+        for block in self.blocks:
+            added = block.forward(x, added, step)
         normed = self.norm.after(x, added, self.residual_scale)
         if batch.sampling_rows is not None:
             normed = normed[batch.sampling_rows]
         if not len(normed):  # chunks in the middle of prompts only
-            return normed.new_empty((0, len(self.embedding))), x
-        return self._cap_logits(self._scale_logits(self.head.forward(normed))), x
-
-    def residual(self, batch: StepBatch, cache: KVCache) -> Tensor:
-        """Runs all tokens of a step; the residual stream [tokens, hidden] after the last layer."""
-        x, added = self._through_blocks(batch, cache)
-        return x if added is None else x.add_(added, alpha=self.residual_scale)
-
-    def _through_blocks(self, batch: StepBatch, cache: KVCache) -> tuple[Tensor, Tensor | None]:
-        """The residual stream before the last layer's output, and that output."""
-        x, step, added = self.embedded(batch.tokens), self.inputs(batch, cache), None
-        for block in self.blocks:
-            added = block.forward(x, added, step)
-        return x, added
+            return normed.new_empty((0, len(self.embedding)))
+        return self._cap_logits(self._scale_logits(self.head.forward(normed)))
 
     def embedded(self, tokens: Tensor) -> Tensor:
         """The residual stream [tokens, hidden] before the first layer."""

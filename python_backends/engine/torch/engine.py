@@ -4,7 +4,6 @@ Owns model, KV cache and slot state; decides nothing. `launch` puts a whole step
 pass, sampling, append), `collect` reads its tokens. Nothing of a step needs the tokens of the one before on
 the host, so a step may be launched before the last one was collected. A step in which all rows decode has a
 fixed shape on CUDA and is a captured graph (`decode_step`). Called by the instance loop.
-Tested in tests/cpu/test_parity.py and tests/cpu/test_device.py.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from python_backends.engine.kv.block_bytes import BlockBytes
 from python_backends.engine.kv.device_blocks import DeviceBlocks
 from python_backends.engine.kv.kv_cache import BlockShape, KVCache, rows_of_bytes
 from python_backends.engine.kv.kv_memory import Measured, block_cost
-from python_backends.engine.kv.padding import padded
 from python_backends.engine.largest_steps import largest_steps
 from python_backends.engine.model.checkpoint import (
     block_shape,
@@ -35,6 +33,7 @@ from python_backends.engine.model.checkpoint import (
     load_model,
     model_limits,
     most_stop_ids,
+    one_block_limits,
     read_config,
 )
 from python_backends.engine.model.quantised import quantise_if_asked
@@ -56,7 +55,7 @@ from python_backends.engine.torch.training.session import TrainingSession
 from python_backends.engine.torch.training.trainable import Trainable
 from python_backends.nouns.step import StepOutput, StepPlan
 from python_backends.nouns.training import AdapterShape
-from python_backends.settings import Settings, SettingsError
+from python_backends.settings import TRAINS, Settings, SettingsError
 
 log = logging.getLogger("gapless.instance")
 
@@ -76,17 +75,15 @@ class TorchEngine:
         memory = device_memory(self.device)
         # what is free of it decides how many KV blocks there are
         measured = memory if settings.engine.measures_kv else None
-        self.limits = model_limits(settings, config)
-        if measured is not None:
-            self.limits = self.limits.changed(
-                max_model_tokens=declared_tokens(settings, config), num_blocks=1
-            )
+        # where it is measured, one block will do for the largest steps
+        first = model_limits if measured is None else one_block_limits
+        self.limits = first(settings, config)
         self._kernels = uses_kernels(settings.engine.cuda_graphs, self.device)
         model = load_model(settings, config, self.device)
         self._adapted_model = adapted_model(model, settings.adapters.max_rank, self.device)
         description = describe(model, declared_tokens(settings, config))
-        can_train = _can_train(settings, self.device, self._kernels)
-        self._trainable = Trainable(model, description) if can_train else None
+        self.can_train = _can_train(settings, self.device, self._kernels)
+        self._trainable = Trainable(model, description) if self.can_train else None
         watch = iter if self._trainable is None else self._trainable.watch
         layers = quantise_if_asked(watch(take_layers(model)), settings.model.weights)
         self.decoder = Decoder(description, layers, self.limits.max_model_tokens, self._kernels)
@@ -162,11 +159,12 @@ class TorchEngine:
     def launch(self, plan: StepPlan) -> None:
         began_s = time.monotonic()
         step = self._launcher.launch(plan)
-        is_decode = len(plan.slots) and not len(plan.tokens) and plan.window is None
+        is_decode = len(plan.slots) and not len(plan.tokens)
         if self._threads is not None and is_decode:
             now_s = time.monotonic()
             self._threads.step(now_s - began_s, now_s)
-        is_on_host = self.device.type == "cpu" or not len(step.order)
+        # also that of a step without rows, on any device
+        is_on_host = step.result.device.type == "cpu"
         self._launched.append(step if is_on_host else _sent(step))
 
     def collect(self) -> StepOutput:
@@ -181,7 +179,7 @@ class TorchEngine:
         )
 
     def read_adapter(self, directory: Path, root: Path) -> ReadAdapter:
-        adapter = peft_files.read(directory, root)
+        adapter = peft_files.read(directory, root, self._adapted_model.most_bytes)
         return ReadAdapter(adapter.digest, self._adapted_model.factors(adapter))
 
     def install_adapter(self, digest: str, weights: Weights) -> None:
@@ -192,29 +190,20 @@ class TorchEngine:
 
     def start_training(self) -> Callable[[AdapterShape, int], TrainingSession]:
         """See `Trains`."""
-        if self._trainable is None:
-            raise SettingsError(
-                "a server trains on a CPU, or on a CUDA device with engine.cuda_graphs = 'off', with plain"
-                " weights (model.weights = 'same') and finetuning.enabled = true"
-            )
-        trained = TrainedModel(self._trainable, self.decoder.twin(), self.cache.twin())
-        self._launcher.trained = trained
-        return partial(TrainingSession, trained)
-
-    def padded(self, num_rows: int) -> int:
-        return padded(num_rows)
-
-    def end_training(self) -> None:
-        self._launcher.trained = None
+        assert self._trainable is not None, TRAINS
+        return partial(TrainingSession, TrainedModel(self._trainable, self.decoder.twin(), self.cache.twin()))
 
     def close(self) -> None:
         self._launched.clear()
 
 
 def _can_train(settings: Settings, device: torch.device, has_kernels: bool) -> bool:
-    """With our kernels between products, nothing shows yet that what is kept is what they computed."""
+    """As TRAINS says. With our kernels between products, nothing shows yet that what is kept is what they
+    computed.
+    """
     is_known = device.type == "cpu" or (device.type == "cuda" and not has_kernels)
-    return settings.finetuning.enabled and is_known and settings.model.weights == "same"
+    is_plain = settings.model.weights == "same" and not settings.steps_ahead
+    return settings.finetuning.enabled and is_known and is_plain
 
 
 def _block_copies(cache: KVCache) -> BlockBytes | DeviceBlocks:

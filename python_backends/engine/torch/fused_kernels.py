@@ -3,7 +3,7 @@ a GPU.
 
 Each does in one pass what torch's operators do in several, and in float32: `place`, `gate_operator` and
 `ResidualNorm` of `operators` say what that is. Owns nothing; imported only where it runs (see
-`kernel_trial`), called by these and by `paged_attention`. Tested in tests/cpu/test_kernels.py.
+`kernel_trial`), called by these and by `paged_attention`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 once, as one byte, and converted in registers.
 
 Owns nothing; imported only where it runs (see `kernel_trial`), and called by `Int8Projection`.
-Tested in tests/cpu/test_kernels.py.
 """
 
 from __future__ import annotations

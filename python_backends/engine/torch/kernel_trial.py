@@ -1,5 +1,5 @@
 """Whether our kernels run on a device: a small one is tried. Owns
-nothing; called by the torch engine at its start. Tested in tests/cpu/test_device.py.
+nothing; called by the torch engine at its start.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 decisions.
 
 They are torch's; where they are to be `fused`, the operators between two products are one kernel
-(`fused_kernels`). Called by the decoder and its blocks. Tested in tests/cpu/test_decoder.py.
+(`fused_kernels`). Called by the decoder and its blocks.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ puts them together by their maxima and sums, in the order of the parts: results 
 Lengths are read on the device, so a captured graph holds for all of them. The chunks of a step take two
 kernels, however many they are: one that rotates and writes to the cache (`place`), and one that attends
 (`paged_chunks`). Owns nothing; imported only where it runs (see `kernel_trial`), and called
-by the decoder. Tested in tests/cpu/test_kernels.py.
+by the decoder.
 """
 
 from __future__ import annotations

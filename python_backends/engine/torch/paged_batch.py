@@ -3,7 +3,6 @@ gathered and little is sent.
 
 Decode rows stand first, then prefill chunks, then padding. All that a step with chunks needs of the plan is
 one copy to the device; a step of a run copies nothing. Called by the torch engine.
-Tested in tests/cpu/test_kernels.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 head of a few rows of one chunk, whose keys and values are in the cache.
 
 Owns nothing; imported only where it runs (see `kernel_trial`), and called by `paged_attention`,
-which shares what is common. Tested in tests/cpu/test_kernels.py.
+which shares what is common.
 """
 
 from __future__ import annotations

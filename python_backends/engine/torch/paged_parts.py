@@ -2,7 +2,7 @@
 Triton language: a long row in a large batch has many parts, and a short one has one.
 
 Made once a step for all layers of one window. Owns nothing; imported only where it runs (see
-`kernel_trial`), and called by the paged batch. Tested in tests/cpu/test_kernels.py.
+`kernel_trial`), and called by the paged batch.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 On a CPU a weight lies packed for the matrix product library, which takes less than half as long. The plain
 weight is dropped. Called by the decoder, and by training for products in the other direction.
-Tested in tests/cpu/test_decoder.py and tests/cpu/test_int8.py.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Made from a plan and the slot state, once a step, for all layers. Decode rows st
 length, so that rows of similar length are neighbours and are padded to their own longest; prefill chunks
 follow, then padding. In a step of a run nothing comes from the host: the order of the slots stays as it is.
 Layers with a sliding window read only the blocks that it touches, row by row; blocks after it stay with their
-sequence. Called by the torch engine. Tested in tests/cpu/test_decoder.py.
+sequence. Called by the torch engine.
 """
 
 from __future__ import annotations
@@ -86,8 +86,7 @@ class StepBatcher:
         self._adapters = adapters
         self._slots = RowIndex(state.device)
 
-    def batch(self, plan: StepPlan, num_before: int = 0) -> StepBatch:
-        """`num_before`: rows that will stand before these, which are then padded together with them."""
+    def batch(self, plan: StepPlan) -> StepBatch:
         count = plan.num_decodes
         order = np.argsort(plan.starts[:count], kind="stable")
         slots = self._slots.of(plan.slots[order])
@@ -97,7 +96,7 @@ class StepBatcher:
         sampling_rows: Tensor | None = None
         num_padding = 0
         if len(plan.slots) > count:
-            num_rows = num_before + count + len(plan.tokens)
+            num_rows = count + len(plan.tokens)
             num_padding = padded(num_rows) - num_rows
             rows = _joined(rows, self._chunks(plan), self._padding(num_padding))
             sampling_rows, slots = self._sampling(plan, count, slots)
@@ -157,7 +156,7 @@ class StepBatcher:
 
     def _group(self, first: int, last: int, table: Tensor, positions: Tensor, starts: Ids) -> DecodeGroup:
         num_blocks = int(starts[last - 1]) // self._block_tokens + 1
-        gather = self._cache.gather_rows(table[first:last, :num_blocks])
+        gather = self._own_rows(table, positions, slice(first, last), self._arange(num_blocks))
         tokens = self._arange(num_blocks * self._block_tokens)
         mask = attention_mask(positions[first:last], tokens, None, self._cache.shape.dtype)
         return DecodeGroup(first, last, gather, mask[:, None, None])
@@ -169,11 +168,18 @@ class StepBatcher:
         size, rows = self._block_tokens, slice(first, last)
         num_blocks = min(int(starts[last - 1]) // size, (window + size - 2) // size) + 1
         begins = (positions[rows] - (window - 1)).clamp_(min=0)[:, None] // size  # [rows, 1]
-        columns = (begins + self._arange(num_blocks)).clamp_(max=table.shape[1] - 1)
-        gather = self._cache.gather_rows(table[rows].gather(1, columns))
+        gather = self._own_rows(table, positions, rows, begins + self._arange(num_blocks))
         tokens = begins * size + self._arange(num_blocks * size)
         mask = attention_mask(positions[rows], tokens, window, self._cache.shape.dtype)
         return DecodeGroup(first, last, gather, mask[:, None, None])
+
+    def _own_rows(self, table: Tensor, positions: Tensor, rows: slice, columns: Tensor) -> Tensor:
+        """Where `rows` read the blocks in `columns` of their table: after its last block, a row reads that
+        one again. What is hidden is read all the same, and hides nothing if it is no number: it is to be the
+        row's own.
+        """
+        last = (positions[rows] // self._block_tokens)[:, None]
+        return self._cache.gather_rows(table[rows].gather(1, torch.minimum(columns, last)))
 
     def _arange(self, count: int, first: int = 0) -> Tensor:
         return torch.arange(first, first + count, device=self._state.device)

@@ -2,12 +2,10 @@
 
 Nothing of it needs the tokens of the step before on the host. A step in which all rows decode may have a
 fixed shape (`decode_step`). Owns the timer. Called by the torch engine, which reads the results.
-Tested in tests/cpu/test_decode_step.py and tests/cpu/test_device.py.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,20 +15,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from python_backends.engine.device import to_device
 from python_backends.engine.kv.kv_cache import KVCache
 from python_backends.engine.slots.log_probs import log_probs
+from python_backends.engine.slots.numbers import fail_others
 from python_backends.engine.slots.sampler import sample
 from python_backends.engine.slots.slot_state import SlotState
 from python_backends.engine.step_timer import Seconds, StepTimer
 from python_backends.engine.torch.adapters.slot_adapters import SlotAdapters
 from python_backends.engine.torch.decode_step import DecodeSteps, Step
 from python_backends.engine.torch.decoder import Decoder
-from python_backends.engine.torch.step_batch import Batcher, StepBatch, StepBatcher
-from python_backends.engine.torch.training.model import TrainedModel
+from python_backends.engine.torch.step_batch import Batcher, StepBatcher
+from python_backends.nouns.request import Ids
 from python_backends.nouns.step import StepPlan
-from python_backends.nouns.training import Window
-
-log = logging.getLogger("gapless.instance")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +52,7 @@ class StepLauncher:
     ) -> None:
         """`kernels`: ours run there."""
         self._decoder, self._state, self._cache, self._adapters = decoder, state, cache, adapters
+        self._kernels = kernels
         if kernels:
             from python_backends.engine.torch.paged_batch import PagedBatcher  # brings Triton's language
 
@@ -63,7 +61,6 @@ class StepLauncher:
             self.batcher = StepBatcher(state, cache, decoder.windows, adapters)
         self.decode_steps: DecodeSteps | None = None
         self.timer = StepTimer()
-        self.trained: TrainedModel | None = None  # while adapters are trained
 
     def fix_shapes(self, capture: Callable[[Step], Step] | None) -> None:
         """From now on, steps in which all rows decode have a fixed shape. `capture`: see `DecodeSteps`."""
@@ -76,25 +73,33 @@ class StepLauncher:
             nothing = np.zeros(0, np.intp)
             tokens = torch.zeros((2, 0), dtype=torch.int64)
             return LaunchedStep(plan.number, nothing, tokens, None, nothing, lambda: (0.0, 0.0))
+        if not self._kernels:  # which read no further than a sequence goes
+            self._clear_begun(plan)
         steps = self.decode_steps
-        if steps is None or len(plan.tokens) or plan.window or self._adapters.is_used(plan.slots):
+        if steps is None or len(plan.tokens) or self._adapters.is_used(plan.slots):
             return self._flat(plan)
         return self._decode(plan, steps)
+
+    def _clear_begun(self, plan: StepPlan) -> None:
+        """Of blocks that `plan` begins and does not fill: their rest is read and hidden, and what others left
+        there may be no number.
+        """
+        size = self._cache.shape.block_tokens
+        ends = plan.starts + plan.lengths
+        lasts = (ends - 1) // size
+        is_begun = (plan.starts <= lasts * size) & (ends % size != 0)
+        if is_begun.any():
+            slots, columns = self._to_device(plan.slots[is_begun]), self._to_device(lasts[is_begun])
+            self._cache.clear(self._state.table[slots, columns])
+
+    def _to_device(self, values: Ids) -> Tensor:
+        return to_device(values.astype(np.int64), self._state.device)
 
     def _flat(self, plan: StepPlan) -> LaunchedStep:
         batch = self.batcher.batch(plan)
         self.timer.begin()
-        logits = self._forward(batch, plan.window)  # [sampled, vocabulary]
+        logits = self._decoder.forward(batch, self._cache)  # [sampled, vocabulary]
         return self._choose(plan, logits, batch.sampling_slots, batch.order)
-
-    def _forward(self, batch: StepBatch, window: Window | None) -> Tensor:
-        trained = self.trained
-        if window is not None and trained is not None and trained.is_in_blocks:
-            try:
-                return trained.step(batch, window, self._cache)
-            except Exception:
-                log.exception("a step is computed without the window of a job")
-        return self._decoder.forward(batch, self._cache)
 
     def _decode(self, plan: StepPlan, steps: DecodeSteps) -> LaunchedStep:
         count, order = len(plan.slots), np.arange(len(plan.slots))
@@ -115,6 +120,6 @@ class StepLauncher:
         chosen = sample(logits, rows)
         times = self.timer.end()
         scores = log_probs(logits, chosen, rows.asks) if rows.asks is not None else None
-        result = self._state.append(slots, chosen)
+        result = fail_others(self._state.append(slots, chosen), logits, chosen, rows)
         asking = order[rows.asks.host_rows] if rows.asks is not None else order[:0]
         return LaunchedStep(plan.number, order, result, scores, asking, times)

@@ -1,7 +1,4 @@
-"""What the launcher needs of the place where instances run, whichever it is.
-
-Tested in tests/pure/test_fleets.py.
-"""
+"""What the launcher needs of the place where instances run, whichever it is."""
 
 from __future__ import annotations
 
@@ -16,7 +13,8 @@ from python_backends.watching.board import Board
 class Child(Protocol):
     """The process of one instance. What it writes of itself is in its record on the launcher's board."""
 
-    def start(self) -> None: ...
+    def start(self) -> None:
+        """Raises OSError if there is no place for it at the moment."""
 
     def look(self) -> None:
         """Brings the record and `how_it_ended` up to date. To be called several times a second."""

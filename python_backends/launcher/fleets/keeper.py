@@ -2,7 +2,6 @@
 
 It has a run directory and a board of its own, and says by calls what stands on the board. Tokens, KV blocks
 and heartbeats of the instance do not pass through it. The instance ends with it, in whatever way it ends.
-Tested in tests/pure/test_fleets.py.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from dataclasses import dataclass, replace
 from python_backends.launcher import run_directories
 from python_backends.launcher.fleets.local import LocalChild, gpus_of
 from python_backends.launcher.fleets.places import places
+from python_backends.launcher.health import Start
 from python_backends.launcher.run_files import RunFiles
 from python_backends.settings import Settings
 from python_backends.watching.board import Board, instance_name
@@ -65,12 +65,14 @@ class Keeper:
             environment[THREADS] = threads
         place = places(share.count, None, gpus_of(settings))[share.index]
         self._child = LocalChild(directory, self._board, number, place, environment)
+        self._start = Start(f"instance {number}", self._child.start)
 
     def start(self) -> Seen:
-        self._child.start()
+        self._start.begin()
         return self.look()
 
     def look(self) -> Seen:
+        self._start.go_on()
         record = self._board.read(self._name)
         return Seen(self._board.sign(self._name), record, self._child.how_it_ended())
 

@@ -1,7 +1,4 @@
-"""Instances as children of the process that calls this: of the launcher, or of a keeper.
-
-Tested in tests/pure/test_fleets.py.
-"""
+"""Instances as children of the process that calls this: of the launcher, or of a keeper."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from pathlib import Path
 
 from python_backends.launcher.fleets.places import Place, places, visible_gpus
 from python_backends.linux.large_pages import with_large_pages
-from python_backends.linux.process_group import end_group, start_group
+from python_backends.linux.process_group import ASK, end_group, start_group
 from python_backends.settings import ROOT, Settings
 from python_backends.watching.board import VARIABLE, Board
 
@@ -49,6 +46,8 @@ class LocalChild:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
+        """Raises OSError if the host refuses."""
+        self._process = None  # else the next one would seem to have ended as the one before
         # the user's PYTHONPATH may name further places of libraries
         paths = [str(ROOT), *filter(None, [self._environment.get("PYTHONPATH")])]
         environment = with_large_pages(
@@ -72,7 +71,7 @@ class LocalChild:
 
     def ask_to_end(self) -> None:
         if self._process is not None:
-            self._process.terminate()
+            self._process.send_signal(ASK)
 
     def stop(self, wait_s: float) -> None:
         if self._process is not None:

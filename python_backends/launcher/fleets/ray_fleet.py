@@ -2,7 +2,7 @@
 
 This is the only file that knows Ray. Nothing of a request passes through it: the instances talk to the
 scheduler model and to each other by TCP. The launcher's main thread calls it; no call waits for a host,
-except at the end. Tested in tests/server/test_ray.py.
+except at the end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from python_backends.launcher.fleets.keeper import THREADS, Keeper, Seen, Share
-from python_backends.launcher.health import GiveUpError
 from python_backends.launcher.run_files import RunFiles
 from python_backends.settings import ROOT, Settings, SettingsError
 from python_backends.watching.board import Board, instance_name
@@ -82,12 +81,13 @@ class RayFleet:
 
     def new_keeper(self, number: int) -> Any:
         """An actor for this instance, on the host that has the fewest; it may still have to be started. Ray
-        runs it on another one if that is gone, or has joined a moment ago. Raises GiveUpError.
+        runs it on another one if that is gone, or has joined a moment ago. Raises OSError if there is no host
+        for it at the moment.
         """
         self._nodes.pop(number, None)
         hosts = self._hosts()
         if not hosts:
-            raise GiveUpError("no host of the Ray cluster can run an instance")
+            raise OSError("no host of the Ray cluster can run an instance")
         taken = list(self._nodes.values())
         node = min(hosts, key=lambda each: (self._is_avoided(each.node), taken.count(each.node))).node
         share = Share(taken.count(node) % self._num_parts, self._num_parts)
@@ -149,7 +149,7 @@ class RayChild:
             elif _is_answered(self._answer):
                 self._take(ray.get(self._answer))
                 self._answer = self._keeper.look.remote()
-        except RayError as error:
+        except (OSError, RayError) as error:
             log.warning("the keeper of instance %d: %s", self._number, str(error).partition("\n")[0])
             self._fleet.lost_keeper(self._number)
             self._seen = replace(self._seen, how_it_ended="was lost with its keeper")

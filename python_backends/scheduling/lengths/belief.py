@@ -2,7 +2,7 @@
 ended here recently.
 
 A belief is a row of output tokens, one for each of `QUANTILE_LEVELS`, and each has its share of `WEIGHTS`.
-Owned by the future memory, its only caller; touches no sequence. Tested in tests/pure/test_future_memory.py.
+Owned by the future memory, its only caller; touches no sequence.
 """
 
 from __future__ import annotations

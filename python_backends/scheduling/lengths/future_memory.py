@@ -21,6 +21,10 @@ from python_backends.scheduling.state.allocator import Allocator
 from python_backends.scheduling.state.sequence import NO_SLOT, Sequence
 
 NUM_POINTS = 32  # of the curve
+# the rest of the blocks is for what no prediction knows, such as a prompt that is longer in the next step
+MEMORY_SHARE = 0.95
+# standard deviations that are kept free: with more there are fewer evictions, and fewer requests at a time
+CAUTION = 1.0
 Row = tuple[Array, Array]  # mean and variance of the blocks in use, at each point
 # at each point: the probability that a sequence is still running, and its blocks if it is
 Life = tuple[Array, Array]
@@ -109,10 +113,10 @@ class Curve:
         mean, variance = in_use(1.0 - self.none, self.num_shared)
         return self.mean + mean, self.variance + variance
 
-    def peak(self, caution: float) -> float:
-        """The most that it comes to, this many standard deviations above its mean."""
+    def peak(self) -> float:
+        """The most that it comes to, CAUTION standard deviations above its mean."""
         mean, variance = self.total()
-        return float((mean + caution * np.sqrt(np.maximum(variance, 0.0))).max())
+        return float((mean + CAUTION * np.sqrt(np.maximum(variance, 0.0))).max())
 
 
 NOTHING = Curve(np.zeros(1), np.zeros(1), 0.0, np.ones(1))
@@ -122,18 +126,17 @@ class FutureMemory:
     """The curve of one instance and its row for each slot, changed by `believe`, `seat`, `leave`, `forget`
     and `compute` of the outlook.
 
-    The curve may reach `share` of the blocks; its peak is `caution` standard deviations above the mean.
+    The curve may reach MEMORY_SHARE of the blocks; its peak is CAUTION standard deviations above the mean.
     `sampled`: lengths are drawn from those of answers that ended here recently, as Past-Future does, and
     predictions are ignored.
     """
 
-    def __init__(self, allocator: Allocator, share: float, caution: float, sampled: bool) -> None:
+    def __init__(self, allocator: Allocator, sampled: bool) -> None:
         self.lengths = Lengths()
         self._allocator = allocator
         self._slots = slots = allocator.slots
         self._block_tokens = allocator.blocks.block_tokens
-        self._most_blocks = share * allocator.blocks.num_blocks
-        self._caution = caution
+        self._most_blocks = MEMORY_SHARE * allocator.blocks.num_blocks
         self._sampled = sampled
         self._believed: Array = np.ones((slots.num_slots, len(WEIGHTS)))
         self._steps: Array = np.zeros(1)
@@ -201,7 +204,7 @@ class FutureMemory:
         live = np.flatnonzero(self._slots.live)
         running = self._running(live)
         _, curve = self._together(live, running, points(running.ahead))
-        return curve.peak(self._caution)
+        return curve.peak()
 
     def check_integrity(self) -> None:
         """Raises AssertionError."""
@@ -210,7 +213,7 @@ class FutureMemory:
 
     @property
     def peak_blocks(self) -> float:
-        return self._curve.peak(self._caution)
+        return self._curve.peak()
 
     def trial(self) -> Callable[[Sequence], bool]:
         """To be called with one waiting sequence after the other: reserves what it takes if that fits
@@ -227,7 +230,7 @@ class FutureMemory:
             if takes.blocks_now > left:
                 return False
             tried = curve.with_one_more(self._life(sequence), takes.num_shared)
-            if tried.peak(self._caution) > self._most_blocks and not alone:
+            if tried.peak() > self._most_blocks and not alone:
                 return False
             curve, left, alone = tried, left - takes.blocks_now, False
             return True

@@ -4,7 +4,7 @@ operations.
 Owns a few numbers for each waiting sequence. A step reads the head of the order; a sequence that comes in
 between is after it until the order is next made. If very many wait, a sort looks at the head and at one part
 of the others, and the next sort at the next part, so that no step waits for a long sort. Called by the
-waiting list and the slot scheduler; the ranks are policies. Tested in tests/pure/test_predicted_lengths.py.
+waiting list and the slot scheduler; the ranks are policies.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from python_backends.scheduling.state.sequence import Sequence
 from python_backends.settings import SchedulingSettings
 
 HEAD = 64  # sequences that a step may look at, in addition to one for each free slot
+# of the longest present wait: so long a request may be passed over among equals where slots are scarce. With
+# a larger share more requests are in time under overload, and the longest wait is longer
+PATIENCE = 0.1
 LOOKED_AT = 2048  # sequences in one sort, plus at most as many of the head
 # Rows of `_known`. `REST`: predicted tokens still to come; `PASSED`: when it was first passed over.
 PRIORITY, ARRIVED, FIRST_DUE, PROMPT, REST, MOST, PASSED, ARRIVAL = range(8)
@@ -57,7 +60,6 @@ class PredictedOrder:
     ) -> None:
         self._rank = rank
         self._ttft_s = settings.ttft_s
-        self._patience = settings.patience
         self._rest_tokens = rest_tokens
         self._clock = clock
         self._sequences: list[Sequence] = []
@@ -146,7 +148,7 @@ class PredictedOrder:
         prefill_s, decode_s = seconds(prompts, tokens)
         waited_s = now_s - arrived_s
         longest_s = now_s - float(self._known[ARRIVED, : len(self._sequences)].min(initial=now_s))
-        patience_s = max(self._ttft_s, self._patience * longest_s) if slots_are_scarce else math.inf
+        patience_s = max(self._ttft_s, PATIENCE * longest_s) if slots_are_scarce else math.inf
         slack_s = first_due_s - prefill_s - now_s
         rank = self._rank(Waits(waited_s, prefill_s + decode_s, slack_s, now_s - passed_s, patience_s))
         first = places[least(rank, priority, arrival, count)]

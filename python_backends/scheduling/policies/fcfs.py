@@ -1,7 +1,4 @@
-"""First come first served, with max_tokens reserved for each: no sequence is ever evicted.
-
-Tested in tests/pure/test_scheduling.py.
-"""
+"""First come first served, with max_tokens reserved for each: no sequence is ever evicted."""
 
 from __future__ import annotations
 

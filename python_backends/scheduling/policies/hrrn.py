@@ -1,7 +1,4 @@
-"""Highest response ratio next, Magnus's rule for batches (arXiv 2406.04785), for single requests.
-
-Tested in tests/pure/test_predicted_lengths.py.
-"""
+"""Highest response ratio next, Magnus's rule for batches (arXiv 2406.04785), for single requests."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Orca (OSDI 2022): first come first served, prompts in one piece, one step at a time.
-
-Tested in tests/pure/test_scheduling.py.
-"""
+"""Orca (OSDI 2022): first come first served, prompts in one piece, one step at a time."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Our policy: requests that can still get their first token in time go first,
-then by response ratio. Passing over is limited. Tested in tests/pure/test_predicted_lengths.py.
+then by response ratio. Passing over is limited.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Past-Future (arXiv 2507.10150): first come first served by future memory,
-with one randomly drawn length for each sequence. Tested in tests/pure/test_predicted_lengths.py.
+with one randomly drawn length for each sequence.
 """
 
 from __future__ import annotations

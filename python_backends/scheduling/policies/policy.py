@@ -3,7 +3,7 @@ reserved.
 
 `select` sees the waiting in their order and a `View` of what is free, and returns those to admit. `rank` puts
 the waiting into order (none: by priority and arrival, see `waiting`). `victim` chooses the sequence to evict
-when KV blocks run out. Tested in tests/pure/test_scheduling.py.
+when KV blocks run out.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def longest_rest(running: list[Sequence], rest_tokens: RestTokens) -> Sequence:
 @dataclass(frozen=True, slots=True)
 class Policy:
     select: Select
-    rank: Rank | None = None  # a policy that has one is in `settings.PREDICTED_POLICIES`
+    rank: Rank | None = None  # a policy that has one is in `PREDICTED_POLICIES` of the settings
     victim: Victim = youngest
     # admits by future memory, and reserves the predicted length; otherwise max_tokens
     looks_ahead: bool = False

@@ -3,7 +3,6 @@ tell the engine.
 
 Owns the slot table, the block pool, and what is promised to running sequences beyond what they hold. Decides
 nothing: whose turn it is and which sequence is evicted is decided by the slot scheduler, its only caller.
-Tested in tests/pure/test_scheduling.py.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class Allocator:
         self.blocks.share(found)
         limit = self.limit(sequence)
         reserved = self._reservation(sequence)
-        fresh = self.blocks.take(max(0, min(self._blocks_to_grow(sequence), reserved) - len(found)))
+        fresh = self.blocks.allocate(max(0, min(self._blocks_to_grow(sequence), reserved) - len(found)))
         num_computed = len(found) * self._limits.block_tokens
         self.slots.seat(sequence, num_computed, limit)
         sequence.reserved_blocks, sequence.num_published = reserved, len(found)
@@ -134,7 +133,7 @@ class Allocator:
         planned = int(table.planned[slot])
         wanted = max(planned, min(planned + self._growth_tokens, int(table.limits[slot]), reserved))
         missing = self.blocks.blocks_for(wanted) - len(sequence.blocks)
-        fresh = self.blocks.take(min(missing, max(1, self.blocks.num_available)))
+        fresh = self.blocks.allocate(min(missing, max(1, self.blocks.num_available)))
         self._operations.append(
             Grow(slot, int(table.generations[slot]), len(sequence.blocks), np.array(fresh, np.int32))
         )
@@ -152,6 +151,11 @@ class Allocator:
         self._operations.append(Release(slot, generation))
         self._drop_blocks(sequence)
 
+    def forget(self, sequence: Sequence) -> None:
+        """What was computed for it can't be found by its prefix, not after it has left either."""
+        self.blocks.forget(sequence.blocks)
+        sequence.num_published = len(sequence.blocks)
+
     # --- sequences that move here
 
     def reserve(self, sequence: Sequence) -> bool:
@@ -166,7 +170,7 @@ class Allocator:
         self.slots.reserve(sequence)
         sequence.reserved_blocks, sequence.num_published = self._reservation(sequence), len(found)
         self.num_promised_blocks += sequence.reserved_blocks
-        self._hold(sequence, found + self.blocks.take(missing))
+        self._hold(sequence, found + self.blocks.allocate(missing))
         return True
 
     def extend(self, sequence: Sequence, num_blocks: int) -> bool:
@@ -176,7 +180,7 @@ class Allocator:
         missing = max(0, num_blocks - len(sequence.blocks))
         if missing > self.blocks.num_available:
             return False
-        self._hold(sequence, self.blocks.take(missing))
+        self._hold(sequence, self.blocks.allocate(missing))
         return True
 
     def seat_moved(self, sequence: Sequence) -> int:

@@ -4,7 +4,7 @@ A block is free, retained (no sequence holds it, its content is kept for a later
 or used (one holder or more, prefixes are shared). Blocks are keyed by the whole token prefix up to their end.
 A block that is lent is read by a copy to another instance: it counts as used until it is given back. A block
 that is borrowed is memory of training: it counts as free, and is taken back when no other block is left.
-Called by the slot scheduler alone. Tested in tests/pure/test_block_states.py.
+Called by the slot scheduler alone.
 """
 
 from __future__ import annotations
@@ -143,11 +143,11 @@ class BlockPool:
         self._free.extend(self._borrowed)
         self._borrowed = []
 
-    def take(self, count: int) -> list[int]:
+    def allocate(self, count: int) -> list[int]:
         """`count` fresh blocks: first free ones, then the oldest retained ones, then those that are borrowed.
         The caller has checked `num_available`.
         """
-        return [self._take_one() for _ in range(count)]
+        return [self._allocate_one() for _ in range(count)]
 
     def publish(self, block: int, key: bytes) -> None:
         """Records that `block` is full and holds the KV of the prefix `key`. Of
@@ -156,6 +156,13 @@ class BlockPool:
         if key not in self._by_key and self._keys[block] is None:
             self._by_key[key] = block
             self._keys[block] = key
+
+    def forget(self, blocks: Ids) -> None:
+        """`blocks` [n], which sequences hold, can't be found any more."""
+        for block in blocks.tolist():
+            key, self._keys[block] = self._keys[block], None
+            if key is not None:
+                del self._by_key[key]
 
     def drop(self, blocks: Sequence[int] | Ids) -> None:
         """Gives references back, the last block first: when memory is
@@ -186,7 +193,7 @@ class BlockPool:
             "a key leads to another block"
         )
 
-    def _take_one(self) -> int:
+    def _allocate_one(self) -> int:
         if not self._free and not self._retained:
             self._on_revoke()
             self.return_borrowed()

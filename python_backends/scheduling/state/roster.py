@@ -1,7 +1,6 @@
 """The sequences of one instance, those that wait and those that run, and their order of arrival.
 
 Changed only by the slot scheduler.
-Tested in tests/pure/test_scheduling.py and tests/pure/test_scheduler_states.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """A sequence: one request in this instance, with its tokens so far.
-Changed only by the slot scheduler and its parts. Tested in tests/pure/test_scheduling.py.
+Changed only by the slot scheduler and its parts.
 """
 
 from __future__ import annotations

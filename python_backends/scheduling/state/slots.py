@@ -14,7 +14,6 @@ it has.
 
 A held row keeps its slot and is in no later plan: it is about to go on elsewhere. A reserved slot is busy and
 has no row yet: its sequence is about to move here.
-Tested in tests/pure/test_scheduling.py and tests/pure/test_scheduler_states.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a policy sees of slots and blocks when it decides which requests are admitted.
-
-Tested in tests/pure/test_scheduling.py.
-"""
+"""What a policy sees of slots and blocks when it decides which requests are admitted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""[adapters]: where LoRA adapters lie, and how many are loaded. Tested in tests/pure/test_house.py."""
+"""[adapters]: where LoRA adapters lie, and how many are loaded."""
 
 from __future__ import annotations
 
@@ -18,6 +18,3 @@ class AdapterSettings:
         8, "torch: adapters in the device's memory at the same time; a request waits for its own", 1, 4096
     )
     max_rank: int = setting(64, "the largest rank of an adapter", 1, 4096)
-    watch_s: float = setting(
-        1.0, "torch: how often the directory is searched for new adapters and versions", 0.05, 86_400.0
-    )

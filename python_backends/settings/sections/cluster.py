@@ -1,6 +1,6 @@
 """[cluster]: how many instances run, which one gets a request, and when a running request moves.
 
-Raises SettingsError where the numbers of instances contradict each other. Tested in tests/pure/test_house.py.
+Raises SettingsError where the numbers of instances contradict each other.
 """
 
 from __future__ import annotations
@@ -8,16 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from python_backends.settings.setting import SettingsError, setting
-
-CLUSTER_POLICIES = (
-    "ours",
-    "llumnix",
-    "llumnix_base",
-    "infaas",
-    "least_requests",
-    "round_robin",
-    "shuffle",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +26,9 @@ class ClusterSettings:
     policy: str = setting(
         "ours",
         "which instance gets a request, and which requests move (docs/llumnix.md): ours | llumnix |"
-        " llumnix_base | infaas | least_requests | round_robin | shuffle; shuffle moves at random, for tests",
-        choices=CLUSTER_POLICIES,
+        " llumnix_base | module:NAME, a policy of your own (docs/how-to/policy.md)",
+        choices=("ours", "llumnix", "llumnix_base"),
+        takes_modules=True,
     )
     move: str = setting(
         "blocks",
@@ -45,25 +36,8 @@ class ClusterSettings:
         " are computed again there) | off (never)",
         choices=("blocks", "recompute", "off"),
     )
-    balance_every_s: float = setting(0.5, "how often moves are considered", 0.01, 3600.0)
-    max_moves: int = setting(1, "requests that leave one instance at the same time", 1, 64)
-    max_rounds: int = setting(
-        3,
-        "a move is given up when its request still has more than a block to copy after this many rounds",
-        1,
-        64,
-    )
     copy_share: float = setting(
         0.05, "largest share of an instance's time that is spent on copying KV blocks", 0.001, 1.0
-    )
-    low_tokens: int = setting(
-        48, "requests leave an instance whose freeness is below this (tokens per request)", 0, 1 << 20
-    )
-    priority_headroom_tokens: int = setting(
-        1600,
-        "KV tokens that policy llumnix keeps free where requests of high priority run",
-        0,
-        1 << 30,
     )
     min_instances: int = setting(0, "at least this many instances run; used if max_instances is not 0", 0, 64)
     max_instances: int = setting(

@@ -1,7 +1,4 @@
-"""[engine]: which engine computes, how many slots it has, and how much memory.
-
-Tested in tests/pure/test_house.py.
-"""
+"""[engine]: which engine computes, how many slots it has, and how much memory."""
 
 from __future__ import annotations
 
@@ -17,9 +14,10 @@ class EngineSettings:
     kind: str = setting(
         "auto",
         "auto: openvino on a CPU if it computes the model, else torch (the start says which, and why) |"
-        " torch | openvino | tensorrt_llm (docs/tensorrt_llm.md) | toy (tokens that can be computed by hand,"
-        " for tests)",
-        choices=("auto", "torch", "openvino", "tensorrt_llm", "toy"),
+        " torch | openvino | tensorrt_llm (docs/tensorrt_llm.md) | module:NAME, an engine of your own"
+        " (docs/how-to/engine.md)",
+        choices=("auto", "torch", "openvino", "tensorrt_llm"),
+        takes_modules=True,
     )
     slots: int = setting(
         16, "rows of the decode batch: the number of answers computed at the same time", 1, 4096
@@ -53,6 +51,7 @@ class EngineSettings:
         " nor Gapless's kernels, only torch's operators",
         choices=("auto", "off", "eager"),
     )
+    options: str = setting("", "of an engine of your own, which reads them")
     threads: int = setting(
         0,
         "threads of the engine on a CPU; 0: one for each core; torch: fewer while other programs use them",
@@ -67,7 +66,6 @@ class EngineSettings:
         " result in run/trials",
         choices=("auto", "on", "off"),
     )
-    trace_steps: int = setting(20, "steps in a trace (`make trace`, docs/tracing.md)", 1, 10_000)
 
     @property
     def kv_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""[finetuning]: how LoRA adapters are trained. Tested in tests/pure/test_house.py."""
+"""[finetuning]: how LoRA adapters are trained."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ from dataclasses import dataclass
 
 from python_backends.settings.setting import setting
 
+# which servers train: for people, here and where one is refused
+TRAINS = (
+    "the torch engine trains, with model.weights = 'same' and engine.steps_ahead = 0, on a CPU or, with"
+    " engine.cuda_graphs = 'off', on a CUDA device"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class FinetuningSettings:
     enabled: bool = setting(
         True,
-        "whether a server with the torch engine on a CPU trains the jobs that it finds, in the time that"
-        " serving leaves; while it does, the layers' weights are in memory twice",
+        "whether a server trains the jobs that it finds, in the time that serving leaves, with the layers'"
+        f" weights in memory twice meanwhile; {TRAINS}",
     )
     tpot_ms: float = setting(
         100.0,
@@ -23,12 +29,6 @@ class FinetuningSettings:
     )
     idle_ms: float = setting(
         25.0, "milliseconds that a request waits at most for training when the server was idle", 1.0, 10_000.0
-    )
-    windows: str = setting(
-        "separate",
-        "where the forward pass of training is computed while requests decode: separate is between two steps,"
-        " layer by layer; fused in the products of a step",
-        choices=("fused", "separate"),
     )
     max_jobs: int = setting(2, "jobs that an instance trains at the same time, in turn", 1, 64)
     directory: str = setting(

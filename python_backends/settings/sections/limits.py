@@ -1,7 +1,4 @@
-"""[limits]: limits of a request. The door refuses a request beyond them and names the limit.
-
-Tested in tests/pure/test_house.py.
-"""
+"""[limits]: limits of a request. The door refuses a request beyond them and names the limit."""
 
 from __future__ import annotations
 
@@ -17,9 +14,3 @@ class LimitSettings:
     max_prompt_tokens: int = setting(
         0, "most tokens of a prompt; 0: as many as the model's context allows", 0, 1 << 24
     )
-    max_stop_words: int = setting(16, "most stop words of a request, and most stop_token_ids", 0, 1024)
-    max_stop_word_bytes: int = setting(256, "most bytes of a stop word or bad word", 1, 1 << 16)
-    max_bad_words: int = setting(
-        64, "most bad words of a request; each costs a few comparisons a token", 0, 1024
-    )
-    max_top_log_probs: int = setting(20, "the largest num_top_log_probs", 0, 1024)

@@ -1,4 +1,4 @@
-"""[model]: the checkpoint, the type of its weights and the device. Tested in tests/pure/test_house.py."""
+"""[model]: the checkpoint, the type of its weights and the device."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ class ModelSettings:
     device: str = setting("cpu", "cpu | cuda | cuda:1 …")
     max_model_tokens: int = setting(
         0, "most tokens of prompt and answer together; 0: the checkpoint's limit", 0, 1 << 24
+    )
+    text_input_is_rendered: bool = setting(
+        False,
+        "true: special tokens in text_input are meant as such where a request doesn't say it itself; for"
+        " front ends that render chats (docs/parameters.md)",
     )
     random_weights: bool = setting(
         False, "true: random weights; none are read, to measure a model's speed without its weights"

@@ -1,4 +1,4 @@
-"""[prediction]: how the lengths of answers are predicted and learned. Tested in tests/pure/test_house.py."""
+"""[prediction]: how the lengths of answers are predicted and learned."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from python_backends.settings.setting import setting
 class PredictionSettings:
     enabled: bool = setting(
         True,
-        "predict the lengths of answers, while requests compete and if the policy uses lengths: ours, hrrn,"
-        " sjf (docs/prediction.md); false, or another policy: no predictor, no learner, no log",
+        "predict the lengths of answers, while requests compete and if the policy uses lengths: ours, hrrn"
+        " (docs/prediction.md); false, or another policy: no predictor, no learner, no log",
     )
     directory: str = setting(
         "run/prediction",
@@ -47,11 +47,5 @@ class PredictionSettings:
     )
     relearn_s: float = setting(
         180.0, "how often the learner checks whether there are new answers to learn from", 1.0, 86_400.0
-    )
-    max_logged: int = setting(
-        50_000,
-        "number of answers in the log, the newest ones: features and lengths, 0.2 KB each",
-        100,
-        10_000_000,
     )
     keep_prompts: bool = setting(False, "true: the log has instructions and inputs as well, in plain text")

@@ -1,4 +1,4 @@
-"""[server]: the ports, and how long starting and ending may take. Tested in tests/pure/test_house.py."""
+"""[server]: the ports, and how long starting and ending may take."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from python_backends.settings.setting import setting
 class ServerSettings:
     address: str = setting(
         "127.0.0.1",
-        "where HTTP, gRPC and metrics listen; read SECURITY.md before you open it",
+        "where HTTP, gRPC and metrics listen: an IP address of this host, localhost, or 0.0.0.0 (all of IPv4)"
+        "; read SECURITY.md before you open it",
     )
     http_port: int = setting(8000, "of Triton's HTTP interface", 1, 65535)
     grpc_port: int = setting(8001, "of Triton's gRPC interface", 1, 65535)
@@ -26,7 +27,6 @@ class ServerSettings:
         "where OpenTelemetry spans are sent, such as http://127.0.0.1:4318/v1/traces; empty: no tracing"
         " (docs/tracing.md)",
     )
-    trace_every: int = setting(1, "one request in this many is traced", 1, 1 << 30)
     statistics: bool = setting(
         False, "true: open the endpoint that counts each model's work; perf_analyzer needs it"
     )

@@ -9,14 +9,13 @@ answer has ended, all its text up to a stop word is certain.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from codecs import utf_8_decode
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate
 
 from python_backends.nouns.request import Finish, LogProbs, TokenWindow
-from python_backends.text.checkpoint import Checkpoint
+from python_backends.text.checkpoint import Checkpoint, as_checkpoint_error
+from python_backends.text.detokenize.stop_words import Stop, StopWords, Word, Written
 from python_backends.text.detokenize.token_bytes import MAX_LEAD_TOKENS, WALL, token_bytes
 
 
@@ -33,7 +32,7 @@ def context_tokens(stop_words: tuple[str, ...]) -> int:
     Every token has at least one byte (see WALL), so these tokens contain the longest stop word or an
     incomplete character, even after a leading space.
     """
-    return max(map(len, _as_bytes(stop_words)), default=0) + MAX_LEAD_TOKENS
+    return max((len(word.encode()) for word in stop_words), default=0) + MAX_LEAD_TOKENS
 
 
 class Detokenizer:
@@ -42,7 +41,9 @@ class Detokenizer:
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self._bytes = token_bytes(checkpoint)
+        with as_checkpoint_error(checkpoint.directory):
+            self._bytes = token_bytes(checkpoint)
+            self._stop_words = StopWords(checkpoint)
 
     def piece(self, window: TokenWindow) -> Piece:
         """Returns the new text of `window`, which starts at 0 or at least `context_tokens` before the first
@@ -52,13 +53,14 @@ class Detokenizer:
         tokens = [table[token] for token in ids]
         space = "" if window.start or window.continues_text else self._bytes.begin(ids, tokens)
         data = b"".join(tokens)
-        ends = [0, *accumulate(map(len, tokens))]  # the window's first i tokens end at byte ends[i]
-        stop = _first_stop(data, ends, window) if window.stop_words else None
+        written = Written(ids, data, [0, *accumulate(map(len, tokens))])
+        words = self._stop_words.read(window.stop_words)
+        stop = written.first_stop(words, _num_passed(window)) if words else None
         stopped_at = window.start + stop.num_tokens if stop else 0
         if window.silent:
             return Piece("", stopped_at)
         echo = window.echo + space if window.echo else ""
-        return Piece(echo + _new_text(data, ends, window, stop), stopped_at)
+        return Piece(echo + _new_text(written, window, words, stop), stopped_at)
 
 
 def num_new_tokens(window: TokenWindow, piece: Piece) -> int:
@@ -80,17 +82,17 @@ def new_log_probs(window: TokenWindow, piece: Piece) -> LogProbs | None:
     return window.log_probs.first(min(num_new_tokens(window, piece), len(window.log_probs.chosen)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Stop:
-    """Where in a window the first stop word is."""
+def _num_passed(window: TokenWindow) -> int:
+    """Returns how many tokens of the window can't complete a stop word: those before `min_tokens`, and those
+    that are acknowledged, which contain none.
+    """
+    acknowledged = window.start + context_tokens(window.stop_words) - 1 if window.start else 0
+    return max(window.min_tokens, acknowledged) - window.start
 
-    start: int  # bytes before it
-    num_tokens: int  # of the window, up to and including the one that completes it
 
-
-def _new_text(data: bytes, ends: list[int], window: TokenWindow, stop: _Stop | None) -> str:
+def _new_text(written: Written, window: TokenWindow, words: tuple[Word, ...], stop: Stop | None) -> str:
+    data, ends = written.data, written.ends
     num_sent = max(0, min(window.num_sent - window.start, len(ends) - 1))
-    words = _as_bytes(window.stop_words)
     begin = _certain(data, ends[num_sent], words)
     if stop:
         return _text(data[begin : stop.start]) if stop.num_tokens > num_sent else ""
@@ -98,30 +100,11 @@ def _new_text(data: bytes, ends: list[int], window: TokenWindow, stop: _Stop | N
     return _text(data[begin:end])
 
 
-def _first_stop(data: bytes, ends: list[int], window: TokenWindow) -> _Stop | None:
-    """Returns the stop word that is complete first, after `min_tokens` and after the acknowledged tokens
-    (which contain none).
-
-    Of two that end at the same byte, returns the longer one.
-    """
-    acknowledged = window.start + context_tokens(window.stop_words) - 1 if window.start else 0
-    passed = max(window.min_tokens, acknowledged) - window.start
-    if passed >= len(ends) - 1:
-        return None
-    words = _as_bytes(window.stop_words)
-    starts = [(data.find(word, max(0, ends[max(0, passed)] - len(word) + 1)), len(word)) for word in words]
-    found = [(start + length, start) for start, length in starts if start >= 0]
-    if not found:
-        return None
-    end, start = min(found)
-    return _Stop(start, bisect_left(ends, end))
-
-
-def _certain(data: bytes, end: int, words: tuple[bytes, ...]) -> int:
+def _certain(data: bytes, end: int, words: tuple[Word, ...]) -> int:
     """Returns how many of the first `end` bytes stay the same text, whatever bytes follow."""
     tail = data[max(0, end - 3) : end]
     whole = end - len(tail) + utf_8_decode(tail, "replace", False)[1]
-    return min([whole, *(_open_stop(data, end, word) for word in words)])
+    return min([whole, *(_open_stop(data, end, word.data) for word in words)])
 
 
 def _open_stop(data: bytes, end: int, word: bytes) -> int:
@@ -136,8 +119,3 @@ def _text(data: bytes) -> str:
     if WALL not in data:
         return data.decode("utf-8", "replace")
     return "".join(part.decode("utf-8", "replace") for part in data.split(WALL))
-
-
-@lru_cache(maxsize=4096)
-def _as_bytes(stop_words: tuple[str, ...]) -> tuple[bytes, ...]:
-    return tuple(word.encode() for word in stop_words)

@@ -3,7 +3,7 @@ the decoder's steps.
 
 An answer is sent in pieces. So a decoder is supported if the bytes of a token depend only on that token and
 on whether the answer begins with it. The server refuses to start with any other decoder and names the step.
-Called by `token_bytes`. Tested in tests/pure/text/test_kinds.py.
+Called by `token_bytes`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ decoder.
 The bytes of an answer are the bytes of its tokens, concatenated; this also joins the parts of a character
 that is split over tokens. Only the first token of a text may have other bytes: SentencePiece drops the space
 before it. The answer in a chat is such a text; an answer that continues a plain prompt is not. Made for the
-detokenizer. Tested in tests/pure/text/test_detokenizer.py.
+detokenizer.
 """
 
 from __future__ import annotations

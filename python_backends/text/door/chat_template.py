@@ -2,18 +2,23 @@
 
 Neither the template (from the checkpoint) nor the messages are trusted: the template runs in the sandbox of
 `template_sandbox`, which limits its work. The length of the output is limited here. Called by the door.
+
+Contents are rendered with other characters in place of some (`special_tokens`). A template may treat those in
+another way: print them as escapes, count them, cut a break in two. So contents that were changed are rendered
+as typed, too, and the request is refused if the texts differ.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 
 from jinja2 import TemplateError, nodes
 
 from python_backends.nouns.request import RefusedError
-from python_backends.text.checkpoint import CheckpointError
+from python_backends.text.checkpoint import Checkpoint, CheckpointError
 from python_backends.text.door.special_tokens import Guard, SpecialTokens
+from python_backends.text.door.template_probe import TemplateProbe, searched
 from python_backends.text.door.template_sandbox import begin_rendering, environment
 
 Message = Mapping[str, str]
@@ -30,14 +35,32 @@ class ChatTemplate:
     def __init__(self, source: str, named_tokens: Mapping[str, str], special: SpecialTokens) -> None:
         """Compiles `source`. Raises CheckpointError."""
         self._named_tokens = dict(named_tokens)
+        self.probe = TemplateProbe(self._written)
         self._special = special
         try:
             sandbox = environment()
-            compared = sandbox.parse(source).find_all(nodes.Const)
+            parsed = sandbox.parse(source)
+            compared = list(parsed.find_all(nodes.Const))
+            self._searched = frozenset(searched(parsed))
             self._template = sandbox.from_string(source)
-        except TemplateError as error:
-            raise CheckpointError(f"the chat template can't be used: {error}") from error
+        # TemplateError, and for what is nested too deeply RecursionError or SyntaxError
+        except Exception as error:
+            kind = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
+            raise CheckpointError(f"the chat template can't be used: {kind}{error}") from error
         self._kept = special.comparable(node.value for node in compared if isinstance(node.value, str))
+
+    def markers(self, tokens: Iterable[str]) -> frozenset[str]:
+        """Returns those of the tokens with which the template marks messages. Not those that it looks for in
+        contents, such as "</think>": an assistant's answer has them rightly.
+        """
+        written = self.probe.written(tokens)
+        return frozenset(token for token in written if not any(token in text for text in self._searched))
+
+    def prompt(self, messages: Sequence[Message]) -> str:
+        """Like `render`, but refuses a message that the template leaves out. Raises RefusedError."""
+        rendered = self.render(messages)
+        self._refuse_what_is_left_out(messages)
+        return rendered
 
     def render(self, messages: Sequence[Message]) -> str:
         """Returns the prompt up to the start of the assistant's answer, with its special tokens in the secret
@@ -45,30 +68,56 @@ class ChatTemplate:
         """
         contents = [message["content"] for message in messages]
         guard = self._special.guard(contents)
-        rendered = self._rendered(messages, guard, self._kept)
+        now = datetime.now()  # the same for all that are compared
+        disarmed = [guard.disarm(content, self._kept) for content in contents]
+        rendered = self._rendered(messages, disarmed, guard, now)
         if self._kept is not None and any(map(self._kept.search, contents)):
-            others = self._special.among(self._rendered(messages, guard, None))
-            if others != self._special.among(rendered):
+            others = self._rendered(messages, list(map(guard.disarm, contents)), guard, now)
+            if self._special.among(others) != self._special.among(rendered):
                 raise RefusedError(
                     "messages: the model's chat template would make special tokens of parts of their contents"
                 )
+        if disarmed != contents and guard.typed(rendered) != self._rendered(messages, contents, guard, now):
+            raise RefusedError(
+                "messages: the model's chat template counts, cuts or escapes characters of their contents"
+                " that special tokens have as well; this is not supported"
+            )
         return guard.arm(rendered)
 
-    def _rendered(self, messages: Sequence[Message], guard: Guard, kept: re.Pattern[str] | None) -> str:
-        disarmed = [{**message, "content": guard.disarm(message["content"], kept)} for message in messages]
-        limit = MAX_FRAME + OUTPUT_PER_INPUT * sum(len(message["content"]) for message in disarmed)
-        begin_rendering(sum(len(message["content"]) for message in messages))
+    def _refuse_what_is_left_out(self, messages: Sequence[Message]) -> None:
+        left_out = self.probe.left_out(tuple(message["role"] for message in messages))
+        for i in sorted(left_out):
+            if messages[i]["content"].strip():
+                known = self.probe.known
+                here = " at this place" if messages[i]["role"] in known else ""
+                raise RefusedError(
+                    f"messages[{i}].role = {messages[i]['role']!r}: the model's chat template leaves such a"
+                    f" message out of the prompt{here}; it writes {', '.join(known) or 'no messages of text'}"
+                )
+
+    def _rendered(
+        self, messages: Sequence[Message], contents: Sequence[str], guard: Guard, now: datetime
+    ) -> str:
+        """Returns what the template makes of the messages with these contents in place of theirs."""
+        given = [{**message, "content": content} for message, content in zip(messages, contents, strict=True)]
         try:
-            return _bounded(self._stream(disarmed), limit)
+            return self._written(given, now)
         # a template may raise anything; the client receives the reason
         except Exception as error:
             reason = self._special.readable(guard.typed(str(error)))[:MAX_REASON]
             raise RefusedError(f"messages: the model's chat template can't render them: {reason}") from error
 
-    def _stream(self, messages: list[dict[str, str]]) -> Iterator[str]:
-        return self._template.generate(
-            messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._named_tokens
+    def _written(self, messages: Sequence[Message], now: datetime | None = None) -> str:
+        num_chars = sum(len(message["content"]) for message in messages)
+        begin_rendering(num_chars, now or datetime.now())
+        pieces = self._template.generate(
+            messages=list(messages),
+            tools=None,
+            documents=None,
+            add_generation_prompt=True,
+            **self._named_tokens,
         )
+        return _bounded(pieces, MAX_FRAME + OUTPUT_PER_INPUT * num_chars)
 
 
 def _bounded(pieces: Iterable[str], limit: int) -> str:
@@ -79,3 +128,23 @@ def _bounded(pieces: Iterable[str], limit: int) -> str:
         if length > limit:
             raise TemplateError(f"it writes more than {limit} characters")
     return "".join(taken)
+
+
+def template_of(checkpoint: Checkpoint) -> tuple[SpecialTokens, ChatTemplate | None]:
+    """Returns the special tokens and the template of a checkpoint. The template's markers count as special,
+    whatever the tokenizer says: a content must not have them. Raises CheckpointError.
+    """
+    texts, source, names = checkpoint.special_tokens, checkpoint.chat_template, checkpoint.named_tokens
+    special = SpecialTokens(checkpoint.tokenizer, texts)
+    if source is None:
+        return special, None
+    try:
+        template = ChatTemplate(source, names, special)
+    except CheckpointError as error:
+        raise CheckpointError(f"{checkpoint.template_file}: {error}") from error
+    added = [token.content for token in checkpoint.tokenizer.get_added_tokens_decoder().values()]
+    markers = template.markers(added) - texts
+    if markers:
+        special = SpecialTokens(checkpoint.tokenizer, texts | markers)
+        template = ChatTemplate(source, names, special)
+    return special, template

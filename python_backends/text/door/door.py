@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Encoding
@@ -26,22 +27,33 @@ from python_backends.nouns.request import (
     Subject,
 )
 from python_backends.settings import LimitSettings
-from python_backends.text.checkpoint import Checkpoint, CheckpointError
-from python_backends.text.door.chat_template import ChatTemplate
+from python_backends.text.checkpoint import Checkpoint, CheckpointError, as_checkpoint_error
+from python_backends.text.door.chat_template import ChatTemplate, template_of
 from python_backends.text.door.encoder import PromptEncoder
 from python_backends.text.door.fields import (
     FieldReader,
     Values,
     adapter_of,
-    bounds,
     refuse_what_the_engine_lacks,
     stop_ids,
 )
+from python_backends.text.door.prompt_fields import bounds
 from python_backends.text.door.special_tokens import SpecialTokens
 from python_backends.text.door.subject import MAX_READ_CHARS, num_tokens_of, of_messages, of_text
 from python_backends.text.door.table import FIELDS
 
 ANY_ENGINE = ModelLimits(0, 0, 0, 0, 0)  # an engine that supports every field and has no adapters
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """A prompt for the engine, and its text for those who read it."""
+
+    name: str  # of its field
+    ids: Ids
+    text: str  # special tokens of a template in the secret spelling; empty if it isn't read
+    continues_text: bool  # the answer continues this text; else it begins one
+    encoding: Encoding | None = None  # of the text; None: the client sent ids
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +68,8 @@ class Door:
     max_model_tokens: int
     eos_ids: tuple[int, ...]
     engine: ModelLimits
+    num_rows: int  # of the embedding
+    texts_are_rendered: bool = False  # what text_input is where a request doesn't say it
     names_subjects: bool = False  # requests need a subject, from which the length is predicted
 
     def with_adapters(self, adapters: tuple[AdapterVersion, ...]) -> Door:
@@ -63,6 +77,14 @@ class Door:
         if adapters == self.engine.adapters:
             return self
         return replace(self, engine=self.engine.changed(adapters=adapters))
+
+    def check_template(self, file: Path | None) -> None:
+        """Raises CheckpointError if the template writes a token that the model can't compute."""
+        prompt = self.template.probe.prompt(("user",)) if self.template is not None else None
+        try:
+            self._check_rows("each chat", self.encoder.encode(self.special.spelled(prompt or "")))
+        except RefusedError as error:
+            raise CheckpointError(f"{file}: {error}") from error
 
     def answer(self, fields: Mapping[str, Any]) -> Request | RefusedError:
         """Checks a request's fields (name to value, absent if not given)."""
@@ -74,51 +96,78 @@ class Door:
         except RefusedError as refused:
             return RefusedError(str(refused))  # a new one: the traceback keeps the values in memory
 
-    def _prompt(self, values: Values) -> str:
-        if values["text_input"] is not None:
-            return str(values["text_input"])
+    def _prompt(self, values: Values) -> Prompt:
+        if values["input_ids"] is not None:
+            return self._sent(values)
+        name = "messages" if values["text_input"] is None else "text_input"
+        text = self._rendered(values)
+        if self.encoder.has_far_more_tokens(text, self._most_prompt_tokens):
+            self._check_length(name, self._most_prompt_tokens + 1, more=True)
+        encoding = self.encoder.encoding(text)
+        ids = self.encoder.ids(encoding)
+        is_plain = name == "text_input" and not self._is_rendered(values)
+        if is_plain:
+            ids = self.encoder.framed(ids)
+        self._check_length(name, len(ids))
+        self._check_rows(name, ids)
+        continues = is_plain or (name == "text_input" and self._ends_within_a_text(ids))
+        return Prompt(name, ids, text, continues, encoding)
+
+    def _rendered(self, values: Values) -> str:
+        """Returns the prompt's text, with its special tokens in the secret spelling."""
+        text = values["text_input"]
+        if text is not None:
+            return self.special.spelled(text) if self._is_rendered(values) else str(text)
         if self.template is None:
             raise RefusedError("messages: this model has no chat template; send text_input")
-        return self.template.render(values["messages"])
+        return self.template.prompt(values["messages"])
 
-    def _encoded(self, values: Values, prompt: str) -> tuple[Ids, Encoding]:
-        """Returns the prompt's ids and its encoding. A prompt that certainly has too many tokens is refused
-        before all of it is encoded.
-        """
-        if self.encoder.has_far_more_tokens(prompt, self._most_prompt_tokens):
-            self._check_length(values, self._most_prompt_tokens + 1, more=True)
-        encoding = self.encoder.encoding(prompt)
-        ids = self.encoder.ids(encoding)
-        return ids if values["text_input"] is None else self.encoder.framed(ids), encoding
+    def _is_rendered(self, values: Values) -> bool:
+        said = values["text_input_is_rendered"]
+        return self.texts_are_rendered if said is None else said
 
-    def _request(self, values: Values, prompt: str, arrival_ns: int) -> Request:
-        ids, encoding = self._encoded(values, prompt)
+    def _sent(self, values: Values) -> Prompt:
+        """Returns a prompt that came as ids. Its text is made only for those who read it."""
+        ids = values["input_ids"]
+        self._check_length("input_ids", len(ids))
+        is_read = self.names_subjects or not values["exclude_input_in_output"]
+        text = self.encoder.decoded(ids) if is_read else ""
+        return Prompt("input_ids", ids, text, self._ends_within_a_text(ids))
+
+    def _ends_within_a_text(self, ids: Ids) -> bool:
+        """After a special token a text begins, as the answer in a chat does."""
+        return not self.encoder.is_special(int(ids[-1]))
+
+    def _request(self, values: Values, prompt: Prompt, arrival_ns: int) -> Request:
         timeout_us = values["timeout"]
         return Request(
             request_id=1 + secrets.randbelow((1 << 63) - 1),
-            prompt=ids,
-            sampling=self._sampling(values, len(ids)),
+            prompt=prompt.ids,
+            sampling=self._sampling(values, prompt),
             stop_words=values["stop_words"],
             stream=values["stream"],
-            continues_text=values["text_input"] is not None,
-            echo="" if values["exclude_input_in_output"] else self.special.readable(prompt),
+            continues_text=prompt.continues_text,
+            echo="" if values["exclude_input_in_output"] else self.special.readable(prompt.text),
             wants_num_input_tokens=values["return_num_input_tokens"],
             wants_num_output_tokens=values["return_num_output_tokens"],
             arrival_ns=arrival_ns,
             deadline_ns=arrival_ns + timeout_us * 1000 if timeout_us else 0,
             priority=values["request_priority"],
-            subject=self._subject(values, prompt, encoding) if self.names_subjects else None,
+            subject=self._subject(values, prompt) if self.names_subjects else None,
             adapter=adapter_of(values, self.engine.adapters),
         )
 
-    def _subject(self, values: Values, prompt: str, encoding: Encoding) -> Subject:
-        text, whole = values["text_input"], values["instruction"]
-        instruction, given = of_messages(values["messages"], whole) if text is None else of_text(text, whole)
-        count = num_tokens_of(given, prompt, encoding)
+    def _subject(self, values: Values, prompt: Prompt) -> Subject:
+        whole = values["instruction"]
+        if prompt.name == "messages":
+            instruction, given = of_messages(values["messages"], whole)
+        else:
+            instruction, given = of_text(self.special.readable(prompt.text), whole)
+        count = num_tokens_of(given, prompt.text, len(prompt.ids), prompt.encoding)
         return Subject(instruction[:MAX_READ_CHARS], given[:MAX_READ_CHARS], count)
 
-    def _sampling(self, values: Values, num_prompt: int) -> Sampling:
-        max_tokens = self._max_tokens(values, num_prompt)
+    def _sampling(self, values: Values, prompt: Prompt) -> Sampling:
+        max_tokens = self._max_tokens(values["max_tokens"], prompt)
         min_tokens, seed = values["min_tokens"], values["seed"]
         if min_tokens > max_tokens:
             raise RefusedError(
@@ -155,6 +204,7 @@ class Door:
             raise RefusedError(
                 f"bad_words[{index}] = {len(ids)} tokens: must have 1 to {most}, also after a space"
             )
+        self._check_rows(f"bad_words[{index}]", ids)
         return tuple(ids.tolist())
 
     @property
@@ -162,11 +212,10 @@ class Door:
         context = self.max_model_tokens - 1
         return min(context, self.limits.max_prompt_tokens or context)
 
-    def _check_length(self, values: Values, num_prompt: int, *, more: bool = False) -> None:
+    def _check_length(self, name: str, num_prompt: int, *, more: bool = False) -> None:
         """Raises RefusedError if `num_prompt` is not allowed. With `more`, the prompt has at least
         `num_prompt` tokens.
         """
-        name = "messages" if values["text_input"] is None else "text_input"
         said = f"more than {num_prompt - 1}" if more else num_prompt
         if num_prompt < 1:
             raise RefusedError(f"{name} = 0 tokens: must have at least 1")
@@ -179,19 +228,27 @@ class Door:
                 f"one less than this model's context of {self.max_model_tokens}"
             )
 
-    def _max_tokens(self, values: Values, num_prompt: int) -> int:
-        self._check_length(values, num_prompt)
-        name = "messages" if values["text_input"] is None else "text_input"
-        left = self.max_model_tokens - num_prompt
-        max_tokens: int | None = values["max_tokens"]
-        if max_tokens is None:
-            return min(self.limits.default_max_tokens, left)
-        if max_tokens > left:
+    def _check_rows(self, name: str, ids: Ids) -> None:
+        """Raises RefusedError at a token that the model can't compute: some tokenizers have more tokens than
+        the model has rows.
+        """
+        most = int(ids.max(initial=0))
+        if most >= self.num_rows:
             raise RefusedError(
-                f"max_tokens = {max_tokens}: must be at most {left}, "
-                f"because {name} has {num_prompt} tokens and this model's context is {self.max_model_tokens}"
+                f"{name}: has the token {self.encoder.token(most)!r}, whose id is {most}; must be below"
+                f" {self.num_rows}, the rows of this model's embedding"
             )
-        return max_tokens
+
+    def _max_tokens(self, wanted: int | None, prompt: Prompt) -> int:
+        left = self.max_model_tokens - len(prompt.ids)
+        if wanted is None:
+            return min(self.limits.default_max_tokens, left)
+        if wanted > left:
+            raise RefusedError(
+                f"max_tokens = {wanted}: must be at most {left}, because {prompt.name} has"
+                f" {len(prompt.ids)} tokens and this model's context is {self.max_model_tokens}"
+            )
+        return wanted
 
 
 def open_door(
@@ -200,24 +257,30 @@ def open_door(
     max_model_tokens: int = 0,
     engine: ModelLimits = ANY_ENGINE,
     names_subjects: bool = False,
+    texts_are_rendered: bool = False,
 ) -> Door:
     """Builds the door. If `max_model_tokens` is 0, the checkpoint's own context is the limit. Raises
     CheckpointError.
     """
-    special = SpecialTokens(checkpoint.tokenizer, checkpoint.special_tokens)
-    source = checkpoint.chat_template
-    context = _context(checkpoint, max_model_tokens)
-    return Door(
-        encoder=PromptEncoder(checkpoint.tokenizer, special),
-        special=special,
-        template=ChatTemplate(source, checkpoint.named_tokens, special) if source else None,
-        limits=limits,
-        fields=FieldReader(limits, bounds(limits, context), checkpoint.vocab_size),
-        max_model_tokens=context,
-        eos_ids=checkpoint.eos_ids,
-        engine=engine,
-        names_subjects=names_subjects,
-    )
+    with as_checkpoint_error(checkpoint.directory):
+        special, template = template_of(checkpoint)
+        context = _context(checkpoint, max_model_tokens)
+        num_rows = engine.vocab_size or checkpoint.num_rows
+        made = Door(
+            encoder=PromptEncoder(checkpoint.tokenizer, special),
+            special=special,
+            template=template,
+            limits=limits,
+            fields=FieldReader(bounds(limits, context, num_rows), checkpoint.vocab_size),
+            max_model_tokens=context,
+            eos_ids=checkpoint.eos_ids,
+            engine=engine,
+            num_rows=num_rows,
+            texts_are_rendered=texts_are_rendered,
+            names_subjects=names_subjects,
+        )
+        made.check_template(checkpoint.template_file)
+        return made
 
 
 def _context(checkpoint: Checkpoint, wanted: int) -> int:

@@ -3,7 +3,7 @@ in a user's content stays text.
 
 The tokenizer here is a copy that ignores the normal spelling of special tokens and finds their secret
 spelling (`SpecialTokens`) instead. The prompt is encoded as one string, so that ordinary content gets exactly
-the ids that transformers gives it. Called by the door. Tested in tests/pure/text/test_door_cost.py.
+the ids that transformers gives it. Called by the door.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class PromptEncoder:
         """
         _check_normalizer(tokenizer, special)
         self._special = special
+        self._num_ids = num_ids(tokenizer)  # those above, of the copy alone, are the secret spellings
         self._tokenizer = _copy(tokenizer, special)
         self._true_ids, self._forbidden = self._tables()
         self._before, self._behind = self._frame()
@@ -75,6 +76,17 @@ class PromptEncoder:
             token = self._tokenizer.id_to_token(int(raw[self._forbidden[raw]][0]))
             raise RefusedError(f"{token!r} in the prompt: this model's tokenizer can't take it as plain text")
         return self._true_ids[raw]
+
+    def decoded(self, ids: Ids) -> str:
+        """Returns the text of a prompt that came as ids, special tokens as they are spelled."""
+        known = ids[ids < self._num_ids]  # padded rows of the embedding have no text
+        return self._tokenizer.decode(known.tolist(), skip_special_tokens=False)
+
+    def token(self, token_id: int) -> str | None:
+        return self._tokenizer.id_to_token(token_id)
+
+    def is_special(self, token_id: int) -> bool:
+        return bool(token_id < len(self._forbidden) and self._forbidden[token_id])
 
     def framed(self, ids: Ids) -> Ids:
         """Returns `ids` with those that the tokenizer puts around a plain prompt (BOS); a chat template

@@ -1,25 +1,24 @@
 """Reads the fields of a request as the table says. Of the model, it uses only the size of the vocabulary.
 
 Every refusal names the field, the value and the limit. Called by the door.
-Tested in tests/pure/text/test_door.py.
 """
 
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from python_backends.nouns.request import BASE, AdapterVersion, ModelLimits, RefusedError
-from python_backends.settings import LimitSettings
+from python_backends.nouns.request import BASE, MAX_STOP_WORDS, AdapterVersion, ModelLimits, RefusedError
+from python_backends.text.door.prompt_fields import PromptBounds, read_prompt
 from python_backends.text.door.table import (
     ALL_FIELDS,
     FIELDS,
     KNOWN,
     LAST_TOKEN,
     NEUTRAL,
+    OTHER_NAMES,
     SUPPORTED,
     TOP_LOG_PROBS,
     VOCABULARY,
@@ -32,84 +31,56 @@ from python_backends.text.door.values import (
     integers,
     number,
     plain,
+    row,
     shown,
     string,
     strings,
-    unicode,
 )
 
-# templates write the role between special tokens: no other words are allowed
-ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_NAME_BYTES = 256
 MAX_NAMED = 16  # adapters in a refusal
-BYTES_PER_TOKEN = 32  # limit of a prompt's average: ten times the usual number
-JSON_BYTES = 8  # for each byte of messages: JSON may write six for one, and has names and braces
 # Triton's own parameters: ignored here
 TRITONS_PARAMETERS = ("id", "priority", "sequence_id", "sequence_start", "sequence_end", "binary_data_output")
 TRITONS_PREFIX = "triton_"
 
-WORDS = ("stop_words", "bad_words")  # their limits are settings
+WORDS = ("stop_words", "bad_words")
+MAX_BAD_WORDS = 64  # each costs a few comparisons a token
+MAX_WORD_BYTES = 256
+MAX_TOP_LOG_PROBS = 20  # as many as OpenAI's interface gives
 
 # values of all fields of the table and of `timeout`, each in its range; the default if absent
 Values = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class PromptBounds:
-    """Limits of a prompt, checked before it is encoded."""
-
-    max_bytes: int  # of a text, or of all messages' contents together
-    max_json_bytes: int
-    max_messages: int
-    limit: str = ""  # for refusals: where max_bytes comes from
-
-
-def bounds(limits: LimitSettings, max_model_tokens: int) -> PromptBounds:
-    """Returns the limits of a prompt: those of the settings, or BYTES_PER_TOKEN for each token of the context
-    if that is less.
-    """
-    derived = BYTES_PER_TOKEN * max_model_tokens
-    limit = (
-        "limits.max_prompt_bytes"
-        if limits.max_prompt_bytes <= derived
-        else f"{BYTES_PER_TOKEN} a token of this model's context"
-    )
-    most = min(limits.max_prompt_bytes, derived)
-    return PromptBounds(
-        most, min(limits.max_prompt_bytes, JSON_BYTES * most), max_model_tokens, f" ({limit})"
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class FieldReader:
     """Reads the fields of requests to one model."""
 
-    limits: LimitSettings
     prompt: PromptBounds
     vocab_size: int
 
     def read(self, fields: Fields) -> Values:
         """Returns the checked values. Raises RefusedError."""
         _refuse_unsupported(fields)
-        texts = {"text_input": _text(fields, self.prompt), "messages": _messages(fields, self.prompt)}
+        prompt = read_prompt(fields, self.prompt)
         values = {
-            name: self._value(fields, name, field) for name, field in ALL_FIELDS.items() if name not in texts
+            name: self._value(fields, name, field) for name, field in ALL_FIELDS.items() if name not in prompt
         }
         self._check(fields, values)
-        return texts | values
+        if values["text_input_is_rendered"] and prompt["text_input"] is None:
+            raise RefusedError("text_input_is_rendered = true: needs text_input")
+        return prompt | values
 
     def _check(self, fields: Fields, values: dict[str, Any]) -> None:
         """Checks what is more than a range, and reads the words. Raises RefusedError."""
-        limits = self.limits
         if values["top_p"] == 0.0:
             raise RefusedError("top_p = 0.0: must be above 0 and at most 1")
-        if len(values["stop_token_ids"]) > limits.max_stop_words:
+        if len(values["stop_token_ids"]) > MAX_STOP_WORDS:
             raise RefusedError(
-                f"stop_token_ids = {len(values['stop_token_ids'])} ids: must be at most"
-                f" {limits.max_stop_words}"
+                f"stop_token_ids = {len(values['stop_token_ids'])} ids: must be at most {MAX_STOP_WORDS}"
             )
-        values["stop_words"] = _words(fields, "stop_words", limits.max_stop_words, limits)
-        values["bad_words"] = _words(fields, "bad_words", limits.max_bad_words, limits)
+        values["stop_words"] = _words(fields, "stop_words", MAX_STOP_WORDS)
+        values["bad_words"] = _words(fields, "bad_words", MAX_BAD_WORDS)
         count = values["num_top_log_probs"]
         if count and not values["return_log_probs"]:
             raise RefusedError(
@@ -120,7 +91,7 @@ class FieldReader:
         """Returns a field's value, checked for the type and range in the table; its default if it is absent.
         Raises RefusedError.
         """
-        if name not in fields or name in WORDS:
+        if name not in fields or name in WORDS or name in NEUTRAL:
             return field.default
         if field.dtype == "FP32":
             return number(fields, name, field.least, self._most(field))
@@ -135,7 +106,7 @@ class FieldReader:
     def _most(self, field: Field) -> float:
         if not isinstance(field.most, str):
             return field.most
-        most_log_probs = min(self.limits.max_top_log_probs, self.vocab_size)
+        most_log_probs = min(MAX_TOP_LOG_PROBS, self.vocab_size)
         return {VOCABULARY: self.vocab_size, LAST_TOKEN: self.vocab_size - 1, TOP_LOG_PROBS: most_log_probs}[
             field.most
         ]
@@ -197,62 +168,15 @@ def _is_tritons(name: str) -> bool:
     return name in TRITONS_PARAMETERS or name.startswith(TRITONS_PREFIX)
 
 
-# --- the prompt
-
-
-def _text(fields: Fields, prompt: PromptBounds) -> str | None:
-    if ("text_input" in fields) == ("messages" in fields):
-        given = "both were" if "messages" in fields else "neither was"
-        raise RefusedError(f"text_input, messages: exactly one of them must be given, {given}")
-    return string(fields, "text_input", prompt.max_bytes, prompt.limit) if "text_input" in fields else None
-
-
-def _messages(fields: Fields, prompt: PromptBounds) -> tuple[dict[str, str], ...]:
-    if "messages" not in fields:
-        return ()
-    text = string(fields, "messages", prompt.max_json_bytes, prompt.limit)
-    try:
-        messages = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RefusedError(f"messages = {shown(text)}: must be JSON ({error})") from error
-    if not isinstance(messages, list) or not messages:
-        raise RefusedError(f"messages = {shown(text)}: must be a JSON list of at least one message")
-    most = prompt.max_messages
-    if len(messages) > most:
-        raise RefusedError(
-            f"messages = {len(messages)} messages: must be at most {most}, one for each token of this model's"
-            " context"
-        )
-    read = tuple(_message(f"messages[{i}]", message) for i, message in enumerate(messages))
-    size = sum(len(message["content"].encode()) for message in read)
-    if size > prompt.max_bytes:
-        raise RefusedError(
-            f"messages = {size} bytes of content: must be at most {prompt.max_bytes}{prompt.limit}"
-        )
-    return read
-
-
-def _message(name: str, message: Any) -> dict[str, str]:
-    if not isinstance(message, dict) or set(message) != {"role", "content"}:
-        raise RefusedError(
-            f"{name} = {shown(message)}: must be an object with role and content, and nothing else"
-        )
-    if message["role"] not in ROLES:
-        raise RefusedError(f"{name}.role = {shown(message['role'])}: must be one of {', '.join(ROLES)}")
-    if not isinstance(message["content"], str):
-        raise RefusedError(f"{name}.content = {shown(message['content'])}: must be a string")
-    return {"role": message["role"], "content": unicode(f"{name}.content", message["content"])}
-
-
 # --- words
 
 
-def _words(fields: Fields, name: str, most: int, limits: LimitSettings) -> tuple[str, ...]:
+def _words(fields: Fields, name: str, most: int) -> tuple[str, ...]:
     words = strings(fields, name, most)
     for i, word in enumerate(words):
         size = len(word.encode())
-        if not 1 <= size <= limits.max_stop_word_bytes:
-            raise RefusedError(f"{name}[{i}] = {size} bytes: must have 1 to {limits.max_stop_word_bytes}")
+        if not 1 <= size <= MAX_WORD_BYTES:
+            raise RefusedError(f"{name}[{i}] = {size} bytes: must have 1 to {MAX_WORD_BYTES}")
     return tuple(dict.fromkeys(words))
 
 
@@ -274,6 +198,8 @@ def _nearest(name: str) -> str:
     """
     asked = name[:MAX_NAME_BYTES].lower()
     joined = asked.replace("_", "")
+    if asked in OTHER_NAMES:
+        return OTHER_NAMES[asked]
     holding = [known for known in SUPPORTED if len(joined) > 2 and joined in known.replace("_", "")]
     alike = difflib.get_close_matches(asked, sorted(SUPPORTED), n=1)
     return min(holding, key=len) if holding else "".join(alike)
@@ -281,6 +207,11 @@ def _nearest(name: str) -> str:
 
 def _refuse_unsupported(fields: Fields) -> None:
     _refuse_unknown(fields)
-    for name, neutral in NEUTRAL.items():
-        if name in fields and (value := plain(name, fields[name])) != neutral:
-            raise RefusedError(f"{name} = {shown(value)}: not supported yet, must be {neutral!r} or absent")
+    for name in NEUTRAL & fields.keys():
+        field = FIELDS[name]
+        values = row(name, fields[name]) if field.is_list else [plain(name, fields[name])]
+        for value in values:
+            if value != field.only or isinstance(value, bool) != (field.dtype == "BOOL"):
+                raise RefusedError(
+                    f"{name} = {shown(value)}: {field.meaning}; must be {field.only!r} or absent"
+                )

@@ -12,7 +12,7 @@ strings, not on ids.
 A template that looks for "</think>" in an answer must find it. So texts that the template compares with are
 not replaced in the content, unless they could be a part of a special token. Then the content is rendered a
 second time with everything replaced: if that gives other special tokens, the template has split such a text,
-and the request is refused (`chat_template`). Tested in tests/pure/text/test_chat_template.py.
+and the request is refused (`chat_template`).
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from itertools import chain, islice
 from tokenizers import AddedToken, Tokenizer
 
 from python_backends.nouns.request import RefusedError
+from python_backends.text.longest import longest_of
 
-Trie = dict[str, "Trie"]
-_END = ""  # a trie node with this key is the end of a word
 # twins are from these ranges; secrets are drawn from another one
 _PRIVATE = (range(0xF000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 
@@ -80,15 +79,12 @@ class SpecialTokens:
         self._longest = max(map(len, self._words), default=0)
         # no white space: templates trim it
         self._ends = sorted({end for word in self._words for end in (word[0], word[-1]) if not end.isspace()})
-        self._white = _compiled(
+        self._white = longest_of(
             [word for word in self._words if word[0].isspace() and word[-1].isspace()], "(?={})(.)"
         )
         # the tokenizer finds the leftmost added token, then the longest: an ordinary one may include the
         # start of a special one
-        self._found = _compiled(
-            [*self._words, *(token.content for token in added if token.content and not token.normalized)],
-            "{}",
-        )
+        self._found = longest_of([*self._words, *(token.content for token in added if not token.normalized)])
 
     def meant(self, text: str) -> str:
         """Returns the secret spelling of the special token `text`."""
@@ -113,7 +109,7 @@ class SpecialTokens:
         """
         twinned = [text for text in set(texts) if any(end in text for end in self._ends)]
         found = [text for text in twinned if not any(_overlap(text, word) for word in self._words)]
-        return _compiled(found, "({})")
+        return longest_of(found, "({})")
 
     def broken(self, content: str) -> str:
         """Returns `content` with a break at places where twins don't help: in special tokens that begin and
@@ -160,26 +156,3 @@ def _secret() -> str:
     them.
     """
     return "".join(chr(0xE000 + secrets.randbelow(0x1000)) for _ in range(8))
-
-
-def _compiled(words: Iterable[str], frame: str) -> re.Pattern[str] | None:
-    """Returns `frame` with a pattern that finds the longest of `words`; None without words. The pattern is a
-    tree, because some vocabularies have thousands of words.
-    """
-    trie: Trie = {}
-    for word in words:
-        node = trie
-        for letter in word:
-            node = node.setdefault(letter, {})
-        node[_END] = {}
-    return re.compile(frame.format(_branches(trie)), re.DOTALL) if trie else None
-
-
-def _branches(trie: Trie) -> str:
-    branches = [re.escape(letter) + _branches(node) for letter, node in trie.items() if letter != _END]
-    if not branches:
-        return ""
-    inner = "|".join(branches)
-    if _END in trie:
-        return f"(?:{inner})?"
-    return inner if len(branches) == 1 else f"(?:{inner})"

@@ -5,7 +5,8 @@
                                                                instruction at its start
     messages           the last system message; if there is    the last user message
                        none, as for text_input
-    text_input         up to the first colon or line break     the text after it; all text if there is neither
+    text_input,        up to the first colon or line break     the text after it; all text if there is neither
+    input_ids (their text)
 
 The door cuts both to MAX_READ_CHARS. Called by the door.
 """
@@ -42,15 +43,15 @@ def of_messages(messages: Sequence[Message], instruction: str | None = None) -> 
     return of_text(asked, instruction)
 
 
-def num_tokens_of(given: str, prompt: str, encoding: Encoding) -> int:
-    """Returns how many tokens of `prompt` are the input `given`. If `prompt` doesn't contain it unchanged,
-    they are estimated from its share of the characters.
+def num_tokens_of(given: str, prompt: str, num_tokens: int, encoding: Encoding | None) -> int:
+    """Returns how many of the tokens of `prompt` are the input `given`. Without the encoding, or if `prompt`
+    doesn't contain it unchanged, they are estimated from its share of the characters.
     """
     text = given.strip()
     # any occurrence will do; not `rfind`, whose time is quadratic if the prompt repeats nearly the same text
     begin = prompt.find(text)
-    if not text or begin < 0:
-        return round(len(encoding) * len(text) / max(1, len(prompt)))
+    if not text or begin < 0 or encoding is None:
+        return round(num_tokens * len(text) / max(1, len(prompt)))
     first, last = encoding.char_to_token(begin), encoding.char_to_token(begin + len(text) - 1)
     return (len(encoding) - 1 if last is None else last) - (first or 0) + 1
 

@@ -12,7 +12,7 @@ from typing import Any
 
 MAX_INT = (1 << 31) - 1
 # limits that come from the model or the settings
-VOCABULARY, LAST_TOKEN, TOP_LOG_PROBS = "vocabulary", "last token id", "limits.max_top_log_probs"
+VOCABULARY, LAST_TOKEN, TOP_LOG_PROBS = "vocabulary", "last token id", "most log-probabilities"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +24,39 @@ class Field:
     most: float | str = MAX_INT
     is_list: bool = False
     sampling: str = ""
+    only: Any = None  # the one value that is taken, of a list each one's: anything else is not supported
 
 
+# inputs of TensorRT-LLM's ensemble, which its clients send although they ask for nothing by them
+TENSORRT_LLM_INPUTS: dict[str, Field] = {
+    "num_return_sequences": Field("INT32", "each request gets one answer", only=1),
+    "length_penalty": Field("FP32", "only beam search reads it: changes nothing", None, -MAX_INT),
+    "len_penalty": Field("FP32", "the same", None, -MAX_INT),
+    "early_stopping": Field("BOOL", "only beam search reads it: changes nothing"),
+    "beam_search_diversity_rate": Field("FP32", "only beam search reads it: changes nothing", None, -MAX_INT),
+    "no_repeat_ngram_size": Field("INT32", "there is no ban on repeated words", only=0),
+    "return_context_logits": Field("BOOL", "logits are not returned", only=False),
+    "return_generation_logits": Field("BOOL", "logits are not returned", only=False),
+    "return_perf_metrics": Field("BOOL", "times are on /metrics alone", only=False),
+    "return_kv_cache_reuse_stats": Field("BOOL", "numbers of blocks are on /metrics alone", only=False),
+    "num_draft_tokens": Field("INT32", "there is no draft model", only=0),
+    "use_draft_logits": Field("BOOL", "there is no draft model", only=False),
+    "decoder_text_input": Field("STRING", "no model here has an encoder", only=""),
+    "image_url_input": Field("STRING", "pictures are not read", only=""),
+    "prompt_vocab_size": Field("INT32", "there are no tables of prompt embeddings", only=0),
+    "embedding_bias_words": Field("STRING", "there are no biases of words", is_list=True, only=""),
+    "embedding_bias_weights": Field("FP32", "there are no biases of words", is_list=True, only=0.0),
+    "guided_decoding_guide_type": Field("STRING", "answers don't follow a grammar", only=""),
+    "guided_decoding_guide": Field("STRING", "answers don't follow a grammar", only=""),
+}
 FIELDS: dict[str, Field] = {
     # the prompt
     "text_input": Field("STRING", "plain text"),
     "messages": Field("STRING", "a chat as JSON, rendered with the model's template"),
+    "input_ids": Field("INT32", "the token ids of the whole prompt", most=LAST_TOKEN, is_list=True),
+    "text_input_is_rendered": Field(
+        "BOOL", "true: text_input is a whole prompt, and special tokens in it are meant as such"
+    ),
     "instruction": Field("STRING", "what the text asks for: for predicting the answer's length", most=4096),
     # the length of the answer
     "max_tokens": Field("INT32", "longest answer, in tokens", least=1),
@@ -73,7 +100,7 @@ FIELDS: dict[str, Field] = {
         "FP32", "the same, once for each time", 0.0, -2.0, 2.0, sampling="frequency_penalty"
     ),
     # what the answer contains
-    "beam_width": Field("INT32", "1: there is no beam search"),
+    "beam_width": Field("INT32", "there is no beam search", only=1),
     "exclude_input_in_output": Field("BOOL", "false: the input goes before the answer", True),
     "return_log_probs": Field(
         "BOOL", "adds the log-probabilities of the answer's tokens", False, sampling="log_probs"
@@ -92,6 +119,7 @@ FIELDS: dict[str, Field] = {
     "lora_name": Field("STRING", "the adapter to answer with, or name@version", "", most=256),
     "lora_task_id": Field("UINT64", "the same, of an adapter whose name is a number", most=(1 << 64) - 1),
     "request_priority": Field("INT32", "larger goes first", 0, -MAX_INT, MAX_INT),
+    **TENSORRT_LLM_INPUTS,
 }
 # and the one that is no tensor: Triton's own parameter
 ALL_FIELDS = {
@@ -99,6 +127,19 @@ ALL_FIELDS = {
     "timeout": Field("", "microseconds; the answer ends with what there is", 0, 0, 10**15),
 }
 KNOWN = frozenset(ALL_FIELDS)
-# fields of TensorRT-LLM's clients: refused with any other value
-NEUTRAL: dict[str, float | str] = {"beam_width": 1}
+# read by no one: with any other value of `only`, a request is refused
+NEUTRAL = frozenset(name for name, field in FIELDS.items() if field.only is not None)
 SUPPORTED = tuple(name for name in ALL_FIELDS if name not in NEUTRAL)
+# names in TensorRT-LLM's inner model and elsewhere, which are not similar enough to ours
+OTHER_NAMES = {
+    "random_seed": "seed",
+    "runtime_top_k": "top_k",
+    "runtime_top_p": "top_p",
+    "min_length": "min_tokens",
+    "request_output_len": "max_tokens",
+    "streaming": "stream",
+    "stop_words_list": "stop_words",
+    "bad_words_list": "bad_words",
+    "prompt": "text_input",
+    "query": "text_input",
+}

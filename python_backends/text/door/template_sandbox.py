@@ -4,7 +4,7 @@ It is jinja's sandbox, which allows no private attributes and no changes to what
 budget for each rendering: turns of all loops and macros together, and characters and list items that all of
 its operations read or make. Every operation is charged to the budget before it runs. Filters and methods that
 make large output from small input, and that templates of checkpoints don't need, are removed. Called by the
-chat template. Tested in tests/pure/text/test_chat_template.py.
+chat template.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from datetime import datetime
 from functools import wraps
 from typing import Any, cast
 
-from jinja2 import Environment, TemplateError, TemplateSyntaxError, nodes, pass_context
+from jinja2 import Environment, TemplateError, TemplateSyntaxError, Undefined, nodes, pass_context
 from jinja2.ext import Extension, loopcontrols
 from jinja2.filters import FILTERS
 from jinja2.parser import Parser
@@ -59,7 +59,8 @@ _METHODS: Mapping[type, frozenset[str]] = {
 
 
 class _Budget:
-    def __init__(self, num_chars: int) -> None:
+    def __init__(self, num_chars: int, now: datetime) -> None:
+        self.now = now
         self.turns = MAX_TURNS
         self.work = MAX_WORK + WORK_PER_INPUT * num_chars
 
@@ -67,9 +68,9 @@ class _Budget:
 _budget: ContextVar[_Budget] = ContextVar("budget")
 
 
-def begin_rendering(num_chars: int) -> None:
-    """Gives this thread's next rendering, of messages with this many characters, its budget."""
-    _budget.set(_Budget(num_chars))
+def begin_rendering(num_chars: int, now: datetime) -> None:
+    """Gives this thread's next rendering, of messages with this many characters, its budget and its time."""
+    _budget.set(_Budget(num_chars, now))
 
 
 def environment() -> Environment:
@@ -113,7 +114,14 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         allowed = next((names for kind, names in _METHODS.items() if isinstance(obj, kind)), None)
-        return (allowed is None or attr in allowed) and super().is_safe_attribute(obj, attr, value)
+        named = getattr(type(obj), "_fields", ()) if isinstance(obj, tuple) else ()  # as `groupby` makes them
+        return (allowed is None or attr in allowed or attr in named) and super().is_safe_attribute(
+            obj, attr, value
+        )
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
+        """Jinja's own would print nothing, silently."""
+        raise TemplateError(f"it uses {attribute!r} of a {type(obj).__name__}, which is not supported")
 
     def wrap_str_format(self, value: Any) -> None:
         """Does nothing: str.format is not allowed."""
@@ -129,6 +137,13 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 class _Charges(NodeTransformer):
     """Inserts a filter that charges the budget before operations that have no hook in jinja."""
+
+    def visit_Add(self, node: nodes.Add, *_args: Any) -> nodes.Node:  # noqa: N802 (jinja's own name)
+        """Joins constant texts, as jinja does where `+` has no hook: long ones are written in many pieces."""
+        self.generic_visit(node)
+        sides = [side.value for side in (node.left, node.right) if isinstance(side, nodes.Const)]
+        texts = [side for side in sides if isinstance(side, str)]
+        return nodes.Const("".join(texts), lineno=node.lineno) if len(texts) == 2 else node
 
     def visit_Concat(self, node: nodes.Concat, *_args: Any) -> nodes.Node:  # noqa: N802 (jinja's own name)
         self.generic_visit(node)
@@ -356,4 +371,4 @@ def _raise(message: str) -> None:
 def _now(layout: str) -> str:
     if len(layout) > OTHER_CHARS or re.search(r"%\W*\d", layout):
         raise TemplateError("its date has widths, or is too long")
-    return datetime.now().strftime(layout)
+    return _budget.get().now.strftime(layout)

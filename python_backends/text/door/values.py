@@ -2,7 +2,7 @@
 strings as bytes) or from plain Python values.
 
 Each function returns one field as a plain Python value in its range, or raises RefusedError, which names the
-field, the value and the limit. Called by `fields`. Tested in tests/pure/text/test_door.py.
+field, the value and the limit. Called by `fields`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from python_backends.nouns.request import RefusedError
+from python_backends.nouns.request import Ids, RefusedError
 
 MAX_SHOWN = 40  # characters of a value in a refusal
 
@@ -30,7 +31,7 @@ def number(fields: Fields, name: str, low: float, high: float) -> float:
 def integer(fields: Fields, name: str, low: float, high: float) -> int:
     value = plain(name, fields[name])
     if type(value) is not int or not low <= value <= high:
-        raise RefusedError(f"{name} = {shown(value)}: must be a whole number between {low} and {high}")
+        raise RefusedError(_no_whole_number(name, value, low, high))
     return value
 
 
@@ -39,10 +40,30 @@ def integers(fields: Fields, name: str, low: float, high: float) -> list[int]:
     items = _row(name, fields[name])
     for i, item in enumerate(items):
         if type(item) is not int or not low <= item <= high:
-            raise RefusedError(
-                f"{name}[{i}] = {shown(item)}: must be a whole number between {low} and {high}"
-            )
+            raise RefusedError(_no_whole_number(f"{name}[{i}]", item, low, high))
     return items
+
+
+def ids(fields: Fields, name: str, most: int) -> Ids:
+    """Returns one row of token ids, a copy. It may be long: an array is checked as a whole."""
+    value = fields[name]
+    if not isinstance(value, np.ndarray) or value.dtype.kind != "i":
+        return np.array(integers(fields, name, 0, most), np.int32)
+    _check_row(name, value)
+    items = value.ravel()
+    wrong = np.flatnonzero((items < 0) | (items > most))
+    if len(wrong):
+        raise RefusedError(_no_whole_number(f"{name}[{wrong[0]}]", int(items[wrong[0]]), 0, most))
+    return items.astype(np.int32)
+
+
+def _no_whole_number(name: str, value: Any, low: float, high: float) -> str:
+    """Triton cuts a JSON number to 32 bits before it comes here: of what was cut, only negative numbers can
+    be seen.
+    """
+    is_cut = type(value) is int and -(1 << 31) <= value < -(1 << 30)
+    hint = f"; over HTTP, a number above {(1 << 31) - 1} arrives cut to 32 bits" if is_cut else ""
+    return f"{name} = {shown(value)}: must be a whole number between {low} and {high}{hint}"
 
 
 def flag(fields: Fields, name: str) -> bool:
@@ -68,23 +89,34 @@ def string(fields: Fields, name: str, max_bytes: float, limit: str = "") -> str:
 
 
 def strings(fields: Fields, name: str, most: int) -> list[str]:
-    """Returns one row of at most `most` strings. Some clients send one empty string for an empty list."""
-    row = _row(name, fields.get(name, []))
-    if len(row) > most:
-        raise RefusedError(f"{name} = {len(row)} words: must be at most {most}")
-    items = [_decoded(name, item) for item in row]
+    """Returns one row of at most `most` strings. Empty ones are left out: clients fill up rows of a batch
+    with them.
+    """
+    items = [item for item in _row(name, fields.get(name, [])) if item not in ("", b"")]
+    if len(items) > most:
+        raise RefusedError(f"{name} = {len(items)} words: must be at most {most}")
+    items = [_decoded(name, item) for item in items]
     odd = [item for item in items if type(item) is not str]
     if odd:
         raise RefusedError(f"{name} = {shown(odd[0])}: must be strings")
-    return [] if items == [""] else items
+    return items
+
+
+def row(name: str, value: Any) -> list[Any]:
+    """Returns the values of a list, strings decoded."""
+    return [_decoded(name, item) for item in _row(name, value)]
 
 
 def _row(name: str, value: Any) -> list[Any]:
     if isinstance(value, np.ndarray):
-        if value.ndim > 1 and value.size != value.shape[-1]:
-            raise RefusedError(f"{name} has the shape {list(value.shape)}: one row is allowed")
+        _check_row(name, value)
         return list(value.ravel().tolist())
     return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _check_row(name: str, value: NDArray[Any]) -> None:
+    if value.ndim > 1 and value.size != value.shape[-1]:
+        raise RefusedError(f"{name} has the shape {list(value.shape)}: one row is allowed")
 
 
 def plain(name: str, value: Any) -> Any:

@@ -165,10 +165,14 @@ def test_random_texts_have_their_number_of_words_and_answers_of_a_fixed_length()
     [
         ("{", "must be JSON"),
         ("[]", "must be an object"),
-        ("{}", "either text_input or messages"),
-        ('{"text_input": "x", "messages": []}', "either text_input or messages"),
+        ("{}", "either text_input, messages or input_ids"),
+        ('{"text_input": "x", "messages": []}', "either text_input, messages or input_ids"),
         ('{"text_input": "x", "max_tokens": "many"}', "max_tokens = 'many'"),
         ('{"text_input": "x", "colour": 1}', "colour: there is no such parameter"),
+        ('{"input_ids": 5}', "input_ids must be a list"),
+        ('{"input_ids": []}', "input_ids must be a list of at least one token id"),
+        ('{"input_ids": ["a"]}', "input_ids: must be whole numbers of 32 bits"),
+        ('{"input_ids": [2147483648]}', "input_ids: must be whole numbers of 32 bits"),
         ('{"text_input": 5}', "text_input must be a string"),
         ('{"text_input": "\\ud800"}', "text_input: must be text that UTF-8 can encode"),
         ('{"messages": ["x"]}', "messages must be a list of objects"),
@@ -182,6 +186,13 @@ def test_a_wrong_line_is_named_with_file_number_and_reason(tmp_path: Path, line:
     path.write_text('{"text_input": "fine", "seed": 3}\n' + line + "\n")
     with pytest.raises(InputsError, match=f"asks.jsonl, line 2: .*{reason}"):
         read_lines(path)
+
+
+@pytest.mark.parametrize("letter", ["\u2028", "\u2029", "\x85"])
+def test_only_a_line_feed_ends_a_line_of_a_file(tmp_path: Path, letter: str) -> None:
+    path = tmp_path / "asks.jsonl"
+    path.write_text(f'{{"text_input": "a{letter}b"}}\r\n\n{{"text_input": "c"}}', "utf-8")
+    assert [ask.prompt for ask in read_lines(path)] == [f"a{letter}b", "c"]
 
 
 def test_a_file_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:

@@ -15,9 +15,10 @@ from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 from client import Piece, RefusedError, user
 from client.parameters import TABLE, TIMEOUT
 from client.wire import request_message
+from python_backends.text.door.table import TENSORRT_LLM_INPUTS
 
 ROOT = Path(__file__).resolve().parents[3]
-PROMPT = {"text_input", "messages", "stream"}  # what the clients' methods say themselves
+PROMPT = {"text_input", "messages", "input_ids", "stream"}  # what the clients' methods say themselves
 KINDS = {"INT32": int, "UINT64": int, "FP32": float, "BOOL": bool, "BYTES": str, TIMEOUT: float}
 NAMES = {DataType.Value("TYPE_STRING"): "BYTES"}
 
@@ -34,7 +35,8 @@ def test_every_input_of_the_ensemble_is_one_line_of_the_table_and_no_more() -> N
     theirs = {
         tensor.name: (dtype(tensor), list(tensor.dims) == [-1])
         for tensor in ensemble().input
-        if tensor.name not in PROMPT
+        # the client need not send what asks for nothing
+        if tensor.name not in PROMPT | TENSORRT_LLM_INPUTS.keys()
     }
     ours = {name: (row.dtype, row.is_list) for name, row in TABLE.items() if row.dtype != TIMEOUT}
     assert theirs == ours
@@ -49,26 +51,19 @@ def test_types_for_python_fit_those_for_triton_and_every_line_says_what_it_means
     assert all(row.kind is KINDS[row.dtype] and row.meaning for row in TABLE.values())
 
 
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "client").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT))
-)
-def test_the_client_imports_nothing_of_the_server(path: Path) -> None:
-    modules = [
-        node.module or ""
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ImportFrom)
-    ]
-    modules += [
-        alias.name
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Import)
-        for alias in node.names
-    ]
-    assert not [
-        name
-        for name in modules
-        if name.split(".")[0] in ("python_backends", "build", "benchmarks", "tests", "torch")
-    ]
+def imported_by(path: Path) -> set[str]:
+    """The packages."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    names = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    names |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return {name.split(".")[0] for name in names}
+
+
+def test_the_client_imports_nothing_of_the_server() -> None:
+    servers = {"python_backends", "build", "benchmarks", "tests", "torch"}
+    paths = list((ROOT / "client").rglob("*.py"))
+    assert paths
+    assert {str(path): names for path in paths if (names := imported_by(path) & servers)} == {}
 
 
 def test_values_travel_as_triton_reads_them() -> None:
@@ -85,6 +80,12 @@ def test_values_travel_as_triton_reads_them() -> None:
     assert [list(tensor.shape) for tensor in request.inputs if tensor.name == "stop_words"] == [[1, 2]]
     assert request.parameters["timeout"].int64_param == 1_500_000
     assert set(sent) == {"messages", "stream", "max_tokens", "stop_words", "top_p"}
+
+
+def test_a_prompt_may_be_token_ids() -> None:
+    (ids, stream) = request_message([7, 300], False, {}).inputs
+    assert (ids.name, list(ids.shape), stream.name) == ("input_ids", [1, 2], "stream")
+    assert request_message([7, 300], False, {}).raw_input_contents[0] == b"\x07\0\0\0\x2c\x01\0\0"
 
 
 def test_none_is_as_good_as_absent() -> None:

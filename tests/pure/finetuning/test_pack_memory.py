@@ -25,11 +25,9 @@ class Session:
     def num_blocks(self, pack: Pack, plans: Any) -> int:
         return len(pack.tokens) * (2 if "gate_up" in plans[0].kept else 1)
 
-    def begin(self, pack: Pack, num_labels: int, borrowed: Any) -> None:
+    def begin(self, pack: Pack, num_labels: int, borrowed: Any) -> str:
         self.said.append(None if borrowed is None else len(borrowed))
-
-    def end(self) -> None:
-        self.said.append("end")
+        return "a pack"
 
 
 def pack(*lengths: int) -> Pack:
@@ -49,11 +47,11 @@ def test_the_most_is_kept_that_fits_into_the_share_of_the_free_blocks() -> None:
     rich = own.plans_for(packs)
     assert rich is not None
     assert "gate_up" in rich[0].kept
-    held = pool.take(10)
+    held = pool.allocate(10)
     poor = own.plans_for(packs)
     assert poor is not None
     assert "gate_up" not in poor[0].kept
-    held += pool.take(20)
+    held += pool.allocate(20)
     assert own.plans_for(packs) is None, "not now"
     assert not own.shrink_if_too_large(packs)
     pool.drop(held)
@@ -75,14 +73,13 @@ def test_a_pack_whose_blocks_are_taken_back_touches_them_no_more() -> None:
     assert chosen is not None
     assert own.begin(pack(10), chosen, 3)
     own.check()
-    taken = pool.take(20)
-    assert session.said == [20], "there were others"
-    taken += pool.take(1)
-    assert session.said == [20, "end"]
+    taken = pool.allocate(20)
+    own.check()  # there were others
+    taken += pool.allocate(1)
     with pytest.raises(RevokedError):
         own.check()
     own.end()
-    assert pool.num_borrowed == 0
+    assert (session.said, pool.num_borrowed) == ([20], 0)
     pool.check_integrity([taken])
 
 
@@ -94,7 +91,7 @@ def test_packs_that_often_give_way_become_smaller() -> None:
         chosen = own.plans_for([pack(10)])
         assert chosen is not None
         assert own.begin(pack(10), chosen, 3)
-        taken = pool.take(40)
+        taken = pool.allocate(40)
         with pytest.raises(RevokedError):
             own.check()
         own.end()
@@ -108,12 +105,12 @@ def test_a_pack_waits_for_blocks_between_two_packs() -> None:
     own, session = memory(pool)
     chosen = own.plans_for([pack(10)])
     assert chosen is not None
-    held = pool.take(30)
+    held = pool.allocate(30)
     assert not own.begin(pack(10), chosen, 3)
     pool.drop(held)
     assert own.begin(pack(10), chosen, 3)
     own.end()
-    assert (session.said, pool.num_borrowed, pool.num_borrowable) == ([20, "end"], 0, 40)
+    assert (session.said, pool.num_borrowed, pool.num_borrowable) == ([20], 0, 40)
 
 
 def test_without_a_server_a_pack_has_its_own_memory() -> None:
@@ -123,4 +120,4 @@ def test_without_a_server_a_pack_has_its_own_memory() -> None:
     assert "gate_up" in chosen[0].kept
     assert own.begin(pack(10), chosen, 3)
     own.end()
-    assert session.said == [None, "end"]
+    assert session.said == [None]

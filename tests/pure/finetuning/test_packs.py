@@ -39,68 +39,45 @@ def test_a_label_is_the_next_learned_token_of_the_same_sequence() -> None:
     assert pack.pieces(3, 6) == [(0, 3, 4), (1, 4, 6)]
 
 
-@pytest.mark.parametrize("window", [1, 3, 100])
-@pytest.mark.parametrize("tile", [1, 4, 100])
-def test_windows_and_tiles_cover_a_pack_once_in_order(window: int, tile: int) -> None:
-    cursor = PackCursor(10, 4, first_layer=1)
-    windows, losses, tiles = [], [], []
-    while not cursor.is_computed:
-        windows.append(cursor.take_window(window))
-        while cursor.is_loss_due:
-            losses.append(cursor.take_loss(tile))
-            assert losses[-1][1] <= windows[-1][1]
+@pytest.mark.parametrize("most", [1, 3, 4, 100])
+def test_tiles_and_the_loss_cover_a_pack_once_in_order(most: int) -> None:
+    """Forward layer by layer from the first token, backward from the last one, down to the first layer that
+    is trained.
+    """
+    cursor, forward, losses, backward = PackCursor(10, 4, first_layer=1), [], [], []
+    while not cursor.is_forward_done:
+        assert cursor.forward_first == (forward[-1].last % 10 if forward else 0)
+        forward.append(cursor.take_forward(most))
+    while not cursor.is_loss_done:
+        losses.append(cursor.take_loss(most))
     while not cursor.is_done:
-        tiles.append(cursor.take_backward(tile))
-    for pieces in (windows, losses):
-        assert [token for first, last in pieces for token in range(first, last)] == list(range(10))
-    backward = [(each.layer, token) for each in tiles for token in reversed(range(each.first, each.last))]
-    assert backward == [(layer, token) for layer in (3, 2, 1) for token in reversed(range(10))]
+        assert cursor.backward_last == (backward[-1].first or 10 if backward else 10)
+        backward.append(cursor.take_backward(most))
+    tokens = [(each.layer, token) for each in forward for token in range(each.first, each.last)]
+    assert tokens == [(layer, token) for layer in range(4) for token in range(10)]
+    assert [token for first, last in losses for token in range(first, last)] == list(range(10))
+    tokens = [(each.layer, token) for each in backward for token in reversed(range(each.first, each.last))]
+    assert tokens == [(layer, token) for layer in (3, 2, 1) for token in reversed(range(10))]
+    assert all(each.last - each.first <= most for each in forward + backward)
 
 
-@pytest.mark.parametrize("most", [1, 3, 10, 100])
-def test_forward_tiles_cover_a_pack_layer_by_layer_before_its_loss(most: int) -> None:
-    cursor, tiles = PackCursor(10, 4, first_layer=1), []
-    while not cursor.is_loss_due:
-        assert not cursor.is_computed
-        assert cursor.forward_first == (tiles[-1].last % 10 if tiles else 0)
-        tiles.append(cursor.take_forward(most))
-    forward = [(each.layer, token) for each in tiles for token in range(each.first, each.last)]
-    assert forward == [(layer, token) for layer in range(4) for token in range(10)]
-    with pytest.raises(ValueError, match="forward"):
-        cursor.take_forward(most)
-    assert cursor.take_loss(7) == (0, 7)
-    with pytest.raises(ValueError, match="tile"):
-        cursor.take_backward(1)
-    assert cursor.take_loss(7) == (7, 10)
-    assert cursor.take_backward(100).layer == 3
-
-
-def test_a_pack_has_forward_tiles_or_windows() -> None:
-    cursor = PackCursor(10, 4)
-    cursor.take_forward(3)
-    with pytest.raises(ValueError, match="window"):
-        cursor.take_window(3)
-    cursor = PackCursor(10, 4)
-    cursor.take_window(3)
-    with pytest.raises(ValueError, match="windows"):
-        cursor.take_forward(3)
-
-
-def test_no_tile_before_the_last_window_and_its_loss_and_no_window_after_them() -> None:
+def test_no_loss_before_the_forward_pass_and_no_backward_pass_before_the_loss() -> None:
     cursor = PackCursor(10, 2)
-    with pytest.raises(ValueError, match="loss"):
+    cursor.take_forward(10)
+    with pytest.raises(ValueError, match="not computed forward"):
         cursor.take_loss(3)
-    cursor.take_window(9)
-    with pytest.raises(ValueError, match="window"):
-        cursor.take_window(3)
+    cursor.take_forward(10)
+    with pytest.raises(ValueError, match="the forward pass is done"):
+        cursor.take_forward(3)
     cursor.take_loss(9)
-    with pytest.raises(ValueError, match="tile"):
-        cursor.take_backward(3)
-    cursor.take_window(9)
-    with pytest.raises(ValueError, match="tile"):
+    with pytest.raises(ValueError, match="no loss"):
         cursor.take_backward(3)
     cursor.take_loss(9)
-    with pytest.raises(ValueError, match="window"):
-        cursor.take_window(3)
+    with pytest.raises(ValueError, match="or done"):
+        cursor.take_loss(1)
+    for _ in range(2):
+        cursor.take_backward(10)
+    with pytest.raises(ValueError, match="or done"):
+        cursor.take_backward(1)
     with pytest.raises(ValueError, match="at least 1"):
         PackCursor(0, 2)

@@ -48,3 +48,31 @@ def test_an_adapter_without_versions_is_not_replaced_and_the_job_says_so(job: An
         ("warn", f"the adapter is not served: {tmp_path}/adapters/law is an adapter without versions")
     ]
     assert (tmp_path / "adapters/law/adapter_model.safetensors").read_bytes() == b"of others"
+
+
+def test_a_broken_version_is_another_one_and_keeps_no_adapter_from_being_served(
+    job: Any, tmp_path: Path
+) -> None:
+    adapters = tmp_path / "adapters"
+    (adapters / "law" / "1").mkdir(parents=True)  # half copied
+    write(adapters / "law" / "2", b"trained")
+    (adapters / "law" / "2" / "adapter_config.json").unlink()
+    (adapters / "law" / "3" / "adapter_model.safetensors").mkdir(parents=True)
+    (adapters / "law" / "4").write_text("a file")
+    (adapters / "law" / "5").symlink_to("nowhere")
+    assert publish.finish(job, adapters) == "law@6"
+    assert publish.finish(job, adapters) == "law@6"
+    assert job.events == []
+
+
+def test_other_settings_with_the_same_weights_are_another_version(job: Any, tmp_path: Path) -> None:
+    adapters = tmp_path / "adapters"
+    write(adapters / "law" / "1", b"trained")
+    (adapters / "law" / "1" / "adapter_config.json").write_text('{"lora_alpha": 1}')
+    assert publish.finish(job, adapters) == "law@2"
+
+
+def test_after_the_largest_number_there_is_none(job: Any, tmp_path: Path) -> None:
+    (tmp_path / "adapters" / "law" / ("9" * 18)).mkdir(parents=True)
+    assert publish.finish(job, tmp_path / "adapters") == ""
+    assert "no version can come after" in job.events[0][1]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from python_backends.finetuning.__main__ import main
+from commands.finetune.__main__ import main
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,8 @@ from python_backends.finetuning.__main__ import main
         (["--name", "../x"], "--name '../x': at most 128 letters"),
         (["--steps", "0"], "--steps 0: must be at least 1"),
         (["--targets", "q_proj,nothing"], "--targets nothing: must be among"),
+        (["--from", "law"], "--from law: neither a directory with adapter_config.json nor an adapter in"),
+        (["--from", "../law"], "--from ../law: it is no directory with adapter_config.json"),
         (["--resume", "ftjob-1"], "submit: give a JSONL file"),
     ],
 )

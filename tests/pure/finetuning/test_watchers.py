@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from python_backends.finetuning.__main__ import main
+from commands.finetune.__main__ import main
 from python_backends.finetuning.jobs import jobs_directory
 from python_backends.finetuning.watchers import announced, refusals, trains
 from python_backends.settings import ROOT, load

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from python_backends.prediction.place import NUM_SAMPLES, SAMPLE_BYTES, adopt, digest_of, directory_of
+from python_backends.checkpoint.digests import NUM_SAMPLES, SAMPLE_BYTES, digest_of
+from python_backends.prediction.place import adopt, directory_of
 from python_backends.settings import Settings, load
 
 ROOT = Path(__file__).resolve().parents[3]

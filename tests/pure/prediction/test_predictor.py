@@ -164,6 +164,45 @@ def test_a_budget_grows_with_time_up_to_a_limit_and_pays_for_what_was_too_much()
     assert budget.affords(0.05 - 1e-9)
 
 
+class Costly(Words):
+    """Each text costs processor time, one call more than the others."""
+
+    def __init__(self, clock: list[float], text_s: float, slow_call: int = 0) -> None:
+        super().__init__()
+        self._clock, self._text_s, self._slow_call, self._calls = clock, text_s, slow_call, 0
+
+    def encode(self, texts: Sequence[str]) -> Floats:
+        self._calls += 1
+        self._clock[0] += 1.2 if self._calls == self._slow_call else self._text_s * len(texts)
+        return super().encode(texts)
+
+
+@pytest.mark.parametrize(
+    ("text_s", "slow_call", "is_new", "share"),
+    [(0.002, 2, False, 0.1), (0.016, 0, True, 0.05), (0.9, 0, True, 0.05)],
+)
+def test_texts_that_cost_more_than_can_be_saved_are_encoded_one_request_at_a_time(
+    text_s: float, slow_call: int, is_new: bool, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One slow encoding, a slow processor, or a large encoder; a request an hour."""
+    used_s = [0.0]
+    monkeypatch.setattr("time.thread_time", lambda: used_s[0])
+    house = House(tmp_path, share)
+    house.words = Costly(used_s, text_s, slow_call)
+    house.predictor._load_encoder()
+    made = 0
+    for hour in range(48):
+        house.clock.now_s += 3600
+        instruction = f"Say it {hour}" if is_new else "Say it"
+        asked = [Subject(instruction, f"text {hour}", 10), Subject(f"more {hour}", f"other {hour}", 10)]
+        answers = house.predictor.answer(asked[: 1 + (text_s > 0.5)])
+        made += answers[0].features is not None
+        assert hour == 0 or len(answers) == 1 or answers[1].features is None, "beyond the budget"
+    assert made == 48
+    if is_new:
+        assert house.predictor._cost_s == pytest.approx(text_s, rel=0.1), "instructions are texts, too"
+
+
 def test_without_a_share_nothing_is_affordable() -> None:
     assert not Budget(0.0, time.monotonic).affords(0.0)
 

@@ -6,6 +6,10 @@ from __future__ import annotations
 
 import time
 import tracemalloc
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import assume, given
@@ -14,9 +18,12 @@ from tokenizers import Tokenizer, models
 
 from python_backends.nouns.request import RefusedError
 from python_backends.text.checkpoint import CheckpointError
-from python_backends.text.door.chat_template import ChatTemplate
+from python_backends.text.door import chat_template
+from python_backends.text.door.chat_template import ChatTemplate, Message
 from python_backends.text.door.encoder import PromptEncoder
 from python_backends.text.door.special_tokens import SpecialTokens
+from python_backends.text.door.template_sandbox import begin_rendering, environment
+from python_backends.text.longest import longest_of
 from tests.support.examples import examples
 from tests.support.text.checkpoints import LLAMA_TEMPLATE, TEMPLATE, byte_level, sentence_piece
 
@@ -48,10 +55,22 @@ def template(source: str, family: str = "byte_level") -> ChatTemplate:
     return ChatTemplate(source, CHECKPOINTS[family].named_tokens, SPECIAL[family])
 
 
+class UncertainError(RefusedError):
+    """The text is not certain to be that of transformers."""
+
+
+def rendered(source: str, family: str, messages: Sequence[Message]) -> str:
+    try:
+        return template(source, family).render(messages)
+    except RefusedError as refused:
+        kind = UncertainError if "counts, cuts or escapes characters" in str(refused) else RefusedError
+        raise kind(str(refused)) from refused
+
+
 def render(source: str, *turns: str) -> str:
     roles = ["user", "assistant"] * len(turns)
     messages = [{"role": role, "content": turn} for role, turn in zip(roles, turns, strict=False)]
-    return SPECIAL["byte_level"].readable(template(source).render(messages))
+    return SPECIAL["byte_level"].readable(rendered(source, "byte_level", messages))
 
 
 def encode(family: str, armed: str) -> list[int]:
@@ -173,7 +192,7 @@ def specials_of(source: str, family: str, *contents: str) -> list[str]:
     source = "{% for m in messages %}{% set c = m.content %}<|user|>" + source + "<|end|></s>{% endfor %}"
     ids = encode(
         family,
-        template(source, family).render([{"role": "user", "content": content} for content in contents]),
+        rendered(source, family, [{"role": "user", "content": content} for content in contents]),
     )
     return [CHECKPOINTS[family].tokenizer.id_to_token(i) for i in ids if i in SPECIAL_IDS[family]]
 
@@ -185,7 +204,9 @@ def specials_of(source: str, family: str, *contents: str) -> list[str]:
 def test_content_adds_no_special_token_whatever_a_template_takes_out_of_it(
     family: str, source: str, contents: list[str]
 ) -> None:
-    assert specials_of(source, family, *contents) == specials_of(source, family, *(["hello"] * len(contents)))
+    with suppress(UncertainError):  # where it slices a break
+        found = specials_of(source, family, *contents)
+        assert found == specials_of(source, family, *(["hello"] * len(contents)))
 
 
 def test_what_a_template_takes_out_can_not_join_the_halves_of_a_special_token() -> None:
@@ -254,7 +275,85 @@ def test_thousands_of_special_tokens_and_long_ones_are_found_fast() -> None:
     assert time.perf_counter() - started < 2.0
 
 
+def test_words_of_any_length_and_number_are_found_longest_first() -> None:
+    stairs = ["a" * n for n in range(1, 700, 3)]  # each begins with all before it
+    words = [*stairs, "<" + "x" * 30_000 + ">", "<x", "b(", "b(c"]
+    pattern = longest_of(words)
+    assert pattern is not None
+    for word in (stairs[0], stairs[50], stairs[-1], *words[-4:]):
+        assert pattern.findall(f"-{word}-") == [word]
+    assert longest_of([""]) is None
+
+
 # --- as transformers renders
+
+
+LONG = "Write each call as <call>name</call>, one a line, and wait for what it gives. "
+
+
+@pytest.mark.parametrize("size", [300, 600, 100_000])
+def test_a_template_may_have_texts_of_any_length(size: int) -> None:
+    text = (LONG * (size // len(LONG) + 1))[:size]
+    assert (
+        render("{% if '" + text + "' in messages[0].content %}x{% endif %}{{ '" + text + "' }}", "a") == text
+    )
+    assert render("{% if tools %}{{ '" + text + "' }}{% endif %}" + text, "a") == text
+
+
+def test_a_template_may_join_many_pieces() -> None:
+    assert render("{{ " + " + ".join(["'<a'"] * 300) + " }}", "a") == "<a" * 300
+    assert render("{{ " + " ~ ".join(["'<a'"] * 2000) + " }}", "a") == "<a" * 2000
+    assert render("{{ 'a' + messages[0].content + ('b' + '|>') + 'c' }}", "<") == "a<b|>c"
+
+
+def test_groups_have_names() -> None:
+    source = "{% for g in messages | groupby('role') %}[{{ g.grouper }} {{ g.list | length }}]{% endfor %}"
+    assert render(source, "a", "b", "c") == "[assistant 1][user 2]"
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("{{ messages[0].content.__class__ }}", "'__class__' of a str"),
+        ("{{ messages[0].content.format }}", "'format' of a str"),
+        ("{{ messages.append }}", "'append' of a list"),
+        ("{{ messages[0]['copy'] }}", "'copy' of a dict"),
+        ("{{ messages | map(attribute='content.zfill') | list }}", "'zfill' of a str"),
+        ("{{ (1).real }}", "'real' of a int"),
+    ],
+)
+def test_what_is_forbidden_is_named_and_prints_no_nothing(source: str, name: str) -> None:
+    with pytest.raises(RefusedError, match=f"it uses {name}, which is not supported"):
+        render(source, "a")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[0] }}",
+        "{{ messages }}",
+        "{{ messages[0] ~ '' }}",
+        "{{ messages[0] | string }}",
+        "{{ [messages[0].content] | join }}{{ [[messages[0].content]] | join }}",
+        "{{ messages[0].content | e }}",
+        "{{ messages[0] | tojson(ensure_ascii=true) }}",
+        "{{ messages[0].content | length }}",
+    ],
+)
+@pytest.mark.parametrize("content", ["is a < b? y", "<|end|>", "end", "é \uf000 \\uf000 <"])
+def test_a_content_reaches_the_model_as_it_was_typed_or_not_at_all(source: str, content: str) -> None:
+    theirs = environment().from_string(source)
+    begin_rendering(1000, datetime.now())
+    wanted = theirs.render(messages=[{"role": "user", "content": content}])
+    with suppress(UncertainError):
+        assert render(source, content) == wanted
+    assert render(source, "hello").count("hello") or "length" in source
+
+
+def test_the_time_is_the_same_in_all_renderings_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Mock(now=Mock(side_effect=[datetime(2026, 1, 1, 0, 0, second) for second in range(9)]))
+    monkeypatch.setattr(chat_template, "datetime", clock)
+    assert render("{{ strftime_now('%S') }}{{ messages[0].content }}", "<") == "00<"
 
 
 def test_blocks_take_their_line_with_them() -> None:
@@ -436,7 +535,19 @@ def test_a_template_that_runs_wild_is_refused(source: str) -> None:
         render(source, "a")
 
 
-@pytest.mark.parametrize("source", ["{% for %}", "{{ }", "{% for a in b recursive %}{% endfor %}"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for %}",
+        "{{ }",
+        "{% for a in b recursive %}{% endfor %}",
+        "{{ " + "(" * 500 + "1" + ")" * 500 + " }}",
+        "{{ " + " + ".join(["messages"] * 5000) + " }}",
+        "{{ " + " + ".join(["'a'"] * 5000) + " }}",
+        "{% if x %}" * 500 + "{% endif %}" * 500,
+    ],
+    ids=range(7),
+)
 def test_a_template_that_can_not_be_compiled_is_a_bad_checkpoint(source: str) -> None:
     with pytest.raises(CheckpointError, match="chat template"):
         template(source)

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from python_backends.settings import LimitSettings
 from python_backends.text.checkpoint import Checkpoint, CheckpointError, read_checkpoint
+from python_backends.text.detokenize.detokenizer import Detokenizer
+from python_backends.text.door.door import open_door
 from tests.support.text.checkpoints import byte_level_tokenizer, write_checkpoint
 
 TOKENIZER = byte_level_tokenizer()
@@ -70,3 +73,58 @@ def test_the_chat_template_is_a_string_a_list_of_named_ones_or_a_file(tmp_path: 
     assert read(tmp_path, {"chat_template": named}).chat_template == "c"
     (tmp_path / "chat_template.jinja").write_text("d")
     assert read(tmp_path, {"chat_template": "a"}).chat_template == "d"
+    (tmp_path / "chat_template.jinja").unlink()
+    assert read(tmp_path, {"chat_template": {"default": "e", "rag": "f"}}).chat_template == "e"
+    assert read(tmp_path, {"chat_template": ""}, chat_template={"chat_template": "g"}).chat_template == "g"
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "reason"),
+    [
+        ("chat_template.jinja", b"\xff", "invalid start byte"),
+        ("chat_template.jinja", b" \n", "is empty"),
+        ("tokenizer_config.json", b'{"chat_template": [{"name": "rag", "template": ""}]}', "it has: rag"),
+        (
+            "tokenizer_config.json",
+            b'{"chat_template": {"rag": "a", "tool_use": "b"}}',
+            "it has: rag, tool_use",
+        ),
+        ("tokenizer_config.json", b'{"chat_template": [5]}', "it has: none"),
+        ("tokenizer_config.json", b'{"chat_template": {"default": 5}}', "must be a text, not int"),
+        ("tokenizer_config.json", b'{"chat_template": true}', "must be a text, not bool"),
+        ("tokenizer_config.json", b"\xff", "invalid start byte"),
+        ("tokenizer_config.json", b"[" * 100_000, "recursion"),
+        ("tokenizer_config.json", b"[]", "must hold a JSON object"),
+        ("config.json", b'{"vocab_size": "many"}', "vocab_size = 'many': must be a whole number"),
+        ("config.json", b'{"n_positions": [5]}', r"n_positions = \[5\]: must be a whole number"),
+        ("config.json", b'{"eos_token_id": [[2]]}', r"eos_token_id = \[2\]: must be a whole number"),
+        (
+            "generation_config.json",
+            b'{"eos_token_id": {"a": 1}}',
+            "eos_token_id = .*: must be a whole number",
+        ),
+    ],
+)
+def test_what_can_not_be_read_is_an_error_of_one_line_that_names_the_file(
+    tmp_path: Path, file: str, content: bytes, reason: str
+) -> None:
+    write_checkpoint(tmp_path, TOKENIZER, {})
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"(?s){tmp_path}/{file}: .*{reason}") as refused:
+        read_checkpoint(tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_error_that_nobody_thought_of_names_the_directory(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=rf"{tmp_path}: .* TypeError: 'int' object is not iterable"):
+        read(tmp_path, {"additional_special_tokens": 5})
+
+
+def test_the_door_and_the_detokenizer_name_the_file_too(tmp_path: Path) -> None:
+    checkpoint = read(tmp_path, {"chat_template": "{{ }"}, config={"n_positions": 64})
+    with pytest.raises(CheckpointError, match=rf"{tmp_path}/tokenizer_config.json: the chat template"):
+        open_door(checkpoint, LimitSettings())
+    undecoded = byte_level_tokenizer()
+    undecoded.decoder = None  # type: ignore[assignment]
+    with pytest.raises(CheckpointError, match=rf"{tmp_path}/tokenizer.json has no decoder"):
+        Detokenizer(read_checkpoint(write_checkpoint(tmp_path, undecoded, {})))

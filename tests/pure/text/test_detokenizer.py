@@ -128,6 +128,51 @@ def test_any_windows_add_up_to_the_text_before_the_first_stop_word(
     assert (stopped_at, stream.text) == (expected or (0, text))
 
 
+SPELLED = {
+    name: [checkpoint.tokenizer.id_to_token(token) for token in (0, 1, 2)]
+    for name, checkpoint in CHECKPOINTS.items()
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@examples
+@given(data=st.data(), steps=steps, min_tokens=st.integers(0, 12))
+def test_any_windows_stop_at_a_stop_word_with_special_tokens(
+    family: str, data: st.DataObject, steps: list[tuple[int, int, int]], min_tokens: int
+) -> None:
+    """Letters and special tokens, one token each, so that both sides are lists of tokens."""
+    letters = {letter: encoded("byte_level", letter)[0] for letter in "ab\n"}
+    if family == "sentence_piece":
+        letters = {letter: byte_tokens(letter.encode())[0] for letter in "ab\n"}
+    letters |= {text: token for token, text in enumerate(SPELLED[family])}
+    pieces = st.lists(st.sampled_from(sorted(letters)), min_size=1, max_size=3)
+    answer, words = (
+        data.draw(st.lists(st.sampled_from(sorted(letters)), max_size=30)),
+        data.draw(st.lists(pieces, min_size=1, max_size=3)),
+    )
+    ends = [
+        (end, -len(word))
+        for end in range(min_tokens + 1, len(answer) + 1)
+        for word in words
+        if answer[:end][-len(word) :] == word
+    ]
+    end, length = min(ends, default=(0, -len(answer)))
+    expected = "".join(text for text in answer[: end + length if end else None] if len(text) == 1)
+    stream = stream_of(family, [letters[text] for text in answer], tuple(map("".join, words)), min_tokens)
+    assert (stream.run(steps), stream.text) == (end, expected)
+
+
+def test_a_special_token_that_is_spelled_as_text_ends_the_answer_as_text_does() -> None:
+    word = SPELLED["byte_level"][0]
+    spelled = [token for letter in word for token in encoded("byte_level", letter)]
+    assert window_piece("byte_level", spelled, stop_words=(f"{word}",)) == Piece("", len(spelled))
+    assert window_piece("byte_level", [*spelled, 0], stop_words=("x",)).text == word
+
+
+def test_parts_of_a_special_token_and_other_special_tokens_do_not_stop() -> None:
+    assert window_piece("byte_level", [0, 1], stop_words=("<", "|>", "end", "<|user|>")) == Piece("", 0)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @examples
 @given(data=st.data())

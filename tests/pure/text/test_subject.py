@@ -77,8 +77,17 @@ def test_a_long_input_is_cut_but_counted_whole() -> None:
 
 def test_an_input_that_the_prompt_spells_differently_is_counted_by_its_share_of_the_characters() -> None:
     encoding = byte_level().tokenizer.encode("abcabcabcabc")
-    assert num_tokens_of("ABC", "abcabcabcabc", encoding) == round(len(encoding) / 4)
-    assert num_tokens_of(" ", "abcabcabcabc", encoding) == 0
+    count = len(encoding)
+    assert num_tokens_of("ABC", "abcabcabcabc", count, encoding) == round(count / 4)
+    assert num_tokens_of("abc", "abcabcabcabc", count, None) == round(count / 4)
+    assert num_tokens_of(" ", "abcabcabcabc", count, encoding) == 0
+
+
+def test_a_prompt_of_ids_is_divided_by_its_text() -> None:
+    ids = byte_level().tokenizer.encode("Say it:\nabc").ids
+    request = admitted(input_ids=ids, max_tokens=3)
+    assert isinstance(request, Request)
+    assert request.subject == Subject("Say it", "abc", round(len(ids) * 3 / len("Say it:\nabc")))
 
 
 def test_nothing_is_counted_where_nothing_is_predicted() -> None:

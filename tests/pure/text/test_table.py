@@ -13,7 +13,7 @@ from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 from client.parameters import TABLE
 from client.parameters import TIMEOUT as CLIENTS_TIMEOUT
 from python_backends.nouns.request import Sampling
-from python_backends.text.door.table import FIELDS, KNOWN, NEUTRAL
+from python_backends.text.door.table import FIELDS, KNOWN, NEUTRAL, TENSORRT_LLM_INPUTS
 from tests.support.server import random_requests
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -47,13 +47,16 @@ def test_the_clients_parameters_are_fields_of_the_same_type() -> None:
         if row.dtype != CLIENTS_TIMEOUT
     }
     assert theirs == {name: (FIELDS[name].dtype, FIELDS[name].is_list) for name in theirs}
-    assert FIELDS.keys() - theirs.keys() == {"text_input", "messages", "stream"}
+    assert (
+        FIELDS.keys() - theirs.keys()
+        == {"text_input", "messages", "input_ids", "stream"} | TENSORRT_LLM_INPUTS.keys()
+    )
 
 
 def test_the_docs_have_a_row_with_the_type_of_every_field() -> None:
     rows = [line.split("|")[1:3] for line in DOCS.splitlines() if line.startswith("| `")]
     types = {name: kind.strip() for names, kind in rows for name in re.findall(r"`(\w+)`", names)}
-    for name in KNOWN - NEUTRAL.keys() - {"timeout", "pad_id"}:
+    for name in KNOWN - NEUTRAL - {"timeout", "pad_id"}:
         field = FIELDS[name]
         assert types[name].startswith(f"{field.dtype} list" if field.is_list else field.dtype), name
 

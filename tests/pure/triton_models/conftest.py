@@ -96,8 +96,10 @@ class Request:
 
 
 class Metric:
+    value = 0.0
+
     def increment(self, amount: float) -> None:
-        pass
+        self.value += amount
 
     def set(self, value: float) -> None:
         pass
@@ -106,7 +108,7 @@ class Metric:
 class MetricFamily:
     GAUGE, COUNTER = 1, 2
 
-    def __init__(self, **_: Any) -> None:
+    def __init__(self, *_: Any, **__: Any) -> None:
         pass
 
     def Metric(self, labels: dict[str, str]) -> Metric:  # noqa: N802 (Triton's own name)

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from python_backends.cluster.router import Router
-from python_backends.nouns.messages import Hello, Load
+from python_backends.nouns.messages import Hello, Load, TrainingLoad
 from python_backends.nouns.request import ModelLimits
 from python_backends.settings import ClusterSettings, StreamSettings
 from python_backends.streams.table import StreamTable
 from python_backends.triton_models.instance_watch import InstanceWatch
-from python_backends.watching.cluster_files import ORDERS, STATUS, ClusterOrders, ClusterStatus, Orders
+from python_backends.watching.cluster_files import (
+    ORDERS,
+    STATUS,
+    ClusterOrders,
+    ClusterStatus,
+    MoveOrder,
+    Orders,
+)
 from python_backends.watching.metrics import Metrics
 from python_backends.wires.sessions import InstanceLoad, InstanceLost, InstanceReady
 
@@ -113,10 +123,15 @@ def test_an_order_to_move_is_carried_out_once_and_its_result_is_written(tmp_path
     ClusterOrders(tmp_path).move(17, 1)
     watch = Watch(tmp_path, instances=2)
     watch.get_ready(0, 1)
-    assert ClusterStatus(tmp_path).read()["moved"] is None, "an earlier scheduler model got this order"
-    number = ClusterOrders(tmp_path).move(18, 1)
+    assert ClusterStatus(tmp_path).read()["moved"] == [], "an earlier scheduler model got this order"
+    orders = [ClusterOrders(tmp_path).move(number, 1) for number in (18, 19)]
     watch.look()
-    moved = {"number": number, "is_done": False, "text": "there is no open request 18"}
+    texts = ["there is no open request 18", "there is no open request 19"]
+    moved = [
+        {"number": number, "is_done": False, "text": text} for number, text in zip(orders, texts, strict=True)
+    ]
+    assert ClusterStatus(tmp_path).read()["moved"] == moved
+    watch.look()
     assert ClusterStatus(tmp_path).read()["moved"] == moved
     assert ClusterStatus(tmp_path).read()["requests"] == []
 
@@ -134,14 +149,51 @@ def test_the_seconds_of_all_instances_are_added_up(tmp_path: Path) -> None:
     assert watch.metrics.counters[name] == 3 * 10 + 5
 
 
+def test_a_heartbeat_of_another_version_hurts_nothing(tmp_path: Path) -> None:
+    """Its token gaps and jobs are counted by other bounds and states."""
+    watch = Watch(tmp_path, instances=2)
+    watch.get_ready(0, 1)
+    watch.hear(InstanceLoad(0, Load(num_running=3, gap_counts=(1, 2), training=TrainingLoad(jobs=(4,)))))
+    watch.watch.loads.export()
+    assert watch.metrics.gauges["gapless_requests_running", ()] == 3
+    assert watch.metrics.gauges["gapless_finetuning_jobs", (("status", "queued"),)] == 4
+    assert sum(watch.metrics.histograms["gapless_token_gap_seconds"].counts) == 0
+
+
 def test_orders_keep_each_other(tmp_path: Path) -> None:
     orders = ClusterOrders(tmp_path)
-    assert orders.read() == Orders(frozenset(), None)
+    assert orders.read() == Orders()
     orders.scale(3)
     orders.drain(frozenset({1}))
-    assert orders.read() == Orders(frozenset({1}), 3)
+    moved = orders.move(17, 1)
+    number = orders.drain(frozenset({2}))
+    assert orders.read() == Orders(frozenset({1, 2}), 3, (MoveOrder(moved, 17, 1),), number)
     orders.scale(None)
-    assert orders.read() == Orders(frozenset({1}), None)
+    number = orders.restore(frozenset({1}))
+    assert orders.read() == Orders(frozenset({2}), None, (MoveOrder(moved, 17, 1),), number)
+
+
+def test_orders_that_are_given_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
+    orders, numbers = ClusterOrders(tmp_path), range(40)
+    with ThreadPoolExecutor(8) as threads:
+        moves = [threads.submit(orders.move, number, 0) for number in numbers]
+        drains = [threads.submit(orders.drain, frozenset({number})) for number in numbers]
+        scaled = threads.submit(orders.scale, 3)
+    written = orders.read()
+    assert (written.draining, written.instances) == (set(numbers), 3)
+    assert sorted(move.request_id for move in written.moves) == list(numbers)
+    given = [each.result() for each in (*moves, *drains, scaled)]
+    assert len({*given}) == len(given)
+    assert written.number == max(given)
+    assert {path.name for path in tmp_path.iterdir()} == {ORDERS, "cluster-orders.lock"}
+
+
+def test_the_last_instance_is_not_drained_whoever_asks_first(tmp_path: Path) -> None:
+    orders = ClusterOrders(tmp_path)
+    orders.drain(frozenset({0}), {0, 1})
+    with pytest.raises(ValueError, match="instance 1 is the last one that gets requests"):
+        orders.drain(frozenset({1}), {0, 1})
+    assert orders.read().draining == {0}
 
 
 def test_a_single_instance_has_no_files(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from python_backends.settings import ClusterSettings
 from python_backends.streams.stream import Stream
 from python_backends.triton_models.instance_loads import InstanceLoads
 from python_backends.watching.board import MAX_INSTANCES
-from python_backends.watching.metrics import Metrics
+from python_backends.watching.metrics import TIMESTAMP, Metrics
 
 LIMITS = ModelLimits(max_model_tokens=64, vocab_size=100, num_slots=4, num_blocks=100, block_tokens=16)
 PROMPT = np.arange(8, dtype=np.int32)
@@ -79,6 +79,29 @@ def test_a_gauge_that_was_infinite_shows_a_number_again(server: None) -> None:
         export.export()
         assert Family.numbers["gapless_instance_freeness_tokens"].value == freeness
     assert Family.numbers["gapless_dispatches_total"].value == 6
+
+
+def test_many_numbers_are_exported_some_at_a_time_and_the_time_when_they_were_read_is_the_last(
+    server: None,
+) -> None:
+    from python_backends.triton_models.metrics_export import MetricsExport
+
+    metrics = Metrics()
+    export = MetricsExport(metrics)
+    Family.written = []
+    for number in range(25):
+        metrics.gauge("gapless_instance_waiting", number, (("instance", str(number)),))
+    export.begin()
+    counts = []
+    while export.is_under_way:
+        metrics.gauge("gapless_queued_tokens", len(counts) + 1)  # the next export has it
+        export.begin()
+        export.go_on(10)
+        counts.append(len(Family.written))
+    assert counts == [10, 20, 26]
+    assert Family.written[-1] == {"name": TIMESTAMP}
+    export.export()
+    assert Family.numbers["gapless_queued_tokens"].value == 3
 
 
 def test_an_instance_costs_at_most_six_round_trips_a_second_and_none_while_nothing_changes(

@@ -9,19 +9,21 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
 
 from python_backends.engine.choice import choose
-from python_backends.nouns.messages import Load
-from python_backends.nouns.request import Finish, Request, Sampling, Subject
+from python_backends.moving.coordinator import Coordinator
+from python_backends.nouns.messages import FromInstance, Hello, Load
+from python_backends.nouns.request import Feedback, Finish, Idle, Request, Sampling, Subject
 from python_backends.nouns.step import Tokens
 from python_backends.settings import dump, load
 from python_backends.watching.instance_state import CLOSING
 from python_backends.watching.restarts import RestartCounts
-from python_backends.wires.sessions import InstanceLoad
+from python_backends.wires import sessions
+from python_backends.wires.sessions import InstanceLoad, InstanceLost, InstanceMove, InstanceReady
 from tests.pure.triton_models.conftest import Request as TritonRequest
 from tests.pure.triton_models.conftest import Sender
 from tests.support.server.serving import wait_for
@@ -58,6 +60,13 @@ class Model:
         """As if these had come from the instance."""
         self.model._news.extend(messages)
         self.model._link.wake()
+
+    def pass_seconds(self, count: int) -> None:
+        """As if so many seconds were over, in each of which metrics are written."""
+        for _ in range(count + 1):  # the last one only begins
+            self.model._exported_s = 0.0
+            self.model._link.wake()
+            wait_for(lambda: self.model._exported_s > 0, 10)
 
 
 @pytest.fixture
@@ -104,9 +113,9 @@ def test_a_refusal_that_cannot_be_sent_ends_no_stream(served: Model) -> None:
 def test_a_lost_or_broken_file_of_restart_counts_ends_no_stream(served: Model, run_directory: Path) -> None:
     sender = served.ask(1)
     (run_directory / "restarts.json").write_text("no JSON")
-    time.sleep(1.5)
+    served.pass_seconds(1)
     (run_directory / "restarts.json").unlink()
-    time.sleep(1.5)
+    served.pass_seconds(1)
     assert len(served.table) == 1
     assert is_undisturbed(sender)
 
@@ -115,19 +124,28 @@ def test_metrics_and_records_that_fail_end_no_stream_and_are_logged_once(
     served: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     sender = served.ask(1)
-    monkeypatch.setattr(served.model._export, "export", lambda: 1 / 0)
+    monkeypatch.setattr(served.model._shown, "begin", lambda: 1 / 0)
     monkeypatch.setattr(served.model._predictions, "ended", lambda *_: 1 / 0)
-    time.sleep(2.5)
+    served.pass_seconds(3)
     assert len([record for record in caplog.records if "metrics" in record.message]) == 1, "not every second"
     served.tell(tokens(1, 5, 6, finish=Finish.STOP))
     wait_for(lambda: sender.is_closed, 10)
     assert sender.sent[-2:] == [(False, "window"), (True, "")]
 
 
-def test_a_last_window_that_cannot_be_sent_ends_its_stream_with_an_error(served: Model) -> None:
+def test_a_last_window_that_cannot_be_sent_ends_its_stream_with_an_error_after_the_windows_before_it(
+    served: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from python_backends.triton_models import scheduler
+
+    monkeypatch.setattr(scheduler, "CUT_OFF_AFTER_S", 0.2)
     sender, other = served.ask(1), served.ask(2)
+    served.tell(tokens(1, 5))
+    wait_for(lambda: sender.sent, 10)
     sender.most_bytes = 20
     served.tell(tokens(1, 5, 6, finish=Finish.STOP))
+    wait_for(lambda: served.table.find(1) is None, 10)
+    assert not sender.is_closed, "the detokenizer may still have the first window"
     wait_for(lambda: sender.is_closed, 10)
     assert [what for is_end, what in sender.sent if is_end] == ["a part of the answer could not be sent"]
     assert len(served.table) == 1
@@ -145,10 +163,30 @@ def test_a_window_that_cannot_be_sent_ends_its_stream_with_an_error(served: Mode
 
 def test_news_after_a_message_that_cannot_be_taken_are_not_lost(served: Model) -> None:
     sender = served.ask(1)
-    served.tell("no message", tokens(1, 5, finish=Finish.STOP))
+    served.model._readers[str] = lambda _: 1 / 0
+    served.tell("broken", tokens(1, 5, finish=Finish.STOP))
     wait_for(lambda: sender.is_closed, 10)
     assert not served.model._news
     assert len([end for end, _ in sender.sent if end]) == 1
+
+
+def test_an_unknown_message_is_passed_over_and_logged_once(
+    served: Model, caplog: pytest.LogCaptureFixture
+) -> None:
+    sender = served.ask(1)
+    served.tell("unknown", "unknown", tokens(1, 5))
+    wait_for(lambda: sender.sent, 10)
+    assert is_undisturbed(sender)
+    assert len([record for record in caplog.records if "takes a message str" in record.message]) == 1
+
+
+def test_the_scheduler_model_takes_every_message_that_it_can_be_told_and_no_other(served: Model) -> None:
+    messages = [kind(*(None for _ in kind.__struct_fields__)) for kind in get_args(FromInstance)]
+    said = [sessions._Peer(0).labelled(each) for each in messages if not isinstance(each, Hello)]
+    heard = {*map(type, said), *get_args(Feedback | Idle), InstanceReady, InstanceLost}
+    assert served.model._readers.keys() == heard
+    moves = {type(each.message) for each in said if isinstance(each, InstanceMove)}
+    assert moves == {*get_args(get_type_hints(Coordinator.heard)["message"])}
 
 
 def test_a_server_that_shuts_down_gives_streams_their_text_so_far(served: Model, run_directory: Path) -> None:
@@ -161,6 +199,7 @@ def test_a_server_that_shuts_down_gives_streams_their_text_so_far(served: Model,
     wait_for(lambda: len(stream.tokens) == 2, 10)
     assert stream.has_news, "the second token waits for company"
     (run_directory / CLOSING).touch()
+    served.pass_seconds(1)
     wait_for(lambda: sender.is_closed, 10)
     assert not stream.has_news
     assert sender.sent[-1] == (True, "the server is shutting down")
@@ -194,10 +233,12 @@ def test_why_requests_wait_is_a_metric_and_is_logged(served: Model, caplog: pyte
     """There is no instance. The log is what a server prints: warnings and errors."""
     served.ask(1)
     served.ask(2)
+    served.pass_seconds(1)
     gauges = served.model._metrics.gauges
     wait_for(lambda: gauges["gapless_waiting", (("reason", "no_instance"),)] == 2, 10)
     assert sum(value for (name, _), value in gauges.items() if name == "gapless_waiting") == 2
-    served.model._tell_at_s = 0.0
+    served.model._shown._tell_at_s = 0.0
+    served.pass_seconds(1)
     wait_for(
         lambda: any(
             "2 requests wait for a slot: 2 no_instance" in record.message for record in caplog.records

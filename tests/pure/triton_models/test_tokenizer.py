@@ -13,7 +13,7 @@ from python_backends.engine.choice import choose
 from python_backends.nouns.request import ModelLimits
 from python_backends.settings import ClusterSettings, ModelSettings, Settings, dump
 from python_backends.watching.board import Board
-from python_backends.watching.instance_state import InstanceRecord, State
+from python_backends.watching.instance_state import DRAINING, InstanceRecord, State
 from tests.pure.triton_models.conftest import Request, Response, Tensor
 
 TRITONS = {
@@ -102,6 +102,22 @@ def test_a_timeout_may_come_as_a_parameter_or_with_the_request(model: Any, reque
 def test_a_request_with_an_unknown_field_is_refused_alone(model: Any) -> None:
     answers = model.execute([asked(), asked(tempreature=1.0), asked("world")])
     assert [bool(error(answer)) for answer in answers] == [False, True, False]
+
+
+def test_each_refused_request_is_counted_by_its_reason(model: Any, run_directory: Path) -> None:
+    counts = model._metrics._counts
+    model.execute([asked(), asked(tempreature=1.0), asked(max_tokens=10**9), Request([])])
+    assert {reason: count.value for reason, count in counts.items()} == {"invalid": 3, "shutting_down": 0}
+    (run_directory / DRAINING).touch()
+    model.execute([asked(), asked()])
+    assert counts["shutting_down"].value == 2
+
+
+def test_a_count_that_fails_refuses_no_other_request(model: Any) -> None:
+    model._metrics._counts = {}
+    wrong, right = model.execute([asked(tempreature=1.0), asked()])
+    assert "tempreature" in error(wrong)
+    assert not error(right)
 
 
 @pytest.mark.parametrize("ready", range(3))

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from python_backends.engine.toy.engine import toy_log_probs, toy_next
 from python_backends.nouns.request import Sampling
 from tensorrt_llm.executor.result import GenerationResult, Logprob, RequestOutput, Response
 from tensorrt_llm.executor.utils import EngineDeadError, RequestError
 from tensorrt_llm.llmapi import CapacitySchedulerPolicy, KvCacheConfig, SchedulerConfig
 from tensorrt_llm.manners import manners
 from tensorrt_llm.sampling_params import SamplingParams
+from tests.support.toy_engine import toy_log_probs, toy_next
 
 API = json.loads((Path(__file__).resolve().parents[2] / "trtllm_api.json").read_text())
 KNOWN = {name.split("=")[0] for name in API["tensorrt_llm.llmapi.TorchLlmArgs"]["params"]}

@@ -30,6 +30,7 @@ from tests.support.server.doors import GrpcDoor, Outcome
 from tests.support.server.random_requests import Shot, shot
 from tests.support.server.serving import Gapless, wait_for
 from tests.support.server.toy_model import write_toy_model
+from tests.support.toy_engine import toy_settings
 
 NUM_CONTROLS = 8
 NUM_SHOOTERS = 12
@@ -64,7 +65,7 @@ class Fuzz:
 
     def run(self) -> Report:
         controls = [Control(self._gapless, number) for number in range(NUM_CONTROLS)]
-        pids = pids_of(self._gapless)
+        pids, losses = pids_of(self._gapless), self._num_losses()
         self._mark(pids)
         streams = [
             threading.Thread(target=control.keep_asking, args=[self._done, self.report])
@@ -79,8 +80,11 @@ class Fuzz:
         for thread in streams:
             thread.join()
         self._progress.close()
-        self._check_afterwards(pids)
+        self._check_afterwards(pids, losses)
         return self.report
+
+    def _num_losses(self) -> float:
+        return self._gapless.metrics()["gapless_instance_losses_total"]
 
     def _fire(self, numbers: range) -> None:
         self._next = iter(numbers)
@@ -94,7 +98,7 @@ class Fuzz:
         time.sleep(SETTLE_S)
         self.report.marks.append(memory.mark(self.report.outcomes.total(), pids))
 
-    def _check_afterwards(self, pids: dict[str, int]) -> None:
+    def _check_afterwards(self, pids: dict[str, int], losses: float) -> None:
         try:
             wait_for(self._gapless.is_idle, 60)
         except AssertionError:
@@ -105,7 +109,7 @@ class Fuzz:
                 f"processes were restarted: {pids}, now {now}; {self._gapless.log[-2000:]}"
             )
             return
-        if self._gapless.metrics()["gapless_instance_losses_total"]:
+        if self._num_losses() != losses:
             self.report.problems.append("the scheduler gave the instance up")
         self.report.problems += [
             str(verdict) for verdict in memory.verdicts(self.report.marks) if not verdict.is_flat
@@ -197,7 +201,7 @@ class Control:
 
 
 def serve(model: str, directory: Path) -> Gapless:
-    toy = {"model.directory": write_toy_model(directory), "engine.kind": "toy", "toy.step_ms": 3}
+    toy = toy_settings(write_toy_model(directory), step_ms=3)
     # so that it says what is left when it ends
     bundled = {"model.dtype": "float32"}  # texts are compared
     return Gapless(**(bundled if model == "bundled" else toy), **{"server.verbose": "true"})

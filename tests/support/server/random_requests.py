@@ -52,6 +52,8 @@ ODD: tuple[Any, ...] = (
 FIELDS = {  # name: datatype of its tensor
     "text_input": "BYTES",
     "messages": "BYTES",
+    "input_ids": "INT32",
+    "text_input_is_rendered": "BOOL",
     "max_tokens": "INT32",
     "min_tokens": "INT32",
     "temperature": "FP32",
@@ -78,6 +80,25 @@ FIELDS = {  # name: datatype of its tensor
     "lora_task_id": "UINT64",
     "request_priority": "INT32",
     "instruction": "BYTES",
+    "num_return_sequences": "INT32",
+    "length_penalty": "FP32",
+    "len_penalty": "FP32",
+    "early_stopping": "BOOL",
+    "beam_search_diversity_rate": "FP32",
+    "no_repeat_ngram_size": "INT32",
+    "return_context_logits": "BOOL",
+    "return_generation_logits": "BOOL",
+    "return_perf_metrics": "BOOL",
+    "return_kv_cache_reuse_stats": "BOOL",
+    "num_draft_tokens": "INT32",
+    "use_draft_logits": "BOOL",
+    "decoder_text_input": "BYTES",
+    "image_url_input": "BYTES",
+    "prompt_vocab_size": "INT32",
+    "embedding_bias_words": "BYTES",
+    "embedding_bias_weights": "FP32",
+    "guided_decoding_guide_type": "BYTES",
+    "guided_decoding_guide": "BYTES",
 }
 DATATYPES = (
     "BOOL",
@@ -144,7 +165,7 @@ def _is_message(content: bytes) -> bool:
 
 def _valid(rng: random.Random, door: str) -> bytes:
     inputs: dict[str, Any] = {
-        "text_input": _text(rng),
+        **_prompt(rng),
         "max_tokens": rng.randint(1, 60),
         "stream": door != "generate",
     }
@@ -168,7 +189,7 @@ def _sampling(rng: random.Random) -> dict[str, Any]:
 
 OPTIONS: list[tuple[float, Callable[[random.Random], dict[str, Any]]]] = [  # a share of the requests has them
     (0.3, _sampling),
-    (0.3, lambda rng: {"stop_words": rng.choice([["e"], ["self", "\n\n"], [""], ["never there"] * 3])}),
+    (0.3, lambda rng: {"stop_words": rng.choice([["e"], ["self", "\n\n", ""], [""], ["never there"] * 3])}),
     (0.2, lambda rng: {"stop_token_ids": [rng.randrange(NUM_IDS) for _ in range(rng.randint(1, 16))]}),
     (0.2, lambda rng: {"return_log_probs": True, "num_top_log_probs": rng.choice([0, 1, 3, 20])}),
     (0.2, lambda rng: {"return_num_input_tokens": rng.random() < 0.5}),
@@ -177,6 +198,12 @@ OPTIONS: list[tuple[float, Callable[[random.Random], dict[str, Any]]]] = [  # a 
     (0.3, lambda rng: {"request_priority": rng.randint(-3, 3)}),
     (0.1, lambda rng: {"instruction": _text(rng)}),
 ]
+
+
+def _prompt(rng: random.Random) -> dict[str, Any]:
+    rendered: dict[str, Any] = {"text_input": _text(rng), "text_input_is_rendered": rng.random() < 0.5}
+    ids = {"input_ids": [rng.randrange(NUM_IDS) for _ in range(rng.randint(1, 40))]}
+    return rng.choice([{"text_input": _text(rng)}, rendered, ids])
 
 
 def _text(rng: random.Random) -> str:
@@ -195,7 +222,9 @@ def _refused(rng: random.Random, door: str) -> bytes:
             {"temperature": rng.choice([-1.0, math.inf, -math.inf, math.nan, 1e30])},
             {"top_p": rng.choice([0.0, -0.5, 1.5, math.nan])},
             {"top_k": rng.choice([-1, 2**31 - 1])},
-            {"stop_words": rng.choice([["a", ""], ["x" * 257], ["x"] * 17])},
+            {"stop_words": rng.choice([["a", "x" * 257], ["x" * 257], ["x"] * 17])},
+            {"num_return_sequences": rng.choice([0, 2])},
+            {"return_context_logits": True},
             {"stop_token_ids": rng.choice([[-1], [2**31 - 1], [1] * 17])},
             {
                 "num_top_log_probs": rng.choice([-1, 1, 21, 2**31 - 1]),
@@ -203,9 +232,10 @@ def _refused(rng: random.Random, door: str) -> bytes:
             },
             {"messages": rng.choice(["", "{", "[]", "[{}]", '[{"role": "x", "content": ""}]', "[" * 5000])},
             {"text_input": rng.choice(["", "x" * 1_000_001])},
+            {"input_ids": rng.choice([[], [-1], [2**31 - 1], [1] * 200_000])},
         ]
     )
-    inputs = {**({} if "messages" in wrong else {"text_input": "x"}), **wrong}
+    inputs = {**({} if {"messages", "input_ids"} & wrong.keys() else {"text_input": "x"}), **wrong}
     return doors.message(**inputs) if door == "grpc" else doors.body(**inputs)
 
 

@@ -43,7 +43,7 @@ class Gapless:
         given = dict(zip(("server.http_port", "server.grpc_port", "server.metrics_port"), ports, strict=True))
         settings = {**given, "prediction.directory": self._learned.name, **settings}
         self.http_port, self.grpc_port, self.metrics_port = ports
-        command = [*prefix, sys.executable, "-m", "python_backends.launcher"]
+        command = [*prefix, sys.executable, "-m", "commands.serve"]
         for name, value in settings.items():
             command += ["--set", f"{name}={value}"]
         pipe, variables = subprocess.PIPE, {**os.environ, **(environment or {})}
@@ -91,12 +91,8 @@ class Gapless:
 
     @property
     def run_directory(self) -> Path:
-        """By the path of the stub programs."""
-        for words in self.command_lines().values():
-            for word in words:
-                if word.endswith("/backends/python/triton_python_backend_stub"):
-                    return Path(word).parents[2]
-        raise AssertionError("no stub runs")
+        """Where tritonserver works."""
+        return Path(psutil.Process(self.server_pid()).cwd())
 
     def instance_pid(self, number: int = 0) -> int:
         return self._pid(lambda line: f"gapless-instance-{number}" in line)
@@ -276,6 +272,8 @@ def tensor(name: str, value: Any) -> triton.InferInput:
         data, kind = np.array([[value.encode()]], object), "BYTES"
     elif isinstance(value, list) and all(type(item) is int for item in value):
         data, kind = np.array([value], np.int32), "INT32"
+    elif isinstance(value, list) and all(type(item) is float for item in value):
+        data, kind = np.array([value], np.float32), "FP32"
     elif isinstance(value, list):
         data, kind = np.array([[word.encode() for word in value]], object), "BYTES"
     else:

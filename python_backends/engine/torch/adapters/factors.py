@@ -1,7 +1,7 @@
 """The weights of an adapter as the products of the torch engine need them: y += (x·Aᵀ)·Bᵀ, the scale in B.
 
 A product of several modules (q, k and v; gate and up) has one A, in which theirs stand one after the other,
-and a B that is zero where a row is not a module's. Tested in tests/cpu/test_adapter_files.py.
+and a B that is zero where a row is not a module's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 
 from python_backends.engine.protocol import BadAdapterError
-from python_backends.engine.torch.adapters.modules import Module, Modules, key_of, modules_of, prefix_of
+from python_backends.engine.torch.adapters.modules import (
+    Module,
+    Modules,
+    key_of,
+    modules_of,
+    most_bytes,
+    prefix_of,
+)
 from python_backends.engine.torch.adapters.peft_files import PeftAdapter
 
 
@@ -38,6 +45,11 @@ class AdaptedModel:
     max_rank: int
     dtype: torch.dtype
     device: torch.device
+
+    @property
+    def most_bytes(self) -> int:
+        """Of a file of weights."""
+        return most_bytes(self.modules, self.num_layers, self.max_rank)
 
     @torch.no_grad()
     def factors(self, adapter: PeftAdapter) -> list[LayerFactors]:
@@ -79,7 +91,11 @@ class AdaptedModel:
             self._tensor(adapter, key, shape)
             for key, shape in zip(keys, ([rank, part.num_inputs], [len(part.rows), rank]), strict=True)
         )
-        return a, b * adapter.scale(path)
+        scale = adapter.scale(path)
+        scaled = b * scale
+        if not all(bool(each.to(self.dtype).isfinite().all()) for each in (a, scaled)):
+            raise BadAdapterError(f"{path:.200}: values scaled by {scale:g}: must be finite in {self.dtype}")
+        return a, scaled
 
     def _tensor(self, adapter: PeftAdapter, key: str, shape: list[int]) -> Tensor:
         tensor = adapter.tensors.get(key)

@@ -1,5 +1,5 @@
 """The linear modules of a checkpoint that an adapter may change, by the product of the engine that each is a
-part of, and the names of their tensors in PEFT's files. Tested in tests/cpu/test_adapter_files.py.
+part of, and the names of their tensors in PEFT's files.
 """
 
 from __future__ import annotations
@@ -51,6 +51,12 @@ def prefix_of(model: Any) -> str:
 def key_of(prefix: str, layer: int, part: Module, side: str) -> str:
     """PEFT's name of the tensor; `side`: A or B."""
     return f"{prefix}.{layer}.{part.path}.lora_{side}.weight"
+
+
+def most_bytes(modules: Modules, num_layers: int, max_rank: int) -> int:
+    """Of the file of an adapter of that rank for all modules, in float64, with a header of its names."""
+    widths = sum(part.num_inputs + len(part.rows) for parts in modules.values() for part in parts)
+    return num_layers * max_rank * widths * 8 + (1 << 24)
 
 
 def names_of(modules: Modules) -> tuple[str, ...]:

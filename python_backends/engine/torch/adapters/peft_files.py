@@ -2,7 +2,6 @@
 adapter_model.safetensors.
 
 Whatever would change the model's answers and is not computed here is refused by name, never left out.
-Tested in tests/cpu/test_adapter_files.py.
 """
 
 from __future__ import annotations
@@ -10,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +25,13 @@ from torch import Tensor
 
 from python_backends.engine.adapter_directory import CONFIG, WEIGHTS
 from python_backends.engine.protocol import BadAdapterError
+from python_backends.engine.torch.adapters.path_patterns import PatternError, compiled, is_name
+from python_backends.linux.regular_files import open_regular, read_regular
 from python_backends.nouns.training import AdapterShape
 
 MAX_CONFIG_BYTES = 1 << 20
+MAX_HEADER_BYTES = 1 << 24  # of the names and shapes of all tensors
+MOST_PATTERNS, MOST_PATTERN_CHARACTERS = 4096, 4000
 LARGEST = sys.float_info.max  # of a number in the configuration
 # fields of the configuration that are read here, or change nothing once the adapter is trained
 KNOWN = frozenset(
@@ -41,6 +44,12 @@ KNOWN = frozenset(
         *("qalora_group_size", "runtime_config"),
     )
 )
+KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
+    "use_rslora": (bool, "true or false"),
+    "target_modules": ((list, str), "a list of strings, or a string"),
+    "rank_pattern": (dict, "a JSON object"),
+    "alpha_pattern": (dict, "a JSON object"),
+}
 NEUTRAL = {"bias": "none"}  # of the other fields: what is as good as nothing
 # the others change the weights of the model that the adapter is made for
 INITIALISATIONS = (True, False, None, "gaussian", "orthogonal", "eva")
@@ -66,16 +75,18 @@ class PeftAdapter:
     def _of_module(self, patterns: str, field: str, module: str) -> Any:
         """As PEFT chooses: by the first pattern that the end of the path matches."""
         for pattern, value in (self.config.get(patterns) or {}).items():
-            if _end_of_path(pattern).match(module):
+            if compiled(pattern)(module):
                 return value
         return self.config[field]
 
 
-def read(directory: Path, root: Path) -> PeftAdapter:
-    """Raises BadAdapterError. Nothing outside of `root` is read, wherever links lead."""
-    written = _content(directory / CONFIG, root, MAX_CONFIG_BYTES)
+def read(directory: Path, root: Path, most_bytes: int) -> PeftAdapter:
+    """Raises BadAdapterError. Nothing outside of `root` is read, wherever links lead, and no weights of more
+    than `most_bytes`.
+    """
+    written = _content(directory / CONFIG, root, MAX_CONFIG_BYTES, read_regular)
     config = _checked(written)
-    content = _content(directory / WEIGHTS, root)
+    content = _content(directory / WEIGHTS, root, most_bytes, _read_weights)
     try:
         tensors = load(content)
     except (SafetensorError, KeyError, ValueError) as error:
@@ -113,20 +124,45 @@ def write(
     (directory / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
-def _content(path: Path, root: Path, most: int | None = None) -> bytes:
+def _content(path: Path, root: Path, most_bytes: int, read_file: Callable[[Path, int], bytes]) -> bytes:
     if path.name == WEIGHTS and not path.exists() and (path.parent / "adapter_model.bin").exists():
         raise BadAdapterError("adapter_model.bin: only adapter_model.safetensors is read")
     try:
         where = path.resolve(strict=True)
         if not where.is_relative_to(root.resolve()):
-            raise BadAdapterError(f"{path.name}: it leads out of {root}")
-        if not where.is_file():
-            raise BadAdapterError(f"{path.name}: it is no file")
-        if most is not None and where.stat().st_size > most:
-            raise BadAdapterError(f"{path.name}: must have at most {most} bytes")
-        return where.read_bytes()
-    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+            raise BadAdapterError(
+                f"{path.name}: it leads out of {root}, where links must stay: copy the adapter into it,"
+                " mount its directory there (mount --bind), or set adapters.directory to one that has both"
+            )
+        return read_file(where, most_bytes)
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: links in a circle
         raise BadAdapterError(f"{path.name}: {error}") from error
+
+
+def _read_weights(path: Path, most_bytes: int) -> bytes:
+    """The size is checked with the header of the file before the file is read: a file with holes has no end
+    to speak of. Raises OSError and ValueError.
+    """
+    with open_regular(path, most_bytes) as file:
+        size = os.fstat(file.fileno()).st_size
+        header_bytes = int.from_bytes(file.read(8), "little")
+        if header_bytes > min(size - 8, MAX_HEADER_BYTES):
+            raise ValueError(f"its header would have {header_bytes} bytes: no safetensors")
+        expected = 8 + header_bytes + _end_of_tensors(file.read(header_bytes))
+        if size != expected:
+            raise ValueError(f"it has {size} bytes: must have {expected}, as its header says")
+        file.seek(0)
+        return file.read(size)
+
+
+def _end_of_tensors(header: bytes) -> int:
+    """Where the last one ends."""
+    try:
+        values = json.loads(header)
+        places = [values[key]["data_offsets"][1] for key in values if key != "__metadata__"]
+        return int(max(places, default=0))
+    except (ValueError, RecursionError, TypeError, LookupError, AttributeError, OverflowError) as error:
+        raise ValueError(f"its header is none of safetensors ({type(error).__name__})") from error
 
 
 def _checked(written: bytes) -> dict[str, Any]:
@@ -147,15 +183,25 @@ def _checked(written: bytes) -> dict[str, Any]:
             f"init_lora_weights = {config['init_lora_weights']!r:.100}: it changes the weights of the model;"
             " convert the adapter with PEFT when it is saved"
         )
+    _check_kinds(config)
     _check_numbers(config)
     return config
+
+
+def _check_kinds(config: dict[str, Any]) -> None:
+    """Of what is read here. A text such as "false" would count as true."""
+    for name, (kinds, allowed) in KINDS.items():
+        value = config.get(name)
+        if value and not isinstance(value, kinds):
+            raise BadAdapterError(f"{name} = {value!r:.100}: must be {allowed}")
+    for target in config["target_modules"] if isinstance(config.get("target_modules"), list) else ():
+        if not isinstance(target, str):
+            raise BadAdapterError(f"target_modules: {target!r:.100}: must be a string")
 
 
 def _check_numbers(config: dict[str, Any]) -> None:
     for field, patterns in (("r", "rank_pattern"), ("lora_alpha", "alpha_pattern")):
         by_pattern = config.get(patterns) or {}
-        if not isinstance(by_pattern, dict):
-            raise BadAdapterError(f"{patterns} = {by_pattern!r:.100}: must be a JSON object")
         least = 1 if field == "r" else -LARGEST
         for name, value in ((field, config.get(field)), *by_pattern.items()):
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -166,16 +212,17 @@ def _check_numbers(config: dict[str, Any]) -> None:
 
 
 def _check_patterns(name: str, patterns: dict[str, Any]) -> None:
+    long = sum(len(pattern) for pattern in patterns if not is_name(pattern))
+    if len(patterns) > MOST_PATTERNS or long > MOST_PATTERN_CHARACTERS:
+        raise BadAdapterError(
+            f"{name}: {len(patterns)} patterns, {long} characters in those that are no names: must be at most"
+            f" {MOST_PATTERNS} and {MOST_PATTERN_CHARACTERS}"
+        )
     for pattern in patterns:
         try:
-            _end_of_path(pattern)
-        except re.error as error:
+            compiled(pattern)
+        except PatternError as error:
             raise BadAdapterError(f"{name}: {pattern!r:.100}: {error}") from error
-
-
-def _end_of_path(pattern: str) -> re.Pattern[str]:
-    """Matches the modules whose path ends with `pattern`, as PEFT has it."""
-    return re.compile(rf"(.*\.)?({pattern})$")
 
 
 def _check_targets(config: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:

@@ -4,7 +4,7 @@ y += (x·Aᵀ)·Bᵀ.
 A slot keeps the weights that it was admitted with, whatever is installed or dropped later: a launched step
 never loses them. One adapter of a step is computed after the other: on a CPU that costs half of what one
 product over all adapters with a mask does. Called by the torch engine and its decoder; `install` and `drop`
-also by the loop's thread, between steps. Tested in tests/cpu/test_adapters.py.
+also by the loop's thread, between steps.
 """
 
 from __future__ import annotations

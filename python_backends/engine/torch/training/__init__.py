@@ -1,4 +1,4 @@
-"""Gradients of LoRA adapters with the operators of the torch engine: forward in windows, backward in tiles.
+"""Gradients of LoRA adapters with the operators of the torch engine: forward and backward in tiles.
 
 Others use `model.py` (a model that can be trained), `adapter.py` and `optimiser.py`.
 """

@@ -2,7 +2,6 @@
 
 `LayerRecorder` stands in a decoder's block in place of its norms and projections, and copies what pruning
 says before the block changes it in place. Without a pack it copies nothing.
-Tested in tests/cpu/test_training.py.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from python_backends.engine.torch.decoder import Block
 from python_backends.engine.torch.operators import ResidualNorm
-from python_backends.engine.torch.training.projection import AdaptedProjection, TrainingRows
+from python_backends.engine.torch.training.projection import AdaptedProjection
 from python_backends.nouns.training import LayerPlan
 
 BITS = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
@@ -162,33 +161,26 @@ def _is_bits(name: str, plan: LayerPlan) -> bool:
 
 
 class Recorder:
-    """Copies what the blocks of a decoder show of the rows of a window. In the batch, rows before them are of
-    requests, and rows after them are padding.
-    """
+    """Copies what the blocks of a decoder show of the rows of a tile; rows after them are padding."""
 
     def __init__(self) -> None:
-        self.rows = TrainingRows()
         self._activations: Activations | None = None
-        self._first = 0
-        self._window = slice(0)
+        self._first = self._num_rows = 0
 
     @contextmanager
-    def recording(
-        self, activations: Activations, first: int, num_rows: int, first_row: int = 0
-    ) -> Iterator[None]:
-        """Within it, rows [first_row, first_row + num_rows) of the batch are copied to `activations`, from
-        token `first` of the pack on. Outside of it nothing is copied.
+    def recording(self, activations: Activations, first: int, num_rows: int) -> Iterator[None]:
+        """Within it, the first `num_rows` of the batch are copied to `activations`, from token `first` of the
+        pack on. Outside of it nothing is copied.
         """
-        self._activations, self._first, self.rows.first = activations, first, first_row
-        self._window = slice(first_row, first_row + num_rows)
+        self._activations, self._first, self._num_rows = activations, first, num_rows
         try:
             yield
         finally:
-            self._activations = self.rows.first = None
+            self._activations = None
 
     def keep(self, layer: int, name: str, values: Tensor) -> None:
         if self._activations is not None:
-            self._activations.keep(layer, name, self._first, values[self._window])
+            self._activations.keep(layer, name, self._first, values[: self._num_rows])
 
 
 class _RecordedNorm(ResidualNorm):

@@ -1,6 +1,5 @@
 """A LoRA adapter in training: its weights in float32 as PEFT names and shapes them, and as the fused products
 of the engine need them (`adapters/factors.py`). Called by `model` and the optimiser.
-Tested in tests/cpu/test_training.py.
 """
 
 from __future__ import annotations

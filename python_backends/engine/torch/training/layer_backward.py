@@ -4,7 +4,6 @@ torch's vector-Jacobian products of what stands between them.
 Attention gives gradients to the keys and values of all earlier tokens of a sequence; they add up until the
 tile of those tokens comes. So a tile's own are complete when it is computed. Values that were not kept are
 made again. The formulas are those of `engine/model/description.py`, differentiated.
-Tested in tests/cpu/test_training.py.
 """
 
 from __future__ import annotations

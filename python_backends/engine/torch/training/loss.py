@@ -1,7 +1,6 @@
-"""Cross entropy of a window, and at once its gradient at the residual stream: no logits are kept.
+"""Cross entropy of some tokens, and at once its gradient at the residual stream: no logits are kept.
 
 Only tokens with a label are multiplied with the head. Called by `model`.
-Tested in tests/cpu/test_training.py.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Loss:
         """x [tokens, hidden] is the residual stream after the last layer, `labels` [tokens] the tokens to
         learn or NO_LABEL, `num_labels` how many labels the whole mini-batch has.
 
-        Returns this window's part of the mean over all labels, in nats, and d(loss)/dx [tokens, hidden] in
+        Returns these tokens' part of the mean over all labels, in nats, and d(loss)/dx [tokens, hidden] in
         float32 or better.
         """
         dtype = torch.promote_types(x.dtype, torch.float32)

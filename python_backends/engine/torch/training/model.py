@@ -1,10 +1,8 @@
 """A model that can be trained: the engine's decoder with recorders in its blocks, KV blocks for one pack, and
 its adapter.
 
-The forward pass is the engine's own: a tile is a layer of a step of prefill spans of which no row samples. A
-window comes after the decode rows of a step of serving, in the same products. Only one pack is computed at a
-time. Called by the trainer, which decides what comes when, and by the engine for a step with a window.
-Tested in tests/cpu/test_training.py.
+The forward pass is the engine's own: a tile is a layer of a step of prefill spans of which no row samples.
+Called by the trainer, which decides what comes when.
 """
 
 from __future__ import annotations
@@ -23,23 +21,14 @@ from python_backends.engine.model.weights import describe, take_layers
 from python_backends.engine.torch.adapters.modules import Modules
 from python_backends.engine.torch.decoder import Decoder
 from python_backends.engine.torch.projection import Projection
-from python_backends.engine.torch.step_batch import StepBatch
 from python_backends.engine.torch.training.activations import LayerRecorder, Recorder, num_blocks
 from python_backends.engine.torch.training.adapter import Adapter
-from python_backends.engine.torch.training.layer_backward import LayerParts, backward
-from python_backends.engine.torch.training.pack_run import PackBlocks, PackRun, blocks_of, joined
+from python_backends.engine.torch.training.layer_backward import LayerParts
+from python_backends.engine.torch.training.pack_run import PackBlocks, PackRun, Passes, blocks_of
 from python_backends.engine.torch.training.projection import AdaptedProjection, Factors
 from python_backends.engine.torch.training.trainable import Trainable
 from python_backends.nouns.request import Ids
-from python_backends.nouns.training import (
-    PROJECTIONS,
-    AdapterShape,
-    LayerFacts,
-    LayerPlan,
-    Pack,
-    Tile,
-    Window,
-)
+from python_backends.nouns.training import PROJECTIONS, AdapterShape, LayerFacts, LayerPlan, Pack
 from python_backends.settings import Settings, SettingsError
 
 BLOCK_TOKENS = 16
@@ -66,14 +55,10 @@ class TrainedModel:
         self._adapter: Adapter | None = None
         self._factors: list[dict[str, Factors]] = []
         self._parts: list[LayerParts] = []
-        self._run: PackRun | None = None
 
     def _adapted(self, layer: int) -> dict[str, AdaptedProjection]:
         block, facts = self.decoder.blocks[layer], self._small[layer].facts
-        adapted = {
-            name: AdaptedProjection(_plain(block.projections[name]), self._recorder.rows)
-            for name in PROJECTIONS
-        }
+        adapted = {name: AdaptedProjection(_plain(block.projections[name])) for name in PROJECTIONS}
         LayerRecorder(block, layer, adapted, (facts.query, facts.query + facts.kv), self._recorder)
         return adapted
 
@@ -111,85 +96,23 @@ class TrainedModel:
         return kept + int(blocks_of(pack, self._cache.shape.block_tokens).sum())
 
     @torch.no_grad()
-    def begin(self, pack: Pack, num_labels: int, borrowed: Ids | None = None) -> None:
-        """The pack whose windows and tiles follow; `num_labels`: of its whole mini-batch. `borrowed`: KV
-        blocks [num_blocks] for it, until `end`.
+    def begin(self, pack: Pack, num_labels: int, borrowed: Ids | None = None) -> PackRun:
+        """`num_labels`: of the whole mini-batch. `borrowed`: KV blocks [num_blocks] for the pack. What it
+        leaves in them may be no numbers: a step clears the blocks that it begins and does not fill
+        (`StepLauncher`).
         """
         if borrowed is None or self._cache is None:
             count = int(blocks_of(pack, BLOCK_TOKENS).sum())
             memory = PackBlocks(self.blocks_for(count + 1), np.arange(count, dtype=np.int32), None)
         else:
-            count = int(blocks_of(pack, self._cache.shape.block_tokens).sum())
+            counts = blocks_of(pack, self._cache.shape.block_tokens)
+            count = int(counts.sum())
             memory = PackBlocks(self._cache, borrowed[:count], borrowed)
-        plans = [part.plan for part in self._parts]
-        self._run = PackRun(self.decoder, self.facts[0], pack, num_labels, plans, memory)
-
-    @torch.no_grad()
-    def end(self) -> None:
-        """Nothing of the pack is needed any more. What was borrowed is filled with zeros: not every value
-        that training has is a number that attention may meet.
-        """
-        if self._run is not None and self._run.memory.borrowed is not None:
-            cache = self._run.cache.blocks
-            cache[torch.from_numpy(self._run.memory.borrowed.astype(np.int64))] = 0
-        self._run = None
-
-    @torch.no_grad()
-    def forward(self, tile: Tile) -> None:
-        """The forward pass of a tile; tiles come in the order of `PackCursor`."""
-        assert self._run is not None
-        with self._recorder.recording(self._run.state.activations, tile.first, tile.last - tile.first):
-            self._run.forward(tile)
-        self._synchronise()
-
-    @torch.no_grad()
-    def window(self, first: int, last: int) -> None:
-        """The forward pass of tokens [first, last) in all layers, if no step has computed it."""
-        assert self._run is not None
-        run = self._run
-        if run.has_residual(first, last):
-            return
-        with self._recorder.recording(run.state.activations, first, last - first):
-            x = self.decoder.residual(run.batch(first, last), run.cache)
-        run.keep_residual(first, x[: last - first])
-
-    @property
-    def is_in_blocks(self) -> bool:
-        """Whether a pack is computed whose KV blocks are those of requests: a step has one cache."""
-        return self._run is not None and self._run.memory.borrowed is not None
-
-    def step(self, decodes: StepBatch, window: Window, cache: KVCache) -> Tensor:
-        """The logits [rows, vocabulary] of `decodes`, in one forward pass with a window, over the blocks of
-        `cache`.
-        """
-        assert self._run is not None
-        run, count, first_row = self._run, window.last - window.first, len(decodes.tokens)
-        batch = joined(decodes, run.batch(window.first, window.last, first_row))
-        with self._recorder.recording(run.state.activations, window.first, count, first_row):
-            logits, x = self.decoder.forward_with_residual(batch, cache)
-        run.keep_residual(window.first, x[first_row : first_row + count])
-        return logits
-
-    @torch.no_grad()
-    def loss(self, first: int, last: int) -> float:
-        """Of tokens [first, last) after all layers: their part of the mean over all labels."""
-        assert self._run is not None
-        run = self._run
-        loss, dx = self._loss.of(run.residual(first, last), run.labels[first:last], run.num_labels)
-        run.state.dx[first:last] = dx
-        return float(loss)
-
-    @torch.no_grad()
-    def backward(self, tile: Tile) -> None:
-        """The backward pass of a tile; tiles come in the order of `PackCursor`."""
-        assert self._run is not None
-        backward(self._parts[tile.layer], self._run.state, tile)
-        self._synchronise()
-
-    def _synchronise(self) -> None:
-        """The time of a piece is measured."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            # their rest is read and hidden; what others left there may be no number
+            lasts = borrowed[np.cumsum(counts) - 1].astype(np.int64)
+            self._cache.clear(torch.from_numpy(lasts).to(self.device))
+        passes = Passes(self.decoder, self._recorder, self._parts, self._loss)
+        return PackRun(passes, pack, num_labels, memory)
 
     @torch.no_grad()
     def gradients(self) -> dict[str, Tensor]:

@@ -1,7 +1,6 @@
 """AdamW for an adapter, one layer at a time, so that a layer's update is one short piece of work.
 
 All gradients are clipped together first, by their global norm. Called by the trainer.
-Tested in tests/cpu/test_training_peft.py.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""A pack in its memory: KV blocks for keys and values, what the forward pass keeps, and the residual stream.
-Tiles and windows are batches of prefill spans, of which none samples; a window may stand in the batch of a
-step of requests. Owned by the model that is trained.
-Tested in tests/cpu/test_fused_windows.py.
+"""A pack in training, in its memory: KV blocks for keys and values, what the forward pass keeps, and the
+residual stream. A tile is a batch of prefill spans, of which none samples. Owned by the trainer of a job.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,14 +15,14 @@ from torch.nn import functional
 
 from python_backends.engine.kv.kv_cache import KVCache
 from python_backends.engine.slots.slot_state import SlotState
-from python_backends.engine.torch.attention_spans import AttentionSpans
 from python_backends.engine.torch.decoder import Decoder, StepInputs
-from python_backends.engine.torch.step_batch import StepBatch, StepBatcher
-from python_backends.engine.torch.training.activations import Activations
-from python_backends.engine.torch.training.layer_backward import PackState
+from python_backends.engine.torch.step_batch import StepBatcher
+from python_backends.engine.torch.training.activations import Activations, Recorder
+from python_backends.engine.torch.training.layer_backward import LayerParts, PackState, backward
+from python_backends.engine.torch.training.loss import Loss
 from python_backends.nouns.request import Ids, ModelLimits, Sampling
 from python_backends.nouns.step import Admit, StepPlan
-from python_backends.nouns.training import LayerFacts, LayerPlan, Pack, Tile
+from python_backends.nouns.training import Pack, Tile
 
 
 def blocks_of(pack: Pack, block_tokens: int) -> Ids:
@@ -40,41 +38,45 @@ class PackBlocks:
     borrowed: Ids | None  # these, and others for activations; None: `cache` is the pack's own
 
 
-class PackRun:
-    """`num_labels`: of the whole mini-batch; `plans`: what each layer keeps."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Passes:
+    """What the tiles of all packs of a mini-batch go through."""
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        facts: LayerFacts,
-        pack: Pack,
-        num_labels: int,
-        plans: Sequence[LayerPlan],
-        memory: PackBlocks,
-    ) -> None:
-        self._pack, self.num_labels, self.memory, self.cache = pack, num_labels, memory, memory.cache
-        self._decoder, self._inputs = decoder, dict[tuple[int, int], StepInputs]()
+    decoder: Decoder  # whose blocks show what they compute to `recorder`
+    recorder: Recorder
+    layers: Sequence[LayerParts]
+    loss: Loss
+
+
+class PackRun:
+    """`num_labels`: of the whole mini-batch. Tiles come in the order of `PackCursor`."""
+
+    @torch.no_grad()
+    def __init__(self, passes: Passes, pack: Pack, num_labels: int, memory: PackBlocks) -> None:
+        self._passes, self._pack, self._num_labels = passes, pack, num_labels
+        self._memory, self.cache = memory, memory.cache
+        self._inputs = dict[tuple[int, int], StepInputs]()
+        decoder = passes.decoder
         lengths, block_tokens = np.diff(pack.bounds), memory.cache.shape.block_tokens
         ends = np.cumsum(blocks_of(pack, block_tokens))
         self._blocks: list[Ids] = np.split(memory.key_blocks, ends[:-1])
         # the last block of a cache is for rows of padding
         limits = ModelLimits(int(lengths.max()), 0, len(lengths), len(self.cache.blocks) - 1, block_tokens)
-        device = decoder.embedding.device
-        state = SlotState(limits, device, False, None)
+        self._device = decoder.embedding.device
+        state = SlotState(limits, self._device, False, None)
         state.apply([self._admit(slot, int(length)) for slot, length in enumerate(lengths)])
         self._batcher = StepBatcher(state, self.cache, decoder.windows)
-        self.labels = torch.from_numpy(pack.labels.astype(np.int64)).to(device)
-        self.state = self._state(decoder, facts, plans, lengths)
+        self._labels = torch.from_numpy(pack.labels.astype(np.int64)).to(self._device)
+        self.state = self._state(lengths)
         # [2, tokens, hidden]: after a layer, and what that layer adds to it
         self._stream: Tensor
         self._added: Tensor
-        self._stream, self._added = decoder.embedding.new_empty((2, len(pack.tokens), facts.hidden))
-        self._in_step = slice(0, 0)  # the window that a step of serving has computed last
+        self._stream, self._added = decoder.embedding.new_empty((2, *self.state.dx.shape))
 
-    def _state(
-        self, decoder: Decoder, facts: LayerFacts, plans: Sequence[LayerPlan], lengths: Any
-    ) -> PackState:
-        count, dtype, device = len(self._pack.tokens), decoder.embedding.dtype, decoder.embedding.device
+    def _state(self, lengths: Any) -> PackState:
+        decoder, layers = self._passes.decoder, self._passes.layers
+        count, dtype, device = len(self._pack.tokens), decoder.embedding.dtype, self._device
+        facts, plans = layers[0].small.facts, [layer.plan for layer in layers]
         sums = torch.promote_types(dtype, torch.float32)
         positions = torch.from_numpy(np.concatenate([np.arange(length) for length in lengths])).to(device)
         return PackState(
@@ -89,30 +91,42 @@ class PackRun:
 
     def _borrowed_values(self) -> list[Tensor] | None:
         """The blocks for activations, each as its values."""
-        if self.memory.borrowed is None:
+        if self._memory.borrowed is None:
             return None
-        blocks = self.memory.borrowed[len(self.memory.key_blocks) :].tolist()
+        blocks = self._memory.borrowed[len(self._memory.key_blocks) :].tolist()
         return [self.cache.blocks[block].view(-1) for block in blocks]
 
     def _admit(self, slot: int, length: int) -> Admit:
         return Admit(slot, 0, Sampling(max_tokens=1), length, 0, self._blocks[slot])
 
-    def keep_residual(self, first: int, x: Tensor) -> None:
-        """x [tokens, hidden] is the residual stream after the last layer, of the tokens from `first` on."""
-        self._stream[first : first + len(x)] = x
-        self._in_step = slice(first, first + len(x))
-
-    def has_residual(self, first: int, last: int) -> bool:
-        """Whether the latest window has computed tokens [first, last)."""
-        return self._in_step.start <= first and last <= self._in_step.stop
-
-    def residual(self, first: int, last: int) -> Tensor:
-        """[tokens, hidden] of tokens [first, last), after the last layer."""
-        return self._stream[first:last]
-
+    @torch.no_grad()
     def forward(self, tile: Tile) -> None:
-        """The layer's forward pass of a tile."""
-        rows, block, decoder = slice(tile.first, tile.last), self._decoder.blocks[tile.layer], self._decoder
+        with self._passes.recorder.recording(self.state.activations, tile.first, tile.last - tile.first):
+            self._forward(tile)
+        self._synchronise()
+
+    @torch.no_grad()
+    def loss(self, first: int, last: int) -> float:
+        """Of tokens [first, last), after all layers: their part of the mean over all labels."""
+        rows = slice(first, last)
+        loss, self.state.dx[rows] = self._passes.loss.of(
+            self._stream[rows], self._labels[rows], self._num_labels
+        )
+        return float(loss)
+
+    @torch.no_grad()
+    def backward(self, tile: Tile) -> None:
+        backward(self._passes.layers[tile.layer], self.state, tile)
+        self._synchronise()
+
+    def _synchronise(self) -> None:
+        """The time of a piece is measured."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def _forward(self, tile: Tile) -> None:
+        rows, decoder = slice(tile.first, tile.last), self._passes.decoder
+        block = decoder.blocks[tile.layer]
         inputs, count = self._inputs_of(tile.first, tile.last), tile.last - tile.first
         if tile.layer == 0:
             x, added = decoder.embedded(inputs.batch.tokens), None
@@ -127,12 +141,9 @@ class PackRun:
     def _inputs_of(self, first: int, last: int) -> StepInputs:
         """The same for each layer."""
         if (first, last) not in self._inputs:
-            self._inputs[first, last] = self._decoder.inputs(self.batch(first, last), self.cache)
+            batch = self._batcher.batch(self._plan(first, last))
+            self._inputs[first, last] = self._passes.decoder.inputs(batch, self.cache)
         return self._inputs[first, last]
-
-    def batch(self, first: int, last: int, num_before: int = 0) -> StepBatch:
-        """Tokens [first, last); `num_before` rows of others will stand before theirs."""
-        return self._batcher.batch(self._plan(first, last), num_before)
 
     def _plan(self, first: int, last: int) -> StepPlan:
         pieces = self._pack.pieces(first, last)
@@ -152,25 +163,3 @@ class PackRun:
         here = slice(first - begin * size, last - begin * size)
         keys, values = (part[0, :, here].clone() for part in gathered)
         return keys, values
-
-
-def joined(decodes: StepBatch, window: StepBatch) -> StepBatch:
-    """The flat batch of a step with a window of training: the rows of requests, then those of the window.
-
-    `decodes` are rows that decode, all of a step; `window` has chunks in blocks of the same cache, and the
-    padding of both. Sampled are the rows of `decodes`, and only these have adapters of requests.
-    """
-    count = len(decodes.tokens)
-    spans = {}
-    for sliding, each in decodes.spans.items():
-        chunks = window.spans[sliding]
-        assert isinstance(each, AttentionSpans)  # no kernels where adapters are trained
-        assert isinstance(chunks, AttentionSpans)
-        spans[sliding] = each.followed_by(chunks, count)
-    return replace(
-        decodes,
-        tokens=torch.cat((decodes.tokens, window.tokens)),
-        positions=torch.cat((decodes.positions, window.positions)),
-        spans=spans,
-        sampling_rows=torch.arange(count, device=decodes.tokens.device),
-    )

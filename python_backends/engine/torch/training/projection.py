@@ -3,7 +3,7 @@
 On a CPU the backward pass needs W in the other direction, packed a second time: products with the first one
 would take several times as long. These are as many bytes again as the layers' weights, only while a model is
 trained. A weight is packed at its first use, so that a server which begins to train does not stand still for
-all layers at once. On a GPU the same weight serves both directions. Tested in tests/cpu/test_training.py.
+all layers at once. On a GPU the same weight serves both directions.
 """
 
 from __future__ import annotations
@@ -57,20 +57,11 @@ class Factors:
         _add_product(self.b_gradient, dy.T, x @ self.a.T)
 
 
-class TrainingRows:
-    """Which rows of a batch are in training: those from `first` on, with padding; None: no row is."""
-
-    def __init__(self) -> None:
-        self.first: int | None = None
-
-
 class AdaptedProjection:
-    """In a forward pass, `rows` have the adapter; others have the frozen product alone. The result is shown
-    to the function that watches.
-    """
+    """What a forward pass gives is shown to the function that watches."""
 
-    def __init__(self, frozen: Projection, rows: TrainingRows) -> None:
-        self._frozen, self._rows = frozen, rows
+    def __init__(self, frozen: Projection) -> None:
+        self._frozen = frozen
         self._back = Transposed(frozen)
         self._factors: Factors | None = None
         self._watch: Callable[[Tensor], None] | None = None
@@ -87,20 +78,14 @@ class AdaptedProjection:
         self._factors = factors
 
     def forward(self, x: Tensor) -> Tensor:  # [rows, in] → [rows, out]
-        y = self._frozen.forward(x)
-        if self._rows.first is not None:
-            self._add(y[self._rows.first :], x[self._rows.first :])
+        y = self.value(x)
         if self._watch is not None:
             self._watch(y)
         return y
 
     def value(self, x: Tensor) -> Tensor:
-        """Of rows that are all in training; not shown."""
-        return self._add(self._frozen.forward(x), x)
-
-    def _add(self, y: Tensor, x: Tensor) -> Tensor:
-        """Changes `y` and returns it."""
-        factors = self._factors
+        """The same, and it is not shown."""
+        y, factors = self._frozen.forward(x), self._factors
         return y if factors is None else y.addmm_(x @ factors.a.T, factors.b.T)
 
     def backward(self, dy: Tensor, x: Tensor) -> None:

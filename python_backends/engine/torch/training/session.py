@@ -1,6 +1,4 @@
-"""One adapter in training, for a trainer that knows no tensors: packs and tiles go in, losses and arrays come
-out. Tested in tests/cpu/test_coserving.py.
-"""
+"""One adapter in training, for a trainer that knows no tensors."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ class TrainingSession:
         self.facts = model.facts
         # the products with an adapter, by layer
         self.targets = dict.fromkeys(range(len(model.facts)), targets_of(model.modules, shape))
-        self.num_blocks, self.begin, self.end = model.num_blocks, model.begin, model.end
-        self.forward, self.window = model.forward, model.window
-        self.loss, self.backward = model.loss, model.backward
+        self.num_blocks, self.begin = model.num_blocks, model.begin
 
     def install(self, plans: tuple[LayerPlan, ...]) -> None:
         """Begins a mini-batch with the weights as they are now."""

@@ -1,7 +1,7 @@
 """What stands between the products of a layer, out of place, so that torch can differentiate it.
 
 The decoder's own operators change their input or are not differentiable; tests compare the two. Called by the
-backward pass of a layer. Tested in tests/cpu/test_training.py.
+backward pass of a layer.
 """
 
 from __future__ import annotations

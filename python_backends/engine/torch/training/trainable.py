@@ -2,7 +2,6 @@
 description on its way to the decoder, which keeps no description.
 
 Made when a model is loaded; costs no memory to speak of. Used by `model`.
-Tested in tests/cpu/test_fused_windows.py.
 """
 
 from __future__ import annotations

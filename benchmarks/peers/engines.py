@@ -1,0 +1,182 @@
+"""The engines of `peers` that run in one process of the project's own environment: each records when every
+token arrived.
+
+A new one is a class with `run` in `ENGINES`, or, if it needs more, an `Engine` in its own module in
+`workers/`. Each is made in its own process, from (model directory, dtype, requests in flight, tokens
+of the longest request) and the options in `setups.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common.work import (
+    BLOCK_TOKENS,
+    PEER_TOKEN_BUDGET,
+    Job,
+    PeerEngine,
+    Timing,
+    Work,
+    kv_blocks,
+    num_cores,
+)
+
+TOKEN_BUDGET = PEER_TOKEN_BUDGET
+
+
+class Gapless:
+    """This project's own loop over one of its engines, in one process: the
+    instance without the wire and the inference server.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        dtype: str,
+        in_flight: int,
+        max_model_tokens: int,
+        device: str = "cpu",
+        kind: str = "openvino",
+        **engine: Any,
+    ) -> None:
+        from python_backends.instance.build import build
+        from python_backends.settings import EngineSettings, ModelSettings, Settings
+
+        model = ModelSettings(
+            directory=str(directory), dtype=dtype, device=device, max_model_tokens=max_model_tokens
+        )
+        chosen = EngineSettings(
+            kind=kind,
+            slots=in_flight,
+            block_tokens=BLOCK_TOKENS,
+            kv_blocks=kv_blocks(directory, dtype),
+            token_budget=TOKEN_BUDGET,
+        )
+        self._settings = Settings(model=model, engine=replace(chosen, **engine))
+        _, self._engine = build(self._settings)
+
+    def run(self, work: Work) -> list[Timing]:
+        from python_backends.instance.loop import Instance
+        from python_backends.scheduling.scheduler import SlotScheduler
+
+        # a new one, without prefixes of an earlier round
+        scheduler = SlotScheduler(self._engine.limits, TOKEN_BUDGET)
+        clients = _Clients(work)
+        instance = Instance(scheduler, self._engine, clients, lambda _: None, self._settings.steps_ahead)
+        while clients.num_ended < len(work.jobs):
+            instance.turn()
+        return clients.timings
+
+
+class _Clients:
+    """Replaces the instance's link: submits the work in a closed loop and records when its tokens arrive."""
+
+    def __init__(self, work: Work) -> None:
+        self.timings: list[Timing] = []
+        self.num_ended = 0
+        self._work = work
+
+    def receive(self, timeout_s: float) -> list[Any]:
+        count = min(
+            self._work.in_flight - (len(self.timings) - self.num_ended),
+            len(self._work.jobs) - len(self.timings),
+        )
+        if not count and timeout_s:
+            time.sleep(timeout_s)
+        return [self._submit(len(self.timings)) for _ in range(count)]
+
+    def publish(self, messages: Sequence[Any]) -> None:
+        from python_backends.nouns.step import Tokens
+
+        now = time.perf_counter()
+        for tokens in [message for message in messages if isinstance(message, Tokens)]:
+            arrived = zip(
+                tokens.request_ids.tolist(), tokens.tokens.tolist(), tokens.finishes.tolist(), strict=True
+            )
+            for index, token, finish in arrived:
+                self.timings[index].tokens.append(now)
+                self.timings[index].ids.append(token)
+                if finish:
+                    self.timings[index].ended = now
+                    self.num_ended += 1
+
+    def _submit(self, index: int) -> Any:
+        from python_backends.nouns.messages import Submit
+        from python_backends.nouns.request import Request, Sampling
+
+        job = self._work.jobs[index]
+        self.timings.append(Timing(time.perf_counter(), []))
+        request = Request(index, np.array(job.prompt, np.int32), Sampling(max_tokens=job.max_tokens))
+        return Submit(request, np.zeros(0, np.int32), 0)
+
+
+class Transformers:
+    """transformers' generate over static batches in order of arrival,
+    left padded; each generates to its longest.
+    """
+
+    def __init__(
+        self, directory: Path, dtype: str, _in_flight: int, _max_model_tokens: int, device: str = "cpu"
+    ) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        torch.set_num_threads(num_cores())
+        self._model = (
+            AutoModelForCausalLM.from_pretrained(directory, dtype=getattr(torch, dtype)).eval().to(device)
+        )
+
+    def run(self, work: Work) -> list[Timing]:
+        starts = range(0, len(work.jobs), work.in_flight)
+        return [
+            timing for start in starts for timing in self._batch(work.jobs[start : start + work.in_flight])
+        ]
+
+    def _batch(self, jobs: list[Job]) -> list[Timing]:
+        import torch
+
+        longest = max(len(job.prompt) for job in jobs)
+        ids = torch.zeros((len(jobs), longest), dtype=torch.int64)
+        mask = torch.zeros_like(ids)
+        for row, job in enumerate(jobs):
+            ids[row, longest - len(job.prompt) :] = torch.tensor(job.prompt)
+            mask[row, longest - len(job.prompt) :] = 1
+        steps, start = _StepTimes(), time.perf_counter()
+        count = max(job.max_tokens for job in jobs)
+        ids, mask = ids.to(self._model.device), mask.to(self._model.device)
+        self._model.generate(
+            ids, attention_mask=mask, do_sample=False, max_new_tokens=count, eos_token_id=None, streamer=steps
+        )
+        ended = time.perf_counter()
+        return [
+            Timing(start, steps.times[1 : 1 + job.max_tokens], ended, steps.ids(row, job.max_tokens))
+            for row, job in enumerate(jobs)
+        ]
+
+
+class _StepTimes:
+    """generate's streamer: records when each step's tokens arrive; the prompt comes first."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self._tokens: list[Any] = []  # of each step: [rows]
+
+    def put(self, tokens: Any) -> None:
+        self.times.append(time.perf_counter())
+        self._tokens.append(tokens)
+
+    def ids(self, row: int, count: int) -> list[int]:
+        """Returns the first `count` tokens of a row's answer."""
+        return [int(tokens[row]) for tokens in self._tokens[1 : 1 + count]]
+
+    def end(self) -> None:
+        pass
+
+
+ENGINES: dict[str, Callable[..., PeerEngine]] = {"gapless": Gapless, "transformers": Transformers}

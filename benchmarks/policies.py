@@ -1,0 +1,54 @@
+"""Policies that are only compared with: no server needs them, and a setting names them as `module:NAME`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from python_backends.cluster.columns import least
+from python_backends.cluster.policies.policy import Candidates, ClusterPolicy
+from python_backends.scheduling.lengths.belief import Array
+from python_backends.scheduling.lengths.predicted_order import Waits
+from python_backends.scheduling.policies.policy import Policy, fitting, longest_rest
+
+# --- which request gets a slot: `scheduling.policy`
+
+
+def shortest_first(waits: Waits) -> Array:
+    """Shortest predicted answer first (arXiv 2408.15792)."""
+    return waits.service_s
+
+
+SJF = Policy(fitting, shortest_first, longest_rest, looks_ahead=True, max_passed_over_steps=200)
+
+# --- which instance gets a request: `cluster.policy`
+
+
+def infaas(candidates: Candidates) -> int:
+    """To the least memory in use, that of waiting requests included: INFaaS++, as Llumnix (OSDI 2024)
+    compares with it. Where no slot is free, the fewest waiting requests decide.
+    """
+    figures = candidates.figures
+    return least(np.maximum(0, 1 - figures.num_free_slots), -figures.free_tokens)
+
+
+def least_requests(candidates: Candidates) -> int:
+    """To the fewest requests, as most load balancers do."""
+    return least(candidates.figures.num_requests)
+
+
+def round_robin(candidates: Candidates) -> int:
+    """One after the other, whatever they carry."""
+    return candidates.num_dispatches % len(candidates.num_new_tokens)
+
+
+INFAAS, LEAST_REQUESTS, ROUND_ROBIN = map(ClusterPolicy, (infaas, least_requests, round_robin))
+
+# all that are compared, in the order of the tables
+SCHEDULING = ("fcfs", "orca", "past_future", "sjf", "hrrn", "ours")
+CLUSTER = ("round_robin", "least_requests", "infaas", "llumnix_base", "llumnix", "ours")
+_BASELINES = ("sjf", "infaas", "least_requests", "round_robin")
+
+
+def setting_of(policy: str) -> str:
+    """The value of `scheduling.policy` or `cluster.policy` that means it."""
+    return f"{__name__}:{policy.upper()}" if policy in _BASELINES else policy

@@ -1,0 +1,1 @@
+"""What people start: `python -m commands.<name>`. Everything else may not import from here."""

@@ -1,0 +1,227 @@
+"""Trains LoRA adapters: gives jobs to a server, which trains them in the time that serving leaves, or trains
+them in this process.
+
+    python -m commands.finetune submit train.jsonl --name law [--rank 8 …]
+    python -m commands.finetune submit more.jsonl --from law
+    python -m commands.finetune submit train.jsonl --alone --name law [--rank 8 …]
+    python -m commands.finetune submit --alone --resume ftjob-…
+    python -m commands.finetune list | show JOB | events JOB | cancel JOB | tokens FILE
+    python -m commands.finetune export JOB DIRECTORY [--step 40]
+
+The server must have the same model.directory and finetuning.directory. It trains if it was started with
+make serve SET="engine.kind=torch adapters.directory=adapters". A job of --alone that was killed goes on with
+--resume; one of a server goes on by itself. The data, and what each option does: docs/finetuning.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+from commands.finetune.alone import new_job, read_data, train
+from commands.finetune.progress import plot, watch
+from python_backends.finetuning import jobs
+from python_backends.finetuning.beginning import ADAPTER, ALPHA, RANK, TARGETS
+from python_backends.finetuning.export import export
+from python_backends.finetuning.watchers import SERVE, refusals
+from python_backends.settings import ROOT, Settings, SettingsError, add_arguments, of_command_line
+from python_backends.text.checkpoint import CheckpointError
+
+
+def _submit(asked: argparse.Namespace, settings: Settings) -> None:
+    """Raises JobError if the job has failed."""
+    if (asked.data is None) == (asked.resume is None):
+        raise jobs.JobError(
+            "submit: give a JSONL file (with make: DATA=train.jsonl), or --alone --resume JOB"
+        )
+    if asked.resume is not None and not asked.alone:
+        raise jobs.JobError("submit: --resume is for jobs of --alone; a server's jobs go on by themselves")
+    directory = jobs.jobs_directory(settings)
+    if not asked.alone:
+        _check_servers(directory)
+    job = new_job(settings, asked.data, asked) if asked.resume is None else jobs.find(directory, asked.resume)
+    print(job.id, flush=True, file=sys.stderr if asked.json else sys.stdout)
+    if asked.alone:
+        _train(job, settings, asked)
+    elif not asked.detach:
+        job = _watched(job, asked)
+    if asked.json:
+        print(json.dumps(job.fields))
+    else:
+        _say_how(job)
+    if job.status == "failed":
+        raise jobs.JobError(job.fields["error"]["message"])
+
+
+def _check_servers(directory: Path) -> None:
+    """JobError if servers look for jobs in `directory` and none of them trains."""
+    found = refusals(directory)
+    if found and "" not in found:
+        raise jobs.JobError(f"no job was made. {found[0]}")
+    if not found:
+        print(f"no server looks for jobs in {directory} yet; one that trains: {SERVE}", file=sys.stderr)
+
+
+def _say_how(job: jobs.Job) -> None:
+    """How it has ended, or where it stands."""
+    print(f"{job.id}: {job.status}")
+    if job.status != "succeeded":
+        return
+    print(f"adapter: {job.directory / 'adapter'}")
+    if adapter := job.options.get("adapter"):
+        print(f'it is served as lora_name = "{adapter}"; try it: make chat ARGS="--lora-name {adapter}"')
+    else:
+        print("it is not served: a server with adapters.directory serves it; `export` puts it there")
+
+
+def _train(job: jobs.Job, settings: Settings, asked: argparse.Namespace) -> None:
+    try:
+        train(job, settings)
+    except KeyboardInterrupt:
+        command = _command(asked, "submit", "--alone", "--resume", job.id)
+        print(f"to go on after the last checkpoint: {command}", file=sys.stderr)
+        raise
+
+
+def _watched(job: jobs.Job, asked: argparse.Namespace) -> jobs.Job:
+    try:
+        ended = watch(job)
+    except KeyboardInterrupt:
+        command = _command(asked, "cancel", job.id)
+        print(f"{job.id} goes on in the server; to end it: {command}", file=sys.stderr)
+        return jobs.Job(job.directory)
+    plot(ended)
+    return ended
+
+
+def _command(asked: argparse.Namespace, *words: str) -> str:
+    """This command line with another verb and the same settings."""
+    overrides = [word for each in asked.overrides for word in ("--set", each)]
+    python = os.path.relpath(sys.executable) if Path(sys.executable).is_relative_to(ROOT) else sys.executable
+    return shlex.join([python, "-m", "commands.finetune", *overrides, *words])
+
+
+def _list(asked: argparse.Namespace, settings: Settings) -> None:
+    found = jobs.all_jobs(jobs.jobs_directory(settings))
+    if asked.json:
+        print(json.dumps({"object": "list", "data": [job.fields for job in found], "has_more": False}))
+        return
+    if not found:
+        print(f"no job in {jobs.jobs_directory(settings)}", file=sys.stderr)
+    for job in found:
+        name = job.fields["fine_tuned_model"] or job.options["suffix"]
+        print(f"{job.id}  {job.status:10s}  {len(job.losses):6d} of {job.options['steps']} steps  {name}")
+
+
+def _show(asked: argparse.Namespace, settings: Settings) -> None:
+    print(json.dumps(_job(asked, settings).fields, indent=None if asked.json else 2))
+
+
+def _events(asked: argparse.Namespace, settings: Settings) -> None:
+    for event in _job(asked, settings).events:
+        time = datetime.fromtimestamp(event["created_at"]).isoformat(" ")
+        print(json.dumps(event) if asked.json else f"{time}  {event['message']}")
+
+
+def _cancel(asked: argparse.Namespace, settings: Settings) -> None:
+    job = _job(asked, settings)
+    job.cancel()
+    print(f"{job.id}: cancelled; a server that trains it ends it after the step that is computed")
+
+
+def _tokens(asked: argparse.Namespace, settings: Settings) -> None:
+    for example in read_data(settings, asked.data):
+        print(json.dumps({"ids": example.ids.tolist(), "mask": example.learned.astype(int).tolist()}))
+
+
+def _export(asked: argparse.Namespace, settings: Settings) -> None:
+    step = export(_job(asked, settings), asked.directory, asked.step)
+    print(f"{asked.directory}: the adapter after step {step}")
+
+
+def _job(asked: argparse.Namespace, settings: Settings) -> jobs.Job:
+    return jobs.find(jobs.jobs_directory(settings), asked.job)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m commands.finetune",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_arguments(parser)
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    _add_submit(verbs.add_parser("submit", help="train a new job"))
+    _verb(verbs.add_parser("list", help="all jobs of this model"), _list)
+    for name, verb, text in (
+        ("show", _show, "all fields of a job"),
+        ("events", _events, "what happened to a job, and when"),
+        ("cancel", _cancel, "end a job; its checkpoints stay"),
+    ):
+        _add_job(_verb(verbs.add_parser(name, help=text), verb))
+    tokens = _verb(verbs.add_parser("tokens", help="ids and mask of each example, one a line"), _tokens)
+    tokens.add_argument("data", type=Path, help="a JSONL file")
+    exported = _verb(verbs.add_parser("export", help="write a PEFT directory"), _export)
+    _add_job(exported)
+    exported.add_argument("directory", type=Path, help="does not exist yet")
+    exported.add_argument("--step", type=int, help="of a checkpoint that is kept; without it the last one")
+    return parser
+
+
+def _add_job(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", help="its id, as `list` shows it")
+
+
+def _verb(
+    parser: argparse.ArgumentParser, verb: Callable[[argparse.Namespace, Settings], None]
+) -> argparse.ArgumentParser:
+    parser.set_defaults(verb=verb)
+    parser.add_argument("--json", action="store_true", help="JSON for programs")
+    return parser
+
+
+def _add_submit(parser: argparse.ArgumentParser) -> None:
+    add = _verb(parser, _submit).add_argument
+    add("data", type=Path, nargs="?", help="a JSONL file: docs/finetuning.md")
+    add("--alone", action="store_true", help="train in this process, without a server")
+    add("--detach", action="store_true", help="do not watch the job")
+    add("--resume", metavar="JOB", help="go on with a killed job of --alone")
+    add("--from", dest="start", metavar="ADAPTER", help="to go on from: a PEFT directory or a lora_name")
+    add("--name", help=f"of the adapter, for lora_name ({ADAPTER}; with --from LORA_NAME that name)")
+    add("--rank", type=int, help=f"width of the adapter's matrices ({RANK}; with --from its own)")
+    add("--alpha", type=float, help=f"alpha / rank multiplies the adapter ({ALPHA:g}; with --from its own)")
+    add("--targets", help=f"names of modules with commas, or all ({TARGETS}; with --from its own)")
+    add("--epochs", type=int, default=1, help="passes over the data (%(default)s)")
+    add("--steps", type=int, help="optimiser steps, in place of --epochs")
+    add("--batch-size", type=int, default=4, help="examples an optimiser step (%(default)s)")
+    add("--learning-rate", type=float, default=2e-4, help="constant (%(default)s); small models take more")
+    add("--seed", type=int, default=0, help="of the first weights and the order of examples (%(default)s)")
+
+
+def main() -> int:
+    asked = _parser().parse_args()
+    try:
+        asked.verb(asked, of_command_line(asked))
+    except (SettingsError, CheckpointError, ValueError, OSError) as error:
+        print(_message(error), file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("ended by Ctrl-C", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""A fault of OpenVINO's own layers that ends the process while it compiles them, and where it would strike:
+what would do so is not tried.
+
+OpenVINO 2026.4 divides by zero in its fusion of gated GELU (Gemma) in bfloat16, for one thread on a processor
+with AMX. Owns nothing. Called by the OpenVINO engine, and before a trial of fused layers.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from python_backends.engine.model.families import family_of
+from python_backends.linux.processor import processor_flags
+from python_backends.settings import Settings, SettingsError
+
+AMX = {"amx_tile", "amx_bf16"}
+
+
+def would_end_the_process(settings: Settings, config: Any) -> bool:
+    """Whether OpenVINO must not compile a feed-forward block of this model."""
+    family, processors = family_of(config), len(os.sched_getaffinity(0))
+    return (
+        settings.model.dtype == "bfloat16"
+        and min(settings.engine.threads or processors, processors) == 1
+        and processor_flags() >= AMX
+        and family.gated
+        and "gelu" in getattr(config, family.activation)
+    )
+
+
+def refuse_own_layers(settings: Settings, config: Any) -> None:
+    """Raises SettingsError where layers of OpenVINO's own would end the process."""
+    if would_end_the_process(settings, config):
+        raise SettingsError(
+            "engine.threads = 1: on a processor with AMX, OpenVINO can't compile gated GELU in bfloat16 for"
+            " one thread; give it two, or set engine.fused_layers = 'on' (with g++), model.dtype = 'float32'"
+            " or engine.kind = 'torch'"
+        )

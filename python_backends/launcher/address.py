@@ -1,0 +1,66 @@
+"""Where the ports are opened: `server.address`, and how each program writes it. Called by the server and the
+command line.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+
+from python_backends.settings import ServerSettings, SettingsError
+
+ALL_IPV4 = "0.0.0.0"
+LOOPBACK = "127.0.0.1"
+_OF_THE_PORT = (errno.EADDRINUSE, errno.EACCES)
+
+
+def ip_of(address: str) -> str:
+    """Returns the IP address that `server.address` means. Raises SettingsError."""
+    what = f"server.address = {address!r}"
+    try:
+        found = ipaddress.ip_address(LOOPBACK if address == "localhost" else address)
+    except ValueError:
+        raise SettingsError(
+            f"{what}: must be localhost or an IP address of this host, such as 127.0.0.1, ::1 or 0.0.0.0"
+        ) from None
+    if isinstance(found, ipaddress.IPv6Address):
+        if found.ipv4_mapped or found.scope_id:
+            raise SettingsError(
+                f"{what}: must be an IPv6 address without a zone and without an IPv4 one in it"
+            )
+        if found.is_unspecified:
+            raise SettingsError(
+                f"{what}: must be one IPv6 address of this host, or 0.0.0.0 for all of IPv4: with :: gRPC"
+                " listens on IPv4, too, and HTTP doesn't"
+            )
+    return str(found)
+
+
+def in_url(ip: str) -> str:
+    return f"[{ip}]" if ":" in ip else ip
+
+
+def of_triton_http(ip: str) -> str:
+    """As tritonserver's HTTP and metrics take it."""
+    return f"ipv6:{ip}" if ":" in ip else ip
+
+
+def check_ports(settings: ServerSettings) -> None:
+    """Raises SettingsError if one of the ports can't be opened, or is in use: that process would answer the
+    clients.
+    """
+    ip = ip_of(settings.address)
+    for name in ("http_port", "grpc_port", "metrics_port"):
+        port = getattr(settings, name)
+        try:
+            _bind(ip, port)
+        except OSError as error:
+            what = f"server.{name} = {port}" if error.errno in _OF_THE_PORT else f"server.address = {ip}"
+            raise SettingsError(f"{what}: {error.strerror or error} on {ip}") from error
+
+
+def _bind(ip: str, port: int) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((ip, port))

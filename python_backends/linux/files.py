@@ -1,0 +1,51 @@
+"""Files that are whole or absent, whenever the process is killed or the machine stops."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """The file has either its old content or `content`. Raises OSError."""
+    data = content.encode() if isinstance(content, str) else content
+    replace_file(path, lambda written: written.write_bytes(data))
+
+
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+    """The file has either its old content or what `write` puts into the path it is given. Raises OSError, and
+    what `write` raises.
+    """
+    partial = _partial(path)
+    write(partial)
+    sync(partial)
+    partial.replace(path)
+    sync(path.parent)
+
+
+def write_directory(path: Path, write: Callable[[Path], None]) -> None:
+    """The directory is absent, or has all that `write` puts into it."""
+    partial = _partial(path)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    write(partial)
+    for file in partial.iterdir():
+        sync(file)
+    sync(partial)
+    partial.rename(path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """What was written to the file or directory is on the disk."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f"{path.name}.partial")

@@ -1,0 +1,99 @@
+"""Reads the fields of which exactly one is the prompt: a text, a chat, or token ids.
+
+Called by `fields`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from python_backends.nouns.request import Ids, RefusedError
+from python_backends.settings import LimitSettings
+from python_backends.text.door.values import Fields, ids, shown, string, unicode
+
+PROMPTS = ("text_input", "messages", "input_ids")
+# templates write the role between special tokens: no other words are allowed
+ROLES = ("system", "developer", "user", "assistant", "tool")
+BYTES_PER_TOKEN = 32  # limit of a prompt's average: ten times the usual number
+JSON_BYTES = 8  # for each byte of messages: JSON may write six for one, and has names and braces
+
+
+@dataclass(frozen=True, slots=True)
+class PromptBounds:
+    """Limits of a prompt, checked before it is encoded."""
+
+    max_bytes: int  # of a text, or of all messages' contents together
+    max_json_bytes: int
+    max_messages: int
+    num_rows: int  # token ids are below this
+    limit: str = ""  # for refusals: where max_bytes comes from
+
+
+def bounds(limits: LimitSettings, max_model_tokens: int, num_rows: int) -> PromptBounds:
+    """Returns the limits of a prompt: those of the settings, or BYTES_PER_TOKEN for each token of the context
+    if that is less.
+    """
+    derived = BYTES_PER_TOKEN * max_model_tokens
+    limit = (
+        "limits.max_prompt_bytes"
+        if limits.max_prompt_bytes <= derived
+        else f"{BYTES_PER_TOKEN} a token of this model's context"
+    )
+    most = min(limits.max_prompt_bytes, derived)
+    most_json = min(limits.max_prompt_bytes, JSON_BYTES * most)
+    return PromptBounds(most, most_json, max_model_tokens, num_rows, f" ({limit})")
+
+
+def read_prompt(fields: Fields, prompt: PromptBounds) -> dict[str, Any]:
+    """Returns the prompt by the name of its field, None by the others. Raises RefusedError."""
+    given = [name for name in PROMPTS if name in fields]
+    if len(given) != 1:
+        said = f"{' and '.join(given)} were" if given else "none was"
+        raise RefusedError(f"{', '.join(PROMPTS)}: exactly one of them must be given, {said}")
+    readers = {"text_input": _text, "messages": _messages, "input_ids": _ids}
+    return {name: readers[name](fields, prompt) if name in given else None for name in PROMPTS}
+
+
+def _text(fields: Fields, prompt: PromptBounds) -> str:
+    return string(fields, "text_input", prompt.max_bytes, prompt.limit)
+
+
+def _ids(fields: Fields, prompt: PromptBounds) -> Ids:
+    return ids(fields, "input_ids", prompt.num_rows - 1)
+
+
+def _messages(fields: Fields, prompt: PromptBounds) -> tuple[dict[str, str], ...]:
+    text = string(fields, "messages", prompt.max_json_bytes, prompt.limit)
+    try:
+        messages = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RefusedError(f"messages = {shown(text)}: must be JSON ({error})") from error
+    if not isinstance(messages, list) or not messages:
+        raise RefusedError(f"messages = {shown(text)}: must be a JSON list of at least one message")
+    most = prompt.max_messages
+    if len(messages) > most:
+        raise RefusedError(
+            f"messages = {len(messages)} messages: must be at most {most}, one for each token of this model's"
+            " context"
+        )
+    read = tuple(_message(f"messages[{i}]", message) for i, message in enumerate(messages))
+    size = sum(len(message["content"].encode()) for message in read)
+    if size > prompt.max_bytes:
+        raise RefusedError(
+            f"messages = {size} bytes of content: must be at most {prompt.max_bytes}{prompt.limit}"
+        )
+    return read
+
+
+def _message(name: str, message: Any) -> dict[str, str]:
+    if not isinstance(message, dict) or set(message) != {"role", "content"}:
+        raise RefusedError(
+            f"{name} = {shown(message)}: must be an object with role and content, and nothing else"
+        )
+    if message["role"] not in ROLES:
+        raise RefusedError(f"{name}.role = {shown(message['role'])}: must be one of {', '.join(ROLES)}")
+    if not isinstance(message["content"], str):
+        raise RefusedError(f"{name}.content = {shown(message['content'])}: must be a string")
+    return {"role": message["role"], "content": unicode(f"{name}.content", message["content"])}

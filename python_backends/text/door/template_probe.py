@@ -1,0 +1,96 @@
+"""What a chat template does with messages: it renders chats of probes, contents that no template writes.
+
+A template may leave a message out: most know some roles only, or a role at some places only. Its sender would
+not notice. And it writes tokens around the messages (role markers), which tokenizers don't always mark as
+special. Owned by the chat template.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property, lru_cache
+from itertools import chain
+from typing import cast
+
+from jinja2 import nodes
+
+from python_backends.text.door.prompt_fields import ROLES
+from python_backends.text.longest import longest_of
+
+Roles = tuple[str, ...]
+Render = Callable[[Sequence[dict[str, str]]], str]
+
+MAX_KEPT = 64  # messages of a chat whose result is kept
+_PROBE = re.compile("qz([0-9]+)x", re.IGNORECASE)
+_CHATS: tuple[Roles, ...] = (
+    ("user",),
+    ("user", "assistant"),
+    ("system", "user", "assistant", "user"),
+    *((role, "user") for role in ROLES),
+    *(("user", role) for role in ROLES),
+    *(("user", "assistant", role, "user") for role in ROLES),
+    *(("user", "assistant", role) for role in ROLES),
+)
+
+
+class TemplateProbe:
+    """Probes one template; `render` may raise anything."""
+
+    def __init__(self, render: Render) -> None:
+        self._render = render
+        self._kept = lru_cache(maxsize=256)(self._left_out)
+
+    def left_out(self, roles: Roles) -> frozenset[int]:
+        """Returns the places of the messages that the template leaves out of a chat of these roles."""
+        return self._kept(roles) if len(roles) <= MAX_KEPT else self._left_out(roles)
+
+    @cached_property
+    def known(self) -> list[str]:
+        """The roles that the template writes at some place of some chat."""
+        written = {roles[place] for roles, prompt in self._prompts.items() for place in _places(prompt)}
+        return [role for role in ROLES if role in written]
+
+    def prompt(self, roles: Roles) -> str | None:
+        """Returns the prompt of a chat of these roles; None if the template refuses it."""
+        try:
+            return self._render([{"role": role, "content": f"qz{i}x"} for i, role in enumerate(roles)])
+        except Exception:  # a template may raise anything
+            return None
+
+    def written(self, texts: Iterable[str]) -> frozenset[str]:
+        """Returns those of the texts that the template writes around messages."""
+        pattern = longest_of(texts)
+        if pattern is None:
+            return frozenset()
+        return frozenset(chain.from_iterable(map(pattern.findall, self._prompts.values())))
+
+    @cached_property
+    def _prompts(self) -> dict[Roles, str]:
+        prompts = {roles: self.prompt(roles) for roles in _CHATS}
+        return {roles: prompt for roles, prompt in prompts.items() if prompt is not None}
+
+    def _left_out(self, roles: Roles) -> frozenset[int]:
+        prompt = self.prompt(roles)
+        return frozenset() if prompt is None else frozenset(range(len(roles))) - _places(prompt)
+
+
+def _places(prompt: str) -> set[int]:
+    """Returns the places of the messages whose probes are in the prompt."""
+    return {int(place) for place in _PROBE.findall(prompt)}
+
+
+def searched(template: nodes.Template) -> Iterator[str]:
+    """Yields the texts that the template looks for in other texts: contents may have these."""
+    for node in template.find_all((nodes.Compare, nodes.Call, nodes.Filter, nodes.Test)):
+        for place in _read(node):
+            constants = [place] if isinstance(place, nodes.Const) else place.find_all(nodes.Const)
+            yield from (each.value for each in constants if isinstance(each.value, str))
+
+
+def _read(node: nodes.Node) -> Sequence[nodes.Node]:
+    """Returns the parts of an expression that are only read."""
+    if isinstance(node, nodes.Compare):
+        return [node]
+    writes = isinstance(node, nodes.Call) and not isinstance(node.node, nodes.Getattr)  # a macro does
+    return [] if writes else cast(nodes.Filter, node).args

@@ -1,0 +1,120 @@
+"""Every benchmark explains itself and takes --quick and --json;
+the short ones run, and print their table last.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import ROOT
+from benchmarks.results_file import MEASURED, code_of
+
+SHORT = {
+    "cluster": ("--policies", "infaas,ours"),
+    "host_time": ("--slots", "1,16", "--waiting", "0,100", "--engines", "toy,none"),
+    "token_gap": ("--engine", "toy", "--slots", "4"),
+}
+LONG = {  # ten seconds to a minute each; what they make for themselves is made again
+    "scheduling": (
+        "--simulate",
+        "--step-time",
+        "0.015,0.0004,0.0000005,0.0001,0",
+        "--policies",
+        "fcfs,ours,ours_history",
+    ),
+    "lengths": (),
+    "coserving": (),
+    "drift": (),
+    "agreement": (),
+    "finetuning_memory": (),
+    "finetuning_speed": (),
+    "magnus": ("--simulate", "20,0.05,0.2"),
+    "many_streams": (),
+    "migration": (),
+    "ninth_task": (),
+    "triton_cost": (),
+}
+KEYS = {"cluster": {"p99_ttft_s"}, "migration": {"downtime_ms", "slowdown"}}  # that others read
+# other engines; a GPU, Triton's language (test_gpu_script.py and test_gpu_floor.py run them here)
+NEEDS_MORE = {"peers", "gpu", "gpu_floor"}
+
+
+def said(*words: str, **environment: str) -> str:
+    environment = {**os.environ, **environment}
+    found = subprocess.run(
+        [sys.executable, "-m", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+        env=environment,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    return found.stdout
+
+
+@pytest.mark.parametrize("script", MEASURED)
+def test_a_script_explains_itself_and_takes_quick_and_json(script: str) -> None:
+    text = said(f"benchmarks.{script}", "--help")
+    path = code_of(script)
+    path = path / "__main__.py" if path.is_dir() else path
+    first_line = path.read_text().splitlines()[0].partition('"""')[2]
+    assert first_line
+    assert first_line in text
+    assert "--quick" in text
+    assert "--json" in text
+
+
+@pytest.mark.parametrize("script", SHORT)
+def test_a_short_script_runs_and_prints_its_table_last(script: str, tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    text = said(f"benchmarks.{script}", "--quick", "--json", str(path), *SHORT[script])
+    result = json.loads(path.read_text())
+    assert result["commit"]
+    assert result["rows"]
+    assert KEYS.get(script, set()) <= result.keys()
+    lines = text.splitlines()
+    assert lines[-1].startswith("| ")
+    assert len([line for line in lines if line.startswith("| ")]) == len(result["rows"]) + 2
+    assert lines[-len(result["rows"]) - 2].startswith("| " + next(iter(result["rows"][0])))
+
+
+@pytest.mark.parametrize("script", LONG)
+def test_a_long_script_runs_with_quick_and_prints_its_table_last(script: str, tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    words = (f"benchmarks.{script}", "--quick", "--json", str(path), *LONG[script])
+    text = said(*words, GAPLESS_BENCHMARK_ENVIRONMENTS=str(tmp_path))
+    result = json.loads(path.read_text())
+    assert result["commit"]
+    assert KEYS.get(script, set()) <= result.keys()
+    assert text.splitlines()[-1].startswith(("| ", "└"))
+
+
+@pytest.mark.parametrize("words", [("--scaling",), ("--check",), ("--router",)])
+def test_the_other_measurements_of_a_cluster_run(words: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    text = said("benchmarks.cluster", "--quick", "--json", str(path), *words)
+    assert text.splitlines()[-1].startswith("| ")
+    result = json.loads(path.read_text())
+    assert result["rows"]
+    assert ("instance_seconds" in result) is ("--scaling" in words)
+
+
+def test_every_script_is_run_by_a_test() -> None:
+    assert {*SHORT, *LONG, *NEEDS_MORE} == MEASURED.keys()
+
+
+def test_runs_of_a_cluster_are_kept_and_read_again(tmp_path: Path) -> None:
+    words = ("benchmarks.cluster", "--quick", "--policies", "infaas", "--runs", str(tmp_path))
+    first = said(*words)
+    written_ns = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert len(written_ns) == 2, "the capacity and one run"
+    assert said(*words).splitlines()[-1] == first.splitlines()[-1]
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == written_ns

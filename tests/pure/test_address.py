@@ -1,0 +1,51 @@
+"""`server.address`: what works, and what is refused by its name."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from python_backends.launcher.address import check_ports, in_url, ip_of, of_triton_http
+from python_backends.settings import ServerSettings, SettingsError
+
+
+@pytest.mark.parametrize(
+    ("address", "ip"),
+    [
+        ("127.0.0.1", "127.0.0.1"),
+        ("localhost", "127.0.0.1"),
+        ("0.0.0.0", "0.0.0.0"),
+        ("::1", "::1"),
+        ("0:0:0:0:0:0:0:1", "::1"),
+        ("2001:DB8::5", "2001:db8::5"),
+    ],
+)
+def test_ip_addresses_and_localhost_are_taken(address: str, ip: str) -> None:
+    assert ip_of(address) == ip
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", " ", "::", "[::1]", "gapless", "127.0.0.1:8000", "::ffff:127.0.0.1", "fe80::1%eth0", "1.2.3"],
+)
+def test_others_are_refused_by_the_name_of_the_setting(address: str) -> None:
+    with pytest.raises(SettingsError, match=r"server\.address = .*: must be "):
+        ip_of(address)
+
+
+def test_each_program_gets_an_ipv6_address_as_it_writes_it() -> None:
+    assert (in_url("::1"), of_triton_http("::1")) == ("[::1]", "ipv6:::1")
+    assert (in_url("127.0.0.1"), of_triton_http("127.0.0.1")) == ("127.0.0.1", "127.0.0.1")
+
+
+def test_an_address_that_this_host_does_not_have_is_named_and_not_the_port() -> None:
+    with pytest.raises(SettingsError, match=r"server\.address = 192\.0\.2\.1: Cannot assign"):
+        check_ports(ServerSettings(address="192.0.2.1"))
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SettingsError, match=rf"server\.http_port = {port}: Address already in use"):
+            check_ports(ServerSettings(http_port=port))

@@ -1,0 +1,64 @@
+"""The launcher's process before it has a server: what it is started without, signals that come early; and an
+instance that promises nothing in the launcher's name.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from python_backends.settings import ROOT
+
+WITHOUT_FILES = """
+import os, sys
+from commands.serve import open_standard_files
+open_standard_files()
+print("lost", flush=True)
+print("lost", file=sys.stderr, flush=True)
+with open(sys.argv[1], "w") as opened:
+    print([os.readlink(f"/proc/self/fd/{number}") for number in range(3)], opened.fileno(), file=opened)
+"""
+STARTING = """
+import os, signal, sys
+from commands import serve as launcher
+def choose(_):
+    assert os.listdir(sys.argv[1])
+    os.kill(os.getpid(), signal.SIGTERM)
+    raise AssertionError("it goes on")
+launcher.choose, sys.argv[1:] = choose, sys.argv[1:]
+launcher.arguments = lambda: None
+launcher.of_command_line = lambda _: None
+sys.exit(launcher.main())
+"""
+
+
+def test_a_launcher_without_standard_files_gives_their_numbers_to_no_other_file(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", WITHOUT_FILES, str(said)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=60)
+    assert said.read_text() == f"{['/dev/null'] * 3} 3\n"
+
+
+def test_a_signal_during_the_first_steps_ends_it_in_order(tmp_path: Path) -> None:
+    environment = {**os.environ, "RUNTIME_DIRECTORY": str(tmp_path)}
+    command = [sys.executable, "-c", STARTING, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert not list(tmp_path.iterdir()), "the run directory is removed"
+
+
+def test_an_instance_that_fails_does_not_say_what_the_launcher_will_do(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the first start the launcher ends, and later it says itself what it does."""
+    monkeypatch.setattr(sys, "argv", ["without a run directory"])
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    monkeypatch.delitem(sys.modules, "python_backends.instance.__main__", raising=False)
+    with pytest.raises(SystemExit):
+        runpy.run_module("python_backends.instance", run_name="__main__")
+    assert caplog.messages == ["the instance ends because of this error"]

@@ -1,0 +1,225 @@
+"""What the launcher decides between its looks; processes and server are played, sleeping takes no time."""
+
+from __future__ import annotations
+
+import errno
+import math
+import signal
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NoReturn
+
+import pytest
+
+from python_backends.launcher import supervisor
+from python_backends.launcher.health import MAX_FAILURES, GiveUpError, Pulse
+from python_backends.launcher.stubs import PREDICTOR
+from python_backends.launcher.supervisor import StopError, Supervisor
+from python_backends.linux.pauses import AwakeClock
+from python_backends.settings import ServerSettings, Settings
+
+
+class Nothing:
+    """Does whatever it is asked to."""
+
+    def __getattr__(self, _: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+class Server:
+    """A tritonserver that runs."""
+
+    def __init__(self) -> None:
+        self.is_running, self.has_ended = True, False
+        self.suspects: set[str] = set()
+        self.dead: set[str] = set()
+        self.num_starts = 0
+        self.loads: Callable[[Callable[[], None]], bool] = lambda _: True
+        self.open: Callable[[float], dict[str, float]] = lambda _: {}
+
+    def dead_stubs(self) -> set[str]:
+        return self.dead
+
+    def end_hung_stubs(self) -> set[str]:
+        return set()
+
+    def reload(self, model: str, meanwhile: Callable[[], None]) -> bool:
+        done = self.loads(meanwhile)
+        self.dead -= {model}
+        return done
+
+    def kill(self) -> None:
+        self.is_running = False
+
+    def start(self, has_failed: bool = False) -> None:
+        self.num_starts += 1
+        self.is_running, self.has_ended, self.dead = True, False, set()
+
+    def go_on(self) -> None:
+        pass
+
+    def is_ready(self) -> bool:
+        return self.is_running
+
+    def has_streams(self) -> bool:
+        return self.is_running
+
+    def numbers(self, limit_s: float) -> dict[str, float]:
+        return self.open(limit_s)
+
+
+class Launcher(Supervisor):
+    def __init__(self, **settings: Any) -> None:
+        self._settings = Settings(server=ServerSettings(**settings))
+        self._server = self.server = Server()  # type: ignore[assignment]
+        self._instances = self._readiness = self._learner = Nothing()  # type: ignore[assignment]
+        self._files = type("Files", (Nothing,), {"restarts": Nothing()})()
+        self._server_failures = Nothing()  # type: ignore[assignment]
+        self._pulse = Pulse(lambda: True)
+        self._reload_at_s = 0.0
+        self._signals, self._signalled_s = 0, -math.inf
+
+    def signal(self, number: int = 1) -> None:
+        self._signals += number
+
+    def look(self) -> None:
+        self._patiently(self._heal)
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, which passes when the launcher sleeps."""
+    made = [1000.0]
+
+    def sleep(seconds: float) -> None:
+        made[0] += seconds
+
+    monkeypatch.setattr("time.monotonic", lambda: made[0])
+    monkeypatch.setattr("time.sleep", sleep)
+    monkeypatch.setattr(supervisor, "AwakeClock", partial(AwakeClock, clock=lambda: made[0]))
+    return made
+
+
+@pytest.fixture
+def launcher(now: list[float]) -> Launcher:
+    return Launcher(drain_s=30.0, ready_s=60.0)
+
+
+def test_a_server_is_not_ended_for_what_it_answered_while_a_model_was_loaded(launcher: Launcher) -> None:
+    def slowly(_: Callable[[], None]) -> bool:
+        launcher._pulse._failures = MAX_FAILURES
+        return True
+
+    launcher.server.dead, launcher.server.loads = {"tokenizer"}, slowly
+    for _ in range(3):
+        launcher.look()
+    assert launcher.server.num_starts == 0
+
+
+def test_a_server_that_can_not_load_a_model_again_is_started_again(launcher: Launcher) -> None:
+    launcher.server.dead, launcher.server.loads = {"tokenizer"}, lambda _: False
+    launcher.look()
+    assert launcher.server.num_starts == 1
+
+
+@pytest.mark.parametrize("model", ["tokenizer", PREDICTOR])
+def test_a_signal_does_not_wait_for_a_model_that_is_loaded(launcher: Launcher, model: str) -> None:
+    def for_ever(meanwhile: Callable[[], None]) -> bool:
+        while True:
+            launcher.signal()
+            meanwhile()
+
+    launcher.server.dead, launcher.server.loads = {model}, for_ever
+    with pytest.raises(StopError):
+        launcher.look()
+    launcher._signals = 0
+    launcher._watch()
+    launcher._pulse.stop()
+    assert launcher._signals == 1
+    assert launcher.server.num_starts == 0
+
+
+def test_what_the_host_refuses_for_a_moment_ends_nothing(
+    launcher: Launcher, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For example, without files no process can be looked for; it is not dead for that."""
+
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    launcher.server.dead, launcher.server.loads = {"tokenizer"}, refuse
+    for _ in range(3):
+        launcher.look()
+    assert caplog.text.count("Too many open files); trying again") == 3
+    launcher.server.loads = lambda _: True
+    launcher.look()
+    assert (launcher.server.num_starts, launcher.server.dead) == (0, set())
+
+
+def test_a_server_that_the_host_refuses_to_start_is_waited_for(launcher: Launcher) -> None:
+    refusals = [OSError("no memory")] * 3
+
+    def go_on() -> None:
+        if refusals:
+            raise refusals.pop()
+        launcher.server.is_running = True
+
+    launcher.server.is_running, launcher.server.start = False, lambda: None  # type: ignore[method-assign]
+    launcher.server.go_on = go_on  # type: ignore[method-assign]
+    launcher.look()
+    assert not refusals
+    assert launcher.server.is_running
+
+
+def test_a_start_lasts_no_longer_than_the_setting_says_also_where_each_look_is_slow(
+    launcher: Launcher, now: list[float]
+) -> None:
+    def slow() -> bool:
+        now[0] += 9.0
+        return False
+
+    with pytest.raises(GiveUpError, match=r"tritonserver was not ready within 60 s \(server.ready_s\)"):
+        launcher._await(slow, "tritonserver", lambda: None)
+    assert now[0] < 1000 + 60 + 10
+
+
+def test_a_drain_lasts_no_longer_than_the_setting_says_also_where_the_server_is_silent(
+    launcher: Launcher, now: list[float]
+) -> None:
+    def silent(limit_s: float) -> dict[str, float]:
+        now[0] += min(limit_s, 5.0)
+        return {}
+
+    launcher.server.open = silent
+    launcher.signal()
+    launcher._drain()
+    assert now[0] < 1000 + 30 + 5
+
+
+def test_a_second_signal_ends_a_drain(launcher: Launcher, now: list[float]) -> None:
+    def signalled(_: float) -> dict[str, float]:
+        launcher.signal()
+        return {}
+
+    launcher.server.open = signalled
+    launcher.signal()
+    launcher._drain()
+    assert now[0] < 1000 + 10
+
+
+def test_a_drain_without_looks_counts_as_one_with_open_requests(launcher: Launcher, now: list[float]) -> None:
+    """It has no time for one, so clients get the time that they need for an error."""
+    launcher._settings = Settings(server=ServerSettings(drain_s=0.0))
+    launcher._drain()
+    assert now[0] >= 1000 + 2 * supervisor.PASSING_S + supervisor.EXPORT_EVERY_S
+
+
+def test_signals_that_come_together_are_one(launcher: Launcher, now: list[float]) -> None:
+    """`make serve` passes SIGTERM on, and systemd sends it to both."""
+    for _ in range(3):
+        launcher._count_signal(signal.SIGTERM, None)
+        now[0] += 0.1
+    assert launcher._signals == 1
+    now[0] += 1.0
+    launcher._count_signal(signal.SIGINT, None)
+    assert launcher._signals == 2
