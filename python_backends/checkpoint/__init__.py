@@ -1,1 +1,4 @@
-"""The files of a checkpoint as any part of Gapless reads them: without torch, without a tokenizer."""
+"""What a checkpoint is: where it lies, what its files say, its tensors by name. Importing it brings no torch.
+
+`opening.open_source` gives the `Source` of a path; everything else is read from that.
+"""

@@ -3,39 +3,50 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from python_backends.checkpoint.config_file import CONFIG
+from python_backends.checkpoint.source import Source, Stored
 
 # Samples of each weight file: fine-tuned models differ everywhere, and hashing all of a large model takes
 # minutes.
 NUM_SAMPLES, SAMPLE_BYTES = 16, 4096
 
 
-def fingerprint(directory: Path, *chosen: str) -> str:
-    """Which weights and settings make the tokens: over config.json, names and sizes of the weight files, and
-    what was `chosen`.
+def digest_of(texts: Iterable[Path], weights: Iterable[Path]) -> str:
+    """Over whole files and samples of others. It names directories of what was learned: another way of
+    computing it would lose them.
     """
-    parts = [*chosen, (directory / CONFIG).read_text()]
-    parts += [f"{path.name} {path.stat().st_size}" for path in weight_files(directory)]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-
-def weight_files(directory: Path) -> list[Path]:
-    return sorted([*directory.glob("*.safetensors"), *directory.glob("*.bin")])
-
-
-def digest_of(model: Path) -> str:
-    """Over configuration, tokenizer and samples of the weights."""
     digest = hashlib.sha256()
-    for name in (CONFIG, "tokenizer.json"):
-        digest.update((model / name).read_bytes() if (model / name).is_file() else b"\0")
-    for path in sorted(model.glob("*.safetensors")):
+    for path in texts:
+        digest.update(path.read_bytes() if path.is_file() else b"\0")
+    for path in weights:
         digest.update(f"\0{path.name}\0{path.stat().st_size}\0".encode())
         for sample in _samples(path):
             digest.update(sample)
     return digest.hexdigest()[:16]
+
+
+def fingerprint(source: Source, *chosen: str) -> str:
+    """Which weights and settings make the tokens: what was `chosen`, the digest, and the first and last bytes
+    of every tensor. Raises CheckpointError.
+    """
+    digest = hashlib.sha256("\n".join([*chosen, source.digest()]).encode())
+    for name, stored in sorted(source.tensors.items()):
+        digest.update(f"\0{name}\0{stored.dtype}\0{stored.shape}\0".encode())
+    for sample in _ends(source.tensors):
+        digest.update(sample)
+    return digest.hexdigest()[:16]
+
+
+def _ends(tensors: Mapping[str, Stored]) -> Iterator[bytes]:
+    """In the order in which they lie in their files."""
+    known = [stored for stored in tensors.values() if stored.begin is not None]
+    for stored in sorted(known, key=lambda stored: (stored.file, stored.begin)):
+        with stored.file.open("rb") as file:
+            for back in (stored.num_bytes, min(stored.num_bytes, SAMPLE_BYTES)):
+                file.seek((stored.begin or 0) + stored.num_bytes - back)
+                yield file.read(min(stored.num_bytes, SAMPLE_BYTES))
 
 
 def _samples(path: Path) -> Iterator[bytes]:

@@ -14,7 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from python_backends.checkpoint.config_file import read_config
+from python_backends.checkpoint.opening import open_source
+from python_backends.checkpoint.source import CheckpointError
 from python_backends.engine.kinds import KINDS, kind_of
 from python_backends.engine.openvino import BLOCK_TOKENS as OPENVINO_BLOCK_TOKENS
 from python_backends.linux.processor import processor_flags
@@ -91,6 +92,6 @@ def _dtype(settings: Settings, config: dict[str, Any], flags: Collection[str]) -
 def _config(directory: Path) -> dict[str, Any]:
     """Empty if it can't be read: the engine will say what is wrong with it."""
     try:
-        return read_config(directory)
-    except (OSError, ValueError):
+        return open_source(directory).config
+    except CheckpointError:
         return {}

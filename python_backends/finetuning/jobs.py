@@ -19,7 +19,7 @@ from typing import Any
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from python_backends.checkpoint.digests import digest_of
+from python_backends.checkpoint.opening import open_source
 from python_backends.finetuning import examples
 from python_backends.finetuning.datasets import Example
 from python_backends.finetuning.examples import Examples
@@ -45,7 +45,7 @@ class JobError(ValueError):
 def jobs_directory(settings: Settings) -> Path:
     """Of the served checkpoint."""
     model = settings.model_directory.resolve()
-    return ROOT / settings.finetuning.directory / f"{model.name}-{digest_of(model)[:8]}"
+    return ROOT / settings.finetuning.directory / f"{model.name}-{open_source(model).digest()[:8]}"
 
 
 class Job:

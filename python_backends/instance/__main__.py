@@ -16,6 +16,7 @@ from pathlib import Path
 
 import setproctitle
 
+from python_backends.checkpoint.source import CheckpointError
 from python_backends.engine.kinds import kind_of
 from python_backends.engine.protocol import Announcing
 from python_backends.instance.build import (
@@ -33,7 +34,7 @@ from python_backends.linux.loop_processor import LoopProcessor
 from python_backends.linux.time_slice import take_usual_turns
 from python_backends.nouns.request import AdapterVersion, ModelLimits
 from python_backends.settings import Settings, SettingsError, read_settings
-from python_backends.text.checkpoint import CheckpointError, read_checkpoint
+from python_backends.text.checkpoint import read_checkpoint
 from python_backends.text.detokenize.detokenizer import Detokenizer
 from python_backends.text.door.door import open_door
 from python_backends.watching.board import Board

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from python_backends.checkpoint.digests import digest_of
+from python_backends.checkpoint.opening import open_source
 from python_backends.settings import ROOT, Settings
 
 
@@ -19,7 +19,7 @@ def directory_of(settings: Settings) -> Path:
     readers: a renamed model keeps its directory.
     """
     parent, model = ROOT / settings.prediction.directory, settings.model_directory.resolve()
-    digest = digest_of(model)
+    digest = open_source(model).digest()
     known = sorted(parent.glob(f"*-{digest}"))
     return known[0] if known else parent / f"{model.name}-{digest}"
 

@@ -15,16 +15,13 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from python_backends.checkpoint.config_file import read_table
+from python_backends.checkpoint.opening import open_source
+from python_backends.checkpoint.source import CheckpointError
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # lists of tokens; the second may be an object with a name for each token
 _EXTRA_TOKENS = ("additional_special_tokens", "extra_special_tokens")
 _CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
-
-
-class CheckpointError(ValueError):
-    """The checkpoint can't be served. The message names the file and the problem."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,15 +63,10 @@ def as_checkpoint_error(directory: Path) -> Iterator[None]:
 
 
 def _read(directory: Path) -> Checkpoint:
-    tokenizer = _tokenizer(directory / "tokenizer.json")
-    texts = {**_table(directory / "special_tokens_map.json"), **_table(directory / "tokenizer_config.json")}
-    config = _table(directory / "config.json")
-    text_part = config.get("text_config")  # models that also take images or audio have it
-    if isinstance(text_part, dict):
-        config |= text_part
-    generation = _table(directory / "generation_config.json")
+    source = open_source(directory)
+    tokenizer, texts, config = source.tokenizer(), source.texts, source.config
     names = {name: text for name in _NAMED_TOKENS if (text := _content(texts.get(name)))}
-    chat_template, template_file = _chat_template(directory, texts)
+    chat_template, template_file = source.chat_template
     path = directory / "config.json"
     num_rows = _whole(path, "vocab_size", config.get("vocab_size") or 0)
     return Checkpoint(
@@ -84,29 +76,13 @@ def _read(directory: Path) -> Checkpoint:
         special_tokens=_special_tokens(tokenizer, texts, names),
         chat_template=chat_template,
         template_file=template_file,
-        eos_ids=_eos_ids(directory, tokenizer, names, generation, config),
+        eos_ids=_eos_ids(directory, tokenizer, names, source.generation, config),
         max_model_tokens=next(
             (_whole(path, name, config[name]) for name in _CONTEXT_NAMES if config.get(name)), 0
         ),
         vocab_size=max(num_rows, num_ids(tokenizer)),
         num_rows=num_rows or num_ids(tokenizer),
     )
-
-
-def _tokenizer(path: Path) -> Tokenizer:
-    if not path.is_file():
-        raise CheckpointError(f"{path} is missing: a checkpoint needs a fast tokenizer (tokenizer.json)")
-    try:
-        return Tokenizer.from_buffer(path.read_bytes())  # takes any path
-    except Exception as error:  # the library raises nothing more specific
-        raise CheckpointError(f"{path}: {error}") from error
-
-
-def _table(path: Path) -> dict[str, Any]:
-    try:
-        return read_table(path)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: {error}") from error
 
 
 def _content(token: Any) -> str:
@@ -123,44 +99,6 @@ def _special_tokens(tokenizer: Tokenizer, texts: dict[str, Any], named: dict[str
 
 def _contents(tokens: Any) -> list[str]:
     return [_content(token) for token in (tokens.values() if isinstance(tokens, dict) else tokens or [])]
-
-
-def _chat_template(directory: Path, texts: dict[str, Any]) -> tuple[str | None, Path | None]:
-    """Returns the template and its file, (None, None) if there is none."""
-    path = directory / "chat_template.jinja"
-    if path.is_file():
-        return _jinja(path), path
-    for path, table in (
-        (directory / "tokenizer_config.json", texts),
-        (directory / "chat_template.json", _table(directory / "chat_template.json")),
-    ):
-        if table.get("chat_template"):
-            return _template_of(path, table["chat_template"]), path
-    return None, None
-
-
-def _template_of(path: Path, written: Any) -> str:
-    """Returns the template that is written as a text, or as several with names. Raises CheckpointError."""
-    if isinstance(written, list):
-        written = {entry.get("name"): entry.get("template") for entry in written if isinstance(entry, dict)}
-    if isinstance(written, dict):
-        names = ", ".join(map(str, written)) or "none"
-        if "default" not in written:
-            raise CheckpointError(f"{path}: chat_template has no template named default (it has: {names})")
-        written = written["default"]
-    if not isinstance(written, str):
-        raise CheckpointError(f"{path}: chat_template must be a text, not {type(written).__name__}")
-    return written
-
-
-def _jinja(path: Path) -> str:
-    try:
-        source = path.read_text("utf-8")
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: {error}") from error
-    if not source.strip():
-        raise CheckpointError(f"{path}: is empty")
-    return source
 
 
 def _eos_ids(

@@ -262,6 +262,19 @@ def test_the_fingerprint_tells_weights_and_dtypes_apart(one: TinyModel, tiny: An
     assert fingerprint_of(one.settings()) == fingerprint_of(one.settings(slots=9))
 
 
+def test_the_fingerprint_tells_other_weights_of_the_same_names_and_sizes_apart(
+    one: TinyModel, tmp_path: Path
+) -> None:
+    """One small tensor of many is enough."""
+    prints = {fingerprint_of(one.settings())}
+    for value in (1.0, 2.0):
+        stored = _stored(
+            one, tmp_path, lambda weights, value=value: weights["model.norm.weight"].fill_(value)
+        )
+        prints.add(fingerprint_of(stored))
+    assert len(prints) == 3
+
+
 def _tensors(model: Any) -> list[tuple[str, torch.Tensor]]:
     """Weights and buffers, also those that no checkpoint holds."""
     return sorted([*model.named_parameters(), *model.named_buffers()], key=lambda pair: pair[0])

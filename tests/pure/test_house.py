@@ -39,12 +39,12 @@ from python_backends.watching.metrics import COUNTERS, DOOR_COUNTERS, GAUGES, HI
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "python_backends"
 ROOMS_OF = {  # libraries that stay in their rooms
-    "torch": {"engine"},
+    "torch": {"engine", "checkpoint"},  # there, only where a tensor is read
     "transformers": {"engine"},
     "triton": {"engine"},  # the language; the server's Python is triton_python_backend_utils
     "zmq": {"wires", "moving"},
     "msgspec": {"nouns"},
-    "tokenizers": {"text"},
+    "tokenizers": {"text", "checkpoint"},
     "jinja2": {"text"},
     "triton_python_backend_utils": {"triton_models"},
     "psutil": {"launcher"},
@@ -73,6 +73,7 @@ def imports(path: Path) -> frozenset[str]:
 
 
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+CHECKPOINT = [path for path in MODULES if room(path) == "checkpoint"]
 FOLDERS = sorted({path.parent for path in MODULES})
 
 
@@ -147,7 +148,7 @@ def test_libraries_stay_in_their_rooms() -> None:
 def test_the_stubs_import_no_torch() -> None:
     """Rooms that the three models use, all the way down."""
     for path in MODULES:
-        if room(path) not in ("engine", "finetuning", "instance", "launcher"):
+        if room(path) not in ("checkpoint", "engine", "finetuning", "instance", "launcher"):
             reached = {name.split(".")[1] for name in imports(path) if name.startswith("python_backends.")}
             assert "engine" not in reached or engine_modules(path) <= {"kinds", "protocol"}
             assert "torch" not in imports(path)
@@ -157,9 +158,11 @@ def engine_modules(path: Path) -> set[str]:
     return {name.split(".")[2] for name in imports(path) if name.startswith("python_backends.engine.")}
 
 
-@pytest.mark.parametrize("module", ["kinds", "protocol"])
-def test_the_kinds_of_engines_and_what_is_asked_of_them_bring_no_torch_along(module: str) -> None:
-    code = f"import sys, python_backends.engine.{module}; assert 'torch' not in sys.modules"
+@pytest.mark.parametrize(
+    "module", ["engine.kinds", "engine.protocol", *(f"checkpoint.{path.stem}" for path in CHECKPOINT)]
+)
+def test_what_is_asked_of_engines_and_checkpoints_brings_no_torch_along(module: str) -> None:
+    code = f"import sys, python_backends.{module}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 

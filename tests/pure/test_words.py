@@ -15,7 +15,7 @@ ROOMS_OF_NAMES: dict[str, set[str]] = {  # where names may have this word in the
     "rest": {"scheduling"},
     "epoch": {"nouns", "scheduling", "streams", "instance", "moving", "cluster"},
     # text: a checkpoint's generation_config.json, a template's tag
-    "generation": {"engine", "nouns", "scheduling", "text"},
+    "generation": {"checkpoint", "engine", "nouns", "scheduling", "text"},
     "door": {"finetuning", "text", "triton_models"},
     "flush": {"nouns", "streams", "instance"},
     "span": {"engine", "nouns", "scheduling", "triton_models", "watching"},

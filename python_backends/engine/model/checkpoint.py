@@ -14,8 +14,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
-from python_backends.checkpoint.config_file import read_table
 from python_backends.checkpoint.digests import fingerprint
+from python_backends.checkpoint.opening import open_source
+from python_backends.checkpoint.source import CheckpointError
 from python_backends.engine.kv.kv_cache import BlockShape
 from python_backends.engine.kv.padding import ROW_MULTIPLE, WITH_TILES
 from python_backends.engine.model.families import (
@@ -28,7 +29,7 @@ from python_backends.engine.model.families import (
     rope_parameters,
 )
 from python_backends.engine.model.straight import load_straight
-from python_backends.engine.model.wholeness import refusal, refuse_parts, unreadable
+from python_backends.engine.model.wholeness import refusal, refuse_parts, refused_file, unreadable
 from python_backends.nouns.request import MAX_STOP_WORDS, ModelLimits
 from python_backends.settings import Settings, SettingsError
 
@@ -103,10 +104,8 @@ def most_stop_ids(settings: Settings) -> int:
     """The most stop ids that a request may have: those that the door lets through,
     `end_id`, and what the checkpoint calls an end.
     """
-    files = [
-        read_table(settings.model_directory / name) for name in ("config.json", "generation_config.json")
-    ]
-    ends = [file.get("eos_token_id") for file in files]
+    source = open_source(settings.model_directory)
+    ends = [file.get("eos_token_id") for file in (source.config, source.generation)]
     count = sum(len(ids) if isinstance(ids, list) else 1 for ids in ends)
     return MAX_STOP_WORDS + count + 2  # end_id, and the end that the tokenizer names
 
@@ -150,7 +149,11 @@ def one_block_limits(settings: Settings, config: Any) -> ModelLimits:
 
 def fingerprint_of(settings: Settings) -> str:
     model = settings.model
-    return fingerprint(settings.model_directory, model.dtype, model.weights, model.device.partition(":")[0])
+    source = open_source(settings.model_directory)
+    try:
+        return fingerprint(source, model.dtype, model.weights, model.device.partition(":")[0])
+    except CheckpointError as error:
+        raise refused_file(source.path, error) from error
 
 
 def _num_blocks(

@@ -15,6 +15,7 @@ from typing import Any
 
 from safetensors import safe_open
 
+from python_backends.checkpoint.source import CheckpointError
 from python_backends.settings import SettingsError
 
 # computed by each model from its configuration; older checkpoints hold them
@@ -37,6 +38,10 @@ def refuse_parts(directory: Path, loading: Mapping[str, Any]) -> None:
 
 def refusal(directory: Path, why: str) -> SettingsError:
     return SettingsError(f"model.directory = {str(directory)!r}: {why}")
+
+
+def refused_file(directory: Path, error: CheckpointError) -> SettingsError:
+    return refusal(directory, str(error).removeprefix(f"{directory}/"))
 
 
 def unreadable(directory: Path, error: Exception) -> SettingsError:

@@ -6,11 +6,11 @@ Called by the TensorRT-LLM engine at its start.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from python_backends.checkpoint.config_file import read_config
 from python_backends.checkpoint.digests import fingerprint
+from python_backends.checkpoint.opening import open_source
+from python_backends.checkpoint.source import CheckpointError, Source
 from python_backends.engine.adapter_directory import CONFIG
 from python_backends.nouns.request import AdapterVersion, ModelLimits
 from python_backends.settings import Settings, SettingsError
@@ -36,7 +36,16 @@ REFUSABLE = (
 
 def model_limits(settings: Settings) -> ModelLimits:
     """Raises SettingsError."""
-    config = _read_config(settings.model_directory)
+    source = open_source(settings.model_directory)
+    try:
+        return _limits(settings, source, source.config)
+    except CheckpointError as error:
+        raise SettingsError(f"model.directory = {str(source.path)!r}: {error}") from error
+
+
+def _limits(settings: Settings, source: Source, config: dict[str, Any]) -> ModelLimits:
+    if not config:
+        raise SettingsError(f"model.directory = {str(source.path)!r}: there is no config.json")
     size = settings.engine.block_tokens
     num_blocks = settings.engine.kv_blocks or _num_blocks(settings, config)
     declared = settings.model.max_model_tokens or _number(
@@ -49,10 +58,7 @@ def model_limits(settings: Settings) -> ModelLimits:
         num_blocks=num_blocks,
         block_tokens=size,
         fingerprint=fingerprint(
-            settings.model_directory,
-            "tensorrt_llm",
-            settings.model.dtype,
-            settings.tensorrt_llm.arguments,
+            source, "tensorrt_llm", settings.model.dtype, settings.tensorrt_llm.arguments
         ),
         max_bad_word_tokens=MAX_BAD_WORD_TOKENS,
         unsupported=_refused(settings.tensorrt_llm.refuse),
@@ -99,13 +105,6 @@ def _num_blocks(settings: Settings, config: dict[str, Any]) -> int:
             f"engine.kv_memory_gib = {settings.engine.kv_memory_gib}: one block takes {num_bytes} bytes"
         )
     return fit
-
-
-def _read_config(directory: Path) -> dict[str, Any]:
-    try:
-        return read_config(directory)
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"model.directory = {str(directory)!r}: config.json: {error}") from error
 
 
 def _number(config: dict[str, Any], name: str, setting: str) -> int:

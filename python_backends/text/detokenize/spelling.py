@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenizers import decoders
 
-from python_backends.text.checkpoint import CheckpointError
+from python_backends.checkpoint.source import CheckpointError
 
 Piece = str | bytes  # of text; bytes if it may be a part of a character
 Spelling = Callable[[Piece, bool], Piece]  # the flag: the answer begins with this token

@@ -15,8 +15,9 @@ from datetime import datetime
 
 from jinja2 import TemplateError, nodes
 
+from python_backends.checkpoint.source import CheckpointError
 from python_backends.nouns.request import RefusedError
-from python_backends.text.checkpoint import Checkpoint, CheckpointError
+from python_backends.text.checkpoint import Checkpoint
 from python_backends.text.door.special_tokens import Guard, SpecialTokens
 from python_backends.text.door.template_probe import TemplateProbe, searched
 from python_backends.text.door.template_sandbox import begin_rendering, environment

@@ -17,6 +17,7 @@ from typing import Any
 
 from tokenizers import Encoding
 
+from python_backends.checkpoint.source import CheckpointError
 from python_backends.nouns.request import (
     AdapterVersion,
     Ids,
@@ -27,7 +28,7 @@ from python_backends.nouns.request import (
     Subject,
 )
 from python_backends.settings import LimitSettings
-from python_backends.text.checkpoint import Checkpoint, CheckpointError, as_checkpoint_error
+from python_backends.text.checkpoint import Checkpoint, as_checkpoint_error
 from python_backends.text.door.chat_template import ChatTemplate, template_of
 from python_backends.text.door.encoder import PromptEncoder
 from python_backends.text.door.fields import (

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Encoding, Tokenizer
 
+from python_backends.checkpoint.source import CheckpointError
 from python_backends.nouns.request import Ids, RefusedError
-from python_backends.text.checkpoint import CheckpointError, num_ids
+from python_backends.text.checkpoint import num_ids
 from python_backends.text.door.special_tokens import SpecialTokens
 
 # A prompt with at most this many bytes for each token of its limit is encoded at once: most longer ones have

@@ -16,8 +16,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
+from python_backends.checkpoint.source import CheckpointError
 from python_backends.nouns.request import RefusedError
-from python_backends.text.checkpoint import CheckpointError
 from python_backends.text.door import chat_template
 from python_backends.text.door.chat_template import ChatTemplate, Message
 from python_backends.text.door.encoder import PromptEncoder

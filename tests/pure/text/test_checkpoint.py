@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from python_backends.checkpoint.source import CheckpointError
 from python_backends.settings import LimitSettings
-from python_backends.text.checkpoint import Checkpoint, CheckpointError, read_checkpoint
+from python_backends.text.checkpoint import Checkpoint, read_checkpoint
 from python_backends.text.detokenize.detokenizer import Detokenizer
 from python_backends.text.door.door import open_door
 from tests.support.text.checkpoints import byte_level_tokenizer, write_checkpoint

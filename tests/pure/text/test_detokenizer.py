@@ -13,8 +13,8 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
+from python_backends.checkpoint.source import CheckpointError
 from python_backends.nouns.request import Finish, TokenWindow
-from python_backends.text.checkpoint import CheckpointError
 from python_backends.text.detokenize.detokenizer import Detokenizer, Piece, context_tokens
 from python_backends.text.detokenize.token_bytes import WALL
 from tests.support.examples import examples

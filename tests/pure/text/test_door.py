@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from python_backends.checkpoint.source import CheckpointError
 from python_backends.nouns.request import AdapterVersion, ModelLimits, RefusedError, Request
 from python_backends.settings import LimitSettings
-from python_backends.text.checkpoint import CheckpointError
 from python_backends.text.door import fields as fields_of_requests
 from python_backends.text.door.door import ANY_ENGINE, open_door
 from python_backends.text.door.table import FIELDS, KNOWN, NEUTRAL, SUPPORTED

@@ -15,9 +15,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers
 
+from python_backends.checkpoint.source import CheckpointError
 from python_backends.nouns.request import Finish, RefusedError, Request, TokenWindow
 from python_backends.settings import LimitSettings
-from python_backends.text.checkpoint import CheckpointError
 from python_backends.text.detokenize.detokenizer import Detokenizer
 from python_backends.text.detokenize.spelling import spelling
 from python_backends.text.door.door import Door, open_door

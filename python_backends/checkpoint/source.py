@@ -1,0 +1,78 @@
+"""Where a checkpoint lies, whatever its format: the same questions to a directory and to a single file.
+
+Called by everything that reads a checkpoint; `opening.open_source` makes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    import torch
+
+
+class CheckpointError(ValueError):
+    """The checkpoint can't be served. The message, of one line, names the file and the problem."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor as it lies in its file."""
+
+    shape: tuple[int, ...]
+    dtype: str  # as safetensors names it: "BF16", "F32", "F8_E4M3" …; of GGUF, its own: "Q4_1" …
+    file: Path
+    begin: int | None = None  # of its bytes in the file; None: not known without reading it
+    num_bytes: int = 0
+
+
+class Source(Protocol):
+    """Each property reads its files when it is first asked for, and raises CheckpointError."""
+
+    path: Path  # the directory or the file
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """config.json, with what it says of the text where a model takes images as well; {}: none."""
+        ...
+
+    @property
+    def generation(self) -> dict[str, Any]:
+        """generation_config.json; {}: none."""
+        ...
+
+    @property
+    def texts(self) -> dict[str, Any]:
+        """tokenizer_config.json over special_tokens_map.json."""
+        ...
+
+    @property
+    def chat_template(self) -> tuple[str | None, Path | None]:
+        """And the file where it was found; (None, None): there is none."""
+        ...
+
+    def tokenizer(self) -> Tokenizer:
+        """A new one, which the caller may change."""
+        ...
+
+    @property
+    def tensors(self) -> Mapping[str, Stored]:
+        """By the names of transformers' modules; empty: there are no weights."""
+        ...
+
+    def read(self, name: str, device: torch.device | str = "cpu") -> torch.Tensor:
+        """A tensor of `tensors`, in the type in which it is stored; of GGUF, in float32. It may be mapped
+        from its file: copy what is kept. Brings torch along.
+        """
+        ...
+
+    def digest(self) -> str:
+        """A short name of the content, whatever its path: 16 hexadecimal digits over configuration, tokenizer
+        and samples of the weights. Never raises for files that can't be understood.
+        """
+        ...

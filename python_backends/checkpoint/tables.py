@@ -1,0 +1,28 @@
+"""JSON files of a checkpoint. Files of strangers: they may hold anything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from python_backends.checkpoint.source import CheckpointError
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, or an empty one if the file is absent. Raises CheckpointError."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: must hold a JSON object")
+    return value
+
+
+def text_part(config: dict[str, Any]) -> dict[str, Any]:
+    """`config` with what it says of the text: models that also take images or audio have it in a part."""
+    text = config.get("text_config")
+    return {**config, **text} if isinstance(text, dict) else config

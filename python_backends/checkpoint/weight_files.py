@@ -1,0 +1,112 @@
+"""Which files of a directory hold its weights, which tensors lie in them, and reading one.
+
+As transformers does, a whole file goes before an index, and safetensors before PyTorch's own files. A tensor
+that lies in two shards is the one in the last of them. Owns nothing. Called by `directory`.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors import safe_open
+
+from python_backends.checkpoint.source import CheckpointError, Stored
+from python_backends.checkpoint.tables import read_table
+
+if TYPE_CHECKING:
+    import torch
+
+FORMATS = ("model.safetensors", "pytorch_model.bin")
+HEADER_BYTES = 8  # the length of the header that follows them
+PICKLED = {  # PyTorch's names of types, as safetensors has them
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "int8": "I8",
+    "uint8": "U8",
+}
+
+
+def tensors_of(directory: Path) -> Mapping[str, Stored]:
+    """Empty if there are no weights. Raises CheckpointError by the name of the file that is missing or can't
+    be read.
+    """
+    found: dict[str, Stored] = {}
+    for path in _files(directory):
+        try:
+            found |= _pickled(path) if path.suffix == ".bin" else _tensors(path)
+        except Exception as error:  # whatever the readers raise
+            raise unreadable(path, error) from error
+    return found
+
+
+def read(name: str, stored: Stored, device: torch.device | str) -> torch.Tensor:
+    try:
+        if stored.file.suffix == ".bin":
+            return _unpickled(stored.file)[name].to(device)
+        with safe_open(stored.file, framework="pt", device=str(device)) as file:
+            return file.get_tensor(name)  # type: ignore[no-any-return]
+    except MemoryError:
+        raise
+    except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError":  # torch's
+            raise
+        raise unreadable(stored.file, error) from error
+
+
+def unreadable(path: Path, error: Exception) -> CheckpointError:
+    if isinstance(error, FileNotFoundError):
+        return CheckpointError(f"{path}: it is missing: the index of the weights names it")
+    reason = " ".join(f"{type(error).__name__}: {error}".split())
+    return CheckpointError(f"{path} can't be loaded: {reason:.300}")
+
+
+def _files(directory: Path) -> list[Path]:
+    for name in FORMATS:
+        if (directory / name).is_file():
+            return [directory / name]
+        index = directory / f"{name}.index.json"
+        if index.is_file():
+            return _indexed(index, read_table(index).get("weight_map"))
+    return []
+
+
+def _indexed(index: Path, files: object) -> list[Path]:
+    if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
+        raise CheckpointError(f"{index}: weight_map must be an object: the file of each tensor by its name")
+    return sorted({index.parent / name for name in files.values()})
+
+
+def _tensors(path: Path) -> dict[str, Stored]:
+    with safe_open(path, framework="np") as file:  # checks the whole header
+        shapes = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        stored = {name: (tuple(each.get_shape()), each.get_dtype()) for name, each in shapes.items()}
+    with path.open("rb") as opened:
+        length = int.from_bytes(opened.read(HEADER_BYTES), "little")
+        header = json.loads(opened.read(length))
+    found = {}
+    for name, (shape, dtype) in stored.items():
+        begin, end = header[name]["data_offsets"]
+        found[name] = Stored(shape, dtype, path, HEADER_BYTES + length + begin, end - begin)
+    return found
+
+
+def _pickled(path: Path) -> dict[str, Stored]:
+    return {
+        name: Stored(tuple(tensor.shape), PICKLED.get(str(tensor.dtype).removeprefix("torch."), "?"), path)
+        for name, tensor in _unpickled(path).items()
+    }
+
+
+def _unpickled(path: Path) -> dict[str, torch.Tensor]:
+    """Mapped from the file where its format allows it. No code of the file runs."""
+    import torch
+
+    return torch.load(path, "cpu", weights_only=True, mmap=zipfile.is_zipfile(path))  # type: ignore[no-any-return]
