@@ -16,6 +16,7 @@ import sys
 
 import setproctitle
 
+from commands.model import located
 from commands.settings import help_text
 from python_backends.cluster.policies import policy_of as cluster_policy
 from python_backends.engine.choice import choose
@@ -73,7 +74,7 @@ def main() -> int:
     run_directories.sweep(parent)
     try:
         with run_directories.held(parent) as run_directory:
-            choice = choose(of_command_line(asked))
+            choice = choose(located(of_command_line(asked)))
             for reason in choice.reasons:
                 log.info("%s", reason)
             if limits := quota.as_text():

@@ -22,6 +22,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from commands.model import located
 from python_backends.nouns.request import QUANTILE_LEVELS, Floats
 from python_backends.prediction.lengths import LEVELS
 from python_backends.prediction.place import directory_of
@@ -156,7 +157,7 @@ def main() -> int:
     if asked.last < 1:
         parser.error(f"--last {asked.last}: must be at least 1")
     try:
-        directory = directory_of(of_command_line(asked))
+        directory = directory_of(located(of_command_line(asked)))
         log = RequestLog(directory)
         found = outcomes(log, asked.last)
         log.close()

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from commands.finetune.alone import new_job, read_data, train
 from commands.finetune.progress import plot, watch
+from commands.model import located
 from python_backends.checkpoint.source import CheckpointError
 from python_backends.finetuning import jobs
 from python_backends.finetuning.beginning import ADAPTER, ALPHA, RANK, TARGETS
@@ -207,7 +208,7 @@ def _add_submit(parser: argparse.ArgumentParser) -> None:
 def main() -> int:
     asked = _parser().parse_args()
     try:
-        asked.verb(asked, of_command_line(asked))
+        asked.verb(asked, located(of_command_line(asked)))
     except (SettingsError, CheckpointError, ValueError, OSError) as error:
         print(_message(error), file=sys.stderr)
         return 1

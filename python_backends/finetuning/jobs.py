@@ -19,6 +19,7 @@ from typing import Any
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
+from python_backends.checkpoint.names import name_of
 from python_backends.checkpoint.opening import open_source
 from python_backends.finetuning import examples
 from python_backends.finetuning.datasets import Example
@@ -45,7 +46,7 @@ class JobError(ValueError):
 def jobs_directory(settings: Settings) -> Path:
     """Of the served checkpoint."""
     model = settings.model_directory.resolve()
-    return ROOT / settings.finetuning.directory / f"{model.name}-{open_source(model).digest()[:8]}"
+    return ROOT / settings.finetuning.directory / f"{name_of(model)}-{open_source(model).digest()[:8]}"
 
 
 class Job:

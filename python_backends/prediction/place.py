@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from python_backends.checkpoint.names import name_of
 from python_backends.checkpoint.opening import open_source
 from python_backends.settings import ROOT, Settings
 
@@ -21,7 +22,7 @@ def directory_of(settings: Settings) -> Path:
     parent, model = ROOT / settings.prediction.directory, settings.model_directory.resolve()
     digest = open_source(model).digest()
     known = sorted(parent.glob(f"*-{digest}"))
-    return known[0] if known else parent / f"{model.name}-{digest}"
+    return known[0] if known else parent / f"{name_of(model)}-{digest}"
 
 
 def adopt(settings: Settings) -> None:

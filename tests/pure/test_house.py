@@ -53,6 +53,8 @@ ROOMS_OF = {  # libraries that stay in their rooms
     "sklearn": {"prediction"},
     "tensorrt_llm": {"engine"},
     "opentelemetry": {"watching"},
+    "huggingface_hub": {"checkpoint"},
+    "httpx2": {"checkpoint"},
 }
 FORBIDDEN_WORDS = ("manager", "handler", "helper", "util", "factory", "driver", "controller")
 

@@ -1,0 +1,35 @@
+"""What people call a checkpoint: its name on the hub of Hugging Face, or that of its directory."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+PART = r"[A-Za-z0-9][\w.-]*"
+NAME = re.compile(rf"({PART}/{PART})(?:/({PART}\.gguf))?(?:@(\S+))?", re.ASCII)
+MAIN = "main"  # the revision that is meant where none is named
+SNAPSHOTS, MODELS = "snapshots", "models--"  # of the hub's cache: models--ORG--NAME/snapshots/COMMIT/
+
+
+@dataclass(frozen=True, slots=True)
+class HubName:
+    """`ORG/NAME`; with `/FILE.gguf` one file of several, with `@REVISION` a branch, a tag or a commit."""
+
+    model: str
+    gguf: str = ""
+    revision: str = MAIN
+
+
+def read_name(text: str) -> HubName | None:
+    """None if `text` has not the form of a name."""
+    found = NAME.fullmatch(text)
+    return HubName(found[1], found[2] or "", found[3] or MAIN) if found else None
+
+
+def name_of(model: Path) -> str:
+    """The last part of its path; in the hub's cache, where that is a commit, the model's name there."""
+    parents = model.parents
+    if model.suffix == ".gguf" or len(parents) < 2 or parents[0].name != SNAPSHOTS:
+        return model.name
+    return parents[1].name.removeprefix(MODELS).rpartition("--")[2]
