@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from benchmarks.common.command_line import command_line
 from benchmarks.common.work import resident_mib
+from python_backends.nouns.training import Keep
 
 KINDS = ("peft", "peft_checkpointing", "products", "attention", "inputs")
 DTYPES = {"S": "float32", "M": "float32", "8B": "bfloat16"}
@@ -114,7 +115,7 @@ def step_mib(shape: str, kind: str, length: int) -> tuple[None, float]:
     if kind in ("peft", "peft_checkpointing"):
         trainer = PeftTrainer(model, kind == "peft_checkpointing")
     else:
-        trainer = OurTrainer(model, kind)
+        trainer = OurTrainer(model, Keep(kind))
     del model
     peaks: list[float] = []
 

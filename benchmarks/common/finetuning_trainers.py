@@ -19,10 +19,10 @@ from python_backends.engine.torch.training.model import trained_model
 from python_backends.engine.torch.training.session import TrainingSession
 from python_backends.finetuning import jobs
 from python_backends.finetuning.datasets import Example
+from python_backends.finetuning.pack_memory import PackMemory
 from python_backends.finetuning.packs import mini_batch, packed
 from python_backends.finetuning.trainer import CLIP, Files, Trainer
-from python_backends.nouns.training import NO_LABEL, AdapterShape
-from python_backends.settings import FinetuningSettings
+from python_backends.nouns.training import NO_LABEL, AdapterShape, Keep
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RANK, ALPHA = 16, 32
@@ -96,15 +96,15 @@ def make_job(directory: Path, examples: list[Example], batch_size: int, steps: i
 class OurTrainer:
     """`model` is used up."""
 
-    def __init__(self, model: Any, keep: str = "products", pack_tokens: int = 1024) -> None:
+    def __init__(self, model: Any, keep: Keep = Keep.PRODUCTS, pack_tokens: int = 1024) -> None:
         self._session = TrainingSession(trained_model(model, MAX_TOKENS), ADAPTER, SEED)
-        self._settings = FinetuningSettings(keep=keep, pack_tokens=pack_tokens)
+        self._memory = PackMemory(self._session, pack_tokens, keeps=[keep])
 
     def train(self, examples: list[Example], batch_size: int, steps: int, watch: Watch) -> None:
         """A new job of `steps`, which goes on with the adapter as it is."""
         with tempfile.TemporaryDirectory() as directory:
             job = make_job(Path(directory), examples, batch_size, steps)
-            Trainer(job, self._session, self._settings, Files(AtOnce()), lambda progress: watch()).run()
+            Trainer(job, self._session, self._memory, Files(AtOnce()), lambda progress: watch()).run()
 
 
 class PeftTrainer:

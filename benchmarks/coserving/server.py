@@ -108,7 +108,7 @@ class Server:
         mode, _, steps = self._spec.training.partition("_")
         if mode == "temporal":
             assert isinstance(self._engine, Trains)
-            return Temporal(self._engine, self._scheduler.blocks, settings.finetuning, job, int(steps))
+            return Temporal(self._engine, self._scheduler.blocks, job, int(steps))
         training = build_training(settings, self._engine, self._scheduler)
         assert training is not None
         lock = self._closed_last.enter_context(ExitStack())

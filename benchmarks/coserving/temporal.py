@@ -7,16 +7,14 @@ It has the place of `instance/training.py` in the loop, and uses the same traine
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 from python_backends.engine.protocol import Trains
 from python_backends.finetuning.jobs import Job
-from python_backends.finetuning.pack_memory import Pool
+from python_backends.finetuning.pack_memory import PackMemory, Pool
 from python_backends.finetuning.pieces import Kind
 from python_backends.finetuning.trainer import NUM_TILE_TOKENS, Files, Trainer
 from python_backends.instance.spare_time import SpareWork
 from python_backends.nouns.step import StepPlan
-from python_backends.settings import FinetuningSettings
 
 WHOLE = (Kind.FORWARD, Kind.LOSS, Kind.BACKWARD)
 
@@ -26,13 +24,11 @@ class Temporal(SpareWork):
 
     has_work = True
 
-    def __init__(
-        self, engine: Trains, pool: Pool, settings: FinetuningSettings, job: Job, steps: int
-    ) -> None:
+    def __init__(self, engine: Trains, pool: Pool, job: Job, steps: int) -> None:
         session = engine.start_training()(job.shape, int(job.fields["seed"]))
-        one_each = replace(settings, pack_tokens=1 << 4)  # longer examples are packs by themselves
+        memory = PackMemory(session, 1 << 4, pool)  # longer examples are packs by themselves
         files = Files(ThreadPoolExecutor(1))
-        self._trainer = Trainer(job, session, one_each, files, pool=pool)
+        self._trainer = Trainer(job, session, memory, files)
         self._trainer.begin()
         self._every, self._num_steps = steps, 0
 

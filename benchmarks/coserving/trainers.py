@@ -6,7 +6,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,6 +16,7 @@ from benchmarks.coserving.counts import Counts, Marks, clear_peak, counted
 from benchmarks.coserving.specs import BATCH_SIZE, EXAMPLE_TOKENS, Model, Spec, endless_job, settings_of
 from python_backends.engine.torch.training.model import load_trained_model
 from python_backends.engine.torch.training.session import TrainingSession
+from python_backends.finetuning.pack_memory import PackMemory
 from python_backends.finetuning.trainer import NUM_TILE_TOKENS, Files, Trainer
 
 # its adapter is in float32, as ours is
@@ -36,8 +36,7 @@ class Ours:
         self._directory = tempfile.TemporaryDirectory()
         session = TrainingSession(load_trained_model(settings), ADAPTER, SEED)
         job, files = endless_job(Path(self._directory.name)), Files(ThreadPoolExecutor(1))
-        finetuning = replace(settings.finetuning, keep="products")
-        self._trainer = Trainer(job, session, finetuning, files)
+        self._trainer = Trainer(job, session, PackMemory(session, settings.finetuning.pack_tokens), files)
         self._trainer.begin()
 
     def train(self, is_over: Callable[[], bool]) -> Marks:

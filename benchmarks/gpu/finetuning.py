@@ -33,6 +33,7 @@ from python_backends.engine.device import take_device
 from python_backends.engine.model.checkpoint import load_model, read_config
 from python_backends.engine.torch.adapters import peft_files
 from python_backends.engine.torch.engine import TorchEngine
+from python_backends.finetuning.pack_memory import PackMemory
 from python_backends.finetuning.trainer import Files, Trainer
 from python_backends.instance.build import build_training, spare_time
 from python_backends.instance.loop import Instance, Parts
@@ -46,7 +47,6 @@ PACK_TOKENS, CONTEXT_TOKENS = 2048, 512
 SLOTS, SLOS_MS, NUM_ADAPTERS = (8, 64), (45.0, 20.0), (0, 1, 8)
 LEAST_OF_PEFT = {8: 0.8, 64: 0.5}
 ALONE_S, IDLE_S, DECODES = 5.0, 3.0, 128
-MEMORY_SHARE = 0.9  # of the KV blocks without a request
 
 
 class Amount:
@@ -113,9 +113,9 @@ class Part:
         session = self._new_session(ADAPTER, SEED)
         with tempfile.TemporaryDirectory() as directory:
             job = endless_job(Path(directory), self.amount.lengths, self._measured.vocabulary)
-            settings = FinetuningSettings(keep=keep, pack_tokens=self.pack_tokens, memory_share=MEMORY_SHARE)
+            memory = PackMemory(session, self.pack_tokens, scheduler.blocks, [keep])
             files = Files(ThreadPoolExecutor(1))
-            trainer = Trainer(job, session, settings, files, pool=scheduler.blocks)
+            trainer = Trainer(job, session, memory, files)
             trainer.begin()
             for seconds in (self.amount.alone_s / 4, self.amount.alone_s):  # the first is the warm-up
                 self._counts.take()
@@ -160,9 +160,7 @@ class Part:
         self, scheduler: SlotScheduler, directory: Path, slo_ms: float, stack: ExitStack
     ) -> SpareTime:
         job = endless_job(directory, self.amount.lengths, self._measured.vocabulary)
-        finetuning = FinetuningSettings(
-            tpot_ms=slo_ms, idle_ms=slo_ms, pack_tokens=self.pack_tokens, memory_share=MEMORY_SHARE
-        )
+        finetuning = FinetuningSettings(tpot_ms=slo_ms, pack_tokens=self.pack_tokens)
         settings = replace(self._settings, finetuning=finetuning)
         training = build_training(settings, self._engine, scheduler)
         assert training is not None

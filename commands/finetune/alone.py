@@ -19,6 +19,7 @@ from python_backends.finetuning import jobs
 from python_backends.finetuning.beginning import beginning, name_of
 from python_backends.finetuning.datasets import DatasetError, Example, read_examples
 from python_backends.finetuning.job_fields import LIMITS, MOST_STEPS
+from python_backends.finetuning.pack_memory import PackMemory
 from python_backends.finetuning.packs import steps_a_pass
 from python_backends.finetuning.trainer import Files, Trainer
 from python_backends.settings import Settings
@@ -94,7 +95,8 @@ def train(job: jobs.Job, settings: Settings) -> None:
         session = _session(job, settings)
         with Bar(job) as bar:
             files = Files(AtOnce(), settings.adapters_directory)
-            Trainer(job, session, settings.finetuning, files, bar.show).run()
+            memory = PackMemory(session, settings.finetuning.pack_tokens)
+            Trainer(job, session, memory, files, bar.show).run()
         plot(job)
 
 

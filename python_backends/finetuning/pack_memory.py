@@ -15,9 +15,10 @@ from python_backends.finetuning.jobs import JobError
 from python_backends.finetuning.pruning import plans
 from python_backends.nouns.request import Ids
 from python_backends.nouns.training import Keep, LayerPlan, Pack
-from python_backends.settings import FinetuningSettings
 
-AUTO = "auto"
+# of the KV blocks without a request: what a pack may borrow. The others are for requests that come while it
+# is computed: one that takes a block of the pack makes it begin again
+MEMORY_SHARE = 0.5
 MOST_REVOCATIONS = 3  # then packs have half as many tokens
 LEAST_TOKENS = 16  # of a pack
 
@@ -41,12 +42,19 @@ class RevokedError(Exception):
 
 
 class PackMemory:
-    def __init__(self, session: Session, settings: FinetuningSettings, pool: Pool | None) -> None:
-        """`pool`: None without a server."""
-        self._session, self._pool, self._share = session, pool, settings.memory_share
-        keeps = list(Keep) if settings.keep == AUTO else [Keep(settings.keep)]
+    def __init__(
+        self,
+        session: Session,
+        pack_tokens: int,
+        pool: Pool | None = None,
+        keeps: Sequence[Keep] = tuple(Keep),
+    ) -> None:
+        """`pack_tokens`: of a pack at most. `pool`: None without a server. `keeps`: what may be kept of a
+        layer, the most first.
+        """
+        self._session, self._pool = session, pool
         self._plans: list[Plans] = [plans(session.facts, session.targets, keep) for keep in keeps]
-        self.pack_tokens = settings.pack_tokens
+        self.pack_tokens = pack_tokens
         self._num_revocations = 0
         self._is_revoked = False
 
@@ -56,7 +64,7 @@ class PackMemory:
         """
         if self._pool is None:
             return self._plans[0]
-        most = self._share * self._pool.num_borrowable
+        most = MEMORY_SHARE * self._pool.num_borrowable
         return next((chosen for chosen in self._plans if self._needed(packs, chosen) <= most), None)
 
     def shrink_if_too_large(self, packs: Sequence[Pack]) -> bool:
@@ -64,14 +72,14 @@ class PackMemory:
         one example only.
         """
         assert self._pool is not None, "without a server there is always a plan"
-        needed, most = self._needed(packs, self._plans[-1]), self._share * self._pool.num_blocks
+        needed, most = self._needed(packs, self._plans[-1]), MEMORY_SHARE * self._pool.num_blocks
         if needed <= most:
             return False
         largest = max(packs, key=lambda pack: len(pack.tokens))
         if len(largest.bounds) == 2:
             raise JobError(
                 f"an example of {len(largest.tokens)} tokens takes {needed} KV blocks, training may have"
-                f" {most:.0f} (finetuning.memory_share, finetuning.keep, engine.kv_memory_gib)"
+                f" {most:.0f}, half of all (engine.kv_blocks, engine.kv_memory_gib)"
             )
         self.pack_tokens = max(LEAST_TOKENS, min(self.pack_tokens, len(largest.tokens)) // 2)
         return True

@@ -21,15 +21,16 @@ from python_backends.engine.protocol import Session
 from python_backends.finetuning import checkpoints
 from python_backends.finetuning.jobs import Job
 from python_backends.finetuning.mini_batch import MiniBatch
-from python_backends.finetuning.pack_memory import PackMemory, Pool, RevokedError
+from python_backends.finetuning.pack_memory import PackMemory, RevokedError
 from python_backends.finetuning.packs import mini_batch, steps_a_pass
 from python_backends.finetuning.pieces import Kind, Piece
 from python_backends.finetuning.prepared import Prepared, prepare
 from python_backends.finetuning.publish import finish
-from python_backends.settings import FinetuningSettings
 
 CLIP = 1.0  # the largest global norm of the gradients
 NUM_TILE_TOKENS = 256  # without a server; more take no less time each
+# from one checkpoint to the next: what a death costs at most, and far longer than to write one takes
+CHECKPOINT_EVERY_S = 60.0
 MOST_DEATHS = 3  # of processes that trained after the same step: then the job fails
 
 
@@ -55,8 +56,8 @@ class Files:
 
 
 class Trainer:
-    """`session` trains what `job` asks for. `watch` sees every step; `files` writes files. Packs borrow
-    blocks of `pool`; None: they have memory of their own.
+    """`session` trains what `job` asks for, with packs in `memory`. `watch` sees every step; `files` writes
+    files.
 
     `piece` is what comes next; `begin` finds the first one, and `do` does it and finds the one after it.
     """
@@ -65,12 +66,11 @@ class Trainer:
         self,
         job: Job,
         session: Session,
-        settings: FinetuningSettings,
+        memory: PackMemory,
         files: Files,
         watch: Callable[[Progress], None] = lambda progress: None,
-        pool: Pool | None = None,
     ) -> None:
-        self._job, self._session, self._settings, self._watch = job, session, settings, watch
+        self._job, self._session, self._memory, self._watch = job, session, memory, watch
         self._files, self._written = files, _done()
         read = files.read or prepare(job)
         self._examples, self._read = read.examples, read
@@ -79,7 +79,6 @@ class Trainer:
         self._learning_rate = float(job.options["learning_rate"])
         self.num_steps = int(job.options["steps"])
         self._checkpoints = job.directory / "checkpoints"
-        self._memory = PackMemory(session, settings, pool)
         self._step = self._trained_tokens = self._saved_step = 0
         self._wasted_tokens = 0  # since the last step
         self._layer = 0  # whose weights change next
@@ -220,7 +219,7 @@ class Trainer:
 
     def _is_save_due(self) -> bool:
         """At the end of a pass and of the job, and when the last checkpoint is old; once that is written."""
-        is_old = time.monotonic() - self._saved_s >= self._settings.checkpoint_every_s
+        is_old = time.monotonic() - self._saved_s >= CHECKPOINT_EVERY_S
         is_wanted = is_old or self._ends_pass or self._step == self.num_steps
         return is_wanted and self._written.done()
 

@@ -18,6 +18,9 @@ from python_backends.scheduling.step_time import StepTime
 # of the time per output token: what a step and the work before it may be expected to take. What takes longer
 # is caught up by later steps, so the time per output token of an answer is within what is allowed
 GOAL = 0.93
+# that a request waits at most for work when the server was idle: a quarter of the time per output token that
+# servers allow by default
+IDLE_S = 0.025
 MOST_LATE_S = 0.5  # that is caught up: what takes longer was interrupted, or there was no work meanwhile
 
 
@@ -52,14 +55,14 @@ class SpareWork:
 
 class SpareTime:
     """`works` in their order: one has what those before it leave. `tpot_s`: what a step and the work before
-    it may take while sequences decode; `idle_s`: how long a request may wait for work.
+    it may take while sequences decode; `idle_s`: how long a request may wait for work when none decode.
     """
 
     def __init__(
         self,
         works: Sequence[SpareWork] = (),
         tpot_s: float = math.inf,
-        idle_s: float = 0.0,
+        idle_s: float = IDLE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._works, self.tpot_s, self._idle_s, self._clock = works, tpot_s, idle_s, clock

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from python_backends.engine.protocol import Session, Trains
 from python_backends.finetuning.jobs import Job
-from python_backends.finetuning.pack_memory import Pool
+from python_backends.finetuning.pack_memory import PackMemory, Pool
 from python_backends.finetuning.pieces import Kind, Piece
 from python_backends.finetuning.prepared import Prepared, prepare
 from python_backends.finetuning.trainer import Files, Progress, Trainer
@@ -170,7 +170,8 @@ class Training(SpareWork):
             self._new_session = self._engine.start_training()
         session = self._new_session(job.shape, int(job.fields["seed"]))
         files = replace(self._files, read=read)
-        trainer = Trainer(job, session, self._settings, files, self._learned, self._pool)
+        memory = PackMemory(session, self._settings.pack_tokens, self._pool)
+        trainer = Trainer(job, session, memory, files, self._learned)
         tokens = min((each.tokens for each in self._running), default=0)
         running = _Running(job, lock, trainer, tokens)
         self._running.append(running)

@@ -12,7 +12,6 @@ from benchmarks.coserving.temporal import Temporal
 from python_backends.engine.torch.training.pack_run import PackRun
 from python_backends.nouns.step import StepPlan
 from python_backends.nouns.training import Tile
-from python_backends.settings import FinetuningSettings
 from tests.cpu.test_coserving import Server
 from tests.cpu.test_finetuning import new_job
 from tests.support.tiny_models import TinyModel
@@ -30,7 +29,7 @@ def test_one_whole_sequence_is_trained_after_so_many_steps(
         tile(pack, each)
 
     monkeypatch.setattr(PackRun, "backward", counted)
-    temporal = Temporal(server.engine, server.scheduler.blocks, FinetuningSettings(), job, steps=3)  # type: ignore[arg-type]
+    temporal = Temporal(server.engine, server.scheduler.blocks, job, steps=3)  # type: ignore[arg-type]
     lengths = {len(example.ids) for example in job.examples}
     num_layers = len(server.engine.start_training()(job.shape, 1).facts)  # type: ignore[attr-defined]
     plan = StepPlan(

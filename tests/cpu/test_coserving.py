@@ -21,6 +21,7 @@ import torch
 from commands.finetune.alone import train
 from python_backends.engine.protocol import Trains
 from python_backends.engine.torch.training.pack_run import PackRun
+from python_backends.finetuning import pack_memory
 from python_backends.finetuning.jobs import Job, JobError, jobs_directory
 from python_backends.finetuning.trainer import Progress
 from python_backends.finetuning.watchers import announced, refusals
@@ -183,14 +184,12 @@ def test_other_work_may_stand_between_steps_as_well(one: TinyModel, undisturbed:
 
 
 def test_requests_take_the_memory_of_a_pack_and_no_text_or_loss_changes(
-    one: TinyModel, undisturbed: Job, tmp_path: Path
+    one: TinyModel, undisturbed: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sixty-one of eighty blocks are borrowed; four requests need up to sixty-eight."""
+    monkeypatch.setattr(pack_memory, "MEMORY_SHARE", 1.0)
     few = {
         "engine": {"kv_blocks": 80},
-        "memory_share": 1.0,
-        "keep": "products",
-        "idle_ms": 1.0,
         "tpot_ms": 1.0,  # so the pack is not done before requests need its blocks
     }
     idle = Server(one, tmp_path / "none", **few)
@@ -224,7 +223,8 @@ def test_what_is_kept_is_as_much_as_fits(
             return borrow(pool, count, tell)
 
         monkeypatch.setattr(BlockPool, "borrow", borrowing)
-        server = Server(one, tmp_path / str(blocks), engine={"kv_blocks": blocks}, memory_share=0.9)
+        monkeypatch.setattr(pack_memory, "MEMORY_SHARE", 0.9)
+        server = Server(one, tmp_path / str(blocks), engine={"kv_blocks": blocks})
         jobs.append(new_job(tmp_path / str(blocks), steps=5))
         server.train(jobs[-1])
         most.append(max(counts))
@@ -239,8 +239,8 @@ def test_a_job_waits_while_requests_hold_the_memory_and_can_be_cancelled_meanwhi
     one: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SlotScheduler, "check_integrity", lambda scheduler: None)  # no sequence holds these
-    server = Server(one, tmp_path, engine={"kv_blocks": 80}, memory_share=1.0, keep="products")
-    held = server.scheduler.blocks.allocate(60)
+    server = Server(one, tmp_path, engine={"kv_blocks": 80})
+    held = server.scheduler.blocks.allocate(79)
     jobs = [new_job(tmp_path, steps=5) for _ in range(2)]
     server.turn_until(lambda: server.training.patience_s > 0 and server.training.has_work)
     for _ in range(5):
@@ -254,11 +254,14 @@ def test_a_job_waits_while_requests_hold_the_memory_and_can_be_cancelled_meanwhi
     assert [Job(job.directory).status for job in jobs] == ["cancelled", "cancelled"]
 
 
-def test_an_example_for_which_there_is_never_memory_fails_its_job(one: TinyModel, tmp_path: Path) -> None:
-    server, job = Server(one, tmp_path, engine={"kv_blocks": 50}, memory_share=0.05), new_job(tmp_path, 5)
+def test_an_example_for_which_there_is_never_memory_fails_its_job(
+    one: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pack_memory, "MEMORY_SHARE", 0.05)
+    server, job = Server(one, tmp_path, engine={"kv_blocks": 50}), new_job(tmp_path, 5)
     server.train(job)
     server.close()
-    assert "finetuning.memory_share" in Job(job.directory).fields["error"]["message"]
+    assert "engine.kv_blocks" in Job(job.directory).fields["error"]["message"]
 
 
 def test_two_jobs_share_what_there_is_and_more_wait(one: TinyModel, tmp_path: Path) -> None:
@@ -393,7 +396,7 @@ def test_a_job_goes_on_in_the_next_instance_where_the_drained_one_has_stopped(
 def test_a_job_whose_instance_dies_goes_on_after_the_last_checkpoint_and_the_loss_is_counted(
     one: TinyModel, undisturbed: Job, tmp_path: Path
 ) -> None:
-    first, job = Server(one, tmp_path, idle_ms=1.0), new_job(tmp_path, steps=12)
+    first, job = Server(one, tmp_path), new_job(tmp_path, steps=12)
     first.turn_until(lambda: len(job.losses) % 3 == 2)  # the last checkpoint is that of a pass, of 3 steps
     for each in first.training._running:
         each.lock.close()  # as the kernel does for a process that dies

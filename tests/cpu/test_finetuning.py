@@ -27,6 +27,7 @@ from python_backends.engine.torch.training.session import TrainingSession
 from python_backends.finetuning import checkpoints
 from python_backends.finetuning.export import export
 from python_backends.finetuning.jobs import Job, JobError, create
+from python_backends.finetuning.pack_memory import PackMemory
 from python_backends.finetuning.trainer import Files, Progress, Trainer
 from python_backends.nouns.training import LayerPlan, Tile
 from python_backends.settings import ROOT
@@ -149,8 +150,8 @@ def test_checkpoints_at_the_end_of_each_pass_neither_wait_in_memory_nor_pile_up(
             disk.set()
 
     monkeypatch.setattr(checkpoints, "save", slow)
-    model, own = load_trained_model(settings(one)), settings(one).finetuning
-    Trainer(job, TrainingSession(model, job.shape, 4), own, Files(writer), watch).run()
+    session = TrainingSession(load_trained_model(settings(one)), job.shape, 4)
+    Trainer(job, session, PackMemory(session, 48), Files(writer), watch).run()
     assert (Job(job.directory).status, most_waiting) == ("succeeded", 0)
     assert checkpoints.steps(job.directory / "checkpoints") == [1, 15]
     found = checkpoints.last(job.directory / "checkpoints")
@@ -165,7 +166,7 @@ def test_it_is_told_when_a_trained_adapter_can_be_served(one: TinyModel, tmp_pat
     job, adapters, found = new_job(tmp_path, steps=1), tmp_path / "adapters", list[bool]()
     files = Files(AtOnce(), adapters, lambda: found.append((adapters / "tiny" / "1" / CONFIG).exists()))
     session = TrainingSession(load_trained_model(settings(one)), job.shape, 4)
-    Trainer(job, session, settings(one).finetuning, files).run()
+    Trainer(job, session, PackMemory(session, 48), files).run()
     assert found == [True]
 
 

@@ -26,7 +26,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 NUM_REQUESTS = 64
 SUBMIT = ("--rank", "4", "--learning-rate", "1e-3", "--batch-size", "4", "--seed", "3")
 QUICK = {
-    "finetuning.checkpoint_every_s": 1,
     "finetuning.tpot_ms": 100,
     "engine.threads": 1,
 }

@@ -14,7 +14,7 @@ from typing import Any
 
 from commands.finetune import alone
 from python_backends.engine.torch.training.pack_run import PackRun
-from python_backends.finetuning import checkpoints
+from python_backends.finetuning import checkpoints, trainer
 from python_backends.finetuning.jobs import Job
 from python_backends.settings import EngineSettings, FinetuningSettings, ModelSettings, Settings
 
@@ -38,10 +38,11 @@ def main(model: str, job: str, when: str, count: str) -> None:
         PackRun.backward = _deadly(PackRun.backward, int(count))  # type: ignore[method-assign]
     if when == "checkpoint":
         checkpoints.save_file = _deadly(checkpoints.save_file, int(count))  # type: ignore[attr-defined]
+    trainer.CHECKPOINT_EVERY_S = 0.0
     settings = Settings(
         model=ModelSettings(directory=model, dtype="float32"),
         engine=EngineSettings(threads=1),
-        finetuning=FinetuningSettings(pack_tokens=48, checkpoint_every_s=0.0),
+        finetuning=FinetuningSettings(pack_tokens=48),
     )
     alone.train(Job(Path(job)), settings)
 

@@ -27,29 +27,14 @@ class FinetuningSettings:
         1.0,
         10_000.0,
     )
-    idle_ms: float = setting(
-        25.0, "milliseconds that a request waits at most for training when the server was idle", 1.0, 10_000.0
-    )
     max_jobs: int = setting(2, "jobs that an instance trains at the same time, in turn", 1, 64)
     directory: str = setting(
         "run/finetuning",
         "the jobs, in one directory for each checkpoint; relative to this folder",
-    )
-    keep: str = setting(
-        "auto",
-        "what a forward pass keeps for the backward pass: products is fastest; attention computes gate and up"
-        " again, inputs whole layers, for less memory; auto: as much as fits",
-        choices=("auto", "products", "attention", "inputs"),
     )
     pack_tokens: int = setting(
         1024,
         "tokens whose activations are kept at a time; a longer example is computed by itself",
         16,
         1 << 20,
-    )
-    memory_share: float = setting(
-        0.5, "share of the KV blocks without a request that training may borrow for a pack", 0.01, 1.0
-    )
-    checkpoint_every_s: float = setting(
-        60.0, "seconds from one checkpoint of a job to the next", 0.0, 86400.0
     )

@@ -11,7 +11,6 @@ from python_backends.finetuning.jobs import JobError
 from python_backends.finetuning.pack_memory import PackMemory, RevokedError
 from python_backends.nouns.training import LayerFacts, Pack
 from python_backends.scheduling.state.blocks import BlockPool
-from python_backends.settings import FinetuningSettings
 
 
 class Session:
@@ -36,9 +35,9 @@ def pack(*lengths: int) -> Pack:
     return Pack(zeros, zeros, bounds)
 
 
-def memory(pool: BlockPool | None, **settings: Any) -> tuple[PackMemory, Session]:
+def memory(pool: BlockPool | None, pack_tokens: int = 1024) -> tuple[PackMemory, Session]:
     session = Session()
-    return PackMemory(session, FinetuningSettings(memory_share=0.5, **settings), pool), session  # type: ignore[arg-type]
+    return PackMemory(session, pack_tokens, pool), session  # type: ignore[arg-type]
 
 
 def test_the_most_is_kept_that_fits_into_the_share_of_the_free_blocks() -> None:
