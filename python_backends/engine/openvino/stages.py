@@ -20,7 +20,7 @@ from torch import Tensor
 
 from python_backends.engine.openvino.inputs import StepInputs
 from python_backends.engine.slots.log_probs import LogProbRows, log_probs, row_log_probs
-from python_backends.engine.slots.numbers import are_numbers, fail_others
+from python_backends.engine.slots.numbers import are_numbers, fail_others, have_lesser
 from python_backends.engine.slots.sampler import GREEDY, SamplingRows, sample
 from python_backends.engine.slots.slot_state import SlotState
 from python_backends.engine.step_timer import Seconds, StepTimer
@@ -111,8 +111,8 @@ class Stages:
         scores = None
         if step.rows is GREEDY:
             tokens, finishes = self._state.append_plain(step.plan.run, step.slots, step.tokens)
-            good = are_numbers(torch.from_numpy(step.logits)).numpy()
-            if not good.all():
+            if not have_lesser(step.logits, step.tokens):
+                good = are_numbers(torch.from_numpy(step.logits)).numpy()
                 finishes = np.where(good, finishes, int(Finish.ERROR))
         else:
             logits, chosen = torch.from_numpy(step.logits), torch.from_numpy(step.tokens)

@@ -14,6 +14,8 @@ By numpy, whose many small operations are quicker than torch's. Owns nothing. Ca
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,20 +34,23 @@ class Noise:
     """The noise of a step: of `keys` [rows], for `width` ids, a multiple of BLOCK."""
 
     def __init__(self, keys: Keys, width: int) -> None:
-        blocks = np.arange(width // BLOCK)
-        bits = _mixed(keys[:, None] - _GOLDEN * (1 + blocks).astype(np.uint64))  # [rows, blocks]
-        self._keys = keys
-        self._earliest_s = _exponential(bits) / BLOCK
+        first, steps = _blocks(width // BLOCK)
+        bits = _mixed(keys[:, None] - steps)  # [rows, blocks]
+        self._keys, self._num_blocks = keys, len(first)
+        self._earliest_s = _exponential(bits)
+        self._earliest_s /= BLOCK
         self.greatest = -np.log(self._earliest_s)  # [rows, blocks] noise of the earliest token of each block
-        self.earliest = (bits % np.uint64(BLOCK)).astype(np.int64) + BLOCK * blocks  # [rows, blocks] its id
+        bits &= _IN_BLOCK
+        self.earliest = bits.view(np.int64)  # [rows, blocks] its id
+        self.earliest += first
 
     def of(self, rows: Places, ids: Places) -> Array:
         """[n], of `ids` [n] in `rows` [n]."""
-        blocks = ids // BLOCK
+        blocks = rows * self._num_blocks + ids // BLOCK
         later_s = _exponential(_mixed(self._keys[rows] + _GOLDEN * (1 + ids).astype(np.uint64)))
-        later_s[self.earliest[rows, blocks] == ids] = 0.0
-        times_s: Array = self._earliest_s[rows, blocks] + later_s
-        return -np.log(times_s)
+        later_s[self.earliest.take(blocks) == ids] = 0.0
+        later_s += self._earliest_s.take(blocks)
+        return _minus_log(later_s)
 
 
 def keys(seeds: NDArray[np.int64], indices: Places) -> Keys:
@@ -62,12 +67,9 @@ def drawn(scores: Floats, best: Places, row_keys: Keys) -> Places:
         scores = np.pad(scores, ((0, 0), (0, -vocabulary % BLOCK)), constant_values=-np.inf)
     noise = Noise(row_keys, scores.shape[1])
     rows, ids = _may_win(scores, best, noise)
-    sums = scores[rows, ids] + noise.of(rows, ids)
-    order = np.lexsort((sums, rows))  # of each row the greatest sum is last
-    rows, ids = rows[order], ids[order]
-    is_last = np.append(rows[1:] != rows[:-1], True)[: len(rows)]
+    order = np.argsort(scores[rows, ids] + noise.of(rows, ids), kind="stable")
     tokens = np.zeros(num_rows, np.int64)
-    tokens[rows[is_last]] = ids[is_last]
+    tokens[rows[order]] = ids[order]  # of each row the last stays, which has the greatest sum
     return np.minimum(tokens, vocabulary - 1)
 
 
@@ -76,25 +78,43 @@ def _may_win(scores: Floats, best: Places, noise: Noise) -> tuple[Places, Places
     than one that is known, of the token with the best score or of the earliest token of a block.
     """
     rows = np.arange(len(scores))
-    known = (np.take_along_axis(scores, noise.earliest, 1) + noise.greatest).max(1)
+    known = (scores[rows[:, None], noise.earliest] + noise.greatest).max(1)
     known = np.maximum(known, scores[rows, best] + noise.of(rows, best))
     least = (known[:, None] - noise.greatest - ROUNDING).astype(np.float32)
     by_block = scores.reshape(len(scores), -1, BLOCK)
     return np.divmod(np.flatnonzero(by_block >= least[:, :, None]), scores.shape[1])
 
 
+_IN_BLOCK = np.uint64(BLOCK - 1)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
+_MIX = ((np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)), (np.uint64(27), np.uint64(0x94D049BB133111EB)))
+_LAST_SHIFT, _TIME_SHIFT = np.uint64(31), np.uint64(64 - TIME_BITS)
+
+
+@functools.cache
+def _blocks(count: int) -> tuple[Places, Keys]:
+    """The first id of each block, and what its hash is apart from the row's key."""
+    blocks = np.arange(count)
+    return blocks * BLOCK, _GOLDEN * (1 + blocks).astype(np.uint64)
 
 
 def _exponential(bits: Keys) -> Array:
     """Exponentially distributed with mean 1, greater than 0, of hashes."""
-    uniform: Array = ((bits >> np.uint64(64 - TIME_BITS)) + 0.5) * 2.0**-TIME_BITS
-    return -np.log(uniform)
+    uniform: Array = (bits >> _TIME_SHIFT) + 0.5
+    uniform *= 2.0**-TIME_BITS
+    return _minus_log(uniform)
+
+
+def _minus_log(values: Array) -> Array:
+    """In the memory of `values`."""
+    np.log(values, out=values)
+    return np.negative(values, out=values)
 
 
 def _mixed(bits: Keys) -> Keys:
     bits = bits + _GOLDEN
     for shift, factor in _MIX:
-        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
+        bits ^= bits >> shift
+        bits *= factor
+    bits ^= bits >> _LAST_SHIFT
     return bits

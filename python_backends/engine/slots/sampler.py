@@ -76,7 +76,10 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
         return draw(logits, rows.draws.slots, rows.draws.counts, rows.draws.shares)
     logits, drawing = logits.float(), rows.draws.rows
     best = _best(logits)
-    return best.index_copy_(0, drawing, _drawn(logits[drawing], best[drawing], rows.draws))
+    if len(drawing) == len(logits):
+        return _drawn(logits, best, rows.draws)
+    some, their_best = logits.index_select(0, drawing), best.index_select(0, drawing)
+    return best.index_copy_(0, drawing, _drawn(some, their_best, rows.draws))
 
 
 def restricted(scores: Tensor, limits: Restrictions) -> Tensor:
