@@ -5,8 +5,8 @@ $(foreach name,MODEL DEVICE DTYPE SLOTS SET DATA NAME,$(eval override export $(n
 export GAPLESS_FOLDER := $(value PWD)# where make was called: `make -C` changes the folder
 SETTINGS := $(if $(MODEL),--set "model.directory=$$MODEL") $(if $(DEVICE),--set "model.device=$$DEVICE") \
             $(if $(DTYPE),--set "model.dtype=$$DTYPE") $(if $(SLOTS),--set "engine.slots=$$SLOTS") $(if $(SET),--sets "$$SET")
-SOURCES := python_backends client commands build benchmarks models/recipe tests
-QUICK := $(addprefix tests/pure/,client test_architecture.py test_delivery.py test_doc_links.py test_house.py test_messages.py \
+SOURCES := python_backends client front commands build benchmarks models/recipe tests
+QUICK := $(addprefix tests/pure/,client front test_architecture.py test_delivery.py test_doc_links.py test_house.py test_messages.py \
          test_router.py test_scheduling.py test_streams.py test_waiting.py test_words.py)
 
 # two processes: tests of the server wait more than they compute (tests/conftest.py); ARGS="-n 0" for one, as a debugger needs it

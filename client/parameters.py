@@ -33,7 +33,7 @@ class Parameters(TypedDict, total=False):
     text_input_is_rendered: Annotated[
         bool, As("BOOL", "the text is a whole prompt: special tokens in it are meant as such")
     ]
-    max_tokens: Annotated[int, As("INT32", "longest answer, in tokens")]
+    max_tokens: Annotated[int, As("INT32", "longest answer, in tokens; -1: until the context ends")]
     min_tokens: Annotated[int, As("INT32", "shortest answer, in tokens")]
     temperature: Annotated[float, As("FP32", "0: the most probable token; larger: more varied")]
     top_k: Annotated[int, As("INT32", "the most probable tokens are kept, this many; 0: all")]

@@ -20,4 +20,4 @@ ENV HOME=/tmp PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 EXPOSE 8000 8001 8002
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=5s --timeout=5s --start-period=600s --retries=3 CMD ["build/image/is-ready"]
-ENTRYPOINT ["python3", "-m", "commands.serve", "--set", "server.address=0.0.0.0", "--set", "prediction.directory=/data"]
+ENTRYPOINT ["python3", "-m", "commands.serve", "--set", "server.address=0.0.0.0", "--set", "front.port=0", "--set", "prediction.directory=/data"]

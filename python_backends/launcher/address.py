@@ -46,17 +46,17 @@ def of_triton_http(ip: str) -> str:
     return f"ipv6:{ip}" if ":" in ip else ip
 
 
-def check_ports(settings: ServerSettings) -> None:
+def check_ports(settings: ServerSettings, front_port: int = 0) -> None:
     """Raises SettingsError if one of the ports can't be opened, or is in use: that process would answer the
     clients.
     """
     ip = ip_of(settings.address)
-    for name in ("http_port", "grpc_port", "metrics_port"):
-        port = getattr(settings, name)
+    ports = {f"server.{name}": getattr(settings, name) for name in ("http_port", "grpc_port", "metrics_port")}
+    for name, port in (ports | ({"front.port": front_port} if front_port else {})).items():
         try:
             _bind(ip, port)
         except OSError as error:
-            what = f"server.{name} = {port}" if error.errno in _OF_THE_PORT else f"server.address = {ip}"
+            what = f"{name} = {port}" if error.errno in _OF_THE_PORT else f"server.address = {ip}"
             raise SettingsError(f"{what}: {error.strerror or error} on {ip}") from error
 
 

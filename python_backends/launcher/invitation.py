@@ -9,7 +9,7 @@ from python_backends.launcher.address import ALL_IPV4, LOOPBACK, in_url, ip_of
 from python_backends.settings import ROOT, ServerSettings
 
 
-def invitation(server: ServerSettings) -> str:
+def invitation(server: ServerSettings, front_port: int = 0) -> str:
     host = in_url(ip_of(server.address))
     url = f"http://{host}:{server.http_port}/v2/models/ensemble/generate_stream"
     messages = (
@@ -17,6 +17,8 @@ def invitation(server: ServerSettings) -> str:
         r' read_all_lines(file_name): pass\"}]"'
     )
     ports = f"HTTP {server.http_port}, gRPC {server.grpc_port}, metrics {server.metrics_port}"
+    if front_port:
+        ports = f"OpenAI's interface {front_port} (/v1), {ports}"
     python = Path(sys.executable)
     if python.is_relative_to(ROOT):
         python = python.relative_to(ROOT)

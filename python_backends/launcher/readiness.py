@@ -14,11 +14,15 @@ from pathlib import Path
 SAY_EVERY_S = 2.0
 
 
+def path_of(run_directory: Path, http_port: int) -> Path:
+    return run_directory / f"ready-{http_port}"
+
+
 class Readiness:
     """Makes, touches and removes the file."""
 
     def __init__(self, run_directory: Path, http_port: int) -> None:
-        self._path = run_directory / f"ready-{http_port}"
+        self._path = path_of(run_directory, http_port)
         self._said: bool | None = None
         self._said_s = 0.0
 

@@ -28,7 +28,7 @@ log = logging.getLogger("gapless")
 
 KEEP_EVERY_S = 900.0
 SETTINGS = "settings.json"
-LEARNER = "learner"  # its name in the counts of restarts
+FRONT, LEARNER = "front", "learner"  # their names in the counts of restarts
 
 
 class RunFiles:
@@ -41,7 +41,9 @@ class RunFiles:
         (directory / KEY).write_bytes(secrets.token_bytes(32))
         self._kept = {name: (directory / name).read_bytes() for name in (SETTINGS, KEY)}
         instances = [instance_name(number) for number in range(settings.cluster.most_instances)]
-        self.restarts = RestartCounts(directory, (*instances, "tritonserver", *STUBS, PREDICTOR, LEARNER))
+        self.restarts = RestartCounts(
+            directory, (*instances, "tritonserver", *STUBS, PREDICTOR, LEARNER, FRONT)
+        )
         self._kept_s = time.monotonic()
 
     def put(self, name: str, content: bytes) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from functools import partial
 
 from python_backends.launcher.address import check_ports
+from python_backends.launcher.front_process import FrontProcess
 from python_backends.launcher.health import FailedStarts, GiveUpError, Pulse
 from python_backends.launcher.instances import InstanceProcesses
 from python_backends.launcher.invitation import invitation
@@ -61,6 +62,7 @@ class Supervisor:
         self._instances = InstanceProcesses(settings, files, board, processors)
         self._server = TritonServer(settings, files, board)
         self._learner = LearnerProcess(files)
+        self._front = FrontProcess(settings, files, board)
         self._readiness = Readiness(files.directory, settings.server.http_port)
         self._reload_at_s = 0.0  # the predictor, not before
         self._server_failures = FailedStarts("tritonserver")
@@ -88,18 +90,19 @@ class Supervisor:
             self._settings.model.device,
             self._settings.model.dtype,
         )
-        check_ports(self._settings.server)
+        check_ports(self._settings.server, self._settings.front.port)
         self._instances.start()
         self._await(lambda: self._instances.is_ready, "an instance", self._check_first_start)
         log.info("model loaded after %.1f s; starting tritonserver", time.monotonic() - started_s)
         if not self._signals:
             self._server.start()
             self._await(self._server.is_ready, "tritonserver", self._check_first_start)
+            self._await(self._front.is_ready, "the front", self._check_first_start)
         if self._signals:
             return False
         log.info("ready after %.1f s", time.monotonic() - started_s)
         with contextlib.suppress(OSError, ValueError):  # its reader has gone
-            print(invitation(self._settings.server), flush=True)
+            print(invitation(self._settings.server, self._settings.front.port), flush=True)
         return True
 
     def _watch(self) -> None:
@@ -112,6 +115,7 @@ class Supervisor:
     def _heal(self) -> None:
         self._instances.heal()
         self._heal_server()
+        self._front.heal()
         if self._settings.predicts_lengths:
             self._learner.heal()
         self._readiness.say(not self._server.suspects and not self._pulse.has_failed)
@@ -148,6 +152,9 @@ class Supervisor:
             raise GiveUpError("no instance started; their messages are in the log above")
         if self._server.has_ended:
             raise GiveUpError("tritonserver did not start; its messages are in the log above")
+        if self._front.has_ended:
+            raise GiveUpError("the front did not start; its messages are in the log above")
+        self._front.heal()
 
     def _heal_server(self) -> None:
         if not self._server.is_running:
@@ -233,6 +240,7 @@ class Supervisor:
         self._server.stop()
         self._instances.stop(wait_s=3)
         self._learner.stop()
+        self._front.stop()
         log.info("stopped")
 
     def _count_signal(self, *_: object) -> None:

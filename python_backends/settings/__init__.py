@@ -9,6 +9,7 @@ from python_backends.settings.sections.adapters import AdapterSettings
 from python_backends.settings.sections.cluster import ClusterSettings
 from python_backends.settings.sections.engine import EngineSettings
 from python_backends.settings.sections.finetuning import TRAINS, FinetuningSettings
+from python_backends.settings.sections.front import FrontSettings
 from python_backends.settings.sections.limits import LimitSettings
 from python_backends.settings.sections.model import ModelSettings
 from python_backends.settings.sections.prediction import PredictionSettings
@@ -25,6 +26,7 @@ __all__ = [
     "ClusterSettings",
     "EngineSettings",
     "FinetuningSettings",
+    "FrontSettings",
     "LimitSettings",
     "ModelSettings",
     "PredictionSettings",

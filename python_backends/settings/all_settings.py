@@ -10,6 +10,7 @@ from python_backends.settings.sections.adapters import AdapterSettings
 from python_backends.settings.sections.cluster import ClusterSettings
 from python_backends.settings.sections.engine import EngineSettings
 from python_backends.settings.sections.finetuning import FinetuningSettings
+from python_backends.settings.sections.front import FrontSettings
 from python_backends.settings.sections.limits import LimitSettings
 from python_backends.settings.sections.model import ModelSettings
 from python_backends.settings.sections.prediction import PredictionSettings
@@ -39,6 +40,7 @@ class Settings:
     streams: StreamSettings = field(default_factory=StreamSettings)
     limits: LimitSettings = field(default_factory=LimitSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
+    front: FrontSettings = field(default_factory=FrontSettings)
 
     @property
     def predicts_lengths(self) -> bool:

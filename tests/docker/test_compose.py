@@ -4,6 +4,7 @@ and what `docker compose down` leaves: nothing.
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
@@ -14,7 +15,7 @@ import time
 import pytest
 
 from tests.docker.conftest import NOTES
-from tests.support.composed import LONG, ROOT, Composed, GrpcOnlooker, HttpOnlooker, run
+from tests.support.composed import KEY, LONG, ROOT, Composed, GrpcOnlooker, HttpOnlooker, run
 from tests.support.server.serving import busyness, wait_for
 
 pytestmark = pytest.mark.timeout(600)
@@ -56,8 +57,20 @@ def test_it_runs_without_rights_on_a_read_only_disk_and_is_published_on_this_hos
     published = run("docker", "port", served.container).split()
     addresses = {word for word in published if ":" in word}
     assert addresses == {
-        f"127.0.0.1:{port}" for port in (served.http_port, served.grpc_port, served.metrics_port)
+        f"127.0.0.1:{port}"
+        for port in (served.http_port, served.grpc_port, served.metrics_port, served.front_port)
     }
+
+
+def test_openais_interface_answers_who_has_the_key(served: Composed) -> None:
+    body = {"messages": [{"role": "user", "content": "Convert to camelCase: read_all_lines"}]}
+    for key, status in ((KEY, 200), ("wrong", 401)):
+        connection = http.client.HTTPConnection("127.0.0.1", served.front_port, timeout=60)
+        headers = {"authorization": f"Bearer {key}"}
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+        answer = connection.getresponse()
+        assert (answer.status, b"readAllLines" in answer.read()) == (status, status == 200)
+        connection.close()
 
 
 def test_the_image_brings_what_is_compiled(served: Composed) -> None:

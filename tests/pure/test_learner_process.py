@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from python_backends.launcher import learner_process
+from python_backends.launcher import companion
 from python_backends.launcher.learner_process import LearnerProcess
 
 
@@ -45,7 +45,7 @@ def test_a_start_that_fails_is_tried_again_after_longer_and_longer_pauses(
         tries.append(command)
         raise BlockingIOError("Resource temporarily unavailable")
 
-    monkeypatch.setattr(learner_process, "start_group", start)
+    monkeypatch.setattr(companion, "start_group", start)
     learner = LearnerProcess(Files())  # type: ignore[arg-type]
     counts = []
     for _ in range(8):
@@ -69,8 +69,8 @@ def test_a_learner_that_ended_is_counted_when_it_is_started_again(
             return 1
 
     files = Files()
-    monkeypatch.setattr(learner_process, "start_group", lambda *_, **__: Ended())
-    monkeypatch.setattr(learner_process, "end_group", lambda *_: None)
+    monkeypatch.setattr(companion, "start_group", lambda *_, **__: Ended())
+    monkeypatch.setattr(companion, "end_group", lambda *_: None)
     learner = LearnerProcess(files)  # type: ignore[arg-type]
     learner.heal()
     learner.heal()

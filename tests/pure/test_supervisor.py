@@ -72,7 +72,7 @@ class Launcher(Supervisor):
     def __init__(self, **settings: Any) -> None:
         self._settings = Settings(server=ServerSettings(**settings))
         self._server = self.server = Server()  # type: ignore[assignment]
-        self._instances = self._readiness = self._learner = Nothing()  # type: ignore[assignment]
+        self._instances = self._readiness = self._learner = self._front = Nothing()  # type: ignore[assignment]
         self._files = type("Files", (Nothing,), {"restarts": Nothing()})()
         self._server_failures = Nothing()  # type: ignore[assignment]
         self._pulse = Pulse(lambda: True)

@@ -259,7 +259,7 @@ def test_metrics_are_there_and_count(gapless: Gapless) -> None:
     wait_for(gapless.is_idle, 60)
     before = gapless.metrics()
     gapless.generate(text_input=PROMPT, max_tokens=30, min_tokens=30)
-    assert gapless.post("/v2/models/ensemble/generate", {"text_input": PROMPT, "max_tokens": -1})[0] == 400
+    assert gapless.post("/v2/models/ensemble/generate", {"text_input": PROMPT, "max_tokens": -2})[0] == 400
     after = gapless.metrics()
     invalid = 'gapless_refused_at_door_total{reason="invalid"}'
     assert after[invalid] == before[invalid] + 1

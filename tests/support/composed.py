@@ -61,6 +61,9 @@ def compose_command() -> list[str]:
     return ["docker", "compose"] if plugin.returncode == 0 else ["docker-compose"]
 
 
+KEY = "sk-composed"  # of OpenAI's interface
+
+
 class Composed:
     def __init__(self, project: str, model: Path, arguments: str = "", cluster: bool = False) -> None:
         """`cluster`: the two containers of that profile, not the one that `docker compose up` starts."""
@@ -69,7 +72,7 @@ class Composed:
         self.service = "gapless-cluster" if cluster else "gapless"
         self._services = [self.service, "gapless-host"] if cluster else []
         prefix = "GAPLESS_CLUSTER" if cluster else "GAPLESS"
-        self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
+        self.http_port, self.grpc_port, self.metrics_port, self.front_port = free_ports(4)
         self._environment = {
             "GAPLESS_MODEL": str(model),
             # two that wait for each other are slow on a busy machine
@@ -77,6 +80,8 @@ class Composed:
             f"{prefix}_HTTP_PORT": str(self.http_port),
             f"{prefix}_GRPC_PORT": str(self.grpc_port),
             f"{prefix}_METRICS_PORT": str(self.metrics_port),
+            f"{prefix}_FRONT_PORT": str(self.front_port),
+            "GAPLESS_API_KEY": KEY,
         }
         self.cold_start_s = 0.0
         self._command = [*compose_command(), "--project-name", project]

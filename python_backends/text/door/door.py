@@ -43,6 +43,7 @@ from python_backends.text.door.special_tokens import SpecialTokens
 from python_backends.text.door.subject import MAX_READ_CHARS, num_tokens_of, of_messages, of_text
 from python_backends.text.door.table import FIELDS
 
+UNTIL_THE_CONTEXT_ENDS = -1  # max_tokens
 ANY_ENGINE = ModelLimits(0, 0, 0, 0, 0)  # an engine that supports every field and has no adapters
 
 
@@ -244,6 +245,8 @@ class Door:
         left = self.max_model_tokens - len(prompt.ids)
         if wanted is None:
             return min(self.limits.default_max_tokens, left)
+        if wanted == UNTIL_THE_CONTEXT_ENDS:
+            return left
         if wanted > left:
             raise RefusedError(
                 f"max_tokens = {wanted}: must be at most {left}, because {prompt.name} has"

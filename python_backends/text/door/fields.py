@@ -93,6 +93,8 @@ class FieldReader:
         """
         if name not in fields or name in WORDS or name in NEUTRAL:
             return field.default
+        if field.also is not None and plain(name, fields[name]) == field.also:
+            return field.also
         if field.dtype == "FP32":
             return number(fields, name, field.least, self._most(field))
         if field.dtype == "BOOL":

@@ -202,6 +202,9 @@ def test_what_is_left_of_the_context_bounds_the_answer() -> None:
     assert taken(text_input="0" * 100).sampling.max_tokens == 28
     assert taken(text_input="0" * 127).sampling.max_tokens == 1
     assert refused(text_input="0" * 128).startswith("text_input = 128 tokens: must be at most 127")
+    for left in (-1, np.array([[-1]], np.int32)):
+        assert taken(max_tokens=left).sampling.max_tokens == 128 - NUM_TEXT
+    assert taken(max_tokens=-1).sampling.max_tokens == 128 - NUM_TEXT
     assert taken(max_tokens=128 - NUM_TEXT).sampling.max_tokens == 128 - NUM_TEXT
     message = refused(max_tokens=129 - NUM_TEXT)
     assert message.startswith(

@@ -217,7 +217,7 @@ def _refused(rng: random.Random, door: str) -> bytes:
     """Right types, wrong values: the door names them."""
     wrong = rng.choice(
         [
-            {"max_tokens": rng.choice([0, -1, 2**31 - 1])},
+            {"max_tokens": rng.choice([0, -2, 2**31 - 1])},
             {"min_tokens": 5, "max_tokens": 4},
             {"temperature": rng.choice([-1.0, math.inf, -math.inf, math.nan, 1e30])},
             {"top_p": rng.choice([0.0, -0.5, 1.5, math.nan])},

@@ -36,13 +36,14 @@ class Gapless:
     def __init__(
         self, environment: dict[str, str] | None = None, prefix: Sequence[str] = (), /, **settings: Any
     ) -> None:
-        ports = free_ports(3)
+        ports = free_ports(4)
         # what others have learned would change the tests
         self._learned = tempfile.TemporaryDirectory(prefix="learned-")
         self.learned = self._learned.name
-        given = dict(zip(("server.http_port", "server.grpc_port", "server.metrics_port"), ports, strict=True))
+        names = ("server.http_port", "server.grpc_port", "server.metrics_port", "front.port")
+        given = dict(zip(names, ports, strict=True))
         settings = {**given, "prediction.directory": self._learned.name, **settings}
-        self.http_port, self.grpc_port, self.metrics_port = ports
+        self.http_port, self.grpc_port, self.metrics_port, self.front_port = ports
         command = [*prefix, sys.executable, "-m", "commands.serve"]
         for name, value in settings.items():
             command += ["--set", f"{name}={value}"]

@@ -1,0 +1,93 @@
+"""The process: `python -m front RUN_DIRECTORY`, started by the launcher."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+import setproctitle
+import uvicorn
+
+from client.async_client import AsyncClient
+from client.retries import Retries
+from front.app import App
+from front.keys import VARIABLE, Keys, read_keys
+from front.model import Model
+from python_backends.checkpoint.source import CheckpointError
+from python_backends.launcher.address import ALL_IPV4, LOOPBACK, in_url, ip_of
+from python_backends.linux.process_group import ASK
+from python_backends.settings import ROOT, Settings, SettingsError, read_settings
+from python_backends.watching.board import Board
+
+log = logging.getLogger("gapless.front")
+
+KEEP_ALIVE_S = 75  # of an idle connection: longer than clients keep theirs
+END_S = 1  # for open answers, after the front was asked to end
+
+
+def where_to_listen(settings: Settings, keys: Keys) -> str:
+    """Returns server.address; without a key, an address that only this host reaches."""
+    ip = ip_of(settings.server.address)
+    if keys or ip in (LOOPBACK, "::1"):
+        return ip
+    log.warning(
+        "server.address = %s: without a key (%s, front.api_keys) the front listens on %s alone",
+        ip,
+        VARIABLE,
+        LOOPBACK,
+    )
+    return LOOPBACK
+
+
+async def serve(settings: Settings, run_directory: Path) -> None:
+    """Raises SettingsError, CheckpointError and OSError."""
+    file = ROOT / settings.front.api_keys if settings.front.api_keys else None
+    keys = read_keys(file, os.environ.get(VARIABLE, ""))
+    host = where_to_listen(settings, keys)
+    ip = ip_of(settings.server.address)
+    url = f"{in_url(LOOPBACK if ip == ALL_IPV4 else ip)}:{settings.server.grpc_port}"
+    model = Model(settings, Board.inherited())
+    async with AsyncClient(url, retries=Retries(attempts=1)) as client:
+        server = uvicorn.Server(
+            uvicorn.Config(
+                App(settings, run_directory, model, client, keys),
+                host=host,
+                port=settings.front.port,
+                loop="asyncio",
+                http="h11",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=END_S,
+            )
+        )
+
+        def end() -> None:
+            server.should_exit = True
+
+        asyncio.get_running_loop().add_signal_handler(ASK, end)
+        await server.serve()
+
+
+def main(run_directory: Path) -> int:
+    setproctitle.setproctitle("gapless-front")
+    logging.basicConfig(level=logging.INFO, format="front: %(message)s", stream=sys.stderr)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    signal.signal(ASK, lambda *_: sys.exit(0))  # until it serves
+    try:
+        asyncio.run(serve(read_settings(run_directory / "settings.json"), run_directory))
+    except (SettingsError, CheckpointError, OSError) as error:
+        log.error("the front can't be started: %s", error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

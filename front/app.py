@@ -1,0 +1,147 @@
+"""The routes, and what holds for all of them: keys, the bound of a body, request ids, errors in one shape."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
+
+from client.async_client import AsyncClient
+from front.chat import answer_chat
+from front.errors import ProblemError, json_response
+from front.health import is_healthy
+from front.keys import Keys
+from front.model import Model
+from front.responses import INSIDE
+from python_backends.settings import Settings
+
+REQUEST_ID = "x-request-id"
+SANE_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+OPEN = ("/health",)  # without a key
+BODY_BYTES = 1 << 20  # of a body, besides twice the bytes of the longest prompt
+Answer = Callable[[bytes, Model, AsyncClient], Response]
+POSTS: dict[str, Answer] = {"/v1/chat/completions": answer_chat}
+
+
+class App:
+    """An ASGI application."""
+
+    def __init__(
+        self, settings: Settings, run_directory: Path, model: Model, client: AsyncClient, keys: Keys
+    ) -> None:
+        self._most_bytes = BODY_BYTES + 2 * settings.limits.max_prompt_bytes
+        self._http_port = settings.server.http_port
+        self._run_directory = run_directory
+        self._model = model
+        self._client = client
+        self._keys = keys
+        routes = [
+            Route("/health", self._health),
+            Route("/v1/models", self._models),
+            Route("/v1/models/{name:path}", self._one_model),
+            *(Route(path, self._post(answer), methods=["POST"]) for path, answer in POSTS.items()),
+        ]
+        failures: Any = {HTTPException: _of_http, ProblemError: _of_problem, Exception: _of_anything}
+        self._routes = Starlette(routes=routes, exception_handlers=failures)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        headers = Headers(scope=scope)
+        asked = headers.get(REQUEST_ID, "")
+        request_id = asked if SANE_ID.fullmatch(asked) else secrets.token_hex(16)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+            await send(message)
+
+        if scope["path"] not in OPEN and not self._keys.allow(headers.get("authorization", "")):
+            problem = ProblemError(
+                401, "no key, or an unknown one: send Authorization: Bearer KEY", "invalid_api_key"
+            )
+            await problem.response()(scope, receive, send_with_id)
+            return
+        await self._routes(scope, receive, send_with_id)
+
+    async def _health(self, _request: Request) -> Response:
+        healthy = is_healthy(self._run_directory, self._http_port, self._model)
+        return json_response({"status": "ok" if healthy else "not ready"}, 200 if healthy else 503)
+
+    async def _models(self, _request: Request) -> Response:
+        return json_response({"object": "list", "data": self._all_models()})
+
+    async def _one_model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        self._model.adapter(name)  # refuses what there is not
+        found = [each for each in self._all_models() if each["id"] == name]
+        return json_response(found[0] if found else self._described(name, self._model.name))
+
+    def _all_models(self) -> list[dict[str, Any]]:
+        names = dict.fromkeys(adapter.name for adapter in self._model.adapters)
+        return [
+            self._described(self._model.name),
+            *(self._described(name, self._model.name) for name in names),
+        ]
+
+    def _described(self, name: str, parent: str | None = None) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._model.made_s,
+            "owned_by": "gapless",
+            "root": self._model.name,
+            "parent": parent,
+            "max_model_len": self._model.max_tokens,
+        }
+
+    def _post(self, answer: Answer) -> Any:
+        async def endpoint(request: Request) -> Response:
+            return answer(await self._body(request), self._model, self._client)
+
+        return endpoint
+
+    async def _body(self, request: Request) -> bytes:
+        """Raises ProblemError."""
+        if request.headers.get("content-encoding", "identity") != "identity":
+            raise ProblemError(400, "content-encoding: must be identity", "unsupported_encoding")
+        body, told = bytearray(), request.headers.get("content-length", "0")
+        if told.isdecimal() and int(told[:20]) > self._most_bytes:
+            raise self._too_large()
+        try:
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > self._most_bytes:
+                    raise self._too_large()
+        except ClientDisconnect:
+            raise ProblemError(400, "the client left", "client_left") from None
+        return bytes(body)
+
+    def _too_large(self) -> ProblemError:
+        return ProblemError(413, f"the body must have at most {self._most_bytes} bytes", "body_too_large")
+
+
+def _of_http(_request: Request, error: Exception) -> Response:
+    """Of a path that there is not, or a method."""
+    assert isinstance(error, HTTPException)
+    code = "not_found" if error.status_code == 404 else "method_not_allowed"
+    return ProblemError(error.status_code, f"there is no such route: {error.detail}", code).response()
+
+
+def _of_problem(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, ProblemError)
+    return error.response()
+
+
+def _of_anything(_request: Request, _error: Exception) -> Response:
+    return INSIDE.response()

@@ -1,0 +1,65 @@
+"""The fields of a request that are taken, with their types. What else may come is in `fields`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+MAX_CHOICES = 128  # answers to one request
+
+
+class StreamOptions(Struct):
+    include_usage: bool | None = None
+
+
+class Part(Struct):
+    """Of a message's content."""
+
+    type: str
+    text: str | None = None
+
+
+class Message(Struct):
+    role: str
+    content: str | list[Part] | None = None
+    tool_calls: list[Any] | None = None
+
+
+class Ask(Struct, kw_only=True):
+    """What chats and completions have in common. None: absent, or null."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    ignore_eos: bool | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    priority: int | None = None
+
+    @property
+    def num_choices(self) -> int:
+        return 1 if self.n is None else self.n
+
+    @property
+    def includes_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+class ChatAsk(Ask, kw_only=True):
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None

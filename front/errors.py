@@ -1,0 +1,75 @@
+"""Errors in OpenAI's shape. Every one that a client of the front can get is made here."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from client.errors import GaplessError, RefusedError, TimedOutError, UnavailableError
+
+RETRY_AFTER_S = 1
+# fields of the ensemble by what OpenAI's clients call them, where the names differ
+THEIR_NAMES = {
+    "text_input": "prompt",
+    "input_ids": "prompt",
+    "stop_words": "stop",
+    "num_top_log_probs": "top_logprobs",
+    "return_log_probs": "logprobs",
+    "request_priority": "priority",
+    "lora_name": "model",
+}
+FIELD = re.compile(r"([a-z_]+)((?:\[\d+\])?(?:\.[a-z_]+)?)(?=[\s:,])")
+
+
+class ProblemError(Exception):
+    """A request that gets an error: its status, and what its body says."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str,
+        param: str | None = None,
+        kind: str = "invalid_request_error",
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+    def response(self) -> Response:
+        headers = {"retry-after": str(RETRY_AFTER_S)} if self.status in (429, 503) else None
+        return json_response(self.body, self.status, headers)
+
+
+def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(body), status, headers, "application/json")
+
+
+def refused(param: str, message: str, code: str = "invalid_value") -> ProblemError:
+    """Of a field whose value can't be taken. `message` goes on behind the field's name."""
+    return ProblemError(400, f"{param}{message}", code, param)
+
+
+def of_ensemble(error: GaplessError) -> ProblemError:
+    """What the ensemble said, or the connection to it."""
+    said = str(error)
+    if isinstance(error, RefusedError):
+        return _of_door(said)
+    if isinstance(error, UnavailableError) and said.startswith("too many "):
+        return ProblemError(429, said, "queue_full", kind="rate_limit_error")
+    if isinstance(error, UnavailableError | TimedOutError):
+        return ProblemError(503, said, "unavailable", kind="server_error")
+    return ProblemError(500, said, "failed", kind="server_error")
+
+
+def _of_door(said: str) -> ProblemError:
+    """Of a refusal, which begins with the name of a field."""
+    found = FIELD.match(said)
+    if found is None:
+        return ProblemError(400, said, "invalid_value")
+    name = THEIR_NAMES.get(found[1], found[1])
+    return ProblemError(400, name + said[len(found[1]) :], "invalid_value", name + found[2])

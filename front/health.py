@@ -1,0 +1,24 @@
+"""Whether requests can be answered now."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from front.model import Model
+from python_backends.launcher.readiness import SAY_EVERY_S, path_of
+from python_backends.watching.instance_state import DRAINING
+
+LONGEST_SILENCE_S = 2 * SAY_EVERY_S
+
+
+def is_healthy(run_directory: Path, http_port: int, model: Model) -> bool:
+    """The launcher says so every few seconds while Triton and its models answer; an instance has to be
+    ready, and the server must not be about to end.
+    """
+    try:
+        said_s = path_of(run_directory, http_port).stat().st_mtime
+    except OSError:
+        return False
+    is_told = time.time() - said_s < LONGEST_SILENCE_S
+    return is_told and model.has_instance and not (run_directory / DRAINING).exists()

@@ -1,0 +1,86 @@
+"""What is served: its names, its context, its defaults, and how its tokens are spelled."""
+
+from __future__ import annotations
+
+import time
+from functools import cached_property
+from typing import Any, cast
+
+from client.parameters import Parameters
+from front.errors import ProblemError
+from python_backends.checkpoint.names import name_of
+from python_backends.checkpoint.opening import open_source
+from python_backends.nouns.request import AdapterVersion
+from python_backends.settings import Settings
+from python_backends.text.checkpoint import read_checkpoint
+from python_backends.text.detokenize.token_bytes import WALL, TokenBytes, token_bytes
+from python_backends.watching.board import Board
+from python_backends.watching.instance_state import AdapterList, InstanceRecord, State, limits_of_any
+
+# of generation_config.json, as other servers take them
+DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+class Model:
+    """The model of this server. Raises CheckpointError where it is made."""
+
+    def __init__(self, settings: Settings, board: Board) -> None:
+        directory = settings.model_directory
+        self.name = name_of(directory.resolve())
+        self.made_s = int(time.time())
+        self._checkpoint = read_checkpoint(directory)
+        self.defaults = defaults(open_source(directory).generation)
+        self.end_ids = frozenset(self._checkpoint.eos_ids)
+        self._board = board
+        self._num_instances = settings.cluster.most_instances
+        self._adapters = AdapterList(board, self._num_instances) if settings.adapters.directory else None
+
+    @property
+    def max_tokens(self) -> int:
+        """Of prompt and answer together."""
+        limits = limits_of_any(self._board, self._num_instances)
+        return limits.max_model_tokens if limits else self._checkpoint.max_model_tokens
+
+    @property
+    def adapters(self) -> tuple[AdapterVersion, ...]:
+        return self._adapters.read() if self._adapters is not None else ()
+
+    @property
+    def has_instance(self) -> bool:
+        """Whether one is ready."""
+        records = (InstanceRecord(self._board, number) for number in range(self._num_instances))
+        return any(record.read()[0] is State.READY for record in records)
+
+    def adapter(self, asked: str | None) -> str:
+        """Returns the adapter that a request names; empty: the model itself. Raises ProblemError."""
+        if asked is None or asked == self.name:
+            return ""
+        if any(asked in (adapter.name, adapter.full_name) for adapter in self.adapters):
+            return asked
+        said = f"model = {asked[:64]!r}: there is no such model; GET /v1/models lists those that there are"
+        raise ProblemError(404, said, "model_not_found", "model")
+
+    def spelled(self, token: int, is_first: bool) -> tuple[str, bytes]:
+        """Returns a token's text and bytes. `is_first`: a text begins with it."""
+        if self._spelling.table[token] == WALL:
+            text = self._checkpoint.tokenizer.id_to_token(token) or ""
+            return text, text.encode()
+        spelled = self._spelling.firsts.get(token) if is_first else None
+        data = self._spelling.table[token] if spelled is None else spelled.removeprefix(WALL)
+        return data.decode("utf-8", "replace"), data
+
+    @cached_property
+    def _spelling(self) -> TokenBytes:
+        return token_bytes(self._checkpoint)
+
+
+def defaults(generation: dict[str, Any]) -> Parameters:
+    """Returns what a request has that doesn't say it: what generation_config.json says. Without a temperature
+    there, it is 1, or 0 if the file says that nothing is drawn.
+    """
+    found: dict[str, Any] = {"temperature": 0.0 if generation.get("do_sample") is False else 1.0}
+    for name in DEFAULTS:
+        value = generation.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            found[name] = int(value) if name == "top_k" else float(value)
+    return cast(Parameters, found)

@@ -1,0 +1,56 @@
+"""What an `Ask` means for the ensemble."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, cast
+
+from client.parameters import Parameters
+from front.asks import Ask
+from front.errors import refused
+from front.model import Model
+
+SAME = (
+    *("temperature", "top_p", "top_k", "min_p", "min_tokens", "stop_token_ids", "bad_words"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
+UNTIL_THE_CONTEXT_ENDS = -1
+SEEDS = 1 << 64
+
+
+def parameters_of(ask: Ask, max_tokens: int | None, model: Model) -> list[Parameters]:
+    """Returns the parameters of each choice: with the same seed, one more each time. Raises ProblemError."""
+    adapter = model.adapter(ask.model)
+    given = {name: value for name in SAME if (value := getattr(ask, name)) is not None}
+    made: dict[str, Any] = {
+        **model.defaults,
+        **given,
+        "max_tokens": UNTIL_THE_CONTEXT_ENDS if max_tokens is None else _at_least_one(max_tokens),
+        "return_num_input_tokens": True,
+        "return_num_output_tokens": True,
+    }
+    if adapter:
+        made["lora_name"] = adapter
+    if ask.stop:
+        made["stop_words"] = [ask.stop] if isinstance(ask.stop, str) else ask.stop
+    if ask.priority:
+        made["request_priority"] = -ask.priority  # theirs: smaller goes first
+    if ask.ignore_eos:
+        made["min_tokens"] = _whole_length(ask, max_tokens)
+    seed = secrets.randbits(63) if ask.seed is None else ask.seed
+    if not -SEEDS // 2 <= seed < SEEDS:
+        raise refused("seed", f" = {str(seed)[:40]}: must be a whole number of 64 bits")
+    return [cast(Parameters, {**made, "seed": (seed + i) % SEEDS}) for i in range(ask.num_choices)]
+
+
+def _at_least_one(max_tokens: int) -> int:
+    if max_tokens < 1:
+        raise refused("max_tokens", f" = {max_tokens}: must be at least 1")
+    return max_tokens
+
+
+def _whole_length(ask: Ask, max_tokens: int | None) -> int:
+    """Before this number of tokens no answer ends: by min_tokens, which a stop word has to obey as well."""
+    if max_tokens is None or ask.stop or ask.stop_token_ids:
+        raise refused("ignore_eos", " = true: needs max_tokens, and no stop or stop_token_ids")
+    return max_tokens

@@ -1,0 +1,126 @@
+"""Sends an answer, whole or as a stream of events, and cancels the work when the client leaves.
+
+Starlette tells of a client that has left only while something is sent: both kinds of answers watch the
+connection themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from front.errors import ProblemError, json_response
+
+log = logging.getLogger("gapless.front")
+
+SIGN_EVERY_S = 15.0  # of life, in a silent stream
+SIGN = b": still here\n\n"
+END = b"data: [DONE]\n\n"
+# readers that divide lines by Unicode would cut the JSON here
+ESCAPED = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085"))
+INSIDE = ProblemError(500, "the front failed inside; its log says more", "failed", kind="server_error")
+
+
+def event(body: Any) -> bytes:
+    data: bytes = msgspec.json.encode(body)
+    for character, escape in ESCAPED:
+        if character in data:
+            data = data.replace(character, escape)
+    return b"data: " + data + b"\n\n"
+
+
+async def _left(receive: Receive) -> None:
+    """Returns when the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _first_of(work: asyncio.Task[Any], *others: asyncio.Task[Any]) -> bool:
+    """Waits for the first that ends, and cancels the others. Returns whether it is `work`."""
+    tasks = (work, *others)
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return work.done()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _failure_of(work: asyncio.Task[Any]) -> Response | None:
+    """Returns the answer to a request whose work failed; None if it did not."""
+    error = work.exception()
+    if error is None:
+        return None
+    if isinstance(error, ProblemError):
+        return error.response()
+    log.error("an answer failed", exc_info=error)
+    return INSIDE.response()
+
+
+class Whole(Response):
+    """The answer that `work` returns, as JSON."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+        super().__init__()
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        work = asyncio.create_task(self._work)
+        if await _first_of(work, asyncio.create_task(_left(receive))):
+            made = _failure_of(work) or json_response(work.result())
+            await made(scope, receive, send)
+
+
+class Events(Response):
+    """A stream of what `events` yields. Its head is sent with the first of them, or after SIGN_EVERY_S, so
+    that an error before it has a status of its own.
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(media_type="text/event-stream", headers={"cache-control": "no-cache"})
+        del self.headers["content-length"]
+        self._events = events
+        self._has_begun = False
+        self._sent_s = time.monotonic()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        work = asyncio.create_task(self._produce(send))
+        others = [asyncio.create_task(self._show_life(send)), asyncio.create_task(_left(receive))]
+        if not await _first_of(work, *others):
+            return
+        failure = _failure_of(work)
+        if failure is not None and not self._has_begun:
+            await failure(scope, receive, send)
+            return
+        if failure is not None:
+            await self._send(send, b"data: " + bytes(failure.body) + b"\n\n")
+        await self._send(send, END, more=False)
+
+    async def _produce(self, send: Send) -> None:
+        async with contextlib.aclosing(self._events) as events:
+            async for each in events:
+                await self._send(send, each)
+
+    async def _show_life(self, send: Send) -> None:
+        while True:
+            silent_s = time.monotonic() - self._sent_s
+            if silent_s >= SIGN_EVERY_S:
+                await self._send(send, SIGN)
+            else:
+                await asyncio.sleep(SIGN_EVERY_S - silent_s)
+
+    async def _send(self, send: Send, data: bytes, more: bool = True) -> None:
+        self._sent_s = time.monotonic()
+        if not self._has_begun:
+            self._has_begun = True
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": data, "more_body": more})

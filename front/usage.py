@@ -1,0 +1,29 @@
+"""Counts the tokens of a request, in all of its answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from client.wire import Piece
+
+
+class Usage:
+    """Choices of one prompt count its tokens once."""
+
+    def __init__(self, num_choices: int) -> None:
+        self._num_choices = num_choices
+        self._prompts: dict[int, int] = {}  # by number of the prompt
+        self._num_output_tokens = 0
+
+    def add(self, number: int, piece: Piece) -> None:
+        """A piece of the answer `number`."""
+        self._prompts[number // self._num_choices] = piece.num_input_tokens or 0
+        self._num_output_tokens += piece.num_output_tokens or 0
+
+    def plain(self) -> dict[str, Any]:
+        num_prompt = sum(self._prompts.values())
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": self._num_output_tokens,
+            "total_tokens": num_prompt + self._num_output_tokens,
+        }

@@ -1,0 +1,87 @@
+"""A process next to the server that the launcher starts again when it ends, after longer and longer pauses.
+
+No request of Triton depends on one: the server goes on without it. Called by the supervisor.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from python_backends.launcher.health import Pause
+from python_backends.launcher.run_files import RunFiles
+from python_backends.linux.process_group import deaf, end_group, start_group
+from python_backends.settings import ROOT
+
+log = logging.getLogger("gapless")
+
+STOP_S = 2.0
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+
+
+class Companion:
+    """One such process, which runs a module of Python."""
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        files: RunFiles,
+        longest_pause_s: float,
+        environment: Mapping[str, str] | None = None,
+        fds: Sequence[int] = (),
+    ) -> None:
+        """`name` is that in the log and in the counts of restarts. `longest_pause_s` is from its end to the
+        next start. The process gets the run directory as its argument, and inherits `fds`.
+        """
+        self._name = name
+        self._files = files
+        self._command = deaf([sys.executable, "-m", module, str(files.directory)])
+        self._environment = {**ENVIRONMENT, **(environment or {})}
+        self._fds = fds
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pause = Pause(longest_pause_s)
+        self._has_to_be_counted = False  # it ended, and was not started again since
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was started and runs no more."""
+        return self._process is not None and self._process.poll() is not None
+
+    def heal(self) -> None:
+        """Starts it for the first time, and again after it has ended."""
+        if self._process is not None:
+            if self._process.poll() is None:
+                return
+            log.warning(
+                "the %s ended with %d; starting it again in %.0f s",
+                self._name,
+                self._process.returncode,
+                self._pause.next_s,
+            )
+            end_group(self._process, 0)
+            self._process, self._has_to_be_counted = None, True
+            self._pause.begin()
+        if self._pause.is_over:
+            self._files.keep()
+            self._start()
+
+    def _start(self) -> None:
+        environment = {**os.environ, **self._environment}
+        try:
+            self._process = start_group(self._command, environment, cwd=ROOT, pass_fds=self._fds)
+        except OSError as error:  # too many processes, for example
+            what = "the %s can't be started (%s); trying again in %.0f s"
+            log.warning(what, self._name, error, self._pause.next_s)
+            self._pause.begin()
+            return
+        if self._has_to_be_counted:
+            self._files.restarts.add(self._name)
+        self._has_to_be_counted = False
+
+    def stop(self) -> None:
+        if self._process is not None:
+            end_group(self._process, STOP_S)

@@ -1,0 +1,241 @@
+"""OpenAI's own client against a whole server: what the front answers is what the ensemble answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import openai
+import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from client import Client, user
+from tests.support.server.serving import Gapless, busyness, wait_for
+
+QUESTION = "Convert to camelCase: def read_all_lines(file_name): pass"
+MESSAGES = [{"role": "user", "content": QUESTION}]
+LONG = {"max_tokens": 1900, "min_tokens": 1900}  # ten seconds and more on the toy engine
+
+
+@contextlib.contextmanager
+def sdk_of(served: Gapless) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(
+        base_url=f"http://127.0.0.1:{served.front_port}/v1", api_key="none", max_retries=0, timeout=60
+    ) as sdk:
+        yield sdk
+
+
+def ask(served: Gapless, **body: Any) -> Any:
+    connection = http.client.HTTPConnection("127.0.0.1", served.front_port, timeout=60)
+    connection.request("POST", "/v1/chat/completions", json.dumps({"messages": MESSAGES, **body}))
+    text = connection.getresponse().read().decode()
+    connection.close()
+    if not body.get("stream"):
+        return json.loads(text)
+    return [
+        json.loads(each.removeprefix("data: ")) for each in text.split("\n\n") if each.startswith("data: {")
+    ]
+
+
+def joined(chunks: Any) -> str:
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0.0},
+        {"temperature": 1.0, "seed": 7, "top_p": 0.9},
+        {"temperature": 0.0, "max_tokens": 3},
+    ],
+)
+def test_a_stream_the_whole_answer_and_the_ensembles_are_the_same(
+    bundled: Gapless, sampling: dict[str, Any]
+) -> None:
+    with Client(f"127.0.0.1:{bundled.grpc_port}") as client:
+        expected = client.generate(
+            [user(QUESTION)],
+            return_num_input_tokens=True,
+            return_num_output_tokens=True,
+            **{"max_tokens": 400, **sampling},
+        )
+    with sdk_of(bundled) as sdk:
+        whole = sdk.chat.completions.create(model="bundled", messages=MESSAGES, **sampling)
+        *chunks, last = sdk.chat.completions.create(
+            model="bundled",
+            messages=MESSAGES,
+            stream=True,
+            stream_options={"include_usage": True},
+            **sampling,
+        )
+    assert joined(chunks) == whole.choices[0].message.content == expected.text != ""
+    assert whole.choices[0].finish_reason == expected.finish_reason == chunks[-1].choices[0].finish_reason
+    told = (whole.usage.prompt_tokens, whole.usage.completion_tokens)
+    assert told == (expected.num_input_tokens, expected.num_output_tokens)
+    assert last.usage == whole.usage
+
+
+def test_by_default_the_bundled_model_answers_as_its_generation_config_says(bundled: Gapless) -> None:
+    """Greedily."""
+    with sdk_of(bundled) as sdk:
+        answers = {
+            sdk.chat.completions.create(model="bundled", messages=MESSAGES).choices[0].message.content
+            for _ in range(2)
+        }
+    assert len(answers) == 1
+
+
+def test_everything_fits_openais_types_strictly_and_tokens_join_to_the_text(bundled: Gapless) -> None:
+    scored = {"logprobs": True, "top_logprobs": 3, "temperature": 0}
+    answer = ask(bundled, **scored)
+    ChatCompletion.model_validate(answer, strict=True)
+    (choice,) = answer["choices"]
+    entries = choice["logprobs"]["content"]
+    assert b"".join(bytes(entry["bytes"]) for entry in entries).decode() == choice["message"]["content"]
+    assert all(entry["top_logprobs"][0]["token"] == entry["token"] for entry in entries), "greedy"
+    assert all(len(entry["top_logprobs"]) == 3 for entry in entries)
+    chunks = ask(bundled, stream=True, stream_options={"include_usage": True}, **scored)
+    for chunk in chunks:
+        ChatCompletionChunk.model_validate(chunk, strict=True)
+    streamed = [
+        entry
+        for chunk in chunks
+        for each in chunk["choices"]
+        for entry in (each["logprobs"] or {"content": []})["content"]
+    ]
+    assert [entry["token"] for entry in streamed] == [entry["token"] for entry in entries]
+
+
+def test_three_choices_are_those_of_three_seeds(bundled: Gapless) -> None:
+    with sdk_of(bundled) as sdk:
+
+        def texts(**fields: Any) -> list[str | None]:
+            made = sdk.chat.completions.create(model="bundled", messages=MESSAGES, temperature=1.5, **fields)
+            return [choice.message.content for choice in made.choices]
+
+        assert texts(n=3, seed=11) == [*texts(seed=11), *texts(seed=12), *texts(seed=13)]
+
+
+def test_without_max_tokens_an_answer_goes_on_until_the_context_ends(gapless: Gapless) -> None:
+    """Nothing ends the toy engine's answer before min_tokens."""
+    answer = ask(gapless, min_tokens=1900)
+    assert answer["usage"]["completion_tokens"] >= 1900
+    refusal = ask(gapless, max_tokens=2048)
+    assert (refusal["error"]["param"], refusal["error"]["code"]) == ("max_tokens", "invalid_value")
+
+
+def test_a_stop_word_ends_before_it(gapless: Gapless) -> None:
+    text = ask(gapless, temperature=0, max_tokens=40, min_tokens=40)["choices"][0]["message"]["content"]
+    stop = text[10:13]
+    answer = ask(gapless, temperature=0, max_tokens=40, stop=[stop, "never there"])["choices"][0]
+    assert answer["message"]["content"] == text[: text.index(stop)]
+    assert answer["finish_reason"] == "stop"
+
+
+def test_sixteen_clients_of_asyncio_each_get_their_own_answer(gapless: Gapless) -> None:
+    async def ask_all() -> list[str]:
+        async with openai.AsyncOpenAI(
+            base_url=f"http://127.0.0.1:{gapless.front_port}/v1", api_key="none", max_retries=0
+        ) as sdk:
+
+            async def one(number: int) -> str:
+                stream = await sdk.chat.completions.create(
+                    model=(await sdk.models.list()).data[0].id,
+                    messages=[{"role": "user", "content": f"{number}"}],
+                    temperature=0,
+                    max_tokens=60,
+                    stream=True,
+                )
+                return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+            return await asyncio.gather(*map(one, range(16)))
+
+    with Client(f"127.0.0.1:{gapless.grpc_port}") as client:
+        expected = [client.generate([user(f"{number}")], max_tokens=60).text for number in range(16)]
+    assert asyncio.run(ask_all()) == expected
+
+
+def leave_a_stream(gapless: Gapless) -> Callable[[], object]:
+    return _begun(gapless, stream=True)
+
+
+def leave_a_whole_answer(gapless: Gapless) -> Callable[[], object]:
+    return _begun(gapless)
+
+
+def leave_two_choices(gapless: Gapless) -> Callable[[], object]:
+    return _begun(gapless, n=2)
+
+
+def _begun(gapless: Gapless, **fields: Any) -> Callable[[], object]:
+    connection = http.client.HTTPConnection("127.0.0.1", gapless.front_port, timeout=60)
+    connection.request("POST", "/v1/chat/completions", json.dumps({"messages": MESSAGES, **LONG, **fields}))
+    return connection.close
+
+
+@pytest.mark.parametrize("begin", [leave_a_stream, leave_a_whole_answer, leave_two_choices])
+def test_a_client_that_leaves_gives_its_slots_back(
+    gapless: Gapless, begin: Callable[[Gapless], Callable[[], object]]
+) -> None:
+    wait_for(gapless.is_idle, 60)
+    cancelled = _num_cancelled(gapless)
+    leave = begin(gapless)
+    wait_for(lambda: gapless.metrics()["gapless_slots_busy"] >= 1, 60)
+    leave()
+    left_s = time.monotonic()
+    wait_for(lambda: _num_cancelled(gapless) > cancelled and gapless.is_idle(), 60)
+    assert time.monotonic() - left_s < 5 * busyness(), "the answer takes ten seconds"
+
+
+def _num_cancelled(gapless: Gapless) -> float:
+    return gapless.metrics().get('gapless_requests_total{outcome="cancelled"}', 0.0)
+
+
+def health(served: Gapless) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", served.front_port, timeout=5)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_a_front_that_is_killed_is_back_soon_and_no_other_stream_notices(gapless: Gapless) -> None:
+    wait_for(lambda: health(gapless) == 200, 30)
+    client = gapless.grpc()
+    answer = client.ask(text_input="go on", max_tokens=1000, min_tokens=1000)
+    client.read_until(lambda: answer.chunks > 2)
+    gapless.kill(gapless._pid(lambda line: "gapless-front" in line))
+    killed_s = time.monotonic()
+    wait_for(lambda: health(gapless) == 200, 60)
+    assert time.monotonic() - killed_s < 10 * busyness()
+    assert ask(gapless, max_tokens=3)["choices"][0]["finish_reason"] == "length"
+    client.finish()
+    client.close()
+    assert (answer.reasons, answer.error) == (["length"], "")
+    assert gapless.metrics()['gapless_restarts_total{process="front"}'] >= 1
+
+
+def test_health_says_no_while_the_instance_is_gone(gapless: Gapless) -> None:
+    wait_for(lambda: health(gapless) == 200, 30)
+    seen: list[int] = []
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            seen.append(health(gapless))
+            time.sleep(0.05)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    gapless.kill(gapless.instance_pid())
+    wait_for(lambda: 503 in seen, 30)
+    wait_for(lambda: seen[-1] == 200, 60)
+    stop.set()
+    looking.join()

@@ -1,0 +1,154 @@
+"""A stand-in for the ensemble over gRPC: it answers with the pieces that it is told to, and remembers what it
+was asked. The front of the tests is in the same process, with a real port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent import futures
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import uvicorn
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from client.async_client import AsyncClient
+from client.parameters import FORMATS
+from client.retries import Retries
+from client.wire import Piece
+from front.app import App
+from front.keys import Keys
+from front.model import Model
+from python_backends.settings import ModelSettings, Settings
+from python_backends.watching.board import Board
+
+KINDS = {"output_ids": "INT32", "output_log_probs": "FP32", "top_ids": "INT32", "top_log_probs": "FP32"}
+
+
+@dataclass
+class Ensemble(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+    """`pieces` is the answer to each request, or `error`; None in it is a wait until the client cancels."""
+
+    pieces: Sequence[Piece | None] = ()
+    error: str = ""
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    pause_s: float = 0.0  # before the first piece
+
+    def ModelStreamInfer(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:  # noqa: N802
+        """As Triton's service."""
+        asked = inputs_of(next(requests))
+        self.asked.append(asked)
+        if self.error:
+            yield service_pb2.ModelStreamInferResponse(error_message=f"in ensemble 'ensemble', {self.error}")
+            return
+        time.sleep(self.pause_s)
+        pieces = self.pieces if asked["stream"] else [whole(self.pieces)]
+        for piece in pieces:
+            if piece is None:
+                context.add_callback(self.cancelled.set)
+                self.cancelled.wait(30)
+                return
+            yield response(piece)
+
+
+def whole(pieces: Sequence[Piece | None]) -> Piece | None:
+    """The answer without `stream`."""
+    if None in pieces:
+        return None
+    known = [piece for piece in pieces if piece is not None]
+    return Piece(
+        text="".join(piece.text for piece in known),
+        finish_reason=known[-1].finish_reason,
+        num_input_tokens=known[-1].num_input_tokens,
+        num_output_tokens=sum(piece.num_output_tokens or 0 for piece in known),
+        **{name: tuple(value for piece in known for value in getattr(piece, name)) for name in KINDS},
+    )
+
+
+def inputs_of(request: Any) -> dict[str, Any]:
+    """A request's inputs as Python values; lists as tuples."""
+    found = {}
+    for tensor, data in zip(request.inputs, request.raw_input_contents, strict=True):
+        values = _values(tensor.datatype, data)
+        is_list = tensor.name in ("stop_words", "bad_words", "stop_token_ids", "input_ids")
+        found[tensor.name] = tuple(values) if is_list else values[0]
+    return found
+
+
+def _values(dtype: str, data: bytes) -> list[Any]:
+    if dtype != "BYTES":
+        return [value for (value,) in struct.iter_unpack(FORMATS[dtype], data)]
+    texts, start = [], 0
+    while start < len(data):
+        (size,) = struct.unpack_from("<I", data, start)
+        start += 4 + size
+        texts.append(data[start - size : start].decode())
+    return texts
+
+
+def response(piece: Piece) -> Any:
+    made = service_pb2.ModelStreamInferResponse()
+    _add(made, "text_output", "BYTES", [1], [piece.text])
+    if piece.finish_reason:
+        _add(made, "finish_reason", "BYTES", [1, 1], [piece.finish_reason])
+    for name in ("num_input_tokens", "num_output_tokens"):
+        _add(made, name, "INT32", [1, 1], [getattr(piece, name) or 0])
+    for name, dtype in KINDS.items():
+        values = getattr(piece, name)
+        if values and isinstance(values[0], tuple):
+            rows = [value for row in values for value in row]
+            _add(made, name, dtype, [1, len(values), len(values[0])], rows)
+        elif values:
+            _add(made, name, dtype, [1, 1, len(values)], values)
+    return made
+
+
+def _add(made: Any, name: str, dtype: str, shape: list[int], values: Sequence[Any]) -> None:
+    made.infer_response.outputs.add(name=name, datatype=dtype, shape=shape)
+    if dtype == "BYTES":
+        data = b"".join(struct.pack("<I", len(text.encode())) + text.encode() for text in values)
+    else:
+        data = b"".join(struct.pack(FORMATS[dtype], value) for value in values)
+    made.infer_response.raw_output_contents.append(data)
+
+
+class Front:
+    """A front over a stand-in ensemble, until it is closed."""
+
+    def __init__(self, ensemble: Ensemble, model: Path, run_directory: Path, keys: Keys) -> None:
+        self._grpc = grpc.server(futures.ThreadPoolExecutor(16))
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(ensemble, self._grpc)
+        port = self._grpc.add_insecure_port("127.0.0.1:0")
+        self._grpc.start()
+        settings = Settings(model=ModelSettings(directory=str(model)))
+        self.board = Board()
+        self.model = Model(settings, self.board)
+
+        async def serve() -> None:
+            async with AsyncClient(f"127.0.0.1:{port}", retries=Retries(attempts=1)) as client:
+                app = App(settings, run_directory, self.model, client, keys)
+                config = uvicorn.Config(
+                    app, port=0, http="h11", ws="none", lifespan="off", log_config=None, access_log=False
+                )
+                self._server = uvicorn.Server(config)
+                await self._server.serve()
+
+        self._thread = threading.Thread(target=lambda: asyncio.run(serve()))
+        self._thread.start()
+        while not (hasattr(self, "_server") and self._server.started):
+            time.sleep(0.01)
+        self.port = int(self._server.servers[0].sockets[0].getsockname()[1])
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+        self._grpc.stop(0)
+        self.board.close()
