@@ -16,7 +16,7 @@ from pathlib import Path
 
 from python_backends.checkpoint.hub import find_model
 from python_backends.checkpoint.hub_errors import HubError
-from python_backends.checkpoint.names import read_name
+from python_backends.checkpoint.model_names import read_name
 from python_backends.settings import Settings, SettingsError, add_arguments, of_command_line
 
 

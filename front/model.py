@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from client.parameters import Parameters
 from front.errors import ProblemError
-from python_backends.checkpoint.names import name_of
+from python_backends.checkpoint.model_names import name_of
 from python_backends.checkpoint.opening import open_source
 from python_backends.nouns.request import AdapterVersion
 from python_backends.settings import Settings

@@ -13,7 +13,7 @@ from signal import SIGHUP, SIGTERM
 from typing import Any
 
 from commands.finetune.progress import Bar, plot
-from python_backends.checkpoint import names
+from python_backends.checkpoint import model_names
 from python_backends.engine.adapter_directory import NAME
 from python_backends.finetuning import jobs
 from python_backends.finetuning.beginning import beginning, name_of
@@ -48,7 +48,7 @@ def new_job(settings: Settings, data: Path, asked: argparse.Namespace) -> jobs.J
     shape, weights = beginning(settings, asked)
     examples = read_data(settings, data)
     fields = {
-        "model": names.name_of(settings.model_directory),
+        "model": model_names.name_of(settings.model_directory),
         "training_file": data.name,
         "hyperparameters": {
             "n_epochs": asked.epochs,

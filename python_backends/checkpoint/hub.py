@@ -16,7 +16,7 @@ from typing import Any
 
 from python_backends.checkpoint.hub_errors import HubError, cache, endpoint, one_line, why
 from python_backends.checkpoint.hub_files import TEXTS, weights_of
-from python_backends.checkpoint.names import HubName
+from python_backends.checkpoint.model_names import HubName
 
 log = logging.getLogger("gapless")
 

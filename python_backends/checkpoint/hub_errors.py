@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from python_backends.checkpoint.names import HubName
+from python_backends.checkpoint.model_names import HubName
 
 
 class HubError(ValueError):

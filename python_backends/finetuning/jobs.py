@@ -19,7 +19,7 @@ from typing import Any
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from python_backends.checkpoint.names import name_of
+from python_backends.checkpoint.model_names import name_of
 from python_backends.checkpoint.opening import open_source
 from python_backends.finetuning import examples
 from python_backends.finetuning.datasets import Example

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from python_backends.checkpoint.names import name_of
+from python_backends.checkpoint.model_names import name_of
 from python_backends.checkpoint.opening import open_source
 from python_backends.settings import ROOT, Settings
 

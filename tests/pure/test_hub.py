@@ -19,7 +19,7 @@ import pytest
 
 from python_backends.checkpoint.hub_errors import HubError, why
 from python_backends.checkpoint.hub_files import FORMS, weights_of
-from python_backends.checkpoint.names import HubName, name_of, read_name
+from python_backends.checkpoint.model_names import HubName, name_of, read_name
 from python_backends.settings import ROOT
 from tests.support.hub import COMMIT, StandInHub
 
