@@ -191,17 +191,22 @@ def pause(gapless: Gapless, seconds: float) -> None:
     In the other order Triton may call a model unhealthy that was inside a call (docs/operations.md).
     """
     processes = [psutil.Process(gapless.process.pid), *gapless.processes()]
-    for process in processes:
-        process.suspend()
-    time.sleep(seconds)
-    for process in reversed(processes):
-        process.resume()
+    try:
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):  # one that lives for a moment only
+                process.suspend()
+        time.sleep(seconds)
+    finally:
+        for process in reversed(processes):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
 
 
 def test_three_pauses_of_the_whole_server_are_pauses_and_nothing_else(
     gapless: Gapless, expected: Expected
 ) -> None:
     """15 s each: longer than any time after which a silent process is given up (3 s here)."""
+    wait_for(lambda: is_ready(gapless), 60)
     before = restarts(gapless), gapless.server_pid(), gapless.instance_pid()
     streams = Streams(gapless)
     for _ in range(3):
