@@ -48,6 +48,7 @@ class Piece:
     text: str
     finish_reason: str = ""  # stop | length | cancelled | deadline; empty: more pieces follow
     num_input_tokens: int | None = None  # with return_num_input_tokens
+    num_cached_tokens: int | None = None  # of these, those that were not computed again
     num_output_tokens: int | None = None  # of this piece; the sum over all pieces is the answer's
     # the tokens of this piece and their log-probabilities (return_log_probs)
     output_ids: tuple[int, ...] = ()

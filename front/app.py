@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 from collections.abc import Callable
@@ -18,11 +19,14 @@ from starlette.types import Message, Receive, Scope, Send
 
 from client.async_client import AsyncClient
 from front.chat import answer_chat
+from front.completions import answer_completion
 from front.errors import ProblemError, json_response
 from front.health import is_healthy
 from front.keys import Keys
 from front.model import Model
+from front.models import describe, list_models
 from front.responses import INSIDE
+from front.tokenizing import Tokenizing
 from python_backends.settings import Settings
 
 REQUEST_ID = "x-request-id"
@@ -30,7 +34,7 @@ SANE_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 OPEN = ("/health",)  # without a key
 BODY_BYTES = 1 << 20  # of a body, besides twice the bytes of the longest prompt
 Answer = Callable[[bytes, Model, AsyncClient], Response]
-POSTS: dict[str, Answer] = {"/v1/chat/completions": answer_chat}
+POSTS: dict[str, Answer] = {"/v1/chat/completions": answer_chat, "/v1/completions": answer_completion}
 
 
 class App:
@@ -45,10 +49,13 @@ class App:
         self._model = model
         self._client = client
         self._keys = keys
+        tokenizing = Tokenizing(settings, model)
         routes = [
             Route("/health", self._health),
             Route("/v1/models", self._models),
             Route("/v1/models/{name:path}", self._one_model),
+            Route("/tokenize", self._apart(tokenizing.tokenize), methods=["POST"]),
+            Route("/detokenize", self._apart(tokenizing.detokenize), methods=["POST"]),
             *(Route(path, self._post(answer), methods=["POST"]) for path, answer in POSTS.items()),
         ]
         failures: Any = {HTTPException: _of_http, ProblemError: _of_problem, Exception: _of_anything}
@@ -79,35 +86,22 @@ class App:
         return json_response({"status": "ok" if healthy else "not ready"}, 200 if healthy else 503)
 
     async def _models(self, _request: Request) -> Response:
-        return json_response({"object": "list", "data": self._all_models()})
+        return json_response({"object": "list", "data": list_models(self._model)})
 
     async def _one_model(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        self._model.adapter(name)  # refuses what there is not
-        found = [each for each in self._all_models() if each["id"] == name]
-        return json_response(found[0] if found else self._described(name, self._model.name))
-
-    def _all_models(self) -> list[dict[str, Any]]:
-        names = dict.fromkeys(adapter.name for adapter in self._model.adapters)
-        return [
-            self._described(self._model.name),
-            *(self._described(name, self._model.name) for name in names),
-        ]
-
-    def _described(self, name: str, parent: str | None = None) -> dict[str, Any]:
-        return {
-            "id": name,
-            "object": "model",
-            "created": self._model.made_s,
-            "owned_by": "gapless",
-            "root": self._model.name,
-            "parent": parent,
-            "max_model_len": self._model.max_tokens,
-        }
+        return json_response(describe(self._model, request.path_params["name"]))
 
     def _post(self, answer: Answer) -> Any:
         async def endpoint(request: Request) -> Response:
             return answer(await self._body(request), self._model, self._client)
+
+        return endpoint
+
+    def _apart(self, work: Callable[[bytes], Any]) -> Any:
+        """What would keep others waiting is done in another thread."""
+
+        async def endpoint(request: Request) -> Response:
+            return json_response(await asyncio.to_thread(work, await self._body(request)))
 
         return endpoint
 

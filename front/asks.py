@@ -63,3 +63,18 @@ class ChatAsk(Ask, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+
+
+class CompletionAsk(Ask, kw_only=True):
+    prompt: Any
+    echo: bool | None = None
+    logprobs: int | None = None  # the number of most probable tokens
+
+
+class TokenizeAsk(Struct):
+    prompt: str | None = None
+    messages: list[Message] | None = None
+
+
+class DetokenizeAsk(Struct):
+    tokens: list[int]

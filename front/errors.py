@@ -21,6 +21,7 @@ THEIR_NAMES = {
     "request_priority": "priority",
     "lora_name": "model",
 }
+TOO_LONG = re.compile(r"^(text_input|messages|input_ids) = [\w ]+ tokens: must be at most ")
 FIELD = re.compile(r"([a-z_]+)((?:\[\d+\])?(?:\.[a-z_]+)?)(?=[\s:,])")
 
 
@@ -58,7 +59,7 @@ def of_ensemble(error: GaplessError) -> ProblemError:
     """What the ensemble said, or the connection to it."""
     said = str(error)
     if isinstance(error, RefusedError):
-        return _of_door(said)
+        return of_door(said)
     if isinstance(error, UnavailableError) and said.startswith("too many "):
         return ProblemError(429, said, "queue_full", kind="rate_limit_error")
     if isinstance(error, UnavailableError | TimedOutError):
@@ -66,10 +67,11 @@ def of_ensemble(error: GaplessError) -> ProblemError:
     return ProblemError(500, said, "failed", kind="server_error")
 
 
-def _of_door(said: str) -> ProblemError:
+def of_door(said: str) -> ProblemError:
     """Of a refusal, which begins with the name of a field."""
     found = FIELD.match(said)
     if found is None:
         return ProblemError(400, said, "invalid_value")
     name = THEIR_NAMES.get(found[1], found[1])
-    return ProblemError(400, name + said[len(found[1]) :], "invalid_value", name + found[2])
+    code = "context_length_exceeded" if TOO_LONG.search(said) else "invalid_value"
+    return ProblemError(400, name + said[len(found[1]) :], code, name + found[2])

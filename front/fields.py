@@ -16,6 +16,7 @@ from front.errors import ProblemError, refused
 
 log = logging.getLogger("gapless.front")
 A = TypeVar("A", bound=Ask)
+S = TypeVar("S", bound=msgspec.Struct)
 
 # hints, and what belongs to accounts: taken, and change nothing
 IGNORED = frozenset(
@@ -67,22 +68,36 @@ _logged: set[str] = set()
 
 def read_ask(body: bytes, kind: type[A]) -> A:
     """Returns the request in `body`. Raises ProblemError."""
+    given = _object(body)
+    known = frozenset(kind.__struct_fields__)
+    for name in given.keys() - known:
+        _check_other(name, given[name], known)
+    ask = _converted(given, kind)
+    if not 1 <= ask.num_choices <= MAX_CHOICES:
+        raise refused("n", f" = {ask.n}: must be a whole number between 1 and {MAX_CHOICES}")
+    return ask
+
+
+def read_body(body: bytes, kind: type[S]) -> S:
+    """Returns what is in a body that asks for no answer. Raises ProblemError."""
+    return _converted(_object(body), kind)
+
+
+def _object(body: bytes) -> dict[str, Any]:
     try:
         given = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
         raise ProblemError(400, f"the body must be JSON: {error}", "invalid_json") from None
     if not isinstance(given, dict):
         raise ProblemError(400, "the body must be a JSON object", "invalid_json")
-    known = frozenset(kind.__struct_fields__)
-    for name in given.keys() - known:
-        _check_other(name, given[name], known)
+    return given
+
+
+def _converted(given: dict[str, Any], kind: type[S]) -> S:
     try:
-        ask = msgspec.convert(given, kind)
+        return msgspec.convert(given, kind)
     except (msgspec.ValidationError, RecursionError) as error:
         raise _of_type(str(error)) from None
-    if not 1 <= ask.num_choices <= MAX_CHOICES:
-        raise refused("n", f" = {ask.n}: must be a whole number between 1 and {MAX_CHOICES}")
-    return ask
 
 
 def _check_other(name: str, value: Any, known: frozenset[str]) -> None:

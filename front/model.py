@@ -10,7 +10,7 @@ from client.parameters import Parameters
 from front.errors import ProblemError
 from python_backends.checkpoint.model_names import name_of
 from python_backends.checkpoint.opening import open_source
-from python_backends.nouns.request import AdapterVersion
+from python_backends.nouns.request import AdapterVersion, ModelLimits
 from python_backends.settings import Settings
 from python_backends.text.checkpoint import read_checkpoint
 from python_backends.text.detokenize.token_bytes import WALL, TokenBytes, token_bytes
@@ -28,18 +28,26 @@ class Model:
         directory = settings.model_directory
         self.name = name_of(directory.resolve())
         self.made_s = int(time.time())
-        self._checkpoint = read_checkpoint(directory)
+        self.checkpoint = read_checkpoint(directory)
         self.defaults = defaults(open_source(directory).generation)
-        self.end_ids = frozenset(self._checkpoint.eos_ids)
+        self.end_ids = frozenset(self.checkpoint.eos_ids)
         self._board = board
         self._num_instances = settings.cluster.most_instances
         self._adapters = AdapterList(board, self._num_instances) if settings.adapters.directory else None
 
     @property
+    def limits(self) -> ModelLimits | None:
+        """None before an instance has said them."""
+        return limits_of_any(self._board, self._num_instances)
+
+    @property
     def max_tokens(self) -> int:
         """Of prompt and answer together."""
-        limits = limits_of_any(self._board, self._num_instances)
-        return limits.max_model_tokens if limits else self._checkpoint.max_model_tokens
+        return self.limits.max_model_tokens if self.limits else self.checkpoint.max_model_tokens
+
+    @property
+    def vocab_size(self) -> int:
+        return self.checkpoint.vocab_size
 
     @property
     def adapters(self) -> tuple[AdapterVersion, ...]:
@@ -63,7 +71,7 @@ class Model:
     def spelled(self, token: int, is_first: bool) -> tuple[str, bytes]:
         """Returns a token's text and bytes. `is_first`: a text begins with it."""
         if self._spelling.table[token] == WALL:
-            text = self._checkpoint.tokenizer.id_to_token(token) or ""
+            text = self.checkpoint.tokenizer.id_to_token(token) or ""
             return text, text.encode()
         spelled = self._spelling.firsts.get(token) if is_first else None
         data = self._spelling.table[token] if spelled is None else spelled.removeprefix(WALL)
@@ -71,7 +79,7 @@ class Model:
 
     @cached_property
     def _spelling(self) -> TokenBytes:
-        return token_bytes(self._checkpoint)
+        return token_bytes(self.checkpoint)
 
 
 def defaults(generation: dict[str, Any]) -> Parameters:

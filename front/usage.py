@@ -13,11 +13,16 @@ class Usage:
     def __init__(self, num_choices: int) -> None:
         self._num_choices = num_choices
         self._prompts: dict[int, int] = {}  # by number of the prompt
+        self._cached: dict[int, int] = {}  # of these, the tokens that were not computed again
         self._num_output_tokens = 0
 
     def add(self, number: int, piece: Piece) -> None:
         """A piece of the answer `number`."""
-        self._prompts[number // self._num_choices] = piece.num_input_tokens or 0
+        prompt = number // self._num_choices
+        self._prompts[prompt] = piece.num_input_tokens or 0
+        # choices beside the first one find the first one's
+        if number % self._num_choices == 0:
+            self._cached[prompt] = piece.num_cached_tokens or 0
         self._num_output_tokens += piece.num_output_tokens or 0
 
     def plain(self) -> dict[str, Any]:
@@ -26,4 +31,5 @@ class Usage:
             "prompt_tokens": num_prompt,
             "completion_tokens": self._num_output_tokens,
             "total_tokens": num_prompt + self._num_output_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
         }

@@ -209,6 +209,7 @@ class TokenWindow(Noun, frozen=True, eq=False):
     num_output_tokens: int = -1  # so far
     log_probs: LogProbs | None = None  # of the tokens from num_sent on; None: not asked for
     cum_log_prob: float = 0.0  # sum over the first num_sent tokens
+    num_cached_tokens: int = 0  # of the prompt: those whose KV blocks were kept from other requests
 
     @property
     def is_probe(self) -> bool:

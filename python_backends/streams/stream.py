@@ -51,6 +51,7 @@ class Stream:
         "last_sent_ns",
         "log_probs",
         "num_acked",
+        "num_cached",
         "num_prefilled",
         "num_sent",
         "prediction",
@@ -93,6 +94,7 @@ class Stream:
         self.error = ""
         self.num_sent = 0
         self.num_acked = 0
+        self.num_cached = 0  # tokens of the prompt that were found in kept KV blocks
         self.unacked_ns: deque[int] = deque()  # when each unconfirmed window was sent
         self.last_sent_ns = now_ns
         self.chunked = not request.stream  # a chunk has gone out, or none is wanted
@@ -226,6 +228,7 @@ class Stream:
             num_output_tokens=len(self.tokens) if request.wants_num_output_tokens else -1,
             log_probs=None if scores is None else scores.since(num_sent),
             cum_log_prob=0.0 if scores is None else scores.sum(num_sent),
+            num_cached_tokens=self.num_cached,
         )
 
     def _echo(self) -> str:

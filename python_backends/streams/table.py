@@ -101,8 +101,12 @@ class StreamTable:
         stream = self._streams.get(started.request_id)
         if stream is None or stream.request_epoch != started.request_epoch:
             return
+        is_first = stream.started_ns == 0
+        # what is found when its slot was taken from it is its own
+        if is_first or (stream.seated and not stream.tokens):
+            stream.num_cached = min(started.num_prefix_hit_tokens, len(stream.request.prompt))
         self.submissions.started(stream)
-        if stream.started_ns == 0:
+        if is_first:
             stream.started_ns = self._clock()
             self._metrics.first_started(stream, started.num_prefix_hit_tokens)
 

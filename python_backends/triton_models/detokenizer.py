@@ -204,6 +204,7 @@ def _response(window: TokenWindow, piece: Piece, scores: LogProbs | None) -> Any
         outputs.append(pb_utils.Tensor("finish_reason", np.array([[finish.reason.encode()]], object)))
     if window.num_input_tokens >= 0:
         outputs.append(pb_utils.Tensor("num_input_tokens", np.array([[window.num_input_tokens]], np.int32)))
+        outputs.append(pb_utils.Tensor("num_cached_tokens", np.array([[window.num_cached_tokens]], np.int32)))
     if window.num_output_tokens >= 0:
         count = num_new_tokens(window, piece)
         outputs.append(pb_utils.Tensor("num_output_tokens", np.array([[count]], np.int32)))

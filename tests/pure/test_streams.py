@@ -401,6 +401,19 @@ def test_tokens_of_a_prefix_are_those_of_the_prompt_found_when_a_request_first_g
     assert house.metrics.counters["gapless_prefix_hit_tokens_total", ()] == 6
 
 
+def test_windows_tell_how_much_of_the_prompt_was_found_until_its_slot_was_taken_from_it() -> None:
+    house = House()
+    house.table.instance_ready(0)
+    house.accept(1)
+    for num_found in (1, 2):  # the second one while it is in its slot, of a prompt beside it
+        house.table.started(Started(1, 0, num_found))
+    house.table.evicted(Evicted(1, 0))
+    house.table.started(Started(1, 0, 3))  # its own
+    house.tokens((1, 0, 0, 50, Finish.RUNNING))
+    house.turn()
+    assert [window.num_cached_tokens for window in house.windows(1)] == [2]
+
+
 def test_a_stream_that_failed_is_not_taken_for_one_whose_client_is_gone() -> None:
     """A send waited for the server for a while and failed then;
     meanwhile the detokenizer had nothing to do.

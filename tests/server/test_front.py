@@ -239,3 +239,63 @@ def test_health_says_no_while_the_instance_is_gone(gapless: Gapless) -> None:
     wait_for(lambda: seen[-1] == 200, 60)
     stop.set()
     looking.join()
+
+
+# --- completions
+
+
+def test_a_completion_of_texts_and_ids_is_the_ensembles(bundled: Gapless) -> None:
+    texts = [f"Convert to camelCase: {name}\n" for name in ("read_line", "write_file")]
+    sampling = {"max_tokens": 12, "temperature": 0}
+    with Client(f"127.0.0.1:{bundled.grpc_port}") as client:
+        expected = [client.generate(text, **sampling).text for text in texts]
+        echoed = client.generate(texts[0], exclude_input_in_output=False, **sampling).text
+    ids = [post(bundled, "/tokenize", prompt=text)["tokens"] for text in texts]
+    with sdk_of(bundled) as sdk:
+        for prompt in (texts, ids):
+            whole = sdk.completions.create(model="bundled", prompt=prompt, **sampling)
+            assert [choice.text for choice in whole.choices] == expected
+            streamed = ["", ""]
+            for chunk in sdk.completions.create(model="bundled", prompt=prompt, stream=True, **sampling):
+                streamed[chunk.choices[0].index] += chunk.choices[0].text
+            assert streamed == expected
+        echo = sdk.completions.create(model="bundled", prompt=texts[0], echo=True, **sampling)
+        assert echo.choices[0].text == echoed == texts[0] + expected[0]
+        scored = sdk.completions.create(model="bundled", prompt=texts[0], logprobs=3, **sampling)
+    scores = scored.choices[0].logprobs
+    assert "".join(scores.tokens) == expected[0]
+    assert [max(top, key=lambda token: top[token]) for top in scores.top_logprobs] == scores.tokens
+    assert scores.token_logprobs == [
+        top[token] for top, token in zip(scores.top_logprobs, scores.tokens, strict=True)
+    ]
+    assert scores.text_offset == [len("".join(scores.tokens[:i])) for i in range(len(scores.tokens))]
+
+
+def test_a_chat_has_as_many_tokens_as_tokenize_says(bundled: Gapless) -> None:
+    count = post(bundled, "/tokenize", messages=MESSAGES)["count"]
+    assert ask(bundled)["usage"]["prompt_tokens"] == count
+
+
+def test_usage_tells_what_of_a_prompt_was_not_computed_again(bundled: Gapless) -> None:
+    turns = [{"role": "user", "content": "Say nothing else. " * 12 + QUESTION}]
+    first = ask(bundled, messages=turns)
+    turns += [first["choices"][0]["message"] | {"refusal": None}, {"role": "user", "content": QUESTION}]
+    chunks = ask(bundled, messages=turns, stream=True, stream_options={"include_usage": True})
+    second = chunks[-1]["usage"]
+    known = first["usage"]["prompt_tokens"]
+    assert 0 < second["prompt_tokens_details"]["cached_tokens"] <= second["prompt_tokens"]
+    assert second["prompt_tokens_details"]["cached_tokens"] >= known - 2 * 32, "in whole blocks of 32"
+
+
+def test_a_prompt_beyond_the_context_has_the_code_that_clients_know(gapless: Gapless) -> None:
+    for messages in ([{"role": "user", "content": "é" * 3000}], [{"role": "user", "content": "a é" * 9000}]):
+        error = ask(gapless, messages=messages)["error"]
+        assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
+
+
+def post(served: Gapless, path: str, **body: Any) -> Any:
+    connection = http.client.HTTPConnection("127.0.0.1", served.front_port, timeout=60)
+    connection.request("POST", path, json.dumps(body))
+    answer = json.loads(connection.getresponse().read())
+    connection.close()
+    return answer

@@ -67,6 +67,7 @@ def whole(pieces: Sequence[Piece | None]) -> Piece | None:
         text="".join(piece.text for piece in known),
         finish_reason=known[-1].finish_reason,
         num_input_tokens=known[-1].num_input_tokens,
+        num_cached_tokens=known[-1].num_cached_tokens,
         num_output_tokens=sum(piece.num_output_tokens or 0 for piece in known),
         **{name: tuple(value for piece in known for value in getattr(piece, name)) for name in KINDS},
     )
@@ -98,7 +99,7 @@ def response(piece: Piece) -> Any:
     _add(made, "text_output", "BYTES", [1], [piece.text])
     if piece.finish_reason:
         _add(made, "finish_reason", "BYTES", [1, 1], [piece.finish_reason])
-    for name in ("num_input_tokens", "num_output_tokens"):
+    for name in ("num_input_tokens", "num_cached_tokens", "num_output_tokens"):
         _add(made, name, "INT32", [1, 1], [getattr(piece, name) or 0])
     for name, dtype in KINDS.items():
         values = getattr(piece, name)

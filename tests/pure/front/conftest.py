@@ -15,9 +15,9 @@ from tests.support.server.toy_model import write_toy_model
 
 KEY = "sk-test"
 ANSWER = (
-    Piece("read", num_input_tokens=14, num_output_tokens=1),
-    Piece("All\u2028", num_input_tokens=14, num_output_tokens=2),
-    Piece("Lines", "stop", num_input_tokens=14, num_output_tokens=2),
+    Piece("read", num_input_tokens=14, num_cached_tokens=8, num_output_tokens=1),
+    Piece("All\u2028", num_input_tokens=14, num_cached_tokens=8, num_output_tokens=2),
+    Piece("Lines", "stop", num_input_tokens=14, num_cached_tokens=8, num_output_tokens=2),
 )
 MESSAGES = [{"role": "user", "content": "Convert"}]
 

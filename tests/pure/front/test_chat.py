@@ -74,6 +74,7 @@ def test_usage_is_the_same_in_a_stream_and_in_a_whole_answer(sdk: openai.OpenAI)
     )
     assert last.usage == whole.usage
     assert (last.choices, last.usage.prompt_tokens, last.usage.completion_tokens) == ([], 14, 5)
+    assert last.usage.prompt_tokens_details.cached_tokens == 8
     assert {chunk.usage for chunk in chunks} == {None}
 
 
@@ -93,7 +94,7 @@ def test_several_choices_have_seeds_that_follow_each_other_and_count_the_prompt_
 def test_log_probabilities_have_text_and_bytes_and_none_of_the_end(
     sdk: openai.OpenAI, ensemble: Ensemble, front: Front
 ) -> None:
-    ids = [front.model._checkpoint.tokenizer.encode("é", add_special_tokens=False).ids[0]] * 2
+    ids = [front.model.checkpoint.tokenizer.encode("é", add_special_tokens=False).ids[0]] * 2
     end = next(iter(front.model.end_ids))
     ensemble.pieces = (
         Piece(
@@ -245,6 +246,12 @@ def test_unknown_fields_that_are_like_no_other_are_ignored(front: Front) -> None
             openai.BadRequestError,
             "messages[0].role",
             "invalid_value",
+        ),
+        (
+            "messages = more than 63 tokens: must be at most 63, one less",
+            openai.BadRequestError,
+            "messages",
+            "context_length_exceeded",
         ),
         ("too many open requests: 2 are open", openai.RateLimitError, None, "queue_full"),
         ("the server is shutting down and takes no", openai.InternalServerError, None, "unavailable"),
