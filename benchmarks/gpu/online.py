@@ -177,6 +177,7 @@ class Served:
             "server.http_port": self.port,
             "server.grpc_port": free_port(),
             "server.metrics_port": free_port(),
+            "front.port": 0,
         }
         command = [sys.executable, "-m", "commands.serve"]
         for name, value in settings.items():
