@@ -19,6 +19,7 @@ from front.keys import VARIABLE, Keys, read_keys
 from front.model import Model
 from python_backends.checkpoint.source import CheckpointError
 from python_backends.launcher.address import ALL_IPV4, LOOPBACK, in_url, ip_of
+from python_backends.launcher.run_files import FRONT
 from python_backends.linux.process_group import ASK
 from python_backends.settings import ROOT, Settings, SettingsError, read_settings
 from python_backends.watching.board import Board
@@ -26,6 +27,7 @@ from python_backends.watching.board import Board
 log = logging.getLogger("gapless.front")
 
 KEEP_ALIVE_S = 75  # of an idle connection: longer than clients keep theirs
+BEAT_EVERY_S = 0.5
 END_S = 1  # for open answers, after the front was asked to end
 
 
@@ -50,7 +52,8 @@ async def serve(settings: Settings, run_directory: Path) -> None:
     host = where_to_listen(settings, keys)
     ip = ip_of(settings.server.address)
     url = f"{in_url(LOOPBACK if ip == ALL_IPV4 else ip)}:{settings.server.grpc_port}"
-    model = Model(settings, Board.inherited())
+    board = Board.inherited()
+    model = Model(settings, board)
     async with AsyncClient(url, retries=Retries(attempts=1)) as client:
         server = uvicorn.Server(
             uvicorn.Config(
@@ -73,7 +76,16 @@ async def serve(settings: Settings, run_directory: Path) -> None:
             server.should_exit = True
 
         asyncio.get_running_loop().add_signal_handler(ASK, end)
+        beats = asyncio.create_task(_beat(board))
         await server.serve()
+        beats.cancel()
+
+
+async def _beat(board: Board) -> None:
+    """Shows the launcher that the loop turns."""
+    while True:
+        board.beat(FRONT)
+        await asyncio.sleep(BEAT_EVERY_S)
 
 
 def main(run_directory: Path) -> int:

@@ -85,3 +85,8 @@ class Companion:
     def stop(self) -> None:
         if self._process is not None:
             end_group(self._process, STOP_S)
+
+    def kill(self) -> None:
+        """The next `heal` finds that it has ended."""
+        if self._process is not None:
+            self._process.kill()

@@ -30,7 +30,7 @@ def instance_name(number: int) -> str:
 
 PROCESSES = (
     *(instance_name(number) for number in range(MAX_INSTANCES)),
-    *("tokenizer", "scheduler", "detokenizer", "length_predictor"),
+    *("tokenizer", "scheduler", "detokenizer", "length_predictor", "front"),
 )
 RECORD_BYTES = 1 << 20  # only the written part takes memory
 NAME = "gapless-board"

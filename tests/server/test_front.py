@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import http.client
 import json
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -206,12 +207,15 @@ def health(served: Gapless) -> int:
         connection.close()
 
 
-def test_a_front_that_is_killed_is_back_soon_and_no_other_stream_notices(gapless: Gapless) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_front_that_dies_or_hangs_is_back_soon_and_no_other_stream_notices(
+    gapless: Gapless, number: signal.Signals
+) -> None:
     wait_for(lambda: health(gapless) == 200, 30)
     client = gapless.grpc()
     answer = client.ask(text_input="go on", max_tokens=1000, min_tokens=1000)
     client.read_until(lambda: answer.chunks > 2)
-    gapless.kill(gapless._pid(lambda line: "gapless-front" in line))
+    gapless.kill(gapless._pid(lambda line: "gapless-front" in line), number)
     killed_s = time.monotonic()
     wait_for(lambda: health(gapless) == 200, 60)
     assert time.monotonic() - killed_s < 10 * busyness()
