@@ -6,7 +6,10 @@ import asyncio
 import contextlib
 import http.client
 import json
+import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +20,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from client import Client, user
-from tests.support.server.serving import Gapless, busyness, wait_for
+from tests.support.server.serving import ROOT, Gapless, busyness, wait_for
 
 QUESTION = "Convert to camelCase: def read_all_lines(file_name): pass"
 MESSAGES = [{"role": "user", "content": QUESTION}]
@@ -46,6 +49,14 @@ def ask(served: Gapless, **body: Any) -> Any:
 
 def joined(chunks: Any) -> str:
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/openai.md"])
+def test_the_five_lines_of_the_docs_work(bundled: Gapless, page: str) -> None:
+    (code,) = re.findall(r"```python\n(from openai.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    code = code.replace(":9000/", f":{bundled.front_port}/")
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert run.stdout == "readAllLines"
 
 
 @pytest.mark.parametrize(
