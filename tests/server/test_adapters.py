@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -63,6 +64,24 @@ def text(gapless: Gapless, **asked: Any) -> str:
     answer = gapless.generate(**{**ASKED, **asked})
     assert "error" not in answer, answer
     return str(answer["text_output"])
+
+
+def test_openais_clients_ask_for_an_adapter_as_for_a_model(gapless: Gapless) -> None:
+    with openai.OpenAI(
+        base_url=f"http://127.0.0.1:{gapless.front_port}/v1", api_key="none", max_retries=0
+    ) as sdk:
+        parents = {model.id: model.parent for model in sdk.models.list()}
+        assert parents == {"bundled": None, **dict.fromkeys(("law", "poems", "7"), "bundled")}
+        sampling: Any = {"temperature": 0, "max_tokens": NUM_TOKENS, "extra_body": {"min_tokens": NUM_TOKENS}}
+        for name, asked in (
+            ("poems", {"lora_name": "poems"}),
+            ("law@1", {"lora_name": "law"}),
+            ("bundled", {}),
+        ):
+            answer = sdk.completions.create(model=name, prompt=PROMPT, **sampling)
+            assert (answer.model, answer.choices[0].text) == (name, text(gapless, **asked))
+        with pytest.raises(openai.NotFoundError):
+            sdk.completions.create(model="broken", prompt=PROMPT)
 
 
 def test_a_version_that_comes_while_requests_run_changes_no_other_answer(
