@@ -232,7 +232,7 @@ class Host:
         elif isinstance(message, Cancel):
             self.scheduler.cancel(message.request_id, message.request_epoch)
         elif isinstance(message, Reserve | MoveOut | AbortMove | Resume):
-            self._say(self._moves.take(message))
+            self._say(self._moves.handle(message))
 
     def _begin_step(self) -> None:
         plan = self.scheduler.plan() or self.scheduler.plan()  # the first may only evict

@@ -23,6 +23,9 @@ from python_backends.nouns.request import Ids, RefusedError
 from python_backends.text.door.door import Door
 from python_backends.text.door.values import unicode
 
+# of a line, for each token of the context: far more than text takes, so that what can only be too long is
+# refused before it is encoded, which takes two seconds a megabyte
+MOST_BYTES_A_TOKEN = 64
 ROLES = ("system", "developer", "user", "assistant", "tool")
 KINDS = ({"messages"}, {"prompt", "completion"}, {"text"})
 
@@ -68,6 +71,12 @@ class _Reader:
         )
 
     def examples(self, line: str | bytes) -> list[Example]:
+        most = MOST_BYTES_A_TOKEN * self._door.max_model_tokens
+        if len(line) > most:
+            raise DatasetError(
+                f"{len(line)} bytes: must be at most {most}, {MOST_BYTES_A_TOKEN} for each of the"
+                f" {self._door.max_model_tokens} tokens of the model's context"
+            )
         values = _object(line)
         for fields, reader in zip(KINDS, self._readers, strict=True):
             if values.keys() == fields:

@@ -113,8 +113,8 @@ class Instance:
         """
         self._num_empty_turns = 0 if plan or self._launched else self._num_empty_turns + 1
         began_s = time.monotonic()
-        evicted = self.scheduler.take_evicted()
-        self._late.evicted(len(evicted))
+        if evicted := self.scheduler.take_evicted():
+            self._late.evicted(len(evicted))
         self._publish([*evicted, *self.scheduler.take_started()])
         if plan is not None:
             self._launch_step(plan)
@@ -218,7 +218,7 @@ class Instance:
         elif isinstance(message, NewSession):
             self._forget_all()
         elif self._moves is not None and isinstance(message, Reserve | MoveOut | AbortMove | Resume):
-            self._publish(self._moves.take(message))
+            self._publish(self._moves.handle(message))
 
     def _forget_all(self) -> None:
         if self._moves is not None:

@@ -72,7 +72,7 @@ class SpareTime:
 
     @property
     def has_work(self) -> bool:
-        return any(each.has_work for each in self._works)
+        return bool(self._works) and any(each.has_work for each in self._works)
 
     @property
     def patience_s(self) -> float:

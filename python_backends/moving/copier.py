@@ -168,7 +168,7 @@ class Copier:
     def _turn(self) -> None:
         for frame in self._wire.receive(self._wait_s()):
             with self._changed:
-                self._report(self._copies.take(frame))
+                self._report(self._copies.handle(frame))
         while (last := self._next(self._copies.next_last)) is not None:
             self._copy(last)
         if self._clock() >= self._free_s and (chunk := self._next(self._next_chunk)) is not None:

@@ -138,7 +138,7 @@ class Copies:
 
     # --- what comes
 
-    def take(self, frame: Frame) -> News | None:
+    def handle(self, frame: Frame) -> News | None:
         """What a frame brings, if it is of any use."""
         if isinstance(frame.message, Blocks | Last):
             return self._take_blocks(frame, frame.message)

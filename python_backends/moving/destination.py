@@ -63,7 +63,7 @@ class Destination:
             return [Refused(order.move, refused.why)]
         return [Reserved(order.move, num_found)]
 
-    def take(self, news: Came | Written) -> list[FromInstance]:
+    def handle(self, news: Came | Written) -> list[FromInstance]:
         """News of a move that may have ended."""
         coming = self._coming.get(news.message.move)
         if coming is None:

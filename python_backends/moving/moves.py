@@ -40,7 +40,7 @@ class Moves:
         """Whether `step` would take something that has come."""
         return self.is_active and self._copier.has_news
 
-    def take(self, message: Reserve | MoveOut | AbortMove | Resume) -> list[FromInstance]:
+    def handle(self, message: Reserve | MoveOut | AbortMove | Resume) -> list[FromInstance]:
         """What the scheduler model says. Returns what it is told."""
         if isinstance(message, Reserve):
             return self._destination.reserve(message)
@@ -59,9 +59,9 @@ class Moves:
         messages: list[FromInstance] = []
         for news in self._copier.received():
             if isinstance(news, Copied | Nak):
-                messages += self._source.take(news)
+                messages += self._source.handle(news)
             else:
-                messages += self._destination.take(news)
+                messages += self._destination.handle(news)
         return [*messages, *self._source.check(), *self._destination.check()]
 
     def take_sent_bytes(self) -> int:

@@ -69,7 +69,7 @@ class Source:
         leaving = self._leaving[order.move] = _Leaving(order, order.first_block)
         return self._go_on(leaving)
 
-    def take(self, news: Copied | Nak) -> list[FromInstance]:
+    def handle(self, news: Copied | Nak) -> list[FromInstance]:
         """News of a move that may have ended."""
         leaving = self._leaving.get(news.move)
         if leaving is None:

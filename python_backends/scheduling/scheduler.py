@@ -341,7 +341,7 @@ class SlotScheduler:
         if not self._admission.is_due:
             return
         for sequence in self._admission.select():
-            self._waiting.take(sequence)
+            self._waiting.seat(sequence)
             self.adapters.used(sequence)
             self.outlook.future.seat(sequence, self._allocator.seat(sequence))
         self._admission.settle()

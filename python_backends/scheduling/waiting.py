@@ -60,7 +60,7 @@ class WaitingList:
         self._ranked.remove(sequence)
         self.num_blocks -= self._blocks_for(sequence)
 
-    def take(self, sequence: Sequence) -> None:
+    def seat(self, sequence: Sequence) -> None:
         """Removes `sequence`, which gets a slot: the waiting ones that came earlier are passed over."""
         self.remove(sequence)
         if self._predicted is not None:

@@ -129,6 +129,19 @@ def test_what_is_not_there_is_found() -> None:
     assert unknown(text) == ["engine/sorts.py", "streams.most_open", "make best"]
 
 
+def test_the_rooms_that_use_a_dependency_are_there() -> None:
+    rooms = re.findall(r"`(\w+/[\w/]*)`", (ROOT / "docs/dependencies.md").read_text())
+    places = [ROOT, ROOT / "python_backends"]
+    there = [
+        room
+        for room in rooms
+        for place in places
+        if (place / room).exists() or (place / f"{room}.py").exists()
+    ]
+    assert set(rooms) - set(there) == set()
+    assert rooms
+
+
 def test_the_index_of_the_notebook_says_what_its_pages_say() -> None:
     index = (ROOT / "docs/log.md").read_text()
     for page in tracked("docs/notebook/*.md"):

@@ -126,9 +126,9 @@ def names(union: Any) -> set[str]:
 
 
 def test_an_instance_takes_every_message_that_it_can_be_told_and_no_other() -> None:
-    moves = get_type_hints(Moves.take)["message"]
+    moves = get_type_hints(Moves.handle)["message"]
     assert kinds_asked_for(Instance._take) == names(ToInstance) - {"Hello"} | {"NewSession"}
-    assert kinds_asked_for(Moves.take) | {"AbortMove"} == names(moves) <= names(ToInstance)
+    assert kinds_asked_for(Moves.handle) | {"AbortMove"} == names(moves) <= names(ToInstance)
     taken = names(get_type_hints(Copies._take_blocks)["message"]) | names(
         get_type_hints(Copies._take_answer)["message"]
     )

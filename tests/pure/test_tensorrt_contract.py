@@ -28,18 +28,20 @@ CALLS = {  # how the adapter calls it: where its parameters stand
     "SchedulerConfig": ("tensorrt_llm.llmapi.SchedulerConfig",),
     "CudaGraphConfig": ("tensorrt_llm.llmapi.CudaGraphConfig",),
     "LoRARequest": ("tensorrt_llm.executor.LoRARequest",),
-    "make": ("tensorrt_llm.lora_helper.LoraConfig",),
+    "LoraConfig": ("tensorrt_llm.lora_helper.LoraConfig",),
     "generate_async": ("tensorrt_llm.LLM.generate_async",),
     "get_stats_async": ("tensorrt_llm.LLM.get_stats_async",),
-    "_if_known": ("tensorrt_llm.llmapi.KvCacheConfig",),
 }
 OBJECTS = {  # what the adapter calls a thing: where its attributes stand
     "output": ("tensorrt_llm.llmapi.CompletionOutput",),
     "result": ("tensorrt_llm.llmapi.RequestOutput",),
-    "params": ("tensorrt_llm.SamplingParams",),
     "policies": ("tensorrt_llm.llmapi.CapacitySchedulerPolicy",),
 }
-ROOMS = {"tensorrt_llm": {"LLM", "SamplingParams"}, "tensorrt_llm.executor": {"LoRARequest"}}
+ROOMS = {
+    "tensorrt_llm": {"LLM", "SamplingParams"},
+    "tensorrt_llm.executor": {"LoRARequest"},
+    "tensorrt_llm.lora_helper": {"LoraConfig"},
+}
 
 
 def names(key: str) -> set[str]:
@@ -70,9 +72,7 @@ def _wrong_keywords(tree: ast.AST) -> list[str]:
             wrong += [
                 f"{called}({word.arg}=)" for word in call.keywords if word.arg and word.arg not in known
             ]
-            wrong += (
-                [f"{called}: an argument without its name"] if call.args and called != "_if_known" else []
-            )
+            wrong += [f"{called}: an argument without its name"] if call.args else []
     return wrong
 
 
@@ -129,12 +129,11 @@ def test_the_adapter_spells_out_the_arguments_of_each_call(called: str) -> None:
         ("sampling_params=self", "sampling=self", "generate_async(sampling=)"),
         ("inputs=admit", "prompt_token_ids=admit", "generate_async(prompt_token_ids=)"),
         ("bad_token_ids=", "bad_words=", "SamplingParams(bad_words=)"),
-        ("use_kv_cache_manager_v2=", "use_manager_v2=", "_if_known(use_manager_v2=)"),
         ("get_stats_async(timeout=", "get_stats_async(timeout_s=", "get_stats_async(timeout_s=)"),
         ("tokens_per_block=", "block_size=", "KvCacheConfig(block_size=)"),
         ("capacity_scheduler_policy=", "policy=", "SchedulerConfig(policy=)"),
         ("lora_int_id=", "lora_id=", "LoRARequest(lora_id=)"),
-        ("max_lora_rank=", "max_rank=", "make(max_rank=)"),
+        ("max_lora_rank=", "max_rank=", "LoraConfig(max_rank=)"),
         ("output.token_ids_diff", "output.new_token_ids", "output.new_token_ids"),
         ("result.abort()", "result.cancel()", "result.cancel"),
         ("policies.MAX_UTILIZATION", "policies.MAXIMUM", "policies.MAXIMUM"),
@@ -155,7 +154,6 @@ SIGNATURES = [
         "tensorrt_llm.LLM.__init__",
         "tensorrt_llm.LLM.generate_async",
         "tensorrt_llm.LLM.shutdown",
-        "tensorrt_llm.LLM.get_kv_cache_capacity",
         "tensorrt_llm.LLM.get_stats_async",
     ),
     *(

@@ -6,24 +6,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partialmethod
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 from tensorrt_llm.llm import LLM
-from tensorrt_llm.lora_helper import LoraConfig
 from tensorrt_llm.manners import manners
-from tensorrt_llm.sampling_params import SamplingParams
 
 from python_backends.engine.tensorrt_llm.limits import model_limits
 from python_backends.instance.build import build
 from python_backends.nouns.messages import Predicted
-from python_backends.nouns.request import LengthPrediction, Sampling
-from python_backends.nouns.step import Admit
+from python_backends.nouns.request import LengthPrediction
 from python_backends.scheduling.self_planned import SelfPlannedScheduler
 from python_backends.settings import SettingsError
 from tests.support.tensorrt import VOCAB_SIZE, Serving, answer_of, make_settings, submit, write_model
@@ -68,19 +64,6 @@ def test_the_pool_is_as_large_as_we_count_and_one_block_for_padding(model: Path)
 
 
 def test_a_pool_that_came_out_smaller_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tensorrt_llm.llm.LLM.get_kv_cache_capacity", lambda self: {"maxNumBlocks": 7})
-    with pytest.raises(SettingsError, match="20 KV blocks are wanted, TensorRT-LLM had room for 7"):
-        build(make_settings(model, kv_blocks=20))
-
-
-def test_an_older_version_says_with_its_first_iteration_how_many_blocks_there_are(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr("tensorrt_llm.llm.LLM.get_kv_cache_capacity")
-    asked = submit(1, 8, max_tokens=5)
-    with Serving(make_settings(model, kv_blocks=20), [[asked]]) as serving:
-        assert serving.llm.arguments["enable_iter_perf_stats"]
-        assert serving.run() == {1: answer_of(asked)}
     small = partialmethod(_with_a_small_pool, num_blocks=7)
     monkeypatch.setattr("tensorrt_llm.llm.LLM.__init__", small)
     with pytest.raises(SettingsError, match="20 KV blocks are wanted, TensorRT-LLM had room for 7"):
@@ -98,7 +81,6 @@ def test_where_nobody_says_how_many_blocks_there_are_requests_wait_inside_and_no
     model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each of three takes four of the six blocks that there are, and longer than LOST_AFTER_S."""
-    monkeypatch.delattr("tensorrt_llm.llm.LLM.get_kv_cache_capacity")
     monkeypatch.setattr("python_backends.engine.tensorrt_llm.engine.STATS_S", 0.01)
     monkeypatch.setattr("python_backends.engine.tensorrt_llm.request_loop.LOST_AFTER_S", 0.2)
     manners.tells_stats = False
@@ -111,11 +93,6 @@ def test_where_nobody_says_how_many_blocks_there_are_requests_wait_inside_and_no
         assert not serving.link.failed
     assert "doesn't say how many KV blocks it has" in caplog.text
     assert "has not begun with its request" in caplog.text
-
-
-def test_the_first_cache_manager_is_asked_for_where_there_are_two(model: Path) -> None:
-    with Serving(make_settings(model)) as serving:
-        assert serving.llm.arguments["kv_cache_config"].use_kv_cache_manager_v2 is False
 
 
 def test_the_number_of_blocks_follows_from_memory_and_shape(tmp_path: Path) -> None:
@@ -182,21 +159,6 @@ def test_where_tensorrt_llm_is_not_installed_it_says_so(model: Path, monkeypatch
 # --- versions
 
 
-def test_a_newer_version_is_told_where_the_prompt_ends(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that penalties of the output count the output alone, also behind a restart."""
-
-    @dataclass(kw_only=True)
-    class Newer(SamplingParams):
-        prompt_ignore_length: int = 0
-
-    admit = Admit(0, 0, Sampling(max_tokens=50, presence_penalty=1.0), 10, 20, np.zeros(0, np.int32))
-    with Serving(make_settings(model)) as serving:
-        assert not hasattr(serving.engine._sampling_params(admit), "prompt_ignore_length")  # type: ignore[attr-defined]
-    monkeypatch.setattr("python_backends.engine.tensorrt_llm.engine.SamplingParams", Newer)
-    with Serving(make_settings(model)) as serving:
-        assert serving.engine._sampling_params(admit).prompt_ignore_length == 10  # type: ignore[attr-defined]
-
-
 def test_a_version_that_lacks_an_argument_is_refused_at_start(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,19 +169,3 @@ def test_a_version_that_lacks_an_argument_is_refused_at_start(
         SettingsError, match=r"this TensorRT-LLM is not one that this engine knows: .*unexpected keyword"
     ):
         build(make_settings(model))
-
-
-def test_the_lora_configuration_is_found_where_it_has_moved_to(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "adapters" / "law").mkdir(parents=True)
-    (tmp_path / "adapters" / "law" / "adapter_config.json").write_text("{}")
-    settings = make_settings(model, adapters=str(tmp_path / "adapters"))
-    moved = ModuleType("tensorrt_llm._torch.peft.lora.config")
-    moved.LoraConfig = LoraConfig  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "tensorrt_llm.lora_helper", None)
-    with pytest.raises(SettingsError, match="this TensorRT-LLM has no LoraConfig in"):
-        build(settings)
-    monkeypatch.setitem(sys.modules, moved.__name__, moved)
-    with Serving(settings) as serving:
-        assert serving.llm.arguments["lora_config"].lora_dir == [str(tmp_path / "adapters" / "law")]

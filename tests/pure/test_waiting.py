@@ -65,7 +65,7 @@ class WaitingStates(RuleBasedStateMachine):
         chosen = order[min(skipped, len(order) - 1)]
         self.here.remove(chosen)
         self.seated.append(chosen)
-        self.waiting.take(chosen)
+        self.waiting.seat(chosen)
         if any(left.arrival < chosen.arrival for left in self.here):
             self.passes.append((self.now_s, chosen.arrival))
 
@@ -114,12 +114,12 @@ def test_who_was_passed_over_for_too_long_goes_first() -> None:
     now_s[0] = 100.0
     waiting.add(urgent)
     assert next(waiting.in_order()) is urgent, "long waiting alone is no reason: nobody was put before it"
-    waiting.take(urgent)
+    waiting.seat(urgent)
     for arrival in range(2, 30):
         waiting.add(sequence(arrival, priority=9))
         now_s[0] += 0.5
         chosen = next(waiting.in_order())
-        waiting.take(chosen)
+        waiting.seat(chosen)
         if chosen is first:
             break
     assert now_s[0] == 110.0
@@ -132,7 +132,7 @@ def test_to_ask_what_the_head_needs_changes_nothing() -> None:
     first, urgent = sequence(0), sequence(1, priority=9)
     waiting.add(first)
     waiting.add(urgent)
-    waiting.take(urgent)
+    waiting.seat(urgent)
     now_s[0] = 2 * BOUND_S
     assert waiting.num_head_blocks == 1
     assert not waiting.is_overdue(first)

@@ -17,7 +17,8 @@ from python_backends.cluster.policies.policy import Pair
 from python_backends.cluster.views import InstanceView
 from python_backends.moving.move import MoveReason
 
-# requests leave an instance whose freeness is below this, in tokens per request: a block and a half
+# requests leave an instance whose freeness is below this, in tokens per request: with less than a block and a
+# half for each, the next blocks that are begun are the last ones, and requests are evicted
 LOW_TOKENS = 48
 SPARE_SHARE = 1 / 16  # of the memory: what is free at the predicted peak where a request moves to
 

@@ -4,18 +4,18 @@ TensorRT-LLM plans its own steps and owns its KV blocks. No other scheduler can 
 driven by admission (`scheduling/self_planned.py`). This room translates: settings into its configuration, a
 request into its sampling parameters, its results into tokens; `request_loop.py` keeps the requests under way.
 All names of `tensorrt_llm` are here, their arguments spelled out, and a test compares them with
-`tests/trtllm_api.json`. What differs by version is found by looking at signatures. Made by the instance when
-`engine.kind = "tensorrt_llm"`, which alone imports it.
+`tests/trtllm_api.json`. It is written for the TensorRT-LLM of the image that docs/tensorrt_llm.md names; what
+another lacks is refused at the start. Made by the instance when `engine.kind = "tensorrt_llm"`, which alone
+imports it.
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from tensorrt_llm.llmapi import (
     RequestError,
     SchedulerConfig,
 )
+from tensorrt_llm.lora_helper import LoraConfig
 
 from python_backends.engine.tensorrt_llm.limits import adapter_paths, model_limits
 from python_backends.engine.tensorrt_llm.open_request import News, Response, Token
@@ -44,12 +45,6 @@ FIRST_REQUEST_S = 120.0  # with what TensorRT-LLM makes when it computes for the
 # a request that asks for one token
 ONE_TOKEN = Admit(0, 0, Sampling(max_tokens=1), 1, 0, np.zeros(0, np.int32))
 SPARE_BLOCKS = 1  # TensorRT-LLM pads the batch of a CUDA graph with a sequence of one token
-# newest last moved
-LORA_MODULES = (
-    "tensorrt_llm.lora_helper",
-    "tensorrt_llm._torch.peft.lora.config",
-    "tensorrt_llm.lora_manager",
-)
 
 
 class TensorRTLLMEngine:
@@ -59,9 +54,7 @@ class TensorRTLLMEngine:
     def __init__(self, settings: Settings) -> None:
         """Raises SettingsError."""
         _check(settings)
-        known = inspect.signature(SamplingParams).parameters
         self.limits = model_limits(settings)
-        self._counts_output_only = "prompt_ignore_length" in known
         self._adapters = adapter_paths(settings)
         self._try_parameters()
         self._llm = _load(
@@ -120,7 +113,7 @@ class TensorRTLLMEngine:
         """
         asked, num_output = admit.sampling, admit.num_output_tokens
         min_tokens = max(0, asked.min_tokens - num_output)
-        params = SamplingParams(
+        return SamplingParams(
             end_id=asked.stop_ids[0] if asked.stop_ids else -1,
             stop_token_ids=list(asked.stop_ids[1:]) if not min_tokens else [],
             include_stop_str_in_output=True,
@@ -140,9 +133,6 @@ class TensorRTLLMEngine:
             detokenize=False,
             add_special_tokens=False,
         )
-        if self._counts_output_only:
-            params.prompt_ignore_length = admit.num_prompt_tokens
-        return params
 
     def _try_parameters(self) -> None:
         """Better refused at start than with the first request. Raises SettingsError."""
@@ -164,13 +154,8 @@ class TensorRTLLMEngine:
         """TensorRT-LLM may have fewer blocks than were ordered. Raises
         SettingsError if it has fewer than we count with.
         """
-        ask = getattr(self._llm, "get_kv_cache_capacity", None)
-        told = (
-            ask() or {}
-            if ask is not None
-            else self._requests.run(self._first_stats(), FIRST_REQUEST_S).get("kvCacheStats") or {}
-        )
-        num_blocks = told.get("maxNumBlocks")
+        told = self._requests.run(self._first_stats(), FIRST_REQUEST_S)
+        num_blocks = (told.get("kvCacheStats") or {}).get("maxNumBlocks")
         if num_blocks is None:
             log.warning(
                 "TensorRT-LLM doesn't say how many KV blocks it has; if they are fewer than %d, requests"
@@ -185,8 +170,8 @@ class TensorRTLLMEngine:
             )
 
     async def _first_stats(self) -> dict[str, Any]:
-        """Of an iteration, for versions that only say then how many blocks there are: so a request of one
-        token comes first. Empty if nothing is said.
+        """Of an iteration, which say how many blocks there are: so a request of one token comes first. Empty
+        if nothing is said.
         """
         params = self._sampling_params(ONE_TOKEN)
         async for _ in self._llm.generate_async(
@@ -255,13 +240,12 @@ def _load(settings: Settings, max_model_tokens: int, num_blocks: int, adapters: 
                 enable_block_reuse=True,
                 max_tokens=num_blocks * engine.block_tokens,
                 tokens_per_block=engine.block_tokens,
-                **_if_known(KvCacheConfig, use_kv_cache_manager_v2=False),
             ),
             scheduler_config=SchedulerConfig(capacity_scheduler_policy=policy),
             cuda_graph_config=CudaGraphConfig(max_batch_size=engine.slots, enable_padding=True),
             enable_chunked_prefill=True,
             stream_interval=1,
-            enable_iter_perf_stats=not hasattr(LLM, "get_kv_cache_capacity"),
+            enable_iter_perf_stats=True,  # what it costs has not been measured
             enable_lora=bool(adapters),
             lora_config=_lora_config(adapters, settings.adapters.max_rank) if adapters else None,
             **_more_arguments(chosen.arguments),
@@ -270,30 +254,13 @@ def _load(settings: Settings, max_model_tokens: int, num_blocks: int, adapters: 
         raise SettingsError(f"TensorRT-LLM doesn't take this configuration: {error}") from error
 
 
-def _if_known(called: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
-    """Those of the arguments that this version has. The second cache manager counts its blocks otherwise."""
-    known = inspect.signature(called).parameters
-    return {name: value for name, value in arguments.items() if name in known}
-
-
 def _lora_config(adapters: dict[str, str], max_rank: int) -> Any:
-    make: Callable[..., Any] = _first_of(LORA_MODULES, "LoraConfig")
-    return make(
+    return LoraConfig(
         lora_dir=list(adapters.values()),
         max_lora_rank=max_rank,
         max_loras=len(adapters),
         max_cpu_loras=len(adapters),
     )
-
-
-def _first_of(modules: Sequence[str], name: str) -> Any:
-    """`name` from the first of these modules that has it: it has moved between versions."""
-    for module in modules:
-        try:
-            return getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError):
-            continue
-    raise SettingsError(f"adapters.directory: this TensorRT-LLM has no {name} in {', '.join(modules)}")
 
 
 def _more_arguments(text: str) -> dict[str, Any]:

@@ -72,7 +72,8 @@ def test_a_completion_follows_its_prompt_and_a_text_is_learned_whole() -> None:
     ("bad", "message"),
     [
         ("{", "line 2: no JSON"),
-        pytest.param("[" * 100_000, "line 2: no JSON", id="nested"),
+        pytest.param("[" * 8192, "line 2: no JSON", id="nested"),
+        (b"x" * 8193, "line 2: 8193 bytes: must be at most 8192, 64 for each of the 128 tokens"),
         ("[1]", "line 2: a JSON list: must be an object"),
         (b'{"text": "\xff"}', "line 2: no UTF-8"),
         (line(prompt="one"), "line 2: fields prompt: must be messages, or prompt and completion, or text"),

@@ -123,9 +123,6 @@ class LLM:
             self._changed.notify()
         return result
 
-    def get_kv_cache_capacity(self) -> dict[str, int]:
-        return {"maxNumBlocks": self.num_blocks, "tokensPerBlock": self._block_tokens}
-
     async def get_stats_async(self, timeout: float | None = 2) -> AsyncIterator[str]:
         """An iteration each, as text; the real one tells more of each."""
         self._check_thread()
