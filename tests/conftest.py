@@ -19,6 +19,7 @@ SLOW = (  # they take a minute or more, and few changes can break them
     "benchmarks/test_scripts.py",
     "cpu/test_compile_kernels.py",
     "cpu/test_kernels.py",
+    "cpu/test_published.py",
     "dashboard",
     "docker",
     "server/test_fuzz.py",

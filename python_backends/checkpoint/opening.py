@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from python_backends.checkpoint.directory import DirectorySource
+from python_backends.checkpoint.directory import CONFIG, DirectorySource
+from python_backends.checkpoint.gguf.file import GgufSource, gguf_files
 from python_backends.checkpoint.source import Source
 
 
 def open_source(path: Path) -> Source:
-    """Reads nothing yet: what is wrong with the files is said when they are asked for."""
+    """A file is a GGUF file, and so is what a directory without config.json has. Reads nothing yet: what is
+    wrong with the files is said when they are asked for.
+    """
+    is_gguf = path.is_file() or (path.suffix == ".gguf" and not path.is_dir())
+    if is_gguf or (not (path / CONFIG).is_file() and gguf_files(path)):
+        return GgufSource(path)
     return DirectorySource(path)

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from python_backends.checkpoint.opening import open_source
 from python_backends.engine.protocol import Engine
 from python_backends.linux.files import write_whole
 from python_backends.linux.processor import processor_name
@@ -145,11 +146,11 @@ def _smaller(settings: Settings) -> Settings:
 
 def _key(settings: Settings, layers: str) -> str:
     """Of everything that the times depend on."""
-    config = settings.model_directory / "config.json"
+    config = open_source(settings.model_directory).config
     parts = [
         processor_name(),
         str(len(os.sched_getaffinity(0))),
-        config.read_text(),
+        json.dumps(config, sort_keys=True),
         json.dumps(dataclasses.asdict(replace(settings.model, directory=""))),
         f"{settings.engine.kind} {settings.engine.slots} {settings.engine.threads} {layers}",
     ]

@@ -1,0 +1,74 @@
+"""The architectures of GGUF files that are served: what llama.cpp's converter did with each, and what
+transformers calls its tensors.
+
+A table, read by `configuration` and `tensors`. An architecture is here because the tests compare it with
+transformers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    model_type: str  # transformers' names
+    model_class: str
+    layer: MappingProxyType[str, str]  # modules of a layer: llama.cpp's name → transformers'
+    permuted: bool = False  # rows of q and k are stored so that neighbours turn together
+    norm_plus_one: bool = False  # norms are stored as 1 + w
+    wide_model: int | None = None  # the number of layers of the size that scales queries by hidden / heads
+
+
+_ATTENTION = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+}
+_MLP = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+_HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_LLAMA = MappingProxyType(_ATTENTION | _MLP | {"ffn_norm": "post_attention_layernorm"})
+_QWEN3 = MappingProxyType(_LLAMA | _HEAD_NORMS)
+_GEMMA2 = MappingProxyType(
+    _ATTENTION
+    | _MLP
+    | {
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_norm": "pre_feedforward_layernorm",
+        "post_ffw_norm": "post_feedforward_layernorm",
+    }
+)
+_PHI3 = MappingProxyType(
+    {
+        "attn_norm": "input_layernorm",
+        "attn_qkv": "self_attn.qkv_proj",
+        "attn_output": "self_attn.o_proj",
+        "ffn_norm": "post_attention_layernorm",
+        "ffn_up": "mlp.gate_up_proj",
+        "ffn_down": "mlp.down_proj",
+    }
+)
+OUTSIDE = MappingProxyType(  # of the layers
+    {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+)
+
+ARCHITECTURES = MappingProxyType(
+    {
+        "llama": Architecture("llama", "LlamaForCausalLM", _LLAMA, permuted=True),
+        "qwen2": Architecture("qwen2", "Qwen2ForCausalLM", _LLAMA),
+        "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", _QWEN3),
+        "gemma": Architecture("gemma", "GemmaForCausalLM", _LLAMA, norm_plus_one=True),
+        "gemma2": Architecture("gemma2", "Gemma2ForCausalLM", _GEMMA2, norm_plus_one=True, wide_model=46),
+        "gemma3": Architecture(
+            "gemma3_text",
+            "Gemma3ForCausalLM",
+            MappingProxyType(_GEMMA2 | _HEAD_NORMS),
+            norm_plus_one=True,
+            wide_model=62,
+        ),
+        "phi3": Architecture("phi3", "Phi3ForCausalLM", _PHI3),
+    }
+)

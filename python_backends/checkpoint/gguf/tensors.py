@@ -1,0 +1,99 @@
+"""The tensors of a GGUF file under transformers' names and in its form. Values are the package gguf's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from python_backends.checkpoint.gguf.architectures import OUTSIDE, Architecture
+from python_backends.checkpoint.gguf.header import Entry, Header
+from python_backends.checkpoint.source import CheckpointError, Stored
+
+Values = NDArray[np.float32]
+
+ROTARY = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # read by `rotary`
+CHUNK = 1 << 22  # numbers that are dequantised at once: the package holds several copies of them
+LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+
+
+def names_of(architecture: Architecture, header: Header) -> dict[str, str]:
+    """transformers' name of each tensor → the file's; one that is not known keeps the file's."""
+    return {_name(architecture, name): name for name in header.tensors if name not in ROTARY}
+
+
+def _name(architecture: Architecture, name: str) -> str:
+    if layer := LAYER.fullmatch(name):
+        number, module, part = layer.groups()
+        if module in architecture.layer:
+            return f"model.layers.{number}.{architecture.layer[module]}.{part}"
+    module, _, part = name.rpartition(".")
+    return f"{OUTSIDE[module]}.{part}" if module in OUTSIDE else name
+
+
+def stored(path: Path, name: str, entry: Entry) -> Stored:
+    """Raises CheckpointError for a type that is not known, and where the file is cut."""
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    try:
+        kind = GGMLQuantizationType(entry.kind)
+    except ValueError:
+        raise CheckpointError(f"{path}: tensor {name} has the unknown type {entry.kind}") from None
+    block, num_bytes = GGML_QUANT_SIZES[kind]
+    if entry.shape[-1] % block:
+        raise CheckpointError(
+            f"{path}: tensor {name}: {entry.shape[-1]} columns are no blocks of {kind.name}"
+        )
+    size = prod(entry.shape) // block * num_bytes
+    if entry.begin + size > path.stat().st_size:
+        raise CheckpointError(f"{path}: ends before tensor {name} does: it is cut off or broken")
+    return Stored(entry.shape, kind.name, path, entry.begin, size)
+
+
+def values_of(where: Stored, name: str) -> Values:
+    """Dequantised, some rows at a time, in a memory of their own. Raises CheckpointError for a type that gguf
+    can't read.
+    """
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    kind, columns = GGMLQuantizationType[where.dtype], where.shape[-1]
+    content = np.memmap(where.file, np.uint8, "r", where.begin or 0, (where.num_bytes,))
+    plain = {"F32": np.float32, "F16": np.float16}.get(where.dtype)
+    values = np.empty((prod(where.shape[:-1]), columns), np.float32)
+    rows = content.reshape(len(values), -1)
+    size = max(1, CHUNK // max(1, columns))
+    try:
+        for first in range(0, len(values), size):
+            some = rows[first : first + size]
+            values[first : first + size] = dequantize(some if plain is None else some.view(plain), kind)
+    except NotImplementedError as error:
+        raise CheckpointError(f"{where.file}: tensor {name} is of {where.dtype}: {error}") from error
+    return values.reshape(where.shape)
+
+
+def as_transformers_has_it(
+    architecture: Architecture, heads: Callable[[str], int]
+) -> Callable[[str, Values], Values]:
+    """A function of a tensor's name in the file and its values. `heads`: those of "attn_q" or "attn_k"."""
+
+    def changed(name: str, values: Values) -> Values:
+        layer = LAYER.fullmatch(name)
+        module = layer[2] if layer else name.rpartition(".")[0]
+        if architecture.permuted and module in ("attn_q", "attn_k"):
+            return _halves_turn(values, heads(module))
+        if architecture.norm_plus_one and module.endswith("norm") and name.endswith(".weight"):
+            values -= 1
+        return values
+
+    return changed
+
+
+def _halves_turn(values: Values, heads: int) -> Values:
+    """Rows 0, 1, 2 … of a head were its dimensions 0, dim / 2, 1, dim / 2 + 1 …."""
+    pairs = values.reshape(heads, -1, 2, *values.shape[1:])
+    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)

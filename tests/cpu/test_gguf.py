@@ -1,0 +1,188 @@
+"""GGUF files against the models that they were made from, and against transformers' own reading of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    LlamaConfig,
+    Phi3Config,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from python_backends.checkpoint.gguf.splits import WORDS
+from python_backends.checkpoint.opening import open_source
+from tests.support.gguf_files import LLAMA, byte_level, sentence_piece, write
+from tests.support.gguf_models import convert
+
+SHAPE = {
+    "vocab_size": 504,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 500,
+    "eos_token_id": 502,
+    "pad_token_id": 500,
+    "initializer_range": 0.3,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "partial_rotary_factor": 0.5,
+    "short_factor": [1.0, 1.25, 1.5, 2.0],
+    "long_factor": [1.0, 2.0, 4.0, 8.0],
+    "attention_factor": 1.1875,
+    "original_max_position_embeddings": 128,
+}
+BY_LAYER = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+WIDE = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 16}
+MODELS: dict[str, tuple[type, dict[str, Any]]] = {
+    "llama": (LlamaConfig, {"rope_parameters": LLAMA3, "head_dim": 32}),
+    "llama_biases": (
+        LlamaConfig,
+        {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "head_dim": 16},
+    ),
+    "qwen2": (Qwen2Config, {"rope_parameters": YARN}),
+    "qwen3": (Qwen3Config, {"head_dim": 32, "tie_word_embeddings": True}),
+    "gemma": (GemmaConfig, {"head_dim": 32}),
+    "gemma2": (
+        Gemma2Config,
+        {
+            **WIDE,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma3": (Gemma3TextConfig, {**WIDE, "num_hidden_layers": 6, "rope_parameters": BY_LAYER}),
+    "phi3": (
+        Phi3Config,
+        {"rope_parameters": LONG, "original_max_position_embeddings": 128, "sliding_window": 100},
+    ),
+}
+# fields of a configuration that say nothing of what is computed, or what others say
+SILENT = [
+    "dtype",
+    "_name_or_path",
+    "transformers_version",
+    "initializer_range",
+    "use_cache",
+    "head_dim",
+    "attention_dropout",
+    "_attn_implementation_internal",
+]
+TEXTS = [
+    "The 12345 quick brown foxes' dens weren't found: it's 3.14, isn't it?\n\n  Two  spaces\tand a tab.\r\n",
+    "Grüße, 你好, مرحبا, \U0001f680\U0001f468\u200d\U0001f469, ½ x\u0301",
+    " begins with a space<|im_start|>user\n<think>hm</think><|im_end|>",
+    "HTTPServer2 camelCase SNAKE_CASE DON'T I'LL WE'VE ... --- !!!/\n//",
+    "",
+]
+
+
+def random_model(name: str) -> Any:
+    torch.manual_seed(3)
+    kind, options = MODELS[name]
+    model = AutoModelForCausalLM.from_config(kind(**SHAPE | options)).eval()
+    model.config.architectures = [type(model).__name__]
+    for key, parameter in model.named_parameters():
+        if "norm" in key or key.endswith("bias"):  # numbers that 1 is added to and taken from again exactly
+            parameter.data = (torch.randn_like(parameter) * 64).round() / 256
+    return model
+
+
+def said(config: Any) -> dict[str, Any]:
+    return {key: value for key, value in config.to_dict().items() if key not in SILENT}
+
+
+def from_source(path: Path) -> Any:
+    """transformers' model with the configuration and the tensors of a source."""
+    source = open_source(path)
+    config = AutoConfig.for_model(**source.config)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    tensors = {name: source.read(name) for name in source.tensors}
+    if config.tie_word_embeddings:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    model.load_state_dict(tensors)
+    return model
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_configuration_and_tensors_are_those_of_the_model_that_was_converted(
+    name: str, tmp_path: Path
+) -> None:
+    original = random_model(name)
+    model = from_source(convert(original, tmp_path / "a.gguf"))
+    assert said(model.config) == said(original.config)
+    wanted = original.state_dict()
+    assert model.state_dict().keys() == wanted.keys()
+    for key, values in model.state_dict().items():
+        assert torch.equal(values, wanted[key]), key
+    ids = torch.arange(200)[None] % 500
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, original(ids).logits)
+
+
+@pytest.mark.parametrize("name", ["llama_biases", "qwen2", "gemma2", "phi3"])
+def test_transformers_reads_the_same_tensors(name: str, tmp_path: Path) -> None:
+    """It leaves out biases of Llama, and the scaling of rotary embeddings."""
+    path = convert(random_model(name), tmp_path / "a.gguf")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32)
+    source = open_source(path)
+    for key, values in theirs.state_dict().items():
+        if key != "lm_head.weight":
+            assert torch.equal(values, source.read(key)), key
+
+
+@pytest.mark.parametrize("pre", [name for name, words in WORDS.items() if not words.single_digits])
+def test_byte_level_tokens_are_those_of_transformers(pre: str, tmp_path: Path) -> None:
+    same_tokens(write(tmp_path / "a.gguf", LLAMA | byte_level(pre)))
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "phi3"])
+def test_sentence_piece_tokens_are_those_of_transformers(architecture: str, tmp_path: Path) -> None:
+    own = {key.replace("llama.", f"{architecture}."): value for key, value in LLAMA.items()}
+    prefix = {"add_space_prefix": False} if architecture == "gemma3" else {}
+    fields = own | {"general.architecture": architecture} | sentence_piece(**prefix)
+    same_tokens(write(tmp_path / "a.gguf", fields))
+
+
+def same_tokens(path: Path) -> None:
+    theirs, ours = (
+        AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name),
+        open_source(path).tokenizer(),
+    )
+    for text in [*TEXTS, Path(__file__).read_text()]:
+        wanted = theirs(text)["input_ids"]
+        assert ours.encode(text).ids == wanted, text
+        assert ours.decode(wanted, skip_special_tokens=False) == theirs.decode(wanted), text
